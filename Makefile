@@ -1,0 +1,37 @@
+# Everything runs in .venv, which scripts/bootstrap.sh makes when it is missing or out of date.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup lint format test test-unit test-integration kk
+
+BIN := .venv/bin
+# More arguments for pytest: make test-unit ARGS="-k shaping -x"
+ARGS ?=
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## make .venv (SG_HARDWARE=cpu|1xgpu|8xh100 overrides detection)
+	@scripts/bootstrap.sh
+
+lint: setup ## ruff, mypy, the arrows between packages
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## ruff's fixes and formatting
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: setup ## the whole test suite
+	$(BIN)/python -m pytest tests/unit tests/integration $(ARGS)
+
+test-unit: setup ## what needs neither Ray nor vLLM: seconds
+	$(BIN)/python -m pytest tests/unit $(ARGS)
+
+test-integration: setup ## training runs on this machine: minutes
+	$(BIN)/python -m pytest tests/integration $(ARGS)
+
+kk: ## train on Knights and Knaves from nothing to report
+	bash examples/scripts/train_grpo_sg_kk.sh

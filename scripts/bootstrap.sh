@@ -1,0 +1,232 @@
+#!/usr/bin/env bash
+# Make .venv in the repository root: Python 3.11 with every package of requirements/{cpu,cuda}.lock, and this project.
+#
+#   scripts/bootstrap.sh                      cuda where nvidia-smi lists a GPU, else cpu
+#   SG_HARDWARE=cpu|1xgpu|8xh100|cuda ...     choose instead; an environment once made keeps its kind until then
+#   SG_PYTHON=/path/to/python3.11 ...         choose the interpreter
+#
+# Callers run it first and then use .venv/bin/python. Up to date it prints nothing and takes a moment; two at once
+# wait for each other; an interrupted one is begun again by the next run. pip's own configuration (indexes, proxies,
+# PIP_* variables) counts; its output is in .venv/bootstrap.log.
+# Exit status: 2 when the machine lacks something, 1 when an installation step fails.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+cd "$root"
+# Another environment must not leak into this one, nor pip be sent elsewhere.
+unset VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PIP_TARGET PIP_PREFIX PIP_ROOT PIP_USER PIP_PYTHON
+unset PIP_REQUIREMENT PIP_CONSTRAINT PIP_REQUIRE_VIRTUALENV
+
+readonly venv=.venv log=.venv/bootstrap.log stamp=.venv/.sg_stamp
+readonly cpu_disk_gb=6 cpu_disk_gb_with_cuda_torch=10 cuda_disk_gb=30
+pip_options=(--no-input --progress-bar off --no-compile --disable-pip-version-check --no-warn-script-location)
+
+say() { printf 'bootstrap: [%3d s] %s\n' "$SECONDS" "$*"; }
+
+# The machine lacks something: one line that says what, and how to get it.
+refuse() {
+  printf 'bootstrap: %s\n' "$*" >&2
+  exit 2
+}
+
+# A step failed: the end of its output.
+fail() {
+  tail -n 25 $log | sed 's/^/  | /' >&2
+  printf 'bootstrap: failed after %d s: %s; all output: %s\n' "$SECONDS" "$*" "$root/$log" >&2
+  exit 1
+}
+
+interrupted() {
+  local group
+  # The command's own group; bash may list a `sleep` of ours too, which is in no group of its own.
+  for group in $(jobs -p); do
+    kill -TERM -- "-$group" 2>/dev/null || continue
+    wait "$group" || true
+  done
+  say "interrupted; the next run begins again" >&2
+  exit 130
+}
+
+# run COMMAND...: its output into the log, a sign of life every 30 s.
+run() {
+  local child ticks=0
+  printf '\n$ %s\n' "$*" >>$log
+  # In a process group of its own, so that `interrupted` stops what it started too.
+  set -m
+  "$@" >>$log 2>&1 </dev/null &
+  child=$!
+  set +m
+  while kill -0 $child 2>/dev/null; do
+    sleep 0.2
+    ticks=$((ticks + 1))
+    [ $((ticks % 150)) -ne 0 ] || say "  $(tail -n 1 $log | cut -c1-70)"
+  done
+  wait $child
+}
+
+pip_install() {
+  run $venv/bin/python -m pip install "${pip_options[@]}" "$@" || fail "pip install $*"
+}
+
+choose_kind() {
+  case ${SG_HARDWARE:-} in
+    cpu) kind=cpu ;;
+    cuda | 1xgpu | 8xh100) kind=cuda ;;
+    '')
+      kind=${made%%:*}
+      if [ -z "$kind" ]; then
+        case $(nvidia-smi -L 2>/dev/null || true) in "GPU "*) kind=cuda ;; *) kind=cpu ;; esac
+      fi
+      ;;
+    *) refuse "SG_HARDWARE='$SG_HARDWARE': expected cpu, 1xgpu, 8xh100 or cuda" ;;
+  esac
+  lock=requirements/$kind.lock
+}
+
+short_hash() { sha256sum | cut -c1-16; }
+
+# The stamp's three words: the venv itself, the packages in it, the project. Each changes with what it is made from.
+choose_target() {
+  venv_id=$kind:$(short_hash <<<"$root")
+  packages_id=$(cat "$lock" requirements/cuda-build.lock | short_hash)
+  project_id=$(cat setup.cfg pyproject.toml | short_hash)
+}
+
+read_stamp() {
+  made=
+  if [ -x $venv/bin/python ] && [ -f $stamp ]; then made=$(<$stamp); fi
+}
+
+up_to_date() { [ "$made" = "$venv_id $packages_id $project_id" ]; }
+
+check_platform() {
+  case $(uname -s)-$(uname -m) in
+    Linux-x86_64) ;;
+    *) refuse "$(uname -s) on $(uname -m) is not supported: openrlhf has wheels for Linux on x86_64 only" ;;
+  esac
+}
+
+check_compilers() {
+  command -v "${CXX:-g++}" >/dev/null ||
+    refuse "no C++ compiler (${CXX:-g++}); DeepSpeed compiles its ops when first used: apt-get install g++"
+  [ $kind = cuda ] || return 0
+  # torch looks for the toolkit one folder above nvcc, which is wrong where nvcc is a link or a wrapper.
+  if [ -z "${CUDA_HOME:-}" ] && [ -x /usr/local/cuda/bin/nvcc ]; then export CUDA_HOME=/usr/local/cuda; fi
+  command -v "${CUDA_HOME:+$CUDA_HOME/bin/}nvcc" >/dev/null ||
+    refuse "no nvcc; flash-attn is compiled from source: install the CUDA 13 toolkit and set CUDA_HOME," \
+      "or set SG_HARDWARE=cpu"
+}
+
+# check_disk GB
+check_disk() {
+  local free_gb
+  mkdir -p $venv
+  free_gb=$(($(df -Pk $venv/ | awk 'NR == 2 { print $4 }') / 1024 / 1024))
+  [ $free_gb -ge "$1" ] ||
+    refuse "$free_gb GB free for $root/$venv, which needs $1 GB: free some, clone to another disk," \
+      "or make $venv a link to a folder there"
+}
+
+find_python() {
+  local candidate candidates=(python3.11 python3)
+  [ -z "${SG_PYTHON:-}" ] || candidates=("$SG_PYTHON")
+  for candidate in "${candidates[@]}"; do
+    # The interpreter behind a venv or a shim, as the active venv may be the one about to be deleted.
+    base_python=$("$candidate" -c \
+      'import sys; print(sys._base_executable if sys.version_info[:2] == (3, 11) else "")' 2>/dev/null) || true
+    [ -z "$base_python" ] || break
+  done
+  [ -n "$base_python" ] ||
+    refuse "no Python 3.11 (tried ${candidates[*]}; openrlhf's wheel is for 3.11 alone):" \
+      "apt-get install python3.11-venv python3.11-dev, or pyenv install 3.11, or set SG_PYTHON"
+  "$base_python" -c 'import ensurepip, venv' 2>/dev/null ||
+    refuse "$base_python has no venv module: apt-get install python3.11-venv, or set SG_PYTHON to another one"
+  [ -f "$("$base_python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] ||
+    refuse "$base_python has no Python.h; DeepSpeed compiles its ops when first used: apt-get install python3.11-dev"
+}
+
+make_venv() {
+  if [ -d $venv ] && [ ! -e $log ] && [ -n "$(ls -A $venv)" ]; then
+    refuse "$root/$venv exists and was not made by this script: move it away"
+  fi
+  mkdir -p $venv
+  [ -z "$(ls -A $venv)" ] || say "emptying $venv"
+  rm -f $stamp
+  # The contents, not the folder: it may be a link to a larger disk.
+  find $venv/ -mindepth 1 -delete
+  : >$log
+  say "making $venv for $kind with $base_python"
+  run "$base_python" -m venv $venv || fail "python -m venv"
+}
+
+# PyPI has only torch's CUDA build: several GB that a machine without a GPU has no use for.
+install_torch_for_cpu() {
+  local wanted
+  wanted=$(grep '^torch==' $lock)
+  run $venv/bin/python -m pip install "${pip_options[@]}" --no-deps "$wanted" && return
+  grep -q 'No matching distribution found for torch' $log || fail "pip install $wanted"
+  say "pip's indexes have no $wanted: installing the CUDA build instead, several GB; for the small one interrupt this," \
+    "point PIP_EXTRA_INDEX_URL at PyTorch's index of CPU wheels (its 'Get started' page) and run it again"
+  check_disk $cpu_disk_gb_with_cuda_torch
+  grep -v '^torch==' $lock >$venv/constraints.txt
+  pip_install --constraint $venv/constraints.txt "${wanted%+cpu}"
+}
+
+install_packages() {
+  say "installing $(grep -c '^[a-zA-Z]' $lock) packages; pip's output: $log"
+  pip_install --no-deps "$(grep '^pip==' $lock)"
+  [ $kind = cuda ] || install_torch_for_cpu
+  grep -v '^torch==.*+cpu$' $lock >$venv/packages.txt
+  # deepspeed comes as source: build it with the lock's setuptools.
+  pip_install --no-deps --build-constraint $lock -r $venv/packages.txt
+  if [ $kind = cuda ]; then
+    say "compiling flash-attn: an hour on few cores, and MAX_JOBS bounds the memory it takes"
+    pip_install --no-deps --no-build-isolation -r requirements/cuda-build.lock
+  fi
+  # On all cores, without what is hardly ever imported: a third of the time that pip's own compilation takes.
+  say "compiling to bytecode"
+  run $venv/bin/python -m compileall -q -j 0 $venv/lib/python3.11/site-packages \
+    -x '/(tests|testing|rllib)/|/transformers/models/(?!auto|llama|qwen)' || true
+}
+
+install_project() {
+  say "installing the project"
+  # "compat" puts the repository itself on the path, so that a package added later needs no new installation.
+  pip_install --no-deps --no-build-isolation --config-settings editable_mode=compat -e .
+  run $venv/bin/python -c 'import ray, torch; torch.ones(1) + 1' || fail "importing torch and ray"
+}
+
+check_platform
+read_stamp
+choose_kind
+choose_target
+if up_to_date; then exit 0; fi
+
+# One at a time. The lock is on this file, as .venv may be deleted; it goes when the last of our processes ends.
+exec 9<"${BASH_SOURCE[0]}"
+if ! flock -n 9; then
+  say "waiting for another bootstrap in this folder"
+  flock 9
+  read_stamp
+  if up_to_date; then exit 0; fi
+fi
+
+trap interrupted INT TERM HUP
+check_compilers
+find_python
+case $made in
+  "$venv_id $packages_id"*) ;;
+  # Only the lock has changed. (What it no longer names stays installed: harmless, and tests find imports of it.)
+  "$venv_id "*)
+    rm $stamp
+    install_packages
+    ;;
+  *)
+    if [ $kind = cuda ]; then check_disk $cuda_disk_gb; else check_disk $cpu_disk_gb; fi
+    make_venv
+    install_packages
+    ;;
+esac
+printf '%s\n' "$venv_id $packages_id" >$stamp
+install_project
+printf '%s\n' "$venv_id $packages_id $project_id" >$stamp
+say "ready: $venv/bin/python"

@@ -1,0 +1,350 @@
+"""scripts/bootstrap.sh in a copy of the tree, with a stand-in for Python that records its calls.
+
+The real environment is not touched and nothing is downloaded. The stand-in answers the script's
+questions about the interpreter, "makes" a venv whose python is itself, and pretends to install.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+#: What the script may use of the machine, besides Python and a compiler.
+TOOLS = [
+    "awk", "bash", "cat", "cut", "dirname", "find", "flock", "grep", "ls", "mkdir", "rm",
+    "sed", "sha256sum", "sleep", "tail", "uname",
+]  # fmt: skip
+
+PYTHON = """\
+#!/usr/bin/env bash
+here=$(dirname "${BASH_SOURCE[0]}")
+case $* in
+  *_base_executable*) echo "${FAKE_BASE-$0}"; exit ;;
+  *"import ensurepip"*) exit "${FAKE_NO_VENV:-0}" ;;
+  *sysconfig*) echo "${FAKE_INCLUDE-@INCLUDE@}"; exit ;;
+esac
+for name in VIRTUAL_ENV PYTHONPATH PYTHONHOME PIP_TARGET PIP_USER; do
+  [ -z "${!name:-}" ] || echo "leaked $name" >>"@CALLS@"
+done
+echo "$*" >>"@CALLS@"
+case $* in
+  "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
+  *"torch=="*+cpu*)
+    [ -z "${FAKE_NO_CPU_TORCH:-}" ] ||
+      { echo "ERROR: No matching distribution found for torch"; exit 1; } ;;
+  *"-r .venv/packages.txt"*)
+    sleep "${FAKE_SLOW:-0}"
+    [ -z "${FAKE_BROKEN:-}" ] || { echo "no route to the index"; exit 1; } ;;
+esac
+"""
+
+
+@dataclass
+class Tree:
+    """A copy of what the script reads, and a PATH with nothing but what a test allows."""
+
+    root: Path
+    tools: Path
+    calls_file: Path
+
+    def environment(self, **changes: str) -> dict[str, str]:
+        return {"PATH": str(self.tools), "HOME": str(self.root), "SG_HARDWARE": "cpu"} | changes
+
+    def start(self, **changes: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["bash", self.root / "scripts" / "bootstrap.sh"],
+            env=self.environment(**changes),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # A suite run in the background inherits an ignored SIGINT, which bash could not trap.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+
+    def bootstrap(self, **changes: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(**changes)
+        out, err = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def calls(self) -> list[str]:
+        """What Python was asked to do since the last time."""
+        lines = self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
+        self.calls_file.unlink(missing_ok=True)
+        return lines
+
+    def stub(self, name: str, script: str) -> None:
+        (self.tools / name).unlink(missing_ok=True)
+        (self.tools / name).write_text(f"#!/usr/bin/env bash\n{script}\n")
+        (self.tools / name).chmod(0o755)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    made = Tree(tmp_path / "repo", tmp_path / "tools", tmp_path / "calls")
+    (made.root / "scripts").mkdir(parents=True)
+    made.tools.mkdir()
+    shutil.copy(ROOT / "scripts" / "bootstrap.sh", made.root / "scripts")
+    shutil.copytree(ROOT / "requirements", made.root / "requirements")
+    for name in ("setup.cfg", "pyproject.toml"):
+        shutil.copy(ROOT / name, made.root)
+    for name in [*TOOLS, "env", "cp"]:
+        found = shutil.which(name)
+        assert found, name
+        (made.tools / name).symlink_to(found)
+    include = tmp_path / "include"
+    include.mkdir()
+    (include / "Python.h").touch()
+    python = PYTHON.replace("@CALLS@", str(made.calls_file)).replace("@INCLUDE@", str(include))
+    made.stub("python3.11", python)
+    made.stub("g++", "exit 0")
+    made.stub("df", "echo header; echo disk 0 0 104857600 0% /")
+    return made
+
+
+def installed(calls: list[str]) -> list[str]:
+    """The arguments of `pip install` that differ from call to call."""
+    common = "--no-input --progress-bar off --no-compile --disable-pip-version-check "
+    pips = [call for call in calls if call.startswith("-m pip install ")]
+    return [call.partition(common + "--no-warn-script-location ")[2] for call in pips]
+
+
+def test_first_run_installs_the_lock_and_the_project_in_order(tree: Tree) -> None:
+    done = tree.bootstrap(VIRTUAL_ENV="/x", PYTHONPATH="/x", PIP_TARGET="/x", PIP_USER="1")
+
+    assert done.returncode == 0, done.stderr
+    calls = tree.calls()
+    assert calls[0].startswith("-m venv")
+    assert not [call for call in calls if "leaked" in call]
+    assert installed(calls) == [
+        "--no-deps pip==26.0",
+        "--no-deps torch==2.13.0+cpu",
+        "--no-deps --build-constraint requirements/cpu.lock -r .venv/packages.txt",
+        "--no-deps --no-build-isolation --config-settings editable_mode=compat -e .",
+    ]
+    packages = (tree.root / ".venv" / "packages.txt").read_text()
+    assert "\nray==" in packages
+    assert "\ntorch==" not in packages
+    assert done.stdout.splitlines()[-1].endswith("ready: .venv/bin/python")
+
+
+def test_up_to_date_does_nothing_and_says_nothing(tree: Tree) -> None:
+    tree.bootstrap()
+    tree.calls()
+    stamp = tree.root / ".venv" / ".sg_stamp"
+    before = stamp.stat().st_mtime_ns
+
+    done = tree.bootstrap()
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert tree.calls() == []
+    assert stamp.stat().st_mtime_ns == before
+
+
+def test_an_environment_keeps_its_kind_until_told(tree: Tree) -> None:
+    tree.bootstrap()
+    tree.stub("nvidia-smi", "echo 'GPU 0: something'")
+
+    assert tree.bootstrap(SG_HARDWARE="").stdout == ""
+    assert "for cuda" in tree.bootstrap(SG_HARDWARE="8xh100", CUDA_HOME=str(cuda(tree))).stdout
+    assert tree.bootstrap(SG_HARDWARE="").stdout == ""
+
+
+def cuda(tree: Tree) -> Path:
+    home = tree.root.parent / "cuda"
+    (home / "bin").mkdir(parents=True)
+    shutil.copy(tree.tools / "g++", home / "bin" / "nvcc")
+    return home
+
+
+def test_a_gpu_is_detected_and_flash_attn_comes_last(tree: Tree) -> None:
+    tree.stub("nvidia-smi", "echo 'GPU 0: something'")
+
+    done = tree.bootstrap(SG_HARDWARE="", CUDA_HOME=str(cuda(tree)))
+
+    assert done.returncode == 0, done.stderr
+    assert installed(tree.calls())[1:3] == [
+        "--no-deps --build-constraint requirements/cuda.lock -r .venv/packages.txt",
+        "--no-deps --no-build-isolation -r requirements/cuda-build.lock",
+    ]
+    assert "\ntorch===" in (tree.root / ".venv" / "packages.txt").read_text()
+
+
+def test_nvidia_smi_without_a_gpu_means_cpu(tree: Tree) -> None:
+    tree.stub("nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9")
+    assert "for cpu" in tree.bootstrap(SG_HARDWARE="").stdout
+
+
+def test_a_changed_lock_is_installed_into_the_same_environment(tree: Tree) -> None:
+    tree.bootstrap()
+    tree.calls()
+    with (tree.root / "requirements" / "cpu.lock").open("a") as file:
+        file.write("another==1.0\n")
+
+    done = tree.bootstrap()
+
+    assert done.returncode == 0, done.stderr
+    assert "making .venv" not in done.stdout
+    assert len(installed(tree.calls())) == 4
+    assert "another==1.0" in (tree.root / ".venv" / "packages.txt").read_text()
+    assert tree.bootstrap().stdout == ""
+
+
+def test_a_failed_update_makes_the_environment_again(tree: Tree) -> None:
+    tree.bootstrap()
+    with (tree.root / "requirements" / "cpu.lock").open("a") as file:
+        file.write("another==1.0\n")
+
+    assert tree.bootstrap(FAKE_BROKEN="1").returncode == 1
+    assert "making .venv" in tree.bootstrap().stdout
+
+
+def test_changed_metadata_installs_the_project_alone(tree: Tree) -> None:
+    tree.bootstrap()
+    tree.calls()
+    with (tree.root / "setup.cfg").open("a") as file:
+        file.write("# changed\n")
+
+    assert tree.bootstrap().returncode == 0
+    assert [call[-4:] for call in installed(tree.calls())] == ["-e ."]
+
+
+def test_a_moved_tree_makes_the_environment_again(tree: Tree) -> None:
+    tree.bootstrap()
+    moved = Tree(tree.root.with_name("moved"), tree.tools, tree.calls_file)
+    tree.root.rename(moved.root)
+    assert "making .venv" in moved.bootstrap().stdout
+
+
+def test_a_linked_environment_folder_stays_a_link(tree: Tree) -> None:
+    elsewhere = tree.root.parent / "large disk"
+    elsewhere.mkdir()
+    (tree.root / ".venv").symlink_to(elsewhere)
+
+    assert tree.bootstrap().returncode == 0
+    assert (tree.root / ".venv").is_symlink()
+    assert (elsewhere / "bin" / "python").exists()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_run_is_begun_again(tree: Tree, sent: signal.Signals) -> None:
+    process = tree.start(FAKE_SLOW="30")
+    packages = tree.root / ".venv" / "packages.txt"
+    wait_until(packages.exists)
+    started = time.monotonic()
+    process.send_signal(sent)
+    _, err = process.communicate(timeout=20)
+
+    assert process.returncode == 130
+    assert "interrupted" in err
+    assert time.monotonic() - started < 20, "it waited for what it was told to stop"
+    assert not (tree.root / ".venv" / ".sg_stamp").exists()
+    tree.calls()
+    again = tree.bootstrap()
+    assert again.returncode == 0, again.stderr
+    assert "waiting" not in again.stdout, "what the first one started is still running"
+    assert len(installed(tree.calls())) == 4
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_two_at_once_make_one_environment(tree: Tree) -> None:
+    first = tree.start(FAKE_SLOW="2")
+    wait_until((tree.root / ".venv" / "packages.txt").exists)
+    second = tree.start()
+    out, _ = second.communicate(timeout=60)
+    first.communicate(timeout=60)
+
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert "waiting for another bootstrap" in out
+    assert len(installed(tree.calls())) == 4
+
+
+def test_a_failing_step_shows_the_end_of_the_log(tree: Tree) -> None:
+    done = tree.bootstrap(FAKE_BROKEN="1")
+    assert done.returncode == 1
+    assert "  | no route to the index" in done.stderr
+    assert "bootstrap.log" in done.stderr
+    assert not (tree.root / ".venv" / ".sg_stamp").exists()
+
+
+def test_without_cpu_wheels_the_large_torch_is_announced_and_installed(tree: Tree) -> None:
+    done = tree.bootstrap(FAKE_NO_CPU_TORCH="1")
+    assert done.returncode == 0, done.stderr
+    assert "several GB" in done.stdout
+    assert "PIP_EXTRA_INDEX_URL" in done.stdout
+    assert "--constraint .venv/constraints.txt torch==2.13.0" in installed(tree.calls())
+
+
+def hide(*names: str) -> Callable[[Tree], None]:
+    return lambda tree: [(tree.tools / name).unlink() for name in names] and None
+
+
+def stub(name: str, script: str) -> Callable[[Tree], None]:
+    return lambda tree: tree.stub(name, script)
+
+
+def foreign_folder(tree: Tree) -> None:
+    (tree.root / ".venv").mkdir()
+    (tree.root / ".venv" / "somebody's work").touch()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "changes", "expected"),
+    [
+        (None, {"SG_HARDWARE": "tpu"}, "SG_HARDWARE='tpu': expected cpu, 1xgpu, 8xh100 or cuda"),
+        (hide("python3.11"), {}, "no Python 3.11 (tried python3.11 python3"),
+        (None, {"SG_PYTHON": "/no/python"}, "no Python 3.11 (tried /no/python"),
+        (None, {"FAKE_BASE": ""}, "no Python 3.11"),
+        (None, {"FAKE_NO_VENV": "1"}, "no venv module: apt-get install python3.11-venv"),
+        (None, {"FAKE_INCLUDE": "/none"}, "no Python.h"),
+        (hide("g++"), {}, "no C++ compiler (g++)"),
+        (None, {"CXX": "/no/clang++"}, "no C++ compiler (/no/clang++)"),
+        (None, {"SG_HARDWARE": "1xgpu", "CUDA_HOME": "/no/cuda"}, "no nvcc"),
+        (stub("df", "echo header; echo disk 0 0 3145728 0% /"), {}, "3 GB free for"),
+        (stub("uname", "echo Darwin"), {}, "Darwin on Darwin is not supported"),
+        (foreign_folder, {}, "was not made by this script: move it away"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_named_in_one_line(
+    tree: Tree,
+    prepare: Callable[[Tree], None] | None,
+    changes: dict[str, str],
+    expected: str,
+) -> None:
+    if prepare is not None:
+        prepare(tree)
+
+    done = tree.bootstrap(**changes)
+
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not [call for call in tree.calls() if "pip" in call or "venv" in call]
+    assert not os.path.lexists(tree.root / ".venv" / ".sg_stamp")
+
+
+def test_the_script_finds_its_tree_from_anywhere(tree: Tree, tmp_path: Path) -> None:
+    link = tmp_path / "elsewhere"
+    link.mkdir()
+    done = subprocess.run(
+        ["bash", os.path.relpath(tree.root / "scripts" / "bootstrap.sh", link)],
+        cwd=link, env=tree.environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tree.root / ".venv" / ".sg_stamp").exists()
