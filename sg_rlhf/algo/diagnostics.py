@@ -1,0 +1,202 @@
+"""What the weights do to a batch, as sums that add up exactly.
+
+Means of means are wrong as soon as micro-batches differ in length. So every quantity is kept as a
+sum over tokens; sums are added over micro-batches, optimizer-step windows and ranks (an
+all-reduce of ``TokenStatistics.sums``), and divided once at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sg_rlhf.algo.shaping import CONSTANT_TOLERANCE
+
+# One additive sum over response tokens each. `pos` and `neg` are the tokens with A > 0 and A < 0;
+# a token with A = 0 is in neither. `w1mp` is w * (1 - p), the factor of the gradient bounds in
+# Theorems 3.5 and 3.6 of arXiv 2511.00066. `_sq` marks a sum of squares, `_r1` what happens at
+# ratio 1.
+SUM_NAMES = (
+    "tokens",
+    "pos",
+    "neg",
+    "loss",
+    "advantage",
+    "log_ratio",
+    "prob",
+    "prob_sq",
+    "weight",
+    "weight_sq",
+    "weight_at_lower",
+    "weight_at_upper",
+    "clipped",
+    "dual_clipped",
+    "zeroed_pos",
+    "zeroed_neg",
+    "zeroed_pos_r1",
+    "zeroed_neg_r1",
+    "w1mp",
+    "w1mp_sq",
+    "w1mp_pos",
+    "w1mp_pos_sq",
+    "w1mp_neg",
+    "w1mp_neg_sq",
+    "kl",
+    "kl_tokens",
+)
+_INDEX = {name: i for i, name in enumerate(SUM_NAMES)}
+
+# metric: (sum, what it is divided by, sign)
+_MEANS = {
+    "policy_loss_token_mean": ("loss", "tokens", 1.0),
+    "advantage_mean": ("advantage", "tokens", 1.0),
+    "ppo_kl": ("log_ratio", "tokens", -1.0),
+    "prob_mean": ("prob", "tokens", 1.0),
+    "weight_mean": ("weight", "tokens", 1.0),
+    "weight_at_lower": ("weight_at_lower", "tokens", 1.0),
+    "weight_at_upper": ("weight_at_upper", "tokens", 1.0),
+    "clip_ratio": ("clipped", "tokens", 1.0),
+    "dual_clip_ratio": ("dual_clipped", "tokens", 1.0),
+    "zeroed_pos": ("zeroed_pos", "pos", 1.0),
+    "zeroed_neg": ("zeroed_neg", "neg", 1.0),
+    "zeroed_pos_at_ratio1": ("zeroed_pos_r1", "pos", 1.0),
+    "zeroed_neg_at_ratio1": ("zeroed_neg_r1", "neg", 1.0),
+    "w_one_minus_p_mean": ("w1mp", "tokens", 1.0),
+    "w_one_minus_p_pos_mean": ("w1mp_pos", "pos", 1.0),
+    "w_one_minus_p_neg_mean": ("w1mp_neg", "neg", 1.0),
+    "kl_mean": ("kl", "kl_tokens", 1.0),
+}
+# metric: (sum, sum of squares, count); population standard deviations
+_STDS = {
+    "prob_std": ("prob", "prob_sq", "tokens"),
+    "weight_std": ("weight", "weight_sq", "tokens"),
+    "w_one_minus_p_std": ("w1mp", "w1mp_sq", "tokens"),
+    "w_one_minus_p_pos_std": ("w1mp_pos", "w1mp_pos_sq", "pos"),
+    "w_one_minus_p_neg_std": ("w1mp_neg", "w1mp_neg_sq", "neg"),
+}
+_COUNTS = {
+    "n_tokens": "tokens",
+    "n_pos_tokens": "pos",
+    "n_neg_tokens": "neg",
+    "n_kl_tokens": "kl_tokens",
+}
+METRIC_NAMES = (*_COUNTS, *_MEANS, *_STDS)
+
+
+@dataclass(frozen=True)
+class TokenStatistics:
+    """Additive sums over tokens: ``sums`` is float64, shape [len(SUM_NAMES)], in that order."""
+
+    sums: Tensor
+
+    @classmethod
+    def zeros(cls, device: torch.device | str | None = None) -> TokenStatistics:
+        return cls(torch.zeros(len(SUM_NAMES), dtype=torch.float64, device=device))
+
+    def __add__(self, other: TokenStatistics) -> TokenStatistics:
+        return TokenStatistics(self.sums + other.sums)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """One sum by its name, a float64 0-d tensor."""
+        return self.sums[_INDEX[name]]
+
+    def metric_tensors(self) -> dict[str, Tensor]:
+        """Every metric of ``METRIC_NAMES`` as a float64 0-d tensor on the device; no host sync.
+
+        A share is over its own tokens (``zeroed_pos`` over those with A > 0, say). Where the
+        count is 0 a mean, std or share is 0.0, so read it beside its count.
+        """
+        metrics = {metric: self[count] for metric, count in _COUNTS.items()}
+        for metric, (total, count, sign) in _MEANS.items():
+            metrics[metric] = sign * self._mean(total, count)
+        for metric, (total, squares, count) in _STDS.items():
+            variance = self._mean(squares, count) - self._mean(total, count) ** 2
+            metrics[metric] = variance.clamp(min=0.0).sqrt()
+        return metrics
+
+    def metrics(self) -> dict[str, float]:
+        """``metric_tensors`` as numbers: the one place that waits for the device."""
+        tensors = self.metric_tensors()
+        return dict(zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True))
+
+    def _mean(self, total: str, count: str) -> Tensor:
+        return self[total] / self[count].clamp(min=1.0)
+
+
+def token_statistics(
+    *,
+    mask_BT: Tensor,
+    probs_BT: Tensor,
+    log_ratio_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_BT: Tensor,
+    weights_BT: Tensor,
+    at_lower_BT: Tensor,
+    at_upper_BT: Tensor,
+    clipped_BT: Tensor,
+    dual_clipped_BT: Tensor,
+    zeroed_at_ratio1_BT: Tensor,
+) -> TokenStatistics:
+    """Sums over the tokens where mask_BT is not 0; all inputs [B, T], read without a gradient.
+
+    probs: p. log_ratio: log p - log p_old, not limited. loss: the per-token loss that is
+    aggregated. weights: w as it enters the loss; at_lower, at_upper: where it sits at the end of
+    its range. clipped: where the clipped surrogate is the smaller one; dual_clipped: where dual
+    clip replaces it; either way the token has no policy gradient (``zeroed``). zeroed_at_ratio1:
+    the same at r = 1. Masked values are never added, so they may be infinite or NaN.
+    """
+    valid_BT = mask_BT != 0
+    pos_BT, neg_BT = advantages_BT > 0, advantages_BT < 0
+    zeroed_BT = clipped_BT | dual_clipped_BT
+    probs_BT, weights_BT = probs_BT.double(), weights_BT.double()
+    w1mp_BT = weights_BT * (1.0 - probs_BT)
+    by_name = {
+        "tokens": valid_BT,
+        "pos": pos_BT,
+        "neg": neg_BT,
+        "loss": loss_BT,
+        "advantage": advantages_BT,
+        "log_ratio": log_ratio_BT,
+        "prob": probs_BT,
+        "prob_sq": probs_BT**2,
+        "weight": weights_BT,
+        "weight_sq": weights_BT**2,
+        "weight_at_lower": at_lower_BT,
+        "weight_at_upper": at_upper_BT,
+        "clipped": clipped_BT,
+        "dual_clipped": dual_clipped_BT,
+        "zeroed_pos": zeroed_BT & pos_BT,
+        "zeroed_neg": zeroed_BT & neg_BT,
+        "zeroed_pos_r1": zeroed_at_ratio1_BT & pos_BT,
+        "zeroed_neg_r1": zeroed_at_ratio1_BT & neg_BT,
+        "w1mp": w1mp_BT,
+        "w1mp_sq": w1mp_BT**2,
+        "w1mp_pos": w1mp_BT * pos_BT,
+        "w1mp_pos_sq": w1mp_BT**2 * pos_BT,
+        "w1mp_neg": w1mp_BT * neg_BT,
+        "w1mp_neg_sq": w1mp_BT**2 * neg_BT,
+    }
+    return _collect(by_name, valid_BT)
+
+
+def kl_statistics(kl_BT: Tensor, mask_BT: Tensor) -> TokenStatistics:
+    """The KL's share of the statistics; add it to those of the policy loss."""
+    valid_BT = mask_BT != 0
+    return _collect({"kl": kl_BT, "kl_tokens": valid_BT}, valid_BT)
+
+
+def at_bound(weights_BT: Tensor, bound: float) -> Tensor:
+    """Where a weight sits at one end of its range, to float32's accuracy."""
+    return (weights_BT - bound).abs() <= CONSTANT_TOLERANCE
+
+
+def _collect(values: dict[str, Tensor], valid_BT: Tensor) -> TokenStatistics:
+    zero = torch.zeros((), dtype=torch.float64, device=valid_BT.device)
+    invalid_BT = ~valid_BT
+    sums = {
+        name: value_BT.detach().double().masked_fill(invalid_BT, 0.0).sum()
+        for name, value_BT in values.items()
+    }
+    return TokenStatistics(torch.stack([sums.get(name, zero) for name in SUM_NAMES]))

@@ -1,0 +1,97 @@
+"""Per-token estimates of KL(pi || pi_ref), plain and weighted.
+
+With rho = pi_ref / pi and d = log pi - log pi_ref = -log rho:
+
+==========  ============================  ==========================================
+name        value                         source
+==========  ============================  ==========================================
+k1          d                             http://joschu.net/blog/kl-approx.html
+k2          d^2 / 2                       same
+k3          rho + d - 1                   same; Eq. 5 and 13 of arXiv 2511.00066
+wk3         w * (rho + d - 1)             what the gradient in its Lemma 3.4 belongs to
+wk3_eq11    w * rho - log(w * rho) - 1    Eq. 11 of the method's earlier version, TR-GRPO
+==========  ============================  ==========================================
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_D_FLOOR = -10.0  # exp(10) is far above the cap already; a smaller d would overflow the derivative
+_CAP = 10.0
+_IS_WEIGHT_CAP = 10.0
+ESTIMATORS = ("k1", "k2", "k3", "wk3", "wk3_eq11")
+
+
+def kl_estimate(
+    log_probs: Tensor,
+    ref_log_probs: Tensor,
+    weights: Tensor | None = None,
+    estimator: str = "wk3",
+    *,
+    old_log_probs: Tensor | None = None,
+    unbiased_gradient: bool = False,
+) -> Tensor:
+    """KL estimate of each sampled token; all tensors [B, T], weights from ``token_weights``.
+
+    k1, k2 and k3 equal OpenRLHF 0.11.2 bit for bit in float32 and bfloat16 (float64 stays float64
+    here). They take no notice of the weights.
+
+    Gradients in log pi, inside the limits: k1: 1; k2: d; k3: 1 - rho; wk3: w * (1 - rho);
+    wk3_eq11: 1 - w * rho, which weights one of the two terms and is 0 at rho = 1 / w, not at rho
+    = 1.
+
+    Limits: d is kept above -10 before exp, and values are held to [-10, 10]. wk3 limits k3 first
+    and weights the result, so that it is w times k3 in value and in gradient for every input, and
+    k3 itself where w = 1. wk3_eq11 with w = 1 is k3 too.
+
+    ``unbiased_gradient``: the value stays, the gradient becomes that of the true reverse KL,
+    IS * d with IS = pi / pi_old held to 10 and constant (1 without old_log_probs); wk3: w * IS * d.
+
+    Raises ``ValueError`` for an unknown estimator, for wk3 or wk3_eq11 without weights, and for
+    wk3_eq11 with unbiased_gradient: that one is not w times a KL, so no unbiased gradient exists
+    for it.
+    """
+    if estimator not in ESTIMATORS:
+        raise ValueError(f"estimator={estimator!r}: expected one of {', '.join(ESTIMATORS)}")
+    if estimator.startswith("wk3") and weights is None:
+        raise ValueError(f"estimator={estimator!r}: expected token weights, got None")
+    if estimator == "wk3_eq11" and unbiased_gradient:
+        raise ValueError(
+            "unbiased_gradient=True: expected another estimator than wk3_eq11, whose minimum is at "
+            "pi_ref / pi = 1 / w, so it has no gradient that is unbiased for a KL; wk3 has one"
+        )
+    d = _at_least_float32(log_probs) - _at_least_float32(ref_log_probs)
+    applied = weights.detach() if weights is not None and estimator.startswith("wk3") else None
+    value = _value(d, applied, estimator)
+    if not unbiased_gradient:
+        return value
+
+    # d^2 / 2 has the gradient d, which is the score-function form of the reverse KL.
+    is_weight: Tensor | float = 1.0
+    if old_log_probs is not None:
+        log_is_weight = _at_least_float32(log_probs) - _at_least_float32(old_log_probs)
+        is_weight = log_is_weight.exp().clamp(max=_IS_WEIGHT_CAP).detach()
+    carrier = is_weight * (d**2 / 2.0)
+    if applied is not None:
+        carrier = applied * carrier
+    return value.detach() + carrier - carrier.detach()
+
+
+def _value(d: Tensor, weights: Tensor | None, estimator: str) -> Tensor:
+    if estimator == "k1":
+        return d.clamp(min=-_CAP, max=_CAP)
+    if estimator == "k2":
+        return (d**2 / 2.0).clamp(min=-_CAP, max=_CAP)
+    d = d.clamp(min=_D_FLOOR)
+    rho = (-d).exp()
+    if estimator == "wk3_eq11":
+        assert weights is not None
+        return (weights * rho - 1 + d - weights.log()).clamp(min=-_CAP, max=_CAP)
+    k3 = (rho - 1 + d).clamp(min=-_CAP, max=_CAP)
+    return k3 if weights is None else weights * k3
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()

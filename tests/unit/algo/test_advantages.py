@@ -1,0 +1,92 @@
+"""Group advantages: the two standard deviations of Eq. 4 and the bound of Theorem 3.3."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sg_rlhf.algo.advantages import group_advantages, max_surrogate, population_std_correction
+from sg_rlhf.algo.policy_loss import sg_policy_loss
+from tests.unit.algo.batches import PROPERTY, UNIFORM, WIDE
+
+
+def rewards(seed: int, rows: int = 50, group: int = 8) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, group, generator=generator, dtype=torch.float64)
+
+
+def test_sample_is_upstreams_formula():
+    values = rewards(0).float()
+    centred = values - values.mean(-1, keepdim=True)
+    expected = centred / (values.std(-1, keepdim=True) + 1e-9)
+    assert torch.equal(group_advantages(values), expected)
+
+
+def test_by_hand():
+    row = torch.tensor([[3.0, -1.0, -1.0, -1.0]], dtype=torch.float64)
+    assert group_advantages(row)[0].tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5])
+    root = 3**0.5
+    population = [root, -1 / root, -1 / root, -1 / root]
+    assert group_advantages(row, "population")[0].tolist() == pytest.approx(population)
+
+
+@pytest.mark.parametrize("group", [2, 3, 8, 16])
+def test_correction_turns_sample_into_population(group):
+    values = rewards(1, group=group)
+    corrected = group_advantages(values) * population_std_correction(group)
+    assert torch.allclose(corrected, group_advantages(values, "population"), rtol=1e-7, atol=1e-9)
+    assert not torch.allclose(corrected, group_advantages(values), rtol=1e-2)
+
+
+def test_population_squares_sum_to_the_group_size():
+    squares = group_advantages(rewards(2), "population").square().sum(-1)
+    assert torch.allclose(squares, torch.full_like(squares, 8.0), rtol=1e-7)
+
+
+def test_equal_rewards_give_zeros():
+    for std in ("sample", "population"):
+        assert torch.equal(group_advantages(torch.full((2, 4), 3.0), std), torch.zeros(2, 4))
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="std='biased': expected sample or population"):
+        group_advantages(rewards(0), "biased")
+    with pytest.raises(ValueError, match="group size 1: expected 2 or more"):
+        group_advantages(rewards(0, group=1))
+    with pytest.raises(ValueError, match="group_size=1: expected 2 or more"):
+        population_std_correction(1)
+
+
+def surrogate(log_ratio: float, advantage: float, cfg, dual_clip=None, log_p=-0.5) -> float:
+    log_probs = torch.tensor([[log_p]], dtype=torch.float64)
+    advantages = torch.tensor([[advantage]], dtype=torch.float64)
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    loss, _ = sg_policy_loss(
+        log_probs, log_probs - log_ratio, advantages, mask, cfg, 0.2, 0.24, dual_clip
+    )
+    return -loss.item()
+
+
+reward_rows = st.lists(st.floats(-3.0, 3.0), min_size=2, max_size=8)
+
+
+@PROPERTY
+@given(row=reward_rows, log_ratio=st.floats(-5.0, 5.0), log_p=st.floats(-8.0, 0.0))
+def test_property_surrogate_stays_below_the_bound(row, log_ratio, log_p):
+    values = torch.tensor([row], dtype=torch.float64)
+    bound = max_surrogate(0.24, len(row)) + 1e-9
+    advantages = group_advantages(values, "population")
+    for advantage in (advantages.max().item(), advantages.min().item()):
+        for cfg in (UNIFORM, WIDE):
+            assert surrogate(log_ratio, advantage, cfg, log_p=log_p) <= bound
+            limited = surrogate(log_ratio, advantage, cfg, dual_clip=3.0, log_p=log_p)
+            assert abs(limited) <= max(3.0 / 1.24, 1.0) * bound
+
+
+def test_the_bound_is_nearly_reached_and_the_lower_side_has_none():
+    row = torch.tensor([[1.0] + [0.0] * 15], dtype=torch.float64)
+    best = group_advantages(row, "population")[0, 0].item()
+    bound = max_surrogate(0.24, 16)
+    assert bound == pytest.approx(1.24 * 4)
+    assert 0.95 * bound < surrogate(1.0, best, UNIFORM) <= bound
+    assert surrogate(4.0, -1.0, UNIFORM) < -10 * bound  # r A without a limit, short of dual clip

@@ -1,0 +1,328 @@
+"""Weights: the two readings of Eq. 19, extremes, refusals, ranges, dead zones, properties."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sg_rlhf.algo.policy_loss import sg_policy_loss
+from sg_rlhf.algo.shaping import (
+    SHAPINGS,
+    ConstantWeightError,
+    TokenWeightConfig,
+    dead_zones,
+    token_weights,
+    weight_range,
+    weight_sum_and_count,
+)
+from tests.unit.algo.batches import (
+    PRINTED_EQ19,
+    PROPERTY,
+    PUBLISHED,
+    QUOTIENT,
+    UNIFORM,
+    WIDE,
+    random_batch,
+    weight_by_hand,
+)
+
+PROBS = [0.0, 0.1, 0.25, 0.5, 0.75, 1.0]
+UNCLIPPED = {"lower": 0.0, "upper": 10.0, "allow_constant": True}
+
+
+def weights_at(probs: list[float], cfg: TokenWeightConfig) -> list[float]:
+    log_probs = torch.tensor(probs, dtype=torch.float64).log()
+    return token_weights(log_probs, cfg).tolist()
+
+
+@pytest.mark.parametrize(
+    ("cfg", "expected"),
+    [
+        (TokenWeightConfig(**UNCLIPPED), [0.500, 0.922, 1.309, 1.478, 1.498, 1.500]),
+        (PUBLISHED, [1.000, 1.000, 1.309, 1.400, 1.400, 1.400]),
+        (
+            TokenWeightConfig(form="quotient", **UNCLIPPED),
+            [0.500, 0.506, 0.514, 0.528, 0.542, 0.555],
+        ),
+        (PRINTED_EQ19, [1.0] * 6),
+    ],
+)
+def test_table_of_the_two_forms(cfg, expected):
+    assert weights_at(PROBS, cfg) == pytest.approx(expected, abs=6e-4)
+
+
+@pytest.mark.parametrize("cfg", [PUBLISHED, WIDE, QUOTIENT])
+def test_weights_are_eq_19_by_hand(cfg):
+    probs = torch.linspace(0, 1, 101, dtype=torch.float64).tolist()
+    expected = [weight_by_hand(p, cfg) for p in probs]
+    assert weights_at(probs, cfg) == pytest.approx(expected, abs=1e-12)
+
+
+def test_reverse_is_two_minus_the_weight():
+    reverse = replace(WIDE, shaping="reverse")
+    expected = [2.0 - w for w in weights_at(PROBS, WIDE)]
+    assert weights_at(PROBS, reverse) == pytest.approx(expected, abs=1e-12)
+    assert weights_at([0.9], reverse) < weights_at([0.1], reverse)
+
+
+def test_uniform_is_exactly_one():
+    log_probs = torch.linspace(-9, 0, 100)
+    for cfg in (UNIFORM, replace(UNIFORM, lower=0.5, upper=0.7, tau=3.0), PRINTED_EQ19):
+        assert torch.equal(token_weights(log_probs, cfg), torch.ones(100))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("cfg", [PUBLISHED, WIDE, QUOTIENT, replace(WIDE, shaping="reverse")])
+def test_extreme_log_probs_give_finite_weights_in_range(dtype, cfg):
+    log_probs = torch.tensor([0.0, -0.0, -1e4, -math.inf, 1e-6, 1e-3, -1e-30, -88.0], dtype=dtype)
+    weights = token_weights(log_probs, cfg)
+    low, high, _ = weight_range(cfg)
+    assert weights.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert bool(((weights >= low - 1e-6) & (weights <= high + 1e-6)).all())
+    assert weights[2] == weights[3]
+    assert weights[3].item() == pytest.approx(weights_at([0.0], cfg)[0], abs=1e-6)
+    assert weights[5] == weights[0]  # p is held to 1
+
+
+def test_nan_is_not_hidden_but_masked_nan_is_not_read():
+    log_probs = torch.tensor([[math.nan, -1.0]])
+    assert token_weights(log_probs, PUBLISHED).isnan().tolist() == [[True, False]]
+    mask = torch.tensor([[False, True]])
+    normalized = replace(PUBLISHED, normalize="batch_mean")
+    assert token_weights(log_probs, normalized, mask)[0, 1].item() == 1.0
+    assert bool(token_weights(log_probs, PUBLISHED, mask).isfinite().all())
+
+
+def test_weights_carry_no_gradient():
+    log_probs = torch.full((2, 3), -1.0, requires_grad=True)
+    assert not token_weights(log_probs, PUBLISHED).requires_grad
+    # The weight's own slope would change this gradient: w = 1.2 at a steep place of the curve.
+    p = torch.tensor([[0.2]], dtype=torch.float64)
+    log_p = p.log().requires_grad_()
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    loss, _ = sg_policy_loss(log_p, log_p.detach(), torch.ones(1, 1), mask, PUBLISHED, 0.2, 0.9)
+    loss.backward()
+    assert log_p.grad.item() == pytest.approx(-weight_by_hand(0.2, PUBLISHED), abs=1e-12)
+
+
+# --- the configuration -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("shaping", "grpo", "uniform, grpo_sg, reverse"),
+        ("form", "Product", "product, quotient"),
+        ("placement", "", "inside, outside"),
+        ("normalize", "mean", "None, batch_mean"),
+        ("alpha", math.nan, "finite"),
+        ("mu", math.inf, "finite"),
+        ("upper", -math.inf, "finite"),
+        ("lower", "1.0", "finite"),
+        ("tau", True, "finite"),
+        ("tau", 0.0, "above 0"),
+        ("tau", -9.0, "above 0"),
+        ("lower", -0.1, "0 or more"),
+        ("upper", 0.9, "lower=1.0 or more"),
+    ],
+)
+def test_a_bad_value_is_named_in_one_line(key, value, words):
+    with pytest.raises(ValueError) as caught:
+        TokenWeightConfig(**{key: value})
+    message = str(caught.value)
+    assert message.startswith(f"{key}={value!r}: expected") and words in message
+    assert "\n" not in message
+
+
+def test_reverse_refuses_a_negative_weight():
+    with pytest.raises(ValueError, match=r"upper=2\.5: expected 2 or less"):
+        TokenWeightConfig(shaping="reverse", lower=0.0, upper=2.5, alpha=6.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"form": "quotient"},
+        {"form": "quotient", "tau": 0.92},
+        {"form": "quotient", "tau": 20.0},
+        {"lower": 1.2, "upper": 1.2},
+        {"alpha": 0.0},
+        {"tau": 1e-9},
+        {"shaping": "reverse", "form": "quotient"},
+        {"form": "quotient", "normalize": "batch_mean"},
+    ],
+)
+def test_a_single_valued_weight_is_refused(changes):
+    with pytest.raises(ConstantWeightError, match=r"plain GRPO.*allow_constant=true") as caught:
+        TokenWeightConfig(**changes)
+    assert isinstance(caught.value, ValueError) and "\n" not in str(caught.value)
+    assert weight_range(TokenWeightConfig(**changes, allow_constant=True)).constant
+
+
+def test_what_varies_is_accepted():
+    assert not weight_range(TokenWeightConfig(form="quotient", tau=0.9)).constant
+    assert not weight_range(TokenWeightConfig(tau=1.11)).constant  # 1.0986 is the limit
+    assert weight_range(TokenWeightConfig(shaping="uniform")) == (1.0, 1.0, None)
+
+
+def test_table_7_tau_half_is_plain_grpo_in_the_product_form():
+    assert weight_range(TokenWeightConfig(tau=0.5, allow_constant=True)) == (1.0, 1.0, None)
+
+
+# --- range and dead zones ----------------------------------------------------------------------
+
+
+def test_published_range_and_dead_zone():
+    low, high, dead = weight_range(PUBLISHED)
+    assert (low, high) == (1.0, 1.4)
+    closed_form = math.log(0.87 / 0.13) / 9  # logit((1 + eps_high) / alpha + mu) / tau
+    assert dead == pytest.approx(closed_form, abs=1e-9) == pytest.approx(0.211, abs=5e-4)
+
+
+def test_dead_zone_depends_on_the_clip_and_the_placement():
+    assert weight_range(PUBLISHED, eps_high=0.28).dead_zone_p > weight_range(PUBLISHED).dead_zone_p
+    assert weight_range(PUBLISHED, eps_high=0.4).dead_zone_p is None
+    assert weight_range(replace(PUBLISHED, upper=1.2)).dead_zone_p is None
+    assert weight_range(replace(PUBLISHED, placement="outside")).dead_zone_p is None
+    assert weight_range(PRINTED_EQ19).dead_zone_p is None
+    # 2 - w is 1.5 at p = 0 and falls: the dead zone starts at 0.
+    assert weight_range(replace(WIDE, shaping="reverse")).dead_zone_p == 0.0
+
+
+def test_dead_zones_of_both_signs():
+    positive, negative = dead_zones(WIDE)
+    assert positive == (pytest.approx(math.log(0.87 / 0.13) / 9, abs=1e-9), 1.0)
+    assert negative == (0.0, pytest.approx(math.log(0.65 / 0.35) / 9, abs=1e-9))  # w = 0.8
+    assert dead_zones(PUBLISHED).negative is None
+    assert dead_zones(replace(WIDE, lower=0.8)).negative is None
+    assert dead_zones(replace(WIDE, placement="outside")) == (None, None)
+    # 2 - w falls from 1.5 to 0.5: the zones change ends. w = 0.76 and w = 1.2.
+    positive, negative = dead_zones(replace(WIDE, shaping="reverse"))
+    assert positive == (0.0, pytest.approx(math.log(0.63 / 0.37) / 9, abs=1e-9))
+    assert negative == (pytest.approx(math.log(0.85 / 0.15) / 9, abs=1e-9), 1.0)
+
+
+def policy_gradient_at(p: float, advantage: float, cfg: TokenWeightConfig) -> float:
+    log_p = torch.tensor([[math.log(p)]], dtype=torch.float64, requires_grad=True)
+    advantages = torch.full((1, 1), advantage, dtype=torch.float64)
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    loss, _ = sg_policy_loss(log_p, log_p.detach(), advantages, mask, cfg, 0.2, 0.24)
+    return torch.autograd.grad(loss, log_p)[0].item()
+
+
+@pytest.mark.parametrize(
+    "cfg", [PUBLISHED, WIDE, TokenWeightConfig(form="quotient", tau=0.1, lower=0.9)]
+)
+def test_gradient_vanishes_at_the_dead_zone_and_not_below(cfg):
+    dead = weight_range(cfg).dead_zone_p
+    assert 0.0 < dead < 1.0
+    assert policy_gradient_at(dead + 1e-7, +1.0, cfg) == 0.0
+    assert policy_gradient_at(0.999, +1.0, cfg) == 0.0
+    assert policy_gradient_at(dead - 1e-7, +1.0, cfg) < -0.5
+    assert policy_gradient_at(dead + 1e-7, -1.0, cfg) > 0.5
+    outside = replace(cfg, placement="outside")
+    assert policy_gradient_at(dead + 1e-7, +1.0, outside) < -0.5
+
+
+def test_gradient_vanishes_in_the_negative_dead_zone():
+    _, edge = dead_zones(WIDE).negative
+    assert policy_gradient_at(edge - 1e-7, -1.0, WIDE) == 0.0
+    assert policy_gradient_at(edge + 1e-7, -1.0, WIDE) > 0.5
+    assert policy_gradient_at(edge - 1e-7, +1.0, WIDE) < -0.5
+
+
+# --- normalisation -----------------------------------------------------------------------------
+
+
+def test_batch_mean_normalisation():
+    batch = random_batch(0)
+    cfg = replace(WIDE, normalize="batch_mean")
+    raw = token_weights(batch.log_probs, WIDE, batch.mask)
+    weights = token_weights(batch.log_probs, cfg, batch.mask)
+    assert weights[batch.mask].mean().item() == pytest.approx(1.0, abs=1e-12)
+    ratio = (weights / raw)[batch.mask]
+    assert torch.allclose(ratio, ratio[0].expand_as(ratio), rtol=0, atol=1e-12)
+    assert token_weights(batch.log_probs, cfg).mean().item() == pytest.approx(1.0, abs=1e-12)
+
+
+def test_a_global_mean_makes_shards_agree():
+    batch = random_batch(1)
+    cfg = replace(WIDE, normalize="batch_mean")
+    halves = [batch.rows(slice(0, 3)), batch.rows(slice(3, None))]
+    total, count = sum(weight_sum_and_count(h.log_probs, cfg, h.mask) for h in halves)
+    shards = [token_weights(h.log_probs, cfg, h.mask, mean_weight=total / count) for h in halves]
+    whole = token_weights(batch.log_probs, cfg, batch.mask)
+    assert torch.allclose(torch.cat(shards), whole, rtol=0, atol=1e-12)
+    local = [token_weights(h.log_probs, cfg, h.mask) for h in halves]
+    assert not torch.allclose(torch.cat(local), whole, rtol=0, atol=1e-6)
+
+
+def test_nothing_to_normalise_is_finite():
+    cfg = replace(WIDE, normalize="batch_mean")
+    empty = torch.zeros(2, 3, dtype=torch.bool)
+    assert bool(token_weights(torch.full((2, 3), -1.0), cfg, empty).isfinite().all())
+    zero = TokenWeightConfig(lower=0.0, upper=0.0, normalize="batch_mean", allow_constant=True)
+    assert torch.equal(token_weights(torch.full((2, 3), -1.0), zero), torch.zeros(2, 3))
+
+
+# --- properties --------------------------------------------------------------------------------
+
+finite = {"allow_nan": False, "allow_infinity": False}
+bounds = st.tuples(st.floats(0.0, 2.0), st.floats(0.0, 2.0)).map(sorted)
+
+
+@st.composite
+def configs(draw, forms=("product", "quotient"), least_alpha=-4.0):
+    lower, upper = draw(bounds)
+    return TokenWeightConfig(
+        shaping=draw(st.sampled_from(["grpo_sg", "reverse"])),
+        form=draw(st.sampled_from(forms)),
+        alpha=draw(st.floats(least_alpha, 4.0)),
+        mu=draw(st.floats(-1.0, 1.0)),
+        tau=draw(st.floats(0.01, 50.0)),
+        lower=lower,
+        upper=upper,
+        placement=draw(st.sampled_from(["inside", "outside"])),
+        allow_constant=True,
+    )
+
+
+log_prob_lists = st.lists(st.floats(-200.0, 0.0), min_size=1, max_size=20)
+
+
+@PROPERTY
+@given(cfg=configs(), log_probs=log_prob_lists)
+def test_property_within_bounds(cfg, log_probs):
+    weights = token_weights(torch.tensor(log_probs, dtype=torch.float64), cfg)
+    lower, upper = cfg.lower, cfg.upper
+    if cfg.shaping == "reverse":
+        lower, upper = 2.0 - upper, 2.0 - lower
+    assert bool(((weights >= lower) & (weights <= upper)).all())
+    low, high, _ = weight_range(cfg)
+    assert bool(((weights >= low - 1e-12) & (weights <= high + 1e-12)).all())
+
+
+@PROPERTY
+@given(cfg=configs(forms=("product",), least_alpha=0.0), log_probs=log_prob_lists)
+def test_property_monotone_in_p(cfg, log_probs):
+    ordered = torch.tensor(sorted(log_probs), dtype=torch.float64)
+    steps = token_weights(ordered, cfg).diff()
+    assert bool((steps <= 0).all() if cfg.shaping == "reverse" else (steps >= 0).all())
+
+
+@PROPERTY
+@given(cfg=configs(), p=st.floats(1e-3, 1.0), eps_high=st.floats(0.0, 0.5))
+def test_property_outside_has_no_dead_zone(cfg, p, eps_high):
+    outside = replace(cfg, placement="outside")
+    assert weight_range(outside, eps_high).dead_zone_p is None
+    weight = token_weights(torch.tensor([[p]], dtype=torch.float64).log(), outside).item()
+    assert policy_gradient_at(p, +1.0, outside) == pytest.approx(-weight, abs=1e-12)
+
+
+def test_every_registered_shaping_builds_and_stays_non_negative():
+    for name in SHAPINGS:
+        cfg = TokenWeightConfig(shaping=name)
+        assert token_weights(torch.linspace(-20, 0, 50), cfg).min() >= 0
