@@ -1,0 +1,142 @@
+"""Grading of Knights & Knaves answers: one grader for training rewards and for evaluation.
+
+Format (the prompt's own `<think>` counts, so the response continues inside it): `</think>`,
+`<answer>` and `</answer>` exactly once each and in this order, and no further `<think>`.
+Answer: inside the answer block the words knight and knave must occur as often as there are people,
+and every name must match `Name is a knight|knave` (any case, any white space between the words).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import Literal, get_args
+
+Scheme = Literal["reference", "table5"]
+SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
+
+_GOLD_LINE = re.compile(r"\s*\(\d+\)\s*(\S.*?)\s+is\s+a\s+(knight|knave)\s*")
+
+
+class Reason(StrEnum):
+    """Why a response got its reward."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    UNPARSEABLE = "unparseable"
+    BAD_FORMAT = "bad_format"
+
+
+@dataclass(frozen=True)
+class Score:
+    """The reward of one response.
+
+    `n_right` counts the people whose identity is right; 0 where no answer could be read.
+    """
+
+    reward: float
+    correct: bool
+    reason: Reason
+    n_right: int = 0
+
+    @property
+    def format_ok(self) -> bool:
+        return self.reason is not Reason.BAD_FORMAT
+
+
+def score(response: str, solution_text_format: str, scheme: Scheme = "reference") -> Score:
+    """Grade a response (the text after the prompt) against the gold answer.
+
+    | outcome                                     | `reference` | `table5` |
+    |---------------------------------------------|-------------|----------|
+    | every identity right                        | 1 + 2       | 1 + 2    |
+    | readable, some identities right, some wrong | 1 - 1.5     | -1 - 1.5 |
+    | readable, no identity right                 | 1 - 1.5     | -1 - 2   |
+    | empty or unreadable answer                  | 1 - 2       | -1 - 2   |
+    | bad format                                  | -1 - 2      | -1 - 2   |
+
+    `reference` holds the totals of the reference code, with which the published runs were made:
+    format (+1 or -1) plus answer (+2, -1.5 or -2). `table5` reads Table 5 of arXiv 2511.00066
+    literally: its "partially correct" is taken as a well-formed answer with some but not all
+    identities right, and everything below that, format errors included, as "completely wrong".
+
+    Linear in the length of the response, and defined for any text.
+
+    Args:
+        solution_text_format: the gold, "(1) Zoey is a knight\\n(2) Jack is a knave".
+
+    Raises:
+        ValueError: the gold cannot be read, or the scheme is unknown.
+    """
+    if scheme not in SCHEMES:
+        raise ValueError(f"unknown reward scheme {scheme!r}, expected one of {', '.join(SCHEMES)}")
+    gold = parse_answer_key(solution_text_format)
+    answer = extract_answer(response)
+    if answer is None:
+        return Score(-3.0, False, Reason.BAD_FORMAT)
+    roles = _parse_roles(answer, solution_text_format)
+    if roles is None:
+        return Score(-1.0 if scheme == "reference" else -3.0, False, Reason.UNPARSEABLE)
+    n_right = sum(roles[name] == role for name, role in gold.items())
+    if n_right == len(gold):
+        return Score(3.0, True, Reason.CORRECT, n_right)
+    if scheme == "reference":
+        return Score(-0.5, False, Reason.WRONG, n_right)
+    return Score(-2.5 if n_right else -3.0, False, Reason.WRONG, n_right)
+
+
+def extract_answer(response: str) -> str | None:
+    """The text of the answer block, or None if the response breaks the format."""
+    if "<think>" in response:
+        return None
+    # `str.count` and `str.find` keep this linear on hostile text, where a lazy regex is quadratic.
+    tags = ("</think>", "<answer>", "</answer>")
+    if any(response.count(tag) != 1 for tag in tags):
+        return None
+    think_end, start, end = (response.find(tag) for tag in tags)
+    if not think_end < start < end:
+        return None
+    return response[start + len("<answer>") : end]
+
+
+@lru_cache(maxsize=4096)
+def parse_answer_key(solution_text_format: str) -> dict[str, str]:
+    """Name -> "knight" or "knave" of a gold answer. Do not change the result: it is cached.
+
+    Raises:
+        ValueError: a line is not "(i) Name is a knight|knave", or a name occurs twice.
+    """
+    key: dict[str, str] = {}
+    for line in solution_text_format.strip().split("\n"):
+        match = _GOLD_LINE.fullmatch(line)
+        if match is None or match.group(1) in key:
+            raise ValueError(
+                f"gold answer line {line[:80]!r}: expected '(i) Name is a knight' or "
+                "'(i) Name is a knave', each name once"
+            )
+        key[match.group(1)] = match.group(2)
+    return key
+
+
+def _parse_roles(answer: str, solution_text_format: str) -> dict[str, str] | None:
+    lowered = answer.lower()
+    patterns = _name_patterns(solution_text_format)
+    if lowered.count("knight") + lowered.count("knave") != len(patterns):
+        return None
+    roles = {}
+    for name, pattern in patterns.items():
+        match = pattern.search(answer)
+        if match is None:
+            return None
+        roles[name] = match.group(1).lower()
+    return roles
+
+
+@lru_cache(maxsize=4096)
+def _name_patterns(solution_text_format: str) -> dict[str, re.Pattern[str]]:
+    return {
+        name: re.compile(rf"\b{re.escape(name)}\b\s+is\s+a\s+(knight|knave)\b", re.IGNORECASE)
+        for name in parse_answer_key(solution_text_format)
+    }

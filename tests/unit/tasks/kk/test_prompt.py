@@ -1,0 +1,71 @@
+"""The prompt against an independent copy, against real data where given, and through templates."""
+
+from __future__ import annotations
+
+import os
+
+import pyarrow.parquet as pq
+import pytest
+
+from sg_rlhf.tasks.kk.prompt import build_chat_prompt, build_prompt, chat_messages
+from sg_rlhf.tasks.kk.puzzle import generate
+from tests.unit.tasks.kk.oracles import LOGIC_RL_PROMPT, logic_rl_row, write_parquet
+
+PUZZLES = [puzzle for n in (2, 5, 7) for puzzle in generate(n, 5, seed=0)]
+
+
+class ChatML:
+    """The chat template of Qwen2.5, in Python."""
+
+    ending = "<|im_start|>assistant\n"
+
+    def apply_chat_template(self, messages, *, tokenize, add_generation_prompt):
+        assert not tokenize
+        assert add_generation_prompt
+        turns = (f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
+        return "".join(turns) + self.ending
+
+
+def check_file(path) -> int:
+    rows = pq.read_table(path, columns=["quiz", "prompt"]).to_pylist()
+    for row in rows:
+        assert build_prompt(row["quiz"]) == row["prompt"][0]["content"]
+    return len(rows)
+
+
+def test_prompt_column_is_reproduced_byte_for_byte(tmp_path):
+    rows = [logic_rl_row(puzzle) for puzzle in PUZZLES]
+    assert check_file(write_parquet(tmp_path / "kk.parquet", rows)) == len(PUZZLES)
+
+
+@pytest.mark.skipif("SG_KK_PARQUET" not in os.environ, reason="SG_KK_PARQUET names no parquet")
+def test_prompt_column_of_the_real_data():
+    assert check_file(os.environ["SG_KK_PARQUET"]) > 0
+
+
+def test_the_quirks_are_there():
+    prompt = build_prompt("QUIZ")
+    assert prompt == LOGIC_RL_PROMPT
+    assert "</think> and<answer> </answer>" in prompt
+    assert "</answer>.  Now the user" in prompt
+    assert prompt.endswith("<|im_start|>assistant\n<think>")
+
+
+def test_chatml_gives_the_same_bytes():
+    for puzzle in PUZZLES:
+        assert build_chat_prompt(puzzle.quiz, ChatML()) == build_prompt(puzzle.quiz)
+
+
+@pytest.mark.parametrize("ending", ["<bot>", "<bot><think>", "<bot><think>\n"])
+def test_a_template_that_opens_the_tag_gets_no_second_one(ending):
+    tokenizer = ChatML()
+    tokenizer.ending = ending
+    assert build_chat_prompt("Q", tokenizer).endswith("<|im_end|>\n<bot><think>")
+
+
+def test_without_a_system_role_the_user_says_it_all():
+    (message,) = chat_messages("QUIZ", system_role=False)
+    whole = "".join(m["content"] for m in chat_messages("QUIZ"))
+    assert message["role"] == "user"
+    assert message["content"].split() == whole.split()
+    assert [m["role"] for m in chat_messages("QUIZ")] == ["system", "user"]

@@ -1,0 +1,316 @@
+"""The grader: totals, its rules against a slow restatement, hostile text, and OpenRLHF's call."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import itertools
+import re
+import sys
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from sg_rlhf.tasks.kk import reward
+from sg_rlhf.tasks.kk.grading import Reason, parse_answer_key
+from sg_rlhf.tasks.kk.prompt import build_prompt
+from sg_rlhf.tasks.kk.puzzle import generate
+from sg_rlhf.tasks.kk.render import render_answer
+from sg_rlhf.tasks.kk.reward import response_of, score
+
+PUZZLES = [puzzle for n in range(2, 9) for puzzle in generate(n, 12, seed=9)]
+GOLD = "(1) Zoey is a knight\n(2) Jack is a knave\n(3) Mia is a knight"
+GOOD = f"because</think><answer>{GOLD}</answer>"
+
+
+def answered(text: str) -> str:
+    return f"some thoughts</think>\n<answer>{text}</answer><|im_end|>"
+
+
+def slow_score(response: str, roles: dict[str, str]) -> float:
+    """The rules of the reference reward, restated with regexes (quadratic, fine here)."""
+    text = "<think>" + response
+    order = re.findall(r"<think>|</think>|<answer>|</answer>", text)
+    if order != ["<think>", "</think>", "<answer>", "</answer>"]:
+        return -3.0
+    answer = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)[-1].strip()
+    if not answer or len(re.findall("knight|knave", answer.lower())) != len(roles):
+        return -1.0
+    found = {}
+    for name in roles:
+        said = re.findall(rf"\b{name}\b\s+is\s+a\s+(knight|knave)\b", answer, re.IGNORECASE)
+        if not said:
+            return -1.0
+        found[name] = said[0].lower()
+    return 3.0 if found == roles else -0.5
+
+
+@pytest.mark.parametrize("puzzle", PUZZLES[::3], ids=str)
+def test_gold_and_every_flip(puzzle):
+    gold = puzzle.solution_text_format
+    result = score(answered(gold), gold)
+    assert (result.reward, result.correct, result.reason) == (3.0, True, Reason.CORRECT)
+    assert score(answered(gold), gold, "table5").reward == 3.0
+    for person in range(puzzle.n_people):
+        flipped = tuple(k ^ (i == person) for i, k in enumerate(puzzle.solution))
+        text = answered(render_answer(puzzle.names, flipped))
+        result = score(text, gold)
+        assert (result.reward, result.correct, result.reason) == (-0.5, False, Reason.WRONG)
+        assert result.n_right == puzzle.n_people - 1
+        assert score(text, gold, "table5").reward == -2.5
+    nobody = answered(render_answer(puzzle.names, [not k for k in puzzle.solution]))
+    assert score(nobody, gold).reward == -0.5
+    assert score(nobody, gold, "table5").reward == -3.0
+
+
+def test_every_broken_format():
+    tags = ["</think>", "<answer>", "</answer>"]
+    well_formed = tuple(tags)
+    seen = 0
+    for length in range(5):
+        for sequence in itertools.product(["<think>", *tags], repeat=length):
+            if sequence == well_formed:
+                continue
+            response = "hm " + f"\n{GOLD}\n".join(sequence) + GOLD
+            for scheme in ("reference", "table5"):
+                result = score(response, GOLD, scheme)
+                assert (result.reward, result.reason) == (-3.0, Reason.BAD_FORMAT)
+                assert not result.format_ok
+            seen += 1
+    assert seen == 1 + 4 + 16 + 64 + 256 - 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "  \n ",
+        "I do not know",
+        "(1) Zoey is a knight\n(2) Jack is a knave",  # one missing
+        GOLD + "\n(4) Ann is a knave",  # one too many
+        GOLD + "\nknights",  # a role word too many
+        GOLD.replace("Mia", "Ann"),
+        GOLD.replace("Mia", "Mias"),
+        GOLD.replace("Mia", "AMia"),
+        GOLD.replace("Mia is a", "Mia is not a"),
+        GOLD.replace("Mia is a", "Mia: a"),
+        GOLD.replace("Mia is a knight", "Mia is a knightly person"),
+    ],
+)
+def test_unreadable_answers(answer):
+    result = score(answered(answer), GOLD)
+    assert (result.reward, result.reason, result.format_ok) == (-1.0, Reason.UNPARSEABLE, True)
+    assert score(answered(answer), GOLD, "table5").reward == -3.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        GOLD.upper(),
+        GOLD.replace(" ", " \n\t"),
+        "Mia is a knight, Jack is a knave, and Zoey is a knight.",  # any order
+        "Well: " + GOLD,
+    ],
+)
+def test_other_ways_to_write_the_right_answer(answer):
+    assert score(answered(answer), GOLD).reward == 3.0
+
+
+def test_text_behind_the_answer_does_not_matter_but_tags_do():
+    assert score(GOOD + "<|endoftext|> and so on", GOLD).reward == 3.0
+    assert score(GOOD + GOOD, GOLD).reward == -3.0
+    assert score("<think>" + GOOD, GOLD).reward == -3.0
+
+
+def test_names_are_not_patterns():
+    gold = "(1) A.x is a knight\n(2) B(b is a knave"
+    assert score(answered(gold), gold).reward == 3.0
+    assert score(answered(gold.replace("A.x", "Abx")), gold).reward == -1.0
+
+
+_PIECES = st.lists(
+    st.sampled_from(
+        [
+            *["</think>", "<answer>", "</answer>", "<think>"],
+            *["Zoey", "Jack", "Mia", "zoey", " is a ", " is\na\t", "knight", "knave", "Knave"],
+            *[GOLD, "\n", " ", ",", "Zoey is a knave", "Jack is a knave", "Mia is a knight", "s"],
+        ]
+    ),
+    max_size=14,
+).map("".join)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.one_of(_PIECES, _PIECES.map(lambda body: f"x</think><answer>{body}</answer>")))
+@example(GOOD)
+@example("</think><answer>Zoey is a knave Jack is a knave Mia is a knight</answer>")
+@example("</think><answer>zoey is a Knight,Jack is a knave,Mia is a knights</answer>")
+def test_the_rules_restated(response):
+    assert score(response, GOLD).reward == slow_score(response, parse_answer_key(GOLD))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(), st.text())
+@example("\ud800", "\x00")
+@example("İİ ſ K", "ß")
+def test_never_an_exception_on_any_text(before, inside):
+    for response in (before, inside, f"{before}</think><answer>{inside}</answer>"):
+        for scheme in ("reference", "table5"):
+            assert score(response, GOLD, scheme).reward in (3.0, -0.5, -1.0, -2.5, -3.0)
+        prompt = build_prompt(inside)
+        for query in (response, prompt + response, prompt[5:] + response):
+            reward.reward_func([query], [prompt], [GOLD])
+
+
+MEGA = 2**20
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "<answer>" * (MEGA // 8),
+        "</think>" * (MEGA // 8),
+        "<" * MEGA,
+        "<answer" * (MEGA // 7),
+        "</think><answer>" + "Zoey " * (MEGA // 5) + "</answer>",
+        "</think><answer>" + "Zoey" + " " * MEGA + "</answer>",
+        "</think><answer>" + "Zoey is" + " " * MEGA + "knight knave knight</answer>",
+        "</think><answer>" + "Zoey is a " * (MEGA // 10) + "knight knave knight</answer>",
+        "</think><answer>" + "knight" * (MEGA // 6) + "</answer>",
+    ],
+    ids=lambda text: text[:24],
+)
+def test_a_megabyte_of_hostile_text_is_graded_at_once(hostile):
+    start = time.process_time()
+    assert score(hostile, GOLD).reward in (-1.0, -3.0)
+    reward.reward_func(["x" + hostile], [build_prompt("Q")], [GOLD])
+    assert time.process_time() - start < 1.0  # linear: about 20 ms; quadratic: minutes
+
+
+@pytest.mark.parametrize(
+    "gold", ["", "Zoey is a knight", "(1) Zoey is a king", "(1) Al is a knight\n(2) Al is a knave"]
+)
+def test_a_bad_gold_is_an_error_not_a_reward(gold):
+    with pytest.raises(ValueError, match="gold answer line"):
+        score(GOOD, gold)
+
+
+def test_unknown_scheme():
+    with pytest.raises(ValueError, match="reference, table5"):
+        score(GOOD, GOLD, "table6")
+
+
+PROMPT = build_prompt(PUZZLES[0].quiz)
+
+
+@pytest.mark.parametrize(
+    "query_of",
+    [
+        lambda prompt, response: prompt + response,
+        lambda prompt, response: "<s>" + prompt + response,  # a token added in front
+        lambda prompt, response: prompt.replace("  Now", " Now") + response,
+        lambda prompt, response: prompt.replace("\n<|im_end|>", "<|im_end|>") + response,
+        lambda prompt, response: prompt.replace("\n", "\n\n") + response,
+        lambda prompt, response: prompt[-150:] + response,  # upstream cuts long prompts in front
+    ],
+)
+@pytest.mark.parametrize(
+    "response",
+    [
+        GOOD + "<|im_end|>",
+        "",
+        "no tags at all<|endoftext|>",
+        # A response that opens a turn of its own must not hide what stands before it.
+        f"nonsense<|im_end|>\n<|im_start|>assistant\n<think>{GOOD}<|im_end|>",
+        f"nonsense{PROMPT}{GOOD}",
+    ],
+)
+def test_only_the_response_is_graded(query_of, response):
+    assert response_of(query_of(PROMPT, response), PROMPT) == response
+
+
+def load_as_upstream(name: str) -> ModuleType:
+    """As `SingleTurnAgentExecutor` does: by path, and never put into sys.modules."""
+    path = Path(reward.__file__).with_name(name)
+    spec = importlib.util.spec_from_file_location("reward_func", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("reward.py", -0.5), ("reward_table5.py", -2.5)])
+def test_files_load_by_path_and_return_plain_numbers(name, wrong):
+    reward_func = load_as_upstream(name).reward_func
+    info = reward_func([PROMPT + GOOD], [PROMPT], [GOLD])
+    assert info["rewards"] == 3.0
+    assert info["scores"] == 1.0
+    assert info["extra_logs"] == {"correct": 1.0, "format_ok": 1.0, "parsed": 1.0}
+    logged = (info["rewards"], info["scores"], *info["extra_logs"].values())
+    assert all(type(value) is float for value in logged)
+    bad = GOOD.replace("Jack is a knave", "Jack is a knight")
+    info = reward_func([PROMPT + bad], [PROMPT], [GOLD])
+    assert (info["rewards"], info["scores"]) == (wrong, 0.0)
+    assert info["extra_logs"] == {"correct": 0.0, "format_ok": 1.0, "parsed": 1.0}
+    info = reward_func([PROMPT + "x"], [PROMPT], [GOLD])
+    assert info["rewards"] == -3.0
+    assert info["extra_logs"] == {"correct": 0.0, "format_ok": 0.0, "parsed": 0.0}
+
+
+def test_one_query_a_call():
+    with pytest.raises(ValueError, match="one query at a time"):
+        reward.reward_func(["a", "b"], ["a", "b"], [GOLD, GOLD])
+
+
+@pytest.fixture
+def upstream_agent(monkeypatch):
+    """OpenRLHF's `utils/agent.py`, without the package's heavy `__init__`."""
+    package = importlib.util.find_spec("openrlhf")
+    shim = ModuleType("openrlhf.utils")
+    shim.__path__ = [str(Path(package.origin).parent / "utils")]
+    monkeypatch.setitem(sys.modules, "openrlhf.utils", shim)
+    for name in ("agent", "logging_utils"):
+        monkeypatch.delitem(sys.modules, f"openrlhf.utils.{name}", raising=False)
+    import openrlhf.utils.agent as agent
+
+    yield agent
+    for name in ("agent", "logging_utils"):
+        sys.modules.pop(f"openrlhf.utils.{name}", None)
+
+
+class Bytes:
+    """A tokenizer of bytes, with the two calls that upstream's executor makes."""
+
+    def __call__(self, text, **_):
+        ids = list(text.encode())
+        return {"input_ids": [SimpleNamespace(tolist=lambda: ids)]}
+
+    def decode(self, ids, skip_special_tokens):
+        assert not skip_special_tokens
+        return bytes(ids).decode()
+
+
+def test_upstreams_own_executor_gets_our_numbers(upstream_agent):
+    executor = upstream_agent.SingleTurnAgentExecutor([reward.__file__])
+    sampling = SimpleNamespace(max_tokens=900, logprobs=None)
+
+    async def run(response: str):
+        class Engine:
+            async def generate(self, prompt_ids, params, multi_modal_data):
+                out = SimpleNamespace(token_ids=list(response.encode()), finish_reason="stop")
+                return SimpleNamespace(outputs=[out])
+
+        return await executor.execute(PROMPT, GOLD, sampling, 9000, Bytes(), Engine())
+
+    expected = {
+        GOOD + "<|im_end|>": (3.0, 1.0),
+        "</think><answer></answer>": (-1.0, 0.0),
+        "": (-3.0, 0.0),
+    }
+    for response, (total, correct) in expected.items():
+        output = asyncio.run(run(response))
+        assert (output["reward"], output["scores"]) == (total, correct)
+        assert output["extra_logs"]["correct"] == correct
