@@ -1,0 +1,167 @@
+"""Upstream's command-line flags, read from its source without importing it.
+
+OpenRLHF builds its argument parser inside ``if __name__ == "__main__"`` of
+``openrlhf/cli/train_ppo_ray.py``, so it cannot be imported, and copying some 170 flags would go
+stale. This module takes that block apart with :mod:`ast` instead: the statements before
+``parser.parse_args()`` build the parser, those after it check the arguments, the last one is
+``train(args)``. Nothing heavier than argparse is imported here, so recipes can be checked in
+milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import functools
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TRAIN_SCRIPT = "cli/train_ppo_ray.py"
+
+#: What the overlay adds to upstream's choices.
+POLICY_LOSS_TYPES = ("grpo_sg",)
+KL_ESTIMATORS = ("wk3", "wk3_eq11")
+EXTRA_CHOICES = {
+    "actor.policy_loss_type": POLICY_LOSS_TYPES,
+    "algo.kl.estimator": KL_ESTIMATORS,
+}
+
+
+class UpstreamChanged(RuntimeError):
+    """Upstream's source no longer has the shape that the overlay relies on."""
+
+
+def upstream_root() -> Path:
+    """Directory of the installed ``openrlhf`` package (not imported)."""
+    spec = importlib.util.find_spec("openrlhf")
+    if spec is None or not spec.submodule_search_locations:
+        raise UpstreamChanged("OpenRLHF is not installed; run scripts/bootstrap.sh")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+@dataclass(frozen=True)
+class MainBlock:
+    """The three parts of upstream's main block."""
+
+    build_parser: ast.Module
+    validate: ast.Module
+    path: Path
+
+
+def _is_call(node: ast.stmt, text: str) -> bool:
+    return ast.unparse(node) == text
+
+
+@functools.cache
+def main_block() -> MainBlock:
+    """Split upstream's main block; raises :class:`UpstreamChanged` when its shape moved."""
+    path = upstream_root() / TRAIN_SCRIPT
+    tree = ast.parse(path.read_text(), filename=str(path))
+    blocks = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+    ]
+    if len(blocks) != 1:
+        raise UpstreamChanged(f"{path}: expected one `if __name__ == '__main__'` block")
+    body = blocks[0].body
+    cuts = [i for i, node in enumerate(body) if _is_call(node, "args = parser.parse_args()")]
+    if len(cuts) != 1 or not _is_call(body[-1], "train(args)"):
+        raise UpstreamChanged(
+            f"{path}: expected `args = parser.parse_args()` once and `train(args)` last "
+            "in the main block"
+        )
+    cut = cuts[0]
+    return MainBlock(
+        build_parser=ast.Module(body=body[:cut], type_ignores=[]),
+        validate=ast.Module(body=body[cut + 1 : -1], type_ignores=[]),
+        path=path,
+    )
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Upstream's parser with the overlay's choices added; every upstream flag is kept."""
+    from datetime import datetime
+
+    block = main_block()
+    names: dict[str, Any] = {"argparse": argparse, "datetime": datetime}
+    exec(compile(block.build_parser, str(block.path), "exec"), names)
+    parser: argparse.ArgumentParser = names["parser"]
+    parser.prog = "python -m sg_rlhf.overlay.cli"
+    by_dest = {action.dest: action for action in parser._actions}
+    for dest, extra in EXTRA_CHOICES.items():
+        action = by_dest.get(dest)
+        if action is None or action.choices is None:
+            raise UpstreamChanged(f"{block.path}: flag --{dest} with choices is gone")
+        action.choices = [*action.choices, *extra]
+    return parser
+
+
+def validate_args(args: argparse.Namespace) -> argparse.Namespace:
+    """Run upstream's own argument checks; returns the nested namespace it trains with.
+
+    Raises:
+        AssertionError: upstream's own check, with its message.
+    """
+    block = main_block()
+    names: dict[str, Any] = {"args": args, "argparse": argparse}
+    exec(compile(block.validate, str(block.path), "exec"), names)
+    result: argparse.Namespace = names["args"]
+    return result
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One upstream flag, as a recipe sees it."""
+
+    dest: str
+    option: str
+    kind: str  # "switch" | "value" | "list"
+    type: Any
+    choices: tuple[Any, ...] | None
+    nargs: Any
+    default: Any
+    off_option: str | None = None
+
+    def describe(self) -> str:
+        """What a recipe may write here, in words."""
+        if self.kind == "switch":
+            return "true or false"
+        name = {int: "an integer", float: "a number", str: "text"}.get(self.type, "a value")
+        if self.choices:
+            name = "one of " + ", ".join(map(str, self.choices))
+        if self.kind == "list":
+            count = f"{self.nargs} times " if isinstance(self.nargs, int) else ""
+            return f"a list ({count}{name})"
+        return name
+
+
+@functools.cache
+def flags() -> dict[str, Flag]:
+    """Every upstream flag by its dotted name."""
+    table: dict[str, Flag] = {}
+    off: dict[str, str] = {}
+    for action in build_parser()._actions:
+        option = action.option_strings[0] if action.option_strings else ""
+        if isinstance(action, argparse._HelpAction):
+            continue
+        if isinstance(action, argparse._StoreFalseAction):
+            off[action.dest] = option
+            continue
+        is_switch = isinstance(action, argparse._StoreTrueAction)
+        kind = "switch" if is_switch else "value" if action.nargs is None else "list"
+        table[action.dest] = Flag(
+            dest=action.dest,
+            option=option,
+            kind=kind,
+            type=action.type or str,
+            choices=None if action.choices is None else tuple(action.choices),
+            nargs=action.nargs,
+            default=action.default,
+        )
+    return {
+        dest: flag if dest not in off else Flag(**{**vars(flag), "off_option": off[dest]})
+        for dest, flag in table.items()
+    }
