@@ -1,0 +1,1 @@
+"""Registers GRPO-SG in an unmodified OpenRLHF: subclasses and names, no copied line."""

@@ -1,0 +1,206 @@
+"""Upstream's command with the overlay registered: ``python -m sg_rlhf.overlay.cli --actor...``.
+
+Takes every flag of ``python -m openrlhf.cli.train_ppo_ray``, the added choices of
+``--actor.policy_loss_type`` and ``--algo.kl.estimator``, and ``--sg.*``.
+``python -m sg_rlhf.train`` makes this command line out of a recipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from sg_rlhf.config import SGSettings
+from sg_rlhf.overlay import contract
+from sg_rlhf.upstream_flags import KL_ESTIMATORS, UpstreamChanged, build_parser, validate_args
+
+
+class UsageError(ValueError):
+    """The flags cannot work together; the message is one line for the user."""
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Parse and check a command line; the result is upstream's nested namespace plus ``sg``.
+
+    Raises:
+        UsageError: upstream's own check or one of ours failed.
+        SystemExit: argparse's usage error (status 2).
+    """
+    parser = build_parser()
+    for name, info in SGSettings.model_fields.items():
+        parser.add_argument(f"--sg.{name}", default=None, help=info.description)
+    flat = vars(parser.parse_args(argv))
+    given = {k.removeprefix("sg."): flat.pop(k) for k in list(flat) if k.startswith("sg.")}
+    try:
+        settings = SGSettings(**{k: v for k, v in given.items() if v is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"--sg.{first['loc'][0]} {first.get('input')!r}: {first['msg']}") from None
+    remarks = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(remarks):
+            args = validate_args(argparse.Namespace(**flat))
+    except AssertionError as error:
+        raise UsageError(f"upstream refuses these flags: {error}") from None
+    for line in remarks.getvalue().splitlines():
+        if args.algo.kl.estimator not in KL_ESTIMATORS or "as a loss" not in line:
+            print(line)  # upstream recommends k2 or k3 as a loss; wk3 is k3 with weights
+    args.sg = argparse.Namespace(**settings.model_dump())
+    _check(args)
+    return args
+
+
+def _check(args: Any) -> None:
+    from sg_rlhf.overlay.cpu import platform
+    from sg_rlhf.overlay.losses import needs_weights, weight_config
+
+    if args.sg.advantage_std == "population" and not (
+        args.algo.advantage.estimator == "group_norm" and args.algo.kl.use_loss
+    ):
+        raise UsageError(
+            "sg.advantage_std=population needs algo.advantage.estimator=group_norm and "
+            "algo.kl.use_loss=true (the KL inside the reward would be rescaled too)"
+        )
+    if needs_weights(args):
+        try:
+            weight_config(args)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+    if platform.active():
+
+        def value(key: str) -> Any:
+            node = args
+            for part in key.split("."):
+                node = getattr(node, part)
+            return node
+
+        problems = platform.unmet_settings(value)
+        if problems:
+            raise UsageError(
+                "; ".join(problems)
+                + " (no CUDA here; SG_PLATFORM=cuda if the cluster's nodes have it)"
+            )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Train. Ends its own Ray cluster and every process it started, whatever happens.
+
+    Raises:
+        RunStopped: the run stopped on purpose (a reward, a NaN, a failed sync).
+        ClusterError: the cluster is too small.
+    """
+    contract.check()
+    from sg_rlhf.overlay import cluster, register
+    from sg_rlhf.overlay.errors import RunStopped
+
+    local = True
+    with _output(args):
+        upstream = register.install_driver()
+        try:
+            local = cluster.connect(args)
+            upstream.train(args)
+        except Exception as error:
+            cause = _stop_cause(error, RunStopped)
+            if cause is not None:
+                raise cause from None
+            raise
+        finally:
+            # A second Ctrl-C must not leave the cluster half down.
+            previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            cluster.shut_down(local, args.sg.run_dir)
+            signal.signal(signal.SIGINT, previous)
+
+
+@contextlib.contextmanager
+def _output(args: Any) -> Iterator[None]:
+    """A progress bar on the terminal, and whatever else is printed in ``logs/driver.log``.
+
+    Compilers and Ray's own binaries write to the file descriptors, so those are redirected.
+    """
+    from sg_rlhf.overlay.progress import LOGS, Progress
+
+    if args.sg.verbose or not args.sg.run_dir:
+        yield
+        return
+    logs = Path(args.sg.run_dir) / LOGS
+    logs.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(1), os.dup(2)]
+    try:
+        with (
+            (logs / "driver.log").open("a") as log,
+            os.fdopen(os.dup(1), "w") as terminal,
+            Progress(Path(args.sg.run_dir), terminal),
+        ):
+            for descriptor in (1, 2):
+                os.dup2(log.fileno(), descriptor)
+            yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for descriptor, original in zip((1, 2), kept, strict=True):
+            os.dup2(original, descriptor)
+            os.close(original)
+
+
+def _stop_cause(error: BaseException, kind: type[Exception]) -> Exception | None:
+    """Our error inside the nest of Ray task errors around it."""
+    seen: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in seen:
+        if isinstance(current, kind):
+            return kind(str(getattr(current, "cause", current)))
+        seen.append(current)
+        current = getattr(current, "cause", None) or current.__cause__
+    return None
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Run and report: exit status 0, 2 for bad usage, 1 when the run stopped, 130 interrupted."""
+    from sg_rlhf.overlay.cluster import ClusterError
+    from sg_rlhf.overlay.errors import RunStopped
+
+    # A shell starts background jobs with SIGINT ignored; whoever sends it means it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    try:
+        run(args)
+    except (UpstreamChanged, ClusterError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RunStopped as error:
+        print(f"stopped: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        again = "; the same command resumes from the last checkpoint" if args.sg.run_dir else ""
+        print(f"interrupted{again}", file=sys.stderr)
+        return 130
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command: parse, then :func:`execute`."""
+    try:
+        args = parse(sys.argv[1:] if argv is None else argv)
+    except (UsageError, UpstreamChanged) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return execute(args)
+
+
+def _interrupt(_signum: int, _frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,120 @@
+"""Starting or joining Ray, and leaving nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+
+from sg_rlhf.overlay import rotary
+from sg_rlhf.overlay.cpu import platform
+from sg_rlhf.overlay.progress import keep_worker_logs
+from sg_rlhf.overlay.register import WORKER_SETUP_HOOK
+
+#: Ray CPUs that upstream's controllers need beside one for each accelerator bundle.
+CONTROLLER_CPUS = 2
+
+
+class ClusterError(ValueError):
+    """The Ray cluster cannot hold this run; the message says what to change."""
+
+
+def accelerators_needed(args: Any) -> int:
+    """GPUs (logical ones without CUDA) of all placement groups that upstream will ask for."""
+    actor = args.actor.num_nodes * args.actor.num_gpus_per_node
+    ref = args.ref.num_nodes * args.ref.num_gpus_per_node if args.algo.kl.init_coef > 0 else 0
+    engines = (args.vllm.num_engines or 0) * args.vllm.tensor_parallel_size
+    if args.train.colocate_all:
+        return int(actor if not args.train.async_enable else actor + engines)
+    return int(actor + (0 if args.train.colocate_actor_ref else ref) + engines)
+
+
+def connect(args: Any) -> bool:
+    """Join the cluster named by ``RAY_ADDRESS`` (as ``ray job submit`` does) or start one here.
+
+    Returns:
+        Whether a local cluster was started, which :func:`shut_down` then ends.
+
+    Raises:
+        ClusterError: the cluster has too few accelerators or CPUs.
+    """
+    needed = accelerators_needed(args)
+    on_cpu = platform.active()
+    variables = {
+        "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true"),
+        "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN"),
+        "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": os.environ.get(
+            "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1"
+        ),
+    }
+    variables[rotary.VARIABLE] = "1" if args.sg.rotary_fp32 else "0"
+    # Named for the workers: one without a GPU of its own must not take the machine for a CPU one.
+    variables[platform.PLATFORM_VARIABLE] = "cpu" if on_cpu else "cuda"
+    if on_cpu:
+        variables |= platform.environment()
+    options: dict[str, Any] = {
+        "runtime_env": {"env_vars": variables, "worker_process_setup_hook": WORKER_SETUP_HOOK},
+        "log_to_driver": bool(args.sg.verbose),
+        "logging_level": "info" if args.sg.verbose else "warning",
+    }
+    local = "RAY_ADDRESS" not in os.environ
+    if local:
+        options |= {"address": "local", "include_dashboard": False}
+        if on_cpu:
+            options |= {
+                "num_gpus": needed,
+                "num_cpus": needed + CONTROLLER_CPUS,
+                "object_store_memory": 512 * 2**20,
+            }
+    ray.init(**options)
+    _check_resources(needed, on_cpu, local)
+    return local
+
+
+def _check_resources(needed: int, on_cpu: bool, local: bool) -> None:
+    total = ray.cluster_resources()
+    for name, wanted in (("GPU", needed), ("CPU", needed + CONTROLLER_CPUS)):
+        if total.get(name, 0) >= wanted:
+            continue
+        flag = f"--num-{name.lower()}s"
+        hint = (
+            f"start its head with `ray start --head --num-gpus {needed} "
+            f"--num-cpus {needed + CONTROLLER_CPUS}` (logical GPUs: nothing is reserved)"
+            if on_cpu and not local
+            else f"start nodes with {flag}, or lower actor.num_gpus_per_node and vllm.num_engines"
+        )
+        raise ClusterError(
+            f"the Ray cluster has {total.get(name, 0):g} {name}, "
+            f"but this run needs {wanted}: {hint}"
+        )
+
+
+def shut_down(local: bool, run_dir: str | None, grace_seconds: float = 10.0) -> None:
+    """Disconnect; end a local cluster together with every process that this one started.
+
+    The workers' output of a local cluster is kept in ``logs/`` of the run directory.
+    """
+    children = psutil.Process().children(recursive=True) if local else []
+    if local and run_dir and ray.is_initialized():
+        session = Path(ray._private.worker._global_node.get_session_dir_path())
+        keep_worker_logs(session, Path(run_dir))
+    ray.shutdown()
+    deadline = time.time() + grace_seconds
+    alive = _alive(children)
+    while alive and time.time() < deadline:
+        time.sleep(0.1)
+        alive = _alive(alive)
+    for process in alive:
+        try:
+            process.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]

@@ -1,0 +1,201 @@
+"""What the overlay expects of upstream, checked before anything starts.
+
+The overlay subclasses upstream and replaces a few of its module-level names. It is right only for
+the version it was written against, so :func:`check` compares upstream's version, signatures and
+call order with the table below and says in a sentence what moved. It reads source with
+:mod:`ast`; nothing of upstream is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+from importlib import metadata
+from pathlib import Path
+
+from sg_rlhf.upstream_flags import UpstreamChanged, upstream_root
+
+UPSTREAM_VERSION = "0.11.2"
+
+_POLICY_LOSS_FORWARD = (
+    "self, log_probs, old_log_probs, advantages, action_mask, rollout_log_probs, "
+    "dp_size, batch_num_tokens, global_batch_size"
+)
+
+#: (file, qualified name) -> parameter names, in order.
+SIGNATURES: dict[tuple[str, str], str] = {
+    ("models/loss.py", "PolicyLoss.forward"): _POLICY_LOSS_FORWARD,
+    ("models/loss.py", "aggregate_loss"): (
+        "loss, loss_mask, token_level_loss, dp_size, batch_num_tokens, global_batch_size"
+    ),
+    ("models/utils.py", "compute_approx_kl"): (
+        "log_probs, log_probs_base, log_probs_old, kl_estimator, unbiased_gradient"
+    ),
+    ("trainer/ray/ppo_actor.py", "ActorPPOTrainer.ppo_train"): "self, kl_ctl",
+    ("trainer/ray/ppo_actor.py", "ActorPPOTrainer.training_step"): (
+        "self, experience, kl_ctl, step, loss_batch_info"
+    ),
+    ("trainer/ray/ppo_actor.py", "PolicyModelActor.init_model_from_pretrained"): (
+        "self, strategy, pretrain, max_steps, vllm_engines"
+    ),
+    ("trainer/ray/ppo_actor.py", "PolicyModelActor.save_checkpoint"): (
+        "self, tag, client_states, metric_value, metric_key"
+    ),
+    ("utils/deepspeed/deepspeed.py", "DeepspeedStrategy.get_grad_norm"): "self, model",
+    ("utils/distributed_util.py", "stateless_init_process_group"): (
+        "master_address, master_port, rank, world_size, device"
+    ),
+    ("trainer/ray/vllm_worker_wrap.py", "WorkerWrap.update_weight"): (
+        "self, name, dtype, shape, empty_cache"
+    ),
+    ("trainer/ray/vllm_worker_wrap.py", "WorkerWrap.init_process_group"): (
+        "self, master_address, master_port, rank_offset, world_size, group_name, backend, use_ray"
+    ),
+    ("trainer/ray/vllm_engine.py", "RolloutRayActor.__init__"): (
+        "self, *args, bundle_indices, agent_func_path, remote_rm_url, mm_pad_token_ids, **kwargs"
+    ),
+    ("trainer/ray/vllm_engine.py", "RolloutRayActor.generate_responses"): (
+        "self, prompt, label, sampling_params, max_length, hf_tokenizer, num_samples, images"
+    ),
+    ("utils/agent.py", "SingleTurnAgentExecutor._fetch_rewards_via_func"): (
+        "self, queries_list, prompts_list, labels_list"
+    ),
+    ("utils/agent.py", "SingleTurnAgentExecutor._fetch_rewards_via_http"): (
+        "self, queries_list, prompts_list, labels_list"
+    ),
+    ("trainer/ppo_trainer.py", "compute_eval_metrics"): (
+        "eval_dataloader, samples_list, n_samples_per_prompt"
+    ),
+    ("trainer/ppo_trainer.py", "prepare_datasets"): "strategy, tokenizer",
+    ("trainer/ppo_trainer.py", "BasePPOTrainer.__init__"): (
+        "self, strategy, actor_model_group, critic_model_group, reward_model_group, "
+        "reference_model_group, vllm_engines, tokenizer"
+    ),
+    ("trainer/ppo_trainer.py", "BasePPOTrainer.train_step"): "self, rollout_samples, global_step",
+    ("trainer/ppo_trainer.py", "BasePPOTrainer.broadcast_to_vllm"): "self",
+    ("trainer/ppo_trainer.py", "BasePPOTrainer.save_logs_and_checkpoints"): (
+        "self, global_step, logs_dict, client_states"
+    ),
+    ("trainer/ppo_trainer.py", "BasePPOTrainer._compute_rollout_stats"): "self, experiences",
+    ("trainer/ppo_trainer.py", "BasePPOTrainer.init_checkpoint_states"): "self",
+    ("trainer/ppo_trainer.py", "PPOTrainer.fit"): "self, global_step",
+    ("trainer/ppo_trainer.py", "PPOTrainer.evaluate"): "self, global_step, **generate_kwargs",
+    ("trainer/ppo_utils/experience_maker.py", "RemoteExperienceMaker.make_experience"): (
+        "self, samples_list"
+    ),
+    (
+        "trainer/ppo_utils/experience_maker.py",
+        "RemoteExperienceMaker.compute_advantages_and_returns",
+    ): ("self, experiences"),
+}
+
+#: (file, qualified name) -> names that its body must use, in this order.
+CALL_ORDER: dict[tuple[str, str], tuple[str, ...]] = {
+    ("trainer/ray/ppo_actor.py", "ActorPPOTrainer.__init__"): (
+        "PolicyLoss",
+        "_init_vllm_sync_group",
+    ),
+    # wk3 reuses the weights of the policy loss, so the loss must be computed before the KL.
+    ("trainer/ray/ppo_actor.py", "ActorPPOTrainer.training_step"): (
+        "actor_loss_fn",
+        "compute_approx_kl",
+        "backward",
+        "optimizer_step",
+    ),
+    ("trainer/ray/ppo_actor.py", "ActorPPOTrainer._init_vllm_sync_group"): (
+        "stateless_init_process_group",
+    ),
+    ("trainer/ray/ppo_actor.py", "PolicyModelActor.init_model_from_pretrained"): (
+        "ActorPPOTrainer",
+    ),
+    ("trainer/ray/vllm_engine.py", "create_vllm_engines"): ("RolloutRayActor",),
+    ("trainer/ppo_trainer.py", "BasePPOTrainer.__init__"): ("RemoteExperienceMaker",),
+    ("trainer/ppo_trainer.py", "BasePPOTrainer.train_step"): (
+        "make_experience_batch",
+        "_compute_rollout_stats",
+        "ppo_train",
+        "broadcast_to_vllm",
+    ),
+    ("trainer/ppo_trainer.py", "PPOTrainer.evaluate"): ("compute_eval_metrics",),
+    ("cli/train_ppo_ray.py", "train"): (
+        "create_vllm_engines",
+        "PolicyModelActor",
+        "PPOTrainer",
+    ),
+}
+
+
+def check(root: Path | None = None, version: str | None = None) -> None:
+    """Raise unless upstream is what the overlay was written against.
+
+    Args:
+        root: directory of the ``openrlhf`` package; the installed one if None.
+        version: upstream's version; the installed distribution's if None.
+
+    Raises:
+        UpstreamChanged: one sentence naming the file, the name, what was expected and found.
+    """
+    root = root or upstream_root()
+    version = version or metadata.version("openrlhf")
+    if version != UPSTREAM_VERSION:
+        raise UpstreamChanged(
+            f"OpenRLHF {version} is installed, but the overlay is written against "
+            f"{UPSTREAM_VERSION}; run scripts/bootstrap.sh, or port sg_rlhf/overlay"
+        )
+    trees = {
+        file: ast.parse((root / file).read_text())
+        for file in sorted({file for file, _ in (*SIGNATURES, *CALL_ORDER)})
+    }
+    for (file, name), expected in SIGNATURES.items():
+        found = _parameters(_function(trees[file], file, name))
+        if found != expected:
+            raise UpstreamChanged(
+                f"openrlhf/{file}: {name} takes ({found}), but the overlay expects ({expected})"
+            )
+    for (file, name), names in CALL_ORDER.items():
+        _check_order(file, name, names, _used_names(_function(trees[file], file, name)))
+
+
+def _function(tree: ast.Module, file: str, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
+    node: ast.AST = tree
+    for part in name.split("."):
+        body = getattr(node, "body", [])
+        matches = [n for n in body if getattr(n, "name", None) == part]
+        if not matches:
+            raise UpstreamChanged(f"openrlhf/{file}: {name} is gone, and the overlay relies on it")
+        node = matches[0]
+    assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)), name
+    return node
+
+
+def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    a = function.args
+    names = [p.arg for p in (*a.posonlyargs, *a.args)]
+    if a.vararg:
+        names.append(f"*{a.vararg.arg}")
+    names += [p.arg for p in a.kwonlyargs]
+    if a.kwarg:
+        names.append(f"**{a.kwarg.arg}")
+    return ", ".join(names)
+
+
+def _used_names(function: ast.AST) -> list[str]:
+    """Names and attributes in the order in which the source has them."""
+    found = [
+        (node.end_lineno or 0, node.end_col_offset or 0, text)
+        for node in ast.walk(function)
+        if (text := getattr(node, "id", None) or getattr(node, "attr", None))
+        and isinstance(node, (ast.Name, ast.Attribute))
+    ]
+    return [text for _, _, text in sorted(found)]
+
+
+def _check_order(file: str, name: str, expected: tuple[str, ...], used: list[str]) -> None:
+    position = 0
+    for wanted in expected:
+        if wanted not in used[position:]:
+            after = f" after {expected[expected.index(wanted) - 1]}" if position else ""
+            raise UpstreamChanged(
+                f"openrlhf/{file}: {name} no longer uses {wanted}{after}, "
+                "and the overlay relies on it"
+            )
+        position = used.index(wanted, position) + 1

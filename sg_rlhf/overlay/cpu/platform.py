@@ -1,0 +1,180 @@
+"""The CPU platform: every difference from CUDA that upstream meets, in one place.
+
+Upstream calls ``torch.cuda`` directly. Where there is no CUDA, :func:`install` gives those few
+calls a CPU meaning in this process. It runs in the driver and, through Ray's
+``worker_process_setup_hook``, in every worker. Each change waits until the module that it
+concerns is imported, so that a worker which needs no torch does not pay for it. With CUDA nothing
+here runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import wrapt
+
+from sg_rlhf.overlay.cpu import flash_attn_stand_in
+
+#: Set by the driver for every worker, so that workers need not ask torch again.
+PLATFORM_VARIABLE = "SG_PLATFORM"
+
+#: Upstream settings that cannot work without CUDA, and what to use instead.
+REQUIRED_SETTINGS = {
+    "ds.attn_implementation": ("sdpa", "eager"),
+    "ds.packing_samples": (False,),
+    "ds.load_in_4bit": (False,),
+    "ds.use_liger_kernel": (False,),
+    "ds.ring_attn_size": (1,),
+    "ds.tensor_parallel_size": (1,),
+    "train.dynamic_batch_enable": (False,),
+    "vllm.tensor_parallel_size": (1,),
+    "vllm.enable_sleep": (False,),
+    "vllm.sync_backend": ("gloo",),
+    "vllm.sync_with_ray": (False,),
+}
+
+
+class CpuDevice(str):
+    """``torch.cuda.current_device()`` of a machine without CUDA: the device ``cpu``.
+
+    As an argument of ``.to()`` it is "cpu". Formatted into ``f"cuda:{device}"``, as upstream's
+    replay buffer does for a device that it then does not use, it is the valid index 0.
+    """
+
+    def __format__(self, spec: str) -> str:
+        return "0"
+
+
+def active() -> bool:
+    """Whether this process trains without CUDA."""
+    named = os.environ.get(PLATFORM_VARIABLE)
+    if named:
+        return named == "cpu"
+    import torch
+
+    return not torch.cuda.is_available()
+
+
+def environment() -> dict[str, str]:
+    """Variables for every Ray worker; values that the user exported win."""
+    wanted = {
+        PLATFORM_VARIABLE: "cpu",
+        "DS_ACCELERATOR": "cpu",
+        # Several processes share the cores, and products this small gain nothing from threads
+        # that wait for each other. For a larger model export OMP_NUM_THREADS.
+        "OMP_NUM_THREADS": "1",
+        # vLLM would pin its threads to the cores that the trainer's threads use as well.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        # Upstream compiles the entropy anew for every shape of batch: longer than it saves.
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+
+
+def install() -> None:
+    """Make upstream's CUDA calls mean the CPU in this process; call it once, early."""
+    if not active():
+        return
+    os.environ.update(environment())
+    flash_attn_stand_in.install()
+    for module, change in (
+        ("torch", _give_cuda_calls_a_cpu_meaning),
+        ("torch.distributed.device_mesh", _use_cpu_device_mesh),
+        ("deepspeed.runtime.zero.partition_parameters", _wait_for_every_all_gather),
+        ("deepspeed.runtime.zero.partition_parameters", _multiply_in_float32),
+    ):
+        wrapt.register_post_import_hook(change, module)
+
+
+def _give_cuda_calls_a_cpu_meaning(torch: Any) -> None:
+    cuda = torch.cuda
+    cuda.current_device = lambda: CpuDevice("cpu")
+    cuda.current_stream = lambda *_: SimpleNamespace(cuda_stream=0)
+    # torch.compile's tables want a function object of its own under each name.
+    cuda.set_device = lambda _device: None
+    cuda.empty_cache = lambda: None
+    cuda.synchronize = lambda _device=None: None
+
+
+def _use_cpu_device_mesh(module: Any) -> None:
+    # Upstream asks for a "cuda" mesh by name.
+    original = module.init_device_mesh
+
+    @functools.wraps(original)
+    def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> Any:
+        return original("cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+    module.init_device_mesh = init_device_mesh
+
+
+def _wait_for_every_all_gather(module: Any) -> None:
+    """Close a race in DeepSpeed that starts a model on several CPU ranks with damaged weights.
+
+    ``Init._allgather_params_coalesced`` launches one asynchronous all-gather per parameter and
+    waits for the last of them alone. On CUDA a stream keeps their order and a synchronize follows;
+    gloo runs two at a time and the CPU accelerator's synchronize does nothing. So rank 0 could
+    load a checkpoint into a parameter whose all-gather then wrote over it: half of a matrix old,
+    or uninitialised memory, and with it NaN. Gathering one parameter at a time makes the last
+    handle the only one. (DeepSpeed 0.19.6; see docs/operations.md for how it was found.)
+    """
+    original = module.Init._allgather_params_coalesced
+
+    @functools.wraps(original)
+    def one_at_a_time(
+        self: Any, param_list: Any, hierarchy: int = 0, quantize: bool = False
+    ) -> None:
+        for param in param_list:
+            original(self, [param], hierarchy, quantize)
+
+    module.Init._allgather_params_coalesced = one_at_a_time
+
+
+def has_bf16_units() -> bool:
+    """Whether this processor multiplies bf16 matrices in hardware."""
+    import torch
+
+    cpu: Any = torch.cpu
+    return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())
+
+
+def _multiply_in_float32(module: Any) -> None:
+    """Linear layers of bf16 weights as float32 products, rounded to bf16 once.
+
+    On a processor without bf16 units torch's bf16 product is emulated: 14 times slower than
+    converting, for this project's small model (bench/bf16_linear.py). The result is the bf16
+    product with float32 accumulation, which is what hardware units compute too.
+    """
+    if has_bf16_units():
+        return
+    import torch
+
+    original = module.zero3_linear_wrap
+
+    def linear(input: Any, weight: Any, bias: Any = None) -> Any:
+        if input.dtype != torch.bfloat16:
+            return original(input, weight, bias)
+        output = input.float() @ weight.float().t()
+        if bias is not None:
+            output = output + bias.float()
+        return output.to(torch.bfloat16)
+
+    module.zero3_linear_wrap = linear
+
+
+def unmet_settings(value: Any) -> list[str]:
+    """One sentence for each setting that cannot work here.
+
+    Args:
+        value: a function from a dotted key to its resolved value.
+    """
+    problems = []
+    for key, allowed in REQUIRED_SETTINGS.items():
+        if value(key) not in allowed:
+            choices = " or ".join(str(a).lower() for a in allowed)
+            problems.append(f"{key}={value(key)}: without CUDA use {choices}")
+    return problems

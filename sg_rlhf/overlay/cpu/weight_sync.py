@@ -1,0 +1,75 @@
+"""Weight sync between DeepSpeed and vLLM without NCCL.
+
+Upstream broadcasts one parameter at a time over a NCCL communicator and loads each at once. On
+the CPU the communicator is a stateless gloo group, and the engine loads all parameters together:
+vLLM's CPU linear layers repack their weights after loading, so a single tensor cannot be written
+into them later, but ``reload_weights`` rebuilds the layers from checkpoint-format tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
+from vllm.distributed.utils import stateless_init_torch_distributed_process_group
+
+
+class GlooGroup:
+    """The two calls that upstream makes on its NCCL communicator, over gloo."""
+
+    def __init__(self, host: str, port: int, rank: int, world_size: int) -> None:
+        self._group: Any = stateless_init_torch_distributed_process_group(
+            host, port, rank, world_size, backend="gloo"
+        )
+
+    def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
+        """Send ``tensor`` from group rank ``src`` to all, in place; returns when it is done."""
+        del stream
+        options = torch.distributed.BroadcastOptions()
+        options.rootRank = src
+        options.rootTensor = 0
+        self._group.broadcast([tensor], options).wait()
+
+
+def stateless_init_process_group(
+    master_address: str, master_port: int, rank: int, world_size: int, device: Any
+) -> GlooGroup:
+    """Gloo counterpart of upstream's function of this name (same arguments)."""
+    del device
+    return GlooGroup(master_address, master_port, rank, world_size)
+
+
+class CpuWorkerWrap(WorkerWrap):
+    """Receives weights in a vLLM CPU worker and loads them when the last one has come."""
+
+    model_config: Any
+    model_runner: Any
+
+    def init_process_group(
+        self,
+        master_address: str,
+        master_port: int,
+        rank_offset: int,
+        world_size: int,
+        group_name: str,
+        backend: str = "gloo",
+        use_ray: bool = False,
+    ) -> None:
+        """Join the gloo group; only ``sync_backend=gloo`` without Ray exists on the CPU."""
+        assert backend == "gloo" and not use_ray, (backend, use_ray)
+        rank = torch.distributed.get_rank() + rank_offset
+        self._group = GlooGroup(master_address, master_port, rank, world_size)
+        self._received: list[tuple[str, torch.Tensor]] = []
+
+    def update_weight(
+        self, name: str, dtype: torch.dtype, shape: Any, empty_cache: bool = False
+    ) -> None:
+        """Receive one parameter; ``empty_cache`` marks the last one of a sync."""
+        weight = torch.empty(tuple(shape), dtype=dtype)
+        self._group.broadcast(weight, src=0)
+        # A processor without bf16 units has an engine in float32, which holds every bf16 exactly.
+        self._received.append((name, weight.to(self.model_config.dtype)))
+        if empty_cache:
+            received, self._received = self._received, []
+            self.model_runner.reload_weights(weights_iterator=iter(received))

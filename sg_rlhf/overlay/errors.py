@@ -1,0 +1,17 @@
+"""Errors that stop a run on purpose; each carries its whole message, so that it survives Ray."""
+
+
+class RunStopped(RuntimeError):
+    """Base: the run stopped because going on would train on something wrong."""
+
+
+class RewardError(RunStopped):
+    """A rollout has no usable reward."""
+
+
+class NonFiniteError(RunStopped):
+    """A loss or a log-probability is NaN or infinite."""
+
+
+class SyncError(RunStopped):
+    """The engine that samples and the policy that learns disagree about log-probabilities."""

@@ -1,0 +1,79 @@
+"""In-training evaluation that reports accuracy.
+
+Upstream's ``eval_*_pass1`` is the mean reward and ``pass{n}`` the largest reward, which for
+Knights & Knaves lie between -3 and 3. Here both are shares of correct answers, from the ``correct``
+that the reward function reports in ``extra_logs``, and the mean reward has its own name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+#: z of a two-sided 95 % interval.
+Z95 = 1.959964
+
+
+def compute_eval_metrics(
+    eval_dataloader: Any, samples_list: list[Any], n_samples_per_prompt: int
+) -> dict[str, float]:
+    """Accuracy, pass@n, mean reward and length by data source, and over all prompts.
+
+    ``eval_{source}_accuracy`` (= ``_pass1``) is the mean over prompts of the share of correct
+    responses, ``_accuracy_ci95`` the half width of its normal 95 % interval over prompts,
+    ``_pass{n}`` the share of prompts with any correct response (n = number of samples). A reward
+    function that reports no ``correct`` gets no accuracy, only ``_reward_mean``.
+    """
+    if not samples_list:
+        return {}
+    source_of = {
+        prompt: source
+        for sources, prompts, _, _ in eval_dataloader
+        for prompt, source in zip(prompts, sources, strict=True)
+    }
+    groups: dict[str, list[list[Any]]] = defaultdict(list)
+    for start in range(0, len(samples_list), n_samples_per_prompt):
+        group = samples_list[start : start + n_samples_per_prompt]
+        groups[source_of.get(group[0].prompts[0], "unknown")].append(group)
+    logs: dict[str, float] = {}
+    for source, source_groups in sorted(groups.items()):
+        for name, value in _summary(source_groups, n_samples_per_prompt).items():
+            logs[f"eval_{source}_{name}"] = value
+    everything = [group for source_groups in groups.values() for group in source_groups]
+    for name, value in _summary(everything, n_samples_per_prompt).items():
+        logs[f"eval_{name}"] = value
+    logs["eval_num_samples"] = float(len(samples_list))
+    return logs
+
+
+def _summary(groups: list[list[Any]], n: int) -> dict[str, float]:
+    samples = [sample for group in groups for sample in group]
+    summary = {
+        "num_prompts": float(len(groups)),
+        "reward_mean": _mean([float(s.rewards[0]) for s in samples]),
+        "response_length_mean": _mean([float(s.response_length[0]) for s in samples]),
+        "truncated_rate": _mean([float(s.truncated[0]) for s in samples]),
+    }
+    if all("correct" in s.info for s in samples):
+        shares = [_mean([float(s.info["correct"][0]) for s in group]) for group in groups]
+        summary["accuracy"] = summary["pass1"] = _mean(shares)
+        summary["accuracy_ci95"] = _half_width(shares)
+        if n > 1:
+            any_correct = [float(any(float(s.info["correct"][0]) for s in g)) for g in groups]
+            summary[f"pass{n}"] = _mean(any_correct)
+    if all("format_ok" in s.info for s in samples):
+        summary["format_ok"] = _mean([float(s.info["format_ok"][0]) for s in samples])
+    return summary
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _half_width(values: list[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    mean = _mean(values)
+    variance = math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)
+    return Z95 * math.sqrt(variance / len(values))

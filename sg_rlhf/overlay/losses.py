@@ -1,0 +1,195 @@
+"""The pure losses of :mod:`sg_rlhf.algo` in the shape that upstream's trainer calls.
+
+:class:`PolicyLossWithStatistics` stands in for upstream's ``PolicyLoss`` module. For upstream's own
+loss types it calls that module unchanged and only watches; for ours it calls
+:func:`sg_rlhf.algo.policy_loss.policy_loss_terms`. Either way it refuses a non-finite loss before
+backward, so that no optimizer step is taken on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from sg_rlhf.algo.diagnostics import TokenStatistics
+from sg_rlhf.algo.kl import kl_estimate
+from sg_rlhf.algo.policy_loss import policy_loss_terms
+from sg_rlhf.algo.rollout_correction import RolloutCorrectionConfig, rollout_correction
+from sg_rlhf.algo.shaping import TokenWeightConfig, token_weights
+from sg_rlhf.overlay.errors import NonFiniteError
+from sg_rlhf.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES
+
+
+def weight_config(args: Any) -> TokenWeightConfig:
+    """The token weighting of ``args.sg``.
+
+    Raises:
+        ValueError: a constant that the weighting does not take, or a weight that cannot vary.
+    """
+    return TokenWeightConfig.from_settings(args.sg)
+
+
+def needs_weights(args: Any) -> bool:
+    """Whether the run's loss or KL weights tokens."""
+    return (
+        args.actor.policy_loss_type in POLICY_LOSS_TYPES or args.algo.kl.estimator in KL_ESTIMATORS
+    )
+
+
+class PolicyLossWithStatistics(nn.Module):
+    """Upstream's ``PolicyLoss``, or ours by name, with token statistics for every call.
+
+    Args:
+        upstream_loss: the module that upstream's trainer built from the same flags.
+        args: upstream's nested namespace with ``sg``.
+
+    Attributes:
+        weights_BT: weights of the latest call, for the weighted KL; None with a stock loss.
+        mean_weight: the rollout's mean weight for ``sg.normalize=batch_mean``, set by the trainer.
+    """
+
+    def __init__(self, upstream_loss: Any, args: Any) -> None:
+        super().__init__()
+        self.upstream_loss = upstream_loss
+        self.is_ours = args.actor.policy_loss_type in POLICY_LOSS_TYPES
+        self.config = weight_config(args) if self.is_ours else TokenWeightConfig(shaping="uniform")
+        self.correction = RolloutCorrectionConfig(
+            level=upstream_loss.is_correction_level,
+            mode=upstream_loss.is_correction_mode,
+            gating=upstream_loss.is_correction_gating,
+            threshold=tuple(upstream_loss.is_correction_threshold),
+        )
+        self.weights_BT: torch.Tensor | None = None
+        self.mean_weight: float | None = None
+        self._statistics: TokenStatistics | None = None
+
+    def take_statistics(self) -> TokenStatistics:
+        """Statistics since the last call of this method."""
+        taken, self._statistics = self._statistics, None
+        assert taken is not None
+        return taken
+
+    def forward(
+        self,
+        log_probs: torch.Tensor,
+        old_log_probs: torch.Tensor,
+        advantages: torch.Tensor,
+        action_mask: torch.Tensor,
+        rollout_log_probs: torch.Tensor | None = None,
+        **batch_info: Any,
+    ) -> tuple[Any, ...]:
+        """Upstream's signature and return value (loss, clip_ratio, ppo_kl, vllm_kl, is_filter)."""
+        loss = self.upstream_loss
+        coefficient: torch.Tensor | None = None
+        correction: dict[str, torch.Tensor] = {}
+        if self.is_ours:
+            coefficient, correction = rollout_correction(
+                old_log_probs, rollout_log_probs, action_mask, self.correction
+            )
+        # With a stock loss only its statistics are wanted, so that runs can be compared.
+        with torch.set_grad_enabled(self.is_ours and torch.is_grad_enabled()):
+            terms = policy_loss_terms(
+                log_probs,
+                old_log_probs,
+                advantages,
+                action_mask,
+                self.config,
+                loss.clip_eps_low,
+                loss.clip_eps_high,
+                loss.dual_clip,
+                token_level_loss=loss.token_level_loss,
+                mean_weight=self.mean_weight,
+                token_coef_BT=coefficient,
+                **batch_info,
+            )
+        self._add(terms.statistics)
+        if self.is_ours:
+            self.weights_BT = terms.weights_BT
+            metrics = terms.statistics.metric_tensors()
+            result: tuple[Any, ...] = (
+                terms.loss,
+                metrics["clip_ratio"],
+                metrics["ppo_kl"],
+                correction.get("vllm_kl"),
+                correction.get("is_filter_ratio"),
+            )
+        else:
+            result = loss(
+                log_probs,
+                old_log_probs,
+                advantages,
+                action_mask=action_mask,
+                rollout_log_probs=rollout_log_probs,
+                **batch_info,
+            )
+        if not bool(torch.isfinite(result[0])):
+            raise NonFiniteError(
+                f"policy loss {float(result[0])} before the optimizer step: "
+                f"{_describe(log_probs, old_log_probs, advantages, action_mask)}; "
+                "nothing was trained on it"
+            )
+        return result
+
+    def _add(self, statistics: TokenStatistics) -> None:
+        self._statistics = statistics if self._statistics is None else self._statistics + statistics
+
+
+def kl_dispatcher(args: Any, loss: PolicyLossWithStatistics | None) -> Callable[..., torch.Tensor]:
+    """A ``compute_approx_kl`` that knows our estimators and passes all others to upstream's.
+
+    Args:
+        args: upstream's nested namespace with ``sg``.
+        loss: the policy loss whose weights a weighted KL shares; None where there is none (KL in
+            the reward), or with a stock loss: then the weights come from the log-probs.
+    """
+    from openrlhf.models.utils import compute_approx_kl
+
+    def dispatch(
+        log_probs: torch.Tensor,
+        log_probs_base: torch.Tensor,
+        log_probs_old: torch.Tensor | None = None,
+        kl_estimator: str = "k1",
+        unbiased_gradient: bool = False,
+    ) -> torch.Tensor:
+        if kl_estimator not in KL_ESTIMATORS:
+            stock: torch.Tensor = compute_approx_kl(
+                log_probs, log_probs_base, log_probs_old, kl_estimator, unbiased_gradient
+            )
+            return stock
+        weights = loss.weights_BT if loss is not None else None
+        if weights is None:
+            weights = token_weights(log_probs, weight_config(args))
+        return kl_estimate(
+            log_probs,
+            log_probs_base,
+            weights,
+            kl_estimator,
+            old_log_probs=log_probs_old,
+            unbiased_gradient=unbiased_gradient,
+        )
+
+    return dispatch
+
+
+def _describe(
+    log_probs: torch.Tensor,
+    old_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+) -> str:
+    valid = mask.bool()
+    counts = {
+        name: int((~torch.isfinite(x[valid])).sum())
+        for name, x in (
+            ("log_probs", log_probs),
+            ("old log_probs", old_log_probs),
+            ("advantages", advantages),
+        )
+    }
+    found = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    return (
+        f"of {int(valid.sum())} tokens not finite are {found or 'none (an overflow in the loss)'}"
+    )

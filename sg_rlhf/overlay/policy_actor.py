@@ -1,0 +1,162 @@
+"""The policy's trainer: our losses and KL in upstream's update, a row per optimizer step."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import openrlhf.trainer.ray.ppo_actor as upstream
+import ray
+import torch
+
+from sg_rlhf.algo.shaping import weight_sum_and_count
+from sg_rlhf.overlay.cpu import platform
+from sg_rlhf.overlay.errors import NonFiniteError
+from sg_rlhf.overlay.losses import PolicyLossWithStatistics, kl_dispatcher
+
+#: Loss terms that upstream reports per micro-batch, and their name in a row.
+LOSS_TERMS = {"policy_loss": "policy_loss", "kl": "kl", "entropy_loss": "entropy"}
+
+
+class SGActorPPOTrainer(upstream.ActorPPOTrainer):
+    """Upstream's update with our policy loss and KL by name.
+
+    Upstream's flow is untouched: it still computes log-probs, calls ``self.actor_loss_fn`` and
+    ``compute_approx_kl``, runs backward and the optimizer. Stock losses are upstream's own
+    modules, called with upstream's arguments.
+    """
+
+    actor_loss_fn: Any
+
+    def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        if platform.active():
+            from sg_rlhf.overlay.cpu import weight_sync
+
+            upstream.stateless_init_process_group = weight_sync.stateless_init_process_group
+        super().__init__(strategy, *args, **kwargs)
+        self.actor_loss_fn = PolicyLossWithStatistics(self.actor_loss_fn, strategy.args)
+        # training_step reads this name from its module.
+        upstream.compute_approx_kl = kl_dispatcher(strategy.args, self.actor_loss_fn)
+        self._rows: list[dict[str, float]] = []
+        self._window: list[dict[str, float]] = []
+
+    def ppo_train(self, kl_ctl: float) -> dict[str, Any]:
+        """Upstream's epoch over the replay buffer; adds the rows of its optimizer steps."""
+        self._rows, self._window = [], []
+        if self.args.sg.normalize == "batch_mean" and self.actor_loss_fn.is_ours:
+            self.actor_loss_fn.mean_weight = self._rollout_mean_weight()
+        status: dict[str, Any] = super().ppo_train(kl_ctl)
+        # Upstream has the micro-batches' means of these; the rows have the exact ones.
+        norms = [row["grad_norm"] for row in self._rows]
+        if norms:
+            status["grad_norm_mean"] = statistics.fmean(norms)
+            status["grad_norm_max"] = max(norms)
+            status["grad_norm_std"] = statistics.pstdev(norms)
+            for key in self._rows[0]:
+                if key.startswith("sg/"):
+                    status[key] = statistics.fmean(row[key] for row in self._rows)
+        status["sg_optimizer_steps"] = self._rows
+        return status
+
+    def training_step(
+        self, experience: Any, kl_ctl: float, step: int, loss_batch_info: Any = None
+    ) -> dict[str, Any]:
+        """One micro-batch, as upstream does it; closes a row when the optimizer stepped."""
+        engine = self.actor.model
+        steps_before = engine.global_steps
+        status: dict[str, Any] = super().training_step(experience, kl_ctl, step, loss_batch_info)
+        metrics = status["metrics"]
+        self._window.append(
+            {name: float(metrics[key]) for key, name in LOSS_TERMS.items() if key in metrics}
+        )
+        if engine.global_steps > steps_before:
+            self._close_row(metrics)
+        return status
+
+    def _rollout_mean_weight(self) -> float:
+        """Mean weight of all ranks' rollout tokens under the policy that sampled them.
+
+        One divisor for the whole rollout keeps the loss independent of how it is cut into
+        micro-batches, optimizer steps and ranks.
+        """
+        total: Any = sum(
+            weight_sum_and_count(item.action_log_probs, self.actor_loss_fn.config, item.action_mask)
+            for item in self.replay_buffer.items
+        )
+        total = total.to(torch.cuda.current_device())
+        group = self.strategy.ds_device_mesh["dp"].get_group()
+        torch.distributed.all_reduce(total, group=group)
+        return float(total[0] / total[1])
+
+    def _close_row(self, metrics: dict[str, Any]) -> None:
+        loss_fn = self.actor_loss_fn
+        terms = list(self._window[0])
+        means = [statistics.fmean(micro[name] for micro in self._window) for name in terms]
+        sums, means = self._reduce(loss_fn.take_statistics(), means)
+        grad_norm = float(metrics["actor_grad_norm"])
+        row = {
+            "optimizer_step": self.actor.model.global_steps,
+            "grad_norm": grad_norm,
+            "lr": float(metrics["actor_lr"]),
+            "micro_batches": len(self._window),
+            **dict(zip(terms, means, strict=True)),
+            **{f"sg/{name}": value for name, value in sums.metrics().items()},
+        }
+        self._window = []
+        self._rows.append(row)
+        if not grad_norm < float("inf"):
+            raise NonFiniteError(
+                f"gradient norm {grad_norm} at optimizer step {row['optimizer_step']}; "
+                "the weights may be damaged: resume from the last checkpoint"
+            )
+
+    def _reduce(self, stats: Any, means: list[float]) -> tuple[Any, list[float]]:
+        """Sum the statistics and average the losses over data-parallel ranks."""
+        device = torch.cuda.current_device()
+        group = self.strategy.ds_device_mesh["dp"].get_group()
+        size = torch.distributed.get_world_size(group=group)
+        packed = torch.cat([stats.sums.double(), torch.tensor(means, dtype=torch.float64)])
+        packed = packed.to(device)
+        torch.distributed.all_reduce(packed, group=group)
+        packed = packed.cpu()
+        count = stats.sums.numel()
+        return type(stats)(packed[:count]), (packed[count:] / size).tolist()
+
+
+# PolicyModelActor.init_model_from_pretrained looks this name up in its own module.
+upstream.ActorPPOTrainer = SGActorPPOTrainer
+
+
+class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_class):
+    """Upstream's policy actor; adds the probe that compares it with the rollout engine."""
+
+    actor: Any
+    trainer: Any
+
+    def prompt_log_probs(self, sequences: list[list[int]]) -> list[list[float]]:
+        """The trainer's log-probabilities of fixed sequences at temperature 1, one at a time.
+
+        Every rank must be called: under ZeRO-3 a forward pass gathers parameters together.
+        """
+        device = torch.cuda.current_device()
+        temperature, self.actor.temperature = self.actor.temperature, 1.0
+        self.actor.eval()
+        results = []
+        try:
+            with torch.no_grad():
+                for tokens in sequences:
+                    ids = torch.tensor([tokens], device=device)
+                    log_probs = self.actor(
+                        ids,
+                        attention_mask=torch.ones_like(ids),
+                        return_logprobs=True,
+                        ring_attn_group=self.strategy.ring_attn_group,
+                    )
+                    results.append(log_probs[0].float().tolist())
+        finally:
+            self.actor.temperature = temperature
+            self.actor.train()
+        return results
+
+
+RemotePolicyModelActor = ray.remote(num_gpus=1)(SGPolicyModelActor)

