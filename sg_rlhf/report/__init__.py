@@ -1,0 +1,1 @@
+"""Figures and summaries of run directories; reads their files and nothing else."""

@@ -1,0 +1,123 @@
+"""What a run did, on one screen: ``python -m sg_rlhf.report.summary RUN_DIR``.
+
+Writes ``reward.png``, ``grad_norm.png`` and ``summary.json`` into the run directory and prints the
+figures before and after, with intervals, and where everything is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from sg_rlhf import run_log
+
+
+def summarize(run_dir: Path) -> dict[str, Any]:
+    """The figures of a run.
+
+    Raises:
+        ValueError: no run, or one without a single rollout, is there.
+    """
+    metrics = run_log.read(run_dir / run_log.METRICS)
+    rows = run_log.read(run_dir / run_log.OPTIMIZER_STEPS)
+    evaluations = run_log.read(run_dir / run_log.EVALUATIONS)
+    if not metrics or not rows:
+        raise ValueError(f"{run_dir}: no rollouts in {run_log.METRICS}; train into it first")
+    norms = [row["grad_norm"] for row in rows]
+    window = max(1, min(5, len(metrics) // 2))
+    rewards = [row["rollout/reward_mean"] for row in metrics]
+    summary: dict[str, Any] = {
+        "rollouts": metrics[-1]["global_step"],
+        "optimizer_steps": len(rows),
+        "reward_first": statistics.fmean(rewards[:window]),
+        "reward_last": statistics.fmean(rewards[-window:]),
+        "reward_window": window,
+        "grad_norm_mean": statistics.fmean(norms),
+        "grad_norm_std": statistics.pstdev(norms),
+        "grad_norm_max": max(norms),
+        "weight_mean": statistics.fmean(row["sg/weight_mean"] for row in rows),
+        "zeroed_pos": statistics.fmean(row["sg/zeroed_pos"] for row in rows),
+        "seconds_per_rollout": statistics.median(row["timing/step_total"] for row in metrics),
+    }
+    held_out = [row for row in evaluations if "eval_accuracy" in row]
+    if held_out:
+        for name, row in (("before", held_out[0]), ("after", held_out[-1])):
+            summary[f"accuracy_{name}"] = row["eval_accuracy"]
+            summary[f"accuracy_{name}_ci95"] = row["eval_accuracy_ci95"]
+            summary[f"held_out_step_{name}"] = row["global_step"]
+        summary["held_out_prompts"] = held_out[-1]["eval_num_prompts"]
+    return summary
+
+
+def render(summary: dict[str, Any], run_dir: Path) -> str:
+    """The summary as text for a terminal."""
+    lines = [
+        f"{run_dir.name}: {summary['rollouts']} rollouts, "
+        f"{summary['optimizer_steps']} optimizer steps"
+    ]
+    if "accuracy_before" in summary:
+        lines.append(
+            f"  held-out accuracy   {summary['accuracy_before']:.3f} "
+            f"+- {summary['accuracy_before_ci95']:.3f}  ->  {summary['accuracy_after']:.3f} "
+            f"+- {summary['accuracy_after_ci95']:.3f}   "
+            f"({summary['held_out_prompts']:.0f} puzzles, 95 % intervals)"
+        )
+    lines += [
+        f"  training reward     {summary['reward_first']:+.3f}  ->  {summary['reward_last']:+.3f}"
+        f"   (first and last {summary['reward_window']} rollouts)",
+        f"  gradient norm       mean {summary['grad_norm_mean']:.3f}, std "
+        f"{summary['grad_norm_std']:.3f}, max {summary['grad_norm_max']:.3f}",
+        f"  token weight        mean {summary['weight_mean']:.3f}; "
+        f"{summary['zeroed_pos']:.1%} of positive tokens zeroed by the clip",
+        f"  time                {summary['seconds_per_rollout']:.1f} s per rollout (median)",
+        f"  run directory       {run_dir}",
+        f"  plots               {run_dir / 'reward.png'}",
+        f"                      {run_dir / 'grad_norm.png'}",
+    ]
+    checkpoint = run_dir / "checkpoints" / "final"
+    if (checkpoint / "config.json").is_file():
+        lines.append(f"  checkpoint          {checkpoint}  (Hugging Face folder; vLLM loads it)")
+    lines += [
+        "next: the same run with another setting, in a directory of its own:",
+        "  SG_RUN_DIR=runs/lr1e-4 bash examples/scripts/train_grpo_sg_kk.sh actor.adam.lr=1e-4",
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status 0, or 2 if the directory holds no run."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sg_rlhf.report.summary",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
+    run_dir = parser.parse_args(argv).run_dir
+    try:
+        summary = summarize(run_dir)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    from sg_rlhf.report import figures
+
+    name = run_dir.resolve().name
+    figures.reward_figure(
+        run_log.read(run_dir / run_log.METRICS),
+        run_log.read(run_dir / run_log.EVALUATIONS),
+        run_dir / "reward.png",
+        name,
+    )
+    figures.grad_norm_figure(
+        run_log.read(run_dir / run_log.OPTIMIZER_STEPS), run_dir / "grad_norm.png", name
+    )
+    (run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    print(render(summary, run_dir))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

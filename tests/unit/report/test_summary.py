@@ -1,0 +1,71 @@
+"""The summary and the figures of a run directory that the test writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sg_rlhf import run_log
+from sg_rlhf.report import summary
+from sg_rlhf.report.figures import spikes
+
+
+def write_run(run_dir: Path, rollouts: int = 12) -> None:
+    metrics, steps = [], []
+    for i in range(1, rollouts + 1):
+        metrics.append(
+            {
+                "global_step": i,
+                "rollout/reward_mean": i / 10,
+                "rollout/accuracy": i / 20,
+                "timing/step_total": 5.0,
+            }
+        )
+        for half in (0, 1):
+            norm = 2.0 if (i, half) == (9, 1) else 0.1
+            steps.append(
+                {
+                    "global_step": i,
+                    "optimizer_step": 2 * i - 1 + half,
+                    "grad_norm": norm,
+                    "sg/weight_mean": 1.2,
+                    "sg/zeroed_pos": 0.25,
+                }
+            )
+    run_log.append(run_dir / run_log.METRICS, metrics)
+    run_log.append(run_dir / run_log.OPTIMIZER_STEPS, steps)
+    evaluations = [
+        {"global_step": s, "eval_accuracy": a, "eval_accuracy_ci95": 0.05, "eval_num_prompts": 300}
+        for s, a in ((0, 0.25), (6, 0.4), (12, 0.55))
+    ]
+    run_log.append(run_dir / run_log.EVALUATIONS, evaluations)
+
+
+def test_summary_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path)
+    assert summary.main([str(tmp_path)]) == 0
+    figures = summary.summarize(tmp_path)
+    assert figures["accuracy_before"] == 0.25 and figures["accuracy_after"] == 0.55
+    assert figures["reward_first"] == pytest.approx(0.3)
+    assert figures["reward_last"] == pytest.approx(1.0)
+    assert figures["grad_norm_max"] == 2.0 and figures["optimizer_steps"] == 24
+    text = capsys.readouterr().out
+    for word in ("0.250 +- 0.050  ->  0.550 +- 0.050", "25.0% of positive", "reward.png", "next:"):
+        assert word in text
+    for name in ("reward.png", "grad_norm.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "summary.json").is_file()
+
+
+def test_a_directory_without_a_run_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert summary.main([str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}: no rollouts")
+
+
+def test_a_spike_is_three_times_the_running_median() -> None:
+    norms = [0.1] * 10 + [0.31] + [0.1] * 5 + [0.29]
+    assert spikes(norms) == [10]
+    assert spikes([5.0, 0.1, 0.1]) == []
