@@ -1,0 +1,186 @@
+"""The real pipeline on the CPU: Ray, vLLM, DeepSpeed ZeRO-3, a real reward, real files."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from sg_rlhf import run_log
+from tests.integration.conftest import ROOT, Data, command, environment, train
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
+
+
+def test_the_run_directory_holds_every_step(trained: Path) -> None:
+    metrics = run_log.read(trained / run_log.METRICS)
+    steps = run_log.read(trained / run_log.OPTIMIZER_STEPS)
+    assert [row["global_step"] for row in metrics] == [1, 2]
+    # 4 prompts x 4 responses in steps of 8 samples: two optimizer steps per rollout
+    assert [row["optimizer_step"] for row in steps] == [1, 2, 3, 4]
+    assert [row["global_step"] for row in steps] == [1, 1, 2, 2]
+    for row in steps:
+        assert row["micro_batches"] == 2
+        assert math.isfinite(row["grad_norm"]) and math.isfinite(row["policy_loss"])
+        assert 1.0 <= row["sg/weight_mean"] <= 1.2 + 1e-6  # float32
+        assert row["sg/zeroed_pos_at_ratio1"] == 0.0
+        assert row["sg/n_tokens"] > 0
+    for row in metrics:
+        norms = [s["grad_norm"] for s in steps if s["global_step"] == row["global_step"]]
+        assert row["grad_norm_max"] == max(norms)
+        assert 0.0 <= row["rollout/accuracy"] <= 1.0
+        assert -3.0 <= row["rollout/reward_mean"] <= 3.0
+    samples = run_log.read(trained / run_log.SAMPLES)
+    assert len(samples) == 8
+    for sample in samples:
+        assert len(sample["tokens"]) == len(sample["log_probs"])
+        assert sample["reward"] in (3.0, -0.5, -1.0, -3.0)
+    assert "sg/weight_mean" in json.dumps(metrics) and (trained / "config.yaml").is_file()
+    assert list((trained / "tensorboard").rglob("events.out.tfevents.*"))
+
+
+def test_evaluation_is_accuracy_before_and_after(trained: Path) -> None:
+    rows = run_log.read(trained / run_log.EVALUATIONS)
+    assert [row["global_step"] for row in rows] == [0, 2]
+    for row in rows:
+        assert 0.0 <= row["eval_accuracy"] <= 1.0 and row["eval_num_prompts"] == 8
+        assert {"eval_kk_2ppl_accuracy", "eval_kk_3ppl_accuracy"} <= row.keys()
+
+
+def test_engine_and_trainer_are_one_policy_after_every_sync(trained: Path) -> None:
+    for row in run_log.read(trained / run_log.METRICS):
+        assert row["sync/log_prob_diff_mean"] < 0.05
+        assert row["sync/log_prob_diff_max"] < 0.5
+
+
+def test_the_checkpoint_is_a_plain_hugging_face_folder(trained: Path) -> None:
+    folder = trained / "checkpoints" / "final"
+    before = AutoModelForCausalLM.from_pretrained(ROOT / "sg_rlhf" / "lab" / "kk_tiny")
+    after = AutoModelForCausalLM.from_pretrained(folder)
+    AutoTokenizer.from_pretrained(folder)
+    changed = [
+        name
+        for (name, old), new in zip(before.named_parameters(), after.parameters(), strict=True)
+        if not torch.equal(old, new)
+    ]
+    assert len(changed) > 10
+    assert all(torch.isfinite(p).all() for p in after.parameters())
+
+
+def test_a_second_start_resumes_and_ctrl_c_leaves_no_process(
+    trained: Path, data: Data, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "resumed"
+    shutil.copytree(trained, run_dir)
+    more = ["data.max_samples=16", f"ckpt.path={run_dir}/checkpoints/deepspeed"]
+    process = subprocess.Popen(
+        command(run_dir, data, *more), cwd=ROOT, env=environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    children: set[int] = set()
+    deadline = time.time() + 600
+    while process.poll() is None and time.time() < deadline:
+        children |= {c.pid for c in psutil.Process(process.pid).children(recursive=True)}
+        if len(run_log.read(run_dir / run_log.METRICS)) > 2:
+            break
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 130, output
+    assert "resuming from global_step2" in output and "interrupted" in output
+    time.sleep(1)
+    assert not [pid for pid in children if psutil.pid_exists(pid) and _is_alive(pid)]
+
+    result = train(run_dir, data, *more)
+    assert result.returncode == 0, result.stdout + result.stderr
+    steps = [row["global_step"] for row in run_log.read(run_dir / run_log.METRICS)]
+    assert steps == [1, 2, 3, 4]
+    optimizer = [r["optimizer_step"] for r in run_log.read(run_dir / run_log.OPTIMIZER_STEPS)]
+    assert optimizer == [1, 2, 3, 4, 5, 6, 7, 8]
+    first = run_log.read(trained / run_log.METRICS)
+    assert run_log.read(run_dir / run_log.METRICS)[:2] == first
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_failing_reward_stops_the_run_with_the_sample(data: Data, tmp_path: Path) -> None:
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "def reward_func(queries, prompts, labels):\n    raise KeyError('no gold for this one')\n"
+    )
+    result = train(tmp_path / "run", data, f"reward.remote_url={reward}")
+    assert result.returncode == 1, result.stdout + result.stderr
+    (line,) = [x for x in result.stderr.splitlines() if x.startswith("stopped:")]
+    assert "the reward function failed on a rollout (KeyError: 'no gold for this one')" in line
+    assert "is a kn" in line and "the sample ends:" in line
+
+
+def test_two_zero3_ranks_two_engines_and_grpo(data: Data, tmp_path: Path) -> None:
+    run_dir = tmp_path / "two"
+    result = train(
+        run_dir, data,
+        "actor.num_gpus_per_node=2", "ref.num_gpus_per_node=2", "vllm.num_engines=2",
+        "actor.policy_loss_type=ppo", "algo.kl.estimator=k3", "data.max_samples=4",
+        "sg.eval_at_start=false", "sg.eval_at_end=false", "train.micro_batch_size=2",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    (row,) = run_log.read(run_dir / run_log.METRICS)
+    assert row["sync/log_prob_diff_mean"] < 0.05
+    for step in run_log.read(run_dir / run_log.OPTIMIZER_STEPS):
+        assert step["sg/weight_mean"] == 1.0 and math.isfinite(step["grad_norm"])
+        assert step["micro_batches"] == 2
+
+
+def test_usage_errors_exit_2_before_anything_starts(data: Data, tmp_path: Path) -> None:
+    for overrides, words in (
+        (["sg.form=quotient", "sg.upper=1.4"], ["plain GRPO", "allow_constant"]),
+        (["data.prompt_dataset=gone.jsonl"], ["data.prompt_dataset=gone.jsonl", "no such file"]),
+        (["ds.packing_samples=true"], ["ds.packing_samples", "without CUDA"]),
+        (["rollout.n_samples_per_prompt=1"], ["n_samples_per_prompt > 1"]),
+        (["actor.adam.lrr=1"], ["did you mean actor.adam.lr?"]),
+    ):
+        run_dir = tmp_path / "never"
+        result = train(run_dir, data, *overrides)
+        assert result.returncode == 2, result.stderr
+        (line,) = [x for x in result.stderr.splitlines() if x.startswith("error:")]
+        for word in words:
+            assert word in line, line
+        assert not run_dir.exists()
+
+
+def test_zero3_ranks_load_the_checkpoint_undamaged() -> None:
+    """The race that ``platform._wait_for_every_all_gather`` closes, on two real gloo ranks."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(ROOT / "tests" / "integration" / "load_on_two_ranks.py")],
+            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={
+                **environment(), "PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": "0",
+            },
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    for process in ranks:
+        output, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+        assert output.splitlines()[-1] == "5 loads, 0 damaged parameters, rotary float32"
