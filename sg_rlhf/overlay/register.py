@@ -14,10 +14,11 @@ WORKER_SETUP_HOOK = "sg_rlhf.overlay.register.worker_setup"
 
 def worker_setup() -> None:
     """Ray's ``worker_process_setup_hook``: runs first in every worker process."""
-    from sg_rlhf.overlay import rotary
+    from sg_rlhf.overlay import jit_builds, rotary
     from sg_rlhf.overlay.cpu import platform
 
     platform.install()
+    jit_builds.install()
     rotary.install()
 
 

@@ -18,6 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sg_rlhf import run_log
+from sg_rlhf.overlay import jit_builds
 from tests.integration.conftest import ROOT, Data, command, environment, train
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
@@ -165,7 +166,13 @@ def test_usage_errors_exit_2_before_anything_starts(data: Data, tmp_path: Path) 
 
 
 def test_zero3_ranks_load_the_checkpoint_undamaged() -> None:
-    """The race that ``platform._wait_for_every_all_gather`` closes, on two real gloo ranks."""
+    """The race that ``platform._wait_for_every_all_gather`` closes, on two real gloo ranks.
+
+    They also start over the lock of a build that was killed, which torch alone waits for forever.
+    """
+    build = jit_builds.folder() / "deepspeed_shm_comm"
+    build.mkdir(parents=True, exist_ok=True)
+    (build / "lock").touch()
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]

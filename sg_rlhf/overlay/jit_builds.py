@@ -1,0 +1,49 @@
+"""DeepSpeed's C++ operators, compiled at first use, survive a killed run.
+
+torch guards such a build with a plain file named ``lock``. A process killed while it compiles
+leaves that file behind, and every later run that needs the operator waits for its removal without
+end and without a word. Here the kernel holds the lock instead, which dies with its process, and
+each environment builds in a folder of its own: a file ``lock`` found under that lock is a dead
+one. A user's own ``TORCH_EXTENSIONS_DIR`` may be shared with other programs and is left alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import wrapt
+
+VARIABLE = "TORCH_EXTENSIONS_DIR"
+
+
+def folder() -> Path:
+    """Where this environment builds: beside its packages, so that two never share a build."""
+    return Path(sys.prefix) / "torch_extensions"
+
+
+def install() -> None:
+    """Guard the builds of this process; call it before anything is built."""
+    if VARIABLE not in os.environ and os.access(sys.prefix, os.W_OK):
+        os.environ[VARIABLE] = str(folder())
+    if os.environ.get(VARIABLE) == str(folder()):
+        wrapt.register_post_import_hook(_guard, "torch.utils.cpp_extension")
+
+
+def _guard(module: Any) -> None:
+    from filelock import FileLock
+
+    original = module.load
+
+    @functools.wraps(original)
+    def load(name: str, *args: Any, **kwargs: Any) -> Any:
+        build = folder() / name
+        build.mkdir(parents=True, exist_ok=True)
+        with FileLock(build.with_suffix(".flock")):
+            (build / "lock").unlink(missing_ok=True)
+            return original(name, *args, **kwargs)
+
+    module.load = load
