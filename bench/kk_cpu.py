@@ -98,8 +98,11 @@ def main() -> None:
     arguments = parser.parse_args()
     grpo_seeds = arguments.seeds if arguments.grpo_seeds is None else arguments.grpo_seeds
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in RECIPES}
-    for name, seeds in (("grpo_sg", arguments.seeds), ("grpo", grpo_seeds)):
-        for seed in seeds:
+    # Side by side: a machine that slows down in the middle slows both recipes.
+    for seed in sorted({*arguments.seeds, *grpo_seeds}):
+        for name, seeds in (("grpo_sg", arguments.seeds), ("grpo", grpo_seeds)):
+            if seed not in seeds:
+                continue
             run_dir = arguments.runs / f"{name}_s{seed}"
             run = train(RECIPES[name], seed, run_dir, arguments.overrides)
             runs[name].append(run)
