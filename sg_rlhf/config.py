@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from yaml import YAMLError
 
 from sg_rlhf.upstream_flags import Flag, flags
@@ -33,6 +41,26 @@ MODULE_KEYS = ("reward.remote_url", "train.agent_func_path", "actor.model_name_o
 
 class ConfigError(ValueError):
     """A recipe or an override is wrong; the message is one line for the user."""
+
+
+class EvalSet(BaseModel):
+    """One held-out set with settings of its own; upstream has one temperature and n for all."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$", description="its name in the metrics")
+    dataset: str = Field(min_length=1, description="JSONL file, or what eval.dataset takes")
+    temperature: float = Field(ge=0.0, description="0 is greedy")
+    n_samples_per_prompt: int = Field(1, ge=1, description="16 for avg@16 and pass@16")
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    max_new_tokens: int | None = Field(None, ge=1, description="default: rollout.max_new_tokens")
+    limit: int | None = Field(None, ge=1, description="only the first prompts")
+
+    @model_validator(mode="after")
+    def _greedy_once(self) -> EvalSet:
+        if self.temperature == 0 and self.n_samples_per_prompt > 1:
+            raise ValueError("temperature 0 gives the same response n times: set it above 0 or n=1")
+        return self
 
 
 class SGSettings(BaseModel):
@@ -64,6 +92,11 @@ class SGSettings(BaseModel):
     run_dir: str | None = Field(None, description="where metrics, samples and plots are written")
     eval_at_start: bool = Field(True, description="evaluate before the first update")
     eval_at_end: bool = Field(True, description="evaluate after the last update")
+    eval_sets: list[EvalSet] = Field(
+        [],
+        description="held-out sets with settings of their own, instead of eval.dataset: "
+        "a list of {name, dataset, temperature, n_samples_per_prompt, ...}",
+    )
     samples_per_step: int = Field(4, ge=0, description="rollouts kept in samples.jsonl per step")
     sync_check_every: int = Field(
         0,
@@ -83,6 +116,19 @@ class SGSettings(BaseModel):
         "auto", description="auto: online with a key, else an offline run in the run directory"
     )
     verbose: bool = Field(False, description="print the workers' output instead of a progress bar")
+
+    @field_validator("eval_sets", mode="before")
+    @classmethod
+    def _from_command_line(cls, value: Any) -> Any:
+        return json.loads(value) if isinstance(value, str) else value
+
+    @field_validator("eval_sets")
+    @classmethod
+    def _distinct_names(cls, sets: list[EvalSet]) -> list[EvalSet]:
+        names = [s.name for s in sets]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two sets have the same name: {', '.join(names)}")
+        return sets
 
 
 SG_KEYS = {f"sg.{name}": info for name, info in SGSettings.model_fields.items()}
@@ -130,7 +176,7 @@ class Config:
         for key, value in self.values.items():
             argv += _flag_argv(flags()[key], value)
         for key, value in _flat_sg(self).items():
-            if value is not None:
+            if value not in (None, []):
                 argv += [f"--{key}", _text(value)]
         return argv
 
@@ -140,7 +186,18 @@ def _flat_sg(config: Config) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return json.dumps(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def validation_message(error: ValidationError) -> tuple[str, str]:
+    """The ``sg`` key of a pydantic error, and one line about it."""
+    first = error.errors()[0]
+    key = "sg." + ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        return key, f"{key}: not set"
+    return key, f"{key}={first.get('input')!r}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def _flag_argv(flag: Flag, value: Any) -> list[str]:
@@ -276,11 +333,14 @@ def _check(flat: dict[str, Any], origin: dict[str, str], sources: tuple[str, ...
     try:
         settings = SGSettings(**sg)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = "sg." + ".".join(map(str, first["loc"][:1]))
+        key, message = validation_message(error)
+        section = ".".join(key.split(".")[:2])
+        raise ConfigError(f"{origin.get(section, 'recipe')}: {message}") from None
+    if settings.eval_sets and values.get("eval.dataset"):
         raise ConfigError(
-            f"{origin.get(key, 'recipe')}: {key}={first.get('input')!r}: {first['msg']}"
-        ) from None
+            f"{origin.get('eval.dataset', 'recipe')}: eval.dataset={values['eval.dataset']}: "
+            "not used beside sg.eval_sets; set one of them to null or []"
+        )
     return Config(values=values, sg=settings, sources=sources)
 
 

@@ -94,8 +94,10 @@ def describe_weighting(config: Config) -> str:
 
 def check_files(config: Config) -> None:
     """Fail before Ray starts if a local file that the recipe names is not there."""
-    for key in ("data.prompt_dataset", "eval.dataset"):
-        for name in str(config.value(key) or "").split(","):
+    named = {key: config.value(key) for key in ("data.prompt_dataset", "eval.dataset")}
+    named |= {f"sg.eval_sets, {s.name}": s.dataset for s in config.sg.eval_sets}
+    for key, names in named.items():
+        for name in str(names or "").split(","):
             path = Path(name.strip())
             if path.suffix in {".json", ".jsonl", ".parquet", ".csv"} and not path.is_file():
                 raise ConfigError(

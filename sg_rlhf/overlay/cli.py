@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sg_rlhf.config import SGSettings
+from sg_rlhf.config import SGSettings, validation_message
 from sg_rlhf.overlay import contract
 from sg_rlhf.upstream_flags import KL_ESTIMATORS, UpstreamChanged, build_parser, validate_args
 
@@ -43,8 +43,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     try:
         settings = SGSettings(**{k: v for k, v in given.items() if v is not None})
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"--sg.{first['loc'][0]} {first.get('input')!r}: {first['msg']}") from None
+        raise UsageError(f"--{validation_message(error)[1]}") from None
     remarks = io.StringIO()
     try:
         with contextlib.redirect_stdout(remarks):
@@ -69,6 +68,10 @@ def _check(args: Any) -> None:
         raise UsageError(
             "sg.advantage_std=population needs algo.advantage.estimator=group_norm and "
             "algo.kl.use_loss=true (the KL inside the reward would be rescaled too)"
+        )
+    if args.sg.eval_sets and args.train.async_enable:
+        raise UsageError(
+            "sg.eval_sets: upstream's asynchronous trainer has one evaluation; use eval.dataset"
         )
     if needs_weights(args):
         try:

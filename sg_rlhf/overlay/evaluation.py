@@ -8,11 +8,20 @@ that the reward function reports in ``extra_logs``, and the mean reward has its 
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
+
+from sg_rlhf.config import EvalSet
 
 #: z of a two-sided 95 % interval.
 Z95 = 1.959964
+#: What is kept of each of several sets, beside ``pass{n}``.
+SUMMARIES = (
+    "accuracy", "accuracy_ci95", "num_prompts", "reward_mean", "response_length_mean",
+    "truncated_rate", "format_ok",
+)  # fmt: skip
 
 
 def compute_eval_metrics(
@@ -44,6 +53,56 @@ def compute_eval_metrics(
     for name, value in _summary(everything, n_samples_per_prompt).items():
         logs[f"eval_{name}"] = value
     logs["eval_num_samples"] = float(len(samples_list))
+    return logs
+
+
+def dataloader(eval_set: EvalSet, args: Any, strategy: Any, tokenizer: Any) -> Any:
+    """The prompts of one set, read as upstream reads ``eval.dataset``."""
+    from openrlhf.datasets import PromptDataset
+    from openrlhf.datasets.utils import blending_datasets
+
+    rows = blending_datasets(eval_set.dataset, None, strategy, dataset_split=args.eval.split)
+    if eval_set.limit is not None:
+        rows = rows.select(range(min(eval_set.limit, len(rows))))
+    prompts = PromptDataset(rows, tokenizer, strategy, input_template=args.data.input_template)
+    return strategy.setup_dataloader(prompts, 1, True, False, prompts.collate_fn)
+
+
+def sampling(eval_set: EvalSet) -> dict[str, Any]:
+    """The set's own settings, as upstream's generation takes them."""
+    settings: dict[str, Any] = {
+        "temperature": eval_set.temperature,
+        "n_samples_per_prompt": eval_set.n_samples_per_prompt,
+        "top_p": eval_set.top_p,
+    }
+    if eval_set.max_new_tokens is not None:
+        settings["max_new_tokens"] = eval_set.max_new_tokens
+    return settings
+
+
+def combine(by_set: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of several sets as one row.
+
+    Every ``eval_X`` of a set becomes ``eval_{set}_X``; sources inside a set are left out.
+    ``eval_accuracy`` is the plain mean over the sets, as the paper averages its columns, with the
+    half width of independent sets; ``eval_reward_mean`` likewise.
+    """
+    logs: dict[str, float] = {}
+    for name, metrics in by_set.items():
+        for key in SUMMARIES:
+            if f"eval_{key}" in metrics:
+                logs[f"eval_{name}_{key}"] = metrics[f"eval_{key}"]
+        for key in metrics:
+            if re.fullmatch(r"eval_pass\d+", key):
+                logs[f"eval_{name}_{key.removeprefix('eval_')}"] = metrics[key]
+    logs["eval_num_prompts"] = math.fsum(m["eval_num_prompts"] for m in by_set.values())
+    for key in ("accuracy", "reward_mean"):
+        values = [m[f"eval_{key}"] for m in by_set.values() if f"eval_{key}" in m]
+        if values and len(values) == len(by_set):
+            logs[f"eval_{key}"] = _mean(values)
+    if "eval_accuracy" in logs:
+        widths = [m["eval_accuracy_ci95"] for m in by_set.values()]
+        logs["eval_accuracy_ci95"] = math.hypot(*widths) / len(widths)
     return logs
 
 

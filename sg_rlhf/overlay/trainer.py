@@ -15,6 +15,7 @@ from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from openrlhf.utils.logging_utils import WandbLogger
 
 from sg_rlhf import run_log
+from sg_rlhf.config import EvalSet
 from sg_rlhf.overlay import evaluation, experience, progress
 from sg_rlhf.overlay.errors import SyncError
 
@@ -44,6 +45,12 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._samples: list[dict[str, Any]] = []
         self._evaluated: int | None = None
         super().__init__(pretrain, strategy, *args, **kwargs)
+        sets = [EvalSet(**s) for s in self._sg.eval_sets]
+        self._eval_sets = [
+            (s, evaluation.dataloader(s, self.args, strategy, self.tokenizer)) for s in sets
+        ]
+        if self._eval_sets:  # upstream evaluates only if it has a loader
+            self.eval_dataloader = self._eval_sets[0][1]
         self._open_loggers()
 
     # -- logging -------------------------------------------------------------------------------
@@ -181,14 +188,18 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         # Upstream sends this many prompts at a time and waits for the slowest of them.
         trained_on, rollout.batch_size = rollout.batch_size, max(EVALUATED, rollout.batch_size)
         try:
-            logs: dict[str, float] = super().evaluate(global_step, **generate_kwargs)
+            logs: dict[str, float] = (
+                self._evaluate_sets(global_step, generate_kwargs)
+                if self._eval_sets
+                else super().evaluate(global_step, **generate_kwargs)
+            )
         finally:
             rollout.batch_size = trained_on
         self._evaluated = global_step
+        settings = ("temperature", "n_samples_per_prompt")
         row = {
             "global_step": global_step,
-            "temperature": generate_kwargs["temperature"],
-            "n_samples_per_prompt": generate_kwargs["n_samples_per_prompt"],
+            **({} if self._eval_sets else {key: generate_kwargs[key] for key in settings}),
             "seconds": time.time() - started,
             **logs,
         }
@@ -197,6 +208,14 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             if logger:
                 logger.log_eval(global_step, logs)
         return logs
+
+    def _evaluate_sets(self, global_step: int, generate_kwargs: dict[str, Any]) -> dict[str, float]:
+        by_set = {}
+        for eval_set, loader in self._eval_sets:
+            self.eval_dataloader = self.samples_generator.eval_dataloader = loader
+            settings = {**generate_kwargs, **evaluation.sampling(eval_set)}
+            by_set[eval_set.name] = super().evaluate(global_step, **settings)
+        return evaluation.combine(by_set)
 
     # -- weight sync ---------------------------------------------------------------------------
 

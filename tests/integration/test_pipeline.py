@@ -132,13 +132,18 @@ def test_a_failing_reward_stops_the_run_with_the_sample(data: Data, tmp_path: Pa
     assert "is a kn" in line and "the sample ends:" in line
 
 
-def test_two_zero3_ranks_two_engines_and_grpo(data: Data, tmp_path: Path) -> None:
-    run_dir = tmp_path / "two"
+def test_two_zero3_ranks_two_engines_grpo_and_several_eval_sets(data: Data, tmp_path: Path) -> None:
+    run_dir, test_set = tmp_path / "two", str(data.folder / "test.jsonl")
     result = train(
         run_dir, data,
         "actor.num_gpus_per_node=2", "ref.num_gpus_per_node=2", "vllm.num_engines=2",
         "actor.policy_loss_type=ppo", "algo.kl.estimator=k3", "data.max_samples=4",
-        "sg.eval_at_start=false", "sg.eval_at_end=false", "train.micro_batch_size=2",
+        "sg.eval_at_start=false", "train.micro_batch_size=2", "eval.dataset=null",
+        "sg.eval_sets=" + json.dumps([
+            {"name": "greedy", "dataset": test_set, "temperature": 0.0},
+            {"name": "avg3", "dataset": test_set, "temperature": 1.0, "n_samples_per_prompt": 3,
+             "max_new_tokens": 16, "limit": 4},
+        ]),
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     (row,) = run_log.read(run_dir / run_log.METRICS)
@@ -146,6 +151,12 @@ def test_two_zero3_ranks_two_engines_and_grpo(data: Data, tmp_path: Path) -> Non
     for step in run_log.read(run_dir / run_log.OPTIMIZER_STEPS):
         assert step["sg/weight_mean"] == 1.0 and math.isfinite(step["grad_norm"])
         assert step["micro_batches"] == 2
+    (evaluated,) = run_log.read(run_dir / run_log.EVALUATIONS)
+    assert evaluated["eval_greedy_num_prompts"] == 8 and evaluated["eval_avg3_num_prompts"] == 4
+    assert evaluated["eval_avg3_response_length_mean"] <= 16
+    assert "eval_avg3_pass3" in evaluated and "eval_greedy_pass1" in evaluated
+    mean = (evaluated["eval_greedy_accuracy"] + evaluated["eval_avg3_accuracy"]) / 2
+    assert evaluated["eval_accuracy"] == pytest.approx(mean)
 
 
 def test_usage_errors_exit_2_before_anything_starts(data: Data, tmp_path: Path) -> None:

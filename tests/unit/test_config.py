@@ -123,3 +123,58 @@ def test_every_upstream_flag_is_a_key_and_survives_the_round_trip() -> None:
         argv = load_config(None, []).with_values({key: value}).to_argv()
         cut = next(i for i, a in enumerate(argv) if a.startswith("--sg."))
         assert vars(build_parser().parse_args(argv[:cut]))[key] == value, key
+
+
+EVAL_SETS = """\
+sg:
+  eval_sets:
+    - {name: math500, dataset: math500.jsonl, temperature: 0.0}
+    - {name: amc, dataset: amc.jsonl, temperature: 1.0, n_samples_per_prompt: 16, limit: 8}
+"""
+
+
+def test_eval_sets_go_through_the_recipe_the_command_line_and_back(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(EVAL_SETS)
+    config = load_config(tmp_path / "recipe.yaml")
+    greedy, sampled = config.sg.eval_sets
+    assert (greedy.temperature, greedy.n_samples_per_prompt, greedy.limit) == (0.0, 1, None)
+    assert (sampled.temperature, sampled.n_samples_per_prompt, sampled.limit) == (1.0, 16, 8)
+    (tmp_path / "again.yaml").write_text(config.to_yaml())
+    assert load_config(tmp_path / "again.yaml").sg == config.sg
+    argv = config.to_argv()
+    assert SGSettings(eval_sets=argv[argv.index("--sg.eval_sets") + 1]) == config.sg
+    assert "--sg.eval_sets" not in load_config(None).to_argv()
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("sg.eval_sets=[{name: a, dataset: x}]", ["sg.eval_sets.0.temperature", "not set"]),
+        (
+            "sg.eval_sets=[{name: a, dataset: x, temperature: 0, n_samples_per_prompt: 4}]",
+            ["sg.eval_sets.0", "n=1"],
+        ),
+        ("sg.eval_sets=[{name: a b, dataset: x, temperature: 0}]", ["sg.eval_sets.0.name='a b'"]),
+        (
+            "sg.eval_sets=[{name: a, dataset: x, temperature: 0}, "
+            "{name: a, dataset: y, temperature: 0}]",
+            ["same name"],
+        ),
+        (
+            "sg.eval_sets=[{name: a, dataset: x, temperature: 0, temprature: 1}]",
+            ["sg.eval_sets.0.temprature"],
+        ),
+    ],
+)
+def test_a_wrong_eval_set_gets_one_line(override: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(None, [override])
+    for word in ("command line", *words):
+        assert word in str(error.value), str(error.value)
+
+
+def test_eval_sets_and_eval_dataset_exclude_each_other() -> None:
+    sets = "sg.eval_sets=[{name: a, dataset: x, temperature: 0}]"
+    with pytest.raises(ConfigError, match=r"eval\.dataset=d\.jsonl: not used beside"):
+        load_config(None, [sets, "eval.dataset=d.jsonl"])
+    assert load_config(None, [sets, "eval.dataset=null"]).sg.eval_sets

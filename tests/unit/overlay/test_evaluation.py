@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sg_rlhf.overlay.evaluation import compute_eval_metrics
+from sg_rlhf.overlay.evaluation import combine, compute_eval_metrics
 
 
 def sample(prompt: str, reward: float, correct: float | None, length: int = 5) -> Any:
@@ -49,3 +49,23 @@ def test_a_reward_function_without_correctness_gets_no_accuracy() -> None:
 
 def test_no_samples_no_metrics() -> None:
     assert compute_eval_metrics(LOADER, [], 4) == {}
+
+
+def test_several_sets_average_as_the_paper_averages_its_columns() -> None:
+    greedy = compute_eval_metrics(LOADER, [sample("p1", 1.0, 1.0)], 1)
+    sampled = compute_eval_metrics(
+        LOADER, [sample("p1", 1.0, 1.0), sample("p1", 0.0, 0.0), *[sample("p2", 0.0, 0.0)] * 2], 2
+    )
+    logs = combine({"math500": greedy, "amc": sampled})
+    assert logs["eval_math500_accuracy"] == 1.0 and logs["eval_amc_accuracy"] == 0.25
+    assert logs["eval_amc_pass2"] == 0.5 and "eval_math500_pass2" not in logs
+    assert logs["eval_accuracy"] == 0.625 and logs["eval_num_prompts"] == 3
+    assert logs["eval_accuracy_ci95"] == pytest.approx(sampled["eval_accuracy_ci95"] / 2)
+    assert not any("_a_" in key or "_b_" in key for key in logs)
+
+
+def test_a_set_without_accuracy_leaves_the_mean_out() -> None:
+    graded = compute_eval_metrics(LOADER, [sample("p1", 1.0, 1.0)], 1)
+    ungraded = compute_eval_metrics(LOADER, [sample("p1", 1.0, None)], 1)
+    logs = combine({"x": graded, "y": ungraded})
+    assert "eval_accuracy" not in logs and logs["eval_reward_mean"] == 1.0
