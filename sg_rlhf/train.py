@@ -146,6 +146,14 @@ def prepare_run_dir(config: Config, run_dir: Path) -> bool:
     return resuming
 
 
+def _remark_on_this_machine(args: argparse.Namespace) -> None:
+    """A dry run may be for another machine: what would not start here is only a remark."""
+    try:
+        cli.check_platform(args)
+    except cli.UsageError as error:
+        print(f"# not on this machine: {error}")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Exit status 0; 2 for a wrong recipe; 1 when the run stopped; 130 when interrupted."""
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
@@ -160,10 +168,11 @@ def main(argv: list[str] | None = None) -> int:
             print(f"# {weighting}".replace("\n", "\n# "))
             print("# upstream command line")
             print(shlex.join(["python", "-m", "sg_rlhf.overlay.cli", *config.to_argv()]))
-            cli.parse(config.to_argv())
+            _remark_on_this_machine(cli.parse(config.to_argv()))
             return 0
         check_files(config)
         args = cli.parse(config.to_argv())
+        cli.check_platform(args)
         args.ckpt.load_enable = prepare_run_dir(config, run_dir)
     except (ConfigError, cli.UsageError, UpstreamChanged) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import io
 import os
 import signal
@@ -59,7 +60,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _check(args: Any) -> None:
-    from sg_rlhf.overlay.cpu import platform
     from sg_rlhf.overlay.losses import needs_weights, weight_config
 
     if args.sg.advantage_std == "population" and not (
@@ -78,20 +78,24 @@ def _check(args: Any) -> None:
             weight_config(args)
         except ValueError as error:
             raise UsageError(str(error)) from None
-    if platform.active():
 
-        def value(key: str) -> Any:
-            node = args
-            for part in key.split("."):
-                node = getattr(node, part)
-            return node
 
-        problems = platform.unmet_settings(value)
-        if problems:
-            raise UsageError(
-                "; ".join(problems)
-                + " (no CUDA here; SG_PLATFORM=cuda if the cluster's nodes have it)"
-            )
+def check_platform(args: Any) -> None:
+    """Refuse settings that cannot work on this machine.
+
+    Raises:
+        UsageError: naming each key and what to use instead.
+    """
+    from sg_rlhf.overlay.cpu import platform
+
+    def value(key: str) -> Any:
+        return functools.reduce(getattr, key.split("."), args)
+
+    problems = platform.unmet_settings(value) if platform.active() else []
+    if problems:
+        raise UsageError(
+            "; ".join(problems) + " (no CUDA here; SG_PLATFORM=cuda if the cluster's nodes have it)"
+        )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -195,6 +199,7 @@ def main(argv: list[str] | None = None) -> int:
     """The command: parse, then :func:`execute`."""
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
+        check_platform(args)
     except (UsageError, UpstreamChanged) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
