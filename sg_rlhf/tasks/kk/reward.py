@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sg_rlhf.tasks import response
 from sg_rlhf.tasks.kk.grading import Reason, Scheme, Score, score
 from sg_rlhf.tasks.kk.prompt import THINK
 
@@ -21,26 +22,12 @@ RewardFunc = Callable[[list[str], list[str], list[str]], dict[str, Any]]
 
 
 def response_of(query: str, prompt: str) -> str:
-    """The response inside a query (prompt and response, decoded together).
+    """The response inside a query (see `tasks.response`).
 
-    A tokenizer round trip can change white space or add a token at the front, and a prompt that is
-    too long loses its beginning. Then the prompt's end is looked for as its last 100 characters,
-    and as its last `<think>` counted from the left. The first place found counts: a response that
-    writes a new assistant turn must not choose which part of it is graded. If neither is there, the
-    whole query is returned, which breaks the format, since the prompt holds the tags as well.
+    If the prompt's end is not found, the whole query is returned, which breaks the format, since
+    the prompt holds the tags as well.
     """
-    if query.startswith(prompt):
-        return query[len(prompt) :]
-    ends = []
-    tail = prompt[-100:]
-    at = query.find(tail)
-    if at >= 0:
-        ends.append(at + len(tail))
-    n_thinks = prompt.count(THINK)
-    pieces = query.split(THINK, n_thinks)
-    if len(pieces) == n_thinks + 1:
-        ends.append(len(query) - len(pieces[-1]))
-    return query[min(ends, default=0) :]
+    return response.response_of(query, prompt, THINK)
 
 
 def make_reward_func(scheme: Scheme) -> RewardFunc:

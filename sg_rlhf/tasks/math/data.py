@@ -1,0 +1,473 @@
+"""Mathematics data: the published training and evaluation files, in one row type.
+
+Read are the parquet files of the reference runs, Open-Reasoner-Zero's two-item lists, DeepScaleR's
+`{problem, answer}` and the records that `to_records` writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sg_rlhf.tasks.dataset_folder import sha256_of
+from sg_rlhf.tasks.math.prompt import problem_of, prompt_of
+
+Tick = Callable[[], object]
+
+KINDS = "a .parquet, .json or .jsonl file"
+
+
+class DataError(ValueError):
+    """A data set that cannot be used; the message is one line for the user."""
+
+
+@dataclass(frozen=True)
+class MathRow:
+    """One problem with its accepted answers.
+
+    Attributes:
+        id: of the problem in its source, such as `amc-7`. Sampled files repeat it.
+        problem: the bare text, without the prompt's last sentence, white space kept.
+        golds: the answers, any of which is right, as written in the source but for surrounding
+            white space. Empty only where the source has no answer (see `read_rows`).
+        source: name of the data set, OpenRLHF's `datasource`.
+    """
+
+    id: str
+    problem: str
+    golds: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A file in a public GitHub repository at one commit, and what proves that it is that file.
+
+    Attributes:
+        sha256: of the file; "" where only its git id is known.
+        git_blob: git's id of the file's content (a SHA-1), from the commit's tree.
+    """
+
+    repository: str
+    commit: str
+    path: str
+    sha256: str = ""
+    git_blob: str = ""
+
+    @property
+    def url(self) -> str:
+        """Where the file can be downloaded."""
+        return f"https://raw.githubusercontent.com/{self.repository}/{self.commit}/{self.path}"
+
+    def check(self, path: Path) -> None:
+        """Compare a file with this one.
+
+        Raises:
+            DataError: it is another file; both checksums are named.
+        """
+        if self.sha256:
+            kind, expected, actual = "SHA-256", self.sha256, sha256_of(path)
+        else:
+            kind, expected, actual = "git blob id", self.git_blob, git_blob_of(path)
+        if actual != expected:
+            raise DataError(f"{path}: {kind} {actual}, expected {expected}, the file of {self.url}")
+
+
+def git_blob_of(path: Path) -> str:
+    """Git's id of a file's content, in hex (what `git hash-object` prints)."""
+    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class EvalSet:
+    """A published evaluation set: its file, how many rows it has, and where it is from.
+
+    Attributes:
+        name: as the commands take it.
+        file: name in the data folder; the name in the origin's repository is looked for as well.
+        rows: how many problems there are.
+        origin: the repository of the reference runs.
+        title: as in the paper's tables.
+    """
+
+    name: str
+    file: str
+    rows: int
+    origin: Origin
+    title: str
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the file, in hex."""
+        return self.origin.sha256
+
+
+def _reference(path: str, sha256: str) -> Origin:
+    commit = "b92ba16c014e39a550bef50bda8a2ea444e458be"
+    return Origin("zhyang2226/AR-Lopti", commit, f"data/{path}", sha256=sha256)
+
+
+# 10,000 rows drawn with replacement from DeepScaleR, about equally from each tenth of difficulty.
+DSR_UNIFORM = _reference(
+    "deepscaler_c/deepscaler_uniform_train.parquet",
+    "0eab171b089e0a18c70b5e59387b6352ae95af99a800cb6468f1c025462f77bc",
+)
+
+# Unchanged in its repository since the first commit, 2025-02-20.
+ORZ_57K = Origin(
+    "Open-Reasoner-Zero/Open-Reasoner-Zero",
+    "3fdd9a07b4fb01e06005e6e74fc56690cde8a341",
+    "data/orz_math_57k_collected.json",
+    git_blob="08812d4a47aadf8fa80a43f11431e6d41ba55b64",
+)
+
+EVAL_SETS: Mapping[str, EvalSet] = {
+    eval_set.name: eval_set
+    for eval_set in (
+        EvalSet(
+            "aime",
+            "aime_eval.parquet",
+            30,
+            _reference(
+                "deepscaler/aime_dsr.parquet",
+                "421b81847fcd2d86d90c7fb7efb8b04fd41ecfa1f93d58c818183edbb1f37ef2",
+            ),
+            "AIME 2024",
+        ),
+        EvalSet(
+            "amc",
+            "amc_eval.parquet",
+            83,
+            _reference(
+                "deepscaler/amc_dsr.parquet",
+                "ba543ce7cb7cefd4d22308f72ed212425bc1d0b4035644a7872cf2b37b345669",
+            ),
+            "AMC 2022-23",
+        ),
+        EvalSet(
+            "math500",
+            "math_eval.parquet",
+            500,
+            _reference(
+                "deepscaler/math_dsr.parquet",
+                "095d27979af6cec1cf332e741beca70100675554e16c715883a1e82f51e0bf91",
+            ),
+            "MATH-500",
+        ),
+        EvalSet(
+            "minerva",
+            "minerva_eval.parquet",
+            272,
+            _reference(
+                "deepscaler/minerva_dsr.parquet",
+                "17553bc9ace8650615126c3faccf87ee4c69c312faece56fcafd46b65b754a32",
+            ),
+            "Minerva",
+        ),
+        EvalSet(
+            "olympiadbench",
+            "olympiad_bench_eval.parquet",
+            675,
+            _reference(
+                "deepscaler/olympiad_bench_dsr.parquet",
+                "aadff6e47f67c74b3a75e2b8c438cc54ef7d584796b7395530958a9198d4d7b8",
+            ),
+            "OlympiadBench",
+        ),
+    )
+}
+
+
+def read_rows(
+    path: str | Path,
+    *,
+    source: str | None = None,
+    allow_empty: bool = False,
+    on_row: Tick | None = None,
+) -> list[MathRow]:
+    """Read and validate a local file of any of the shapes above.
+
+    Args:
+        source: name of the data set; by default the row's own, else the file's name.
+        allow_empty: a row whose answer is empty comes back with `golds == ()`, for the caller to
+            drop and count; otherwise it is an error.
+        on_row: called after each row, for a progress bar.
+
+    Raises:
+        DataError: one line with the file, the row (counted from 1), the field, its value and what
+            was expected.
+    """
+    path = Path(path)
+    rows = []
+    for number, item in enumerate(_items(path), start=1):
+        try:
+            row = _parse(item, number, source, path.stem)
+            if not row.golds and not allow_empty:
+                raise DataError("the answer is empty, expected at least one gold answer")
+        except ValueError as error:
+            raise DataError(f"{path}: row {number}: {error}") from None
+        rows.append(row)
+        if on_row is not None:
+            on_row()
+    if not rows:
+        raise DataError(f"{path}: no rows, expected at least one problem")
+    return rows
+
+
+def read_eval_set(name: str, data_dir: str | Path) -> list[MathRow]:
+    """Read one of `EVAL_SETS` from a folder, exactly as it was published.
+
+    Raises:
+        DataError: an unknown name, no file, another file than expected (by SHA-256), or another
+            number of rows; the message says what was expected and where to get it.
+    """
+    eval_set = EVAL_SETS.get(name)
+    if eval_set is None:
+        raise DataError(f"evaluation set {name!r}: unknown, expected one of {', '.join(EVAL_SETS)}")
+    path = find_eval_file(eval_set, Path(data_dir))
+    try:
+        eval_set.origin.check(path)
+    except DataError as error:
+        raise DataError(f"{error} ({eval_set.title}, {eval_set.rows} rows)") from None
+    rows = read_rows(path, source=eval_set.name)
+    if len(rows) != eval_set.rows:
+        raise DataError(f"{path}: {len(rows)} rows, expected {eval_set.rows} ({eval_set.title})")
+    return rows
+
+
+def find_eval_file(eval_set: EvalSet, data_dir: Path) -> Path:
+    """The set's file in a folder, by our name or the repository's.
+
+    Raises:
+        DataError: neither is there; the message says where to get the file.
+    """
+    names = (eval_set.file, Path(eval_set.origin.path).name)
+    for name in names:
+        if (data_dir / name).is_file():
+            return data_dir / name
+    raise DataError(
+        f"{data_dir / eval_set.file}: no such file, expected {eval_set.title} "
+        f"({eval_set.rows} rows) from {eval_set.origin.url}"
+    )
+
+
+def to_records(rows: Iterable[MathRow]) -> Iterator[dict[str, Any]]:
+    """The JSONL records that OpenRLHF's loader reads: `input`, `answer`, `datasource` and our own.
+
+    `answer` is a JSON array of the gold answers, as text: a label is one string to OpenRLHF.
+    """
+    for row in rows:
+        yield {
+            "input": prompt_of(row.problem),
+            "answer": label_of(row.golds),
+            "datasource": row.source,
+            "id": row.id,
+            "problem": row.problem,
+        }
+
+
+def label_of(golds: Sequence[str]) -> str:
+    """Gold answers as one label: a JSON array of strings."""
+    return json.dumps(list(golds), ensure_ascii=False)
+
+
+def golds_of(label: str) -> tuple[str, ...]:
+    """The gold answers of a label: the inverse of `label_of`.
+
+    Raises:
+        ValueError: not a JSON array of at least one non-empty string.
+    """
+    try:
+        golds = json.loads(label)
+    except (ValueError, RecursionError):
+        golds = None
+    if (
+        not isinstance(golds, list)
+        or not golds
+        or not all(isinstance(gold, str) and gold.strip() for gold in golds)
+    ):
+        raise ValueError(f"{_short(label)}, expected a JSON array of gold answers as text")
+    return tuple(golds)
+
+
+def hold_out(
+    rows: Sequence[MathRow], test_fraction: float, seed: int, key: Callable[[str], object]
+) -> tuple[list[MathRow], list[MathRow]]:
+    """Train and test rows: a fraction of the different problems is held out, at random by `seed`.
+
+    All rows of a problem go to the same side, and it is tested once, so that repeated rows neither
+    leak nor count twice.
+
+    Args:
+        key: problem -> what makes two problems the same.
+
+    Raises:
+        DataError: the fraction is outside [0, 1).
+    """
+    if not 0.0 <= test_fraction < 1.0:
+        raise DataError(f"test fraction must be at least 0 and below 1, got {test_fraction}")
+    first: dict[object, MathRow] = {}
+    for row in rows:
+        first.setdefault(key(row.problem), row)
+    keys = list(first)
+    random.Random(f"math split seed={seed}").shuffle(keys)
+    held_out = set(keys[: round(test_fraction * len(keys))])
+    train = [row for row in rows if key(row.problem) not in held_out]
+    return train, [row for same, row in first.items() if same in held_out]
+
+
+def _items(path: Path) -> Iterator[Any]:
+    if not path.is_file():
+        raise DataError(f"{path}: no such file, expected {KINDS}")
+    if path.suffix == ".parquet":
+        yield from _parquet_items(path)
+    elif path.suffix in (".json", ".jsonl"):
+        yield from _json_items(path)
+    else:
+        raise DataError(f"{path}: unknown kind of file {path.suffix!r}, expected {KINDS}")
+
+
+def _parquet_items(path: Path) -> Iterator[Any]:
+    # pyarrow takes a while to load and the trainer's graders do not need it.
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                yield from batch.to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path}: not a readable parquet file: {reason}") from None
+
+
+def _json_items(path: Path) -> Iterator[Any]:
+    with path.open("rb") as file:
+        if path.suffix == ".json" and file.read(64).lstrip()[:1] == b"[":
+            file.seek(0)
+            try:
+                yield from json.load(file)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{path}: not JSON: {error}") from None
+            return
+        file.seek(0)
+        for number, line in enumerate(file, start=1):
+            try:
+                item = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{path}: row {number}: not JSON: {error}") from None
+            yield item
+
+
+def _parse(item: Any, number: int, source: str | None, stem: str) -> MathRow:
+    if isinstance(item, list):
+        return _parse_conversation(item, f"{source or stem}-{number}", source or stem)
+    if not isinstance(item, Mapping):
+        raise DataError(f"{_short(item)}, expected a JSON object or Open-Reasoner-Zero's list")
+    if "reward_model" in item:
+        return _parse_reference(item, number, source)
+    if "input" in item:
+        return _parse_record(item, source)
+    if "problem" in item:
+        name = source or stem
+        problem = _text(item["problem"], "problem")
+        return MathRow(f"{name}-{number}", problem, _golds(item.get("answer"), "answer"), name)
+    raise DataError(
+        f"fields {_short(list(item))}, expected prompt and reward_model, or problem and answer, "
+        "or input, answer, datasource, id and problem"
+    )
+
+
+def _parse_reference(item: Mapping[str, Any], number: int, source: str | None) -> MathRow:
+    name = source or _text(item.get("data_source"), "data_source")
+    messages = item.get("prompt")
+    if (
+        not isinstance(messages, list)
+        or len(messages) != 1
+        or not isinstance(messages[0], Mapping)
+        or messages[0].get("role") != "user"
+    ):
+        raise DataError(f"prompt: {_short(messages)}, expected a list of one message of the user")
+    try:
+        problem = problem_of(_text(messages[0].get("content"), "prompt[0].content"))
+    except DataError:
+        raise
+    except ValueError as error:
+        raise DataError(f"prompt[0].content: {error}") from None
+    reward = item["reward_model"]
+    if not isinstance(reward, Mapping) or "ground_truth" not in reward:
+        raise DataError(f"reward_model: {_short(reward)}, expected an object with ground_truth")
+    extra = item.get("extra_info")
+    index = extra.get("index") if isinstance(extra, Mapping) else None
+    if not isinstance(index, int):
+        index = number
+    golds = _golds(reward["ground_truth"], "reward_model.ground_truth")
+    return MathRow(f"{name}-{index}", _text(problem, "prompt[0].content"), golds, name)
+
+
+def _parse_conversation(item: list[Any], row_id: str, name: str) -> MathRow:
+    speakers = [turn.get("from") if isinstance(turn, Mapping) else None for turn in item]
+    if speakers != ["human", "assistant"]:
+        raise DataError(f"from: {_short(speakers)}, expected a turn of human and one of assistant")
+    problem = _text(item[0].get("value"), "value of the human")
+    truth = item[1].get("ground_truth")
+    if not isinstance(truth, Mapping) or "value" not in truth:
+        raise DataError(f"ground_truth: {_short(truth)}, expected an object with value")
+    return MathRow(row_id, problem, _golds(truth["value"], "ground_truth.value"), name)
+
+
+def _parse_record(item: Mapping[str, Any], source: str | None) -> MathRow:
+    name = source or _text(item.get("datasource"), "datasource")
+    problem = _text(item.get("problem"), "problem")
+    if item["input"] != prompt_of(problem):
+        raise DataError(f"input: {_short(item['input'])}, expected the prompt of the problem")
+    label = _text(item.get("answer"), "answer")
+    try:
+        golds = golds_of(label)
+    except ValueError as error:
+        raise DataError(f"answer: {error}") from None
+    return MathRow(_text(item.get("id"), "id"), problem, golds, name)
+
+
+def _text(value: Any, field: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{field}: {_short(value)}, expected text that is not empty")
+    # JSON can hold half a surrogate pair, which cannot be written as UTF-8 again.
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise DataError(f"{field}: {_short(value)}, expected valid Unicode text")
+    return value
+
+
+def _golds(value: Any, field: str) -> tuple[str, ...]:
+    """Answers without surrounding white space; empty ones are left out."""
+    values = value if isinstance(value, list) else [value]
+    golds = (_gold(one, field).strip() for one in values)
+    return tuple(gold for gold in golds if gold)
+
+
+def _gold(value: Any, field: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return _text(value, field) if value.strip() else ""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise DataError(f"{field}: {_short(value)}, expected text, a finite number or a list")
+    # AMC's golds are integers stored as floats. Above 2^53 the digits would be made up.
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return str(int(value))
+    return str(value)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."

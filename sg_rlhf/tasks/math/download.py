@@ -1,0 +1,98 @@
+"""Downloads of the published files: pinned to a commit, checked, and never half there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import tempfile
+import urllib.request
+from collections.abc import Callable
+from http.client import HTTPException
+from pathlib import Path
+
+from tqdm import tqdm
+
+from sg_rlhf.tasks.math.data import DataError, EvalSet, Origin, find_eval_file
+
+TIMEOUT_S = 60.0
+
+
+def download(origin: Origin, folder: Path, name: str) -> Path:
+    """Get a pinned file into `folder` under `name`, checked against its checksum.
+
+    Raises:
+        DataError: no connection, or another file came; `folder` stays as it was.
+    """
+    return download_url(origin.url, folder / name, origin.check)
+
+
+def download_url(url: str, path: Path, check: Callable[[Path], None]) -> Path:
+    """Get `url` into `path`, which appears only when `check` accepts the whole file.
+
+    Raises:
+        DataError: no connection, an HTTP error, or what `check` raises.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        part = Path(folder, path.name)
+        try:
+            with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer, part.open("wb") as file:
+                size = answer.headers.get("Content-Length")
+                # None: no bar where stderr is not a terminal.
+                with tqdm(
+                    desc=path.name,
+                    total=int(size) if size else None,
+                    unit="B",
+                    unit_scale=True,
+                    disable=None,
+                    leave=False,
+                ) as bar:
+                    while chunk := answer.read(1 << 18):
+                        file.write(chunk)
+                        bar.update(len(chunk))
+        except (OSError, HTTPException) as error:
+            raise DataError(
+                f"{url}: cannot download: {error}; get the file by hand and give its path instead"
+            ) from None
+        check(part)
+        os.replace(part, path)
+    return path
+
+
+def download_eval_set(eval_set: EvalSet, data_dir: Path) -> Path:
+    """The set's file in `data_dir`, downloaded if it is not there yet.
+
+    Raises:
+        DataError: see `download`.
+    """
+    try:
+        return find_eval_file(eval_set, data_dir)
+    except DataError:
+        return download(eval_set.origin, data_dir, eval_set.file)
+
+
+def download_from_hub(repository: str, file: str, revision: str) -> Path:
+    """A file of a data set on the Hugging Face hub at one commit, from the hub's cache if there.
+
+    Args:
+        revision: the full commit hash; a branch or a tag can move and is refused.
+
+    Raises:
+        DataError: not a commit hash, or the hub does not give the file.
+    """
+    if not re.fullmatch(r"[0-9a-f]{40}", revision):
+        raise DataError(
+            f"--revision {revision}: expected the 40 hex digits of a commit "
+            f"(https://huggingface.co/datasets/{repository}/commits/main)"
+        )
+    # Takes a second to import, and only this source needs it.
+    from huggingface_hub import hf_hub_download
+
+    # Its retries come as warnings of two lines each; what failed in the end is our one line.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    try:
+        path = hf_hub_download(repository, file, repo_type="dataset", revision=revision)
+    except (OSError, ValueError) as error:
+        raise DataError(f"hub:{repository}:{file} at {revision}: {error}") from None
+    return Path(path)

@@ -1,0 +1,67 @@
+r"""The final answer of a response: its last complete `\boxed{...}` or `\fbox{...}`."""
+
+from __future__ import annotations
+
+import re
+
+# A blank line ends a box, as in LaTeX: one forgotten brace must not swallow the rest of a response.
+# Every alternative starts at a different character or is possessive, so the scan is linear.
+_TOKEN = re.compile(
+    r"""\\(?:boxed|fbox)(?![A-Za-z])\s*+(?:(?P<open>\{)|(?P<bare>[+-]?[0-9][0-9.,/]*+|[A-Za-z]\b))?
+    |   \\\\(?!boxed|fbox)
+    |   \\[{}]
+    |   (?P<left>\{)
+    |   (?P<right>\})
+    |   (?P<blank>\n[ \t\r]*+\n)
+    """,
+    re.VERBOSE,
+)
+_WHOLE_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s*\{(.*)\}\s*", re.DOTALL)
+
+
+def last_box(response: str) -> str | None:
+    r"""The content of the box that ends last, or None. Linear in the length of the response.
+
+    - Braces nest; `\{` and `\}` do not count as braces.
+    - A box inside a box is part of the outer one (see `strip_boxes`).
+    - A box that is never closed, or holds a blank line, is none: the last complete one counts.
+    - Without braces, `\boxed 5`, the box is the number or the single letter that follows.
+    - An empty box counts as a box, and its content is "".
+    """
+    found: str | None = None
+    stack: list[int | None] = []  # start of a box's content; None for any other open brace
+    for token in _TOKEN.finditer(response):
+        kind = token.lastgroup
+        if kind == "open":
+            stack.append(token.end())
+        elif kind == "left":
+            stack.append(None)
+        elif kind == "right" and stack:
+            start = stack.pop()
+            if start is not None:
+                found = response[start : token.start()]
+        elif kind == "bare":
+            found = token["bare"].rstrip(".,/")
+        elif kind == "blank":
+            stack.clear()
+    return None if found is None else strip_boxes(found).strip()
+
+
+def strip_boxes(text: str) -> str:
+    r"""Remove boxes that are the whole text: `\boxed{5}` -> `5`. Others stay, and do not parse."""
+    for _ in range(3):
+        match = _WHOLE_BOX.fullmatch(text)
+        # `\boxed{5}, \boxed{6}` also begins with a box and ends with a brace.
+        if match is None or not _balanced(match[1]):
+            return text
+        text = match[1]
+    return text
+
+
+def _balanced(text: str) -> bool:
+    depth = 0
+    for brace in re.findall(r"\\\\|\\[{}]|([{}])", text):
+        depth += (brace == "{") - (brace == "}")
+        if depth < 0:
+            return False
+    return depth == 0

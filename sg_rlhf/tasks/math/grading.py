@@ -1,0 +1,118 @@
+r"""Grading of mathematics answers: one grader for training rewards and for evaluation.
+
+The last complete box of the response is compared with each gold answer: first as text, then as
+exact numbers, and only what neither decides goes to math-verify, in a pool of processes that are
+killed when they take too long. A response decides nothing but its own verdict: whatever it holds,
+grading ends in time, runs none of it and raises nothing.
+
+What counts as equal beyond the obvious: 142.0 and 142; decimals that agree to six places and 1 in
+10,000; 52, 52% and .52 if one of them is written as a percentage; x = 5 and 5; sets and lists in
+any order, but with all their elements; text without regard to case; degrees, currency and units are
+not compared. What does not: several candidates for one gold, unequal sides (4 = 5), text with a
+digit or an "or" beside the answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from sg_rlhf.tasks.math.extraction import last_box
+from sg_rlhf.tasks.math.notation import same, tidy
+from sg_rlhf.tasks.math.outcome import Grade, Reason
+from sg_rlhf.tasks.math.refusal import MAX_CHARACTERS, refusal
+from sg_rlhf.tasks.math.worker_pool import WorkerPool, shared_pool
+
+__all__ = ["Grade", "Reason", "WorkerPool", "grade", "grade_many", "last_box", "outcome_counts"]
+
+_counts: Counter[Reason] = Counter()
+_counts_lock = threading.Lock()
+
+
+def grade(response: str, golds: str | Sequence[str], pool: WorkerPool | None = None) -> Grade:
+    r"""Grade a response (the text after the prompt) against its golds, any of which is right.
+
+    Thread-safe. Microseconds for an answer that text or exact numbers decide, milliseconds for one
+    that needs math-verify, the pool's limit plus 0.2 s at most; the first one starts the pool.
+
+    >>> grade(r"So it is $\boxed{\frac{6}{8}}$.", "3/4")
+    Grade(correct=True, extracted='\\frac{6}{8}', reason=<Reason.CORRECT: 'correct'>)
+
+    Args:
+        golds: as in the data, with or without dollar signs.
+        pool: the workers for what needs math-verify; by default the process's own (`shared_pool`).
+
+    Raises:
+        ValueError: no golds, or an empty one: a fault of the data, not of the response.
+    """
+    return _begin(response, golds, pool)()
+
+
+def grade_many(
+    pairs: Iterable[tuple[str, str | Sequence[str]]],
+    pool: WorkerPool | None = None,
+    on_graded: Callable[[], object] | None = None,
+) -> list[Grade]:
+    """Grade (response, golds) pairs, those that need math-verify in parallel; keeps their order.
+
+    `on_graded` is called once for each graded pair, in order, for a progress bar.
+
+    Raises:
+        ValueError: as `grade`.
+    """
+    grades = []
+    for finish in [_begin(response, golds, pool) for response, golds in pairs]:
+        grades.append(finish())
+        if on_graded is not None:
+            on_graded()
+    return grades
+
+
+def outcome_counts() -> dict[Reason, int]:
+    """How many responses this process has graded since its start, by reason."""
+    with _counts_lock:
+        return dict(_counts)
+
+
+def _begin(
+    response: str, golds: str | Sequence[str], pool: WorkerPool | None
+) -> Callable[[], Grade]:
+    """Decide what can be decided now, queue the rest; the result finishes the work."""
+    golds = (golds,) if isinstance(golds, str) else tuple(golds)
+    if not golds or not all(gold.strip() for gold in golds):
+        raise ValueError(f"no gold answer, or an empty one, in {list(golds)!r}")
+    extracted = last_box(response)
+    decided = _decide(extracted, golds)
+    if isinstance(decided, Reason):
+        return lambda: _count(extracted, decided)
+    verdict = (pool or shared_pool()).submit(*decided)
+    return lambda: _count(extracted, verdict())
+
+
+def _decide(extracted: str | None, golds: tuple[str, ...]) -> Reason | tuple[str, tuple[str, ...]]:
+    """The reason, or the tidied answer and golds that only math-verify can compare."""
+    if extracted is None:
+        return Reason.NO_BOX
+    if not extracted:
+        return Reason.EMPTY_BOX
+    # Tidying is for answers; a box with a whole proof in it is not worth the time.
+    if len(extracted) > 4 * MAX_CHARACTERS:
+        return Reason.TOO_LONG
+    verdicts = [same(extracted, gold) for gold in golds]
+    if True in verdicts:
+        return Reason.CORRECT
+    answer = tidy(extracted)
+    refused = refusal(answer) if answer else Reason.UNPARSEABLE
+    if refused is not None:
+        return refused
+    undecided = tuple(
+        tidy(gold) for gold, verdict in zip(golds, verdicts, strict=True) if verdict is None
+    )
+    return (answer, undecided) if undecided else Reason.WRONG
+
+
+def _count(extracted: str | None, reason: Reason) -> Grade:
+    with _counts_lock:
+        _counts[reason] += 1
+    return Grade(reason is Reason.CORRECT, extracted, reason)

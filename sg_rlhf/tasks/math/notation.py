@@ -1,0 +1,145 @@
+r"""Notation: one spelling for what is written in many ways, and what can be decided from it alone.
+
+`tidy` keeps the meaning and stays LaTeX, for the parser; `key` goes further, for comparing texts;
+`number` reads integers, decimals and simple fractions exactly.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+
+_UNICODE = str.maketrans(
+    {
+        "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ",
+        "∞": r"\infty ", "°": r"^\circ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ",
+        "±": r"\pm ", "½": r"\frac{1}{2}", "\u00a0": " ", "\u2009": " ", "\u202f": " ",
+    }
+)  # fmt: skip
+_REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\(?:left|right)(?![A-Za-z])(?:\.(?!\d))?", ""),
+        (r"\\(?:display|text|script)style(?![A-Za-z])", ""),
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"(?<!\\)\\!|\\?\$", ""),
+        (r"(?<!\\)\\[,;: ]|~|\\q?quad(?![A-Za-z])", " "),
+        (r"\{,\}", ","),
+        (r"(?<!\\)%", r"\\%"),
+        # math-verify drops degree signs as well.
+        (r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![A-Za-z])|\\degrees?(?![A-Za-z])", ""),
+        (r"\s+", " "),
+        # 1e5 would be read as 1 * e * 5.
+        (r"^([+-]?[0-9]+(?:\.[0-9]+)?)[eE]\+?(-?[0-9]{1,3})$", r"\1 \\times 10^{\2}"),
+        # 1 1/2 would be read as 1 * 1/2; \frac next to a whole number is a mixed number.
+        (r"^([+-]?[0-9]+) ([0-9]+)/([0-9]+)$", r"\1\\frac{\2}{\3}"),
+    )
+)
+_GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}(?: [0-9]{3})+(?:\.[0-9]+)?")
+_LOOSE_SPACE = re.compile(r"(?<![A-Za-z0-9]) | (?![A-Za-z0-9])")
+_WRAPPER = re.compile(
+    r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it|sf)|mbox|operatorname)\{([^{}]*)\}"
+)
+_BRACED_CHAR = re.compile(r"([_^])\{([A-Za-z0-9])\}")
+_CHOICE = re.compile(r"\(([A-Z])\)")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z ]{2,}")
+
+_INTEGER = r"[0-9]{1,40}|[1-9][0-9]{0,2}(?:,[0-9]{3}){1,12}"
+_NUMBER = re.compile(
+    rf"(?P<sign>[+-]?)(?:(?P<int>{_INTEGER})|(?P<dec>[0-9]{{0,20}}\.[0-9]{{1,20}})"
+    r"|\\frac(?:\{(?P<top>-?[0-9]{1,20})\}\{(?P<bottom>[0-9]{1,20})\}|(?P<t1>[0-9])(?P<b1>[0-9]))"
+    r"|(?P<over>[0-9]{1,20})/(?P<under>[0-9]{1,20}))"
+)
+_BASED = re.compile(r"([0-9][0-9A-Fa-f]{0,39})_\{?([0-9]{1,2})\}?")
+_ASSIGNMENT = re.compile(r"[A-Za-z](?:_[A-Za-z0-9])?=([^=]*)")
+
+
+@lru_cache(maxsize=4096)
+def tidy(text: str) -> str:
+    r"""The same answer in plainer LaTeX: no layout commands, degree signs or final full stop.
+
+    >>> tidy("$\\left( 1,\\, \\dfrac{1}{2} \\right)$.")
+    '( 1, \\frac{1}{2} )'
+    """
+    text = text.translate(_UNICODE).strip()
+    for pattern, replacement in _REWRITES:
+        text = pattern.sub(replacement, text).strip()
+    if _GROUPED.fullmatch(text):
+        text = text.replace(" ", "")
+    return text.rstrip(".,; ")
+
+
+@lru_cache(maxsize=4096)
+def key(text: str) -> str:
+    r"""What two spellings of one answer have in common: equal keys mean equal answers.
+
+    White space goes unless it separates two words or numbers (`1 2` is not `12`), text commands
+    go, `_{5}` becomes `_5`, `(C)` becomes `C`, and words are compared without regard to case.
+    """
+    text = _WRAPPER.sub(r"\1", tidy(text))
+    text = _LOOSE_SPACE.sub("", re.sub(r"\s+", " ", text).strip())
+    text = _BRACED_CHAR.sub(r"\1\2", text)
+    choice = _CHOICE.fullmatch(text)
+    if choice:
+        return choice[1]
+    return text.lower() if _WORDS.fullmatch(text) else text
+
+
+@lru_cache(maxsize=4096)
+def number(text: str) -> tuple[Fraction, bool] | None:
+    r"""The exact value of an integer, decimal or simple fraction, and whether it is a decimal.
+
+    None for everything else, and beyond the digit caps (40 for integers, 20 elsewhere).
+    """
+    match = _NUMBER.fullmatch(_LOOSE_SPACE.sub("", tidy(text)))
+    if match is None:
+        return None
+    if match["int"]:
+        value = Fraction(int(match["int"].replace(",", "")))
+    elif match["dec"]:
+        value = Fraction(f"0{match['dec']}")
+    else:
+        top = match["top"] or match["t1"] or match["over"]
+        bottom = match["bottom"] or match["b1"] or match["under"]
+        if not int(bottom):
+            return None
+        value = Fraction(int(top), int(bottom))
+    return -value if match["sign"] == "-" else value, bool(match["dec"])
+
+
+def same(answer: str, gold: str) -> bool | None:
+    """Whether two answers are equal, where notation and exact numbers decide; else None.
+
+    A decimal stands for a rounded value, as in math-verify: it equals what agrees with it to six
+    decimals. Here it is told apart only from numbers that differ by more than 2e-6, which no such
+    rounding can bring together; closer ones are left to math-verify, as is all other mathematics.
+
+    `12_5` has a base, which math-verify overlooks: both must name the same one, or just one of them
+    names any, since the question then says which is meant.
+    """
+    answer_key, gold_key = key(answer), key(gold)
+    if answer_key == gold_key:
+        return True
+    # x = 5 answers "5", and 5 answers "x = 5"; but x = 5 does not answer "y = 5".
+    answer_value, gold_value = _ASSIGNMENT.fullmatch(answer_key), _ASSIGNMENT.fullmatch(gold_key)
+    if answer_value and not gold_value:
+        answer = answer_value[1]
+    elif gold_value and not answer_value:
+        gold = gold_value[1]
+    a, g = number(answer), number(gold)
+    if a is not None and g is not None:
+        if a[0] == g[0]:
+            return True
+        if not (a[1] or g[1]) or abs(a[0] - g[0]) > Fraction(2, 10**6):
+            return False
+    a_based, g_based = _BASED.fullmatch(answer_key), _BASED.fullmatch(gold_key)
+    if a_based and g_based:
+        return a_based.groups() == g_based.groups()
+    if (a_based and g is not None) or (g_based and a is not None):
+        return _digits(answer_key) == _digits(gold_key)
+    return None
+
+
+def _digits(text: str) -> str:
+    return text.split("_")[0]

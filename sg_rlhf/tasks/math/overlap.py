@@ -1,0 +1,196 @@
+"""Which training problems are also in an evaluation set: the same text, or shared runs of words.
+
+Two checks: equal after `normalise` (only typography differs), and a common run of N words (13, as
+in the GPT-3 paper, arXiv 2005.14165, App. C). The second also finds shared phrases such as "where m
+and n are relatively prime positive integers", so it reports how much of the evaluation problem
+is shared, with examples to read.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sg_rlhf.tasks.math.data import MathRow
+
+NGRAM = 13
+# From this share of common runs on, two problems are most likely one and the same.
+MOSTLY = 0.5
+N_EXAMPLES = 5
+# Equal text; equal or most of the runs; equal or any run. Each holds the ones before it.
+LEVELS = ("exact", "mostly", "any")
+
+Tick = Callable[[], object]
+Ngram = tuple[str, ...]
+
+# Typography: what two copies of one problem differ in without meaning anything else.
+_DELIMITERS = re.compile(r"\\[()\[\]]|\$|\\(?:left|right|displaystyle|limits)(?![a-z])|\\[,;:! ]")
+_PUNCTUATION = re.compile(r"(?<!\d)[.,;:!?]|[.,;:!?](?!\d)|[\"'`]")
+_FRACTION = re.compile(r"\\[dt](frac|binom)")
+# A command loses its backslash: "\cos" and "cos" are one word.
+_WORD = re.compile(r"[^\W\d_]+|\d+(?:\.\d+)?")
+
+
+def normalise(problem: str) -> str:
+    """A problem without typography: case, white space, punctuation, dollar signs, quotes.
+
+    Signs and braces stay, so that problems which differ in one sign stay different.
+    """
+    text = unicodedata.normalize("NFKC", problem).casefold()
+    text = text.replace("\u2212", "-").replace("\u2019", "'").replace("\u2018", "'")
+    text = _FRACTION.sub(r"\\\1", _DELIMITERS.sub(" ", text))
+    # Spaces go first: "(1, 2)" and "(1,2)" are the same, "(12)" is not.
+    return _PUNCTUATION.sub("", "".join(text.split()))
+
+
+def words(problem: str) -> list[str]:
+    """The words and numbers of a problem, in lower case; signs and LaTeX's delimiters are gone."""
+    return _WORD.findall(_DELIMITERS.sub(" ", unicodedata.normalize("NFKC", problem).casefold()))
+
+
+def ngrams(problem: str, n: int = NGRAM) -> set[Ngram]:
+    """All runs of `n` words; none for a shorter problem."""
+    found = words(problem)
+    return {tuple(found[i : i + n]) for i in range(len(found) - n + 1)}
+
+
+@dataclass(frozen=True)
+class Match:
+    """A training problem and the evaluation problem that it repeats.
+
+    Attributes:
+        share: part of the evaluation problem's runs of words that the training problem has; 1 where
+            the texts are equal.
+    """
+
+    train: MathRow
+    test: MathRow
+    exact: bool
+    share: float
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """The `LEVELS` that it reaches: `any`, and those above it."""
+        return LEVELS[0 if self.exact else 1 if self.share >= MOSTLY else 2 :]
+
+
+@dataclass
+class SetOverlap:
+    """What training data shares with one evaluation set.
+
+    Attributes:
+        name: the set.
+        problems: how many it has.
+        too_short: those with fewer than N words, which only the exact check can find.
+        exact: its problems whose normalised text is in the training data.
+        mostly: its other problems of which at least `MOSTLY` of the runs are in one training
+            problem.
+        shared: its other problems with at least one such run (most often a phrase).
+        matches: for each of these the training problem that shares most, the nearest first.
+        train_keys: level (see `LEVELS`) -> normalised training problems that reach it.
+    """
+
+    name: str
+    problems: int
+    too_short: int = 0
+    exact: int = 0
+    mostly: int = 0
+    shared: int = 0
+    matches: list[Match] = field(default_factory=list)
+    train_keys: dict[str, set[str]] = field(
+        default_factory=lambda: {level: set() for level in LEVELS}
+    )
+
+    def facts(self) -> dict[str, Any]:
+        """Counts and the first examples, for JSON."""
+        return {
+            "problems": self.problems,
+            "too_short_for_ngrams": self.too_short,
+            "exact": self.exact,
+            "mostly": self.mostly,
+            "some": self.shared,
+            "train_problems": {level: len(keys) for level, keys in self.train_keys.items()},
+            "examples": [
+                {
+                    "test_id": match.test.id,
+                    "train_id": match.train.id,
+                    "exact": match.exact,
+                    "share": round(match.share, 3),
+                    "test": match.test.problem,
+                    "train": match.train.problem,
+                }
+                for match in self.matches[:N_EXAMPLES]
+            ],
+        }
+
+
+def find_overlap(
+    train: Iterable[MathRow],
+    eval_sets: Mapping[str, Sequence[MathRow]],
+    *,
+    n: int = NGRAM,
+    on_row: Tick | None = None,
+) -> list[SetOverlap]:
+    """Compare training rows with evaluation sets; repeated training problems count once.
+
+    Args:
+        eval_sets: name -> rows.
+        n: length of a run, in words, at least 1.
+        on_row: called after each training row, for a progress bar.
+
+    Returns:
+        One `SetOverlap` for each set, in the order given.
+    """
+    if n < 1:
+        raise ValueError(f"n-gram length must be at least 1, got {n}")
+    results = {name: SetOverlap(name, len(rows)) for name, rows in eval_sets.items()}
+    problems = [(name, row) for name, rows in eval_sets.items() for row in rows]
+    runs = [ngrams(row.problem, n) for _, row in problems]
+    with_text: dict[str, list[int]] = defaultdict(list)
+    with_run: dict[Ngram, list[int]] = defaultdict(list)
+    for at, (name, row) in enumerate(problems):
+        with_text[normalise(row.problem)].append(at)
+        results[name].too_short += not runs[at]
+        for run in runs[at]:
+            with_run[run].append(at)
+
+    best: dict[int, Match] = {}
+    seen: set[str] = set()
+    for row in train:
+        key = normalise(row.problem)
+        if key not in seen:
+            seen.add(key)
+            common: dict[int, int] = defaultdict(int)
+            for run in ngrams(row.problem, n):
+                for at in with_run.get(run, ()):
+                    common[at] += 1
+            equal = with_text.get(key, [])
+            for at in {*common, *equal}:
+                name, test = problems[at]
+                exact = at in equal
+                share = 1.0 if exact else common[at] / len(runs[at])
+                match = Match(row, test, exact, share)
+                for level in match.levels:
+                    results[name].train_keys[level].add(key)
+                if at not in best or _nearness(match) > _nearness(best[at]):
+                    best[at] = match
+        if on_row is not None:
+            on_row()
+
+    for at, match in best.items():
+        result = results[problems[at][0]]
+        result.matches.append(match)
+        result.exact += match.exact
+        result.mostly += not match.exact and "mostly" in match.levels
+        result.shared += "mostly" not in match.levels
+    for result in results.values():
+        result.matches.sort(key=_nearness, reverse=True)
+    return list(results.values())
+
+
+def _nearness(match: Match) -> tuple[bool, float]:
+    return match.exact, match.share

@@ -1,0 +1,10 @@
+import pytest
+
+from sg_rlhf.tasks.math.worker_pool import WorkerPool
+
+
+@pytest.fixture(scope="session")
+def pool():
+    pool = WorkerPool(workers=1)
+    yield pool
+    pool.close()

@@ -1,0 +1,212 @@
+"""What is graded right, what wrong, and why."""
+
+import pytest
+
+from sg_rlhf.tasks.math.grading import Grade, Reason, grade, grade_many, outcome_counts
+from sg_rlhf.tasks.math.notation import number, tidy
+
+# answer, gold
+RIGHT = {
+    "integer": ("142", "142"),
+    "float gold": ("142", "142.0"),
+    "integer gold": ("142.0", "142"),
+    "leading zero gold": ("33", "033"),
+    "negative float gold": ("-4", "-4.0"),
+    "unicode minus": ("−4", "-4"),
+    "leading point": ("0.35625", ".35625"),
+    "grouped by commas": ("1,234,567", "1234567"),
+    "grouped by TeX commas": ("1{,}234", "1234"),
+    "grouped by thin spaces": (r"12\,345", "12345"),
+    "list, not a grouped number": ("5, 15", "5,15"),
+    "final full stop": ("5.", "5"),
+    "dollar signs": ("$5$", "5"),
+    "currency": (r"\$32,\!348", "32348"),
+    "fraction": ("3/4", r"\frac{3}{4}"),
+    "unreduced fraction": (r"\frac{6}{8}", r"\frac{3}{4}"),
+    "dfrac": (r"\dfrac{3}{4}", r"\frac34"),
+    "fraction as decimal": ("0.75", r"\frac{3}{4}"),
+    "rounded third": ("0.333333", r"\frac{1}{3}"),
+    "negative fraction": (r"\frac{-1}{2}", r"-\frac{1}{2}"),
+    "mixed number": (r"1\frac{1}{2}", r"\frac{3}{2}"),
+    "mixed number in words": ("1 1/2", "1.5"),
+    "percent for number": (r"52\%", "52"),
+    "number for percent": ("52", r"52\%"),
+    "decimal for percent": ("0.52", r"52\%"),
+    "degrees": ("35", r"35^\circ"),
+    "unit in text": (r"10\text{ cm}", "10"),
+    "squared unit": (r"15 \text{ cm}^2", r"15\mbox{ cm}^2"),
+    "plain unit": ("10 cm", r"10 \text{ cm}"),
+    "root": (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"),
+    "power of ten": ("300000000", r"3 \times 10^{8}"),
+    "computer notation": ("3e8", r"3 \times 10^{8}"),
+    "large power": (r"2 \cdot 2^{1008}", "$2^{1009}$"),
+    "large factorial": (r"\frac{100!}{2^{50}}", r"$\frac{100!}{2^{50}}$"),
+    "polynomial": ("1+x^2", "x^2+1"),
+    "expanded": ("x^2-1", "(x-1)(x+1)"),
+    "equation for its value": ("x=5", "5"),
+    "value for its equation": ("5", "x=5"),
+    "value of a function": ("f(2)=5", "5"),
+    "chain with a formula": (r"A=\pi r^2=9\pi", r"9\pi"),
+    "chain of equal values": (r"x=2\cdot 3=6", "6"),
+    "function": ("f(x)=x+1", "$f(x)=1+x$"),
+    "right side of a function": ("2x", "y=2x"),
+    "tuple": ("( 6, 31, -1 )", "(6,31,-1)"),
+    "tuple of fractions": (r"\left(\frac12, 0.5\right)", r"(\frac{1}{2},\frac{1}{2})"),
+    "interval": (r"\left[0,\infty\right)", r"[0,\infty)"),
+    "union": (r"(-\infty,1)\cup(2,3)", r"(-\infty,1) \cup (2,3)"),
+    "set in another order": (r"\{3,1,2\}", r"\{1,2,3\}"),
+    "list in another order": ("60,90", r"$90^{\circ}$,$60^{\circ}$"),
+    "list of tuples": ("(3,2),(1,1)", "$(1,1), (3,2)$"),
+    "alternatives, all given": (r"3 \text{ or } 5", "3,5"),
+    "plus or minus": (r"\pm 5", "5,-5"),
+    "matrix": (
+        r"\begin{pmatrix} 1 & 2 \\ 3 & 0.5 \end{pmatrix}",
+        r"\begin{pmatrix}1&2\\3&\frac{1}{2}\end{pmatrix}",
+    ),
+    "inequality": ("5 > x", "x < 5"),
+    "inequality as interval": (r"(-\infty,5)", "x<5"),
+    "equation to solve": ("0=1+x", "0=x+1"),
+    "complex": ("9i+6", "6+9i"),
+    "text": ("Evelyn", r"\text{Evelyn}"),
+    "text in another case": (r"\text{even}", "Even"),
+    "choice": ("C", r"\text{(C)}"),
+    "bold choice": (r"\textbf{(C)}", "C"),
+    "base": ("4210_5", "4210_{5}"),
+    "base left out": ("4210", "4210_{5}"),
+    "gold with line feed": ("3", "3\n"),
+    "gold that no parser reads": ("t(0, 4]", "$t(0,4]$"),
+    "variable after a number": ("10 t", "10t"),
+    "box in a box": (r"\boxed{5}", "5"),
+}
+
+# answer, gold, reason
+NOT_RIGHT = {
+    "other number": ("6", "5", Reason.WRONG),
+    "sign": ("-5", "5", Reason.WRONG),
+    "nearly, integers": ("100000000000000000001", "100000000000000000000", Reason.WRONG),
+    "rounded too far": ("0.3333", r"\frac13", Reason.WRONG),
+    "interval ends": ("[0,1)", "[0,1]", Reason.WRONG),
+    "tuple order": ("(2,1)", "(1,2)", Reason.WRONG),
+    "half of a list": ("5", "5,15", Reason.WRONG),
+    "other text": (r"\text{odd}", r"\text{even}", Reason.WRONG),
+    "other choice": ("B", "C", Reason.WRONG),
+    "other variable": ("y=5", "x=5", Reason.WRONG),
+    "other base": ("4210_7", "4210_5", Reason.WRONG),
+    "transposed": (
+        r"\begin{pmatrix}1&3\\2&4\end{pmatrix}",
+        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
+        Reason.WRONG,
+    ),
+    "two numbers for one": ("1 2", "12", Reason.UNPARSEABLE),
+    "empty": ("", "5", Reason.EMPTY_BOX),
+    "blank": (r"\ ", "5", Reason.UNPARSEABLE),
+    "half a fraction": (r"\frac{1}{", "5", Reason.NO_BOX),
+    "unknown command": (r"5 \foo 5", "5", Reason.UNPARSEABLE),
+    "unicode digits": ("５", "5", Reason.UNPARSEABLE),
+    "division by zero": (r"\frac{1}{0}", "5", Reason.WRONG),
+    "unreadable gold": ("5", "$t(0,4]$", Reason.UNREADABLE_GOLD),
+    # Games: each of these holds the gold.
+    "every candidate": ("1,2,3,4,5,6,7,8,9,10", "5", Reason.WRONG),
+    "set of candidates": (r"\{4,5\}", "5", Reason.WRONG),
+    "or": ("5 or 6", "5", Reason.WRONG),
+    "or in text": (r"5 \text{ or } 6", "5", Reason.WRONG),
+    "or hidden in a unit": (r"5 \text{ or 6}", "5", Reason.AMBIGUOUS),
+    "words in a unit": (r"5 \text{ or six}", "5", Reason.AMBIGUOUS),
+    "negation in a unit": (r"5 \text{ not six}", "5", Reason.AMBIGUOUS),
+    "semicolons": ("5;6", "5", Reason.WRONG),
+    "bar": ("5|6", "5", Reason.UNPARSEABLE),
+    "quotes join digits": ("5'6", "56", Reason.UNPARSEABLE),
+    "far spaces": (r"5 \quad 6", "30", Reason.UNPARSEABLE),
+    "plus or minus": (r"\pm 5", "5", Reason.WRONG),
+    "gold in a sentence": ("surely 5, not 6", "5", Reason.UNPARSEABLE),
+    "gold at the end of a sentence": ("the answer is: 5", "5", Reason.WRONG),
+    "false equation": ("4=5", "5", Reason.AMBIGUOUS),
+    "chain of candidates": ("x=3=4=5", "5", Reason.AMBIGUOUS),
+    "chain of formulas": ("y=3x=2x", "y=2x", Reason.AMBIGUOUS),
+    "false equation in a list": ("7654321=3,-3", "3,-3", Reason.AMBIGUOUS),
+    "false equation with a variable": ("7654321=3x+1", "3x+1", Reason.AMBIGUOUS),
+    "zero equals the answer": ("0=3x+1", "3x+1", Reason.WRONG),
+    "sentence about zero": ("it is surely 0 I think", "0", Reason.UNPARSEABLE),
+    "two assignments": ("x=4,x=5", "5", Reason.WRONG),
+    "zero for a tiny gold": ("0.0", r"1.6 \times 10^{-19}", Reason.WRONG),
+    "tiny for a tiny gold": ("3^{-40}", r"1.6 \times 10^{-19}", Reason.WRONG),
+    "zero for a tiny decimal": ("0.0", "0.0000001", Reason.WRONG),
+    "number without its variable": ("2", "2t", Reason.WRONG),
+    "other letter in its place": ("2c", "2t", Reason.WRONG),
+    "boxes in a box": (r"\boxed{5},\boxed{6}", "5", Reason.UNPARSEABLE),
+    "another box's text": (r"6 \boxed{5}", "5", Reason.UNPARSEABLE),
+    "not a number": ("nan", "5", Reason.WRONG),
+    "everything": (r"\mathbb{R}", "5", Reason.WRONG),
+}
+
+
+@pytest.mark.parametrize(("answer", "gold"), RIGHT.values(), ids=RIGHT)
+def test_right(answer, gold, pool):
+    result = grade(f"Then $\\boxed{{{answer}}}$.", gold, pool)
+    assert (result.correct, result.reason) == (True, Reason.CORRECT)
+
+
+@pytest.mark.parametrize(("answer", "gold", "reason"), NOT_RIGHT.values(), ids=NOT_RIGHT)
+def test_not_right(answer, gold, reason, pool):
+    result = grade(f"Then $\\boxed{{{answer}}}$.", gold, pool)
+    assert (result.correct, result.reason) == (False, reason)
+
+
+@pytest.mark.parametrize("gold", sorted({gold for _, gold in RIGHT.values()}))
+def test_every_gold_is_its_own_answer(gold, pool):
+    assert grade(f"\\boxed{{{gold}}}", gold, pool).correct
+
+
+def test_only_the_last_complete_box_counts(pool):
+    assert grade(r"\boxed{5} or rather \boxed{6}", "5", pool) == Grade(False, "6", Reason.WRONG)
+    assert grade(r"\boxed{5} or rather \boxed{6", "5", pool) == Grade(True, "5", Reason.CORRECT)
+    assert grade(r"5, so output it within \boxed{}", "5", pool) == Grade(
+        False, "", Reason.EMPTY_BOX
+    )
+    assert grade("5", "5", pool) == Grade(False, None, Reason.NO_BOX)
+
+
+def test_any_gold_is_enough(pool):
+    golds = [r"6.43 \times 10^{16}", r"6.43 \times 10^{16} \text{ cm}^{-3}", "x+y"]
+    assert grade(r"\boxed{6.43e16}", golds, pool).correct
+    assert grade(r"\boxed{y+x}", golds, pool).correct
+    assert grade(r"\boxed{x-y}", golds, pool).reason is Reason.WRONG
+    assert grade(r"\boxed{5,6}", ["5", "6"], pool).reason is Reason.WRONG
+
+
+@pytest.mark.parametrize("golds", [[], "", " \n", ["5", ""]])
+def test_missing_gold_is_an_error_of_the_data(golds):
+    with pytest.raises(ValueError, match="no gold answer, or an empty one"):
+        grade(r"\boxed{5}", golds)
+
+
+def test_grade_many_keeps_the_order_and_reports_progress(pool):
+    pairs = [(f"\\boxed{{{n}+x}}", "x+2") for n in range(5)] + [("none", "1"), (r"\boxed{1}", "1")]
+    before = outcome_counts().get(Reason.NO_BOX, 0)
+    done = []
+    grades = grade_many(pairs, pool, on_graded=lambda: done.append(1))
+    assert [g.correct for g in grades] == [False, False, True, False, False, False, True]
+    assert [g.extracted for g in grades][:2] == ["0+x", "1+x"]
+    assert len(done) == 7
+    assert outcome_counts()[Reason.NO_BOX] == before + 1
+
+
+NUMBERS = [
+    "0", "5", "-5", "05", "5.0", "5.000", "0.5", ".5", "-.5", "1/2", r"\frac{1}{2}", r"\frac12",
+    "50", r"-\frac{1}{2}", "0.333333", "0.3333333", "0.333334", "1/3", "1,000", "1000", "0.1",
+    "1000.0000001", "0.0000001", "0.0", "123456789012345678", "123456789012345679", "1/10",
+    r"\frac{10}{100}",
+]  # fmt: skip
+
+
+def test_exact_numbers_decide_as_math_verify_does(pool):
+    """Every pair that the fast path decides, also by math-verify."""
+    pairs = [(a, b) for a in NUMBERS for b in NUMBERS if number(a) and number(b)]
+    verdicts = [pool.submit(tidy(a), (tidy(b),)) for a, b in pairs]
+    fast = grade_many([(f"\\boxed{{{a}}}", b) for a, b in pairs], pool)
+    differing = [
+        pair
+        for pair, verdict, result in zip(pairs, verdicts, fast, strict=True)
+        if (verdict() is Reason.CORRECT) != result.correct
+    ]
+    assert differing == []

@@ -1,0 +1,107 @@
+"""Overlap with evaluation sets: what counts as the same text, and shared runs of words."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sg_rlhf.tasks.math.data import MathRow
+from sg_rlhf.tasks.math.overlap import find_overlap, ngrams, normalise, words
+
+ALPHABET = [f"{a}{b}" for a in "abcdefgh" for b in "klmnopqr"]
+
+
+def row(problem: str, row_id: str = "r-1") -> MathRow:
+    return MathRow(row_id, problem, ("1",), "r")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Find $x$ .", "find  x"),
+        ("Find \\(x\\):", "Find $x$."),
+        ("\\left( 1, 2 \\right)", "(1,2)"),
+        ("\\dfrac{1}{2}", "\\frac{1}{2}"),
+        ("Ann's “set”", "ann’s “set”"),
+        ("a\\,b \\! c", "abc"),
+        ("x \u2212 1", "x-1"),
+        ("\uff11 apple", "1 apple"),
+    ],
+)
+def test_typography_does_not_matter(one, other):
+    assert normalise(one) == normalise(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("1+2", "1-2"),
+        ("1.5", "15"),
+        ("(1, 2)", "(12)"),
+        ("x^2", "x2"),
+        ("a_{12}", "a_1 2"),
+        ("", "x"),
+    ],
+)
+def test_meaning_does(one, other):
+    assert normalise(one) != normalise(other)
+
+
+def test_words_drop_signs_and_delimiters():
+    assert words("Let $\\cos(x_1) = 0.5$, \\left[2, 3\\right] OK?") == (
+        ["let", "cos", "x", "1", "0.5", "2", "3", "ok"]
+    )
+
+
+@given(st.lists(st.sampled_from(ALPHABET), max_size=30), st.integers(1, 15))
+def test_ngrams_against_a_slow_restatement(text, n):
+    found = ngrams(" ".join(text), n)
+    assert found == {tuple(text[i : i + n]) for i in range(len(text)) if len(text[i : i + n]) == n}
+
+
+def test_every_kind_of_overlap_is_counted_once_per_problem():
+    long = " ".join(ALPHABET[:40])  # 28 runs of 13
+    half = " ".join([*ALPHABET[:30], *ALPHABET[50:60]])  # shares 18 of them
+    some = " ".join([*ALPHABET[25:40], *ALPHABET[40:60]])  # shares 3 of them
+    eval_sets = {
+        "one": [row(long, "one-0"), row("Too short.", "one-1"), row("Unrelated", "one-2")],
+        "two": [row(" ".join(ALPHABET[20:50]), "two-0")],
+    }
+    train = [row("too short", "t-0"), row(some, "t-1"), row(half, "t-2"), row(half, "t-3")]
+    one, two = find_overlap(train, eval_sets)
+    assert (one.problems, one.too_short, one.exact, one.mostly, one.shared) == (3, 2, 1, 1, 0)
+    assert [(m.test.id, m.train.id, m.exact) for m in one.matches] == [
+        ("one-1", "t-0", True),
+        ("one-0", "t-2", False),
+    ]
+    assert one.matches[1].share == pytest.approx(18 / 28)
+    keys = {level: len(found) for level, found in one.train_keys.items()}
+    assert keys == {"exact": 1, "mostly": 2, "any": 3}
+    # t-1 shares words 25 to 49 of 20 to 49: 13 runs of 18.
+    assert (two.exact, two.mostly, two.shared) == (0, 1, 0)
+    assert two.matches[0].share == pytest.approx(13 / 18)
+    facts = one.facts()
+    assert facts["train_problems"] == keys
+    assert facts["examples"][0]["train"] == "too short"
+
+    # The nearest training problem counts, whichever comes first.
+    (backwards, _) = find_overlap(train[::-1], eval_sets)
+    assert [m.share for m in backwards.matches] == [m.share for m in one.matches]
+
+    equal = find_overlap([*train, row("Again: " + long), row(f"${long}$.")], eval_sets)[0]
+    assert (equal.exact, equal.mostly) == (2, 0)
+
+
+def test_the_length_of_a_run_is_a_choice():
+    train, test = row("alpha beta gamma one"), row("two alpha beta gamma")
+    assert find_overlap([train], {"e": [test]}, n=3)[0].mostly == 1
+    assert find_overlap([train], {"e": [test]}, n=4)[0].matches == []
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        find_overlap([train], {"e": [test]}, n=0)
+
+
+def test_no_overlap_and_no_sets():
+    assert find_overlap([row("x")], {}) == []
+    (found,) = find_overlap([row("x")], {"e": [row("y")]})
+    assert (found.exact, found.mostly, found.shared, found.matches) == (0, 0, 0, [])

@@ -1,0 +1,169 @@
+"""The reward file as OpenRLHF loads and calls it: the response alone is graded."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from sg_rlhf.tasks.math import reward
+from sg_rlhf.tasks.math.data import label_of
+from sg_rlhf.tasks.math.prompt import prompt_of
+from sg_rlhf.tasks.math.reward import response_of
+
+# Minerva's problems hold the box of an earlier part; here it is even the gold answer.
+PROMPT = prompt_of("Part 0 gave \\boxed{42}. Now double $x = 21$. " + "Think well. " * 20)
+LABEL = label_of(["42"])
+GOOD = "2 * 21 = 42, so \\boxed{42}"
+
+
+def graded(response: str, label: str = LABEL, prompt: str = PROMPT) -> tuple[float, ...]:
+    info = reward.reward_func([prompt + response], [prompt], [label])
+    logs = info["extra_logs"]
+    assert sorted(logs) == ["correct", "crash", "format_ok", "timeout"]
+    assert info["rewards"] == info["scores"] == logs["correct"]
+    values = (info["rewards"], info["scores"], *logs.values())
+    assert all(type(value) is float for value in values)
+    return logs["correct"], logs["format_ok"], logs["timeout"], logs["crash"]
+
+
+@pytest.mark.parametrize(
+    ("response", "correct", "format_ok"),
+    [
+        (GOOD, 1.0, 1.0),
+        (GOOD + "<|endoftext|>", 1.0, 1.0),
+        ("\\boxed{41}, no: \\boxed{42}", 1.0, 1.0),
+        ("\\boxed{42}, no: \\boxed{41}", 0.0, 1.0),
+        ("\\boxed{\\frac{84}{2}}", 1.0, 1.0),
+        ("the answer is 42", 0.0, 0.0),  # the prompt's own boxes do not count
+        ("", 0.0, 0.0),
+        ("\\boxed{42", 0.0, 0.0),
+        ("\\boxed{}", 0.0, 1.0),
+        ("\\boxed{forty-one}", 0.0, 1.0),
+    ],
+)
+def test_one_or_zero_on_the_last_box(response, correct, format_ok):
+    assert graded(response) == (correct, format_ok, 0.0, 0.0)
+
+
+def test_any_gold_will_do():
+    label = label_of(["11", "\\sqrt{2}", "2^{1/2}"])
+    assert graded("\\boxed{\\sqrt{2}}", label)[0] == 1.0
+    assert graded("\\boxed{11}", label)[0] == 1.0
+    assert graded("\\boxed{12}", label)[0] == 0.0
+
+
+@pytest.mark.parametrize(
+    "query_of",
+    [
+        lambda prompt, response: prompt + response,
+        lambda prompt, response: "<s>" + prompt + response,  # a token added in front
+        lambda prompt, response: prompt.replace(" x", "x").replace("$.", "$ .") + response,
+        lambda prompt, response: prompt.replace("Let's", "Let 's") + response,
+        lambda prompt, response: prompt[-150:] + response,  # upstream cuts long prompts in front
+        lambda prompt, response: prompt[-60:] + response,
+    ],
+)
+@pytest.mark.parametrize(
+    "response",
+    [
+        GOOD,
+        "",
+        "nothing boxed",
+        # A response that writes another prompt must not hide what stands before it.
+        f"\\boxed{{41}} {PROMPT}{GOOD}",
+    ],
+)
+def test_only_the_response_is_graded(query_of, response):
+    assert response_of(query_of(PROMPT, response), PROMPT) == response
+
+
+def test_a_prompt_that_is_not_found_earns_nothing():
+    assert response_of("xyz", PROMPT) == "xyz"
+    mangled = PROMPT.upper().replace("\\BOXED", "\\boxed")
+    assert reward.reward_func([mangled + " no box"], [PROMPT], [LABEL])["rewards"] == 0.0
+
+
+def test_one_query_a_call_and_a_readable_label():
+    with pytest.raises(ValueError, match="one query at a time"):
+        reward.reward_func(["a", "b"], ["a", "b"], [LABEL, LABEL])
+    for label in ("42", "[]", '[""]', "not JSON"):
+        with pytest.raises(ValueError, match="label .* expected a JSON array of gold answers"):
+            reward.reward_func([PROMPT + GOOD], [PROMPT], [label])
+
+
+def load_as_upstream() -> ModuleType:
+    """As `SingleTurnAgentExecutor` does: by path, and never put into sys.modules."""
+    spec = importlib.util.spec_from_file_location("reward_func", Path(reward.__file__))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_many_threads_and_a_hostile_answer_at_once():
+    reward_func = load_as_upstream().reward_func
+    graded("\\boxed{1}")  # the grader's workers are up
+    hostile = "\\boxed{9^{9^{9^9}}}"
+    responses = [hostile, *[f"\\boxed{{{n}}}" for n in range(38, 46)], GOOD] * 2
+
+    def call(response: str) -> float:
+        return reward_func([PROMPT + response], [PROMPT], [LABEL])["rewards"]
+
+    start = time.monotonic()
+    with ThreadPoolExecutor(8) as threads:
+        rewards = list(threads.map(call, responses))
+    assert rewards == [float(response in (GOOD, "\\boxed{42}")) for response in responses]
+    assert time.monotonic() - start < 60
+
+
+@pytest.fixture
+def upstream_agent(monkeypatch):
+    """OpenRLHF's `utils/agent.py`, without the package's heavy `__init__`."""
+    package = importlib.util.find_spec("openrlhf")
+    shim = ModuleType("openrlhf.utils")
+    shim.__path__ = [str(Path(package.origin).parent / "utils")]
+    monkeypatch.setitem(sys.modules, "openrlhf.utils", shim)
+    for name in ("agent", "logging_utils"):
+        monkeypatch.delitem(sys.modules, f"openrlhf.utils.{name}", raising=False)
+    import openrlhf.utils.agent as agent
+
+    yield agent
+    for name in ("agent", "logging_utils"):
+        sys.modules.pop(f"openrlhf.utils.{name}", None)
+
+
+class Bytes:
+    """A tokenizer of bytes, with the two calls that upstream's executor makes."""
+
+    def __call__(self, text, **_):
+        ids = list(text.encode())
+        return {"input_ids": [SimpleNamespace(tolist=lambda: ids)]}
+
+    def decode(self, ids, skip_special_tokens):
+        assert not skip_special_tokens
+        return bytes(ids).decode()
+
+
+def test_upstreams_own_executor_gets_our_numbers(upstream_agent):
+    executor = upstream_agent.SingleTurnAgentExecutor([reward.__file__])
+    sampling = SimpleNamespace(max_tokens=900, logprobs=None)
+
+    async def run(response: str):
+        class Engine:
+            async def generate(self, prompt_ids, params, multi_modal_data):
+                out = SimpleNamespace(token_ids=list(response.encode()), finish_reason="stop")
+                return SimpleNamespace(outputs=[out])
+
+        return await executor.execute(PROMPT, LABEL, sampling, 9000, Bytes(), Engine())
+
+    for response, correct in {GOOD: 1.0, "\\boxed{41}": 0.0, "no box": 0.0}.items():
+        output = asyncio.run(run(response))
+        assert (output["reward"], output["scores"]) == (correct, correct)
+        assert output["extra_logs"]["correct"] == correct
+        assert output["extra_logs"]["format_ok"] == float("\\boxed{" in response)
