@@ -1,9 +1,9 @@
-"""The tiny model: a Qwen2 of 0.86 M parameters for Knights & Knaves, built from nothing in minutes.
+"""The tiny models: a Qwen2 of 0.86 M parameters for one domain, built from nothing in minutes.
 
-Machines without a GPU train it through the whole real pipeline. The package ships one build
-(`SHIPPED`); this command makes it again:
+Machines without a GPU train it through the whole real pipeline. The package ships one build for
+each domain (`Domain.shipped`); this command makes it again:
 
-    python -m sg_rlhf.lab.tiny_model --out DIR
+    python -m sg_rlhf.lab.tiny_model --out DIR [--domain kk|math|search]
 
 docs/tiny_model.md says why the recipe is what it is, and what reinforcement learning makes of it.
 """
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,18 +28,17 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from sg_rlhf.lab.arithmetic import ARITHMETIC
+from sg_rlhf.lab.domain import Domain, Item, Recipe
+from sg_rlhf.lab.kk import KK
 from sg_rlhf.lab.rollouts import sample_responses
+from sg_rlhf.lab.search import SEARCH
 from sg_rlhf.lab.tokenizer import build_tokenizer
-from sg_rlhf.lab.warm_start import WarmStart, held_out_puzzles, train
-from sg_rlhf.tasks.kk.grading import Reason, score
-from sg_rlhf.tasks.kk.prompt import build_prompt
-from sg_rlhf.tasks.kk.puzzle import Puzzle
+from sg_rlhf.lab.warm_start import train
 
-SHIPPED = Path(__file__).parent / "kk_tiny"
+DOMAINS: dict[str, Domain] = {"kk": KK, "math": ARITHMETIC, "search": SEARCH}
 MANIFEST = "manifest.json"
 CONTEXT = 1024
-# Longer than any search over 3 people, flipped verdicts included.
-MAX_NEW_TOKENS = 256
 
 
 def new_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
@@ -62,37 +61,38 @@ def new_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM
 
 
 def measure(
+    domain: Domain[Item],
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    puzzles: Sequence[Puzzle],
+    items: Sequence[Item],
     temperature: float,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Sample one response per puzzle and grade it with the training reward's own grader.
+    """Sample one response per item and grade it as the training reward does.
 
     Returns:
-        accuracy (all, and per number of people), well_formed (an answer could be read), guesses
-        (responses without a search or with none left), mean and longest response in tokens.
+        accuracy (all, and per group), well_formed (an answer could be read), guesses (responses
+        that guess, from the start or in the end), mean and longest response in tokens.
     """
     prompts = [
-        tokenizer(build_prompt(puzzle.quiz), add_special_tokens=False)["input_ids"]
-        for puzzle in puzzles
+        tokenizer(domain.prompt(item), add_special_tokens=False)["input_ids"] for item in items
     ]
     responses = sample_responses(
-        model, prompts, max_new_tokens=MAX_NEW_TOKENS, temperature=temperature, seed=seed
+        model, prompts, max_new_tokens=domain.max_new_tokens, temperature=temperature, seed=seed
     )
     texts = [tokenizer.decode(r, skip_special_tokens=False) for r in responses]
-    scores = [score(t, p.solution_text_format) for t, p in zip(texts, puzzles, strict=True)]
+    grades = [domain.grade(text, item) for text, item in zip(texts, items, strict=True)]
     result = {
-        "accuracy": _mean([s.correct for s in scores]),
-        "well_formed": _mean([s.reason in (Reason.CORRECT, Reason.WRONG) for s in scores]),
-        "guesses": _mean(["Guess" in text for text in texts]),
+        "accuracy": _mean([grade.correct for grade in grades]),
+        "well_formed": _mean([grade.well_formed for grade in grades]),
+        "guesses": _mean([domain.guess in text for text in texts]),
         "mean_tokens": _mean([len(r) for r in responses]),
         "max_tokens": float(max(map(len, responses))),
     }
-    for n in sorted({puzzle.n_people for puzzle in puzzles}):
-        right = [s.correct for s, p in zip(scores, puzzles, strict=True) if p.n_people == n]
-        result[f"accuracy_{n}_people"] = _mean(right)
+    for group in sorted({domain.group(item) for item in items}):
+        pairs = zip(grades, items, strict=True)
+        right = [grade.correct for grade, item in pairs if domain.group(item) == group]
+        result[f"accuracy_{group}"] = _mean(right)
     return result
 
 
@@ -101,7 +101,13 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def build(
-    out: Path, recipe: WarmStart, seed: int, *, eval_limit: int | None = None, progress: bool = True
+    domain: Domain,
+    out: Path,
+    recipe: Recipe,
+    seed: int,
+    *,
+    eval_limit: int | None = None,
+    progress: bool = True,
 ) -> dict[str, Any]:
     """Train, measure and write one checkpoint; returns its manifest.
 
@@ -110,14 +116,14 @@ def build(
 
     Args:
         out: a folder that does not exist yet or is empty; it appears only when everything is in it.
-        eval_limit: measure on this many held-out puzzles instead of all.
+        eval_limit: measure on this many held-out items instead of all.
 
     Raises:
         ValueError: `out` holds something already.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"--out {out}: exists already, expected a new or empty folder")
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(domain)
     model = new_model(tokenizer, seed)
     started = time.monotonic()
     with tqdm(total=recipe.steps, desc="warm start", unit="step", disable=not progress) as bar:
@@ -131,11 +137,11 @@ def build(
     # What is measured are the rounded weights that are shipped; the arithmetic stays fp32, which
     # a CPU without bf16 units does much faster.
     model = model.to(torch.bfloat16).float()
-    puzzles = held_out_puzzles(recipe.people)
+    items = domain.held_out(recipe)
     if eval_limit is not None:
-        puzzles = puzzles[:: max(1, len(puzzles) // eval_limit)][:eval_limit]
+        items = items[:: max(1, len(items) // eval_limit)][:eval_limit]
     manifest = {
-        "what": "Qwen2 warm-started on synthetic Knights & Knaves traces",
+        "what": f"Qwen2 warm-started on synthetic {domain.what} traces",
         "recipe": asdict(recipe),
         "seed": seed,
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -144,9 +150,9 @@ def build(
         "training_seconds": round(seconds),
         "threads": torch.get_num_threads(),
         "versions": {p: version(p) for p in ("torch", "transformers", "tokenizers")},
-        "held_out_puzzles": len(puzzles),
-        "sampled_at_0.7": measure(model, tokenizer, puzzles, 0.7),
-        "greedy": measure(model, tokenizer, puzzles, 0.0),
+        f"held_out_{domain.items}": len(items),
+        "sampled_at_0.7": measure(domain, model, tokenizer, items, 0.7),
+        "greedy": measure(domain, model, tokenizer, items, 0.0),
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
@@ -188,29 +194,31 @@ def check(folder: Path) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status (0, or 2 for bad input)."""
-    recipe = WarmStart()
     parser = argparse.ArgumentParser(prog="python -m sg_rlhf.lab.tiny_model", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--domain", choices=DOMAINS, default="kk", help="what it learns [kk]")
     parser.add_argument("--seed", type=int, default=0, help="weights and data [0]")
-    parser.add_argument(
-        "--steps", type=int, default=recipe.steps, help=f"optimizer steps [{recipe.steps}]"
-    )
+    parser.add_argument("--steps", type=int, help="optimizer steps [the domain's recipe]")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads [2]")
     args = parser.parse_args(argv)
-    if args.steps < 1 or args.threads < 1:
+    domain = DOMAINS[args.domain]
+    recipe = domain.recipe
+    if args.steps is not None:
+        recipe = replace(recipe, steps=args.steps)
+    if recipe.steps < 1 or args.threads < 1:
         print("tiny_model: --steps and --threads must be at least 1", file=sys.stderr)
         return 2
     torch.set_num_threads(args.threads)
     transformers_logging.disable_progress_bar()
     try:
-        manifest = build(args.out, WarmStart(steps=args.steps), args.seed)
+        manifest = build(domain, args.out, recipe, args.seed)
     except (ValueError, OSError) as error:
         print(f"tiny_model: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     sampled, greedy = manifest["sampled_at_0.7"], manifest["greedy"]
     print(
-        f"{args.out}: {manifest['held_out_puzzles']} held-out puzzles, "
+        f"{args.out}: {manifest[f'held_out_{domain.items}']} held-out {domain.items}, "
         f"accuracy {sampled['accuracy']:.3f} at T 0.7, {greedy['accuracy']:.3f} greedy, "
         f"well-formed {sampled['well_formed']:.3f}"
     )

@@ -1,46 +1,24 @@
-"""Supervised warm start on synthetic Knights & Knaves reasoning, in fp32 on a CPU.
+"""Supervised warm start on demonstrations of a domain, in fp32 on a CPU.
 
-The mixture is worse on purpose than the best that these traces could teach. A model trained on
-right searches alone is sure of itself (entropy about 0.1) and reinforcement learning finds
-nothing better to move to; one that has seen guesses and searches with wrong verdicts holds both
-modes, and the reward tells them apart.
+First right work alone, for the skill; then the recipe's mixture of it with bad habits. The mixture
+is worse on purpose than the best that the demonstrations could teach. A model trained on right
+work alone is sure of itself (entropy about 0.1) and reinforcement learning finds nothing better
+to move to; one that has seen guesses and slips as well holds both modes, and the reward tells
+them apart.
 """
 
 from __future__ import annotations
 
 import itertools
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from sg_rlhf.lab.domain import Recipe
 from sg_rlhf.lab.muon import Muon
-from sg_rlhf.tasks.kk.prompt import build_prompt
-from sg_rlhf.tasks.kk.puzzle import Puzzle, generate
-from sg_rlhf.tasks.kk.traces import trace
-
-
-@dataclass(frozen=True)
-class WarmStart:
-    """What decides the weights, beside the code and the seed."""
-
-    steps: int = 1000
-    people: tuple[int, ...] = (2, 3)
-    # The first steps see right searches alone: the skill takes most of the compute, the bad habits
-    # that follow are quickly learnt.
-    clean_share: float = 0.75
-    guess_share: float = 0.60
-    # Of the searches: the share with flipped verdicts, and the probability of a flip there.
-    flipped_share: float = 1 / 3
-    flip_verdict_p: float = 0.2
-    # A batch: rows of packed demonstrations, none longer than a row.
-    rows: int = 10
-    row_tokens: int = 300
-    muon_lr: float = 0.02
-    adamw_lr: float = 4e-3
 
 
 @dataclass(frozen=True)
@@ -54,50 +32,14 @@ class Demonstration:
         return len(self.prompt) + len(self.response)
 
 
-# How many puzzles of each size are held out. Two people have only 184 structures at the data's
-# depth.
-HELD_OUT = {2: 100, 3: 200}
-# The data command draws its test split the same way, and its default seed is this one: a run on
-# generated data with at most this many test puzzles is tested on puzzles that the warm start has
-# not seen either.
-_HELD_OUT_SEED = 0
-
-
-def held_out_puzzles(people: Sequence[int] = tuple(HELD_OUT)) -> list[Puzzle]:
-    """Puzzles whose statements no demonstration has, whatever the names and the phrasing."""
-    return [puzzle for n in people for puzzle in generate(n, HELD_OUT[n], _HELD_OUT_SEED)]
-
-
 def demonstrations(
-    recipe: WarmStart, tokenizer: PreTrainedTokenizerBase, seed: int, *, clean: bool = False
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, seed: int, *, clean: bool = False
 ) -> Iterator[Demonstration]:
-    """An endless stream of demonstrations, sizes and styles mixed at random.
-
-    Args:
-        clean: right searches alone.
-    """
-    rng = random.Random(f"demonstrations seed={seed} clean={clean}")
-    guess_share = 0.0 if clean else recipe.guess_share
-    flipped_share = 0.0 if clean else recipe.flipped_share
-    forbidden = {puzzle.structure for puzzle in held_out_puzzles(recipe.people)}
-    while True:
-        pools = {
-            n: iter(generate(n, 2048, rng.getrandbits(32), distinct="names")) for n in recipe.people
-        }
-        while True:
-            puzzle = next(pools[rng.choice(recipe.people)], None)
-            if puzzle is None:
-                break
-            if puzzle.structure in forbidden:
-                continue
-            if rng.random() < guess_share:
-                text = trace(puzzle, rng, "guess")
-            else:
-                flipped = rng.random() < flipped_share
-                text = trace(puzzle, rng, "search", recipe.flip_verdict_p if flipped else 0.0)
-            prompt_ids = tokenizer(build_prompt(puzzle.quiz), add_special_tokens=False)["input_ids"]
-            answer_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-            yield Demonstration(prompt_ids, [*answer_ids, tokenizer.eos_token_id])
+    """An endless stream of demonstrations (see `Recipe.texts`)."""
+    for prompt, response in recipe.texts(seed, clean=clean):
+        prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        response_ids = tokenizer(response, add_special_tokens=False)["input_ids"]
+        yield Demonstration(prompt_ids, [*response_ids, tokenizer.eos_token_id])
 
 
 @dataclass(frozen=True)
@@ -111,7 +53,7 @@ class Batch:
     labels: torch.Tensor
 
 
-def batches(stream: Iterator[Demonstration], recipe: WarmStart, pad_id: int) -> Iterator[Batch]:
+def batches(stream: Iterator[Demonstration], recipe: Recipe, pad_id: int) -> Iterator[Batch]:
     """Fill rows first-fit until a demonstration fits nowhere; that one opens the next batch.
 
     Lengths stay mixed within a batch: sorting by length would over-weight the short demonstrations.
@@ -151,9 +93,7 @@ def _pack(packed: list[list[Demonstration]], width: int, pad_id: int) -> Batch:
     return Batch(torch.tensor(inputs), torch.tensor(positions), torch.tensor(labels))
 
 
-def _two_phases(
-    tokenizer: PreTrainedTokenizerBase, recipe: WarmStart, seed: int
-) -> Iterator[Batch]:
+def _two_phases(tokenizer: PreTrainedTokenizerBase, recipe: Recipe, seed: int) -> Iterator[Batch]:
     n_clean = round(recipe.clean_share * recipe.steps)
     clean, mixed = (
         batches(demonstrations(recipe, tokenizer, seed, clean=c), recipe, tokenizer.pad_token_id)
@@ -170,7 +110,7 @@ def learning_rate_factor(step: int, steps: int) -> float:
 def train(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    recipe: WarmStart,
+    recipe: Recipe,
     seed: int,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> list[float]:

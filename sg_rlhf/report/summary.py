@@ -64,7 +64,7 @@ def render(summary: dict[str, Any], run_dir: Path) -> str:
             f"  held-out accuracy   {summary['accuracy_before']:.3f} "
             f"+- {summary['accuracy_before_ci95']:.3f}  ->  {summary['accuracy_after']:.3f} "
             f"+- {summary['accuracy_after_ci95']:.3f}   "
-            f"({summary['held_out_prompts']:.0f} puzzles, 95 % intervals)"
+            f"({summary['held_out_prompts']:.0f} prompts, 95 % intervals)"
         )
     lines += [
         f"  training reward     {summary['reward_first']:+.3f}  ->  {summary['reward_last']:+.3f}"
@@ -82,8 +82,8 @@ def render(summary: dict[str, Any], run_dir: Path) -> str:
     if (checkpoint / "config.json").is_file():
         lines.append(f"  checkpoint          {checkpoint}  (Hugging Face folder; vLLM loads it)")
     lines += [
-        "next: the same run with another setting, in a directory of its own:",
-        "  SG_RUN_DIR=runs/lr1e-4 bash examples/scripts/train_grpo_sg_kk.sh actor.adam.lr=1e-4",
+        "next: the same script with another setting, into a directory of its own:",
+        "  SG_RUN_DIR=runs/lr1e-4 bash examples/scripts/train_grpo_sg_TASK.sh actor.adam.lr=1e-4",
     ]
     return "\n".join(lines)
 

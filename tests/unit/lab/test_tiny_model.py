@@ -1,34 +1,37 @@
-"""The shipped checkpoint is the one its manifest describes, and writes well-formed answers."""
+"""Each shipped checkpoint is the one its manifest describes, and writes well-formed answers."""
 
 import json
 import random
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from sg_rlhf.lab.kk import KK
 from sg_rlhf.lab.rollouts import sample_responses
-from sg_rlhf.lab.tiny_model import SHIPPED, build, check, main, measure, new_model
+from sg_rlhf.lab.tiny_model import DOMAINS, build, check, main, measure, new_model
 from sg_rlhf.lab.tokenizer import build_tokenizer
-from sg_rlhf.lab.warm_start import WarmStart, held_out_puzzles
-from sg_rlhf.tasks.kk.prompt import build_prompt
 
 
-@pytest.fixture(scope="module")
-def shipped():
-    model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32).eval()
-    return model, AutoTokenizer.from_pretrained(SHIPPED)
+@pytest.fixture(scope="module", params=DOMAINS)
+def shipped(request):
+    domain = DOMAINS[request.param]
+    model = AutoModelForCausalLM.from_pretrained(domain.shipped, dtype=torch.float32).eval()
+    return domain, model, AutoTokenizer.from_pretrained(domain.shipped)
 
 
-def test_files_match_the_manifest():
-    manifest = check(SHIPPED)
+@pytest.mark.parametrize("name", DOMAINS)
+def test_files_match_the_manifest(name):
+    folder = DOMAINS[name].shipped
+    manifest = check(folder)
     assert manifest["parameters"] == 855_168
-    assert sum(file.stat().st_size for file in SHIPPED.iterdir()) < 2_000_000
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 2_000_000
 
 
 def test_a_changed_file_is_named(tmp_path):
-    copy = shutil.copytree(SHIPPED, tmp_path / "copy")
+    copy = shutil.copytree(KK.shipped, tmp_path / "copy")
     (copy / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"config\.json: SHA-256 is"):
         check(copy)
@@ -37,28 +40,32 @@ def test_a_changed_file_is_named(tmp_path):
         check(copy)
 
 
-def test_the_shipped_recipe_is_the_default():
-    assert check(SHIPPED)["recipe"] == json.loads(json.dumps(vars(WarmStart())))
+@pytest.mark.parametrize("name", DOMAINS)
+def test_the_shipped_recipe_is_the_default(name):
+    domain = DOMAINS[name]
+    assert check(domain.shipped)["recipe"] == json.loads(json.dumps(vars(domain.recipe)))
 
 
 def test_shipped_model_is_well_formed_and_fallible(shipped):
-    model, tokenizer = shipped
-    puzzles = random.Random(0).sample(held_out_puzzles(), 48)
-    result = measure(model, tokenizer, puzzles, temperature=0.7)
+    domain, model, tokenizer = shipped
+    items = random.Random(0).sample(domain.held_out(domain.recipe), 48)
+    result = measure(domain, model, tokenizer, items, temperature=0.7)
     assert result["well_formed"] >= 0.9
     # Room to learn and something to learn from: neither 0 nor nearly solved.
     assert 0.1 < result["accuracy"] < 0.6
 
 
-def test_weights_are_bf16():
-    model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype="auto")
+@pytest.mark.parametrize("name", DOMAINS)
+def test_weights_are_bf16(name):
+    model = AutoModelForCausalLM.from_pretrained(DOMAINS[name].shipped, dtype="auto")
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
 
 
 def test_batched_sampling_equals_one_at_a_time(shipped):
     """Padding, the cache and rows that leave early change nothing."""
-    model, tokenizer = shipped
-    prompts = [tokenizer(build_prompt(p.quiz))["input_ids"] for p in held_out_puzzles()[96:104]]
+    domain, model, tokenizer = shipped
+    items = domain.held_out(domain.recipe)[96:104]
+    prompts = [tokenizer(domain.prompt(item))["input_ids"] for item in items]
     together = sample_responses(model, prompts, max_new_tokens=60, temperature=0)
     alone = [
         sample_responses(model, [prompt], max_new_tokens=60, temperature=0)[0] for prompt in prompts
@@ -67,22 +74,26 @@ def test_batched_sampling_equals_one_at_a_time(shipped):
 
 
 def test_sampling_stops_at_the_limit():
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(KK)
     model = new_model(tokenizer, seed=0).eval()
     rows = sample_responses(model, [[5], [6, 7]], max_new_tokens=3, temperature=1.0)
     assert all(len(row) <= 3 for row in rows)
 
 
-def test_build_writes_a_checkpoint_that_loads(tmp_path):
+@pytest.mark.parametrize("name", DOMAINS)
+def test_build_writes_a_checkpoint_that_loads(tmp_path, name):
     out = tmp_path / "tiny"
-    recipe = WarmStart(steps=2, rows=2)
-    build(out, recipe, seed=0, eval_limit=4, progress=False)
-    assert check(out)["recipe"]["steps"] == 2
+    domain = DOMAINS[name]
+    recipe = replace(domain.recipe, steps=2, rows=2)
+    manifest = build(domain, out, recipe, seed=0, eval_limit=4, progress=False)
+    assert check(out) == json.loads(json.dumps(manifest))
+    assert manifest["recipe"]["steps"] == 2
+    assert manifest[f"held_out_{domain.items}"] == 4
     AutoModelForCausalLM.from_pretrained(out)
     assert len(AutoTokenizer.from_pretrained(out)) == 520
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
     with pytest.raises(ValueError, match="exists already"):
-        build(out, recipe, seed=0)
+        build(domain, out, recipe, seed=0)
 
 
 @pytest.mark.parametrize("options", [["--steps", "0"], ["--threads", "0"]])

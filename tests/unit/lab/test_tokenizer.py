@@ -1,4 +1,4 @@
-"""The tiny model's tokenizer: exact round trips, short prompts, and the same ids as shipped."""
+"""The tokenizer of Knights & Knaves: exact round trips, short prompts, the same ids as shipped."""
 
 import random
 
@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from sg_rlhf.lab.tiny_model import SHIPPED
-from sg_rlhf.lab.tokenizer import CONTROL, EOS, build_tokenizer, phrases
+from sg_rlhf.lab.kk import KK, phrases
+from sg_rlhf.lab.tokenizer import CONTROL, EOS, build_tokenizer
 from sg_rlhf.tasks.kk.prompt import build_chat_prompt, build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate
 from sg_rlhf.tasks.kk.render import NAMES
 from sg_rlhf.tasks.kk.traces import trace
 
-TOKENIZER = AutoTokenizer.from_pretrained(SHIPPED)
+TOKENIZER = AutoTokenizer.from_pretrained(KK.shipped)
 
 
 def encode(text: str) -> list[int]:
@@ -85,9 +85,9 @@ def test_special_tokens():
 
 def test_the_code_builds_the_shipped_tokenizer():
     """A changed name, frame or prompt changes ids, and the shipped weights would read nonsense."""
-    assert build_tokenizer().get_vocab() == TOKENIZER.get_vocab()
+    assert build_tokenizer(KK).get_vocab() == TOKENIZER.get_vocab()
 
 
 def test_too_small_a_vocabulary_is_refused():
     with pytest.raises(ValueError, match="vocab_size must be at least 3"):
-        build_tokenizer(vocab_size=300)
+        build_tokenizer(KK, vocab_size=300)

@@ -5,20 +5,19 @@ import itertools
 import pytest
 import torch
 
+from sg_rlhf.lab.kk import KK, WarmStart, held_out_puzzles
 from sg_rlhf.lab.tiny_model import new_model
 from sg_rlhf.lab.tokenizer import build_tokenizer
 from sg_rlhf.lab.warm_start import (
     Demonstration,
-    WarmStart,
     batches,
     demonstrations,
-    held_out_puzzles,
     learning_rate_factor,
     train,
 )
 from sg_rlhf.tasks.kk.data import generate_splits
 
-TOKENIZER = build_tokenizer()
+TOKENIZER = build_tokenizer(KK)
 SHORT = WarmStart(steps=5, rows=2)
 
 
