@@ -36,6 +36,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"^([+-]?[0-9]+) ([0-9]+)/([0-9]+)$", r"\1\\frac{\2}{\3}"),
     )
 )
+_FINAL_STOP = re.compile(r"(?<!\\)[.,;]+$")
 _GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}(?: [0-9]{3})+(?:\.[0-9]+)?")
 _LOOSE_SPACE = re.compile(r"(?<![A-Za-z0-9]) | (?![A-Za-z0-9])")
 _WRAPPER = re.compile(
@@ -62,7 +63,7 @@ def tidy(text: str) -> str:
     >>> tidy("$\\left( 1,\\, \\dfrac{1}{2} \\right)$.")
     '( 1, \\frac{1}{2} )'
     """
-    text = text.translate(_UNICODE).strip()
+    text = _FINAL_STOP.sub("", text.translate(_UNICODE).strip())
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text).strip()
     if _GROUPED.fullmatch(text):

@@ -7,6 +7,7 @@ from sg_rlhf.tasks.math.notation import number, tidy
 
 # answer, gold
 RIGHT = {
+    "E notation with a full stop": ("6e13.", "6e13"),
     "integer": ("142", "142"),
     "float gold": ("142", "142.0"),
     "integer gold": ("142.0", "142"),
