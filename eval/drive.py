@@ -1,0 +1,84 @@
+"""Running what is left: engine, grader and file side by side."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from tqdm import tqdm
+
+from eval.engines import Completion, Engine, drain
+from eval.plan import Sample
+from eval.store import Row, Store
+
+
+def run(samples: Sequence[Sample], engine: Engine | None, store: Store, already: int) -> None:
+    """Make, grade and store every sample.
+
+    Grading has a thread of its own, so that a hard answer does not hold up the engine. It writes
+    in the order of completion; a row is stored only with its grade.
+
+    Args:
+        engine: None if no sample needs one.
+        already: number of samples stored before, for the progress bar.
+
+    Raises:
+        EvalError: the engine failed; what was graded is stored.
+    """
+    by_key = {sample.request.key: sample for sample in samples}
+    too_long = [sample for sample in samples if sample.request.max_tokens == 0]
+    requests = [sample.request for sample in samples if sample.request.max_tokens > 0]
+    with (
+        ThreadPoolExecutor(1, thread_name_prefix="grader") as grader,
+        tqdm(total=already + len(samples), initial=already, unit="sample", smoothing=0.0) as bar,
+    ):
+        writes: list[Future[None]] = []
+
+        def keep(completions: list[Completion]) -> None:
+            graded = [(by_key[completion.key], completion) for completion in completions]
+            writes.append(grader.submit(_grade_and_store, graded, store))
+            # An error of the grader or the disk ends the run now, not after hours of sampling.
+            while writes and writes[0].done():
+                writes.pop(0).result()
+            bar.update(len(completions))
+
+        keep([Completion(sample.request.key, "", "prompt_too_long", 0) for sample in too_long])
+        start, tokens = time.monotonic(), 0
+        try:
+            if engine is not None:
+                for completions in drain(engine, requests):
+                    keep(completions)
+                    tokens += sum(completion.tokens for completion in completions)
+                    rate = tokens / (time.monotonic() - start)
+                    bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
+        finally:
+            for write in writes:
+                write.result()
+
+
+def _grade_and_store(graded: Sequence[tuple[Sample, Completion]], store: Store) -> None:
+    benchmarks = {sample.task.benchmark.name: sample.task.benchmark for sample, _ in graded}
+    for name, benchmark in benchmarks.items():
+        part = [(sample, done) for sample, done in graded if sample.task.benchmark.name == name]
+        verdicts = benchmark.grade([(done.text, sample.question.gold) for sample, done in part])
+        store.append(
+            _row(sample, completion) | vars(verdict)
+            for (sample, completion), verdict in zip(part, verdicts, strict=True)
+        )
+
+
+def _row(sample: Sample, completion: Completion) -> Row:
+    return {
+        "benchmark": sample.task.benchmark.name,
+        "id": sample.question.id,
+        "group": sample.question.group,
+        "sample": sample.index,
+        "prompt": sample.question.prompt,
+        "response": completion.text,
+        "gold": sample.question.gold,
+        "finish_reason": completion.finish_reason,
+        "tokens": completion.tokens,
+        "max_tokens": sample.request.max_tokens,
+        "seed": sample.request.seed,
+    }

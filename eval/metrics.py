@@ -1,0 +1,113 @@
+"""Scores from graded samples: means, pass@k, and bootstrap intervals over questions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import comb
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+RESAMPLES = 10_000
+
+Array: TypeAlias = NDArray[np.float64]
+#: Question id -> whether each of its samples is right.
+Outcomes: TypeAlias = Mapping[str, Sequence[bool]]
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Unbiased estimate of the probability that one of k samples is right (arXiv 2107.03374).
+
+    `1 - C(n - c, k) / C(n, k)` for c right among n samples; with k = n it is 1 iff any is right,
+    with k = 1 the share c / n.
+
+    Raises:
+        ValueError: k is outside 1..n, or `correct` outside 0..n.
+    """
+    if not 1 <= k <= n:
+        raise ValueError(f"pass@{k} needs at least {k} samples and k >= 1, got {n}")
+    if not 0 <= correct <= n:
+        raise ValueError(f"{correct} right among {n} samples, expected 0 to {n}")
+    return 1.0 - comb(n - correct, k) / comb(n, k)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A score with its bootstrap distribution.
+
+    Attributes:
+        value: share in [0, 1].
+        draws: the score on each resample of the questions.
+        n_questions: how many questions it rests on.
+    """
+
+    value: float
+    draws: Array
+    n_questions: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The central 95 % of the bootstrap distribution."""
+        low, high = np.quantile(self.draws, (0.025, 0.975))
+        return float(low), float(high)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: value, interval and number of questions."""
+        low, high = self.interval
+        return {"value": self.value, "ci95": [low, high], "n_questions": self.n_questions}
+
+
+def estimate(per_question: Sequence[float], seed: int) -> Estimate:
+    """Mean over questions, with a bootstrap over questions.
+
+    Equal seeds and sizes give the same resamples, so two scores of the same questions (avg@16 and
+    pass@16) keep their correlation when they are averaged.
+    """
+    values = np.asarray(per_question, dtype=np.float64)
+    if values.size == 0:
+        raise ValueError("a score needs at least one question")
+    rng = np.random.default_rng(seed)
+    counts = rng.multinomial(values.size, np.full(values.size, 1 / values.size), size=RESAMPLES)
+    return Estimate(float(values.mean()), counts @ values / values.size, values.size)
+
+
+def mean_of(estimates: Sequence[Estimate]) -> Estimate:
+    """The plain mean of several scores; its interval follows from their bootstrap draws."""
+    draws = np.mean([e.draws for e in estimates], axis=0)
+    value = float(np.mean([e.value for e in estimates]))
+    return Estimate(value, draws, sum(e.n_questions for e in estimates))
+
+
+def mean_correct(outcomes: Outcomes) -> list[float]:
+    """Per question, the share of right samples."""
+    return [sum(flags) / len(flags) for flags in outcomes.values()]
+
+
+def pass_rates(outcomes: Outcomes, k: int) -> list[float]:
+    """Per question, the unbiased pass@k."""
+    return [pass_at_k(len(flags), sum(flags), k) for flags in outcomes.values()]
+
+
+def outcomes_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[bool]]:
+    """Stored samples -> right or wrong by question, in an order that no interruption changes."""
+    outcomes: dict[str, list[bool]] = {}
+    for row in sorted(rows, key=lambda row: (row["id"], row["sample"])):
+        outcomes.setdefault(row["id"], []).append(bool(row["correct"]))
+    return outcomes
+
+
+def response_statistics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Shares of truncated and of unreadable responses, and the mean length in tokens.
+
+    A prompt that leaves no room for a response counts as truncated and unreadable with length 0.
+    """
+    n = len(rows)
+    return {
+        "n_samples": n,
+        "truncation_rate": sum(row["finish_reason"] != "stop" for row in rows) / n,
+        "prompt_too_long_rate": sum(row["finish_reason"] == "prompt_too_long" for row in rows) / n,
+        "extraction_failure_rate": sum(row["extracted"] is None for row in rows) / n,
+        "mean_tokens": sum(row["tokens"] for row in rows) / n,
+    }

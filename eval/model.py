@@ -1,0 +1,159 @@
+"""Which model is evaluated: its files' fingerprint, its context, its tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from eval.questions import EvalError, one_line
+from sg_rlhf.tasks.dataset_folder import sha256_of
+
+# What decides a response; not the README, optimizer states or a trainer's notes.
+_FILES = (
+    "config.json", "generation_config.json", "tokenizer*", "vocab*", "merges.txt",
+    "special_tokens_map.json", "added_tokens.json", "*.model",
+)  # fmt: skip
+_WEIGHTS = ("*.safetensors", "*.bin")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as given on the command line.
+
+    Attributes:
+        name: as given.
+        location: what the engines load: a folder, or a hub id.
+        revision: commit of the hub; None for a folder.
+        fingerprint: SHA-256 over the contents of the files that decide a response, independent of
+            names and times of the folder; for a hub id over id and commit.
+    """
+
+    name: str
+    location: str
+    revision: str | None
+    fingerprint: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"name": self.name, "revision": self.revision, "fingerprint": self.fingerprint}
+
+
+def find_model(name: str, revision: str | None) -> Model:
+    """Look a model up: a folder with a `config.json`, or an id on the Hugging Face hub.
+
+    Raises:
+        EvalError: no such folder, no weights in it, or the hub does not answer or know it.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        if revision is not None:
+            raise EvalError(f"--revision {revision}: {name} is a folder, which has no revisions")
+        return Model(name, str(folder.resolve()), None, fingerprint(folder))
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise EvalError(f"--model {name}: no such folder, and not a hub id such as Qwen/Qwen2.5-7B")
+    commit = _hub_commit(name, revision)
+    digest = hashlib.sha256(f"{name}@{commit}".encode()).hexdigest()
+    return Model(name, name, commit, digest)
+
+
+def served_model(name: str) -> Model:
+    """A model that only a server knows: no weights to hash, so its name stands for them."""
+    return Model(name, name, None, hashlib.sha256(f"served {name}".encode()).hexdigest())
+
+
+def fingerprint(folder: Path) -> str:
+    """SHA-256 over the contents of configuration, tokenizer and weights.
+
+    Raises:
+        EvalError: there is no `config.json` or there are no weights.
+    """
+    if not (folder / "config.json").is_file():
+        raise EvalError(f"--model {folder}: no config.json there, expected a Hugging Face model")
+    weights = next((found for p in _WEIGHTS if (found := sorted(folder.glob(p)))), None)
+    if weights is None:
+        raise EvalError(f"--model {folder}: no .safetensors or .bin weights there")
+    small = {path for pattern in _FILES for path in folder.glob(pattern) if path.is_file()}
+    paths = sorted(small | set(weights), key=lambda path: path.name)
+    # Hashing releases the interpreter's lock: the shards of a large model are read side by side.
+    with ThreadPoolExecutor(4) as pool:
+        hashes = list(pool.map(sha256_of, paths))
+    listing = [[path.name, digest] for path, digest in zip(paths, hashes, strict=True)]
+    return hashlib.sha256(json.dumps(listing).encode()).hexdigest()
+
+
+def load_tokenizer(model: Model) -> Any:
+    """The model's tokenizer.
+
+    Raises:
+        EvalError: there is none that can be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model.location, revision=model.revision)
+    except (OSError, ValueError) as error:
+        raise EvalError(
+            f"--model {model.name}: its tokenizer cannot be loaded: {one_line(error)}"
+        ) from None
+
+
+def context_length(model: Model) -> int:
+    """Most tokens of prompt and response together.
+
+    Raises:
+        EvalError: the configuration cannot be read or does not say.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(model.location, revision=model.revision)
+    except (OSError, ValueError) as error:
+        raise EvalError(
+            f"--model {model.name}: its config.json cannot be read: {one_line(error)}"
+        ) from None
+    length = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(length, int):
+        raise EvalError(f"--model {model.name}: config.json has no max_position_embeddings")
+    return length
+
+
+def _hub_commit(name: str, revision: str | None) -> str:
+    from huggingface_hub import HfApi, constants, scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound, HfHubHTTPError, HFValidationError
+
+    if constants.HF_HUB_OFFLINE:
+        try:
+            cached = {repo.repo_id: repo for repo in scan_cache_dir().repos}
+        except CacheNotFound:
+            cached = {}
+        for commit in cached[name].revisions if name in cached else ():
+            if (revision or "main") in {*commit.refs, commit.commit_hash}:
+                return str(commit.commit_hash)
+        wanted = f"{name}@{revision}" if revision else name
+        raise EvalError(
+            f"--model {wanted}: neither a folder nor in the hub's cache, and HF_HUB_OFFLINE is set"
+        )
+    try:
+        return str(HfApi().model_info(name, revision=revision).sha)
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise EvalError(
+            f"--model {name}: not a folder, and the hub says: {one_line(error)}"
+        ) from None
+
+
+def cpu_only() -> bool:
+    """Whether there is no CUDA device; asks torch if neither `SG_PLATFORM` nor its build says."""
+    if os.environ.get("SG_PLATFORM"):
+        return os.environ["SG_PLATFORM"] == "cpu"
+    # torch reads OMP_NUM_THREADS when it is imported, which is to be set before.
+    if metadata.version("torch").endswith("+cpu"):
+        return True
+    import torch
+
+    return not torch.cuda.is_available()

@@ -1,0 +1,149 @@
+"""What a run consists of: every sample of every question, with what the model's context allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eval.data import Source, limited, questions_hash
+from eval.engines import Request, sample_seed
+from eval.questions import EvalError, Question
+from eval.store import Key
+from eval.suites import Benchmark
+
+#: Prompts -> their tokens; empty lists where only the server could tell.
+Tokenize = Callable[[Sequence[str]], list[list[int]]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A benchmark's questions, with their prompts' tokens and how long responses may be.
+
+    Attributes:
+        sources: the files that the questions came from.
+        prompt_ids: as `Request.prompt_ids`, in the order of `questions`.
+        max_tokens: per question; 0 where the prompt fills the context.
+    """
+
+    benchmark: Benchmark
+    questions: list[Question]
+    sources: list[Source]
+    prompt_ids: list[list[int]]
+    max_tokens: list[int]
+
+    def describe(self) -> dict[str, Any]:
+        """What must be the same again when the run is resumed; for JSON."""
+        wanted = self.benchmark.settings.max_tokens
+        cut = [limit for limit in self.max_tokens if limit < wanted]
+        return {
+            "title": self.benchmark.title,
+            "settings": self.benchmark.settings.as_dict(),
+            "licence": self.benchmark.licence,
+            "n_questions": len(self.questions),
+            "full_size": self.benchmark.size,
+            "questions_sha256": questions_hash(self.questions),
+            "sources": [vars(source) for source in self.sources],
+            "context_cuts": {
+                "questions": len(cut),
+                "shortest_max_tokens": min(cut) if cut else None,
+                "prompts_too_long": sum(limit == 0 for limit in self.max_tokens),
+            },
+        }
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One response to be made: of which question, which one of n, and the request."""
+
+    task: Task
+    question: Question
+    index: int
+    request: Request
+
+    @property
+    def key(self) -> Key:
+        return (self.task.benchmark.name, self.question.id, self.index)
+
+
+def load_questions(
+    benchmarks: Sequence[Benchmark], folder: Path | None, limit: int | None
+) -> list[tuple[Benchmark, list[Question], list[Source]]]:
+    """Read and check every benchmark's questions.
+
+    Raises:
+        EvalError: a file is missing or another than expected; names it.
+    """
+    loaded = []
+    for benchmark in benchmarks:
+        try:
+            questions, sources = benchmark.load(folder)
+        except ValueError as error:
+            raise EvalError(str(error)) from None
+        if len(questions) != benchmark.size:
+            raise EvalError(
+                f"{benchmark.name}: {len(questions)} questions, expected {benchmark.size}"
+            )
+        if len({question.id for question in questions}) != len(questions):
+            raise EvalError(f"{benchmark.name}: two questions have the same id")
+        loaded.append((benchmark, limited(questions, limit), sources))
+    return loaded
+
+
+def make_tasks(
+    loaded: Sequence[tuple[Benchmark, list[Question], list[Source]]],
+    tokenize: Tokenize,
+    context: int | None,
+) -> list[Task]:
+    """Fit every benchmark to the model's context (None: unknown, nothing is cut)."""
+    tasks = []
+    for benchmark, questions, sources in loaded:
+        ids = tokenize([question.prompt for question in questions])
+        wanted = benchmark.settings.max_tokens
+        room = [wanted if context is None else max(0, context - len(row)) for row in ids]
+        fitted = [min(wanted, left) for left in room]
+        tasks.append(Task(benchmark, questions, sources, ids, fitted))
+    return tasks
+
+
+def context_needed(tasks: Sequence[Task]) -> int:
+    """Most tokens of prompt and response together that any request needs."""
+    needs = (
+        len(ids) + limit
+        for task in tasks
+        for ids, limit in zip(task.prompt_ids, task.max_tokens, strict=True)
+        if limit > 0
+    )
+    return max(needs, default=0)
+
+
+def samples(tasks: Sequence[Task], seed: int, *, known_ids: bool) -> list[Sample]:
+    """Every sample of every question, longest prompts first.
+
+    Long prompts at the end would leave the engine with a few slow responses; at the beginning
+    they also show soonest whether they fit into memory.
+
+    Args:
+        known_ids: the tasks hold real tokens, which the requests then carry.
+    """
+    found = []
+    for task in tasks:
+        name, settings = task.benchmark.name, task.benchmark.settings
+        for question, ids, limit in zip(
+            task.questions, task.prompt_ids, task.max_tokens, strict=True
+        ):
+            for index in range(settings.n):
+                request = Request(
+                    key=f"{name}/{question.id}/{index}",
+                    prompt=question.prompt,
+                    prompt_ids=tuple(ids) if known_ids else (),
+                    temperature=settings.temperature,
+                    top_p=settings.top_p,
+                    max_tokens=limit,
+                    seed=sample_seed(seed, name, question.id, index),
+                )
+                length = len(ids) or len(question.prompt)
+                found.append((length, Sample(task, question, index, request)))
+    # Python's sort is stable: samples of a question stay side by side and share cached prefixes.
+    return [sample for _, sample in sorted(found, key=lambda pair: -pair[0])]

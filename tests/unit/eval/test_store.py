@@ -1,0 +1,142 @@
+"""The output folder: what a kill, a second process or another request may find there."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from eval.questions import EvalError
+from eval.store import Store, differences
+
+REQUEST = {"suite": "kk", "model": {"fingerprint": "a"}, "seed": 0}
+
+
+def row(question="q", sample=0, **changes):
+    return {
+        "benchmark": "b",
+        "id": question,
+        "sample": sample,
+        "prompt": "p",
+        "response": "r",
+        "extracted": None,
+        "gold": "g",
+        "correct": False,
+        "reason": "wrong",
+        "finish_reason": "stop",
+        "tokens": 1,
+    } | changes
+
+
+def begun(out, rows):
+    with Store(out) as store:
+        assert store.begin(REQUEST) == {}
+        store.write_request(REQUEST, {"date": "d"})
+        store.append(rows)
+    return out
+
+
+def resume(out, request=REQUEST):
+    with Store(out, resume=True) as store:
+        return store.begin(request)
+
+
+def test_rows_come_back_once_each(tmp_path):
+    rows = [row("a", 0), row("a", 1, response='tricky "text"\n\u2028 \ud800'), row("b", 0)]
+    found = resume(begun(tmp_path / "out", rows))
+    assert list(found) == [("b", "a", 0), ("b", "a", 1), ("b", "b", 0)]
+    assert found["b", "a", 1]["response"] == 'tricky "text"\n\u2028 \ud800'
+
+
+def test_every_way_to_cut_the_last_line_loses_that_line_alone(tmp_path):
+    out = begun(tmp_path / "out", [row("a"), row("ü")])
+    data = (out / "samples.jsonl").read_bytes()
+    first = data.index(b"\n") + 1
+    for cut in range(first, len(data)):
+        (out / "samples.jsonl").write_bytes(data[:cut])
+        assert list(resume(out)) == [("b", "a", 0)]
+        assert (out / "samples.jsonl").read_bytes() == data[:first]
+        with Store(out, resume=True) as store:
+            store.append([row("ü")])
+        assert (out / "samples.jsonl").read_bytes() == data
+
+
+def test_a_line_damaged_in_the_middle_is_named(tmp_path):
+    out = begun(tmp_path / "out", [row("a"), row("b"), row("c")])
+    lines = (out / "samples.jsonl").read_text().splitlines()
+    (out / "samples.jsonl").write_text("\n".join([lines[0], lines[1][:40], lines[2]]) + "\n")
+    with pytest.raises(EvalError, match=r"samples.jsonl: line 2: not JSON"):
+        resume(out)
+
+
+def test_a_sample_that_is_there_twice_is_refused(tmp_path):
+    out = begun(tmp_path / "out", [row("a"), row("a")])
+    with pytest.raises(EvalError, match="line 2: sample .* twice"):
+        resume(out)
+
+
+def test_a_missing_field_is_named(tmp_path):
+    broken = row("a")
+    del broken["correct"]
+    out = begun(tmp_path / "out", [broken])
+    with pytest.raises(EvalError, match="line 1: field 'correct' is missing"):
+        resume(out)
+
+
+def test_a_folder_that_is_not_empty_needs_resume(tmp_path):
+    out = begun(tmp_path / "out", [row("a")])
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    with pytest.raises(EvalError, match="not empty .* --resume"):
+        Store(out)
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+
+
+def test_another_request_is_refused_with_the_difference(tmp_path):
+    out = begun(tmp_path / "out", [row("a")])
+    other = REQUEST | {"model": {"fingerprint": "b"}}
+    with pytest.raises(EvalError, match=r'model.fingerprint: was "a", now "b"'):
+        resume(out, other)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(EvalError, match=r"holds thesis.tex but no run.json"):
+        resume(tmp_path)
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "out").write_text("x")
+    with pytest.raises(EvalError, match="is a file"):
+        Store(tmp_path / "out")
+
+
+def test_nothing_is_left_of_a_run_that_did_not_begin(tmp_path):
+    with pytest.raises(EvalError, match="no"), Store(tmp_path / "a" / "out"):
+        raise EvalError("no")
+    assert not (tmp_path / "a" / "out").exists()
+    (tmp_path / "there").mkdir()
+    with Store(tmp_path / "there"):
+        pass
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+def test_two_processes_cannot_write_into_one_folder(tmp_path):
+    out = begun(tmp_path / "out", [row("a")])
+    code = (
+        f"from eval.store import Store; from pathlib import Path; Store(Path({str(out)!r}), True)"
+    )
+    with Store(out, resume=True):
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "another evaluation is writing there" in other.stderr
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_differences_name_every_key():
+    before = {"a": 1, "b": {"c": [1, 2], "d": "x"}, "gone": 1}
+    now = {"a": 1, "b": {"c": [1, 3], "d": "x"}, "new": 2}
+    assert differences(before, now) == [
+        "b.c: was [1, 2], now [1, 3]",
+        "gone: was 1, now null",
+        "new: was null, now 2",
+    ]
+    assert differences(before, json.loads(json.dumps(before))) == []

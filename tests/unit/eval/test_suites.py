@@ -1,0 +1,160 @@
+"""The suites as published, their data, and their twins for lm-evaluation-harness."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from eval import data, plan
+from eval.questions import EvalError, Question, Settings
+from eval.suites import SUITES, Benchmark
+from sg_rlhf.tasks.kk.data import read_parquet
+from sg_rlhf.tasks.kk.prompt import build_prompt
+
+TASKS = Path(__file__).parents[3] / "eval" / "lm_eval_tasks"
+BENCHMARKS = {b.name: b for suite in SUITES.values() for b in suite.benchmarks}
+
+
+def test_settings_and_sizes_are_the_published_ones():
+    sampled = Settings(temperature=1.0, max_tokens=4096, n=16, top_p=1.0)
+    greedy = Settings(temperature=0.0, max_tokens=4096)
+    assert {name: (b.size, b.settings) for name, b in BENCHMARKS.items()} == {
+        "olympiadbench": (675, greedy),
+        "minerva": (272, greedy),
+        "math500": (500, greedy),
+        "amc": (83, sampled),
+        "aime": (30, sampled),
+        "official": (700, Settings(temperature=0.0, max_tokens=2048)),
+        "logic_rl": (700, Settings(temperature=1.0, max_tokens=8192)),
+        "paper_greedy": (700, greedy),
+        "paper_t1": (700, Settings(temperature=1.0, max_tokens=4096)),
+    }
+    assert BENCHMARKS["aime"].pass_at == (16,)
+    assert len(SUITES["math"].average) == 6
+
+
+def test_only_selects_benchmarks_and_harnesses_in_the_order_of_the_suite():
+    def names(suite: str, *only: str) -> list[str]:
+        return [benchmark.name for benchmark in SUITES[suite].select(only)]
+
+    assert names("math", "aime", "amc") == ["amc", "aime"]
+    assert names("kk", "paper") == ["paper_greedy", "paper_t1"]
+    assert names("kk", "official", "paper_t1") == ["official", "paper_t1"]
+    assert len(names("kk")) == 4
+    with pytest.raises(EvalError, match=r"--only aime: not in suite kk, expected one of .*paper"):
+        SUITES["kk"].select(["aime"])
+
+
+def yaml_task(name: str) -> dict:
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))
+    return yaml.load((TASKS / f"sg_{name}.yaml").read_text(), Loader)
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS.values(), ids=BENCHMARKS)
+def test_the_lm_eval_task_asks_with_the_same_settings(benchmark: Benchmark):
+    task = yaml_task(benchmark.name)
+    settings = benchmark.settings
+    generation = task["generation_kwargs"]
+    assert task["task"] == f"sg_{benchmark.name}"
+    assert task["dataset_kwargs"] == {"benchmark_name": benchmark.name}
+    assert task["repeats"] == settings.n
+    assert generation["max_gen_toks"] == settings.max_tokens
+    assert generation["temperature"] == settings.temperature
+    assert generation["do_sample"] == (settings.temperature > 0)
+    assert generation.get("top_p", 1.0) == settings.top_p
+    assert generation["until"] == []
+    metrics = [metric["metric"] for metric in task["metric_list"]]
+    assert metrics == ["score", *(f"pass_at_{k}" for k in benchmark.pass_at)]
+
+
+def test_official_files_are_read_and_named(puzzle_folder):
+    questions, sources = BENCHMARKS["paper_t1"].load(puzzle_folder)
+    assert len(questions) == 700
+    assert [source.name for source in sources] == [f"people{n}_num100.jsonl" for n in range(2, 9)]
+    puzzle = read_parquet(puzzle_folder / "people5_num100.jsonl")[12]
+    question = next(question for question in questions if question.id == "kk-5ppl-012")
+    assert question.prompt == build_prompt(puzzle.quiz)
+    assert (question.gold, question.group) == (puzzle.solution_text_format, "5")
+
+
+def test_sizes_outside_the_files_are_generated_the_same_each_time(puzzle_folder, tmp_path):
+    for size in range(3, 8):
+        name = f"people{size}_num100.jsonl"
+        (tmp_path / name).write_bytes((puzzle_folder / name).read_bytes())
+    questions, sources = BENCHMARKS["official"].load(tmp_path)
+    again, _ = BENCHMARKS["official"].load(tmp_path)
+    assert questions == again
+    assert sources[0].name == "generated people=2 seed=0"
+    assert sources[-1].name == "generated people=8 seed=0"
+    assert data.questions_hash(questions) == data.questions_hash(again)
+
+
+def test_a_file_with_too_few_puzzles_is_named(puzzle_folder, tmp_path):
+    lines = (puzzle_folder / "people4_num100.jsonl").read_text().splitlines(keepends=True)
+    for size in (2, 3):
+        name = f"people{size}_num100.jsonl"
+        (tmp_path / name).write_bytes((puzzle_folder / name).read_bytes())
+    (tmp_path / "people4_num100.jsonl").write_text("".join(lines[:99]))
+    with pytest.raises(EvalError, match=r"people4_num100.jsonl: 99 puzzles .* expected 100 of 4"):
+        BENCHMARKS["official"].load(tmp_path)
+
+
+def test_another_file_under_the_published_name_is_refused(tmp_path):
+    (tmp_path / "test_3to7ppl.parquet").write_bytes(b"PAR1")
+    with pytest.raises(EvalError, match=r"test_3to7ppl.parquet: SHA-256 .* expected 3e27d3db"):
+        BENCHMARKS["official"].load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["aime", "official"])
+def test_offline_without_files_says_what_to_do(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(EvalError, match="HF_HUB_OFFLINE is set.* --data-dir"):
+        BENCHMARKS[name].load(None)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_limit_takes_from_every_group():
+    questions = [Question(f"{g}{i}", "p", "g", g) for g in "abc" for i in range(4)]
+    kept = data.limited(questions, 7)
+    assert [question.id for question in kept] == ["a0", "a1", "a2", "b0", "b1", "c0", "c1"]
+    assert data.limited(questions, None) == questions
+    assert data.limited(questions, 100) == questions
+
+
+def test_responses_are_cut_to_what_the_context_leaves():
+    benchmark = BENCHMARKS["aime"]
+    questions = [Question(str(n), "x" * n, ["1"]) for n in (10, 500, 999, 1000, 2000)]
+    tasks = plan.make_tasks(
+        [(benchmark, questions, [])], lambda ps: [[7] * len(p) for p in ps], 1000
+    )
+    assert tasks[0].max_tokens == [990, 500, 1, 0, 0]
+    assert tasks[0].describe()["context_cuts"] == {
+        "questions": 5,
+        "shortest_max_tokens": 0,
+        "prompts_too_long": 2,
+    }
+    free = plan.make_tasks(
+        [(benchmark, questions, [])], lambda ps: [[7] * len(p) for p in ps], 9000
+    )
+    assert set(free[0].max_tokens) == {4096}
+    assert plan.context_needed(free) == 2000 + 4096
+
+
+def test_samples_are_complete_longest_first_and_each_has_its_own_seed():
+    questions = [Question(str(n), "x" * n, ["1"]) for n in (10, 30, 20)]
+    tasks = plan.make_tasks(
+        [(BENCHMARKS["aime"], questions, [])], lambda ps: [[7] * len(p) for p in ps], None
+    )
+    samples = plan.samples(tasks, seed=0, known_ids=True)
+    assert [s.question.id for s in samples] == ["30"] * 16 + ["20"] * 16 + ["10"] * 16
+    assert len({s.key for s in samples}) == 48
+    assert len({s.request.seed for s in samples}) == 48
+    assert all(0 <= s.request.seed < 2**31 for s in samples)
+    again = plan.samples(tasks, seed=0, known_ids=True)
+    assert [s.request for s in again] == [s.request for s in samples]
+    other = plan.samples(tasks, seed=1, known_ids=True)
+    assert not {s.request.seed for s in other} & {s.request.seed for s in samples}
