@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-unit test-integration kk
+.PHONY: help setup lint format test test-unit test-integration kk math
 
 BIN := .venv/bin
 # More arguments for pytest: make test-unit ARGS="-k shaping -x"
@@ -35,3 +35,6 @@ test-integration: setup ## training runs on this machine: minutes
 
 kk: ## train on Knights and Knaves from nothing to report
 	bash examples/scripts/train_grpo_sg_kk.sh
+
+math: ## train on mathematics (without a GPU: arithmetic)
+	bash examples/scripts/train_grpo_sg_math.sh
