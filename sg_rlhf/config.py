@@ -29,6 +29,7 @@ from pydantic import (
 )
 from yaml import YAMLError
 
+from sg_rlhf.tasks.search.settings import SearchSettings
 from sg_rlhf.upstream_flags import Flag, flags
 
 if TYPE_CHECKING:
@@ -116,6 +117,9 @@ class SGSettings(BaseModel):
         "auto", description="auto: online with a key, else an offline run in the run directory"
     )
     verbose: bool = Field(False, description="print the workers' output instead of a progress bar")
+    search: SearchSettings | None = Field(
+        None, description="dialogues with a search engine: sg.search.topk and further keys"
+    )
 
     @field_validator("eval_sets", mode="before")
     @classmethod
@@ -131,7 +135,20 @@ class SGSettings(BaseModel):
         return sets
 
 
-SG_KEYS = {f"sg.{name}": info for name, info in SGSettings.model_fields.items()}
+#: The keys of `sg`; those of `sg.search` are keys of their own, like upstream's flags.
+SG_KEYS = {
+    **{f"sg.{name}": info for name, info in SGSettings.model_fields.items() if name != "search"},
+    **{f"sg.search.{name}": info for name, info in SearchSettings.model_fields.items()},
+}
+
+
+def sg_settings(values: dict[str, Any]) -> SGSettings:
+    """The settings of dotted keys without their "sg.".
+
+    Raises:
+        pydantic.ValidationError: a value that its key does not take.
+    """
+    return SGSettings(**_nest(values))
 
 
 @dataclass(frozen=True)
@@ -150,6 +167,8 @@ class Config:
 
     def value(self, key: str) -> Any:
         """The value of a dotted key: the recipe's, else upstream's or ``sg``'s default."""
+        if key.startswith("sg.search."):
+            return getattr(self.sg.search or SearchSettings(), key.removeprefix("sg.search."))
         if key.startswith("sg."):
             return getattr(self.sg, key.removeprefix("sg."))
         if key in self.values:
@@ -182,7 +201,10 @@ class Config:
 
 
 def _flat_sg(config: Config) -> dict[str, Any]:
-    return {f"sg.{k}": v for k, v in config.sg.model_dump().items()}
+    own = config.sg.model_dump()
+    search = own.pop("search") or {}
+    flat = {f"sg.{k}": v for k, v in own.items()}
+    return flat | {f"sg.search.{k}": v for k, v in search.items()}
 
 
 def _text(value: Any) -> str:
@@ -331,10 +353,11 @@ def _check(flat: dict[str, Any], origin: dict[str, str], sources: tuple[str, ...
         else:
             raise ConfigError(_unknown_key(key, where, [*table, *SG_KEYS]))
     try:
-        settings = SGSettings(**sg)
+        settings = sg_settings(sg)
     except ValidationError as error:
         key, message = validation_message(error)
-        section = ".".join(key.split(".")[:2])
+        depth = 3 if key.startswith("sg.search.") else 2
+        section = ".".join(key.split(".")[:depth])
         raise ConfigError(f"{origin.get(section, 'recipe')}: {message}") from None
     if settings.eval_sets and values.get("eval.dataset"):
         raise ConfigError(

@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from sg_rlhf.tasks.kk import command as kk
+from sg_rlhf.tasks.math import command as math
+from sg_rlhf.tasks.search import command as search
 
-TASKS = (kk,)
+TASKS = (kk, math, search)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sg_rlhf.config import SGSettings, validation_message
+from sg_rlhf.config import SG_KEYS, sg_settings, validation_message
 from sg_rlhf.overlay import contract
 from sg_rlhf.upstream_flags import KL_ESTIMATORS, UpstreamChanged, build_parser, validate_args
 
@@ -37,12 +37,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
         SystemExit: argparse's usage error (status 2).
     """
     parser = build_parser()
-    for name, info in SGSettings.model_fields.items():
-        parser.add_argument(f"--sg.{name}", default=None, help=info.description)
+    for key, info in SG_KEYS.items():
+        parser.add_argument(f"--{key}", default=None, help=info.description)
     flat = vars(parser.parse_args(argv))
     given = {k.removeprefix("sg."): flat.pop(k) for k in list(flat) if k.startswith("sg.")}
     try:
-        settings = SGSettings(**{k: v for k, v in given.items() if v is not None})
+        settings = sg_settings({k: v for k, v in given.items() if v is not None})
     except ValidationError as error:
         raise UsageError(f"--{validation_message(error)[1]}") from None
     remarks = io.StringIO()

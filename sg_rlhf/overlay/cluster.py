@@ -15,6 +15,7 @@ from sg_rlhf.overlay import rotary
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.progress import keep_worker_logs
 from sg_rlhf.overlay.register import WORKER_SETUP_HOOK
+from sg_rlhf.tasks.search import settings as search
 
 #: Ray CPUs that upstream's controllers need beside one for each accelerator bundle.
 CONTROLLER_CPUS = 2
@@ -55,6 +56,8 @@ def connect(args: Any) -> bool:
     variables[rotary.VARIABLE] = "1" if args.sg.rotary_fp32 else "0"
     # Named for the workers: one without a GPU of its own must not take the machine for a CPU one.
     variables[platform.PLATFORM_VARIABLE] = "cpu" if on_cpu else "cuda"
+    if args.sg.search is not None:
+        variables[search.VARIABLE] = search.SearchSettings(**args.sg.search).to_variable()
     if on_cpu:
         variables |= platform.environment()
     options: dict[str, Any] = {

@@ -86,6 +86,17 @@ SIGNATURES: dict[tuple[str, str], str] = {
         "trainer/ppo_utils/experience_maker.py",
         "RemoteExperienceMaker.compute_advantages_and_returns",
     ): ("self, experiences"),
+    (
+        "trainer/ppo_utils/samples_generator.py",
+        "SamplesGenerator._process_response_into_experience",
+    ): ("self, response, **generate_kwargs"),
+    ("trainer/ray/vllm_engine.py", "RolloutRayActor.generate"): (
+        "self, prompt_token_ids, sampling_params, multi_modal_data"
+    ),
+    ("trainer/ray/vllm_engine.py", "_load_agent_executor"): "agent_func_path",
+    ("utils/agent.py", "AgentExecutorBase.execute"): (
+        "self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, images"
+    ),
 }
 
 #: (file, qualified name) -> names that its body must use, in this order.
@@ -109,6 +120,7 @@ CALL_ORDER: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ("trainer/ray/vllm_engine.py", "create_vllm_engines"): ("RolloutRayActor",),
     ("trainer/ppo_trainer.py", "BasePPOTrainer.__init__"): ("RemoteExperienceMaker",),
+    ("trainer/ppo_trainer.py", "PPOTrainer.__init__"): ("SamplesGenerator",),
     ("trainer/ppo_trainer.py", "BasePPOTrainer.train_step"): (
         "make_experience_batch",
         "_compute_rollout_stats",

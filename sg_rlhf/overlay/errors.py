@@ -9,6 +9,10 @@ class RewardError(RunStopped):
     """A rollout has no usable reward."""
 
 
+class RetrievalError(RunStopped):
+    """The search engine does not answer, or too often not."""
+
+
 class NonFiniteError(RunStopped):
     """A loss or a log-probability is NaN or infinite."""
 

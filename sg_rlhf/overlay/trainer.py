@@ -16,12 +16,14 @@ from openrlhf.utils.logging_utils import WandbLogger
 
 from sg_rlhf import run_log
 from sg_rlhf.config import EvalSet
-from sg_rlhf.overlay import evaluation, experience, progress
+from sg_rlhf.overlay import evaluation, experience, progress, samples
 from sg_rlhf.overlay.errors import SyncError
 
-# PPOTrainer.evaluate and BasePPOTrainer.__init__ look these names up in their own module.
+# PPOTrainer.evaluate, BasePPOTrainer.__init__ and PPOTrainer.__init__ look these names up in their
+# own module.
 upstream.compute_eval_metrics = evaluation.compute_eval_metrics
 upstream.RemoteExperienceMaker = experience.SGExperienceMaker
+upstream.SamplesGenerator = samples.SGSamplesGenerator
 
 #: Rollouts whose log-probs are compared after a weight sync.
 PROBED_SEQUENCES = 4
@@ -146,8 +148,10 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._samples, self._probe = [], []
         for e in experiences:
             for i in range(len(e.sequences)):
-                if len(self._probe) < PROBED_SEQUENCES:
-                    valid = e.attention_mask[i].bool()
+                valid = e.attention_mask[i].bool()
+                # vLLM takes no prompt that fills its context: it could not sample behind it.
+                fits = int(valid.sum()) < self.args.data.max_len
+                if len(self._probe) < PROBED_SEQUENCES and fits:
                     is_response = e.action_mask[i].bool()[valid[1:]]
                     self._probe.append((e.sequences[i][valid].tolist(), is_response.tolist()))
                 if len(self._samples) < self._sg.samples_per_step:
@@ -156,16 +160,26 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
     def _sample(self, e: Any, i: int) -> dict[str, Any]:
         mask = e.action_mask[i].bool()
         tokens = e.sequences[i][1:][mask].tolist()
+        dialogue = self._dialogue(e, i)
         return {
             "prompt": e.prompts[i],
             "label": e.labels[i],
             "response": self.tokenizer.decode(tokens, skip_special_tokens=False),
+            **({"dialogue": dialogue} if dialogue else {}),
             "reward": float(e.info["reward"][i]),
             "correct": float(e.info["correct"][i]) if "correct" in e.info else None,
             "advantage": float(e.advantages[i][mask][0]) if bool(mask.any()) else 0.0,
             "tokens": [self.tokenizer.decode([t]) for t in tokens],
             "log_probs": [round(v, 5) for v in e.action_log_probs[i][mask].tolist()],
         }
+
+    def _dialogue(self, e: Any, i: int) -> str:
+        """The response with what an environment wrote between its parts; "" if nothing is."""
+        written = torch.where(e.action_mask[i].bool())[0]
+        if not len(written) or int(written[-1] - written[0]) + 1 == len(written):
+            return ""
+        tokens = e.sequences[i][1:][written[0] : written[-1] + 1]
+        return str(self.tokenizer.decode(tokens.tolist(), skip_special_tokens=False))
 
     # -- evaluation ----------------------------------------------------------------------------
 

@@ -1,0 +1,284 @@
+"""The subcommand `python -m sg_rlhf.data search`."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from sg_rlhf import __version__
+from sg_rlhf.tasks.dataset_folder import (
+    MANIFEST,
+    UsageError,
+    check_writable,
+    is_current,
+    sha256_of,
+    write_dataset,
+)
+from sg_rlhf.tasks.search import encyclopedia
+from sg_rlhf.tasks.search.data import (
+    NQ_HOTPOTQA,
+    DataError,
+    Question,
+    Splits,
+    download,
+    join_splits,
+    read_questions,
+    shuffled,
+    split,
+    to_records,
+)
+from sg_rlhf.tasks.search.prompt import PROMPT_VERSION, STYLES, Style
+
+CORPUS = "corpus.jsonl"
+
+_HELP = """\
+Questions to answer with a search engine: read a file or a published training set, or generate a
+small encyclopedia, check every row and write one form of JSONL.
+
+examples:
+  # the published runs' training set from the hub; name the commit, there is no default one
+  python -m sg_rlhf.data search --out data/search --source nq_hotpotqa --revision COMMIT
+
+  # no network: files that are already here, with a test set of their own
+  python -m sg_rlhf.data search --out data/search --source train.parquet --test-file dev.jsonl
+
+  # generated: a corpus to index and questions about it, for a tiny model
+  python -m sg_rlhf.data search --out data/search_tiny --source encyclopedia \\
+      --generate people=200 towns=48 seed=0
+  python -m sg_rlhf.retrieval.index --corpus data/search_tiny/corpus.jsonl --encoder bm25 \\
+      --out data/search_tiny/index
+
+sources:
+  nq_hotpotqa   PeterJinGo/nq_hotpotqa_train on the Hugging Face hub; needs --revision
+  encyclopedia  generated, see --generate
+  FILE ...      .parquet or .jsonl: rows of Search-R1 (question, golden_answers or
+                reward_model.ground_truth.target), of FlashRAG (id, question, golden_answers),
+                or written by this command
+
+keys of --generate (defaults in brackets):
+  people      people in the encyclopedia, 4 questions each   [200]
+  towns       towns, 2 questions each                        [48]
+  test_share  of both, held out with their questions         [0.25]
+  seed        the same seed gives the same files             [0]
+
+DIR then holds train.jsonl and test.jsonl (fields input, answer, datasource, id, question; answer is
+a JSON array of the gold answers, any of which is right), corpus.jsonl where it was generated, and
+manifest.json (counts, source, SHA-256 of each file).
+"""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where questions come from: an entry for the manifest, and what makes them when called."""
+
+    entry: Mapping[str, Any]
+    make: Callable[[], tuple[Splits, list[dict[str, str]]]]
+
+
+def add_parser(tasks: argparse._SubParsersAction[Any]) -> None:
+    """Add the subcommand `search` with its options; its `run` is `args.run`."""
+    parser = tasks.add_parser(
+        "search",
+        help="questions to answer with a search engine",
+        description=_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--out", required=True, metavar="DIR", type=Path, help="folder to write")
+    add("--source", required=True, nargs="+", metavar="SOURCE", help="see above")
+    add("--revision", metavar="COMMIT", help="the hub's commit for nq_hotpotqa, 40 hex digits")
+    add("--test-file", nargs="+", metavar="FILE", type=Path, help="held-out files for --source")
+    add("--test-fraction", type=float, help="held out without --test-file [0.02]")
+    add("--seed", type=int, help="seed of the held-out rows [0]")
+    add("--generate", nargs="*", metavar="KEY=VALUE", help="of the encyclopedia; keys above")
+    add("--prompt", choices=STYLES, help="search_r1, or short [search_r1; encyclopedia: short]")
+    add("--force", action="store_true", help="replace our files in a folder that is not empty")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, _load_tokenizer: Callable[[str], Any]) -> None:
+    """Make or convert the questions and write them.
+
+    Raises:
+        ValueError: bad arguments or data; the message is one line for the user.
+    """
+    out: Path = args.out.resolve()
+    generated = args.source == ["encyclopedia"]
+    style: Style = args.prompt or ("short" if generated else "search_r1")
+    source = _encyclopedia(args) if generated else _files(args)
+    request = {
+        "task": "search",
+        "version": __version__,
+        "prompt": {"version": PROMPT_VERSION, "style": style},
+        "source": source.entry,
+    }
+    if is_current(out, request):
+        print(f"{out} is up to date: same request, same inputs, files unchanged")
+        _print_next(out)
+        return
+    check_writable(out, args.force)
+    splits, corpus = source.make()
+    if not splits.train:
+        raise DataError(f"--source {' '.join(args.source)}: no question is left to train on")
+    facts = {
+        "counts": {"train": _by_source(splits.train), "test": _by_source(splits.test)},
+        "duplicates_dropped": splits.duplicates,
+        "duplicates_with_other_golds": splits.conflicts,
+        "train_questions_found_in_test_dropped": splits.overlap,
+    }
+    files: dict[str, Iterable[Mapping[str, Any]]] = {
+        "train.jsonl": to_records(shuffled(splits.train), style),
+        "test.jsonl": to_records(shuffled(splits.test), style),
+    }
+    if corpus:
+        files[CORPUS] = corpus
+    _print_report(out, write_dataset(out, files, request, facts))
+
+
+def parse_generate(tokens: Sequence[str]) -> dict[str, Any]:
+    """The keys of `--generate`, with defaults.
+
+    Raises:
+        UsageError: an unknown key, a key given twice, or a bad value.
+    """
+    options: dict[str, Any] = {"people": 200, "towns": 48, "test_share": 0.25, "seed": 0}
+    seen: set[str] = set()
+    for token in tokens:
+        key, equals, value = token.partition("=")
+        if not equals or key not in options or key in seen:
+            raise UsageError(
+                f"--generate {token}: expected KEY=VALUE, each key once, of {', '.join(options)}"
+            )
+        seen.add(key)
+        kind = type(options[key])
+        try:
+            options[key] = kind(value)
+        except ValueError:
+            expected = "a whole number" if kind is int else "a number"
+            raise UsageError(f"--generate {token}: expected {expected}") from None
+    return options
+
+
+def _encyclopedia(args: argparse.Namespace) -> Source:
+    given = {
+        "--revision": args.revision,
+        "--test-file": args.test_file,
+        "--test-fraction": args.test_fraction,
+        "--seed": args.seed,
+    }
+    for option, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"{option} does not go with --source encyclopedia; "
+                "--generate has the keys test_share and seed"
+            )
+    options = parse_generate(args.generate or ())
+
+    def make() -> tuple[Splits, list[dict[str, str]]]:
+        try:
+            made = encyclopedia.build(**options)
+        except ValueError as error:
+            raise UsageError(f"--generate {error}") from None
+        train = [problem.question for problem in made.train]
+        return Splits(train, [problem.question for problem in made.test]), made.corpus
+
+    return Source({"kind": "encyclopedia", **options}, make)
+
+
+def _files(args: argparse.Namespace) -> Source:
+    if args.generate is not None:
+        raise UsageError("--generate belongs to --source encyclopedia")
+    named = {"nq_hotpotqa", "encyclopedia"} & set(args.source)
+    if named and len(args.source) > 1:
+        raise UsageError(f"--source {' '.join(args.source)}: {min(named)} cannot be mixed")
+    if args.test_file is not None:
+        for option, value in (("--test-fraction", args.test_fraction), ("--seed", args.seed)):
+            if value is not None:
+                raise UsageError(f"{option} and --test-file exclude each other")
+    entry: dict[str, Any] = {"kind": "files"}
+    if named:
+        if args.revision is None:
+            raise UsageError(
+                "--source nq_hotpotqa needs --revision COMMIT (40 hex digits; "
+                f"https://huggingface.co/datasets/{NQ_HOTPOTQA}/commits/main)"
+            )
+        paths = [download(NQ_HOTPOTQA, "train.parquet", args.revision)]
+        entry |= {"kind": "hub", "repository": NQ_HOTPOTQA, "revision": args.revision}
+    elif args.revision is not None:
+        raise UsageError("--revision belongs to --source nq_hotpotqa")
+    else:
+        paths = [Path(name) for name in args.source]
+    entry["train"] = [_file_entry(path) for path in paths]
+    if args.test_file is not None:
+        entry["test"] = [_file_entry(path) for path in args.test_file]
+        return Source(entry, lambda: (join_splits(_read(paths), _read(args.test_file)), []))
+    fraction = 0.02 if args.test_fraction is None else args.test_fraction
+    seed = args.seed or 0
+    entry |= {"test_fraction": fraction, "seed": seed}
+    return Source(entry, lambda: (split(_read(paths), fraction, seed), []))
+
+
+def _read(paths: Sequence[Path]) -> list[Question]:
+    questions: list[Question] = []
+    for path in paths:
+        # disable=None: no bar where stderr is not a terminal.
+        with tqdm(
+            desc=f"checking {path.name}", unit=" questions", disable=None, leave=False
+        ) as bar:
+            questions += read_questions(path, on_row=bar.update)
+    return questions
+
+
+def _file_entry(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        raise DataError(
+            f"{path}: no such file, expected nq_hotpotqa, encyclopedia, or a .parquet or .jsonl "
+            "file of questions"
+        )
+    return {"name": path.name, "sha256": sha256_of(path)}
+
+
+def _by_source(questions: Iterable[Question]) -> dict[str, int]:
+    return dict(sorted(Counter(question.source for question in questions).items()))
+
+
+def _print_report(out: Path, manifest: Mapping[str, Any]) -> None:
+    train, test = manifest["counts"]["train"], manifest["counts"]["test"]
+    width = max(len(name) for name in ("source", *train, *test))
+    print(f"Search questions\n  {'source':<{width}}    train     test")
+    for name in sorted({*train, *test}):
+        print(f"  {name:<{width}} {train.get(name, 0):>8} {test.get(name, 0):>8}")
+    print(f"  {'all':<{width}} {sum(train.values()):>8} {sum(test.values()):>8}")
+    print("  questions in both splits           0")
+    print(
+        f"  duplicates dropped                 {manifest['duplicates_dropped']}"
+        f"  ({manifest['duplicates_with_other_golds']} of them with other gold answers)"
+    )
+    print(
+        "  train questions dropped because they are in the test set  "
+        f"{manifest['train_questions_found_in_test_dropped']}"
+    )
+    for name, entry in manifest["files"].items():
+        print(f"  {out / name}  {entry['rows']} rows  sha256 {entry['sha256'][:12]}")
+    print(f"  {out / MANIFEST}")
+    _print_next(out)
+
+
+def _print_next(out: Path) -> None:
+    if (out / CORPUS).is_file():
+        print(
+            f"Next: python -m sg_rlhf.retrieval.index --corpus {out / CORPUS} --encoder bm25 "
+            f"--out {out / 'index'}"
+        )
+    else:
+        print(
+            "Next: python -m sg_rlhf.train --config configs/search/grpo_sg_qwen2.5-3b.yaml "
+            f"data.prompt_dataset={out / 'train.jsonl'} eval.dataset={out / 'test.jsonl'}"
+        )

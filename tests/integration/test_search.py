@@ -1,0 +1,204 @@
+"""Search questions through everything: index, server, engine, dialogues, ZeRO-3, weight sync."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from sg_rlhf import run_log
+from sg_rlhf.tasks.search.grading import parse_golds, score
+from sg_rlhf.tasks.search.protocol import answer_of
+from tests.integration.conftest import ROOT, SMALL, environment
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
+RECIPE = ROOT / "configs" / "search" / "grpo_sg_tiny_cpu.yaml"
+
+
+@dataclass(frozen=True)
+class World:
+    """A generated encyclopedia with its questions, and an index of it."""
+
+    data: Path
+    index: Path
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("search")
+    made = World(folder / "data", folder / "index")
+    run_command(
+        "sg_rlhf.data", "search", "--source", "encyclopedia", "--out", made.data,
+        "--generate", "people=40", "towns=12", "seed=0",
+    )  # fmt: skip
+    run_command(
+        "sg_rlhf.retrieval.index", "--corpus", made.data / "corpus.jsonl", "--encoder", "bm25",
+        "--out", made.index,
+    )  # fmt: skip
+    return made
+
+
+def run_command(module: str, *arguments: object) -> None:
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@contextmanager
+def server(world: World) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The real retriever, until the block ends."""
+    port = free_port()
+    command = [
+        sys.executable, "-m", "sg_rlhf.retrieval.server", "--index", str(world.index),
+        "--port", str(port),
+    ]  # fmt: skip
+    process = subprocess.Popen(command, cwd=ROOT)
+    try:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            assert process.poll() is None, "the server ended"
+            try:
+                if httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).is_success:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}/retrieve", process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=30)
+
+
+def training(run_dir: Path, world: World, url: str, *overrides: str) -> list[str]:
+    return [
+        sys.executable, "-m", "sg_rlhf.train", "--config", str(RECIPE), "--run-dir", str(run_dir),
+        f"data.prompt_dataset={world.data / 'train.jsonl'}",
+        f"eval.dataset={world.data / 'test.jsonl'}",
+        *SMALL, "rollout.max_new_tokens=256", f"sg.search.url={url}", *overrides,
+    ]  # fmt: skip
+
+
+def train(
+    run_dir: Path, world: World, url: str, *overrides: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        training(run_dir, world, url, *overrides),
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, world: World) -> Path:
+    run_dir = tmp_path_factory.mktemp("runs") / "search"
+    with server(world) as (url, _):
+        result = train(run_dir, world, url, "sg.samples_per_step=16")
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    return run_dir
+
+
+def test_dialogues_are_logged_and_graded_as_the_reward_says(trained: Path) -> None:
+    samples = run_log.read(trained / run_log.SAMPLES)
+    assert len(samples) == 32
+    searched = [s for s in samples if "dialogue" in s]
+    assert searched, "no rollout searched"
+    for sample in samples:
+        right = score(answer_of(sample["response"]), parse_golds(sample["label"])).correct
+        assert sample["correct"] == float(right)
+        assert sample["reward"] == (1.0 if right else -1.0)
+        # What is trained on is what the model wrote.
+        assert "<information>" not in sample["response"] or "<information>" in "".join(
+            sample["tokens"]
+        )
+    for sample in searched:
+        assert "<information>" in sample["dialogue"]
+        assert len(sample["tokens"]) == len(sample["log_probs"])
+
+
+def test_passages_are_those_of_the_corpus(trained: Path, world: World) -> None:
+    corpus = (world.data / "corpus.jsonl").read_text()
+    shown = [
+        sample["dialogue"].split('Doc 1(Title: "')[1].split('"')[0]
+        for sample in run_log.read(trained / run_log.SAMPLES)
+        if 'Doc 1(Title: "' in sample.get("dialogue", "")
+    ]
+    assert shown
+    for title in shown:
+        assert json.dumps(f'"{title}"\n')[1:-1] in corpus
+
+
+def test_metrics_of_every_rollout(trained: Path) -> None:
+    rows = run_log.read(trained / run_log.METRICS)
+    assert [row["global_step"] for row in rows] == [1, 2]
+    for row in rows:
+        assert row["rollout/accuracy"] == pytest.approx((row["reward"] + 1) / 2, abs=1e-5)
+        assert row["searches"] > 0 and row["search_seconds"] > 0
+        assert row["retrieval_failures"] == 0
+        assert row["answer_retrieved"] <= row["answered"] and row["turns"] >= 1
+        assert row["sync/log_prob_diff_mean"] < 0.05
+        # Tokens that the search engine wrote are not in the response.
+        assert row["response_length"] + row["observation_tokens"] <= row["total_length"]
+    steps = run_log.read(trained / run_log.OPTIMIZER_STEPS)
+    assert sum(row["sg/n_tokens"] for row in steps) == pytest.approx(
+        sum(row["response_length"] for row in rows) * 16
+    )
+    assert all(math.isfinite(row["grad_norm"]) for row in steps)
+
+
+def test_evaluation_has_an_accuracy_for_one_and_for_two_hops(trained: Path) -> None:
+    rows = run_log.read(trained / run_log.EVALUATIONS)
+    for source in ("encyclopedia_1hop", "encyclopedia_2hop"):
+        assert 0 <= rows[-1][f"eval_{source}_accuracy"] <= 1
+    assert rows[-1]["eval_num_prompts"] == 8  # data.max_samples
+
+
+def test_a_run_without_a_retriever_stops_with_one_line(tmp_path: Path, world: World) -> None:
+    url = f"http://127.0.0.1:{free_port()}/retrieve"
+    result = train(tmp_path / "run", world, url, "sg.search.retries=0")
+    assert result.returncode == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"stopped: retriever {url}: no connection")
+    assert "python -m sg_rlhf.retrieval.server" in last
+
+
+def test_a_retriever_that_dies_stops_the_run(tmp_path: Path, world: World) -> None:
+    with server(world) as (url, process):
+        command = training(
+            tmp_path / "run", world, url, "data.max_samples=64", "train.num_episodes=50",
+            "sg.search.retries=1", "sg.eval_at_start=false", "sg.eval_at_end=false",
+        )  # fmt: skip
+        run = subprocess.Popen(
+            command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            metrics = tmp_path / "run" / run_log.METRICS
+            deadline = time.monotonic() + 600
+            while not metrics.exists() and time.monotonic() < deadline:
+                assert run.poll() is None, run.communicate()[1]
+                time.sleep(0.5)
+            process.send_signal(signal.SIGKILL)
+            _, error = run.communicate(timeout=300)
+        finally:
+            if run.poll() is None:
+                os.kill(run.pid, signal.SIGTERM)
+                run.wait(timeout=60)
+    assert run.returncode == 1
+    last = error.strip().splitlines()[-1]
+    assert last.startswith("stopped: ") and "searches of a rollout engine failed" in last
+    assert "sg.search.max_failure_rate=0.1" in last and url in last

@@ -1,0 +1,189 @@
+"""Question files: the shapes that are read, one line for a bad row, splits without overlap."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sg_rlhf import data as command
+from sg_rlhf.tasks.search import encyclopedia
+from sg_rlhf.tasks.search.data import DataError, Question, read_questions
+from sg_rlhf.tasks.search.grading import parse_golds, score
+from sg_rlhf.tasks.search.prompt import build_prompt
+
+SEARCH_R1 = {
+    "id": "train_0",
+    "question": "total number of death row inmates in the us?",
+    "golden_answers": ["2,718"],
+    "data_source": "nq",
+    "prompt": [{"role": "user", "content": "Answer the given question. ..."}],
+    "ability": "fact-reasoning",
+    "reward_model": {"ground_truth": {"target": ["2,718"]}, "style": "rule"},
+    "extra_info": {"index": 0, "split": "train"},
+}
+FLASHRAG = {
+    "id": "dev_1",
+    "question": "Who wrote Dune?",
+    "golden_answers": ["Frank Herbert", "Herbert"],
+}
+
+
+def jsonl(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def run(*arguments: object) -> int:
+    return command.main(["search", *map(str, arguments)])
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_both_shapes_from_both_kinds_of_file(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist([SEARCH_R1]), tmp_path / "train.parquet")
+    without = {k: v for k, v in SEARCH_R1.items() if k != "golden_answers"}
+    expected = Question("train_0", SEARCH_R1["question"], ("2,718",), "nq")
+    assert read_questions(tmp_path / "train.parquet") == [expected]
+    assert read_questions(jsonl(tmp_path / "a.jsonl", SEARCH_R1)) == [expected]
+    assert read_questions(jsonl(tmp_path / "b.jsonl", without)) == [expected]
+    assert read_questions(jsonl(tmp_path / "bamboogle.jsonl", FLASHRAG)) == [
+        Question("dev_1", "Who wrote Dune?", ("Frank Herbert", "Herbert"), "bamboogle")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"golden_answers": ["x"]}, "question: None, expected the question's text"),
+        ({"question": " ", "golden_answers": ["x"]}, "question: ' '"),
+        ({"question": "q?"}, "golden_answers: None, expected one or more answers"),
+        ({"question": "q?", "golden_answers": []}, "golden_answers: []"),
+        ({"question": "q?", "golden_answers": ["x", " "]}, "golden_answers: ['x', ' ']"),
+        ({"question": "q?", "golden_answers": [1]}, "golden_answers: [1]"),
+        ({"question": "q?", "reward_model": {"ground_truth": {}}}, "target: None"),
+        ({"question": "q?", "answer": "Beijing"}, "answer: None"),
+        ({"question": "q?", "golden_answers": ["x"], "data_source": "a b"}, "data_source: 'a b'"),
+        (["not", "an", "object"], "expected a JSON object"),
+    ],
+)
+def test_a_bad_row_is_one_line_that_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], row: Any, message: str
+) -> None:
+    path = jsonl(tmp_path / "train.jsonl", FLASHRAG, row)
+    assert run("--source", path, "--out", tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert f"{path}: row 2: " in error and message in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_that_are_no_question_files(tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"question": \n')
+    with pytest.raises(DataError, match="row 1: not JSON"):
+        read_questions(tmp_path / "bad.jsonl")
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(DataError, match="not a readable parquet file"):
+        read_questions(tmp_path / "bad.parquet")
+    pq.write_table(pa.Table.from_pylist([{"query": "q?"}]), tmp_path / "other.parquet")
+    with pytest.raises(DataError, match="column 'question' is missing"):
+        read_questions(tmp_path / "other.parquet")
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(DataError, match="no rows"):
+        read_questions(tmp_path / "empty.jsonl")
+
+
+def test_duplicates_conflicts_and_the_held_out_split(tmp_path: Path) -> None:
+    questions = [
+        {"id": str(i), "question": f"Question number {i}?", "golden_answers": [str(i)]}
+        for i in range(50)
+    ]
+    again = {"question": "question  NUMBER 7", "golden_answers": ["7"]}
+    other = {"question": "Question number 8!", "golden_answers": ["eight"]}
+    source = jsonl(tmp_path / "nq.jsonl", *questions, again, other)
+    out = tmp_path / "out"
+    assert run("--source", source, "--out", out, "--test-fraction", 0.2) == 0
+    train, test = rows(out / "train.jsonl"), rows(out / "test.jsonl")
+    assert (len(train), len(test)) == (40, 10)
+    assert not {r["question"] for r in train} & {r["question"] for r in test}
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["duplicates_dropped"] == 2
+    assert manifest["duplicates_with_other_golds"] == 1
+    assert manifest["counts"] == {"train": {"nq": 40}, "test": {"nq": 10}}
+    for row in train:
+        assert row["input"] == build_prompt(row["question"])
+        assert score(parse_golds(row["answer"])[0], parse_golds(row["answer"])).correct
+    # What the command wrote, it reads.
+    assert len(read_questions(out / "train.jsonl")) == 40
+
+
+def test_a_train_question_that_is_in_the_given_test_set_is_dropped(tmp_path: Path) -> None:
+    train = jsonl(tmp_path / "train.jsonl", SEARCH_R1, FLASHRAG)
+    test = jsonl(tmp_path / "dev.jsonl", {**FLASHRAG, "question": "who wrote dune"})
+    out = tmp_path / "out"
+    assert run("--source", train, "--test-file", test, "--out", out) == 0
+    assert [r["id"] for r in rows(out / "train.jsonl")] == ["train_0"]
+    assert [r["id"] for r in rows(out / "test.jsonl")] == ["dev_1"]
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["train_questions_found_in_test_dropped"] == 1
+
+
+def test_the_same_request_is_done_at_once_and_files_of_others_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = jsonl(tmp_path / "nq.jsonl", SEARCH_R1, FLASHRAG)
+    out = tmp_path / "out"
+    assert run("--source", source, "--out", out) == 0
+    before = (out / "train.jsonl").stat().st_mtime_ns
+    capsys.readouterr()
+    assert run("--source", source, "--out", out) == 0
+    assert "up to date" in capsys.readouterr().out
+    assert (out / "train.jsonl").stat().st_mtime_ns == before
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.tex").write_text("mine")
+    assert run("--source", source, "--out", other) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--source", "nq_hotpotqa"], "needs --revision COMMIT"),
+        (["--source", "nq_hotpotqa", "--revision", "main"], "expected the 40 hex digits"),
+        (["--source", "no/such.parquet"], "no/such.parquet: no such file"),
+        (["--source", "a.jsonl", "--generate", "seed=1"], "belongs to --source encyclopedia"),
+        (["--source", "a.jsonl", "--revision", "x"], "belongs to --source nq_hotpotqa"),
+        (["--source", "encyclopedia", "--seed", "1"], "--seed does not go with"),
+        (["--source", "encyclopedia", "a.jsonl"], "cannot be mixed"),
+        (["--source", "encyclopedia", "--generate", "people=x"], "expected a whole number"),
+        (["--source", "encyclopedia", "--generate", "people=9999"], "people=9999: expected 4 to"),
+        (["--source", "encyclopedia", "--generate", "size=3"], "expected KEY=VALUE"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert run(*arguments, "--out", tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_encyclopedia_is_written_with_its_corpus(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        assert (
+            run("--source", "encyclopedia", "--generate", "seed=3", "--out", tmp_path / name) == 0
+        )
+    files = ("train.jsonl", "test.jsonl", "corpus.jsonl", "manifest.json")
+    for name in files:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    made = encyclopedia.build(3)
+    assert rows(tmp_path / "a" / "corpus.jsonl") == made.corpus
+    assert {r["question"] for r in rows(tmp_path / "a" / "test.jsonl")} == {
+        problem.question.text for problem in made.test
+    }

@@ -1,0 +1,114 @@
+"""`sg.search.*`: checked in the recipe, carried on upstream's command line, read by workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from sg_rlhf.config import ConfigError, load_config
+from sg_rlhf.tasks.search.settings import VARIABLE, SearchSettings
+
+ROOT = Path(__file__).parents[4]
+RECIPES = sorted((ROOT / "configs" / "search").glob("grpo*.yaml"))
+PAPER = ("grpo_qwen2.5-3b", "grpo_qwen3-4b", "grpo_sg_qwen2.5-3b", "grpo_sg_qwen3-4b")
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_paper_recipes_have_the_values_of_table_6(name: str) -> None:
+    config = load_config(ROOT / "configs" / "search" / f"{name}.yaml")
+    expected = {
+        "rollout.batch_size": 32,
+        "rollout.n_samples_per_prompt": 8,
+        "train.batch_size": 256,
+        "rollout.temperature": 0.8,
+        "rollout.max_new_tokens": 4096,
+        "actor.adam.lr": 1e-6,
+        "actor.adam.betas": [0.9, 0.999],
+        "actor.adam.weight_decay": 0.01,
+        "algo.kl.init_coef": 0.001,
+        "algo.kl.use_loss": True,
+        "actor.eps_clip_low_high": [0.20, 0.24],
+        "actor.dual_clip": 10.0,
+        "data.apply_chat_template": True,
+        "train.agent_func_path": "module:sg_rlhf.overlay.search_agent",
+        "sg.search.max_turns": 4,
+        "sg.search.topk": 3,
+        "sg.search.observation_tokens": 500,
+        "sg.search.turn_tokens": 500,
+        "sg.search.reward": "sign",
+    }
+    assert {key: config.value(key) for key in expected} == expected
+    model = {"2.5-3b": "Qwen/Qwen2.5-3B", "3-4b": "Qwen/Qwen3-4B-Instruct-2507"}
+    assert config.value("actor.model_name_or_path") == model[name.partition("qwen")[2]]
+    ours = name.startswith("grpo_sg")
+    assert config.value("actor.policy_loss_type") == ("grpo_sg" if ours else "ppo")
+    assert config.value("algo.kl.estimator") == ("wk3" if ours else "k3")
+    if ours:
+        values = (config.sg.tau, config.sg.alpha, config.sg.mu, config.sg.lower, config.sg.upper)
+        assert values == (9.0, 2.0, 0.25, 1.0, 1.4)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_a_dialogue_fits_into_the_context(path: Path) -> None:
+    config = load_config(path)
+    left = config.value("data.max_len") - config.value("rollout.max_new_tokens")
+    search = config.sg.search
+    assert search is not None and left >= 64
+    assert config.value("rollout.max_new_tokens") >= search.turn_tokens + search.observation_tokens
+    samples = config.value("rollout.batch_size") * config.value("rollout.n_samples_per_prompt")
+    assert samples % config.value("train.batch_size") == 0
+
+
+def test_settings_travel_as_upstream_flags_and_come_back(tmp_path: Path) -> None:
+    from sg_rlhf.overlay import cli
+
+    path = ROOT / "configs" / "search" / "grpo_sg_qwen2.5-3b.yaml"
+    config = load_config(path, ["sg.search.topk=5", "sg.search.url=http://127.0.0.1:9/retrieve"])
+    argv = config.to_argv()
+    assert argv[argv.index("--sg.search.topk") + 1] == "5"
+    assert config.sg.search == SearchSettings(topk=5, url="http://127.0.0.1:9/retrieve")
+    (tmp_path / "again.yaml").write_text(config.to_yaml())
+    again = load_config(tmp_path / "again.yaml")
+    assert (again.values, again.sg) == (config.values, config.sg)
+    assert config.with_values({"sg.run_dir": "x"}).sg.search == config.sg.search
+    assert "sg.search" not in dict.fromkeys(argv)
+    flat = [a for a in argv if a.startswith("--sg.search.")]
+    assert len(flat) == len(SearchSettings.model_fields)
+    assert hasattr(cli, "parse")
+
+
+def test_other_recipes_have_no_search_section() -> None:
+    config = load_config(ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml")
+    assert config.sg.search is None
+    assert not any(a.startswith("--sg.search") for a in config.to_argv())
+    assert "search" not in config.to_yaml()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("sg.search.topk=0", "command line: sg.search.topk=0: "),
+        ("sg.search.reward=plus", "command line: sg.search.reward='plus': "),
+        ("sg.search.url=localhost:8000", "command line: sg.search.url='localhost:8000': expected"),
+        ("sg.search.top_k=3", "unknown key 'sg.search.top_k'; did you mean sg.search.topk?"),
+        ("sg.search.observation_tokens=5", "sg.search.observation_tokens=5: "),
+        ("sg.search.min_searches=500", "min_searches=500 is above failure_window=200"),
+    ],
+)
+def test_a_wrong_value_is_one_line(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(ROOT / "configs" / "search" / "grpo_sg_qwen2.5-3b.yaml", [override])
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_workers_read_the_settings_from_their_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert SearchSettings.from_environment() == SearchSettings()
+    chosen = SearchSettings(topk=2, url="https://retriever.example/retrieve", reward="f1")
+    monkeypatch.setenv(VARIABLE, chosen.to_variable())
+    assert SearchSettings.from_environment() == chosen
+    monkeypatch.setenv(VARIABLE, '{"topkk": 2}')
+    with pytest.raises(ValidationError, match="topkk"):
+        SearchSettings.from_environment()
