@@ -1,0 +1,113 @@
+"""Texts to unit vectors with an E5-shaped encoder (arXiv 2212.03533, `intfloat/e5-base-v2`).
+
+E5's conventions: `query: ` or `passage: ` before the text, mean of the last hidden states over the
+attention mask, then L2 normalisation, so that an inner product is a cosine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+PREFIX = {"query": "query: ", "passage": "passage: "}
+Kind = Literal["query", "passage"]
+
+#: Texts are padded to a multiple of this many tokens and never to a neighbour's length: then a
+#: vector is the same, bit for bit on a CPU, whether its text is encoded alone or in a batch.
+BUCKET = 16
+
+#: Texts in one forward pass.
+BATCH = {"cpu": 64, "cuda": 256}
+
+
+class Encoder:
+    """A transformer encoder and its tokenizer.
+
+    Args:
+        name: a Hugging Face model id, or a folder with a saved model and tokenizer.
+        revision: of a model id; the resolved commit is what counts (see `identity`).
+        max_length: tokens a text, prefix and special tokens included; the rest is cut off.
+        device: a torch device; by default a GPU where there is one.
+
+    Raises:
+        ValueError: if there is no such model, naming it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        revision: str | None = None,
+        max_length: int = 256,
+        device: str | None = None,
+    ) -> None:
+        # Takes seconds to import, and BM25 needs none of it.
+        from transformers import AutoModel, AutoTokenizer
+
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.max_length = max_length
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
+            model = AutoModel.from_pretrained(name, revision=revision, dtype=torch.float32)
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ValueError(
+                f"--encoder {name}: {reason} (expected bm25, a model folder or a model id)"
+            ) from None
+        limit = getattr(model.config, "max_position_embeddings", max_length)
+        if max_length > limit:
+            raise ValueError(f"--max-length {max_length}: {name} reads at most {limit} tokens")
+        self._model = model.to(self.device).eval()
+        self.dimension = int(model.config.hidden_size)
+        self.identity = _identity(name, getattr(model.config, "_commit_hash", None))
+
+    def encode(self, texts: Sequence[str], kind: Kind, batch_size: int | None = None) -> np.ndarray:
+        """Unit vectors, float32 [texts, dimension], in the order of `texts`."""
+        vectors = np.empty((len(texts), self.dimension), np.float32)
+        if not texts:
+            return vectors
+        tokens = self._tokenizer(
+            [PREFIX[kind] + text for text in texts], truncation=True, max_length=self.max_length
+        )
+        buckets: dict[int, list[int]] = defaultdict(list)
+        for row, ids in enumerate(tokens["input_ids"]):
+            padded = -(-len(ids) // BUCKET) * BUCKET
+            buckets[min(padded, self.max_length)].append(row)
+        size = batch_size or BATCH[self.device.type]
+        for length, rows in buckets.items():
+            for start in range(0, len(rows), size):
+                some = rows[start : start + size]
+                batch = self._tokenizer.pad(
+                    {name: [values[row] for row in some] for name, values in tokens.items()},
+                    padding="max_length",
+                    max_length=length,
+                    return_tensors="pt",
+                )
+                vectors[some] = self._forward(batch.to(self.device)).cpu().numpy()
+        return vectors
+
+    @torch.inference_mode()
+    def _forward(self, batch: Any) -> torch.Tensor:
+        hidden_BLD = self._model(**batch).last_hidden_state
+        mask_BL1 = batch["attention_mask"][..., None].to(hidden_BLD.dtype)
+        mean_BD = (hidden_BLD * mask_BL1).sum(dim=1) / mask_BL1.sum(dim=1)
+        return torch.nn.functional.normalize(mean_BD.float(), dim=-1)
+
+
+def _identity(name: str, commit: str | None) -> dict[str, str]:
+    """What tells this encoder from any other: its commit, or a fingerprint of its files."""
+    if not Path(name).is_dir():
+        return {"model": name, "revision": commit or "unknown"}
+    digest = hashlib.sha256()
+    for path in sorted(Path(name).iterdir()):
+        # Weights, tokenizer and configuration; a README or a folder beside them changes nothing.
+        if path.is_file() and path.suffix in {".json", ".txt", ".model", ".safetensors", ".bin"}:
+            with path.open("rb") as file:
+                digest.update(f"{path.name}\0".encode())
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return {"model": Path(name).resolve().name, "fingerprint": digest.hexdigest()}

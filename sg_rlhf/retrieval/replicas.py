@@ -1,0 +1,111 @@
+"""Serve an index from several processes: `python -m sg_rlhf.retrieval.replicas --replicas N ...`.
+
+Ray Serve spreads the requests over N copies of the application of `server`, on one machine or all
+over a Ray cluster. The replicas share nothing: each maps the same index (one copy in the page cache
+a host), has its own encoder, its own queue and its own result cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from sg_rlhf.retrieval.command import Parser, positive, run
+from sg_rlhf.retrieval.server import add_arguments, limits_of, loader
+
+PROG = "sg_rlhf.retrieval.replicas"
+EPILOG = """\
+examples:
+  python -m sg_rlhf.retrieval.replicas --replicas 8 --gpus-per-replica 1 --index indexes/e5_flat
+  python -m sg_rlhf.retrieval.replicas --replicas 4 --index indexes/bm25
+  python -m sg_rlhf.retrieval.replicas --replicas 16 --ray-address auto --index /shared/e5_flat
+
+On a cluster (--ray-address) every node with a replica listens on --host and --port, and index,
+corpus and encoder must lie at the same path on all of them. /metrics answers for one replica.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status (0, or 2 for bad input)."""
+    parser = Parser(f"python -m {PROG}", "Serve an index from several processes.", EPILOG)
+    add = parser.add_argument
+    add("--replicas", type=positive, default=2, help="processes (2)")
+    add("--gpus-per-replica", type=float, default=0.0, help="0: its encoder runs on the CPU (0)")
+    add("--cpus-per-replica", type=float, default=1.0, help="that Ray sets aside (1)")
+    add("--ray-address", help="of a running Ray cluster; `auto` for this machine's (starts one)")
+    add_arguments(parser)
+    args = parser.parse_args(argv)
+    return run(PROG, lambda: serve(args))
+
+
+def serve(args: argparse.Namespace) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        ValueError: for bad flags, or if the cluster has too little for all replicas.
+    """
+    limits = limits_of(args)
+    limits.check()
+    load = loader(args)
+    # Here once, so that a bad index is one line now and not a stack of Ray's.
+    description = load().description
+
+    import ray
+    from ray import serve as ray_serve
+
+    ray.init(address=args.ray_address or "local", include_dashboard=False, log_to_driver=False)
+    # After Ray, which puts a handler of its own in place: one that aborts.
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        _check_room(ray.cluster_resources(), args)
+        ray_serve.start(
+            proxy_location="EveryNode", http_options={"host": args.host, "port": args.port}
+        )
+
+        def build_app() -> Any:
+            from sg_rlhf.retrieval.app import create_app
+
+            return create_app(load, limits)
+
+        deployment = ray_serve.deployment(
+            ray_serve.ingress(build_app)(),
+            name="retriever",
+            num_replicas=args.replicas,
+            # Each replica has a queue of its own that refuses with 503; Ray's must not hold back.
+            max_ongoing_requests=limits.max_pending,
+            graceful_shutdown_timeout_s=args.shutdown_seconds,
+            ray_actor_options={
+                "num_cpus": args.cpus_per_replica,
+                "num_gpus": args.gpus_per_replica,
+            },
+        )
+        ray_serve.run(deployment.bind())
+        print(
+            f"serving {description}, {args.replicas} replicas\n"
+            f"listening on http://{args.host}:{args.port}",
+            flush=True,
+        )
+        stop.wait()
+        ray_serve.shutdown()
+    finally:
+        ray.shutdown()
+
+
+def _check_room(resources: dict[str, float], args: argparse.Namespace) -> None:
+    for name, flag in (("CPU", "cpus_per_replica"), ("GPU", "gpus_per_replica")):
+        needed = args.replicas * getattr(args, flag)
+        if needed > resources.get(name, 0):
+            raise ValueError(
+                f"--replicas {args.replicas}: needs {needed:g} {name}s, Ray has "
+                f"{resources.get(name, 0):g}; fewer replicas, or --{flag.replace('_', '-')}"
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

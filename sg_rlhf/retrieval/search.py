@@ -1,0 +1,133 @@
+"""An opened index: queries in, passages with scores out. Stateless, so replicas need no talk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from sg_rlhf.retrieval import manifest
+from sg_rlhf.retrieval.corpus import Corpus, Document, is_blank, load_offsets, scan
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A passage found, with its score: BM25, or a cosine."""
+
+    document: Document
+    score: float
+
+
+class Backend(Protocol):
+    """Finds rows of a corpus."""
+
+    def __len__(self) -> int: ...
+
+    def search(self, queries: Sequence[str], topk: int) -> list[tuple[np.ndarray, np.ndarray]]: ...
+
+
+class Retriever:
+    """A backend together with its corpus; `search` may be called from one thread at a time."""
+
+    def __init__(self, backend: Backend, corpus: Corpus, description: str) -> None:
+        self._backend = backend
+        self._corpus = corpus
+        self.description = description
+
+    def __len__(self) -> int:
+        return len(self._corpus)
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        """For each query its passages, best first; at most `topk`, none for a blank query.
+
+        A query's result does not depend on the others; equal scores are ordered by row.
+        """
+        blank = is_blank(queries)
+        some = [query for query, empty in zip(queries, blank, strict=True) if not empty]
+        found = iter(self._backend.search(some, topk))
+        return [[] if empty else self._hits(*next(found)) for empty in blank]
+
+    def _hits(self, rows: np.ndarray, scores: np.ndarray) -> list[Hit]:
+        pairs = zip(rows.tolist(), scores.tolist(), strict=True)
+        return [Hit(self._corpus.document(row), score) for row, score in pairs]
+
+
+def open_index(
+    folder: Path,
+    corpus: Path | None = None,
+    encoder: str | None = None,
+    device: str | None = None,
+) -> Retriever:
+    """Open a folder made by `python -m sg_rlhf.retrieval.index`.
+
+    Args:
+        corpus: where the corpus is now, if not where it was.
+        encoder: where the encoder is now, if not where it was.
+        device: of the encoder.
+
+    Raises:
+        ValueError: if folder, corpus or encoder do not belong together, naming both.
+    """
+    facts = manifest.read(folder)
+    path = manifest.check_corpus(folder, facts["corpus"], corpus)
+    passages = Corpus(path, load_offsets(folder / manifest.OFFSETS))
+    expected = facts["encoder"]
+    backend: Backend
+    if facts["kind"] == "bm25":
+        from sg_rlhf.retrieval import lexical
+
+        if encoder not in (None, "bm25"):
+            raise ValueError(f"--encoder {encoder}: index {folder} is a BM25 index, without one")
+        manifest.check_encoder(folder, expected, lexical.IDENTITY)
+        backend = lexical.BM25Backend(folder / manifest.BM25)
+        name = "BM25"
+    else:
+        from sg_rlhf.retrieval.dense import DenseBackend
+        from sg_rlhf.retrieval.encoder import Encoder
+
+        where = encoder or expected["model"]
+        if encoder is None and "path" in expected:
+            where = os.path.normpath(folder.resolve() / expected["path"])
+        # Without this transformers takes a folder that is gone for a model id.
+        if "path" in expected and not Path(where).is_dir():
+            raise ValueError(
+                f"--index {folder}: its encoder {where} is not there (--encoder says where it is)"
+            )
+        model = Encoder(where, expected.get("revision"), expected["max_length"], device)
+        manifest.check_encoder(folder, expected, model.identity)
+        backend = DenseBackend(folder / manifest.FAISS, model)
+        name = f"{facts['kind']} index, encoder {expected['model']}"
+    return Retriever(backend, passages, f"{len(passages):,} passages of {path}, {name}")
+
+
+def open_faiss(
+    index: Path, corpus: Path, encoder: str, max_length: int = 256, device: str | None = None
+) -> Retriever:
+    """Open a plain faiss file and its corpus, such as Search-R1's `e5_Flat.index` and wiki-18.
+
+    There is no manifest: the number of passages and the length of vectors must agree, that it is
+    the right encoder is the caller's word.
+
+    Raises:
+        ValueError: if the files do not fit together.
+    """
+    from sg_rlhf.retrieval.dense import DenseBackend
+    from sg_rlhf.retrieval.encoder import Encoder
+
+    for flag, path in (("--faiss-index", index), ("--corpus", corpus)):
+        if not path.is_file():
+            raise ValueError(f"{flag} {path}: no such file")
+    backend = DenseBackend(index, Encoder(encoder, max_length=max_length, device=device))
+    passages = Corpus(corpus, scan(corpus, check=False).offsets)
+    if len(backend) != len(passages):
+        raise ValueError(
+            f"--faiss-index {index} has {len(backend):,} vectors, --corpus {corpus} has "
+            f"{len(passages):,} passages; expected as many"
+        )
+    passages.document(0)  # a corpus of another format is found now, not in the first answer
+    description = f"{len(passages):,} passages of {corpus}, {index.name}, encoder {encoder}"
+    return Retriever(backend, passages, description)

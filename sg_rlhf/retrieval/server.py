@@ -1,0 +1,170 @@
+"""Serve an index over HTTP: `python -m sg_rlhf.retrieval.server --index DIR`.
+
+One process. For several GPUs or hosts see `replicas`, which takes the same flags.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import uvicorn
+
+from sg_rlhf.retrieval.app import Limits, create_app
+from sg_rlhf.retrieval.command import Parser, not_negative, positive, run
+from sg_rlhf.retrieval.search import Retriever, open_faiss, open_index
+
+PROG = "sg_rlhf.retrieval.server"
+EPILOG = """\
+examples:
+  python -m sg_rlhf.retrieval.server --index indexes/bm25
+  python -m sg_rlhf.retrieval.server --faiss-index e5_Flat.index --corpus wiki-18.jsonl \\
+      --encoder intfloat/e5-base-v2
+
+  curl -s 127.0.0.1:8000/retrieve -H 'content-type: application/json' \\
+      -d '{"queries": ["Who wrote Faust?"], "topk": 3, "return_scores": true}'
+
+There is no login: keep it on 127.0.0.1, or on a network that you trust. SIGTERM lets it answer what
+it has accepted, then it ends.
+"""
+LOOPBACK = ("127.", "localhost", "::1")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status (0, or 2 for bad input)."""
+    parser = Parser(f"python -m {PROG}", "Serve an index over HTTP, in one process.", EPILOG)
+    add_arguments(parser)
+    args = parser.parse_args(argv)
+    return run(PROG, lambda: serve(args))
+
+
+def serve(args: argparse.Namespace) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        ValueError, OSError: if index or address cannot be had.
+    """
+    limits = limits_of(args)
+    limits.check()
+    # First, since a port that is taken should not cost the minutes of loading.
+    listener = _bind(args.host, args.port)
+    retriever = loader(args)()
+    config = uvicorn.Config(
+        create_app(lambda: retriever, limits),
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=args.shutdown_seconds,
+    )
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    announcement = f"serving {retriever.description}\nlistening on http://{shown}:{port}"
+    if not args.host.startswith(LOOPBACK):
+        announcement += "  (not the loopback: anyone who reaches it may search)"
+    server = _Server(config, announcement)
+    # uvicorn shuts down in order, then raises the signal again.
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Says where it listens once it does."""
+
+    def __init__(self, config: uvicorn.Config, announcement: str) -> None:
+        super().__init__(config)
+        self._announcement = announcement
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if not self.should_exit:
+            print(self._announcement, flush=True)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ValueError(f"--host {host} --port {port}: {os.strerror(error.errno or 0)}") from None
+    return listener
+
+
+def loader(args: argparse.Namespace) -> Callable[[], Retriever]:
+    """What opens the index that the flags name; can be sent to another process.
+
+    Raises:
+        ValueError: for flags that do not go together.
+    """
+    if (args.index is None) == (args.faiss_index is None):
+        raise ValueError("expected --index DIR, or --faiss-index FILE with --corpus and --encoder")
+    if args.index is not None:
+        return partial(open_index, args.index.resolve(), args.corpus, args.encoder, args.device)
+    for flag in ("corpus", "encoder"):
+        if getattr(args, flag) is None:
+            raise ValueError(f"--faiss-index {args.faiss_index}: needs --{flag} too")
+    return partial(
+        open_faiss, args.faiss_index.resolve(), args.corpus.resolve(), args.encoder,
+        args.max_length, args.device,
+    )  # fmt: skip
+
+
+def limits_of(args: argparse.Namespace) -> Limits:
+    """The limits that the flags ask for."""
+    return Limits(
+        max_queries=args.max_queries,
+        max_query_chars=args.max_query_chars,
+        max_topk=args.max_topk,
+        default_topk=args.topk,
+        max_batch=args.max_batch,
+        max_wait_ms=args.max_wait_ms,
+        max_pending=args.max_pending,
+        cache_size=args.cache_size,
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `server` and `replicas`."""
+    limits = Limits()
+    what = parser.add_argument_group("what to serve").add_argument
+    what("--index", type=Path, metavar="DIR", help="made by python -m sg_rlhf.retrieval.index")
+    what("--faiss-index", type=Path, metavar="FILE",
+        help="a plain faiss file, such as Search-R1's e5_Flat.index")  # fmt: skip
+    what("--corpus", type=Path, metavar="FILE", help="its corpus (that of --index: if it moved)")
+    what("--encoder", metavar="MODEL", help="its encoder (that of --index: if it moved)")
+    what("--max-length", type=positive, default=256,
+        help="tokens a query, of a --faiss-index (256)")  # fmt: skip
+    what("--device", help="torch device of the encoder (a GPU if there is one)")
+    where = parser.add_argument_group("where").add_argument
+    where("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    where("--port", type=not_negative, default=8000, help="0: any free one (8000)")
+    where("--shutdown-seconds", type=positive, default=120,
+        help="how long SIGTERM waits for the answers under way (120)")  # fmt: skip
+    limit = parser.add_argument_group("limits, 422 beyond them").add_argument
+    limit("--topk", type=positive, default=limits.default_topk,
+        help="passages a query, if a request does not say (%(default)s)")  # fmt: skip
+    limit("--max-topk", type=positive, default=limits.max_topk, help="(%(default)s)")
+    limit("--max-queries", type=positive, default=limits.max_queries,
+        help="queries a request (%(default)s)")  # fmt: skip
+    limit("--max-query-chars", type=positive, default=limits.max_query_chars,
+        help="characters a query (%(default)s)")  # fmt: skip
+    speed = parser.add_argument_group("batching").add_argument
+    speed("--max-batch", type=positive, default=limits.max_batch,
+        help="queries searched together (%(default)s)")  # fmt: skip
+    speed("--max-wait-ms", type=not_negative, default=int(limits.max_wait_ms),
+        help="a query waits for others, or a tenth of the last search (%(default)s)",
+    )  # fmt: skip
+    speed("--max-pending", type=positive, default=limits.max_pending,
+        help="queries waiting, beyond which a request gets 503 (%(default)s)")  # fmt: skip
+    speed("--cache-size", type=not_negative, default=limits.cache_size,
+        help="results kept, about 2.5 KB each; 0: none (%(default)s)")  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

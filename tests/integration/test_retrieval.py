@@ -1,0 +1,363 @@
+"""The retrieval commands as processes: serving, shutting down, refusing, resuming, replicas."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import faiss
+import httpx
+import numpy as np
+import pytest
+import schemathesis
+from hypothesis import given, settings
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi import checks
+
+from sg_rlhf.retrieval.index import build
+from sg_rlhf.retrieval.random_encoder import save_random_encoder
+from sg_rlhf.retrieval.search import open_index
+from tests.unit.retrieval.conftest import make_texts, write_corpus
+
+ROOT = Path(__file__).parents[2]
+REAL = Path(os.environ.get("SG_QA_DATA", ROOT.parent / "shared" / "data" / "qa"))
+# A server's start imports torch and transformers: 5 seconds, and ten times that on a busy machine.
+pytestmark = pytest.mark.timeout(600)
+needs_real_data = pytest.mark.skipif(
+    not (REAL / "corpus.jsonl").is_file(), reason=f"no corpus.jsonl in {REAL} (set SG_QA_DATA)"
+)
+
+
+@dataclass(frozen=True)
+class Files:
+    """A corpus, an encoder, and a BM25 and a flat index of them."""
+
+    corpus: Path
+    encoder: Path
+    bm25: Path
+    flat: Path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    folder = tmp_path_factory.mktemp("retrieval")
+    texts = make_texts()
+    made = Files(
+        write_corpus(folder / "corpus.jsonl", texts),
+        folder / "e5_random",
+        folder / "bm25",
+        folder / "flat",
+    )
+    save_random_encoder(made.encoder, texts)
+    build(made.corpus, "bm25", made.bm25, progress=False)
+    build(made.corpus, str(made.encoder), made.flat, max_length=64, progress=False)
+    return made
+
+
+def command(module: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-m", f"sg_rlhf.retrieval.{module}", *map(str, arguments)]
+
+
+@dataclass
+class Server:
+    """A running server and what it has printed."""
+
+    process: subprocess.Popen[str]
+    url: str
+    announcement: list[str]
+    client: httpx.Client
+
+    def ask(self, queries: list[str], topk: int = 3) -> httpx.Response:
+        body = {"queries": queries, "topk": topk, "return_scores": True}
+        return self.client.post(f"{self.url}/retrieve", json=body)
+
+    def metric(self, name: str) -> float:
+        text = self.client.get(f"{self.url}/metrics").text
+        [line] = [line for line in text.splitlines() if line.startswith(f"sg_retrieval_{name} ")]
+        return float(line.split()[1])
+
+
+@contextlib.contextmanager
+def serving(*arguments: object, module: str = "server", port: int = 0) -> Iterator[Server]:
+    process = subprocess.Popen(
+        command(module, *arguments, "--device", "cpu", "--port", port),
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout and process.stderr
+    errors: list[str] = []
+    drain = threading.Thread(target=lambda: errors.extend(process.stderr), daemon=True)
+    drain.start()
+    try:
+        lines = []
+        while line := process.stdout.readline():
+            lines.append(line.rstrip())
+            if "listening on" in line:
+                break
+        else:
+            pytest.fail(f"ended with {process.wait()}: {''.join(errors)[-2000:]}")
+        url = lines[-1].split("listening on ")[1].split()[0]
+        with httpx.Client(timeout=300) as client:
+            yield Server(process, url, lines, client)
+    finally:
+        process.terminate()
+        try:
+            process.wait(100)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def test_it_says_where_it_listens_and_what_it_serves(files: Files) -> None:
+    with serving("--index", files.bm25) as server:
+        assert server.announcement[0] == f"serving 600 passages of {files.corpus}, BM25"
+        assert server.url.startswith("http://127.0.0.1:")
+        assert server.client.get(f"{server.url}/health").json()["status"] == "ok"
+
+
+def test_a_plain_faiss_file_answers_like_its_folder(files: Files) -> None:
+    queries = ["film river", "war music", "北京"]
+    arguments = ("--faiss-index", files.flat / "index.faiss", "--corpus", files.corpus)
+    with serving(*arguments, "--encoder", files.encoder, "--max-length", 64) as server:
+        response = server.ask(queries)
+    expected = open_index(files.flat, device="cpu").search(queries, 3)
+    got = [
+        [(hit["document"]["id"], hit["score"]) for hit in hits]
+        for hits in response.json()["result"]
+    ]
+    assert got == [[(hit.document["id"], hit.score) for hit in hits] for hits in expected]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "expected --index DIR, or --faiss-index FILE"),
+        (["--index", "/no/such"], "--index /no/such: no such folder"),
+        (["--faiss-index", "/no/such"], "--faiss-index /no/such: needs --corpus too"),
+        (["--index", "{bm25}", "--topk", "200"], "--topk 200: above --max-topk 100"),
+        (["--index", "{bm25}", "--max-queries", "9999"], "--max-queries 9999: above --max-pending"),
+        (["--index", "{bm25}", "--max-batch", "0"], "argument --max-batch: '0', expected an int"),
+        (["--index", "{bm25}", "--port", "{taken}"], "Address already in use"),
+    ],
+)
+@pytest.mark.parametrize("module", ["server", "replicas"])
+def test_bad_flags_are_one_line(
+    files: Files, arguments: list[str], message: str, module: str
+) -> None:
+    if module == "replicas" and "{taken}" in arguments:
+        pytest.skip("Ray's proxy binds the port, and says so itself")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        filled = [part.format(bm25=files.bm25, taken=taken.getsockname()[1]) for part in arguments]
+        result = subprocess.run(
+            command(module, *filled), cwd=ROOT, capture_output=True, text=True, timeout=300
+        )
+    assert result.returncode == 2
+    error = result.stderr.strip().splitlines()[-1]
+    assert f"sg_rlhf.retrieval.{module}: " in error
+    assert message in error
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("module", ["index", "server", "replicas"])
+def test_help_has_examples(module: str) -> None:
+    result = subprocess.run(
+        command(module, "--help"), cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0
+    assert f"python -m sg_rlhf.retrieval.{module} --" in result.stdout
+
+
+def test_sigterm_loses_no_accepted_request(files: Files) -> None:
+    requests = [[f"request {i} query {j} film" for j in range(100)] for i in range(30)]
+    with (
+        serving("--index", files.flat, "--max-batch", 16, "--cache-size", 0) as server,
+        ThreadPoolExecutor(len(requests)) as pool,
+    ):
+        sent = [pool.submit(server.ask, queries) for queries in requests]
+        deadline = time.monotonic() + 200
+        while server.metric("cache_misses_total") < 3000 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        waiting = server.metric("pending")
+        server.process.send_signal(signal.SIGTERM)
+        responses = [future.result() for future in sent]
+        server.process.wait(100)
+    assert waiting > 0, "all was answered before the signal: the test shows nothing"
+    assert [response.status_code for response in responses] == [200] * len(requests)
+    assert all(len(response.json()["result"]) == 100 for response in responses)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{server.url}/health")
+
+
+def test_overload_is_refused_at_once(files: Files) -> None:
+    flags = ("--max-batch", 8, "--max-pending", 256, "--max-queries", 128, "--cache-size", 0)
+    with (
+        serving("--index", files.flat, *flags) as server,
+        ThreadPoolExecutor(24) as pool,
+    ):
+
+        def one(number: int) -> tuple[httpx.Response, float]:
+            start = time.monotonic()
+            response = server.ask([f"request {number} query {i} river" for i in range(128)])
+            return response, time.monotonic() - start
+
+        answers = list(pool.map(one, range(24)))
+        assert server.ask(["afterwards"]).status_code == 200
+    served = [(r, seconds) for r, seconds in answers if r.status_code == 200]
+    refused = [(r, seconds) for r, seconds in answers if r.status_code == 503]
+    assert len(served) + len(refused) == 24
+    assert served and refused
+    for response, _ in refused:
+        assert int(response.headers["retry-after"]) >= 1
+        assert (
+            "queries are waiting, no room for 128 more (at most 256)" in response.json()["detail"]
+        )
+    slowest = max(seconds for _, seconds in served)
+    assert np.median([seconds for _, seconds in refused]) < slowest
+
+
+def test_concurrent_answers_are_those_of_a_single_client(files: Files) -> None:
+    queries = [f"{word} {number}" for number in range(50) for word in ("film", "river", "war")]
+    with (
+        serving("--index", files.flat, "--cache-size", 0) as server,
+        ThreadPoolExecutor(32) as pool,
+    ):
+        alone = [server.ask([query]).json() for query in queries]
+        assert list(pool.map(lambda query: server.ask([query]).json(), queries)) == alone
+        assert server.metric("batch_size_count") < 2 * len(queries), "nothing was merged"
+
+
+def test_a_killed_build_goes_on(files: Files, tmp_path: Path) -> None:
+    out, partial = tmp_path / "index", tmp_path / "index.partial"
+    arguments = command(
+        "index", "--corpus", files.corpus, "--encoder", files.encoder, "--out", out,
+        "--max-length", 64, "--shard-rows", 8, "--batch-size", 4, "--device", "cpu",
+    )  # fmt: skip
+    process = subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 200
+    while len(list(partial.glob("shards/*.npy"))) < 3:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert not out.exists()
+    before = {path.name: path.stat().st_mtime_ns for path in partial.glob("shards/*.npy")}
+    again = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0, again.stderr
+    assert f"going on after {len(before)} of 75 shards" in again.stdout
+    stored = faiss.read_index(str(out / "index.faiss")).reconstruct_n(0, 600)
+    whole = faiss.read_index(str(files.flat / "index.faiss")).reconstruct_n(0, 600)
+    assert np.array_equal(stored, whole)
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+def test_no_generated_request_is_a_server_error(files: Files, mode: GenerationMode) -> None:
+    """Valid and invalid requests that schemathesis makes from the server's own OpenAPI schema."""
+    statuses: set[int] = set()
+    # Small limits, so that requests beyond them are small too.
+    limits = ("--max-queries", 4, "--max-query-chars", 20, "--max-topk", 5)
+    with serving("--index", files.bm25, *limits) as server:
+        schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+        for result in schema.get_all_operations():
+            operation = result.ok()
+            if mode == GenerationMode.NEGATIVE and operation.method != "post":
+                continue  # the others take nothing that could be wrong
+
+            @given(case=operation.as_strategy(generation_mode=mode))
+            @settings(max_examples=60, deadline=None, derandomize=True, database=None)
+            def check(case: Any) -> None:
+                response = case.call()
+                statuses.add(response.status_code)
+                case.validate_response(
+                    response,
+                    checks=[
+                        schemathesis.checks.not_a_server_error,
+                        checks.response_schema_conformance,
+                        checks.status_code_conformance,
+                        checks.content_type_conformance,
+                    ],
+                )
+
+            check()
+    assert max(statuses) < 500
+    assert (200 if mode == GenerationMode.POSITIVE else 422) in statuses
+
+
+def test_replicas_behind_one_address(files: Files) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # An odd number, so that two replicas cannot have answered as many each.
+    queries = [f"film river {number}" for number in range(61)]
+    arguments = ("--index", files.bm25, "--replicas", 2, "--cpus-per-replica", 0.1)
+    with serving(*arguments, module="replicas", port=port) as server:
+        assert server.announcement[0].endswith("BM25, 2 replicas")
+        with ThreadPoolExecutor(8) as pool:
+            got = list(pool.map(lambda query: server.ask([query]).json()["result"][0], queries))
+        counts = {server.metric("queries_total") for _ in range(30)}
+        assert server.ask(["x"] * 5000).status_code == 422
+        server.process.terminate()
+        assert server.process.wait(120) == 0
+    assert len(counts) == 2 and sum(counts) == len(queries), "both replicas served their share"
+    expected = open_index(files.bm25).search(queries, 3)
+    assert [[hit["document"] for hit in hits] for hits in got] == [
+        [hit.document for hit in hits] for hits in expected
+    ]
+
+
+def test_replicas_beyond_the_machine_are_refused(files: Files) -> None:
+    result = subprocess.run(
+        command("replicas", "--index", files.bm25, "--replicas", 9999),
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert "--replicas 9999: needs 9999 CPUs, Ray has" in result.stderr.strip().splitlines()[-1]
+
+
+@needs_real_data
+@pytest.mark.parametrize(("name", "least"), [("hotpotqa_dev60", 0.58), ("squad_dev", 0.94)])
+def test_bm25_recall_on_real_questions(
+    tmp_path_factory: pytest.TempPathFactory, name: str, least: float
+) -> None:
+    """The share of a question's supporting titles among its first three passages."""
+    out = tmp_path_factory.mktemp("real") / "bm25"
+    build(REAL / "corpus.jsonl", "bm25", out, progress=False)
+    rows = [json.loads(line) for line in (REAL / f"{name}.jsonl").read_text().splitlines()]
+    found = open_index(out).search([row["question"] for row in rows], 3)
+    shares = []
+    for row, hits in zip(rows, found, strict=True):
+        titles = {hit.document["contents"].split("\n")[0].strip('"') for hit in hits}
+        wanted = set(row["metadata"]["supporting_titles"])
+        shares.append(len(wanted & titles) / len(wanted))
+    assert np.mean(shares) > least
+
+
+@needs_real_data
+def test_approximate_search_on_the_real_corpus(files: Files, tmp_path: Path) -> None:
+    """Recall@10 of HNSW and IVF against exact search with real passages and questions."""
+    lines = (REAL / "squad_dev.jsonl").read_text().splitlines()[:200]
+    queries = [json.loads(line)["question"] for line in lines]
+    found = {}
+    for kind in ("flat", "hnsw", "ivf"):
+        build(
+            REAL / "corpus.jsonl", str(files.encoder), tmp_path / kind, type=kind,
+            max_length=48, device="cpu", progress=False,
+        )  # fmt: skip
+        hits = open_index(tmp_path / kind, device="cpu").search(queries, 10)
+        found[kind] = [{hit.document["id"] for hit in some} for some in hits]
+    for kind in ("hnsw", "ivf"):
+        pairs = zip(found[kind], found["flat"], strict=True)
+        assert np.mean([len(some & exact) for some, exact in pairs]) / 10 > 0.95

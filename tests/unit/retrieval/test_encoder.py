@@ -1,0 +1,88 @@
+"""The encoder: E5's conventions, and the same vector whatever it is encoded with."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModel, AutoTokenizer
+
+from sg_rlhf.retrieval.encoder import Encoder
+
+
+@pytest.fixture(scope="module")
+def model(encoder: Path) -> Encoder:
+    return Encoder(str(encoder), max_length=64, device="cpu")
+
+
+def by_hand(folder: Path, text: str, max_length: int = 64) -> np.ndarray:
+    """E5's model card in four lines, for one text and without padding."""
+    tokens = AutoTokenizer.from_pretrained(folder)(
+        text, truncation=True, max_length=max_length, return_tensors="pt"
+    )
+    with torch.no_grad():
+        mean = AutoModel.from_pretrained(folder)(**tokens).last_hidden_state[0].mean(dim=0)
+    return (mean / mean.norm()).numpy()
+
+
+@pytest.mark.parametrize("text", ["film", "Café in Łódź", "", "北京 " * 300])
+def test_prefix_mean_pooling_and_norm(model: Encoder, encoder: Path, text: str) -> None:
+    assert model.encode([text], "query")[0] == pytest.approx(
+        by_hand(encoder, "query: " + text), abs=1e-6
+    )
+    assert model.encode([text], "passage")[0] == pytest.approx(
+        by_hand(encoder, "passage: " + text), abs=1e-6
+    )
+    assert np.linalg.norm(model.encode([text], "query")[0]) == pytest.approx(1)
+
+
+def test_query_and_passage_differ(model: Encoder) -> None:
+    assert not np.allclose(model.encode(["film"], "query"), model.encode(["film"], "passage"))
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=80), max_size=12))
+def test_alone_or_in_a_batch_bit_for_bit(model: Encoder, texts: list[str]) -> None:
+    together = model.encode(texts, "query")
+    assert together.shape == (len(texts), model.dimension)
+    for text, vector in zip(texts, together, strict=True):
+        assert np.array_equal(model.encode([text], "query")[0], vector)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64])
+def test_the_batch_size_changes_nothing(model: Encoder, texts: list[str], batch_size: int) -> None:
+    expected = model.encode(texts[:70], "passage")
+    assert np.array_equal(model.encode(texts[:70], "passage", batch_size), expected)
+
+
+def test_what_is_cut_off_does_not_count(model: Encoder) -> None:
+    long = "film river " * 400
+    assert np.array_equal(
+        model.encode([long], "query"), model.encode([long + "different ending"], "query")
+    )
+
+
+def test_identity_is_of_the_files(model: Encoder, encoder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(encoder, copy)
+    (copy / "README.md").write_text("not part of it")
+    same = Encoder(str(copy), device="cpu").identity
+    assert same["fingerprint"] == model.identity["fingerprint"]
+    weights = bytearray((copy / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(weights)
+    assert Encoder(str(copy), device="cpu").identity["fingerprint"] != same["fingerprint"]
+
+
+def test_no_such_model(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"--encoder {tmp_path}"):
+        Encoder(str(tmp_path))
+
+
+def test_longer_than_the_model_reads(encoder: Path) -> None:
+    with pytest.raises(ValueError, match="--max-length 513: .* reads at most 512 tokens"):
+        Encoder(str(encoder), max_length=513)

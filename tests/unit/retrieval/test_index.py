@@ -1,0 +1,215 @@
+"""Building an index: what comes out, what is refused, and that nothing is left half-written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+from sg_rlhf.retrieval import index, manifest
+from sg_rlhf.retrieval.encoder import Encoder
+from sg_rlhf.retrieval.search import open_faiss, open_index
+from tests.unit.retrieval.conftest import write_corpus
+
+
+def run(*arguments: object) -> int:
+    return index.main([str(argument) for argument in arguments])
+
+
+def test_bm25_folder(bm25_index: Path, corpus: Path, texts: list[str]) -> None:
+    facts = manifest.read(bm25_index)
+    assert facts["corpus"]["rows"] == len(texts)
+    assert facts["encoder"]["model"] == "bm25"
+    # The index may be moved together with its corpus: no absolute path.
+    assert not Path(facts["corpus"]["path"]).is_absolute()
+    assert not bm25_index.with_name("index.partial").exists()
+
+
+def test_flat_folder_holds_the_encoders_vectors(
+    flat_index: Path, encoder: Path, texts: list[str]
+) -> None:
+    stored = faiss.read_index(str(flat_index / "index.faiss"))
+    expected = Encoder(str(encoder), max_length=64, device="cpu").encode(texts, "passage")
+    assert np.array_equal(stored.reconstruct_n(0, len(texts)), expected)
+    assert sorted(path.name for path in flat_index.iterdir()) == [
+        "index.faiss", "manifest.json", "offsets.npy"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
+def test_approximate_indexes_are_built_and_opened(
+    tmp_path: Path, corpus: Path, encoder: Path, flat_index: Path, texts: list[str], kind: str
+) -> None:
+    out = tmp_path / kind
+    arguments = ("--corpus", corpus, "--encoder", encoder, "--max-length", 64, "--out", out)
+    assert run(*arguments, "--type", kind) == 0
+    queries = [text[:50] for text in texts[:100]]
+    found = open_index(out, device="cpu").search(queries, 3)
+    expected = open_index(flat_index, device="cpu").search(queries, 3)
+    ids = [{hit.document["id"] for hit in hits} for hits in found]
+    exact = [{hit.document["id"] for hit in hits} for hits in expected]
+    shared = [len(some & all_) / 3 for some, all_ in zip(ids, exact, strict=True)]
+    assert np.mean(shared) > 0.9
+
+
+def test_built_already(bm25_index: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (bm25_index / "manifest.json").stat().st_mtime_ns
+    assert run("--corpus", corpus, "--encoder", "bm25", "--out", bm25_index) == 0
+    assert "built already" in capsys.readouterr().out
+    assert (bm25_index / "manifest.json").stat().st_mtime_ns == before
+
+
+def test_another_index_is_replaced_only_by_force(
+    tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write_corpus(tmp_path / "other.jsonl", ["alpha", "beta"])
+    out = tmp_path / "index"
+    assert run("--corpus", other, "--encoder", "bm25", "--out", out) == 0
+    arguments = ("--corpus", corpus, "--encoder", "bm25", "--out", out)
+    assert run(*arguments) == 2
+    assert "--force replaces it" in capsys.readouterr().err
+    assert manifest.read(out)["corpus"]["rows"] == 2
+    assert run(*arguments, "--force") == 0
+    assert manifest.read(out)["corpus"]["rows"] == 600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "other.jsonl"]
+
+
+def test_somebody_elses_folder_is_left_alone(
+    tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "thesis"
+    out.mkdir()
+    (out / "chapter1.txt").write_text("my work")
+    assert run("--corpus", corpus, "--encoder", "bm25", "--out", out) == 2
+    assert "not empty" in capsys.readouterr().err
+    assert (out / "chapter1.txt").read_text() == "my work"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--encoder", "bm25", "--type", "flat"], "--type flat: BM25 has one form"),
+        (["--encoder", "/no/such/model"], "--encoder /no/such/model: "),
+        (["--encoder", "bm25", "--corpus", "/no/such/file"], "--corpus /no/such/file: no such"),
+    ],
+)
+def test_bad_arguments_are_one_line(
+    tmp_path: Path,
+    corpus: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    out = tmp_path / "index"
+    assert run("--corpus", corpus, "--out", out, *arguments) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("sg_rlhf.retrieval.index: ")
+    assert message in error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("flag", ["--max-length", "--shard-rows", "--batch-size"])
+@pytest.mark.parametrize("value", ["0", "-1", "many"])
+def test_bad_numbers_are_refused(
+    corpus: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run("--corpus", corpus, "--encoder", "bm25", "--out", "x", f"{flag}={value}")
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert flag in error and repr(value) in error and len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("kind", ["bm25", "dense"])
+def test_a_bad_corpus_leaves_nothing(
+    tmp_path: Path, encoder: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    corpus = write_corpus(tmp_path / "corpus.jsonl", ["alpha", "beta"])
+    corpus.write_text(corpus.read_text() + '{"id": "2"}\n')
+    name = "bm25" if kind == "bm25" else str(encoder)
+    assert run("--corpus", corpus, "--encoder", name, "--out", tmp_path / "index") == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert f"{corpus}, line 3, field contents: missing" in error
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
+
+
+def build_dense(corpus: Path, encoder: Path, out: Path, *more: object) -> int:
+    return run(
+        "--corpus", corpus, "--encoder", encoder, "--out", out,
+        "--max-length", 64, "--shard-rows", 256, "--device", "cpu", *more,
+    )  # fmt: skip
+
+
+def test_finished_shards_are_used_again(
+    tmp_path: Path,
+    corpus: Path,
+    encoder: Path,
+    flat_index: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What a kill leaves: a plan, whole shards, half a shard, half an index."""
+    out, partial = tmp_path / "index", tmp_path / "index.partial"
+    vectors = Encoder(str(encoder), max_length=64, device="cpu").encode(
+        [f"marker {row}" for row in range(256)], "passage"
+    )
+    assert build_dense(corpus, encoder, out) == 0
+    shutil.rmtree(out)
+    plan = interrupted_plan(corpus, encoder)
+    (partial / "shards").mkdir(parents=True)
+    (partial / "plan.json").write_text(json.dumps(plan))
+    np.save(partial / "shards" / "000000.npy", vectors)
+    (partial / "shards" / "000001.tmp").write_bytes(b"half a shard")
+    (partial / "index.faiss").write_bytes(b"half an index")
+    assert build_dense(corpus, encoder, out) == 0
+    assert "going on after 1 of 3 shards" in capsys.readouterr().out
+    stored = faiss.read_index(str(out / "index.faiss")).reconstruct_n(0, 600)
+    untouched = faiss.read_index(str(flat_index / "index.faiss")).reconstruct_n(0, 600)
+    assert np.array_equal(stored[:256], vectors), "the finished shard was made again"
+    assert np.array_equal(stored[256:], untouched[256:])
+    assert not partial.exists()
+
+
+def interrupted_plan(corpus: Path, encoder: Path) -> dict[str, object]:
+    import hashlib
+
+    return {
+        "corpus_sha256": hashlib.sha256(corpus.read_bytes()).hexdigest(),
+        "encoder": {**Encoder(str(encoder), device="cpu").identity, "max_length": 64},
+        "shard_rows": 256,
+    }
+
+
+def test_another_builds_shards_are_not_mixed_in(
+    tmp_path: Path, corpus: Path, encoder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    partial = tmp_path / "index.partial"
+    (partial / "shards").mkdir(parents=True)
+    plan = interrupted_plan(corpus, encoder) | {"corpus_sha256": "0" * 64}
+    (partial / "plan.json").write_text(json.dumps(plan))
+    np.save(partial / "shards" / "000000.npy", np.zeros((256, 32), np.float32))
+    assert build_dense(corpus, encoder, tmp_path / "index") == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "unfinished build with corpus_sha256 0000" in error and "--restart" in error
+    assert (partial / "shards" / "000000.npy").exists(), "hours of work were dropped unasked"
+    assert build_dense(corpus, encoder, tmp_path / "index", "--restart") == 0
+
+
+def test_a_plain_faiss_file_is_served_as_it_is(
+    flat_index: Path, corpus: Path, encoder: Path, texts: list[str]
+) -> None:
+    """Search-R1's way: an index file, a corpus file, a model, no manifest."""
+    plain = open_faiss(flat_index / "index.faiss", corpus, str(encoder), 64, "cpu")
+    queries = [text[:50] for text in texts[:20]]
+    assert plain.search(queries, 3) == open_index(flat_index, device="cpu").search(queries, 3)
+
+
+def test_a_plain_faiss_file_of_another_corpus(
+    tmp_path: Path, flat_index: Path, encoder: Path
+) -> None:
+    other = write_corpus(tmp_path / "other.jsonl", ["alpha", "beta"])
+    with pytest.raises(ValueError, match=r"has 600 vectors, --corpus .*other.jsonl has 2 passages"):
+        open_faiss(flat_index / "index.faiss", other, str(encoder), device="cpu")
