@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-unit test-integration kk math
+.PHONY: help setup lint format test test-unit test-integration kk math search
 
 BIN := .venv/bin
 # More arguments for pytest: make test-unit ARGS="-k shaping -x"
@@ -38,3 +38,6 @@ kk: ## train on Knights and Knaves from nothing to report
 
 math: ## train on mathematics (without a GPU: arithmetic)
 	bash examples/scripts/train_grpo_sg_math.sh
+
+search: ## train on question answering with a search engine
+	bash examples/scripts/train_grpo_sg_search.sh
