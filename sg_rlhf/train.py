@@ -7,6 +7,7 @@ registered. Started again with the same run directory it resumes from the last c
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import platform as machine
 import shlex
@@ -18,6 +19,7 @@ from typing import Any
 
 from sg_rlhf.config import Config, ConfigError, load_config, local_path, token_weight_config
 from sg_rlhf.overlay import cli
+from sg_rlhf.retrieval.client import RetrieverClient, RetrieverError
 from sg_rlhf.upstream_flags import UpstreamChanged
 
 EXAMPLES = """\
@@ -112,6 +114,34 @@ def check_files(config: Config) -> None:
         raise ConfigError(f"actor.model_name_or_path={model}: no Hugging Face model folder there")
 
 
+def check_retriever(config: Config) -> None:
+    """Ask the search engine of a search recipe one question before Ray starts."""
+    search = config.sg.search
+    if search is None:
+        return
+    client = RetrieverClient(
+        search.url,
+        topk=search.topk,
+        timeout_s=search.timeout_s,
+        retries=search.retries,
+        backoff_s=search.backoff_s,
+    )
+
+    async def ask() -> None:
+        try:
+            await client.search("Is anybody there?")
+        finally:
+            await client.aclose()
+
+    try:
+        asyncio.run(ask())
+    except RetrieverError as error:
+        raise ConfigError(
+            f"{error}; start one with `python -m sg_rlhf.retrieval.server --index DIR`, "
+            "or set sg.search.url"
+        ) from None
+
+
 def environment() -> dict[str, Any]:
     """Versions and machine, for the run directory."""
     versions = {name: metadata.version(name) for name in VERSIONED}
@@ -173,6 +203,7 @@ def main(argv: list[str] | None = None) -> int:
         check_files(config)
         args = cli.parse(config.to_argv())
         cli.check_platform(args)
+        check_retriever(config)
         args.ckpt.load_enable = prepare_run_dir(config, run_dir)
     except (ConfigError, cli.UsageError, UpstreamChanged) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -167,13 +167,14 @@ def test_evaluation_has_an_accuracy_for_one_and_for_two_hops(trained: Path) -> N
     assert rows[-1]["eval_num_prompts"] == 8  # data.max_samples
 
 
-def test_a_run_without_a_retriever_stops_with_one_line(tmp_path: Path, world: World) -> None:
+def test_a_run_without_a_retriever_does_not_start(tmp_path: Path, world: World) -> None:
     url = f"http://127.0.0.1:{free_port()}/retrieve"
     result = train(tmp_path / "run", world, url, "sg.search.retries=0")
-    assert result.returncode == 1
+    assert result.returncode == 2
     last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith(f"stopped: retriever {url}: no connection")
+    assert last.startswith(f"error: retriever {url}: no connection")
     assert "python -m sg_rlhf.retrieval.server" in last
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_retriever_that_dies_stops_the_run(tmp_path: Path, world: World) -> None:
