@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,6 +125,13 @@ def limited(questions: list[Question], limit: int | None) -> list[Question]:
         turns.append((turn, position))
     kept = sorted(position for _, position in sorted(turns)[:limit])
     return [questions[position] for position in kept]
+
+
+def drawn(questions: list[Question], limit: int | None, seed: int) -> list[Question]:
+    """`limit` questions at random, in their order; a larger limit keeps those of a smaller one."""
+    order = list(range(len(questions)))
+    random.Random(seed).shuffle(order)
+    return [questions[position] for position in sorted(order[:limit])]
 
 
 def cache_folder() -> Path:

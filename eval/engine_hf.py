@@ -61,6 +61,7 @@ class HfEngine:
         from transformers import (
             GenerationConfig,
             LogitsProcessorList,
+            StoppingCriteriaList,
             TemperatureLogitsWarper,
             TopPLogitsWarper,
         )
@@ -85,26 +86,63 @@ class HfEngine:
             eos_token_id=stops,
             pad_token_id=pad,
         )
+        ends = StopAt(self._tokenizer, [request.stop for request in requests], longest)
         with torch.inference_mode():
             output = self._model.generate(
                 input_ids=torch.tensor(rows, device=self._device),
                 attention_mask=torch.tensor(mask, device=self._device),
                 generation_config=config,
                 logits_processor=processors,
+                stopping_criteria=StoppingCriteriaList([ends] if ends.any else []),
             )
         stop_ids = set(stops if isinstance(stops, list) else [stops])
         return [
-            self._completion(request, row[longest:].tolist(), stop_ids)
-            for request, row in zip(requests, output, strict=True)
+            self._completion(request, row[longest:].tolist(), stop_ids, end)
+            for request, row, end in zip(requests, output, ends.lengths, strict=True)
         ]
 
-    def _completion(self, request: Request, ids: list[int], stops: set[Any]) -> Completion:
+    def _completion(
+        self, request: Request, ids: list[int], stops: set[Any], stopped: int | None
+    ) -> Completion:
         ids = ids[: request.max_tokens]
-        end = next((i for i, token in enumerate(ids) if token in stops), None)
-        reason: FinishReason = "length" if end is None else "stop"
-        ids = ids if end is None else ids[: end + 1]
+        lengths = [i for i, token in enumerate(ids, start=1) if token in stops][:1]
+        # A row that stopped after its own limit, while longer ones of its batch went on, did not.
+        if stopped is not None and stopped <= len(ids):
+            lengths.append(stopped)
+        reason: FinishReason = "stop" if lengths else "length"
+        ids = ids[: min(lengths, default=len(ids))]
         text = self._tokenizer.decode(ids, skip_special_tokens=True)
-        return Completion(request.key, text, reason, len(ids))
+        return Completion(request.key, text, reason, len(ids), tuple(ids))
+
+
+class StopAt:
+    """A stopping criterion of `generate`: a row ends with the token that completes a stop string.
+
+    Attributes:
+        any: whether any row has a stop string.
+        lengths: tokens behind the prompt up to and with that token; None where none came yet.
+    """
+
+    #: Tokens that are looked back on: each has a byte at least, and no stop string has as many.
+    TAIL = 32
+
+    def __init__(self, tokenizer: Any, stops: Sequence[tuple[str, ...]], prompt: int) -> None:
+        self._tokenizer = tokenizer
+        self._stops = stops
+        self._prompt = prompt
+        self.any = any(stops)
+        self.lengths: list[int | None] = [None] * len(stops)
+
+    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
+        length = input_ids.shape[1] - self._prompt
+        for row, stops in enumerate(self._stops):
+            if self.lengths[row] is None and stops:
+                tail = input_ids[row, self._prompt :][-self.TAIL :]
+                text = self._tokenizer.decode(tail, skip_special_tokens=False)
+                if any(stop in text for stop in stops):
+                    self.lengths[row] = length
+        flags = [end is not None for end in self.lengths]
+        return input_ids.new_tensor(flags).bool()
 
 
 def gumbel(seeds: Sequence[int], device: Any) -> Any:

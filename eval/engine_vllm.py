@@ -64,6 +64,8 @@ class VllmEngine:
                 max_tokens=request.max_tokens,
                 seed=None if greedy else request.seed,
                 output_kind=RequestOutputKind.FINAL_ONLY,
+                stop=list(request.stop),
+                include_stop_str_in_output=bool(request.stop),
             )
             prompt = TokensPrompt(prompt_token_ids=list(request.prompt_ids))
             self._engine.add_request(request.key, prompt, params)
@@ -81,7 +83,8 @@ class VllmEngine:
                 continue
             answer = output.outputs[0]
             reason: FinishReason = "length" if answer.finish_reason == "length" else "stop"
-            done.append(Completion(output.request_id, answer.text, reason, len(answer.token_ids)))
+            ids = tuple(answer.token_ids)
+            done.append(Completion(output.request_id, answer.text, reason, len(ids), ids))
         return done
 
     def close(self) -> None:

@@ -32,6 +32,7 @@ class Request:
         temperature: 0 is greedy.
         max_tokens: of the response; prompt and response fit into the model's context.
         seed: of this sample alone, so that its response does not depend on what else is sampled.
+        stop: the response ends with the token that completes one of these, which belongs to it.
     """
 
     key: str
@@ -41,6 +42,7 @@ class Request:
     top_p: float
     max_tokens: int
     seed: int
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,14 @@ class Completion:
 
     Attributes:
         tokens: length of the response in tokens.
+        token_ids: the tokens as they were sampled; empty where a server does not tell.
     """
 
     key: str
     text: str
     finish_reason: FinishReason
     tokens: int
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

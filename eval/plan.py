@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.data import Source, limited, questions_hash
+from eval.data import Source, drawn, limited, questions_hash
 from eval.engines import Request, sample_seed
 from eval.questions import EvalError, Question
 from eval.store import Key
@@ -68,9 +68,12 @@ class Sample:
 
 
 def load_questions(
-    benchmarks: Sequence[Benchmark], folder: Path | None, limit: int | None
+    benchmarks: Sequence[Benchmark], folder: Path | None, limit: int | None, seed: int = 0
 ) -> list[tuple[Benchmark, list[Question], list[Source]]]:
     """Read and check every benchmark's questions.
+
+    Args:
+        seed: draws the limited questions of benchmarks that say so; the others give their first.
 
     Raises:
         EvalError: a file is missing or another than expected; names it.
@@ -81,13 +84,17 @@ def load_questions(
             questions, sources = benchmark.load(folder)
         except ValueError as error:
             raise EvalError(str(error)) from None
-        if len(questions) != benchmark.size:
+        if len(questions) != benchmark.size and not benchmark.samples:
             raise EvalError(
                 f"{benchmark.name}: {len(questions)} questions, expected {benchmark.size}"
             )
         if len({question.id for question in questions}) != len(questions):
             raise EvalError(f"{benchmark.name}: two questions have the same id")
-        loaded.append((benchmark, limited(questions, limit), sources))
+        if benchmark.samples:
+            kept = drawn(questions, limit, sample_seed(seed, benchmark.name, "limit", 0))
+        else:
+            kept = limited(questions, limit)
+        loaded.append((benchmark, kept, sources))
     return loaded
 
 

@@ -49,7 +49,13 @@ def scores(benchmark: Benchmark, rows: Sequence[Row], seed: int) -> dict[str, Es
 
 def suite_average(suite: Suite, found: Mapping[str, Mapping[str, Estimate]]) -> Estimate | None:
     """The paper's average over the suite's columns; None unless every one was run."""
-    parts = [found.get(benchmark, {}).get(name) for benchmark, name in suite.average]
+    return _mean_of_all(suite.average, found)
+
+
+def _mean_of_all(
+    columns: Sequence[tuple[str, str]], found: Mapping[str, Mapping[str, Estimate]]
+) -> Estimate | None:
+    parts = [found.get(benchmark, {}).get(name) for benchmark, name in columns]
     present = [part for part in parts if part is not None]
     return metrics.mean_of(present) if parts and len(present) == len(parts) else None
 
@@ -60,12 +66,14 @@ def build(
     request: Mapping[str, Any],
     rows: Sequence[Row],
     begun: Mapping[str, Any],
+    failures: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Everything of `results.json`.
 
     Args:
         request: what the run was asked for, as in `run.json`.
         begun: versions and date of the run's first start.
+        failures: dialogues by benchmark that had to be held again, because a search failed.
     """
     seed = int(request["seed"])
     all_scores: dict[str, dict[str, Estimate]] = {}
@@ -80,10 +88,15 @@ def build(
             "scores": {k: e.as_dict() for k, e in all_scores[benchmark.name].items()},
             **metrics.response_statistics(part),
         }
+        if any("dialogue" in row for row in part):
+            failed = (failures or {}).get(benchmark.name, 0)
+            described[benchmark.name]["search"] = metrics.search_statistics(part, failed)
     average = suite_average(suite, all_scores)
+    groups = {title: _mean_of_all(columns, all_scores) for title, columns in suite.groups.items()}
     return {
         "suite": suite.name,
         "average": None if average is None else average.as_dict(),
+        "groups": {title: None if e is None else e.as_dict() for title, e in groups.items()},
         "benchmarks": described,
         **{k: v for k, v in request.items() if k not in ("suite", "benchmarks")},
         "bootstrap_resamples": metrics.RESAMPLES,

@@ -1,4 +1,4 @@
-"""Evaluate a model: ``python -m eval.run --suite {math,kk} --model M --out DIR``.
+"""Evaluate a model: ``python -m eval.run --suite {math,kk,qa} --model M --out DIR``.
 
 Writes `results.json`, `samples.jsonl` and `table.md` into DIR. Killed at any moment, the same
 command with --resume goes on where it stopped.
@@ -12,11 +12,12 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from eval import drive, engines, plan, results, tables
+from eval import drive, engines, plan, qa, results, search, tables
 from eval.engines import ENGINES, EngineOptions
 from eval.model import (
     Model,
@@ -40,6 +41,8 @@ examples:
     python -m eval.run --suite math --only aime,amc --model M --out out/math --replicas 8
   a quick look at five questions of each set, from files that are here
     python -m eval.run --suite math --limit 5 --data-dir data/math --model M --out out/look
+  search questions, with an index of our own that is served while the run lasts
+    python -m eval.run --suite qa --index indexes/e5 --data-dir data/qa --model M --out out/qa
   a server
     python -m eval.run --suite kk --engine openai --base-url http://localhost:8000/v1 \\
       --model M --out out/served
@@ -65,6 +68,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--data-dir", metavar="D", type=Path, help="the original files; else they are downloaded")
     add("--limit", metavar="N", type=_positive, help="questions of each benchmark")
     add("--seed", metavar="S", type=int, default=0, help="of sampling and intervals [0]")
+    add("--retriever", metavar="URL", help="qa: a search engine that runs, http://HOST:PORT")
+    add("--index", metavar="DIR", type=Path, help="qa: an index to serve while the run lasts")
+    add("--no-search", action="store_true", help="qa: one turn from the model's memory alone")
+    add("--prompt", choices=qa.PROMPTS, help="qa: as trained, without template, bare [chat]")
+    add("--search", metavar="K=V", nargs="+", help="qa: settings of a dialogue, such as topk=3")
     add("--resume", action="store_true", help="go on with the run in DIR")
     add("--tensor-parallel", metavar="N", type=_positive, default=1, help="GPUs per engine [1]")
     add("--replicas", metavar="N", type=_positive, default=1, help="engines, as Ray actors [1]")
@@ -98,24 +106,69 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _evaluate(
     args: argparse.Namespace, benchmarks: tuple[Benchmark, ...], store: Store, console: Console
 ) -> int:
-    loaded = plan.load_questions(benchmarks, args.data_dir, args.limit)
+    if args.suite == "qa":
+        benchmarks = search.present(benchmarks, args.data_dir)
+    loaded = plan.load_questions(benchmarks, args.data_dir, args.limit, args.seed)
     cpu = args.engine != "openai" and cpu_only()
-    model, context, tokenize = _model(args, cpu)
-    tasks = plan.make_tasks(loaded, tokenize, context)
-    request = {
-        "suite": args.suite,
-        "model": model.as_dict(),
-        "engine": args.engine,
-        "dtype": ("float32" if cpu and args.dtype == "auto" else args.dtype),
-        "context": context,
-        "seed": args.seed,
-        "limit": args.limit,
-        "benchmarks": {task.benchmark.name: task.describe() for task in tasks},
-    }
-    stored = store.begin(request)
-    samples = plan.samples(tasks, args.seed, known_ids=args.engine != "openai")
-    left = _left(samples, stored, args.out)
-    print(f"{len(samples)} samples, {len(stored)} there already; model {model.name}", flush=True)
+    model, context, tokenize, tokenizer = _model(args, cpu)
+    with contextlib.ExitStack() as stack:
+        dialogues = None
+        if args.suite == "qa":
+            loaded, tokenize = search.prepared(loaded, args, tokenizer)
+            dialogues = search.start(args, tokenizer, stack)
+        tasks = plan.make_tasks(loaded, tokenize, context)
+        request = {
+            "suite": args.suite,
+            "model": model.as_dict(),
+            "engine": args.engine,
+            "dtype": ("float32" if cpu and args.dtype == "auto" else args.dtype),
+            "context": context,
+            "seed": args.seed,
+            "limit": args.limit,
+            **({"search": dialogues.describe()} if dialogues else {}),
+            "benchmarks": {task.benchmark.name: task.describe() for task in tasks},
+        }
+        stored = store.begin(request)
+        samples = plan.samples(tasks, args.seed, known_ids=args.engine != "openai")
+        left = _left(samples, stored, args.out)
+        print(
+            f"{len(samples)} samples, {len(stored)} there already; model {model.name}", flush=True
+        )
+        _announce_cuts(tasks, context)
+        options = EngineOptions(
+            name=args.engine,
+            model=model,
+            context=plan.context_needed(tasks) if context is not None else 0,
+            dtype=request["dtype"],
+            cpu=cpu,
+            tensor_parallel=args.tensor_parallel,
+            replicas=args.replicas,
+            base_url=args.base_url,
+            concurrency=args.concurrency,
+        )
+        engine = None
+        if any(sample.request.max_tokens for sample in left):
+            engine = engines.start(options)
+            stack.callback(engine.close)
+        begun = store.write_request(request, results.environment())
+        try:
+            if left and dialogues is not None:
+                dialogues.hold(left, engine, store, len(stored), args.replicas)
+            elif left:
+                drive.run(left, engine, store, already=len(stored))
+        except (EvalError, OSError) as error:
+            print(f"error: {error}; go on with --resume", file=sys.stderr)
+            return 1
+    rows = list(store.begin(request).values())
+    suite = SUITES[args.suite]
+    report = results.build(suite, benchmarks, request, rows, begun, store.failures())
+    store.write_text(RESULTS, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    store.write_text(TABLE, tables.markdown(report, suite))
+    tables.show(report, suite, args.out, console)
+    return 0
+
+
+def _announce_cuts(tasks: Sequence[plan.Task], context: int | None) -> None:
     for task in tasks:
         cuts = task.describe()["context_cuts"]
         if cuts["questions"]:
@@ -125,36 +178,6 @@ def _evaluate(
                 f"{cuts['shortest_max_tokens']} tokens at the least",
                 flush=True,
             )
-    options = EngineOptions(
-        name=args.engine,
-        model=model,
-        context=plan.context_needed(tasks) if context is not None else 0,
-        dtype=request["dtype"],
-        cpu=cpu,
-        tensor_parallel=args.tensor_parallel,
-        replicas=args.replicas,
-        base_url=args.base_url,
-        concurrency=args.concurrency,
-    )
-    with contextlib.ExitStack() as stack:
-        engine = None
-        if any(sample.request.max_tokens for sample in left):
-            engine = engines.start(options)
-            stack.callback(engine.close)
-        begun = store.write_request(request, results.environment())
-        if left:
-            try:
-                drive.run(left, engine, store, already=len(stored))
-            except (EvalError, OSError) as error:
-                print(f"error: {error}; go on with --resume", file=sys.stderr)
-                return 1
-    rows = list(store.begin(request).values())
-    suite = SUITES[args.suite]
-    report = results.build(suite, benchmarks, request, rows, begun)
-    store.write_text(RESULTS, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-    store.write_text(TABLE, tables.markdown(report, suite))
-    tables.show(report, suite, args.out, console)
-    return 0
 
 
 def _check(args: argparse.Namespace) -> tuple[Benchmark, ...]:
@@ -172,17 +195,19 @@ def _check(args: argparse.Namespace) -> tuple[Benchmark, ...]:
         raise EvalError("--replicas: a server is one engine; start more behind its own router")
     if args.data_dir is not None and not args.data_dir.is_dir():
         raise EvalError(f"--data-dir {args.data_dir}: no such folder")
+    search.check(args)
     only = [name.strip() for name in args.only.split(",") if name.strip()]
     return SUITES[args.suite].select(only)
 
 
-def _model(args: argparse.Namespace, cpu: bool) -> tuple[Model, int | None, plan.Tokenize]:
-    """The model, its context, and how its prompts are tokenised."""
+def _model(args: argparse.Namespace, cpu: bool) -> tuple[Model, int | None, plan.Tokenize, Any]:
+    """The model, its context, how its prompts are tokenised, and its tokenizer if it is here."""
     if args.engine != "openai":
         model = find_model(args.model, args.revision)
         engines.set_environment(args.engine, cpu, args.replicas)
         tokenizer = load_tokenizer(model)
-        return model, context_length(model), lambda prompts: tokenizer(list(prompts))["input_ids"]
+        ids: plan.Tokenize = lambda prompts: tokenizer(list(prompts))["input_ids"]  # noqa: E731
+        return model, context_length(model), ids, tokenizer
     from eval.engine_openai import Server
 
     # A server does not show its weights: a local folder is fingerprinted, a name stands for itself.
@@ -191,7 +216,7 @@ def _model(args: argparse.Namespace, cpu: bool) -> tuple[Model, int | None, plan
     server = Server(args.base_url, model.name, model.location)
     if server.context is None:
         print("notice: the server does not tell its context; nothing is cut", flush=True)
-    return model, server.context, server.tokenize
+    return model, server.context, server.tokenize, None
 
 
 def _left(samples: list[plan.Sample], stored: dict[Key, Row], out: Path) -> list[plan.Sample]:

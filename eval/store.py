@@ -9,6 +9,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +22,7 @@ REQUEST = "run.json"
 SAMPLES = "samples.jsonl"
 RESULTS = "results.json"
 TABLE = "table.md"
+FAILURES = "retrieval_failures.jsonl"
 LOCK = ".lock"
 
 #: Benchmark, question id, sample index.
@@ -120,6 +123,21 @@ class Store:
             # A disk that fills up writes a part: the torn line is removed when the run goes on.
             if written != len(data):
                 raise EvalError(f"{self.out / SAMPLES}: the disk is full")
+
+    def append_failure(self, key: Key, problem: str) -> None:
+        """Note that a sample could not be made now, and why."""
+        benchmark, question, sample = key
+        note = {"benchmark": benchmark, "id": question, "sample": sample, "problem": problem}
+        with (self.out / FAILURES).open("a") as file:
+            file.write(json.dumps(note) + "\n")
+
+    def failures(self) -> dict[str, int]:
+        """How often that happened, by benchmark, over all starts of the run."""
+        path = self.out / FAILURES
+        lines = path.read_text().splitlines() if path.is_file() else []
+        # A line cut short by a kill is counted with none.
+        names = re.findall(r'^{"benchmark": "([^"]+)"', "\n".join(lines), re.MULTILINE)
+        return dict(Counter(names))
 
     def write_text(self, name: str, text: str) -> None:
         """Write a file whole or not at all."""

@@ -7,12 +7,12 @@ never graded as if they had been made under another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eval import data, kk_harnesses
+from eval import data, kk_harnesses, qa
 from eval.questions import EvalError, Grader, Question, Settings, Verdict
 from sg_rlhf.tasks.math import data as math_data
 
@@ -28,7 +28,7 @@ class Benchmark:
         name: as `--only` takes it.
         family: `--only FAMILY` selects all benchmarks that share it.
         title: as in the tables.
-        size: number of questions of the whole set; another number is an error.
+        size: number of questions of the whole set; another number is an error, unless `samples`.
         settings: how responses are sampled.
         load: folder with the data -> questions and where they are from.
         grade: (response, gold) pairs -> verdicts, in order.
@@ -36,6 +36,9 @@ class Benchmark:
         pass_at: the k of pass@k that are reported beside the mean over samples.
         headline_groups: groups whose scores are averaged into the benchmark's score; empty means
             one mean over all questions.
+        metric: name of the mean over questions, where there is one response to each.
+        samples: a file may be a sample of the set, which is then reported as one, and a limit
+            draws questions at random instead of taking the first.
     """
 
     name: str
@@ -48,11 +51,13 @@ class Benchmark:
     licence: str
     pass_at: tuple[int, ...] = ()
     headline_groups: tuple[str, ...] = ()
+    metric: str = "accuracy"
+    samples: bool = False
 
     @property
     def mean_name(self) -> str:
-        """Name of the mean over samples: `accuracy`, or `avg@n` for several samples."""
-        return "accuracy" if self.settings.n == 1 else f"avg@{self.settings.n}"
+        """Name of the mean over samples: the metric's, or `avg@n` for several samples."""
+        return self.metric if self.settings.n == 1 else f"avg@{self.settings.n}"
 
 
 @dataclass(frozen=True)
@@ -62,12 +67,16 @@ class Suite:
     Attributes:
         average: (benchmark, score) columns whose mean is the paper's average; empty where every
             benchmark has a mean of its own.
+        average_title: what the tables call it.
+        groups: further means over columns by title, each given where all its columns were run.
     """
 
     name: str
     title: str
     benchmarks: tuple[Benchmark, ...]
     average: tuple[tuple[str, str], ...] = ()
+    average_title: str = ""
+    groups: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
     def select(self, only: Sequence[str]) -> tuple[Benchmark, ...]:
         """The benchmarks named (by name or family), in the suite's order; all where none is.
@@ -122,6 +131,25 @@ def _kk(name: str, family: str, title: str, settings: Settings, harness: str) ->
     )
 
 
+def _qa(qa_set: qa.QaSet) -> Benchmark:
+    return Benchmark(
+        name=qa_set.name,
+        family=qa_set.family,
+        title=qa_set.title,
+        size=qa_set.size,
+        settings=Settings(temperature=0.0, max_tokens=qa.DIALOGUE_TOKENS),
+        load=lambda folder: qa.questions(qa_set, folder),
+        grade=qa.grade,
+        licence=qa_set.licence,
+        metric="exact match",
+        samples=True,
+    )
+
+
+def _exact_matches(*families: str) -> tuple[tuple[str, str], ...]:
+    return tuple((s.name, "exact match") for s in qa.SETS if s.family in families)
+
+
 SUITES: dict[str, Suite] = {
     suite.name: suite
     for suite in (
@@ -143,6 +171,7 @@ SUITES: dict[str, Suite] = {
                 ("aime", "pass@16"),
                 ("aime", "avg@16"),
             ),
+            average_title="average of Table 1",
         ),
         Suite(
             "kk",
@@ -165,6 +194,17 @@ SUITES: dict[str, Suite] = {
                     Settings(temperature=1.0, max_tokens=4096), "paper",
                 ),
             ),
+        ),
+        Suite(
+            "qa",
+            "Search question answering (Table 2)",
+            tuple(_qa(qa_set) for qa_set in qa.SETS),
+            average=_exact_matches(qa.GENERAL, qa.MULTI_HOP),
+            average_title="average of Table 2",
+            groups={
+                "General": _exact_matches(qa.GENERAL),
+                "Multi-hop": _exact_matches(qa.MULTI_HOP),
+            },
         ),
     )
 }  # fmt: skip

@@ -27,14 +27,18 @@ def markdown(results: Results, suite: Suite) -> str:
     limited = [name for name, b in results["benchmarks"].items() if b["limited"]]
     if limited:
         sizes = ", ".join(
-            f"{name} {results['benchmarks'][name]['n_questions']} of "
-            f"{results['benchmarks'][name]['full_size']}"
+            f"{name} {results['benchmarks'][name]['n_questions']:,} of "
+            f"{results['benchmarks'][name]['full_size']:,}"
             for name in limited
         )
         parts.append(f"**Limited run, not comparable with the paper:** questions of {sizes}.")
     if suite.name in _BESIDE_THE_PAPER:
         parts.append("\n".join(_BESIDE_THE_PAPER[suite.name](results, suite)))
-    parts.append("\n".join(["## Each score", "", *_details(results)]))
+    parts.append("\n".join(["## Each score", "", *_details(results, suite)]))
+    searched = _search_rows(results)
+    if searched:
+        parts.append("\n".join(["## Searches", "", *_head(_SEARCH), *map(_line, searched)]))
+        parts.append(_SEARCH_NOTE)
     parts += _notices(results)
     return "\n\n".join(parts) + "\n"
 
@@ -44,9 +48,21 @@ def show(results: Results, suite: Suite, out: Path, console: Console) -> None:
     table = Table(title=f"{suite.title}: {results['model']['name']}")
     for title in ("score", "value", "95 %", "questions", "truncated", "unreadable", "tokens"):
         table.add_column(title, justify="left" if title == "score" else "right", no_wrap=True)
-    for cells in _detail_rows(results):
+    for cells in _detail_rows(results, suite):
         table.add_row(*cells)
     console.print(table)
+    searched = _search_rows(results)
+    if searched:
+        table = Table(title="Searches, means over questions")
+        for title in _SEARCH:
+            table.add_column(title.lower(), justify="left" if title == "Set" else "right")
+        for cells in searched:
+            table.add_row(*cells)
+        console.print(table)
+    for name, b in results["benchmarks"].items():
+        if suite.name == "qa" and b["limited"]:
+            line = f"{name}: {b['n_questions']:,} of {b['full_size']:,} questions, a sample"
+            console.print(line, markup=False, highlight=False)
     for notice in _notices(results):
         console.print(notice.replace("**", ""), markup=False, highlight=False)
     for name in ("results.json", "samples.jsonl", "table.md"):
@@ -105,16 +121,85 @@ def _kk(results: Results, suite: Suite) -> list[str]:
     ]
 
 
+def _qa(results: Results, suite: Suite) -> list[str]:
+    titles = [b.title for b in suite.benchmarks]
+    lines = _head(("Model", "Source", *titles, "Avg."))
+    for name, numbers in paper_numbers.QA.items():
+        lines.append(_line([name, "*paper*, Table 2", *(f"{v:.2f}" for v in numbers)]))
+    values = [_score(results, benchmark, name) for benchmark, name in suite.average]
+    cells = [EMPTY if v is None else f"**{100 * v['value']:.2f}**" for v in values]
+    for i, b in enumerate(suite.benchmarks):
+        described = results["benchmarks"].get(b.name)
+        if described and described["limited"]:
+            cells[i] += f" ({described['n_questions']:,} of {described['full_size']:,})"
+    average = results["average"]
+    cells.append(EMPTY if average is None else f"**{100 * average['value']:.2f}**")
+    search = results["search"]
+    source = "this run" if search["enabled"] else "this run, no search"
+    lines.append(_line([f"`{results['model']['name']}`", source, *cells]))
+    how = (
+        f"{search['topk']} passages a search, {search['max_turns']} turns that may search"
+        if search["enabled"]
+        else "from the model's memory alone"
+    )
+    return [
+        f"Per cent exact match, greedy, {how}, prompt `{search['prompt']}`. The paper's averages "
+        "of the two trained Qwen3-4B rows are as printed; their columns give 35.51 and 39.67.",
+        "",
+        *lines,
+    ]
+
+
+_SEARCH = (
+    "Set", "Searches", "Turns", "Invalid", "Answered", "F1", "Gold found", "Answer found",
+    "Empty results", "Failures", "Seconds a search",
+)  # fmt: skip
+_SEARCH_NOTE = (
+    "Means over questions; empty results are a count, failures the dialogues that were broken "
+    "off and held again because a search failed. Gold found: a gold answer stands in what was "
+    "retrieved."
+)
+
+
+def _search_rows(results: Results) -> list[list[str]]:
+    rows = []
+    for name, described in results["benchmarks"].items():
+        found = described.get("search")
+        if found is None:
+            continue
+        seconds = found["seconds_per_search"]
+        rows.append(
+            [
+                name,
+                f"{found['searches_per_question']:.2f}",
+                f"{found['turns_per_question']:.2f}",
+                f"{found['invalid_actions_per_question']:.2f}",
+                f"{found['answered_rate']:.1%}",
+                f"{found['f1']:.3f}",
+                f"{found['gold_retrieved_rate']:.1%}",
+                f"{found['answer_retrieved_rate']:.1%}",
+                f"{found['empty_results']:.0f}",
+                f"{found['retrieval_failures']:.0f}",
+                EMPTY if seconds is None else f"{seconds:.3f}",
+            ]
+        )
+    return rows
+
+
 #: Suite -> its table with the paper's rows. A suite without one has its scores alone.
-_BESIDE_THE_PAPER: Mapping[str, Callable[[Results, Suite], list[str]]] = {"math": _math, "kk": _kk}
+_BESIDE_THE_PAPER: Mapping[str, Callable[[Results, Suite], list[str]]] = {
+    "math": _math,
+    "kk": _kk,
+    "qa": _qa,
+}
 
 
-def _details(results: Results) -> list[str]:
+def _details(results: Results, suite: Suite) -> list[str]:
     heads = ("Score", "Value", "95 % interval", "Questions", "Truncated", "Unreadable", "Tokens")
-    return [*_head(heads), *(_line(cells) for cells in _detail_rows(results))]
+    return [*_head(heads), *(_line(cells) for cells in _detail_rows(results, suite))]
 
 
-def _detail_rows(results: Results) -> list[list[str]]:
+def _detail_rows(results: Results, suite: Suite) -> list[list[str]]:
     rows = []
     for name, described in results["benchmarks"].items():
         for score, found in described["scores"].items():
@@ -131,13 +216,13 @@ def _detail_rows(results: Results) -> list[list[str]]:
                     f"{described['mean_tokens']:.0f}" if whole else "",
                 ]
             )
-    if results["average"] is not None:
-        found = results["average"]
-        low, high = found["ci95"]
-        rows.append(
-            ["average of Table 1", f"{found['value']:.3f}", f"{low:.3f} to {high:.3f}",
-             "", "", "", ""]
-        )  # fmt: skip
+    means = {**results["groups"], suite.average_title: results["average"]}
+    for title, found in means.items():
+        if found is not None:
+            low, high = found["ci95"]
+            rows.append(
+                [title, f"{found['value']:.3f}", f"{low:.3f} to {high:.3f}", "", "", "", ""]
+            )
     return rows
 
 

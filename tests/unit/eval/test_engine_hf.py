@@ -1,5 +1,6 @@
 """The transformers engine on the tiny model: equal to `generate`, exact sampling, own seeds."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,36 @@ def test_greedy_is_what_generate_gives_each_prompt_alone(engine, tokenizer):
         assert completion.tokens == len(new)
         stopped = new[-1] == model.generation_config.eos_token_id
         assert completion.finish_reason == ("stop" if stopped else "length")
+
+
+def test_a_stop_string_ends_a_response_with_the_token_that_completes_it(engine, tokenizer):
+    requests = [request(tokenizer, str(i), p, temperature=0.0) for i, p in enumerate(PROMPTS)]
+    whole = run(engine, requests)
+    halves = {
+        key: completion.text[: len(completion.text) // 2] for key, completion in whole.items()
+    }
+    stops = {key: (half[-6:], "never written") for key, half in halves.items()}
+    # The first row goes on beside those that stop.
+    asked = [requests[0], *(replace(r, stop=stops[r.key]) for r in requests[1:])]
+    found = run(engine, asked)
+    assert found["0"] == whole["0"]
+    for key in list(found)[1:]:
+        ids = found[key].token_ids
+        assert ids == whole[key].token_ids[: len(ids)] and len(ids) < len(whole[key].token_ids)
+        assert found[key].finish_reason == "stop" and found[key].tokens == len(ids)
+        stop = stops[key][0]
+        assert stop in tokenizer.decode(ids) and stop not in tokenizer.decode(ids[:-1])
+
+
+def test_a_stop_behind_a_rows_own_limit_does_not_count(engine, tokenizer):
+    long = request(tokenizer, "long", PROMPTS[0], temperature=0.0)
+    ids = run(engine, [long])["long"].token_ids
+    stop = tokenizer.decode(ids[3:8])
+    assert stop not in tokenizer.decode(ids[:7])
+    short = replace(long, key="short", max_tokens=3, stop=(stop,))
+    found = run(engine, [long, short])
+    assert found["short"].finish_reason == "length"
+    assert found["short"].token_ids == found["long"].token_ids[:3]
 
 
 def test_a_sample_does_not_depend_on_what_else_is_sampled(engine, tokenizer):

@@ -1,0 +1,337 @@
+"""Running dialogues with a search engine: many at a time, one engine, token in and token out.
+
+The engine stays in the caller's thread. Dialogues are coroutines of an event loop in a thread of
+its own, where searches wait without holding the engine up. A turn is one request whose prompt is
+the dialogue's tokens so far, as they were sampled; the two threads exchange events over a queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from tqdm import tqdm
+
+from eval import qa
+from eval.engines import Completion, Engine, Request
+from eval.plan import Sample
+from eval.questions import EvalError, one_line
+from eval.store import Row, Store
+from sg_rlhf.retrieval.client import RetrieverClient, RetrieverError
+from sg_rlhf.tasks.search.dialogue import Dialogue, Generation, metrics, run_dialogue
+from sg_rlhf.tasks.search.grading import score
+from sg_rlhf.tasks.search.protocol import STOP, Passage
+from sg_rlhf.tasks.search.settings import SearchSettings
+
+#: Dialogues under way for each engine. More than vLLM runs at a time, so that it never waits, and
+#: no more: with all of them it would finish every first turn before any second one, so that a
+#: killed run had nothing to show and no dialogue found its beginning in the prefix cache.
+IN_FLIGHT = 1024
+#: Dialogues that may end for want of a search result before the run stops.
+MAX_FAILED = 10
+
+#: How long an engine that computes in Python may keep the interpreter to itself. The loop asks for
+#: it again after every wait, some ten times a search: with Python's own 5 ms searches queue up.
+SWITCH_SECONDS = 0.0005
+
+
+class TokenizerCodec:
+    """A Hugging Face tokenizer as a dialogue needs it: nothing added, nothing left out."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        added = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
+        #: Strings that are control tokens wherever they stand; retrieved text must not hold them.
+        self.control_tokens = sorted(
+            {*added, *tokenizer.all_special_tokens}, key=lambda token: (-len(token), token)
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text."""
+        return list(self._tokenizer(text=text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens written out, spaces as they are."""
+        return str(
+            self._tokenizer.decode(
+                token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )
+
+
+class _NoResult(Exception):
+    """A search failed. Not a `SearchFailed`, which the model would be told of and answer to."""
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """A dialogue that ended without a verdict, because a search did."""
+
+    sample: Sample
+    problem: str
+
+
+@dataclass(frozen=True)
+class _Broken:
+    """A dialogue that raised what nobody expected."""
+
+    error: BaseException
+
+
+_Event: TypeAlias = Request | Row | _Failed | _Broken
+
+
+def run(
+    samples: Sequence[Sample],
+    engine: Engine | None,
+    store: Store,
+    already: int,
+    settings: SearchSettings,
+    codec: TokenizerCodec,
+    in_flight: int = IN_FLIGHT,
+) -> None:
+    """Hold, grade and store every dialogue.
+
+    Args:
+        engine: None if every prompt is too long for the model.
+        already: number of samples stored before, for the progress bar.
+        settings: of the dialogues; with `max_turns=0` nothing is searched.
+
+    Raises:
+        EvalError: the engine failed, or searches did: what ended before is stored, and a dialogue
+            without its search results is not.
+    """
+    events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+    failed = 0
+    tokens = 0
+    start = time.monotonic()
+    with (
+        tqdm(total=already + len(samples), initial=already, unit="sample", smoothing=0.0) as bar,
+        _talking(samples, events, settings, codec, in_flight) as table,
+    ):
+        ended = running = 0
+        while ended < len(samples):
+            requests: list[Request] = []
+            rows: list[Row] = []
+            for event in _drain(events, block=not running):
+                if isinstance(event, Request):
+                    requests.append(event)
+                elif isinstance(event, _Failed):
+                    failed += 1
+                    store.append_failure(event.sample.key, event.problem)
+                    if failed >= MAX_FAILED:
+                        problem = event.problem
+                        store.append(rows)
+                        raise EvalError(f"{failed} dialogues had no search result; {problem}")
+                elif isinstance(event, _Broken):
+                    raise event.error
+                else:
+                    rows.append(event)
+            if rows:
+                store.append(rows)
+                bar.update(len(rows))
+                tokens += sum(row["tokens"] for row in rows)
+                rate = tokens / (time.monotonic() - start)
+                bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
+            ended += len(rows)
+            if ended + failed == len(samples):
+                break
+            if requests:
+                assert engine is not None
+                engine.add(requests)
+                running += len(requests)
+            if running:
+                assert engine is not None
+                done = engine.step()
+                running -= len(done)
+                table.give(done)
+    if failed:
+        raise EvalError(
+            f"{failed} of {len(samples)} dialogues had no search result, see {store.out}"
+        )
+
+
+def _drain(events: queue.SimpleQueue[_Event], *, block: bool) -> Iterator[_Event]:
+    """What has come in; waits for the first where there is nothing else to do."""
+    if block:
+        yield events.get()
+    while True:
+        try:
+            yield events.get_nowait()
+        except queue.Empty:
+            return
+
+
+class _Table:
+    """The event loop, where every request under way has a future."""
+
+    def __init__(self, events: queue.SimpleQueue[_Event]) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._events = events
+        self._waiting: dict[str, asyncio.Future[Completion]] = {}
+
+    async def complete(self, request: Request) -> Completion:
+        """Called within the loop."""
+        future: asyncio.Future[Completion] = self.loop.create_future()
+        self._waiting[request.key] = future
+        self._events.put(request)
+        return await future
+
+    def give(self, completions: Sequence[Completion]) -> None:
+        """Called by the engine's thread."""
+        if completions:
+            self.loop.call_soon_threadsafe(self._give, completions)
+
+    def _give(self, completions: Sequence[Completion]) -> None:
+        for completion in completions:
+            future = self._waiting.pop(completion.key)
+            if not future.done():
+                future.set_result(completion)
+
+
+@contextmanager
+def _talking(
+    samples: Sequence[Sample],
+    events: queue.SimpleQueue[_Event],
+    settings: SearchSettings,
+    codec: TokenizerCodec,
+    in_flight: int,
+) -> Iterator[_Table]:
+    """All dialogues in a thread, until they have ended or the block is left."""
+    table = _Table(events)
+    talk = _hold_all(samples, table, events, settings, codec, in_flight)
+    main = table.loop.create_task(talk)
+
+    def work() -> None:
+        asyncio.set_event_loop(table.loop)
+        try:
+            table.loop.run_until_complete(main)
+        except asyncio.CancelledError:
+            pass
+        except Exception as error:
+            events.put(_Broken(error))
+        finally:
+            table.loop.run_until_complete(table.loop.shutdown_asyncgens())
+            table.loop.close()
+
+    thread = threading.Thread(target=work, name="dialogues", daemon=True)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    thread.start()
+    try:
+        yield table
+    finally:
+        sys.setswitchinterval(interval)
+        if thread.is_alive():
+            # It may have ended since.
+            with suppress(RuntimeError):
+                table.loop.call_soon_threadsafe(main.cancel)
+        thread.join()
+
+
+async def _hold_all(
+    samples: Sequence[Sample],
+    table: _Table,
+    events: queue.SimpleQueue[_Event],
+    settings: SearchSettings,
+    codec: TokenizerCodec,
+    in_flight: int,
+) -> None:
+    client = RetrieverClient(
+        settings.url,
+        topk=settings.topk,
+        timeout_s=settings.timeout_s,
+        retries=settings.retries,
+        backoff_s=settings.backoff_s,
+        max_connections=settings.max_connections,
+    )
+    left = iter(samples)
+
+    async def hold_next() -> None:
+        for sample in left:
+            events.put(await _event_of(sample, table, client, settings, codec))
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(in_flight, len(samples))):
+                group.create_task(hold_next())
+    finally:
+        await client.aclose()
+
+
+async def _event_of(
+    sample: Sample,
+    table: _Table,
+    client: RetrieverClient,
+    settings: SearchSettings,
+    codec: TokenizerCodec,
+) -> _Event:
+    request = sample.request
+    if request.max_tokens == 0:
+        return _row(sample, Dialogue(list(request.prompt_ids)), codec, "prompt_too_long")
+    turn = 0
+
+    async def generate(context: list[int], max_tokens: int) -> Generation:
+        nonlocal turn
+        turn += 1
+        asked = replace(
+            request,
+            key=f"{request.key}/{turn}",
+            prompt_ids=tuple(context),
+            max_tokens=max_tokens,
+            stop=STOP,
+        )
+        completion = await table.complete(asked)
+        return Generation(completion.token_ids, completion.finish_reason == "length")
+
+    async def search(query: str) -> list[Passage]:
+        try:
+            return await client.search(query)
+        except RetrieverError as error:
+            raise _NoResult(one_line(error)) from None
+
+    try:
+        dialogue = await run_dialogue(
+            request.prompt_ids,
+            request.max_tokens,
+            generate,
+            search,
+            codec,
+            settings,
+            control_tokens=codec.control_tokens,
+        )
+    except _NoResult as error:
+        return _Failed(sample, str(error))
+    return _row(sample, dialogue, codec, "length" if dialogue.truncated else "stop")
+
+
+def _row(sample: Sample, dialogue: Dialogue, codec: TokenizerCodec, finish_reason: str) -> Row:
+    golds = sample.question.gold
+    verdict = qa.grade_answer(dialogue.answer, golds)
+    n_prompt = len(sample.request.prompt_ids)
+    facts: dict[str, float] = {}
+    if dialogue.turns:
+        facts = metrics(dialogue, golds, score(dialogue.answer, golds))
+    return {
+        "benchmark": sample.task.benchmark.name,
+        "id": sample.question.id,
+        "group": sample.question.group,
+        "sample": sample.index,
+        "prompt": sample.question.prompt,
+        "response": codec.decode(dialogue.token_ids[n_prompt:]),
+        "turns": dialogue.turns,
+        "gold": golds,
+        "finish_reason": finish_reason,
+        "tokens": sum(end - begin for begin, end in dialogue.action_ranges),
+        "max_tokens": sample.request.max_tokens,
+        "seed": sample.request.seed,
+        "dialogue": facts,
+        **vars(verdict),
+    }

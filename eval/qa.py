@@ -1,0 +1,143 @@
+"""Question answering with a search engine: the seven sets of Table 2, files and prompts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from eval.data import Source
+from eval.questions import EvalError, Question, Verdict
+from sg_rlhf.tasks.dataset_folder import sha256_of
+from sg_rlhf.tasks.search.data import read_questions
+from sg_rlhf.tasks.search.grading import score
+from sg_rlhf.tasks.search.prompt import build_prompt
+from sg_rlhf.tasks.search.protocol import answer_of
+
+#: Of turns and search results together, as the recipes train (`rollout.max_new_tokens`).
+DIALOGUE_TOKENS = 4096
+
+Prompt = Literal["chat", "raw", "short"]
+PROMPTS: tuple[Prompt, ...] = get_args(Prompt)
+
+# The search prompt without the sentences that offer a search engine.
+_CLOSED_BOOK = (
+    "Answer the given question. "
+    "You must conduct reasoning inside <think> and </think> first. "
+    "Then provide the answer inside <answer> and </answer>, without detailed illustrations. "
+    "For example, <answer> Beijing </answer>. "
+)
+
+
+@dataclass(frozen=True)
+class QaSet:
+    """One published set.
+
+    Attributes:
+        name: FlashRAG's folder.
+        split: FlashRAG's file, without its ending.
+        size: questions of the whole split.
+    """
+
+    name: str
+    title: str
+    split: str
+    size: int
+    family: str
+    licence: str
+
+
+GENERAL, MULTI_HOP = "general", "multihop"
+SETS: tuple[QaSet, ...] = (
+    QaSet("nq", "NQ", "test", 3610, GENERAL, "CC-BY-SA-3.0"),
+    QaSet("triviaqa", "TriviaQA", "test", 11313, GENERAL, "Apache-2.0"),
+    QaSet("popqa", "PopQA", "test", 14267, GENERAL, "MIT"),
+    QaSet("hotpotqa", "HotpotQA", "dev", 7405, MULTI_HOP, "CC-BY-SA-4.0"),
+    QaSet("2wikimultihopqa", "2WikiMultihopQA", "dev", 12576, MULTI_HOP, "Apache-2.0"),
+    QaSet("musique", "MuSiQue", "dev", 2417, MULTI_HOP, "CC-BY-4.0"),
+    QaSet("bamboogle", "Bamboogle", "test", 125, MULTI_HOP, "MIT"),
+)
+
+
+def find_file(qa_set: QaSet, folder: Path) -> Path | None:
+    """The set's file: FlashRAG's `nq/test.jsonl`, or a flat `nq.jsonl`, `nq_500.jsonl` and so on.
+
+    Raises:
+        EvalError: there are several, and nothing says which one is meant.
+    """
+    published = folder / qa_set.name / f"{qa_set.split}.jsonl"
+    if published.is_file():
+        return published
+    flat = re.compile(rf"{qa_set.name}([_-]{qa_set.split})?([_-]?\d+)?\.jsonl")
+    found = sorted(path for path in folder.iterdir() if flat.fullmatch(path.name))
+    if len(found) > 1:
+        names = " and ".join(path.name for path in found)
+        raise EvalError(f"--data-dir {folder}: {names} are both {qa_set.title}; leave one there")
+    return found[0] if found else None
+
+
+def expected_names(qa_set: QaSet) -> str:
+    """What `find_file` looks for, in words."""
+    return f"{qa_set.name}/{qa_set.split}.jsonl or {qa_set.name}_N.jsonl"
+
+
+def questions(qa_set: QaSet, folder: Path | None) -> tuple[list[Question], list[Source]]:
+    """All questions of a set's file; their prompts are still the bare questions.
+
+    Raises:
+        EvalError: no folder, no file, a file with more questions than the set has.
+        ValueError: a row without a question or without golds; names it. None is skipped.
+    """
+    if folder is None:
+        raise EvalError(
+            "--suite qa needs --data-dir with FlashRAG's files (nq/test.jsonl and so on, "
+            "https://huggingface.co/datasets/RUC-NLPIR/FlashRAG_datasets)"
+        )
+    path = find_file(qa_set, folder)
+    if path is None:
+        raise EvalError(f"--data-dir {folder}: no {expected_names(qa_set)}")
+    rows = read_questions(path)
+    if len(rows) > qa_set.size:
+        raise EvalError(
+            f"{path}: {len(rows)} questions, but {qa_set.title}'s {qa_set.split} set has "
+            f"{qa_set.size}; expected that set, or a sample of it"
+        )
+    source = Source(str(path.relative_to(folder)), sha256_of(path), len(rows))
+    return [Question(row.id, row.text, list(row.golds)) for row in rows], [source]
+
+
+def prompt_of(question: str, prompt: Prompt, searches: bool, tokenizer: Any) -> str:
+    """The text that a dialogue starts with.
+
+    `chat` is the prompt that the recipes train on, as the user's turn in the model's own chat
+    template; `raw` the same without a template; `short` the bare question, for a tiny model.
+
+    Raises:
+        EvalError: the model has no chat template.
+    """
+    if prompt == "short":
+        return build_prompt(question, "short")
+    text = build_prompt(question, "search_r1" if searches else "short")
+    if not searches:
+        text = _CLOSED_BOOK + text
+    if prompt == "raw":
+        return text
+    if not tokenizer.chat_template:
+        raise EvalError("--prompt chat: the model has no chat template; expected raw or short")
+    messages = [{"role": "user", "content": text}]
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+def grade(pairs: Sequence[tuple[str, Any]]) -> list[Verdict]:
+    """Exact match of responses that are the model's own text alone, as without a search engine."""
+    return [grade_answer(answer_of(response), golds) for response, golds in pairs]
+
+
+def grade_answer(answer: str | None, golds: Sequence[str]) -> Verdict:
+    """Exact match of the answer that a dialogue ended with; None: it ended without."""
+    if answer is None:
+        return Verdict(False, None, "no_answer")
+    correct = score(answer, golds).correct
+    return Verdict(correct, answer, "correct" if correct else "wrong")

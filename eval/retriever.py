@@ -1,0 +1,118 @@
+"""The search engine of an evaluation: one that runs, or the project's own over an index."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from eval.questions import EvalError
+from sg_rlhf.retrieval.client import RetrieverClient, RetrieverError
+from sg_rlhf.tasks.search.settings import SearchSettings
+
+#: An index of many gigabytes is read from disk before the server listens.
+START_SECONDS = 1800.0
+STOP_SECONDS = 30.0
+#: Asked at the start. The best passages tell whether a resumed run searches the same corpus.
+PROBES = ("Beijing", "Who wrote Faust?", "first president of the United States")
+
+_LISTENING = re.compile(r"^listening on (http://\S+)", re.MULTILINE)
+_PR_SET_PDEATHSIG = 1
+
+
+def address(given: str) -> str:
+    """Where queries are posted: the path `/retrieve` is added to a bare address.
+
+    Raises:
+        EvalError: it is no address.
+    """
+    parts = urlsplit(given)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise EvalError(f"--retriever {given}: expected http://HOST:PORT or http://HOST:PORT/PATH")
+    return f"{given.rstrip('/')}/retrieve" if parts.path in ("", "/") else given
+
+
+@contextlib.contextmanager
+def serve(index: Path) -> Iterator[str]:
+    """Run the project's own server over an index; gives its address, and stops it at the end.
+
+    Raises:
+        EvalError: it does not start; with its own words.
+    """
+    command = [sys.executable, "-m", "sg_rlhf.retrieval.server", "--index", str(index)]
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            [*command, "--port", "0"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            preexec_fn=_end_with_parent,
+        )
+        try:
+            yield _wait_until_listening(process, output.fileno(), index)
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+async def probe(settings: SearchSettings) -> str:
+    """Ask a few fixed questions; a SHA-256 of the best passages.
+
+    Raises:
+        EvalError: the retriever does not answer.
+    """
+    client = RetrieverClient(
+        settings.url,
+        topk=settings.topk,
+        timeout_s=settings.timeout_s,
+        retries=settings.retries,
+        backoff_s=settings.backoff_s,
+    )
+    try:
+        found = await client.search_many(PROBES)
+    except RetrieverError as error:
+        raise EvalError(
+            f"{error}; start one with `python -m sg_rlhf.retrieval.server --index DIR`, "
+            "or give --index DIR, or --no-search"
+        ) from None
+    finally:
+        await client.aclose()
+    best = [[p.title, p.text] for passages in found for p in passages[:1]]
+    return hashlib.sha256(json.dumps(best).encode()).hexdigest()
+
+
+def _wait_until_listening(process: subprocess.Popen[bytes], output: int, index: Path) -> str:
+    deadline = time.monotonic() + START_SECONDS
+    path = f"/proc/self/fd/{output}"
+    while time.monotonic() < deadline:
+        # Looked at before the text: what a server wrote before it ended is then read too.
+        ended = process.poll()
+        text = Path(path).read_text(errors="replace")
+        found = _LISTENING.search(text)
+        if found:
+            return f"{found[1]}/retrieve"
+        if ended is not None:
+            last = (text.strip().splitlines() or ["no message"])[-1]
+            raise EvalError(f"--index {index}: the retrieval server ended with {ended}: {last}")
+        time.sleep(0.05)
+    raise EvalError(f"--index {index}: the retrieval server did not start in {START_SECONDS:g} s")
+
+
+def _end_with_parent() -> None:
+    # However this process dies, SIGKILL included, its server goes with it (Linux alone has this).
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,246 @@
+"""Search questions evaluated with real engines, a real index and its server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from eval import dialogues, plan, qa, retriever
+from eval.dialogues import TokenizerCodec
+from eval.engine_hf import HfEngine
+from eval.engines import Completion, EngineOptions, Request
+from eval.model import context_length, find_model
+from eval.questions import EvalError
+from eval.store import Store
+from eval.suites import SUITES
+from sg_rlhf.retrieval.index import build
+from sg_rlhf.tasks.search import encyclopedia
+from sg_rlhf.tasks.search.grading import score
+from sg_rlhf.tasks.search.settings import SearchSettings
+from tests.integration.conftest import ROOT, environment
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+TINY = ROOT / "sg_rlhf" / "lab" / "search_tiny"
+QUESTIONS = 6
+#: Two subjects with six questions, most of which the tiny model, which often guesses, searches for.
+ABOUT = re.compile("Esk Pike|Kell Cross")
+#: What the tiny model was trained with.
+SETTINGS = {"topk": 1, "max_turns": 3, "turn_tokens": 24, "observation_tokens": 64}
+
+
+@dataclass(frozen=True)
+class World:
+    """A generated encyclopedia: an index of it, and questions about it in FlashRAG's form."""
+
+    data: Path
+    index: Path
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("qa")
+    made = encyclopedia.build(0, people=40, towns=12)
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in made.corpus))
+    build(corpus, "bm25", folder / "index", progress=False)
+    data = folder / "data"
+    data.mkdir()
+    with (data / f"bamboogle_{QUESTIONS}.jsonl").open("w") as file:
+        for question in (problem.question for problem in made.test):
+            if not ABOUT.search(question.text):
+                continue
+            row = {"id": question.id, "question": question.text, "golden_answers": question.golds}
+            file.write(json.dumps(row) + "\n")
+    return World(data, folder / "index")
+
+
+def command(world: World, out: Path, *arguments: str) -> list[str]:
+    return [
+        sys.executable, "-m", "eval.run", "--suite", "qa", "--model", str(TINY), "--out", str(out),
+        "--data-dir", str(world.data), "--prompt", "short", "--index", str(world.index),
+        "--search", *(f"{key}={value}" for key, value in SETTINGS.items()), *arguments,
+    ]  # fmt: skip
+
+
+def run(world: World, out: Path, *arguments: str, status: int = 0) -> str:
+    result = subprocess.run(
+        command(world, out, *arguments),
+        cwd=ROOT, env=environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == status, result.stdout + result.stderr
+    return result.stdout + result.stderr
+
+
+def rows(out: Path) -> dict[str, dict[str, Any]]:
+    path = out / "samples.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = {row["id"]: row for row in map(json.loads, lines)}
+    assert len(found) == len(lines), "a sample is stored twice"
+    return found
+
+
+def servers_of(index: Path) -> list[int]:
+    """Processes that serve an index."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+        except OSError:
+            continue
+        if b"sg_rlhf.retrieval.server" in words and str(index).encode() in words:
+            found.append(int(entry.name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, world: World) -> Path:
+    out = tmp_path_factory.mktemp("run") / "vllm"
+    text = run(world, out)
+    assert "notice: nq: skipped, no nq/test.jsonl" in text
+    assert f"is a sample, {QUESTIONS} of 125 questions" in text
+    assert f"bamboogle: {QUESTIONS} of 125 questions, a sample" in text
+    assert not servers_of(world.index)
+    return out
+
+
+def stable(row: dict[str, Any]) -> dict[str, Any]:
+    """Without what a clock measured."""
+    return {**row, "dialogue": {k: v for k, v in row["dialogue"].items() if k != "search_seconds"}}
+
+
+def test_a_run_searches_grades_and_reports(whole: Path) -> None:
+    found = rows(whole)
+    assert len(found) == QUESTIONS
+    for row in found.values():
+        assert row["correct"] == score(row["extracted"], row["gold"]).correct
+        searches = row["dialogue"]["searches"]
+        assert row["response"].count("<information>Doc 1(Title: ") == searches
+        assert row["turns"][0] == row["response"][: len(row["turns"][0])]
+    results = json.loads((whole / "results.json").read_text())
+    described = results["benchmarks"]["bamboogle"]
+    assert described["limited"] and described["full_size"] == 125
+    right = sum(row["correct"] for row in found.values())
+    assert described["scores"]["exact match"]["value"] == pytest.approx(right / QUESTIONS)
+    statistics = described["search"]
+    assert statistics["searches_per_question"] > 0.5 and statistics["seconds_per_search"] > 0
+    assert statistics["retrieval_failures"] == 0
+    assert results["average"] is None and results["groups"]["Multi-hop"] is None
+    assert {key: results["search"][key] for key in SETTINGS} == SETTINGS
+    assert f"({QUESTIONS} of 125)" in (whole / "table.md").read_text()
+
+
+def test_other_settings_are_refused_when_resumed(whole: Path, world: World) -> None:
+    before = (whole / "samples.jsonl").read_bytes()
+    text = run(world, whole, "--resume", "--search", "topk=2", status=2)
+    assert "search.topk: was 1, now 2" in text
+    assert (whole / "samples.jsonl").read_bytes() == before
+    assert not servers_of(world.index)
+
+
+class RecordingEngine(HfEngine):
+    """The engine, with what went in and out."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        super().__init__(options)
+        self.requests: dict[str, Request] = {}
+        self.completions: dict[str, Completion] = {}
+
+    def add(self, requests: Any) -> None:
+        self.requests |= {request.key: request for request in requests}
+        super().add(requests)
+
+    def step(self) -> list[Completion]:
+        done = super().step()
+        self.completions |= {completion.key: completion for completion in done}
+        return done
+
+
+def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
+    world: World, whole: Path, tmp_path: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    codec = TokenizerCodec(tokenizer)
+    model = find_model(str(TINY), None)
+    loaded = plan.load_questions(SUITES["qa"].select(["bamboogle"]), world.data, None)
+    ((benchmark, questions, sources),) = loaded
+    questions = [
+        type(q)(q.id, qa.prompt_of(q.prompt, "short", True, tokenizer), q.gold) for q in questions
+    ]
+    context = context_length(model)
+    tasks = plan.make_tasks(
+        [(benchmark, questions, sources)], lambda texts: list(map(codec.encode, texts)), context
+    )
+    samples = plan.samples(tasks, 0, known_ids=True)
+    engine = RecordingEngine(EngineOptions("hf", model, context, "float32", cpu=True))
+    out = tmp_path / "hf"
+    with Store(out) as store:
+        with retriever.serve(world.index) as url:
+            gone = url
+        settings = SearchSettings(url=gone, retries=1, backoff_s=0.01, **SETTINGS)
+        with pytest.raises(EvalError, match=r"of 6 dialogues had no search result"):
+            dialogues.run(samples, engine, store, 0, settings, codec)
+        searchers = {i for i, row in rows(whole).items() if row["dialogue"]["searches"]}
+        assert searchers and not searchers & rows(out).keys()
+        assert store.failures() == {"bamboogle": len(searchers)}
+        with retriever.serve(world.index) as url:
+            settings = settings.model_copy(update={"url": url})
+            left = [sample for sample in samples if sample.question.id in searchers]
+            dialogues.run(left, engine, store, len(samples) - len(left), settings, codec)
+    engine.close()
+    # Another engine, other company in the batch, an interruption: the same dialogues.
+    assert {i: stable(row) for i, row in rows(out).items()} == {
+        i: stable(row) for i, row in rows(whole).items()
+    }
+    # Token in, token out: a turn's prompt begins with all that was sampled, as it was sampled.
+    followed = 0
+    for key, request in engine.requests.items():
+        base, _, turn = key.rpartition("/")
+        after = engine.requests.get(f"{base}/{int(turn) + 1}")
+        if after is not None:
+            sampled = (*request.prompt_ids, *engine.completions[key].token_ids)
+            assert after.prompt_ids[: len(sampled)] == sampled
+            assert len(after.prompt_ids) > len(sampled)
+            followed += 1
+    assert followed >= len(searchers)
+
+
+def test_a_killed_run_leaves_no_server_and_resumes(
+    world: World, whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "killed"
+    arguments = ("--engine", "hf", "--resume")
+    process = subprocess.Popen(
+        command(world, out, *arguments),
+        cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    path = out / "samples.jsonl"
+    while process.poll() is None and not path.exists():
+        time.sleep(0.005)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL, "the run ended before it could be killed"
+    stored = len([line for line in path.read_bytes().split(b"\n") if line])
+    deadline = time.monotonic() + 30
+    while servers_of(world.index) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not servers_of(world.index)
+    # As if the kill had come in the middle of a write.
+    with path.open("ab") as file:
+        file.write(b'{"benchmark": "bamboogle", "id"')
+    text = run(world, out, *arguments)
+    assert f"{QUESTIONS} samples, {stored} there already" in text
+    assert {i: stable(row) for i, row in rows(out).items()} == {
+        i: stable(row) for i, row in rows(whole).items()
+    }
+    assert os.listdir(out).count("results.json") == 1
