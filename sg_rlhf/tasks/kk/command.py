@@ -10,19 +10,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from sg_rlhf import __version__
-from sg_rlhf.tasks.dataset_folder import (
-    MANIFEST,
-    UsageError,
-    check_writable,
-    is_current,
-    sha256_of,
-    write_dataset,
+from sg_rlhf.tasks.command_line import (
+    add_force,
+    add_task,
+    file_entry,
+    generate_options,
+    print_files,
+    print_up_to_date,
+    progress_bar,
 )
+from sg_rlhf.tasks.dataset_folder import UsageError, check_writable, is_current, write_dataset
 from sg_rlhf.tasks.kk.data import (
-    DataError,
+    FILES,
     Splits,
     check_splits,
     generate_splits,
@@ -69,15 +69,8 @@ statements, solution) and manifest.json (counts, source, seed, SHA-256 of each f
 
 def add_parser(tasks: argparse._SubParsersAction[Any]) -> None:
     """Add the subcommand `kk` with its options; its `run` is `args.run`."""
-    parser = tasks.add_parser(
-        "kk",
-        help="Knights & Knaves logic puzzles",
-        description=_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = add_task(tasks, "kk", "Knights & Knaves logic puzzles", _HELP)
     add = parser.add_argument
-    add("--out", required=True, metavar="DIR", type=Path, help="folder to write")
     add("--generate", nargs="*", metavar="KEY=VALUE", help="generate puzzles; keys above")
     add("--parquet", nargs="+", metavar="FILE", type=Path, help="Logic-RL .parquet or K&K .jsonl")
     add("--test-parquet", nargs="+", metavar="FILE", type=Path, help="held-out files for --parquet")
@@ -90,7 +83,7 @@ def add_parser(tasks: argparse._SubParsersAction[Any]) -> None:
         "Logic-RL's own ChatML text, which fits Qwen2.5",
     )
     add("--no-system-role", action="store_true", help="for chat templates without system messages")
-    add("--force", action="store_true", help="replace our files in a folder that is not empty")
+    add_force(parser)
     parser.set_defaults(run=run)
 
 
@@ -119,7 +112,7 @@ def run(args: argparse.Namespace, load_tokenizer: Callable[[str], Any]) -> None:
         "source": source,
     }
     if is_current(out, request):
-        print(f"{out} is up to date: same request, same inputs, files unchanged")
+        print_up_to_date(out)
         _print_next(out)
         return
     check_writable(out, args.force)
@@ -173,7 +166,7 @@ def _source(args: argparse.Namespace) -> tuple[dict[str, Any], Callable[[], Spli
     parts = {"train": args.parquet, "test": args.test_parquet or []}
     source: dict[str, Any] = {
         "kind": "files",
-        **{part: [_file_entry(path) for path in paths] for part, paths in parts.items()},
+        **{part: [file_entry(path, FILES) for path in paths] for part, paths in parts.items()},
     }
     if args.test_parquet is not None:
         return source, lambda: check_splits(_read(args.parquet), _read(args.test_parquet))
@@ -189,7 +182,7 @@ def parse_generate(tokens: Sequence[str]) -> dict[str, Any]:
     Raises:
         UsageError: an unknown key, a key given twice, or a bad value.
     """
-    options: dict[str, Any] = {
+    defaults = {
         "people": list(range(3, 8)),
         "per_size": 900,
         "test_per_size": 100,
@@ -198,24 +191,7 @@ def parse_generate(tokens: Sequence[str]) -> dict[str, Any]:
         "width": 2,
         "distinct": "structure",
     }
-    seen: set[str] = set()
-    for token in tokens:
-        key, equals, value = token.partition("=")
-        if not equals or key not in options or key in seen:
-            raise UsageError(
-                f"--generate {token}: expected KEY=VALUE, each key once, of {', '.join(options)}"
-            )
-        seen.add(key)
-        if key == "people":
-            options[key] = parse_people(value)
-        elif key == "distinct":
-            options[key] = value
-        else:
-            try:
-                options[key] = int(value)
-            except ValueError:
-                raise UsageError(f"--generate {token}: expected a whole number") from None
-    return options
+    return generate_options(tokens, defaults, {"people": parse_people})
 
 
 def parse_people(text: str) -> list[int]:
@@ -244,7 +220,7 @@ def parse_people(text: str) -> list[int]:
 def _generate(options: Mapping[str, Any]) -> Splits:
     total = len(options["people"]) * (options["per_size"] + options["test_per_size"])
     keys = ("per_size", "test_per_size", "seed", "max_depth", "width", "distinct")
-    with _bar("generating", max(total, 0)) as bar:
+    with progress_bar("generating", "puzzles", max(total, 0)) as bar:
         chosen = {key: options[key] for key in keys}
         return generate_splits(options["people"], **chosen, on_puzzle=bar.update)
 
@@ -252,20 +228,9 @@ def _generate(options: Mapping[str, Any]) -> Splits:
 def _read(paths: Sequence[Path]) -> list[Puzzle]:
     puzzles: list[Puzzle] = []
     for path in paths:
-        with _bar(f"checking {path.name}", None) as bar:
+        with progress_bar(f"checking {path.name}", "puzzles") as bar:
             puzzles += read_parquet(path, on_row=bar.update)
     return puzzles
-
-
-def _bar(description: str, total: int | None) -> Any:
-    # None: no bar where stderr is not a terminal.
-    return tqdm(desc=description, total=total, unit=" puzzles", disable=None, leave=False)
-
-
-def _file_entry(path: Path) -> dict[str, str]:
-    if not path.is_file():
-        raise DataError(f"{path}: no such file, expected a Logic-RL parquet or K&K jsonl file")
-    return {"name": path.name, "sha256": sha256_of(path)}
 
 
 def _per_size(puzzles: Iterable[Puzzle]) -> dict[str, int]:
@@ -285,9 +250,7 @@ def _print_report(out: Path, manifest: Mapping[str, Any]) -> None:
         f"  test statements found in train     {manifest['test_structures_in_train']:>4}"
         "  (with other names or wording)"
     )
-    for name, entry in manifest["files"].items():
-        print(f"  {out / name}  {entry['rows']} rows  sha256 {entry['sha256'][:12]}")
-    print(f"  {out / MANIFEST}")
+    print_files(out, manifest)
     _print_next(out)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,15 +20,19 @@ from sg_rlhf.tasks.kk.puzzle import (
     parse_statements,
     solve,
 )
+from sg_rlhf.tasks.rows import (
+    DataError,
+    Tick,
+    hold_out,
+    json_objects,
+    parquet_rows,
+    read_each,
+    short,
+)
 
 # What is read of a row; the other columns of the Logic-RL parquet follow from these.
 COLUMNS = ("quiz", "names", "solution", "solution_text_format", "statements")
-
-Tick = Callable[[], object]
-
-
-class DataError(ValueError):
-    """A data set that cannot be used; the message is one line for the user."""
+FILES = "a Logic-RL parquet or K&K jsonl file"
 
 
 @dataclass(frozen=True)
@@ -88,16 +91,13 @@ def split(puzzles: Sequence[Puzzle], test_fraction: float, seed: int) -> Splits:
     Raises:
         DataError: the fraction is outside [0, 1).
     """
-    if not 0.0 <= test_fraction < 1.0:
-        raise DataError(f"test fraction must be at least 0 and below 1, got {test_fraction}")
     unique = _drop_duplicates(puzzles)
-    held_out: set[int] = set()
-    for n_people in sorted({puzzle.n_people for puzzle in unique}):
-        rows = [i for i, puzzle in enumerate(unique) if puzzle.n_people == n_people]
-        random.Random(f"kk split n={n_people} seed={seed}").shuffle(rows)
-        held_out.update(rows[: round(test_fraction * len(rows))])
-    train = [puzzle for i, puzzle in enumerate(unique) if i not in held_out]
-    test = [puzzle for i, puzzle in enumerate(unique) if i in held_out]
+    train, test = hold_out(
+        unique,
+        lambda puzzle: puzzle.n_people,
+        test_fraction,
+        lambda n_people: f"kk split n={n_people} seed={seed}",
+    )
     return Splits(train, test, duplicates=len(puzzles) - len(unique))
 
 
@@ -116,7 +116,7 @@ def check_splits(train: Sequence[Puzzle], test: Sequence[Puzzle]) -> Splits:
     if overlap:
         raise DataError(
             f"{len(overlap)} of {len(unique_test)} test puzzles are also in train, "
-            f"the first is {_short(overlap[0].quiz)}; expected no overlap"
+            f"the first is {short(overlap[0].quiz)}; expected no overlap"
         )
     dropped = len(train) + len(test) - len(unique_train) - len(unique_test)
     return Splits(unique_train, unique_test, dropped)
@@ -146,17 +146,7 @@ def read_parquet(path: str | Path, on_row: Tick | None = None) -> list[Puzzle]:
             was expected.
     """
     path = Path(path)
-    puzzles = []
-    for number, row in enumerate(_rows(path), start=1):
-        try:
-            puzzles.append(_parse_row(row))
-        except ValueError as error:
-            raise DataError(f"{path}: row {number}: {error}") from None
-        if on_row is not None:
-            on_row()
-    if not puzzles:
-        raise DataError(f"{path}: no rows, expected at least one puzzle")
-    return puzzles
+    return read_each(path, _rows(path), lambda row, _: _parse_row(row), "puzzle", on_row)
 
 
 def to_records(
@@ -183,39 +173,18 @@ def to_records(
 
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
     if not path.is_file():
-        raise DataError(f"{path}: no such file, expected a Logic-RL parquet or K&K jsonl file")
-    if path.suffix == ".jsonl":
-        yield from _json_rows(path)
-        return
-    # pyarrow takes a while to load and the trainer's graders do not need it.
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            present = file.schema_arrow.names
-            missing = [name for name in COLUMNS if name not in present]
-            if missing:
-                raise DataError(
-                    f"{path}: column {missing[0]!r} is missing, expected {', '.join(COLUMNS)}, "
-                    f"found {', '.join(present)}"
-                )
-            for batch in file.iter_batches(columns=list(COLUMNS)):
-                yield from batch.to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a readable parquet file: {_one_line(error)}") from None
+        raise DataError(f"{path}: no such file, expected {FILES}")
+    return json_objects(path) if path.suffix == ".jsonl" else parquet_rows(path, _columns)
 
 
-def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{path}: row {number}: not JSON: {error}") from None
-            if not isinstance(row, dict):
-                raise DataError(f"{path}: row {number}: {_short(row)}, expected a JSON object")
-            yield row
+def _columns(present: list[str]) -> list[str]:
+    missing = [name for name in COLUMNS if name not in present]
+    if missing:
+        raise DataError(
+            f"column {missing[0]!r} is missing, expected {', '.join(COLUMNS)}, "
+            f"found {', '.join(present)}"
+        )
+    return list(COLUMNS)
 
 
 def _parse_row(row: Mapping[str, Any]) -> Puzzle:
@@ -225,7 +194,7 @@ def _parse_row(row: Mapping[str, Any]) -> Puzzle:
     names, solution, quiz = row["names"], row["solution"], row["quiz"]
     gold = row["solution_text_format"]
     if not isinstance(quiz, str) or not quiz.strip():
-        raise DataError(f"quiz: {_short(quiz)}, expected the puzzle's text")
+        raise DataError(f"quiz: {short(quiz)}, expected the puzzle's text")
     if (
         not isinstance(names, list)
         or not all(isinstance(name, str) and name for name in names)
@@ -233,18 +202,18 @@ def _parse_row(row: Mapping[str, Any]) -> Puzzle:
         or not MIN_PEOPLE <= len(names) <= MAX_PEOPLE
     ):
         raise DataError(
-            f"names: {_short(names)}, expected {MIN_PEOPLE} to {MAX_PEOPLE} different names"
+            f"names: {short(names)}, expected {MIN_PEOPLE} to {MAX_PEOPLE} different names"
         )
     unnamed = [name for name in names if name not in quiz]
     if unnamed:
-        raise DataError(f"names: {unnamed[0]!r} does not occur in the quiz {_short(quiz)}")
+        raise DataError(f"names: {unnamed[0]!r} does not occur in the quiz {short(quiz)}")
     if (
         not isinstance(solution, list)
         or not all(isinstance(value, bool) for value in solution)
         or len(solution) != len(names)
     ):
         raise DataError(
-            f"solution: {_short(solution)}, expected true or false for each of {len(names)} names"
+            f"solution: {short(solution)}, expected true or false for each of {len(names)} names"
         )
     try:
         statements = parse_statements(row["statements"])
@@ -257,16 +226,16 @@ def _parse_row(row: Mapping[str, Any]) -> Puzzle:
     solutions = solve(statements)
     if solutions != [tuple(solution)]:
         raise DataError(
-            f"statements: {_short(row['statements'])} have the solutions {_short(solutions)}, "
+            f"statements: {short(row['statements'])} have the solutions {short(solutions)}, "
             f"expected exactly one, {tuple(solution)}"
         )
     puzzle = Puzzle(tuple(names), statements, tuple(solution), quiz)
     expected = puzzle.solution_text_format
     if gold != expected:
-        raise DataError(f"solution_text_format: {_short(gold)}, expected {_short(expected)}")
+        raise DataError(f"solution_text_format: {short(gold)}, expected {short(expected)}")
     # A name such as "knightly" would make the gold itself ungradable.
     if not score(f"</think><answer>{gold}</answer>", gold).correct:
-        raise DataError(f"names: {_short(names)}, the reward cannot read an answer with these")
+        raise DataError(f"names: {short(names)}, the reward cannot read an answer with these")
     return puzzle
 
 
@@ -283,12 +252,3 @@ def _drop_duplicates(puzzles: Iterable[Puzzle]) -> list[Puzzle]:
 
 def _keys(puzzle: Puzzle) -> tuple[object, object]:
     return puzzle.identity, puzzle.quiz
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else text[:117] + "..."
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())

@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
 
+from sg_rlhf.tasks.rows import short
+
 Statement: TypeAlias = tuple[Any, ...]
 Assignment: TypeAlias = tuple[bool, ...]
 
@@ -55,13 +57,13 @@ def parse_statements(text: Any) -> tuple[Statement, ...]:
         try:
             value = ast.literal_eval(text)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            raise PuzzleError(f"statements are not a Python literal: {_short(text)}") from None
+            raise PuzzleError(f"statements are not a Python literal: {short(text, 80)}") from None
     else:
         value = text
     items = _as_sequence(value)
     if items is None or not items:
         raise PuzzleError(
-            f"statements must be a tuple of one statement per person: {_short(value)}"
+            f"statements must be a tuple of one statement per person: {short(value, 80)}"
         )
     if len(items) > MAX_PEOPLE:
         raise PuzzleError(f"{len(items)} people, at most {MAX_PEOPLE} are supported")
@@ -164,7 +166,7 @@ def _parse(value: Any, speaker: int, n: int) -> Statement:
     items = _as_sequence(value)
     if not items or not isinstance(items[0], str):
         raise PuzzleError(
-            f"statement of person {speaker}: expected (connective, ...), got {_short(value)}"
+            f"statement of person {speaker}: expected (connective, ...), got {short(value, 80)}"
         )
     tag, rest = str(items[0]), items[1:]
     if tag in LEAVES:
@@ -177,7 +179,7 @@ def _parse(value: Any, speaker: int, n: int) -> Statement:
                 return (tag, person)
         raise PuzzleError(
             f"statement of person {speaker}: '{tag}' needs one person, 0 to {n - 1}, "
-            f"got {_short(value)}"
+            f"got {short(value, 80)}"
         )
     if tag not in _ARITY:
         expected = ", ".join((*LEAVES, *_ARITY))
@@ -188,7 +190,7 @@ def _parse(value: Any, speaker: int, n: int) -> Statement:
     if len(rest) != arity if arity is not None else len(rest) < 2:
         raise PuzzleError(
             f"statement of person {speaker}: '{tag}' needs {arity or 'two or more'} statements, "
-            f"got {_short(value)}"
+            f"got {short(value, 80)}"
         )
     return (tag, *(_parse(part, speaker, n) for part in rest))
 
@@ -210,8 +212,3 @@ def _set_bits(mask: int) -> list[int]:
         bits.append(lowest.bit_length() - 1)
         mask ^= lowest
     return bits
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -13,17 +13,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from sg_rlhf import __version__
+from sg_rlhf.tasks.command_line import (
+    add_force,
+    add_task,
+    file_entry,
+    generate_options,
+    print_files,
+    print_up_to_date,
+    progress_bar,
+)
 from sg_rlhf.tasks.dataset_folder import (
     MANIFEST,
     UsageError,
     check_writable,
     is_current,
-    sha256_of,
     write_dataset,
 )
+from sg_rlhf.tasks.hub import download_from_hub
 from sg_rlhf.tasks.math.answer_types import TYPES, answer_type
 from sg_rlhf.tasks.math.arithmetic import problems as arithmetic_problems
 from sg_rlhf.tasks.math.data import (
@@ -31,7 +38,6 @@ from sg_rlhf.tasks.math.data import (
     EVAL_SETS,
     KINDS,
     ORZ_57K,
-    DataError,
     MathRow,
     Origin,
     hold_out,
@@ -39,7 +45,7 @@ from sg_rlhf.tasks.math.data import (
     read_rows,
     to_records,
 )
-from sg_rlhf.tasks.math.download import download, download_eval_set, download_from_hub
+from sg_rlhf.tasks.math.download import download, download_eval_set
 from sg_rlhf.tasks.math.grading import Reason, grade
 from sg_rlhf.tasks.math.overlap import (
     LEVELS,
@@ -115,15 +121,8 @@ class Prepared:
 
 def add_parser(tasks: argparse._SubParsersAction[Any]) -> None:
     """Add the subcommand `math` with its options; its `run` is `args.run`."""
-    parser = tasks.add_parser(
-        "math",
-        help="mathematics with a final answer in a box",
-        description=_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = add_task(tasks, "math", "mathematics with a final answer in a box", _HELP)
     add = parser.add_argument
-    add("--out", required=True, metavar="DIR", type=Path, help="folder to write")
     add("--source", required=True, metavar="SOURCE", help="what to read; sources above")
     add("--revision", metavar="COMMIT", help="commit of a hub source, 40 hex digits")
     add("--generate", nargs="*", metavar="KEY=VALUE", help="for --source arithmetic; keys above")
@@ -147,7 +146,7 @@ def add_parser(tasks: argparse._SubParsersAction[Any]) -> None:
     add("--dedup", action="store_true", help="keep the first row of each problem")
     add("--test-fraction", type=float, help="share of the problems to hold out [0]")
     add("--seed", type=int, help="seed of the held-out problems [0]")
-    add("--force", action="store_true", help="replace our files in a folder that is not empty")
+    add_force(parser)
     parser.set_defaults(run=run)
 
 
@@ -181,7 +180,7 @@ def run(args: argparse.Namespace, load_tokenizer: Callable[[str], Any]) -> None:
         "eval_sets": {name: e.sha256 for name, e in EVAL_SETS.items()} if args.eval_dir else {},
     }
     if is_current(out, request):
-        print(f"{out} is up to date: same request, same inputs, files unchanged")
+        print_up_to_date(out)
         _print_next(out, json.loads((out / MANIFEST).read_text(encoding="utf-8")))
         return
     check_writable(out, args.force)
@@ -222,12 +221,9 @@ def _source(args: argparse.Namespace) -> Source:
     if name.startswith("hub:"):
         return _hub(name, args.revision)
     path = Path(name)
-    if not path.is_file():
-        raise DataError(
-            f"{name}: no such file, expected {KINDS} or one of the sources "
-            f"{', '.join((*ORIGINS, 'arithmetic'))}, hub:OWNER/NAME:FILE"
-        )
-    entry = {"kind": "file", "name": path.name, "sha256": sha256_of(path)}
+    sources = ", ".join((*ORIGINS, "arithmetic"))
+    expected = f"{KINDS} or one of the sources {sources}, hub:OWNER/NAME:FILE"
+    entry = {"kind": "file", **file_entry(path, expected)}
     return Source(entry, lambda: (_read(path), []))
 
 
@@ -263,20 +259,8 @@ def parse_generate(tokens: Sequence[str]) -> dict[str, int]:
     Raises:
         UsageError: an unknown key, a key given twice, or a bad value.
     """
-    options = {"count": 2000, "test_count": 200, "seed": 0, "max_operands": 3, "max_digits": 2}
-    seen: set[str] = set()
-    for token in tokens:
-        key, equals, value = token.partition("=")
-        if not equals or key not in options or key in seen:
-            raise UsageError(
-                f"--generate {token}: expected KEY=VALUE, each key once, of {', '.join(options)}"
-            )
-        seen.add(key)
-        try:
-            options[key] = int(value)
-        except ValueError:
-            raise UsageError(f"--generate {token}: expected a whole number") from None
-    return options
+    defaults = {"count": 2000, "test_count": 200, "seed": 0, "max_operands": 3, "max_digits": 2}
+    return generate_options(tokens, defaults)
 
 
 def _generate(options: Mapping[str, int]) -> tuple[list[MathRow], list[MathRow]]:
@@ -294,7 +278,7 @@ def _generate(options: Mapping[str, int]) -> tuple[list[MathRow], list[MathRow]]
 
 
 def _read(path: Path, source: str | None = None) -> list[MathRow]:
-    with _bar(f"reading {path.name}", None) as bar:
+    with progress_bar(f"reading {path.name}", "rows") as bar:
         return read_rows(path, source=source, allow_empty=True, on_row=bar.update)
 
 
@@ -353,7 +337,7 @@ def _refused_golds(rows: Sequence[MathRow]) -> dict[tuple[str, ...], Reason]:
     """Golds that earn nothing even as the answer itself: no response could solve such a row."""
     distinct = dict.fromkeys(row.golds for row in rows)
     refused = {}
-    with _bar("grading the golds", len(distinct)) as bar:
+    with progress_bar("grading the golds", "rows", len(distinct)) as bar:
         for golds in distinct:
             grades = [grade(f"\\boxed{{{gold}}}", golds) for gold in golds]
             if not any(result.correct for result in grades):
@@ -369,7 +353,7 @@ def _overlap(
 ) -> list[SetOverlap]:
     if not eval_sets:
         return []
-    with _bar("comparing with the evaluation sets", len(rows)) as bar:
+    with progress_bar("comparing with the evaluation sets", "rows", len(rows)) as bar:
         return find_overlap(rows, eval_sets, n=args.ngram, on_row=bar.update)
 
 
@@ -407,11 +391,6 @@ def _answer_types(rows: Sequence[MathRow]) -> dict[str, Any]:
     }
 
 
-def _bar(description: str, total: int | None) -> Any:
-    # None: no bar where stderr is not a terminal.
-    return tqdm(desc=description, total=total, unit=" rows", disable=None, leave=False)
-
-
 def _print_report(out: Path, manifest: Mapping[str, Any]) -> None:
     counts, duplicates = manifest["counts"], manifest["duplicates"]
     written = counts["train"] + counts["test"]
@@ -441,9 +420,7 @@ def _print_report(out: Path, manifest: Mapping[str, Any]) -> None:
         share = entry["rows"] / written
         print(f"    {name:<44}{entry['rows']:>8} {share:>7.1%}  e.g. {_cut(entry['example'], 40)}")
     _print_overlap(manifest)
-    for name, entry in manifest["files"].items():
-        print(f"  {out / name}  {entry['rows']} rows  sha256 {entry['sha256'][:12]}")
-    print(f"  {out / MANIFEST}")
+    print_files(out, manifest)
     _print_next(out, manifest)
 
 

@@ -16,15 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.tasks.dataset_folder import sha256_of
+from sg_rlhf.tasks.labels import golds_in, label_of
 from sg_rlhf.tasks.math.prompt import problem_of, prompt_of
-
-Tick = Callable[[], object]
+from sg_rlhf.tasks.rows import (
+    DataError,
+    Tick,
+    check_fraction,
+    json_lines,
+    parquet_rows,
+    read_each,
+    short,
+)
 
 KINDS = "a .parquet, .json or .jsonl file"
-
-
-class DataError(ValueError):
-    """A data set that cannot be used; the message is one line for the user."""
 
 
 @dataclass(frozen=True)
@@ -208,20 +212,14 @@ def read_rows(
             was expected.
     """
     path = Path(path)
-    rows = []
-    for number, item in enumerate(_items(path), start=1):
-        try:
-            row = _parse(item, number, source, path.stem)
-            if not row.golds and not allow_empty:
-                raise DataError("the answer is empty, expected at least one gold answer")
-        except ValueError as error:
-            raise DataError(f"{path}: row {number}: {error}") from None
-        rows.append(row)
-        if on_row is not None:
-            on_row()
-    if not rows:
-        raise DataError(f"{path}: no rows, expected at least one problem")
-    return rows
+
+    def parse(item: Any, number: int) -> MathRow:
+        row = _parse(item, number, source, path.stem)
+        if not row.golds and not allow_empty:
+            raise DataError("the answer is empty, expected at least one gold answer")
+        return row
+
+    return read_each(path, _items(path), parse, "problem", on_row)
 
 
 def read_eval_set(name: str, data_dir: str | Path) -> list[MathRow]:
@@ -276,28 +274,16 @@ def to_records(rows: Iterable[MathRow]) -> Iterator[dict[str, Any]]:
         }
 
 
-def label_of(golds: Sequence[str]) -> str:
-    """Gold answers as one label: a JSON array of strings."""
-    return json.dumps(list(golds), ensure_ascii=False)
-
-
 def golds_of(label: str) -> tuple[str, ...]:
     """The gold answers of a label: the inverse of `label_of`.
 
     Raises:
         ValueError: not a JSON array of at least one non-empty string.
     """
-    try:
-        golds = json.loads(label)
-    except (ValueError, RecursionError):
-        golds = None
-    if (
-        not isinstance(golds, list)
-        or not golds
-        or not all(isinstance(gold, str) and gold.strip() for gold in golds)
-    ):
-        raise ValueError(f"{_short(label)}, expected a JSON array of gold answers as text")
-    return tuple(golds)
+    golds = golds_in(label)
+    if golds is None:
+        raise ValueError(f"{short(label)}, expected a JSON array of gold answers as text")
+    return golds
 
 
 def hold_out(
@@ -314,8 +300,7 @@ def hold_out(
     Raises:
         DataError: the fraction is outside [0, 1).
     """
-    if not 0.0 <= test_fraction < 1.0:
-        raise DataError(f"test fraction must be at least 0 and below 1, got {test_fraction}")
+    check_fraction(test_fraction)
     first: dict[object, MathRow] = {}
     for row in rows:
         first.setdefault(key(row.problem), row)
@@ -330,25 +315,11 @@ def _items(path: Path) -> Iterator[Any]:
     if not path.is_file():
         raise DataError(f"{path}: no such file, expected {KINDS}")
     if path.suffix == ".parquet":
-        yield from _parquet_items(path)
+        yield from parquet_rows(path)
     elif path.suffix in (".json", ".jsonl"):
         yield from _json_items(path)
     else:
         raise DataError(f"{path}: unknown kind of file {path.suffix!r}, expected {KINDS}")
-
-
-def _parquet_items(path: Path) -> Iterator[Any]:
-    # pyarrow takes a while to load and the trainer's graders do not need it.
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches():
-                yield from batch.to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{path}: not a readable parquet file: {reason}") from None
 
 
 def _json_items(path: Path) -> Iterator[Any]:
@@ -360,20 +331,14 @@ def _json_items(path: Path) -> Iterator[Any]:
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}: not JSON: {error}") from None
             return
-        file.seek(0)
-        for number, line in enumerate(file, start=1):
-            try:
-                item = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{path}: row {number}: not JSON: {error}") from None
-            yield item
+    yield from json_lines(path)
 
 
 def _parse(item: Any, number: int, source: str | None, stem: str) -> MathRow:
     if isinstance(item, list):
         return _parse_conversation(item, f"{source or stem}-{number}", source or stem)
     if not isinstance(item, Mapping):
-        raise DataError(f"{_short(item)}, expected a JSON object or Open-Reasoner-Zero's list")
+        raise DataError(f"{short(item)}, expected a JSON object or Open-Reasoner-Zero's list")
     if "reward_model" in item:
         return _parse_reference(item, number, source)
     if "input" in item:
@@ -383,7 +348,7 @@ def _parse(item: Any, number: int, source: str | None, stem: str) -> MathRow:
         problem = _text(item["problem"], "problem")
         return MathRow(f"{name}-{number}", problem, _golds(item.get("answer"), "answer"), name)
     raise DataError(
-        f"fields {_short(list(item))}, expected prompt and reward_model, or problem and answer, "
+        f"fields {short(list(item))}, expected prompt and reward_model, or problem and answer, "
         "or input, answer, datasource, id and problem"
     )
 
@@ -397,7 +362,7 @@ def _parse_reference(item: Mapping[str, Any], number: int, source: str | None) -
         or not isinstance(messages[0], Mapping)
         or messages[0].get("role") != "user"
     ):
-        raise DataError(f"prompt: {_short(messages)}, expected a list of one message of the user")
+        raise DataError(f"prompt: {short(messages)}, expected a list of one message of the user")
     try:
         problem = problem_of(_text(messages[0].get("content"), "prompt[0].content"))
     except DataError:
@@ -406,7 +371,7 @@ def _parse_reference(item: Mapping[str, Any], number: int, source: str | None) -
         raise DataError(f"prompt[0].content: {error}") from None
     reward = item["reward_model"]
     if not isinstance(reward, Mapping) or "ground_truth" not in reward:
-        raise DataError(f"reward_model: {_short(reward)}, expected an object with ground_truth")
+        raise DataError(f"reward_model: {short(reward)}, expected an object with ground_truth")
     extra = item.get("extra_info")
     index = extra.get("index") if isinstance(extra, Mapping) else None
     if not isinstance(index, int):
@@ -418,11 +383,11 @@ def _parse_reference(item: Mapping[str, Any], number: int, source: str | None) -
 def _parse_conversation(item: list[Any], row_id: str, name: str) -> MathRow:
     speakers = [turn.get("from") if isinstance(turn, Mapping) else None for turn in item]
     if speakers != ["human", "assistant"]:
-        raise DataError(f"from: {_short(speakers)}, expected a turn of human and one of assistant")
+        raise DataError(f"from: {short(speakers)}, expected a turn of human and one of assistant")
     problem = _text(item[0].get("value"), "value of the human")
     truth = item[1].get("ground_truth")
     if not isinstance(truth, Mapping) or "value" not in truth:
-        raise DataError(f"ground_truth: {_short(truth)}, expected an object with value")
+        raise DataError(f"ground_truth: {short(truth)}, expected an object with value")
     return MathRow(row_id, problem, _golds(truth["value"], "ground_truth.value"), name)
 
 
@@ -430,7 +395,7 @@ def _parse_record(item: Mapping[str, Any], source: str | None) -> MathRow:
     name = source or _text(item.get("datasource"), "datasource")
     problem = _text(item.get("problem"), "problem")
     if item["input"] != prompt_of(problem):
-        raise DataError(f"input: {_short(item['input'])}, expected the prompt of the problem")
+        raise DataError(f"input: {short(item['input'])}, expected the prompt of the problem")
     label = _text(item.get("answer"), "answer")
     try:
         golds = golds_of(label)
@@ -441,10 +406,10 @@ def _parse_record(item: Mapping[str, Any], source: str | None) -> MathRow:
 
 def _text(value: Any, field: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{field}: {_short(value)}, expected text that is not empty")
+        raise DataError(f"{field}: {short(value)}, expected text that is not empty")
     # JSON can hold half a surrogate pair, which cannot be written as UTF-8 again.
     if any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise DataError(f"{field}: {_short(value)}, expected valid Unicode text")
+        raise DataError(f"{field}: {short(value)}, expected valid Unicode text")
     return value
 
 
@@ -461,13 +426,8 @@ def _gold(value: Any, field: str) -> str:
     if isinstance(value, str):
         return _text(value, field) if value.strip() else ""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise DataError(f"{field}: {_short(value)}, expected text, a finite number or a list")
+        raise DataError(f"{field}: {short(value)}, expected text, a finite number or a list")
     # AMC's golds are integers stored as floats. Above 2^53 the digits would be made up.
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return str(int(value))
     return str(value)
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else text[:117] + "..."

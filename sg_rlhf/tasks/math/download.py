@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import re
 import tempfile
 import urllib.request
 from collections.abc import Callable
@@ -13,7 +11,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from sg_rlhf.tasks.math.data import DataError, EvalSet, Origin, find_eval_file
+from sg_rlhf.tasks.math.data import EvalSet, Origin, find_eval_file
+from sg_rlhf.tasks.rows import DataError
 
 TIMEOUT_S = 60.0
 
@@ -70,29 +69,3 @@ def download_eval_set(eval_set: EvalSet, data_dir: Path) -> Path:
         return find_eval_file(eval_set, data_dir)
     except DataError:
         return download(eval_set.origin, data_dir, eval_set.file)
-
-
-def download_from_hub(repository: str, file: str, revision: str) -> Path:
-    """A file of a data set on the Hugging Face hub at one commit, from the hub's cache if there.
-
-    Args:
-        revision: the full commit hash; a branch or a tag can move and is refused.
-
-    Raises:
-        DataError: not a commit hash, or the hub does not give the file.
-    """
-    if not re.fullmatch(r"[0-9a-f]{40}", revision):
-        raise DataError(
-            f"--revision {revision}: expected the 40 hex digits of a commit "
-            f"(https://huggingface.co/datasets/{repository}/commits/main)"
-        )
-    # Takes a second to import, and only this source needs it.
-    from huggingface_hub import hf_hub_download
-
-    # Its retries come as warnings of two lines each; what failed in the end is our one line.
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    try:
-        path = hf_hub_download(repository, file, repo_type="dataset", revision=revision)
-    except (OSError, ValueError) as error:
-        raise DataError(f"hub:{repository}:{file} at {revision}: {error}") from None
-    return Path(path)

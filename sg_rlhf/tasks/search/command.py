@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from sg_rlhf import __version__
-from sg_rlhf.tasks.dataset_folder import (
-    MANIFEST,
-    UsageError,
-    check_writable,
-    is_current,
-    sha256_of,
-    write_dataset,
+from sg_rlhf.tasks.command_line import (
+    add_force,
+    add_task,
+    file_entry,
+    generate_options,
+    print_files,
+    print_up_to_date,
+    progress_bar,
 )
+from sg_rlhf.tasks.dataset_folder import UsageError, check_writable, is_current, write_dataset
+from sg_rlhf.tasks.hub import download_from_hub
+from sg_rlhf.tasks.rows import DataError
 from sg_rlhf.tasks.search import encyclopedia
 from sg_rlhf.tasks.search.data import (
     NQ_HOTPOTQA,
-    DataError,
     Question,
     Splits,
-    download,
     join_splits,
     read_questions,
     shuffled,
@@ -36,6 +36,7 @@ from sg_rlhf.tasks.search.data import (
 from sg_rlhf.tasks.search.prompt import PROMPT_VERSION, STYLES, Style
 
 CORPUS = "corpus.jsonl"
+SOURCES = "nq_hotpotqa, encyclopedia, or a .parquet or .jsonl file of questions"
 
 _HELP = """\
 Questions to answer with a search engine: read a file or a published training set, or generate a
@@ -83,15 +84,8 @@ class Source:
 
 def add_parser(tasks: argparse._SubParsersAction[Any]) -> None:
     """Add the subcommand `search` with its options; its `run` is `args.run`."""
-    parser = tasks.add_parser(
-        "search",
-        help="questions to answer with a search engine",
-        description=_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = add_task(tasks, "search", "questions to answer with a search engine", _HELP)
     add = parser.add_argument
-    add("--out", required=True, metavar="DIR", type=Path, help="folder to write")
     add("--source", required=True, nargs="+", metavar="SOURCE", help="see above")
     add("--revision", metavar="COMMIT", help="the hub's commit for nq_hotpotqa, 40 hex digits")
     add("--test-file", nargs="+", metavar="FILE", type=Path, help="held-out files for --source")
@@ -99,7 +93,7 @@ def add_parser(tasks: argparse._SubParsersAction[Any]) -> None:
     add("--seed", type=int, help="seed of the held-out rows [0]")
     add("--generate", nargs="*", metavar="KEY=VALUE", help="of the encyclopedia; keys above")
     add("--prompt", choices=STYLES, help="search_r1, or short [search_r1; encyclopedia: short]")
-    add("--force", action="store_true", help="replace our files in a folder that is not empty")
+    add_force(parser)
     parser.set_defaults(run=run)
 
 
@@ -120,7 +114,7 @@ def run(args: argparse.Namespace, _load_tokenizer: Callable[[str], Any]) -> None
         "source": source.entry,
     }
     if is_current(out, request):
-        print(f"{out} is up to date: same request, same inputs, files unchanged")
+        print_up_to_date(out)
         _print_next(out)
         return
     check_writable(out, args.force)
@@ -148,22 +142,8 @@ def parse_generate(tokens: Sequence[str]) -> dict[str, Any]:
     Raises:
         UsageError: an unknown key, a key given twice, or a bad value.
     """
-    options: dict[str, Any] = {"people": 200, "towns": 48, "test_share": 0.25, "seed": 0}
-    seen: set[str] = set()
-    for token in tokens:
-        key, equals, value = token.partition("=")
-        if not equals or key not in options or key in seen:
-            raise UsageError(
-                f"--generate {token}: expected KEY=VALUE, each key once, of {', '.join(options)}"
-            )
-        seen.add(key)
-        kind = type(options[key])
-        try:
-            options[key] = kind(value)
-        except ValueError:
-            expected = "a whole number" if kind is int else "a number"
-            raise UsageError(f"--generate {token}: expected {expected}") from None
-    return options
+    defaults = {"people": 200, "towns": 48, "test_share": 0.25, "seed": 0}
+    return generate_options(tokens, defaults)
 
 
 def _encyclopedia(args: argparse.Namespace) -> Source:
@@ -209,15 +189,15 @@ def _files(args: argparse.Namespace) -> Source:
                 "--source nq_hotpotqa needs --revision COMMIT (40 hex digits; "
                 f"https://huggingface.co/datasets/{NQ_HOTPOTQA}/commits/main)"
             )
-        paths = [download(NQ_HOTPOTQA, "train.parquet", args.revision)]
+        paths = [download_from_hub(NQ_HOTPOTQA, "train.parquet", args.revision)]
         entry |= {"kind": "hub", "repository": NQ_HOTPOTQA, "revision": args.revision}
     elif args.revision is not None:
         raise UsageError("--revision belongs to --source nq_hotpotqa")
     else:
         paths = [Path(name) for name in args.source]
-    entry["train"] = [_file_entry(path) for path in paths]
+    entry["train"] = [file_entry(path, SOURCES) for path in paths]
     if args.test_file is not None:
-        entry["test"] = [_file_entry(path) for path in args.test_file]
+        entry["test"] = [file_entry(path, SOURCES) for path in args.test_file]
         return Source(entry, lambda: (join_splits(_read(paths), _read(args.test_file)), []))
     fraction = 0.02 if args.test_fraction is None else args.test_fraction
     seed = args.seed or 0
@@ -228,21 +208,9 @@ def _files(args: argparse.Namespace) -> Source:
 def _read(paths: Sequence[Path]) -> list[Question]:
     questions: list[Question] = []
     for path in paths:
-        # disable=None: no bar where stderr is not a terminal.
-        with tqdm(
-            desc=f"checking {path.name}", unit=" questions", disable=None, leave=False
-        ) as bar:
+        with progress_bar(f"checking {path.name}", "questions") as bar:
             questions += read_questions(path, on_row=bar.update)
     return questions
-
-
-def _file_entry(path: Path) -> dict[str, str]:
-    if not path.is_file():
-        raise DataError(
-            f"{path}: no such file, expected nq_hotpotqa, encyclopedia, or a .parquet or .jsonl "
-            "file of questions"
-        )
-    return {"name": path.name, "sha256": sha256_of(path)}
 
 
 def _by_source(questions: Iterable[Question]) -> dict[str, int]:
@@ -265,9 +233,7 @@ def _print_report(out: Path, manifest: Mapping[str, Any]) -> None:
         "  train questions dropped because they are in the test set  "
         f"{manifest['train_questions_found_in_test_dropped']}"
     )
-    for name, entry in manifest["files"].items():
-        print(f"  {out / name}  {entry['rows']} rows  sha256 {entry['sha256'][:12]}")
-    print(f"  {out / MANIFEST}")
+    print_files(out, manifest)
     _print_next(out)
 
 

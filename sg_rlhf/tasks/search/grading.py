@@ -6,7 +6,6 @@ and the removed, white space collapsed. An answer is right if it equals any gold
 
 from __future__ import annotations
 
-import json
 import re
 import string
 from collections import Counter
@@ -14,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
+
+from sg_rlhf.tasks.labels import golds_in
 
 Scheme = Literal["sign", "binary", "f1"]
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
@@ -83,20 +84,13 @@ def parse_golds(label: str) -> tuple[str, ...]:
     Raises:
         ValueError: anything else, no gold, or an empty one.
     """
-    try:
-        golds = json.loads(label)
-    except (ValueError, RecursionError, TypeError):
-        golds = None
-    if (
-        not isinstance(golds, list)
-        or not golds
-        or not all(isinstance(gold, str) and gold.strip() for gold in golds)
-    ):
+    golds = golds_in(label)
+    if golds is None:
         raise ValueError(
             f"gold answers {label[:80]!r}: expected a JSON array of strings such as "
             '["Beijing", "Peking"]'
         )
-    return tuple(golds)
+    return golds
 
 
 def _is_match(answer: str, gold: str) -> bool:
