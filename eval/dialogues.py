@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from tqdm import tqdm
 
@@ -25,6 +25,7 @@ from eval.plan import Sample
 from eval.questions import EvalError, one_line
 from eval.store import Row, Store
 from sg_rlhf.retrieval.client import RetrieverClient, RetrieverError
+from sg_rlhf.tasks.search.codec import TokenizerCodec
 from sg_rlhf.tasks.search.dialogue import Dialogue, Generation, metrics, run_dialogue
 from sg_rlhf.tasks.search.grading import score
 from sg_rlhf.tasks.search.protocol import STOP, Passage
@@ -40,30 +41,6 @@ MAX_FAILED = 10
 #: How long an engine that computes in Python may keep the interpreter to itself. The loop asks for
 #: it again after every wait, some ten times a search: with Python's own 5 ms searches queue up.
 SWITCH_SECONDS = 0.0005
-
-
-class TokenizerCodec:
-    """A Hugging Face tokenizer as a dialogue needs it: nothing added, nothing left out."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        added = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
-        #: Strings that are control tokens wherever they stand; retrieved text must not hold them.
-        self.control_tokens = sorted(
-            {*added, *tokenizer.all_special_tokens}, key=lambda token: (-len(token), token)
-        )
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text."""
-        return list(self._tokenizer(text=text, add_special_tokens=False)["input_ids"])
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens written out, spaces as they are."""
-        return str(
-            self._tokenizer.decode(
-                token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
-        )
 
 
 class _NoResult(Exception):
@@ -244,14 +221,7 @@ async def _hold_all(
     codec: TokenizerCodec,
     in_flight: int,
 ) -> None:
-    client = RetrieverClient(
-        settings.url,
-        topk=settings.topk,
-        timeout_s=settings.timeout_s,
-        retries=settings.retries,
-        backoff_s=settings.backoff_s,
-        max_connections=settings.max_connections,
-    )
+    client = RetrieverClient.from_settings(settings)
     left = iter(samples)
 
     async def hold_next() -> None:
@@ -299,13 +269,7 @@ async def _event_of(
 
     try:
         dialogue = await run_dialogue(
-            request.prompt_ids,
-            request.max_tokens,
-            generate,
-            search,
-            codec,
-            settings,
-            control_tokens=codec.control_tokens,
+            request.prompt_ids, request.max_tokens, generate, search, codec, settings
         )
     except _NoResult as error:
         return _Failed(sample, str(error))

@@ -75,13 +75,7 @@ async def probe(settings: SearchSettings) -> str:
     Raises:
         EvalError: the retriever does not answer.
     """
-    client = RetrieverClient(
-        settings.url,
-        topk=settings.topk,
-        timeout_s=settings.timeout_s,
-        retries=settings.retries,
-        backoff_s=settings.backoff_s,
-    )
+    client = RetrieverClient.from_settings(settings)
     try:
         found = await client.search_many(PROBES)
     except RetrieverError as error:

@@ -14,12 +14,12 @@ from pydantic import ValidationError
 
 from eval import dialogues, qa, retriever
 from eval.data import Source
-from eval.dialogues import TokenizerCodec
 from eval.engines import Engine
 from eval.plan import Sample, Tokenize
 from eval.questions import EvalError, Question
 from eval.store import Store
 from eval.suites import Benchmark
+from sg_rlhf.tasks.search.codec import TokenizerCodec
 from sg_rlhf.tasks.search.prompt import PROMPT_VERSION
 from sg_rlhf.tasks.search.settings import SearchSettings
 

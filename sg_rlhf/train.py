@@ -119,13 +119,7 @@ def check_retriever(config: Config) -> None:
     search = config.sg.search
     if search is None:
         return
-    client = RetrieverClient(
-        search.url,
-        topk=search.topk,
-        timeout_s=search.timeout_s,
-        retries=search.retries,
-        backoff_s=search.backoff_s,
-    )
+    client = RetrieverClient.from_settings(search)
 
     async def ask() -> None:
         try:

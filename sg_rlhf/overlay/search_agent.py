@@ -10,13 +10,13 @@ changes the sampling parameters that all rollouts of a prompt share; nothing of 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 from openrlhf.utils.agent import AgentExecutorBase
 
 from sg_rlhf.overlay.errors import RetrievalError, RewardError
 from sg_rlhf.retrieval.client import FailureRate, RetrieverClient, RetrieverError
+from sg_rlhf.tasks.search.codec import TokenizerCodec
 from sg_rlhf.tasks.search.dialogue import Generation, SearchFailed, metrics, run_dialogue
 from sg_rlhf.tasks.search.grading import parse_golds, score
 from sg_rlhf.tasks.search.protocol import STOP, Passage
@@ -33,17 +33,11 @@ class AgentExecutor(AgentExecutorBase):
     def __init__(self, settings: SearchSettings | None = None) -> None:
         self.settings = settings or SearchSettings.from_environment()
         chosen = self.settings
-        self.client = RetrieverClient(
-            chosen.url,
-            topk=chosen.topk,
-            timeout_s=chosen.timeout_s,
-            retries=chosen.retries,
-            backoff_s=chosen.backoff_s,
-            max_connections=chosen.max_connections,
-        )
+        self.client = RetrieverClient.from_settings(chosen)
         self.failure_rate = FailureRate(
             chosen.max_failure_rate, chosen.failure_window, chosen.min_searches
         )
+        self._codec: TokenizerCodec | None = None
         self._first_answer = asyncio.Lock()
         self._answered = False
 
@@ -73,7 +67,9 @@ class AgentExecutor(AgentExecutorBase):
         if images:
             raise RewardError("search questions have no images; data.image_key names some")
         await self._require_retriever()
-        codec = TokenizerCodec(hf_tokenizer)
+        if self._codec is None:  # every prompt brings its own copy of the one tokenizer
+            self._codec = TokenizerCodec(hf_tokenizer)
+        codec = self._codec
         prompt_ids = codec.encode(prompt)
         budget = sampling_params.max_tokens or max(1, max_length - len(prompt_ids))
         n_prompt = len(prompt_ids)
@@ -103,7 +99,6 @@ class AgentExecutor(AgentExecutorBase):
             self._search,
             codec,
             self.settings,
-            control_tokens=control_tokens(hf_tokenizer),
             with_log_probs=with_log_probs,
         )
         result = score(dialogue.answer, golds, self.settings.reward)
@@ -154,28 +149,3 @@ class AgentExecutor(AgentExecutorBase):
                     "--port P` and set sg.search.url"
                 ) from None
             self._answered = True
-
-
-class TokenizerCodec:
-    """A Hugging Face tokenizer as the dialogue needs it."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text, nothing added."""
-        return list(self._tokenizer(text=text, add_special_tokens=False)["input_ids"])
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens written out, spaces as they are."""
-        return str(
-            self._tokenizer.decode(
-                token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
-        )
-
-
-def control_tokens(tokenizer: Any) -> list[str]:
-    """Strings that the tokenizer reads as control tokens wherever they stand in a text."""
-    added = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
-    return sorted({*added, *tokenizer.all_special_tokens}, key=lambda token: (-len(token), token))

@@ -17,6 +17,7 @@ import httpx
 
 from sg_rlhf.tasks.search.dialogue import SearchFailed
 from sg_rlhf.tasks.search.protocol import Passage
+from sg_rlhf.tasks.search.settings import SearchSettings
 
 #: Answers that mean "later": too many requests, and a server that is starting or overloaded.
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -68,6 +69,18 @@ class RetrieverClient:
                 max_connections=max_connections, max_keepalive_connections=max_connections
             ),
             trust_env=False,  # a proxy for the internet is none for the machine next door
+        )
+
+    @classmethod
+    def from_settings(cls, settings: SearchSettings) -> RetrieverClient:
+        """The client that a recipe's `sg.search.*` describes."""
+        return cls(
+            settings.url,
+            topk=settings.topk,
+            timeout_s=settings.timeout_s,
+            retries=settings.retries,
+            backoff_s=settings.backoff_s,
+            max_connections=settings.max_connections,
         )
 
     async def aclose(self) -> None:

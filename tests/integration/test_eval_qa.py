@@ -17,7 +17,6 @@ import pytest
 from transformers import AutoTokenizer
 
 from eval import dialogues, plan, qa, retriever
-from eval.dialogues import TokenizerCodec
 from eval.engine_hf import HfEngine
 from eval.engines import Completion, EngineOptions, Request
 from eval.model import context_length, find_model
@@ -26,6 +25,7 @@ from eval.store import Store
 from eval.suites import SUITES
 from sg_rlhf.retrieval.index import build
 from sg_rlhf.tasks.search import encyclopedia
+from sg_rlhf.tasks.search.codec import TokenizerCodec
 from sg_rlhf.tasks.search.grading import score
 from sg_rlhf.tasks.search.settings import SearchSettings
 from tests.integration.conftest import ROOT, environment

@@ -9,7 +9,7 @@ and a turn may end in the model's end-of-turn token; both stay, and both are the
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -57,6 +57,10 @@ class Codec(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens written out."""
+
+    @property
+    def control_tokens(self) -> Sequence[str]:
+        """Strings that it reads as control tokens wherever they stand (see `neutralise`)."""
 
 
 #: (context, most new tokens) -> what was sampled; stops at a closing tag of `protocol.STOP`.
@@ -128,7 +132,6 @@ async def run_dialogue(
     codec: Codec,
     settings: SearchSettings,
     *,
-    control_tokens: Iterable[str] = (),
     with_log_probs: bool = False,
 ) -> Dialogue:
     """Let the model search and answer.
@@ -139,7 +142,6 @@ async def run_dialogue(
 
     Args:
         max_new_tokens: of turns and observations together, behind the prompt.
-        control_tokens: strings that the tokenizer reads as control tokens (see `neutralise`).
         with_log_probs: whether `generate` returns log-probs.
     """
     dialogue = Dialogue(list(prompt_ids), [0.0] * len(prompt_ids) if with_log_probs else None)
@@ -165,7 +167,7 @@ async def run_dialogue(
             observation = codec.encode(CORRECTION)
         else:
             query = clean_query(action.content, settings.max_query_chars)
-            observation = await _search(dialogue, query, search, codec, settings, control_tokens)
+            observation = await _search(dialogue, query, search, codec, settings)
         if end - len(dialogue.token_ids) - len(observation) < ANSWER_TOKENS:
             dialogue.truncated = True
             break
@@ -179,7 +181,6 @@ async def _search(
     search: Search,
     codec: Codec,
     settings: SearchSettings,
-    control_tokens: Iterable[str],
 ) -> list[int]:
     dialogue.searches += 1
     started = time.monotonic()
@@ -192,7 +193,7 @@ async def _search(
         dialogue.search_seconds += time.monotonic() - started
     dialogue.empty_results += not passages
     max_chars = settings.observation_tokens * CHARS_PER_TOKEN
-    body = format_passages(passages, control_tokens, max_chars)
+    body = format_passages(passages, codec.control_tokens, max_chars)
     observation = encode_observation(body, codec, settings.observation_tokens)
     if passages:
         shown = codec.decode(observation)

@@ -39,7 +39,8 @@ from sg_rlhf.config import local_path
 from sg_rlhf.overlay.errors import RetrievalError, RewardError
 from sg_rlhf.overlay.experience import SGExperienceMaker
 from sg_rlhf.overlay.samples import SGSamplesGenerator
-from sg_rlhf.overlay.search_agent import AgentExecutor, control_tokens
+from sg_rlhf.overlay.search_agent import AgentExecutor
+from sg_rlhf.tasks.search.codec import TokenizerCodec
 from sg_rlhf.tasks.search.protocol import CORRECTION, STOP
 from sg_rlhf.tasks.search.settings import VARIABLE, SearchSettings
 from tests.unit.tasks.search.http_retriever import Retriever, passages, running
@@ -368,7 +369,7 @@ def test_upstream_loads_the_file_with_the_settings_of_the_environment(
 
 
 def test_control_tokens_are_the_tokenizers() -> None:
-    assert control_tokens(TOKENIZER) == [END_OF_TURN, "<pad>"]
+    assert TokenizerCodec(TOKENIZER).control_tokens == [END_OF_TURN, "<pad>"]
 
 
 # -- what is trained on ------------------------------------------------------------------------

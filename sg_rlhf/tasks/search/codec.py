@@ -1,0 +1,34 @@
+"""A Hugging Face tokenizer as a dialogue needs it: nothing added, nothing left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class TokenizerCodec:
+    """The `dialogue.Codec` of training and of evaluation.
+
+    Attributes:
+        control_tokens: strings that the tokenizer reads as control tokens wherever they stand in a
+            text, the longest first; retrieved text must not hold them.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        added = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
+        self.control_tokens: list[str] = sorted(
+            {*added, *tokenizer.all_special_tokens}, key=lambda token: (-len(token), token)
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text."""
+        return list(self._tokenizer(text=text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens written out, spaces as they are."""
+        return str(
+            self._tokenizer.decode(
+                token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )
