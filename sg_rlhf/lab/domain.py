@@ -77,3 +77,5 @@ class Domain(Generic[Item]):
     # The word that a response without work starts with.
     guess: str
     max_new_tokens: int
+    # The measured key that reinforcement learning is to raise.
+    goal: str = "accuracy"

@@ -51,9 +51,8 @@ def test_shipped_model_is_well_formed_and_fallible(shipped):
     items = random.Random(0).sample(domain.held_out(domain.recipe), 48)
     result = measure(domain, model, tokenizer, items, temperature=0.7)
     assert result["well_formed"] >= 0.9
-    # Room to learn and something to learn from: neither 0 nor nearly solved. Search is measured
-    # turn by turn, so that its whole dialogues are right less often.
-    assert 0.1 < result["accuracy"] < (0.8 if domain.what.startswith("search") else 0.6)
+    # Room to learn and something to learn from: neither 0 nor nearly solved.
+    assert 0.1 < result[domain.goal] < 0.6
 
 
 @pytest.mark.parametrize("name", DOMAINS)
