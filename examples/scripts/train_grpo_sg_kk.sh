@@ -15,11 +15,8 @@ cd "$(dirname "$0")/../.."
 ./scripts/bootstrap.sh
 python=.venv/bin/python
 
-hardware=${SG_HARDWARE:-}
-if [[ -z $hardware ]]; then
-  gpus=$( (nvidia-smi -L 2>/dev/null || true) | wc -l)
-  if ((gpus >= 8)); then hardware=8xh100; elif ((gpus >= 1)); then hardware=1xgpu; else hardware=cpu; fi
-fi
+# shellcheck source=examples/scripts/hardware.sh
+source examples/scripts/hardware.sh
 case $hardware in
   8xh100) config=configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml data=data/kk
     puzzles=(people=3-7 per_size=900 test_per_size=100 seed=0) ;;
@@ -27,7 +24,6 @@ case $hardware in
     puzzles=(people=3-7 per_size=900 test_per_size=100 seed=0) ;;
   cpu) config=configs/kk/grpo_sg_tiny_cpu.yaml data=data/kk_tiny
     puzzles=(people=2-3 per_size=160 test_per_size=100 seed=0 distinct=names) ;;
-  *) echo "error: SG_HARDWARE=$hardware: expected cpu, 1xgpu or 8xh100" >&2; exit 2 ;;
 esac
 config=${SG_CONFIG:-$config}
 run=${SG_RUN_DIR:-runs/$(basename "$config" .yaml)}

@@ -16,11 +16,8 @@ cd "$(dirname "$0")/../.."
 ./scripts/bootstrap.sh
 python=.venv/bin/python
 
-hardware=${SG_HARDWARE:-}
-if [[ -z $hardware ]]; then
-  gpus=$( (nvidia-smi -L 2>/dev/null || true) | wc -l)
-  if ((gpus >= 8)); then hardware=8xh100; elif ((gpus >= 1)); then hardware=1xgpu; else hardware=cpu; fi
-fi
+# shellcheck source=examples/scripts/hardware.sh
+source examples/scripts/hardware.sh
 published=(--eval-dir data/math_eval --download-eval)
 case $hardware in
   8xh100) config=configs/math/grpo_sg_dsr_qwen2.5-7b.yaml data=data/math_dsr
@@ -29,7 +26,6 @@ case $hardware in
     source=(--source dsr_uniform "${published[@]}") ;;
   cpu) config=configs/math/grpo_sg_tiny_cpu.yaml data=data/math_tiny
     source=(--source arithmetic --generate count=320 test_count=200 seed=0) ;;
-  *) echo "error: SG_HARDWARE=$hardware: expected cpu, 1xgpu or 8xh100" >&2; exit 2 ;;
 esac
 config=${SG_CONFIG:-$config}
 run=${SG_RUN_DIR:-runs/math_$(basename "$config" .yaml)}

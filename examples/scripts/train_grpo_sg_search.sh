@@ -20,16 +20,12 @@ cd "$(dirname "$0")/../.."
 
 fail() { echo "error: $*" >&2; exit 2; }
 
-hardware=${SG_HARDWARE:-}
-if [[ -z $hardware ]]; then
-  gpus=$( (nvidia-smi -L 2>/dev/null || true) | wc -l)
-  if ((gpus >= 8)); then hardware=8xh100; elif ((gpus >= 1)); then hardware=1xgpu; else hardware=cpu; fi
-fi
+# shellcheck source=examples/scripts/hardware.sh
+source examples/scripts/hardware.sh
 case $hardware in
   8xh100) config=configs/search/grpo_sg_qwen2.5-3b.yaml data=data/search ;;
   1xgpu) config=configs/search/grpo_sg_1xgpu.yaml data=data/search ;;
   cpu) config=configs/search/grpo_sg_tiny_cpu.yaml data=data/search_tiny ;;
-  *) fail "SG_HARDWARE=$hardware: expected cpu, 1xgpu or 8xh100" ;;
 esac
 config=${SG_CONFIG:-$config}
 run=${SG_RUN_DIR:-runs/$(basename "$config" .yaml)}

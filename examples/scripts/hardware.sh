@@ -1,0 +1,12 @@
+# shellcheck shell=bash
+# Sourced by the training scripts: sets `hardware` to cpu, 1xgpu or 8xh100.
+# SG_HARDWARE says which; without it, what nvidia-smi finds.
+hardware=${SG_HARDWARE:-}
+if [[ -z $hardware ]]; then
+  gpus=$( (nvidia-smi -L 2>/dev/null || true) | wc -l)
+  if ((gpus >= 8)); then hardware=8xh100; elif ((gpus >= 1)); then hardware=1xgpu; else hardware=cpu; fi
+fi
+case $hardware in
+  cpu | 1xgpu | 8xh100) ;;
+  *) echo "error: SG_HARDWARE=$hardware: expected cpu, 1xgpu or 8xh100" >&2; exit 2 ;;
+esac
