@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,8 @@ import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from machine import processor
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "sg_rlhf" / "lab" / "kk_tiny"
@@ -198,13 +199,6 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
 
 
-def cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
-
-
 def versions() -> dict[str, str]:
     found = {}
     for name in VERSIONS:
@@ -240,7 +234,7 @@ def main() -> None:
     }
     report = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "machine": {"cpu": cpu_model(), "cores": os.cpu_count()},
+        "machine": {"cpu": processor(), "cores": os.cpu_count()},
         "versions": versions(),
         "model": args.model.name,
         "questions": args.questions,

@@ -43,6 +43,7 @@ import psutil
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parent))
+from machine import processor
 from self_grading import FILES, Gold, read_golds
 
 from sg_rlhf.tasks.math.grading import Grade, Reason, WorkerPool, grade_many
@@ -352,15 +353,6 @@ def fast_against_slow(pairs: list[Pair], grades: list[Grade], workers: int) -> d
     return {"decided_by_fast_path": len(decided), "slow_path_differs": dict(differ)}
 
 
-def machine() -> dict[str, Any]:
-    cpu = "unknown"
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            cpu = line.split(":", 1)[1].strip()
-            break
-    return {"cpu": cpu, "cores": os.cpu_count(), "load_before": round(os.getloadavg()[0], 2)}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -379,7 +371,7 @@ def main() -> None:
         parser.error(f"{args.data_dir} has no {', '.join(missing)}")
     golds = [gold for name in FILES for gold in read_golds(args.data_dir / name)]
     pairs = make_pairs(golds, args.pairs, args.seed)
-    before = machine()
+    load_before = round(os.getloadavg()[0], 2)
 
     grades, figures = ours(pairs, args.workers, "ours")
     benign = [pair for pair in pairs if pair.kind != "hostile"]
@@ -411,7 +403,7 @@ def main() -> None:
     result: dict[str, Any] = {
         "date": args.date,
         "note": args.note,
-        "machine": before,
+        "machine": {"cpu": processor(), "cores": os.cpu_count(), "load_before": load_before},
         "versions": {
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in ("math-verify", "sympy", "pebble")},

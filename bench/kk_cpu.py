@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from machine import memory_gb, processor
 
 from sg_rlhf import run_log
 from sg_rlhf.report.summary import summarize
@@ -121,9 +122,9 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d"),
         "machine": {
             "system": platform.platform(),
-            "processor": _processor(),
+            "processor": processor(),
             "cores": os.cpu_count(),
-            "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
+            "memory_gb": memory_gb(),
         },
         "versions": {
             name: metadata.version(name)
@@ -135,12 +136,6 @@ def main() -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(result, indent=2) + "\n")
     print(f"wrote {arguments.out}")
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 if __name__ == "__main__":

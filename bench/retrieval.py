@@ -45,6 +45,7 @@ import aiohttp
 import faiss
 import numpy as np
 import psutil
+from machine import memory_gb, processor
 from tqdm import tqdm
 
 from sg_rlhf.retrieval import dense
@@ -488,7 +489,7 @@ def main() -> None:
         "machine": {
             "processor": processor(),
             "cores": os.cpu_count(),
-            "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
+            "memory_gb": memory_gb(),
             "threads": os.environ.get("OMP_NUM_THREADS", "all"),
         },
         "versions": {
@@ -510,13 +511,6 @@ def main() -> None:
 def size_mb(path: Path) -> float:
     """A file's size in MB (2**20 bytes)."""
     return round(path.stat().st_size / 2**20, 1)
-
-
-def processor() -> str:
-    """The processor's name."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 if __name__ == "__main__":
