@@ -7,14 +7,17 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
 from sg_rlhf import data
 from sg_rlhf.tasks import dataset_folder
 from sg_rlhf.tasks.kk.puzzle import generate
+from tests.unit.data_command import contents, lines, refusal
 from tests.unit.tasks.kk.oracles import LOGIC_RL_PROMPT, brute_force, logic_rl_row, write_parquet
 
+refused = partial(refusal, "kk")
 SMALL = ["--generate", "people=2-3", "per_size=12", "test_per_size=4"]
 
 
@@ -31,28 +34,6 @@ def files(tmp_path):
         )
         for part, rows in parts.items()
     }
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def contents(folder):
-    return {p.name: p.read_bytes() for p in folder.iterdir()}
-
-
-def refused(capsys, *args):
-    """The one line on stderr of a refused request."""
-    try:
-        status = data.main(["kk", *map(str, args)])
-    except SystemExit as stop:  # argparse
-        status = stop.code
-    captured = capsys.readouterr()
-    assert status == 2
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert "Traceback" not in captured.err
-    return captured.err
 
 
 def test_generate_writes_checked_jsonl_and_a_manifest(tmp_path, capsys):
@@ -134,7 +115,6 @@ def test_files_of_others_are_kept_unless_forced(tmp_path, capsys):
     assert contents(out) == {"notes.txt": b"mine"}
     assert data.main(["kk", "--out", str(out), *SMALL, "--force"]) == 0
     assert (out / "notes.txt").read_text() == "mine"
-    capsys.readouterr()
     with (out / "train.jsonl").open("a") as file:
         file.write("{}\n")
     edited = contents(out)
@@ -268,7 +248,6 @@ def test_a_failure_while_writing_leaves_the_old_files(tmp_path, capsys, monkeypa
     out = tmp_path / "kk"
     data.main(["kk", "--out", str(out), *SMALL])
     before = contents(out)
-    capsys.readouterr()
 
     def full_disk(path, records):
         path.write_text("half a l")

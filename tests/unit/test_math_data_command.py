@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -19,19 +20,13 @@ from sg_rlhf.tasks.math import command, download
 from sg_rlhf.tasks.math import data as math_data
 from sg_rlhf.tasks.math.data import EVAL_SETS, DataError, Origin, golds_of
 from sg_rlhf.tasks.math.prompt import prompt_of
+from tests.unit.data_command import contents, lines, refusal
 from tests.unit.tasks.math.fixtures import orz_row, reference_row, write_json, write_jsonl
 from tests.unit.tasks.math.fixtures import write_parquet as parquet
 
+refused = partial(refusal, "math")
 LONG = "A very long problem of exactly twenty words in all that asks for the sum of some numbers "
 ARITHMETIC = ["--source", "arithmetic", "--generate", "count=30", "test_count=6"]
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def contents(folder):
-    return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
 def manifest_of(out):
@@ -41,21 +36,6 @@ def manifest_of(out):
 def make(out, *args):
     assert data.main(["math", "--out", str(out), *map(str, args)]) == 0
     return manifest_of(out)
-
-
-def refused(capsys, *args):
-    """The one line on stderr of a refused request."""
-    capsys.readouterr()
-    try:
-        status = data.main(["math", *map(str, args)])
-    except SystemExit as stop:  # argparse
-        status = stop.code
-    captured = capsys.readouterr()
-    assert status == 2
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert "Traceback" not in captured.err
-    return captured.err
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from sg_rlhf.lab.arithmetic import ARITHMETIC, ArithmeticWarmStart, held_out_pro
 from sg_rlhf.lab.tokenizer import CONTROL, EOS, build_tokenizer
 from sg_rlhf.tasks.math.arithmetic import NAMES, THINGS, generate, problems, trace
 from sg_rlhf.tasks.math.prompt import SUFFIX, prompt_of
+from tests.unit.lab.texts import texts_with
 
 TOKENIZER = AutoTokenizer.from_pretrained(ARITHMETIC.shipped)
 RECIPE = ArithmeticWarmStart()
@@ -30,15 +31,7 @@ def demonstrations(n: int, *, clean: bool, seed: int = 0) -> list[tuple[str, str
     return list(itertools.islice(RECIPE.texts(seed, clean=clean), n))
 
 
-# Random unicode seldom holds a phrase, so half of the material is phrases, whole and cut.
-pieces = st.one_of(
-    st.text(),
-    st.sampled_from([*CONTROL, *phrases()]),
-    st.sampled_from(phrases()).flatmap(lambda p: st.integers(1, len(p)).map(lambda n: p[:n])),
-)
-
-
-@given(st.lists(pieces, max_size=8).map("".join))
+@given(texts_with(phrases()))
 def test_any_text_survives(text):
     assert decode(encode(text)) == text
 

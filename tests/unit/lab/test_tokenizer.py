@@ -13,6 +13,7 @@ from sg_rlhf.tasks.kk.prompt import build_chat_prompt, build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate
 from sg_rlhf.tasks.kk.render import NAMES
 from sg_rlhf.tasks.kk.traces import trace
+from tests.unit.lab.texts import texts_with
 
 TOKENIZER = AutoTokenizer.from_pretrained(KK.shipped)
 
@@ -25,15 +26,7 @@ def decode(ids: list[int]) -> str:
     return TOKENIZER.decode(ids, skip_special_tokens=False)
 
 
-# Random unicode seldom holds a phrase, so half of the material is phrases, whole and cut.
-pieces = st.one_of(
-    st.text(),
-    st.sampled_from([*CONTROL, *phrases()]),
-    st.sampled_from(phrases()).flatmap(lambda p: st.integers(1, len(p)).map(lambda n: p[:n])),
-)
-
-
-@given(st.lists(pieces, max_size=8).map("".join))
+@given(texts_with(phrases()))
 def test_any_text_survives(text):
     assert decode(encode(text)) == text
 

@@ -230,3 +230,4 @@ def test_waiting_for_company_is_bounded() -> None:
         await batcher.close()
 
     asyncio.run(scenario())
+    assert [queries for queries, _ in search.batches] == [["a", "b"], ["c"]]

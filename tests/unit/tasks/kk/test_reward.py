@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import itertools
 import re
-import sys
 import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 from hypothesis import example, given, settings
@@ -265,52 +263,13 @@ def test_one_query_a_call():
         reward.reward_func(["a", "b"], ["a", "b"], [GOLD, GOLD])
 
 
-@pytest.fixture
-def upstream_agent(monkeypatch):
-    """OpenRLHF's `utils/agent.py`, without the package's heavy `__init__`."""
-    package = importlib.util.find_spec("openrlhf")
-    shim = ModuleType("openrlhf.utils")
-    shim.__path__ = [str(Path(package.origin).parent / "utils")]
-    monkeypatch.setitem(sys.modules, "openrlhf.utils", shim)
-    for name in ("agent", "logging_utils"):
-        monkeypatch.delitem(sys.modules, f"openrlhf.utils.{name}", raising=False)
-    import openrlhf.utils.agent as agent
-
-    yield agent
-    for name in ("agent", "logging_utils"):
-        sys.modules.pop(f"openrlhf.utils.{name}", None)
-
-
-class Bytes:
-    """A tokenizer of bytes, with the two calls that upstream's executor makes."""
-
-    def __call__(self, text, **_):
-        ids = list(text.encode())
-        return {"input_ids": [SimpleNamespace(tolist=lambda: ids)]}
-
-    def decode(self, ids, skip_special_tokens):
-        assert not skip_special_tokens
-        return bytes(ids).decode()
-
-
-def test_upstreams_own_executor_gets_our_numbers(upstream_agent):
-    executor = upstream_agent.SingleTurnAgentExecutor([reward.__file__])
-    sampling = SimpleNamespace(max_tokens=900, logprobs=None)
-
-    async def run(response: str):
-        class Engine:
-            async def generate(self, prompt_ids, params, multi_modal_data):
-                out = SimpleNamespace(token_ids=list(response.encode()), finish_reason="stop")
-                return SimpleNamespace(outputs=[out])
-
-        return await executor.execute(PROMPT, GOLD, sampling, 9000, Bytes(), Engine())
-
+def test_upstreams_own_executor_gets_our_numbers(rollout):
     expected = {
         GOOD + "<|im_end|>": (3.0, 1.0),
         "</think><answer></answer>": (-1.0, 0.0),
         "": (-3.0, 0.0),
     }
     for response, (total, correct) in expected.items():
-        output = asyncio.run(run(response))
+        output = rollout(reward.__file__, PROMPT, GOLD, response)
         assert (output["reward"], output["scores"]) == (total, correct)
         assert output["extra_logs"]["correct"] == correct

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from sg_rlhf.tasks.search import encyclopedia
 from sg_rlhf.tasks.search.data import DataError, Question, read_questions
 from sg_rlhf.tasks.search.grading import parse_golds, score
 from sg_rlhf.tasks.search.prompt import build_prompt
+from tests.unit.data_command import lines, refusal
 
+refused = partial(refusal, "search")
 SEARCH_R1 = {
     "id": "train_0",
     "question": "total number of death row inmates in the us?",
@@ -40,10 +43,6 @@ def jsonl(path: Path, *rows: Any) -> Path:
 
 def run(*arguments: object) -> int:
     return command.main(["search", *map(str, arguments)])
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_both_shapes_from_both_kinds_of_file(tmp_path: Path) -> None:
@@ -77,9 +76,8 @@ def test_a_bad_row_is_one_line_that_names_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], row: Any, message: str
 ) -> None:
     path = jsonl(tmp_path / "train.jsonl", FLASHRAG, row)
-    assert run("--source", path, "--out", tmp_path / "out") == 2
-    error = capsys.readouterr().err
-    assert f"{path}: row 2: " in error and message in error and error.count("\n") == 1
+    error = refused(capsys, "--source", path, "--out", tmp_path / "out")
+    assert f"{path}: row 2: " in error and message in error
     assert not (tmp_path / "out").exists()
 
 
@@ -108,7 +106,7 @@ def test_duplicates_conflicts_and_the_held_out_split(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "nq.jsonl", *questions, again, other)
     out = tmp_path / "out"
     assert run("--source", source, "--out", out, "--test-fraction", 0.2) == 0
-    train, test = rows(out / "train.jsonl"), rows(out / "test.jsonl")
+    train, test = lines(out / "train.jsonl"), lines(out / "test.jsonl")
     assert (len(train), len(test)) == (40, 10)
     assert not {r["question"] for r in train} & {r["question"] for r in test}
     manifest = json.loads((out / "manifest.json").read_text())
@@ -127,8 +125,8 @@ def test_a_train_question_that_is_in_the_given_test_set_is_dropped(tmp_path: Pat
     test = jsonl(tmp_path / "dev.jsonl", {**FLASHRAG, "question": "who wrote dune"})
     out = tmp_path / "out"
     assert run("--source", train, "--test-file", test, "--out", out) == 0
-    assert [r["id"] for r in rows(out / "train.jsonl")] == ["train_0"]
-    assert [r["id"] for r in rows(out / "test.jsonl")] == ["dev_1"]
+    assert [r["id"] for r in lines(out / "train.jsonl")] == ["train_0"]
+    assert [r["id"] for r in lines(out / "test.jsonl")] == ["dev_1"]
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["train_questions_found_in_test_dropped"] == 1
 
@@ -168,9 +166,7 @@ def test_the_same_request_is_done_at_once_and_files_of_others_stay(
 def test_wrong_usage_is_one_line_and_status_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    assert run(*arguments, "--out", tmp_path / "out") == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+    assert message in refused(capsys, *arguments, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -183,7 +179,7 @@ def test_the_encyclopedia_is_written_with_its_corpus(tmp_path: Path) -> None:
     for name in files:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     made = encyclopedia.build(3)
-    assert rows(tmp_path / "a" / "corpus.jsonl") == made.corpus
-    assert {r["question"] for r in rows(tmp_path / "a" / "test.jsonl")} == {
+    assert lines(tmp_path / "a" / "corpus.jsonl") == made.corpus
+    assert {r["question"] for r in lines(tmp_path / "a" / "test.jsonl")} == {
         problem.question.text for problem in made.test
     }
