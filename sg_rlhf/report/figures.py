@@ -1,22 +1,42 @@
-"""The two figures that a run ends with: reward and accuracy, gradient norm of every step."""
+"""The figures of a training: one function per figure, from groups of runs to a matplotlib figure.
+
+The same figures are in the page and in the files of ``--figures``. To add one: a function that
+raises :class:`Missing` with a sentence where the runs do not hold its data, and an entry in
+``catalogue.FIGURES``.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import re
 import statistics
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from matplotlib.figure import Figure
 
-BLUE, ORANGE, GREY = "#1f5fa8", "#d1601f", "#8a8f98"
+from sg_rlhf.report import drawing
+from sg_rlhf.report.drawing import GRID, INK, MUTED, RC
+from sg_rlhf.report.runs import Curve, Group, Row, Run, curve, number, per_rollout
+from sg_rlhf.report.text import drawn, one_line
+
 #: A spike is a norm above this multiple of the running median (method.md).
 SPIKE_FACTOR = 3.0
 MEDIAN_WINDOW = 20
+#: The phases that upstream times, in the order of a rollout, and their share of ``step_total``.
+PHASES = {
+    "timing/generation": "generation",
+    "timing/make_experience": "log-probs, rewards",
+    "timing/ppo_train": "update",
+    "timing/broadcast": "weight sync",
+}
+
+
+class Missing(ValueError):
+    """The runs do not hold what a figure shows; one sentence for the page."""
 
 
 def spikes(norms: list[float], window: int = MEDIAN_WINDOW) -> list[int]:
@@ -28,76 +48,385 @@ def spikes(norms: list[float], window: int = MEDIAN_WINDOW) -> list[int]:
     ]
 
 
-def _style(axes: Axes, title: str, ylabel: str) -> None:
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.set_ylabel(ylabel)
-    axes.grid(True, color="#e3e6ea", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+def norm_curve(run: Run) -> Curve:
+    """(optimizer step, gradient norm before clipping)."""
+    return curve(run.steps, "grad_norm", "optimizer_step")
 
 
-def _smooth(values: list[float], window: int) -> list[float]:
-    return [statistics.fmean(values[max(0, i - window + 1) : i + 1]) for i in range(len(values))]
+def _curves(
+    axes: Axes, groups: list[Group], key: str, *, steps: bool = False, window: int = 1
+) -> bool:
+    """A line per group for a key of metrics.jsonl, or the rollout means of optimizer_steps."""
+    any_drawn = False
+    for index, group in enumerate(groups):
+        read = per_rollout if steps else curve
+        found = [read(run.steps if steps else run.metrics, key) for run in group.runs]
+        any_drawn |= drawing.draw_seeds(axes, found, index, drawn(group.label), window=window)
+    return any_drawn
 
 
-def reward_figure(
-    metrics: list[dict[str, Any]], evaluations: list[dict[str, Any]], path: Path, name: str
-) -> None:
-    """Mean reward of each rollout above, held-out accuracy with 95 % intervals below."""
-    figure, (top, bottom) = plt.subplots(2, 1, figsize=(7.5, 6), sharex=True, layout="constrained")
-    steps = [row["global_step"] for row in metrics]
-    rewards = [row["rollout/reward_mean"] for row in metrics]
-    top.plot(steps, rewards, color=BLUE, alpha=0.3, linewidth=1, label="each rollout")
-    top.plot(steps, _smooth(rewards, 5), color=BLUE, linewidth=2, label="mean of 5 rollouts")
-    _style(top, f"{name}: training reward", "mean reward")
-    top.legend(frameon=False, loc="lower right")
-    if all("rollout/accuracy" in row for row in metrics):
-        accuracy = _smooth([row["rollout/accuracy"] for row in metrics], 5)
-        bottom.plot(
-            steps, accuracy, color=GREY, linewidth=1.5, label="training prompts (mean of 5)"
+def _window(groups: list[Group]) -> int:
+    return drawing.window_of(min(len(run.metrics) for group in groups for run in group.runs))
+
+
+def _smoothing(window: int) -> str:
+    return f"rollout (running mean of {window})" if window > 1 else "rollout"
+
+
+def reward(groups: list[Group]) -> Figure:
+    """Mean reward of each rollout (Figure 2 of the paper)."""
+    figure, (axes,) = drawing.subplots()
+    _reward(axes, groups)
+    return figure
+
+
+def accuracy(groups: list[Group]) -> Figure:
+    """Held-out accuracy with its 95 % interval, and accuracy on the training prompts."""
+    figure, (axes,) = drawing.subplots()
+    _accuracy(axes, groups)
+    return figure
+
+
+def reward_and_accuracy(groups: list[Group]) -> Figure:
+    """Both of the above in one figure: the picture that a run ends with."""
+    figure, (top, bottom) = drawing.subplots(2, width=7.0, height=5.4, sharex=True)
+    _reward(top, groups)
+    top.set_xlabel("")
+    with contextlib.suppress(Missing):
+        _accuracy(bottom, groups)
+    return figure
+
+
+def _reward(axes: Axes, groups: list[Group]) -> None:
+    window = _window(groups)
+    if not _curves(axes, groups, "rollout/reward_mean", window=window):
+        raise Missing("No rollout has a mean reward.")
+    axes.set_ylabel("mean training reward")
+    drawing.whole_numbers(axes, _smoothing(window))
+    drawing.legend(axes)
+
+
+def _accuracy(axes: Axes, groups: list[Group]) -> None:
+    window = _window(groups)
+    any_drawn = False
+    for index, group in enumerate(groups):
+        color = drawing.color(index)
+        for points in [curve(run.metrics, "rollout/accuracy") for run in group.runs]:
+            values = drawing.smooth([y for _, y in points], window)
+            axes.plot([x for x, _ in points], values, color=color, alpha=0.45, lw=0.9)
+            any_drawn |= bool(points)
+        xs, ys, errors = _held_out(group)
+        if xs:
+            axes.errorbar(
+                xs, ys, yerr=errors, marker="o", ms=4, capsize=2.5, lw=1.7, color=color,
+                label=drawn(group.label),
+            )  # fmt: skip
+            any_drawn = True
+    if not any_drawn:
+        raise Missing("There is neither a held-out evaluation nor accuracy on training prompts.")
+    axes.set_ylim(0, 1)
+    axes.set_ylabel("share correct")
+    drawing.whole_numbers(axes)
+    drawing.legend(axes)
+
+
+def _held_out(group: Group) -> tuple[list[float], list[float], list[list[float]]]:
+    """(rollouts, accuracy, [below, above]): the interval of one run, or the range of the seeds."""
+    if len(group.runs) == 1:
+        points = _evaluated(group.runs[0], "eval_accuracy")
+        widths = [_or_zero(number(row, "eval_accuracy_ci95")) for row, _ in points]
+        return (
+            [number(row, "global_step") for row, _ in points],
+            [y for _, y in points],
+            [widths] * 2,
         )
-    held_out = [row for row in evaluations if "eval_accuracy" in row]
-    bottom.errorbar(
-        [row["global_step"] for row in held_out],
-        [row["eval_accuracy"] for row in held_out],
-        yerr=[row["eval_accuracy_ci95"] for row in held_out],
-        color=ORANGE,
-        marker="o",
-        capsize=3,
-        linewidth=2,
-        label="held-out prompts, 95 % interval",
+    curves = [c for run in group.runs if (c := curve(run.evaluations, "eval_accuracy"))]
+    xs, ys, low, high = drawing.band(curves) if curves else ([], [], [], [])
+    below = [y - a for y, a in zip(ys, low, strict=True)]
+    return xs, ys, [below, [b - y for y, b in zip(ys, high, strict=True)]]
+
+
+def _or_zero(value: float) -> float:
+    return value if math.isfinite(value) else 0.0
+
+
+def sources(evaluations: list[Row]) -> list[str]:
+    """The data sources (or held-out sets) that the evaluations name, 2ppl before 10ppl."""
+    found = {
+        match[1]
+        for row in evaluations
+        for key in row
+        if (match := re.fullmatch(r"eval_(.+)_accuracy", key))
+    }
+    return sorted(
+        found, key=lambda s: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", s)]
     )
-    _style(bottom, "accuracy", "share correct")
-    bottom.set_ylim(0, 1)
-    bottom.set_xlabel("rollout")
-    bottom.legend(frameon=False, loc="upper left")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
-def grad_norm_figure(rows: list[dict[str, Any]], path: Path, name: str) -> None:
-    """Pre-clip gradient norm of every optimizer step, spikes marked."""
-    norms = [row["grad_norm"] for row in rows]
-    steps = [row["optimizer_step"] for row in rows]
-    figure, axes = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
-    axes.plot(steps, norms, color=BLUE, linewidth=1.2)
-    marked = spikes(norms)
-    if marked:
-        axes.scatter(
-            [steps[i] for i in marked],
-            [norms[i] for i in marked],
-            color=ORANGE,
-            zorder=3,
-            label=f"{len(marked)} spikes (> {SPIKE_FACTOR:g} x running median)",
+def source_name(source: str) -> str:
+    """``kk_3ppl`` as "3 people"; other names as they are."""
+    match = re.fullmatch(r"kk_(\d+)ppl", source)
+    return f"{match[1]} people" if match else one_line(source)
+
+
+def accuracy_by_source(groups: list[Group]) -> Figure:
+    """Held-out accuracy by puzzle size or data source (Figure 4), first and last evaluation."""
+    every = [row for group in groups for run in group.runs for row in run.evaluations]
+    names = sources(every)
+    if not names:
+        raise Missing("No held-out evaluation names its data sources.")
+    figure, (axes,) = drawing.subplots()
+    width = 0.8 / len(groups)
+    for index, group in enumerate(groups):
+        label = drawn(group.label)
+        for place, name in enumerate(names):
+            x = place - 0.4 + (index + 0.5) * width
+            key = f"eval_{name}_accuracy"
+            last = [(run, _evaluated(run, key)) for run in group.runs]
+            values = [(row[1], row[0]) for _, rows in last if rows for row in rows[-1:]]
+            if not values:
+                continue
+            mean = statistics.fmean(value for value, _ in values)
+            if len(values) == 1:
+                ci = _or_zero(number(values[0][1], f"{key}_ci95"))
+                error = [[ci], [ci]]
+            else:
+                lows, highs = min(v for v, _ in values), max(v for v, _ in values)
+                error = [[mean - lows], [highs - mean]]
+            axes.bar(
+                x, mean, width * 0.92, color=drawing.color(index), yerr=error, label=label,
+                error_kw={"elinewidth": 1, "capsize": 2.5, "ecolor": INK},
+            )  # fmt: skip
+            label = "_nolegend_"
+            first = [rows[0][1] for _, rows in last if len(rows) > 1]
+            if first:
+                start = statistics.fmean(first)
+                axes.plot([x - width * 0.46, x + width * 0.46], [start] * 2, color=INK, lw=1.4)
+    axes.plot([], [], color=INK, lw=1.4, label="first evaluation")
+    axes.set_xticks(range(len(names)), [drawn(source_name(name)) for name in names])
+    if len(names) > 4:
+        axes.tick_params(axis="x", labelrotation=30)
+    axes.grid(visible=False, axis="x")
+    axes.set_ylim(0, 1)
+    axes.set_ylabel("held-out accuracy")
+    drawing.legend(axes, "above")
+    return figure
+
+
+def _evaluated(run: Run, key: str) -> list[tuple[Row, float]]:
+    return [(row, number(row, key)) for row in run.evaluations if math.isfinite(number(row, key))]
+
+
+def grad_norm(groups: list[Group]) -> Figure:
+    """Gradient norm of every optimizer step before clipping, spikes marked (Figure 1)."""
+    figure, (axes,) = drawing.subplots()
+    norms: list[float] = []
+    for index, group in enumerate(groups):
+        curves = [points for run in group.runs if (points := norm_curve(run))]
+        found = [[points[i] for i in spikes([y for _, y in points])] for points in curves]
+        count = sum(map(len, found))
+        drawing.draw_seeds(
+            axes, curves, index, f"{drawn(group.label)}: {count} spike{'s' * (count != 1)}"
         )
-        axes.legend(frameon=False)
-    if norms and max(norms) > 10 * statistics.median(norms):
+        for points in filter(None, found):
+            axes.scatter(
+                [x for x, _ in points], [y for _, y in points], s=26, marker="v", zorder=4,
+                facecolor=drawing.color(index), edgecolor=INK, linewidth=0.7,
+            )  # fmt: skip
+        norms += [y for points in curves for _, y in points]
+    if not norms:
+        raise Missing("optimizer_steps.jsonl has no gradient norm.")
+    if max(norms) > 10 * statistics.median(norms) and min(norms) > 0:
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)
-    _style(axes, f"{name}: gradient norm of every optimizer step, before clipping", "L2 norm")
-    axes.set_xlabel("optimizer step")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    axes.set_ylabel("L2 norm before clipping")
+    drawing.whole_numbers(axes, "optimizer step")
+    drawing.legend(axes)
+    return figure
+
+
+def weights_over_training(groups: list[Group]) -> Figure:
+    """Mean token weight with its 5 % to 95 % quantiles, else plus and minus one deviation."""
+    figure, (axes,) = drawing.subplots()
+    if not _curves(axes, groups, "sg/weight_mean", steps=True):
+        raise Missing("The runs log no token weights.")
+    quantiles = False
+    for index, group in enumerate(groups):
+        for run in group.runs if len(group.runs) == 1 else ():
+            low = dict(per_rollout(run.steps, "sg/weight_q05"))
+            high = dict(per_rollout(run.steps, "sg/weight_q95"))
+            quantiles |= bool(low)
+            if not low:
+                mean = dict(per_rollout(run.steps, "sg/weight_mean"))
+                deviation = dict(per_rollout(run.steps, "sg/weight_std"))
+                low = {x: mean[x] - d for x, d in deviation.items() if x in mean}
+                high = {x: mean[x] + d for x, d in deviation.items() if x in mean}
+            xs = sorted(low.keys() & high.keys())
+            axes.fill_between(
+                xs, [low[x] for x in xs], [high[x] for x in xs], color=drawing.color(index),
+                alpha=0.16, linewidth=0,
+            )  # fmt: skip
+    axes.set_ylabel("weight w, mean and " + ("5-95 %" if quantiles else "std"))
+    axes.margins(y=0.15)
+    drawing.whole_numbers(axes)
+    drawing.legend(axes)
+    return figure
+
+
+def zeroed(groups: list[Group]) -> Figure:
+    """Tokens with A > 0 that have no policy gradient: in the step, and already at ratio 1."""
+    figure, (axes,) = drawing.subplots()
+    if not _curves(axes, groups, "sg/zeroed_pos", steps=True):
+        raise Missing("The runs do not log which tokens have no policy gradient.")
+    for index, group in enumerate(groups):
+        for run in group.runs:
+            points = per_rollout(run.steps, "sg/zeroed_pos_at_ratio1")
+            axes.plot(*_xy(points), color=drawing.color(index), lw=1, ls=":")
+    axes.plot([], [], color=MUTED, lw=1, ls=":", label="at ratio 1 (on-policy)")
+    axes.set_ylim(0, max(0.05, axes.get_ylim()[1]))
+    axes.set_ylabel("share of tokens with A > 0")
+    drawing.whole_numbers(axes)
+    drawing.legend(axes)
+    return figure
+
+
+def _xy(points: Curve) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def stabilising_factor(groups: list[Group]) -> Figure:
+    """Mean of w (1 - p), which bounds a token's gradient (Theorems 3.5 and 3.6)."""
+    figure, (axes,) = drawing.subplots()
+    if not _curves(axes, groups, "sg/w_one_minus_p_mean", steps=True, window=_window(groups)):
+        raise Missing("The runs do not log w (1 - p).")
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("mean of w (1 - p)")
+    drawing.whole_numbers(axes, _smoothing(_window(groups)))
+    drawing.legend(axes)
+    return figure
+
+
+def quartiles(groups: list[Group]) -> Figure:
+    """Share of the tokens, and of the summed absolute advantage, in four equal ranges of p."""
+    figure, (axes,) = drawing.subplots()
+    any_drawn, width = False, 0.8 / len(groups)
+    for index, group in enumerate(groups):
+        rows = [row for run in group.runs for row in run.steps]
+        shares = [_token_mean(rows, f"sg/quartile{q}_token_share") for q in (1, 2, 3, 4)]
+        masses = [_token_mean(rows, f"sg/quartile{q}_advantage_mass") for q in (1, 2, 3, 4)]
+        if not all(map(math.isfinite, shares)):
+            continue
+        any_drawn = True
+        xs = [q - 0.4 + (index + 0.5) * width for q in range(4)]
+        axes.bar(
+            xs, shares, width * 0.92, color=drawing.color(index), label=f"{drawn(group.label)}"
+        )
+        if all(map(math.isfinite, masses)):
+            axes.scatter(xs, masses, marker="D", s=22, color=INK, zorder=3)
+    if not any_drawn:
+        raise Missing("The runs do not log token shares by ranges of p (sg/quartile*).")
+    axes.scatter([], [], marker="D", s=22, color=INK, label="share of summed |A|")
+    axes.set_xticks(range(4), ["p < .25", ".25 - .5", ".5 - .75", "p > .75"])
+    axes.grid(visible=False, axis="x")
+    axes.set_ylim(0, 1)
+    axes.set_ylabel("share of tokens")
+    drawing.legend(axes, "above")
+    return figure
+
+
+def _token_mean(rows: list[Row], key: str) -> float:
+    """Mean over rows weighted by their tokens; NaN without any."""
+    pairs = [(number(row, key), number(row, "sg/n_tokens")) for row in rows]
+    pairs = [(v, n) for v, n in pairs if math.isfinite(v) and n > 0]
+    total = math.fsum(n for _, n in pairs)
+    return math.fsum(v * n for v, n in pairs) / total if total else math.nan
+
+
+def entropy(groups: list[Group]) -> Figure:
+    """Entropy of the policy, nats per token."""
+    figure, (axes,) = drawing.subplots()
+    window = _window(groups)
+    if not (
+        _curves(axes, groups, "entropy", steps=True, window=window)
+        or _curves(axes, groups, "entropy_loss", window=window)
+    ):
+        raise Missing("The runs log no entropy (actor.entropy_coef=0.0 logs it).")
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("entropy (nats per token)")
+    drawing.whole_numbers(axes, _smoothing(window))
+    drawing.legend(axes)
+    return figure
+
+
+def kl(groups: list[Group]) -> Figure:
+    """The KL term to the reference model, as each run's own estimator gives it."""
+    figure, (axes,) = drawing.subplots()
+    window = _window(groups)
+    if not _curves(axes, groups, "kl", steps=True, window=window):
+        raise Missing("The runs log no KL to a reference model (algo.kl.init_coef is 0).")
+    axes.set_ylabel("KL estimate (nats per token)")
+    drawing.whole_numbers(axes, _smoothing(window))
+    drawing.legend(axes)
+    return figure
+
+
+def length(groups: list[Group]) -> Figure:
+    """Mean response length, and the share of responses that were cut."""
+    figure, (top, bottom) = drawing.subplots(2, height=3.3, sharex=True)
+    window = _window(groups)
+    if not _curves(top, groups, "rollout/response_length_mean", window=window):
+        raise Missing("The runs log no response length.")
+    _curves(bottom, groups, "rollout/truncated_rate", window=window)
+    top.set_ylim(bottom=0)
+    top.set_ylabel("tokens")
+    bottom.set_ylabel("share cut")
+    bottom.set_ylim(0, max(0.05, bottom.get_ylim()[1]))
+    drawing.whole_numbers(bottom, _smoothing(window))
+    drawing.legend(top)
+    return figure
+
+
+def timing(groups: list[Group]) -> Figure:
+    """Median seconds of each phase of a rollout, the first rollout left out."""
+    figure, (axes,) = drawing.subplots(height=1.45 + 0.4 * len(groups))
+    any_drawn = False
+    for row_number, group in enumerate(groups):
+        rows = [row for run in group.runs for row in (run.metrics[1:] or run.metrics)]
+        left = 0.0
+        parts = {name: _median(rows, key) for key, name in PHASES.items()}
+        parts["other"] = max(0.0, _median(rows, "timing/step_total") - sum(parts.values()))
+        for index, (name, seconds) in enumerate(parts.items()):
+            tone = drawing.color(index) if name != "other" else MUTED
+            label = name if row_number == 0 else "_nolegend_"
+            axes.barh(row_number, seconds, 0.6, left=left, color=tone, label=label, edgecolor=GRID)
+            left += seconds
+        axes.annotate(f" {left:.1f} s", (left, row_number), va="center", fontsize=8.5)
+        any_drawn |= left > 0
+    if not any_drawn:
+        raise Missing("The runs log no timings.")
+    axes.set_yticks(range(len(groups)), [drawn(group.label) for group in groups])
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.margins(x=0.12)
+    axes.set_xlabel("seconds per rollout (median of each phase)")
+    drawing.legend(axes, "above", handlelength=1.2)
+    return figure
+
+
+def _median(rows: list[Row], key: str) -> float:
+    values = [v for row in rows if math.isfinite(v := number(row, key))]
+    return statistics.median(values) if values else 0.0
+
+
+def write(figure_of: Any, groups: list[Group], path: Path, title: str = "") -> bool:
+    """One figure as a file; False where the runs do not hold its data."""
+    with matplotlib.rc_context(RC):
+        try:
+            figure = figure_of(groups)
+        except Missing:
+            return False
+        if title:
+            figure.suptitle(drawn(title), x=0.02, ha="left", fontsize=10)
+        drawing.save(figure, path)
+    return True

@@ -103,17 +103,17 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     from sg_rlhf.report import figures
+    from sg_rlhf.report.runs import RunError, grouped, read_run
 
+    try:
+        groups = grouped([read_run(run_dir)])
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     name = run_dir.resolve().name
-    figures.reward_figure(
-        run_log.read(run_dir / run_log.METRICS),
-        run_log.read(run_dir / run_log.EVALUATIONS),
-        run_dir / "reward.png",
-        name,
-    )
-    figures.grad_norm_figure(
-        run_log.read(run_dir / run_log.OPTIMIZER_STEPS), run_dir / "grad_norm.png", name
-    )
+    figures.write(figures.reward_and_accuracy, groups, run_dir / "reward.png", name)
+    title = f"{name}: gradient norm of every optimizer step"
+    figures.write(figures.grad_norm, groups, run_dir / "grad_norm.png", title)
     (run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     print(render(summary, run_dir))
     return 0

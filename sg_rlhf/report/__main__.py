@@ -1,0 +1,120 @@
+"""One HTML page about one or several runs: figures, settings that differ, and their samples.
+
+The page needs no network and no server: open it in any browser, send it to anybody. Runs whose
+configuration differs in the seed alone are drawn as one line with the range of the seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from sg_rlhf.report.runs import RunError
+
+EXAMPLES = """\
+examples:
+  a run, finished or still training: writes runs/a/report.html
+    python -m sg_rlhf.report runs/a
+  two algorithms, three seeds each
+    python -m sg_rlhf.report runs/grpo_sg_s* runs/grpo_s* --out comparison.html
+  the figures for a paper, as PNG and SVG
+    python -m sg_rlhf.report runs/grpo_sg_s* runs/grpo_s* --figures figures/
+
+docs/report.md says how to read the page.
+"""
+
+FORMATS = ("png", "svg", "pdf")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"sg_rlhf.report: {message}; see --help\n")
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """The command line, with the teaching help."""
+    parser = _Parser(
+        prog="python -m sg_rlhf.report",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run_dirs", metavar="RUN_DIR", nargs="+", type=Path)
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        type=Path,
+        help="the page (default: RUN_DIR/report.html for one run, else ./report.html)",
+    )
+    parser.add_argument(
+        "--samples",
+        metavar="N",
+        type=int,
+        default=500,
+        help="samples in the page, over all runs (default: 500)",
+    )
+    parser.add_argument(
+        "--figures", metavar="DIR", type=Path, help="write every figure as a file too"
+    )
+    parser.add_argument(
+        "--format",
+        metavar="F",
+        action="append",
+        choices=FORMATS,
+        help="of --figures: png, svg or pdf; may be repeated (default: png and svg)",
+    )
+    return parser.parse_args(argv)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    seen: dict[Path, Path] = {}
+    for path in arguments.run_dirs:
+        if path.resolve() in seen:
+            raise RunError(f"{path}: given twice (also as {seen[path.resolve()]}); name it once")
+        seen[path.resolve()] = path
+    if arguments.samples < 1:
+        raise RunError(f"--samples {arguments.samples}: expected 1 or more")
+    if arguments.format and not arguments.figures:
+        raise RunError("--format: only with --figures DIR")
+    if arguments.out is not None and arguments.out.is_dir():
+        raise RunError(f"--out {arguments.out}: a folder; name a file in it")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command; 0, or 2 after one line on stderr."""
+    arguments = parse_arguments(argv)
+    one = len(arguments.run_dirs) == 1
+    out = arguments.out or (arguments.run_dirs[0] if one else Path()) / "report.html"
+    doing = "reading"
+    try:
+        _check(arguments)
+        from sg_rlhf.report import catalogue, page
+
+        runs, groups = page.read_runs(arguments.run_dirs)
+        text = page.build(runs, groups, arguments.samples)
+        doing = f"--out {out}"
+        page.write(text, out)
+        print(f"report: {out} ({len(text.encode()) / 1e6:.1f} MB); open it in a browser")
+        if arguments.figures:
+            doing = f"--figures {arguments.figures}"
+            formats = tuple(arguments.format or ("png", "svg"))
+            written = catalogue.write_all(groups, arguments.figures, formats)
+            print(f"figures: {arguments.figures} ({len(written)} files)")
+        else:
+            print("next: several runs side by side, or --figures DIR for a paper; see --help")
+    except RunError as error:
+        return _fail(str(error))
+    except OSError as error:
+        return _fail(f"{doing}: cannot be written: {error.strerror or error}")
+    return 0
+
+
+def _fail(message: str) -> int:
+    print(f"sg_rlhf.report: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Every figure of the report, in the order of the page: name, title, how to read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from sg_rlhf.report import drawing, figures, token_figures
+from sg_rlhf.report.figures import Missing
+from sg_rlhf.report.runs import Group
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One figure.
+
+    Attributes:
+        key: its id in the page and its file name.
+        reading: what is drawn and how to read it, for the page.
+        letters: False where text must keep its exact width, so it is drawn.
+        wide: takes the whole width of the page.
+    """
+
+    key: str
+    title: str
+    reading: str
+    draw: Callable[[list[Group]], Figure]
+    letters: bool = True
+    wide: bool = False
+
+
+FIGURES = (
+    Entry(
+        "reward", "Training reward",
+        "Mean reward of the responses of each rollout, as the paper's Figure 2. Thin: every "
+        "rollout, or every seed; thick: its running mean.",
+        figures.reward,
+    ),
+    Entry(
+        "grad_norm", "Gradient norm",
+        "L2 norm before clipping, of every optimizer step rather than one per rollout; as the "
+        f"paper's Figure 1. A triangle is a spike: above {figures.SPIKE_FACTOR:g} times the "
+        f"median of the {figures.MEDIAN_WINDOW} steps before it.",
+        figures.grad_norm,
+    ),
+    Entry(
+        "accuracy", "Accuracy",
+        "Points: held-out accuracy. Bars: the 95 % interval over prompts, or, for several seeds, "
+        "lowest and highest seed. Thin: accuracy on the training prompts.",
+        figures.accuracy,
+    ),
+    Entry(
+        "accuracy_by_source", "Accuracy by puzzle size or source",
+        "Last held-out evaluation, as the paper's Figure 4; the line across a bar is the first "
+        "evaluation. Error bars: 95 % interval over prompts, or the range of the seeds.",
+        figures.accuracy_by_source,
+    ),
+    Entry(
+        "weight_curve", "Token weight over probability",
+        "Above: the weight w(p) that config.yaml describes. In a dead zone a token has no policy "
+        "gradient even on-policy, at ratio 1. Below: how probable the run's tokens were.",
+        token_figures.weight_curve,
+    ),
+    Entry(
+        "weights", "Token weights in training",
+        "Mean weight over the tokens of each rollout. A mean above 1 is also a larger step: see "
+        "docs/method.md on scale.",
+        figures.weights_over_training,
+    ),
+    Entry(
+        "zeroed", "Tokens without a policy gradient",
+        "Share of the tokens with positive advantage that the clip zeroes: in the optimizer step "
+        "as taken, and the part of it that is so already at ratio 1.",
+        figures.zeroed,
+    ),
+    Entry(
+        "stabilising_factor", "Factor w (1 - p)",
+        "The factor that bounds a token's gradient in Theorems 3.5 and 3.6 of the paper; smaller "
+        "means steadier updates.",
+        figures.stabilising_factor,
+    ),
+    Entry(
+        "quartiles", "Tokens and advantage by probability",
+        "Bars: where the tokens are. Diamonds: where the summed absolute advantage is.",
+        figures.quartiles,
+    ),
+    Entry(
+        "entropy", "Entropy",
+        "Mean entropy of the policy's next-token distribution on its own responses.",
+        figures.entropy,
+    ),
+    Entry(
+        "kl", "KL to the reference",
+        "The KL term of the loss, by each run's own estimator (algo.kl.estimator): runs with "
+        "different estimators cannot be compared here.",
+        figures.kl,
+    ),
+    Entry(
+        "length", "Response length",
+        "Mean tokens of a response, and the share of responses that reached the limit.",
+        figures.length,
+    ),
+    Entry(
+        "timing", "Where the time goes",
+        "Median seconds of each phase of a rollout, without the first one.",
+        figures.timing,
+    ),
+    Entry(
+        "word_clouds", "Likely and unlikely tokens",
+        "Frequent tokens of the samples by their mean probability, as the paper's Figure 3; "
+        "larger means more often sampled. The two colours in a cloud only set words apart.",
+        token_figures.word_clouds, letters=False, wide=True,
+    ),
+)  # fmt: skip
+
+
+def draw(entry: Entry, groups: list[Group]) -> Figure:
+    """The figure of an entry in the report's style.
+
+    Raises:
+        Missing: the runs do not hold its data.
+    """
+    with matplotlib.rc_context(drawing.RC):
+        return entry.draw(groups)
+
+
+def write_all(groups: list[Group], folder: Path, formats: tuple[str, ...]) -> list[Path]:
+    """Every figure as files in ``folder``; returns those written, and skips what is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for entry in FIGURES:
+        for ending in formats:
+            path = folder / f"{entry.key}.{ending}"
+            if figures.write(entry.draw, groups, path):
+                written.append(path)
+    return written
+
+
+__all__ = ["FIGURES", "Entry", "Missing", "draw", "write_all"]

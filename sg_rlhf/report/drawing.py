@@ -1,0 +1,208 @@
+"""How figures look: one style for the page and for papers, and matplotlib's SVG fit for HTML."""
+
+from __future__ import annotations
+
+import io
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from sg_rlhf.report.runs import Curve
+
+#: Okabe and Ito's palette: told apart with any colour vision. Line styles differ as well.
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+LINES: tuple[str | tuple[int, tuple[int, ...]], ...] = (
+    "-", (0, (6, 2)), (0, (2, 1)), (0, (8, 2, 2, 2)), (0, (4, 1, 1, 1)), (0, (1, 1)),
+)  # fmt: skip
+INK, MUTED, GRID, ALARM = "#1b1f24", "#59636e", "#e1e4e8", "#b3261e"
+#: Each colour becomes a CSS variable in the page, so that dark mode can change it.
+VARIABLES = {
+    **{color: f"--s{i}" for i, color in enumerate(SERIES)},
+    INK: "--ink", MUTED: "--muted", GRID: "--grid", ALARM: "--alarm",
+}  # fmt: skip
+#: Inches; a column of a two-column paper, and of the page.
+WIDTH, HEIGHT = 4.6, 2.8
+_SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+
+RC = {
+    "font.size": 9.0,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+    "legend.fontsize": 8.0,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "svg.hashsalt": "sg_rlhf",
+    "path.simplify_threshold": 0.3,
+}
+
+
+def subplots(
+    rows: int = 1,
+    columns: int = 1,
+    *,
+    width: float = WIDTH,
+    height: float = HEIGHT,
+    sharex: bool = False,
+) -> tuple[Figure, list[Axes]]:
+    """A figure in the report's style and its axes, row by row."""
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(width, height), sharex=sharex, layout="constrained", squeeze=False
+    )
+    return figure, [axis for row in axes for axis in row]
+
+
+def color(index: int) -> str:
+    """The colour of the group or part at ``index``."""
+    return SERIES[index % len(SERIES)]
+
+
+def style(index: int) -> str | tuple[int, tuple[int, ...]]:
+    """The line style of the group at ``index``."""
+    return LINES[index % len(LINES)]
+
+
+def whole_numbers(axes: Axes, label: str = "rollout") -> None:
+    """The x axis counts rollouts (or steps)."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel(label)
+
+
+def window_of(length: int) -> int:
+    """How many rows a running mean takes: a fifth of the run, 1 to 15."""
+    return max(1, min(15, length // 5))
+
+
+def smooth(values: Sequence[float], window: int) -> list[float]:
+    """Mean of the last ``window`` values."""
+    return [statistics.fmean(values[max(0, i - window + 1) : i + 1]) for i in range(len(values))]
+
+
+def band(curves: list[Curve]) -> tuple[list[float], list[float], list[float], list[float]]:
+    """(x, mean, lowest, highest) over the curves, at the x that all of them have."""
+    tables = [dict(curve) for curve in curves]
+    xs = sorted(set.intersection(*(set(table) for table in tables)))
+    at = [[table[x] for table in tables] for x in xs]
+    return xs, [statistics.fmean(v) for v in at], [min(v) for v in at], [max(v) for v in at]
+
+
+def draw_seeds(
+    axes: Axes, curves: list[Curve], index: int, label: str, *, window: int = 1, raw: bool = True
+) -> bool:
+    """One group: a line, or for several seeds their mean, their range, and each thinly.
+
+    Returns:
+        Whether there was anything to draw.
+    """
+    curves = [curve for curve in curves if curve]
+    if not curves:
+        return False
+    smoothed = [
+        list(zip([x for x, _ in curve], smooth([y for _, y in curve], window), strict=True))
+        for curve in curves
+    ]
+    look: dict[str, Any] = {"color": color(index), "solid_capstyle": "round"}
+    if len(curves) == 1:
+        xs, ys = [x for x, _ in curves[0]], [y for _, y in curves[0]]
+        if window > 1 and raw:
+            axes.plot(xs, ys, alpha=0.3, linewidth=0.8, **look)
+        mean = [y for _, y in smoothed[0]]
+        marker = "o" if len(xs) == 1 else None
+        axes.plot(
+            xs, mean, linewidth=1.7, label=label, linestyle=style(index), marker=marker, **look
+        )
+        return True
+    for curve in smoothed:
+        axes.plot([x for x, _ in curve], [y for _, y in curve], alpha=0.35, linewidth=0.7, **look)
+    xs, mean, low, high = band(smoothed)
+    axes.fill_between(xs, low, high, color=color(index), alpha=0.18, linewidth=0)
+    axes.plot(xs, mean, linewidth=1.9, label=label, linestyle=style(index), **look)
+    return True
+
+
+def legend(axes: Axes, location: str = "best", **options: Any) -> None:
+    """A legend, if anything has a label; ``above`` puts it over the axes."""
+    if location == "above":
+        location = "lower left"
+        options = {"bbox_to_anchor": (-0.02, 1.0), "ncols": 3, "handlelength": 1.6} | options
+    handles, _ = axes.get_legend_handles_labels()
+    if handles:
+        axes.legend(loc=location, **options)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as the file name's ending says: PNG with 200 dpi, SVG with drawn letters."""
+    with matplotlib.rc_context({**RC, "svg.fonttype": "path"}):
+        figure.savefig(path, dpi=200, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plt.close(figure)
+
+
+def html_svg(figure: Figure, key: str, label: str, *, letters: bool = True) -> str:
+    """The figure as an ``<svg>`` element for the page: no fixed size, colours as CSS variables.
+
+    Args:
+        key: put in front of every id, so that figures do not share any.
+        label: what a screen reader says.
+        letters: keep text as text; False draws it, for text whose width must not change.
+    """
+    buffer = io.StringIO()
+    with matplotlib.rc_context({**RC, "svg.fonttype": "none" if letters else "path"}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    plt.close(figure)
+    ElementTree.register_namespace("", _SVG)
+    ElementTree.register_namespace("xlink", _XLINK)
+    # Our own output, so no parser is needed that distrusts it; comments are dropped on the way.
+    root = ElementTree.fromstring(buffer.getvalue())
+    for parent in list(root.iter()):
+        for child in list(parent):
+            # matplotlib's style sheet is for every element of the page, and its metadata is noise.
+            if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
+                parent.remove(child)
+    for element in root.iter():
+        for name, value in element.attrib.items():
+            element.set(name, _for_page(name, value, key))
+    for name in ("width", "height", "version"):
+        root.attrib.pop(name, None)
+    root.set("style", "stroke-linejoin:round;stroke-linecap:butt")
+    root.set("role", "img")
+    root.set("aria-label", label)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _for_page(name: str, value: str, key: str) -> str:
+    if name == "id":
+        return f"{key}-{value}"
+    if name == f"{{{_XLINK}}}href":
+        return value.replace("#", f"#{key}-")
+    value = value.replace("url(#", f"url(#{key}-")
+    if name == "style":
+        # The page's own font; black is what matplotlib leaves unsaid.
+        value = re.sub(r"font: ([^;']*?)([\d.]+px)[^;]*", r"font-size: \2", value)
+        value = re.sub(r"font-family: [^;]*;?", "", value)
+        value = re.sub(
+            r"#[0-9a-f]{6}",
+            lambda m: f"var({VARIABLES[m[0]]})" if m[0] in VARIABLES else m[0],
+            value,
+        )
+    return value

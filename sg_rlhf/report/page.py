@@ -1,0 +1,186 @@
+"""One self-contained HTML page about one or several runs; no network, no dependence on a server."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import os
+import statistics
+import time
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import DictLoader, Environment, StrictUndefined
+from markupsafe import Markup
+
+import sg_rlhf
+from sg_rlhf.report import catalogue, drawing, figures
+from sg_rlhf.report.figures import Missing
+from sg_rlhf.report.runs import (
+    NOT_COMPARED,
+    Group,
+    Run,
+    all_settings,
+    curve,
+    differences,
+    grouped,
+    named_apart,
+    number,
+    read_run,
+)
+from sg_rlhf.report.samples import clouds, frequent_tokens, payload
+from sg_rlhf.report.text import embedded_json, one_line
+from sg_rlhf.report.weighting import weighting_of
+
+#: Samples in the browser of a page, over all its runs.
+SAMPLES = 500
+#: Word clouds and their table are drawn for this many configurations.
+CLOUD_GROUPS = 3
+TABLE_TOKENS = 15
+TEMPLATES = ("page.html", "page.css", "page.js")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure as it goes into the page: an SVG, or the sentence that says why there is none."""
+
+    entry: catalogue.Entry
+    svg: Markup | None
+    missing: str = ""
+
+
+def read_runs(run_dirs: list[Path]) -> tuple[list[Run], list[Group]]:
+    """The runs and their groups.
+
+    Raises:
+        RunError: one of them cannot be read.
+    """
+    runs = named_apart([read_run(path) for path in run_dirs])
+    return runs, grouped(runs)
+
+
+def build(runs: list[Run], groups: list[Group], samples: int = SAMPLES) -> str:
+    """The page as text."""
+    source = {name: _template(name) for name in TEMPLATES}
+    environment = Environment(
+        loader=DictLoader(source), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    script = source["page.js"]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    data = payload(runs, samples)
+    drawn = [_drawn(entry, groups) for entry in catalogue.FIGURES]
+    return environment.get_template("page.html").render(
+        title=" · ".join(group.label for group in groups),
+        style=Markup(source["page.css"]),
+        script=Markup(script),
+        script_hash=f"sha256-{digest}",
+        groups=groups,
+        table=[_table_row(run) for run in runs],
+        figures=[figure for figure in drawn if figure.svg],
+        missing=[figure for figure in drawn if not figure.svg],
+        several_seeds=any(len(group.runs) > 1 for group in groups),
+        differences=differences(groups) if len(groups) > 1 else [],
+        settings=[(run.name, all_settings(run)) for run in runs] if len(groups) == 1 else [],
+        not_compared=", ".join(NOT_COMPARED),
+        tokens=[_token_table(group) for group in groups[:CLOUD_GROUPS]],
+        sample_count=len(data["samples"]["step"]),
+        left_out=[run for run in data["runs"] if run["shown"] < run["total"]],
+        data=Markup(embedded_json(data)),
+        version=sg_rlhf.__version__,
+        written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+    )
+
+
+def write(text: str, path: Path) -> None:
+    """Write the page whole or not at all; a missing folder is made.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _template(name: str) -> str:
+    return (resources.files("sg_rlhf.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _drawn(entry: catalogue.Entry, groups: list[Group]) -> Drawn:
+    shown = groups[:CLOUD_GROUPS] if entry.key == "word_clouds" else groups
+    try:
+        figure = catalogue.draw(entry, shown)
+    except Missing as missing:
+        return Drawn(entry, None, str(missing))
+    label = f"{entry.title}: {', '.join(group.label for group in shown)}"
+    return Drawn(entry, Markup(drawing.html_svg(figure, entry.key, label, letters=entry.letters)))
+
+
+def _table_row(run: Run) -> dict[str, Any]:
+    """What the table of runs says, as text; "n/a" where a run does not have it."""
+    norms = [y for _, y in figures.norm_curve(run)]
+    rewards = [y for _, y in curve(run.metrics, "rollout/reward_mean")]
+    window = max(1, min(5, len(rewards) // 2))
+    state = "finished" if run.finished else "still training, or stopped"
+    return {
+        "name": run.name,
+        "path": one_line(str(run.path)),
+        "seed": one_line(run.seed),
+        "rollouts": f"{run.rollouts}" + (f" of {run.planned}" if run.planned else ""),
+        "state": state,
+        "weighting": one_line(weighting_of(run).label),
+        "reward": _change(rewards[:window], rewards[-window:]) if rewards else "n/a",
+        "accuracy": _held_out(run),
+        "norm": (
+            f"{statistics.fmean(norms):.3g} ± {statistics.pstdev(norms):.2g}" if norms else "n/a"
+        ),
+        "norm_max": f"{max(norms):.3g}" if norms else "n/a",
+        "spikes": f"{len(figures.spikes(norms))} of {len(norms)}" if norms else "n/a",
+        "weight": _mean_of(run, "sg/weight_mean", "{:.3f}"),
+        "zeroed": _mean_of(run, "sg/zeroed_pos", "{:.1%}"),
+        "seconds": _median_seconds(run),
+        "notes": [one_line(note) for note in run.notes],
+    }
+
+
+def _change(first: list[float], last: list[float]) -> str:
+    return f"{statistics.fmean(first):+.3f} → {statistics.fmean(last):+.3f}"
+
+
+def _held_out(run: Run) -> str:
+    rows = [row for row in run.evaluations if math.isfinite(number(row, "eval_accuracy"))]
+    if not rows:
+        return "n/a"
+
+    def text(row: dict[str, Any]) -> str:
+        width = number(row, "eval_accuracy_ci95")
+        interval = f" ± {width:.3f}" if math.isfinite(width) else ""
+        return f"{number(row, 'eval_accuracy'):.3f}{interval}"
+
+    return text(rows[0]) if len(rows) == 1 else f"{text(rows[0])} → {text(rows[-1])}"
+
+
+def _mean_of(run: Run, key: str, form: str) -> str:
+    values = [v for row in run.steps if math.isfinite(v := number(row, key))]
+    return form.format(statistics.fmean(values)) if values else "n/a"
+
+
+def _median_seconds(run: Run) -> str:
+    values = [y for _, y in curve(run.metrics, "timing/step_total")]
+    return f"{statistics.median(values):.1f}" if values else "n/a"
+
+
+def _token_table(group: Group) -> dict[str, Any]:
+    likely, unlikely = clouds(frequent_tokens(group))
+    return {
+        "name": group.name,
+        "rows": list(zip(likely[:TABLE_TOKENS], unlikely[:TABLE_TOKENS], strict=False)),
+    }

@@ -1,0 +1,312 @@
+"""Run directories as the report reads them: rows, settings, and which runs belong together."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from sg_rlhf import run_log
+from sg_rlhf.config import Config, ConfigError, load_config
+from sg_rlhf.report.text import one_line
+from sg_rlhf.upstream_flags import UpstreamChanged
+
+#: Runs that differ in nothing else are seeds of one experiment: the seed, where files go, and the
+#: names that loggers give it.
+NOT_COMPARED = (
+    "train.seed", "sg.run_dir", "sg.wandb", "sg.verbose", "ckpt.path", "ckpt.output_dir",
+    "logger.tensorboard_dir", "logger.wandb.run_name", "logger.wandb.group", "logger.wandb.key",
+)  # fmt: skip
+SEED = "train.seed"
+#: Keys whose values nobody should find in a page that is passed on.
+SECRETS = ("logger.wandb.key",)
+
+Row = dict[str, Any]
+#: (x, y) in the order of x.
+Curve = list[tuple[float, float]]
+
+
+class RunError(ValueError):
+    """A run directory cannot be read; one line for the user."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run directory.
+
+    Attributes:
+        settings: the resolved configuration, dotted keys; empty without a readable config.yaml.
+        config: the same as a checked recipe; None where this version does not take it.
+        notes: what the reader of the page must know about these files, a sentence each.
+    """
+
+    path: Path
+    name: str
+    metrics: list[Row]
+    steps: list[Row]
+    samples: list[Row]
+    evaluations: list[Row]
+    settings: dict[str, Any] = field(default_factory=dict)
+    config: Config | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
+    planned: int | None = None
+    finished: bool = False
+    notes: tuple[str, ...] = ()
+
+    def setting(self, key: str) -> Any:
+        """The value of a dotted key, upstream's default where the run does not set it."""
+        if self.config is not None:
+            if key.startswith("sg.search.") and self.config.sg.search is None:
+                return None
+            try:
+                return self.config.value(key)
+            except (KeyError, AttributeError):
+                pass
+        return self.settings.get(key)
+
+    @property
+    def seed(self) -> str:
+        return str(self.setting(SEED) if self.setting(SEED) is not None else "?")
+
+    @property
+    def rollouts(self) -> int:
+        return int(self.metrics[-1]["global_step"])
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one configuration: the seeds of an experiment."""
+
+    name: str
+    runs: tuple[Run, ...]
+
+    @property
+    def label(self) -> str:
+        return self.name if len(self.runs) == 1 else f"{self.name} ({len(self.runs)} seeds)"
+
+
+def number(row: Row, key: str) -> float:
+    """The value of ``key``, NaN where it is absent or no number."""
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return math.nan
+    return float(value)
+
+
+def curve(rows: Iterable[Row], key: str, x: str = "global_step") -> Curve:
+    """(x, value) of the rows that have both."""
+    points = ((number(row, x), number(row, key)) for row in rows)
+    return [(a, b) for a, b in points if math.isfinite(a) and math.isfinite(b)]
+
+
+def per_rollout(rows: Iterable[Row], key: str) -> Curve:
+    """The mean of a per-optimizer-step value over the steps of each rollout."""
+    by_step: dict[float, list[float]] = {}
+    for step, value in curve(rows, key):
+        by_step.setdefault(step, []).append(value)
+    return [(step, math.fsum(values) / len(values)) for step, values in sorted(by_step.items())]
+
+
+def read_run(path: Path) -> Run:
+    """Read a run directory; a run that is still training, or was killed, is one too.
+
+    Raises:
+        RunError: it is not a run, or has no rollout yet, or cannot be read.
+    """
+    if not path.is_dir():
+        what = "not a folder" if path.exists() else "no such folder"
+        raise RunError(f"{path}: {what}; give the directory of a run (train's --run-dir)")
+    if not (path / run_log.METRICS).exists():
+        raise RunError(f"{path}: not a run: no {run_log.METRICS} in it (train's --run-dir has one)")
+    notes: list[str] = []
+    rows = {name: _rows(path, name, notes) for name in run_log.STEP_FILES}
+    metrics = _last_of_each_step(rows[run_log.METRICS])
+    if not metrics:
+        raise RunError(f"{path}: no rollout in {run_log.METRICS} yet; wait for the first one")
+    settings, config = _settings(path, notes)
+    return Run(
+        path=path,
+        name=one_line(path.resolve().name) or "run",
+        metrics=metrics,
+        steps=rows[run_log.OPTIMIZER_STEPS],
+        samples=[_checked(row) for row in rows[run_log.SAMPLES]],
+        evaluations=_last_of_each_step(rows[run_log.EVALUATIONS]),
+        settings=settings,
+        config=config,
+        environment=_json_object(path / "environment.json"),
+        planned=_json_object(path / "plan.json").get("rollouts"),
+        finished=(path / "checkpoints" / "final" / "config.json").is_file(),
+        notes=tuple(notes),
+    )
+
+
+def _rows(run_dir: Path, name: str, notes: list[str]) -> list[Row]:
+    path = run_dir / name
+    try:
+        rows: list[Any] = run_log.read(path)
+        lines = len(path.read_bytes().splitlines()) if path.exists() else 0
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise RunError(f"{path}: cannot be read: {reason}") from None
+    for index, row in enumerate(rows):
+        if not isinstance(row, dict) or not math.isfinite(number(row, "global_step")):
+            raise RunError(f"{path}, line {index + 1}: not a row with a global_step")
+    if lines - len(rows) == 1:
+        notes.append(f"The last line of {name} is cut short and left out.")
+    elif lines > len(rows):
+        notes.append(
+            f"{name} has damage in line {len(rows) + 1}: {lines - len(rows)} lines are left out."
+        )
+    return rows
+
+
+def _last_of_each_step(rows: list[Row]) -> list[Row]:
+    """One row per rollout: a resumed run may have evaluated a step again."""
+    return [row for _, row in sorted({row["global_step"]: row for row in rows}.items())]
+
+
+def _checked(row: Row) -> Row:
+    """A sample with every text a string and every list usable, whatever wrote the file."""
+    tokens, log_probs = row.get("tokens"), row.get("log_probs")
+    usable = (
+        isinstance(tokens, list)
+        and isinstance(log_probs, list)
+        and len(tokens) == len(log_probs)
+        and all(isinstance(v, (int, float)) for v in log_probs)
+    )
+    texts = {
+        key: row[key] if isinstance(row.get(key), str) else json.dumps(row.get(key, ""))
+        for key in ("prompt", "label", "response")
+    }
+    dialogue = row.get("dialogue")
+    return {
+        **row,
+        **texts,
+        "dialogue": dialogue if isinstance(dialogue, str) else "",
+        "tokens": [str(token) for token in tokens or []] if usable else [],
+        "log_probs": log_probs if usable else [],
+    }
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _settings(run_dir: Path, notes: list[str]) -> tuple[dict[str, Any], Config | None]:
+    path = run_dir / "config.yaml"
+    if not path.is_file():
+        notes.append("There is no config.yaml: token weights and differences are not known.")
+        return {}, None
+    try:
+        settings = flatten(OmegaConf.to_container(OmegaConf.load(path), resolve=True))
+    except (OmegaConfBaseException, YAMLError, OSError, ValueError):
+        notes.append("config.yaml cannot be read: token weights and differences are not known.")
+        return {}, None
+    try:
+        return settings, load_config(path)
+    except (ConfigError, UpstreamChanged) as error:
+        notes.append(
+            f"This version does not take the run's config.yaml, so its token weights are not "
+            f"shown: {str(error).removeprefix(f'{path.resolve()}: ')}"
+        )
+        return settings, None
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items() if isinstance(tree, dict) else ():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def grouped(runs: list[Run]) -> list[Group]:
+    """Runs whose configuration is the same apart from ``NOT_COMPARED``, in the order given."""
+    keys = sorted({key for run in runs for key in run.settings} - set(NOT_COMPARED))
+    groups: dict[Any, list[Run]] = {}
+    for run in runs:
+        same = json.dumps([run.setting(key) for key in keys], default=str)
+        # Nothing is known about a run without settings, so it stands alone.
+        groups.setdefault(same if run.settings else run.path, []).append(run)
+    names = [_common_name([run.name for run in members]) for members in groups.values()]
+    if len(set(names)) < len(names):
+        names = [f"{name} [{index + 1}]" for index, name in enumerate(names)]
+    return [
+        Group(name, tuple(members)) for name, members in zip(names, groups.values(), strict=True)
+    ]
+
+
+def _common_name(names: list[str]) -> str:
+    if len(names) == 1:
+        return names[0]
+    common = os.path.commonprefix(names)  # noqa: RUF071  (names, not paths)
+    common = re.sub(r"([-_. ]+(s|seed)?\d*|\d+)$", "", common)
+    return common or names[0]
+
+
+def named_apart(runs: list[Run]) -> list[Run]:
+    """Runs of the same folder name get their parent's name in front."""
+    names = [run.name for run in runs]
+    if len(set(names)) == len(names):
+        return runs
+    return [
+        replace(run, name=one_line("/".join(run.path.resolve().parts[-2:])))
+        if names.count(run.name) > 1
+        else run
+        for run in runs
+    ]
+
+
+def differences(groups: list[Group]) -> list[tuple[str, list[str]]]:
+    """(key, value in each group) of every setting and package version that is not everywhere the
+    same."""
+    found = []
+    first = [group.runs[0] for group in groups]
+    for key in sorted({key for run in first for key in run.settings} - set(NOT_COMPARED)):
+        values = [_shown(key, run.setting(key)) if run.settings else "?" for run in first]
+        if len(set(values)) > 1:
+            found.append((key, values))
+    reading: dict[str, Callable[[Run], Any]] = {
+        "python": lambda run: run.environment.get("python"),
+        "system": lambda run: run.environment.get("system"),
+    }
+    packages = {name for run in first for name in _versions(run)}
+    for name in sorted(packages):
+        reading[name] = lambda run, name=name: _versions(run).get(name)  # type: ignore[misc]
+    for name, read in reading.items():
+        values = [_shown(name, read(run)) for run in first]
+        if len(set(values)) > 1:
+            found.append((f"version of {name}", values))
+    return found
+
+
+def _versions(run: Run) -> dict[str, Any]:
+    versions = run.environment.get("versions")
+    return versions if isinstance(versions, dict) else {}
+
+
+def _shown(key: str, value: Any) -> str:
+    if key in SECRETS and value:
+        return "(set)"
+    return "not set" if value is None else one_line(str(value))
+
+
+def all_settings(run: Run) -> list[tuple[str, str]]:
+    """Every setting of a run, for display."""
+    return [(one_line(key), _shown(key, value)) for key, value in sorted(run.settings.items())]

@@ -1,0 +1,180 @@
+"""Samples for the page: which ones, as compact columns, and what their tokens say in total."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from sg_rlhf.report.runs import Group, Row, Run, number
+from sg_rlhf.report.text import one_line, visible
+from sg_rlhf.report.weighting import Weighting, weighting_of
+
+#: A token is frequent from this many occurrences on.
+FREQUENT = 5
+#: Tokens in each word cloud, as in Figure 3 of arXiv 2511.00066.
+CLOUD_TOKENS = 100
+#: Below a log-probability of -20 (p = 2e-9) nothing is told apart.
+LOWEST_LOG_PROB = -20.0
+
+
+def choose(samples: list[Row], limit: int) -> list[Row]:
+    """At most ``limit`` samples: all of a rollout together, rollouts spread evenly over the run.
+
+    The first and the last rollout are kept if two fit; a rollout larger than the limit is cut.
+    """
+    if len(samples) <= limit:
+        return samples
+    by_step: dict[int, list[Row]] = defaultdict(list)
+    for row in samples:
+        by_step[row["global_step"]].append(row)
+    steps = sorted(by_step)
+    largest = max(len(rows) for rows in by_step.values())
+    wanted = max(1, min(len(steps), limit // largest))
+    last = len(steps) - 1
+    picked = [last] if wanted == 1 else [round(i * last / (wanted - 1)) for i in range(wanted)]
+    return [row for index in picked for row in by_step[steps[index]]][:limit]
+
+
+class _Table:
+    """Texts by number, each once."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._index: dict[str, int] = {}
+
+    def add(self, text: str) -> int:
+        if text not in self._index:
+            self._index[text] = len(self.texts)
+            self.texts.append(visible(text))
+        return self._index[text]
+
+
+def payload(runs: list[Run], limit: int) -> dict[str, Any]:
+    """What the sample browser reads, as columns; texts and token pieces are numbers into tables.
+
+    ``logp`` is -1000 log p and ``w`` is 1000 w, as integers; ``w`` is null where a weight cannot
+    be computed from p, ``zeroed`` then too. ``zeroed`` has a character per token: "1" where the
+    policy gradient is zero at ratio 1. ``text`` is the dialogue of a search run, or the response
+    where its tokens do not spell it (a character split over tokens), else null.
+    """
+    texts, pieces = _Table(), _Table()
+    columns: dict[str, list[Any]] = {
+        name: []
+        for name in (
+            "run", "step", "reward", "correct", "advantage", "prompt", "label", "text", "tokens",
+            "logp", "w", "zeroed",
+        )
+    }  # fmt: skip
+    described, share = [], max(1, limit // len(runs))
+    for index, run in enumerate(runs):
+        weighting = weighting_of(run)
+        chosen = choose(run.samples, share)
+        described.append(_described(run, weighting, len(chosen)))
+        for row in chosen:
+            columns["run"].append(index)
+            for name, value in _columns_of(row, weighting, texts, pieces).items():
+                columns[name].append(value)
+    return {"runs": described, "texts": texts.texts, "pieces": pieces.texts, "samples": columns}
+
+
+def _described(run: Run, weighting: Weighting, shown: int) -> dict[str, Any]:
+    known = weighting.config is not None
+    return {
+        "name": run.name,
+        "weighting": one_line(weighting.label),
+        "bounds": [round(w, 4) for w in weighting.bounds()] if known else None,
+        "shown": shown,
+        "total": len(run.samples),
+    }
+
+
+def _columns_of(row: Row, weighting: Weighting, texts: _Table, pieces: _Table) -> dict[str, Any]:
+    tokens = row["tokens"]
+    log_probs = [min(0.0, max(LOWEST_LOG_PROB, float(v))) for v in row["log_probs"]]
+    advantage = number(row, "advantage")
+    weights, zeroed = None, None
+    if weighting.config is not None:
+        exact = weighting.weights(log_probs)
+        weights = [round(1000 * w) for w in exact]
+        zeroed = "".join("01"[z] for z in weighting.zeroed(exact, advantage))
+    text = row["dialogue"] or row["response"]
+    return {
+        "step": row["global_step"],
+        "reward": _rounded(number(row, "reward")),
+        "correct": _rounded(number(row, "correct")),
+        "advantage": _rounded(advantage),
+        "prompt": texts.add(row["prompt"]),
+        "label": texts.add(row["label"]),
+        "text": None if text == "".join(tokens) else texts.add(text),
+        "tokens": [pieces.add(token) for token in tokens],
+        "logp": [round(-1000 * v) for v in log_probs],
+        "w": weights,
+        "zeroed": zeroed,
+    }
+
+
+def _rounded(value: float) -> float | None:
+    return round(value, 4) if math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class TokenCount:
+    """A token's text without the space around it, how often it was sampled, its mean p."""
+
+    text: str
+    count: int
+    mean_p: float
+
+
+def frequent_tokens(group: Group) -> list[TokenCount]:
+    """Frequent tokens of all samples of a group, from the lowest mean probability up.
+
+    ``pi_bar(o) = sum of pi(o) / occurrences`` as in Appendix C.3 of arXiv 2511.00066. Tokens that
+    differ in the space around them are one; whitespace alone is left out.
+    """
+    totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+    for run in group.runs:
+        for row in run.samples:
+            for token, log_prob in zip(row["tokens"], row["log_probs"], strict=True):
+                entry = totals[token]
+                entry[0] += 1
+                entry[1] += math.exp(min(0.0, log_prob))
+    merged: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+    for token, (count, total) in totals.items():
+        if text := one_line(token):
+            merged[text][0] += count
+            merged[text][1] += total
+    found = [
+        TokenCount(text, int(count), total / count)
+        for text, (count, total) in merged.items()
+        if count >= FREQUENT
+    ]
+    return sorted(found, key=lambda token: (token.mean_p, token.text))
+
+
+def clouds(tokens: list[TokenCount]) -> tuple[list[TokenCount], list[TokenCount]]:
+    """(highest, lowest) mean probability, ``CLOUD_TOKENS`` each, never one token in both."""
+    size = min(CLOUD_TOKENS, len(tokens) // 2)
+    return (tokens[-size:][::-1], tokens[:size]) if size else ([], [])
+
+
+def probability_histogram(group: Group, bins: int = 20) -> tuple[list[float], str]:
+    """(share of tokens in equal bins of p, where they come from); all 0 if nothing is known."""
+    counts = [0.0] * bins
+    for run in group.runs:
+        for row in run.steps:
+            logged = row.get("sg/prob_hist")
+            if isinstance(logged, list) and len(logged) == bins:
+                counts = [a + float(b or 0) for a, b in zip(counts, logged, strict=True)]
+    source = "every token trained on"
+    if not sum(counts):
+        source = "tokens of samples.jsonl"
+        for run in group.runs:
+            for row in run.samples:
+                for log_prob in row["log_probs"]:
+                    p = math.exp(min(0.0, log_prob))
+                    counts[min(bins - 1, int(p * bins))] += 1
+    total = sum(counts)
+    return ([count / total for count in counts] if total else counts), source
