@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.ft2font import FT2Font
-from matplotlib.textpath import TextPath
+from matplotlib.textpath import text_to_path
 from wordcloud import WordCloud
 
 from sg_rlhf.report import drawing
@@ -129,8 +130,9 @@ def _draw_cloud(panel: Axes, tokens: list[TokenCount], color: str, points: float
     for index, ((word, _), size, (y, x), _, _) in enumerate(cloud.layout_):
         font = FontProperties(fname=cloud.font_path, size=size * points)
         # wordcloud places the ink of a word, matplotlib its first letter's origin.
-        ink = TextPath((0, 0), word, size=size, prop=font).get_extents()
+        points_of_ink, _ = text_to_path.get_text_path(font, word, ismath=False)
+        ink = np.asarray(points_of_ink) * size / text_to_path.FONT_SCALE
         panel.text(
-            x - ink.x0, y + ink.y1, word, va="baseline", ha="left", parse_math=False,
-            fontproperties=font, color=color if index % 3 else INK,
+            x - ink[:, 0].min(), y + ink[:, 1].max(), word, va="baseline", ha="left",
+            parse_math=False, fontproperties=font, color=color if index % 3 else INK,
         )  # fmt: skip

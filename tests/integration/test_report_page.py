@@ -1,0 +1,249 @@
+"""The report page in a real browser: quiet, inert, filtered, by keyboard, in both themes."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from sg_rlhf.report import page as report
+from tests.integration.browser import NO_BROWSER, executable, opened
+from tests.unit.report.synthetic import write_hostile_samples, write_run
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(executable() is None, reason=NO_BROWSER),
+]
+
+#: Milliseconds. The real figure is in bench/results/report_page.json; this is ten times its aim,
+#: so that a busy machine does not fail it.
+LOADED_WITHIN = 20_000
+
+
+def write_page(folder: Path, *run_dirs: Path) -> Path:
+    path = folder / "report.html"
+    report.write(report.build(*report.read_runs(list(run_dirs))), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """GRPO-SG with the published U = 1.4, so that many tokens are zeroed; and GRPO."""
+    folder = tmp_path_factory.mktemp("report")
+    sg = write_run(folder / "grpo_sg", rollouts=40, samples_per_step=4, overrides=("sg.upper=1.4",))
+    grpo = write_run(folder / "grpo", rollouts=40, seed=1, recipe="grpo_tiny_cpu.yaml")
+    return write_page(folder, sg, grpo)
+
+
+@pytest.fixture
+def page(page_file: Path, tmp_path: Path) -> Iterator[Page]:
+    with opened(page_file, tmp_path / "profile") as found:
+        yield found.page
+        assert not found.complaints
+
+
+def count(page: Page) -> int:
+    """How many samples match, as the page says it."""
+    match = re.match(r"(\d+) of 240 samples", page.inner_text("#count"))
+    assert match
+    return int(match[1])
+
+
+def test_it_loads_and_shows_everything(page: Page) -> None:
+    expect(page.locator("figure svg")).to_have_count(len(report.catalogue.FIGURES))
+    expect(page.locator("#sample .tokens .t")).to_have_count(30)
+    assert count(page) == 240
+    timing = page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
+    assert 0 < timing < LOADED_WITHIN
+    for width in (1280, 400):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_filters_choose_samples(page: Page) -> None:
+    page.fill("#f-step-min", "10")
+    page.fill("#f-step-max", "12")
+    assert count(page) == 18
+    labels = page.locator("#list li").evaluate_all("xs => xs.map((x) => x.ariaLabel)")
+    assert {re.match(r"rollout (\d+)", label)[1] for label in labels} == {"10", "11", "12"}  # type: ignore[index]
+    page.select_option("#f-run", label="grpo")
+    assert count(page) == 6
+    page.click("button[type=reset]")
+    expect(page.locator("#count")).to_have_text("240 of 240 samples")
+
+    page.select_option("#f-correct", "1")
+    correct = count(page)
+    page.select_option("#f-correct", "0")
+    assert 0 < correct < 240 and count(page) == 240 - correct
+    page.select_option("#f-correct", "")
+    page.fill("#f-reward-min", "2.9")
+    assert count(page) == correct
+    page.click("button[type=reset]")
+    expect(page.locator("#count")).to_have_text("240 of 240 samples")
+
+    page.fill("#f-text", "puzzle 7.")
+    assert 0 < count(page) < 30
+    page.locator("#sample summary").first.click()
+    assert "puzzle 7." in page.locator("#sample pre").first.text_content()  # type: ignore[operator]
+    page.fill("#f-text", "nothing has this")
+    assert count(page) == 0
+    assert "No sample matches" in page.inner_text("#sample")
+
+
+def test_colours_and_tooltips_say_what_a_token_is(page: Page) -> None:
+    page.select_option("#f-run", label="grpo_sg")
+    page.select_option("#f-advantage", "1")
+    zeroed = page.locator("#sample .tokens .t.z").first
+    zeroed.hover()
+    tip = page.inner_text("#tip")
+    assert re.search(r"p (0\.[2-9]|1\.0|> 0\.999)", tip) and "weight 1." in tip
+    assert "zeroed: no policy gradient at ratio 1" in tip and "advantage +" in tip
+    page.select_option("#f-advantage", "-1")
+    assert page.locator("#sample .tokens .t.z").count() == 0
+    page.select_option("#f-advantage", "0")
+    page.locator("#sample .tokens .t").first.hover()
+    assert "no policy gradient: advantage 0" in page.inner_text("#tip")
+
+    page.select_option("#f-color", "w")
+    assert "w = 1.4" in page.inner_text("#sample .legend")
+    page.select_option("#f-run", label="grpo")
+    assert "every token has w = 1" in page.inner_text("#sample .legend")
+
+
+def test_everything_is_reached_by_keyboard(page: Page) -> None:
+    def focused() -> str:
+        return str(page.evaluate("document.activeElement.id || document.activeElement.className"))
+
+    reached = []
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached.append(focused())
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline != "none", reached[-1]
+        if "t b" in reached[-1]:
+            break
+    assert reached[0] == "skip"
+    for element in ("theme", "f-step-min", "f-correct", "f-text", "f-color", "list"):
+        assert element in reached
+    assert "t b" in reached[-1], "the tokens"
+
+    assert "p " in page.inner_text("#tip")
+    before = page.evaluate("document.activeElement.dataset.k")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.dataset.k") == str(int(before) + 1)
+    assert page.evaluate("document.activeElement.getAttribute('aria-describedby')") == "tip"
+    page.keyboard.press("Escape")
+    assert page.is_hidden("#tip")
+
+    heading = page.locator("#sample h3")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    expect(heading).to_have_text("Sample 3 of 240")
+    page.keyboard.press("k")
+    expect(heading).to_have_text("Sample 2 of 240")
+    page.focus("#list")
+    page.keyboard.press("End")
+    expect(heading).to_have_text("Sample 240 of 240")
+    expect(page.locator("#page-now")).to_have_text("201 to 240")
+    page.keyboard.press("/")
+    assert focused() == "f-text"
+    page.keyboard.type("jk")  # typed, not obeyed
+    assert page.input_value("#f-text") == "jk"
+
+
+#: The contrast of every element that has text of its own (WCAG 2.1), against what is behind it.
+CONTRAST = """() => {
+  const parse = (text) => {
+    const [r, g, b, a = 1] = text.match(/[\\d.e-]+/g).map(Number);
+    const scale = text.startsWith('color(') ? 1 : 255;
+    return [r / scale, g / scale, b / scale, a];
+  };
+  const over = (top, under) => top.slice(0, 3).map((c, i) => c * top[3] + under[i] * (1 - top[3]));
+  const behind = (element) => {
+    const layers = [];
+    for (let e = element; e; e = e.parentElement) {
+      layers.push(parse(getComputedStyle(e).backgroundColor));
+    }
+    return layers.reverse().reduce((under, top) => over(top, under), [1, 1, 1]);
+  };
+  const luminance = (rgb) => {
+    const [r, g, b] = rgb.map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const low = [];
+  for (const element of document.querySelectorAll('body *')) {
+    const own = [...element.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+    if (!own || !element.checkVisibility()) continue;
+    if (element.matches('script, option, :disabled')) continue;
+    const svg = element.closest('svg');
+    const color = parse(getComputedStyle(element)[svg ? 'fill' : 'color']);
+    const a = luminance(over(color, behind(element)));
+    const b = luminance(behind(element));
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (contrast < 4.5) low.push(`${element.outerHTML.slice(0, 90)}: ${contrast.toFixed(2)}`);
+  }
+  return low;
+}"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_can_be_read_in_both_themes(page_file: Path, tmp_path: Path, dark: bool) -> None:
+    with opened(page_file, tmp_path / "profile", dark=dark) as found:
+        page = found.page
+        theme = "document.documentElement.dataset.theme"
+        assert page.evaluate(theme) == ("dark" if dark else "light")
+        # Every tone of both scales, whatever the sample.
+        page.evaluate(
+            """() => { for (const by of ['p', 'w']) for (let b = 0; b < 10; b++) {
+                 const box = document.createElement('div'); box.className = `tokens by-${by}`;
+                 const part = document.createElement('span'); part.className = `t z b${b}`;
+                 part.textContent = 'token'; box.append(part);
+                 document.getElementById('sample').append(box); } }"""
+        )
+        page.locator("#sample .tokens .t").first.hover()
+        assert page.evaluate(CONTRAST) == []
+        page.click("#theme")
+        assert page.evaluate(theme) == ("light" if dark else "dark")
+        assert not found.complaints
+
+
+def test_hostile_content_is_inert(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "<img src=x onerror=window.__pwned=4>")
+    write_hostile_samples(run_dir)
+    with opened(write_page(tmp_path, run_dir), tmp_path / "profile") as found:
+        page = found.page
+        page.fill("#f-text", "__pwned")
+        assert page.inner_text("#count").startswith("6 of ")
+        for _ in range(6):
+            page.locator("#sample .tokens .t").first.hover()
+            page.press("#list", "j")
+        assert "</script><script>window.__pwned=1</script>" in page.inner_text("#sample .tokens")
+        assert "⟨U+202E⟩gnp.exe" in page.inner_text("#sample .tokens")
+        assert page.evaluate("window.__pwned") is None
+        assert page.locator("img").count() == 0
+        assert page.locator("script").count() == 2
+        assert not found.complaints
+
+
+def test_the_policy_forbids_scripts_and_requests_of_the_page_itself(
+    page_file: Path, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.5)
+        with opened(page_file, tmp_path / "profile") as found:
+            found.page.evaluate(
+                """(port) => { const s = document.createElement('script');
+                     s.textContent = 'window.__pwned = 1'; document.body.append(s);
+                     const i = document.createElement('img');
+                     i.src = `http://127.0.0.1:${port}/x.png`; document.body.append(i);
+                     fetch(`http://127.0.0.1:${port}/y`).catch(() => {}); }""",
+                server.getsockname()[1],
+            )
+            with pytest.raises(TimeoutError):
+                server.accept()
+            assert found.page.evaluate("window.__pwned") is None
+            assert sum("Content Security Policy" in text for text in found.complaints) >= 3

@@ -1,0 +1,157 @@
+"""Run directories with invented numbers, shaped like those that the trainer writes."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+from sg_rlhf import run_log
+from sg_rlhf.config import load_config
+
+ROOT = Path(__file__).parents[3]
+RECIPES = ROOT / "configs" / "kk"
+SIZES = (2, 3, 4, 5, 6, 7)
+WORDS = (
+    " knight", " knave", " is", " a", " so", " then", " therefore", " if", " must", " be", "\n",
+    ".", " Zoey", " Oliver", " Avery", " says", " lies", " truth", "<answer>", "</answer>", ",",
+)  # fmt: skip
+
+
+def write_config(run_dir: Path, recipe: str = "grpo_sg_tiny_cpu.yaml", *overrides: str) -> None:
+    """The resolved recipe, as training writes it."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    config = load_config(RECIPES / recipe, [f"sg.run_dir={run_dir}", *overrides])
+    (run_dir / "config.yaml").write_text(config.to_yaml())
+
+
+def sample(step: int, rng: random.Random, tokens: int = 30) -> dict[str, Any]:
+    """A row of samples.jsonl."""
+    pieces = [rng.choice(WORDS) for _ in range(tokens)]
+    correct = float(rng.random() < 0.3 + 0.001 * step)
+    return {
+        "global_step": step,
+        "prompt": f"A very special island, puzzle {rng.randrange(40)}.",
+        "label": "(1) Zoey is a knight",
+        "response": "".join(pieces),
+        "reward": 3.0 if correct else rng.choice([-0.5, -1.0, -3.0]),
+        "correct": correct,
+        "advantage": round(rng.choice([1.0, -1.0, 0.0]) * rng.random(), 4),
+        "tokens": pieces,
+        # Most tokens are certain, some are not: as in a model that reasons.
+        "log_probs": [
+            round(math.log(rng.betavariate(4, 0.4) * 0.999 + 0.0009), 5) for _ in range(tokens)
+        ],
+    }
+
+
+def evaluation(step: int, rng: random.Random) -> dict[str, float]:
+    """A row of eval/eval.jsonl."""
+    row: dict[str, float] = {"global_step": step, "eval_num_prompts": 600.0}
+    accuracies = []
+    for size in SIZES:
+        accuracy = max(0.0, min(1.0, 0.9 - 0.1 * size + 0.001 * step + rng.gauss(0, 0.02)))
+        accuracies.append(accuracy)
+        row[f"eval_kk_{size}ppl_accuracy"] = accuracy
+        row[f"eval_kk_{size}ppl_accuracy_ci95"] = 0.08
+    row["eval_accuracy"] = sum(accuracies) / len(accuracies)
+    row["eval_accuracy_ci95"] = 0.03
+    return row
+
+
+def write_run(
+    run_dir: Path,
+    *,
+    rollouts: int = 12,
+    samples_per_step: int = 2,
+    tokens: int = 30,
+    seed: int = 0,
+    histograms: bool = True,
+    recipe: str = "grpo_sg_tiny_cpu.yaml",
+    overrides: tuple[str, ...] = (),
+) -> Path:
+    """A whole run directory; returns it."""
+    rng = random.Random(seed)
+    write_config(run_dir, recipe, f"train.seed={seed}", *overrides)
+    metrics, steps, samples = [], [], []
+    for step in range(1, rollouts + 1):
+        done = step / rollouts
+        metrics.append(
+            {
+                "global_step": step,
+                "rollout/reward_mean": -1 + 3 * done + rng.gauss(0, 0.2),
+                "rollout/accuracy": 0.2 + 0.5 * done + rng.gauss(0, 0.02),
+                "rollout/response_length_mean": 400 + 300 * done + rng.gauss(0, 20),
+                "rollout/truncated_rate": 0.02,
+                "timing/generation": 40.0,
+                "timing/make_experience": 8.0,
+                "timing/ppo_train": 30.0,
+                "timing/broadcast": 3.0,
+                "timing/step_total": 82.0,
+            }
+        )
+        for half in (0, 1):
+            norm = 0.2 + 0.02 * rng.random() + (1.5 if (step, half) == (rollouts - 2, 1) else 0)
+            steps.append(
+                {
+                    "global_step": step,
+                    "optimizer_step": 2 * step - 1 + half,
+                    "grad_norm": norm,
+                    "kl": 0.01 * done,
+                    "entropy": 0.5 - 0.3 * done,
+                    "sg/n_tokens": 1000.0,
+                    "sg/weight_mean": 1.2 - 0.02 * rng.random(),
+                    "sg/weight_std": 0.02,
+                    "sg/zeroed_pos": 0.1 * rng.random(),
+                    "sg/zeroed_pos_at_ratio1": 0.0,
+                    "sg/w_one_minus_p_mean": 0.3 - 0.1 * done,
+                    **(_histograms(rng) if histograms else {}),
+                }
+            )
+        samples += [sample(step, rng, tokens) for _ in range(samples_per_step)]
+    run_log.append(run_dir / run_log.METRICS, metrics)
+    run_log.append(run_dir / run_log.OPTIMIZER_STEPS, steps)
+    run_log.append(run_dir / run_log.SAMPLES, samples)
+    run_log.append(
+        run_dir / run_log.EVALUATIONS,
+        [evaluation(step, rng) for step in sorted({0, rollouts // 2, rollouts})],
+    )
+    return run_dir
+
+
+def _histograms(rng: random.Random) -> dict[str, Any]:
+    return {
+        "sg/prob_hist": [5 + rng.randrange(5) for _ in range(19)] + [800],
+        "sg/weight_q05": 1.1,
+        "sg/weight_q95": 1.2,
+        **{f"sg/quartile{q}_token_share": (0.05, 0.05, 0.1, 0.8)[q - 1] for q in (1, 2, 3, 4)},
+        **{f"sg/quartile{q}_advantage_mass": (0.2, 0.1, 0.1, 0.6)[q - 1] for q in (1, 2, 3, 4)},
+    }
+
+
+#: What a model may write to break a page that does not escape it.
+HOSTILE = (
+    "</script><script>window.__pwned=1</script>",
+    "<!--<script>",
+    "<img src=x onerror='window.__pwned=2'>",
+    "\u2028\u2029",
+    "\ud800",
+    "\x00\x1b[31m",
+    "\u202egnp.exe",
+    "{{ 7 * 7 }}",
+    "$x^{2$ \\frac{",
+    "javascript:window.__pwned=3",
+    "]]>&amp;\"'",
+)
+
+
+def write_hostile_samples(run_dir: Path) -> None:
+    """Adds samples whose every text is hostile, often enough to reach the word clouds."""
+    rows = []
+    for step in range(1, 7):
+        row = sample(step, random.Random(step), 4)
+        row |= {name: " ".join(HOSTILE) for name in ("prompt", "label")}
+        row |= {"tokens": list(HOSTILE), "log_probs": [-0.5 * i for i in range(len(HOSTILE))]}
+        rows.append({**row, "response": "".join(HOSTILE), "dialogue": "<b>" + "".join(HOSTILE)})
+    run_log.append(run_dir / run_log.SAMPLES, rows)

@@ -1,0 +1,102 @@
+"""The page as text: complete, self-contained, inert, and drawn from whatever a run has."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from sg_rlhf import run_log
+from sg_rlhf.report import page
+from tests.unit.report.synthetic import write_hostile_samples, write_run
+
+
+def build(*run_dirs: Path) -> str:
+    return page.build(*page.read_runs(list(run_dirs)))
+
+
+def data_of(text: str) -> dict[str, object]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    assert found
+    data: dict[str, object] = json.loads(found[1])
+    return data
+
+
+def test_every_figure_is_there_for_a_whole_run(tmp_path: Path) -> None:
+    text = build(write_run(tmp_path / "run"))
+    for entry in page.catalogue.FIGURES:
+        assert f'<figure id="figure-{entry.key}"' in text, entry.key
+    assert "Accuracy by puzzle size" in text and "7 people" in text
+    assert "every token trained on" in text
+    assert ": 1 spike<" in text
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+
+
+def test_the_page_names_nothing_outside_itself(tmp_path: Path) -> None:
+    text = build(write_run(tmp_path / "run"))
+    markup = re.sub(r'xmlns(:xlink)?="[^"]*"', "", text)
+    assert not re.findall(r"""(?:src|href|url\()\s*=?\s*["']?(?:https?:)?//""", markup)
+    assert "default-src 'none'" in text and "unsafe-eval" not in text
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)
+    assert policy and "script-src 'sha256-" in policy[1]
+    assert policy[1].count("unsafe-inline") == 1  # styles: an SVG has them in attributes
+
+
+def test_hostile_content_stays_text(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "<b>run$x_{</b>" / "<img src=x onerror=alert(1)>$y^{$")
+    write_hostile_samples(run_dir)
+    text = build(run_dir)
+    text.encode("utf-8")
+    assert "<img" not in text and "<b>" not in text
+    assert text.count("<script") == 2 and text.count("</script") == 2
+    assert "<!--" not in text
+    assert not re.search("[\x00-\x08\x0b-\x1f\u2028\u2029\u202e]", text)
+    assert "49" not in re.findall(r"\{\{ 7 \* 7 \}\}|>49<", text)
+    pieces = data_of(text)["pieces"]
+    assert isinstance(pieces, list) and "⟨U+D800⟩" in pieces
+    assert "</script><script>window.__pwned=1</script>" in pieces
+
+
+@pytest.mark.parametrize("absent", [run_log.OPTIMIZER_STEPS, run_log.SAMPLES, run_log.EVALUATIONS])
+def test_a_missing_file_is_a_sentence(tmp_path: Path, absent: str) -> None:
+    run_dir = write_run(tmp_path / "run")
+    (run_dir / absent).unlink()
+    sentences = {
+        run_log.OPTIMIZER_STEPS: "optimizer_steps.jsonl has no gradient norm.",
+        run_log.SAMPLES: "The runs kept no samples",
+        run_log.EVALUATIONS: "No held-out evaluation names its data sources.",
+    }
+    assert sentences[absent] in build(run_dir)
+
+
+def test_metrics_of_one_rollout_are_enough(tmp_path: Path) -> None:
+    run_log.append(tmp_path / run_log.METRICS, [{"global_step": 1}])
+    text = build(tmp_path)
+    assert "There is no config.yaml" in text and "No rollout has a mean reward." in text
+
+
+def test_numbers_that_were_not_finite_are_left_out(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run")
+    run_log.append(
+        run_dir / run_log.OPTIMIZER_STEPS,
+        [{"global_step": 13, "optimizer_step": 25, "grad_norm": float("nan")}],
+    )
+    run_log.append(run_dir / run_log.METRICS, [{"global_step": 13, "rollout/reward_mean": None}])
+    assert "13" in build(run_dir)
+
+
+def test_several_runs_say_what_differs_and_what_the_band_is(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"sg_s{seed}", seed=seed) for seed in (0, 1)]
+    runs.append(write_run(tmp_path / "grpo", recipe="grpo_tiny_cpu.yaml"))
+    text = build(*runs)
+    assert "lowest to\n    the highest seed" in text
+    assert "<code>algo.kl.estimator</code>" in text and "sg (2 seeds)" in text
+    assert "<code>train.seed</code>" not in text
+
+
+def test_a_page_is_written_whole(tmp_path: Path) -> None:
+    page.write("text", tmp_path / "new" / "report.html")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["report.html"]

@@ -1,0 +1,59 @@
+"""The command: where it writes, what it says, and how it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sg_rlhf.report.__main__ import main
+from tests.unit.report.synthetic import write_run
+
+
+def test_one_run_gets_its_page_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = write_run(tmp_path / "run")
+    assert main([str(run_dir)]) == 0
+    assert (run_dir / "report.html").read_text().startswith("<!doctype html>")
+    assert f"report: {run_dir / 'report.html'}" in capsys.readouterr().out
+
+
+def test_several_runs_get_one_page_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([str(write_run(tmp_path / name)) for name in ("a", "b")]) == 0
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_figures_are_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = write_run(tmp_path / "run")
+    assert main([str(run_dir), "--figures", str(tmp_path / "figures")]) == 0
+    written = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert {"reward.png", "reward.svg", "weight_curve.svg", "word_clouds.png"} <= written
+    assert len(written) == 28 and "(28 files)" in capsys.readouterr().out
+    svg = (tmp_path / "figures" / "reward.svg").read_text()
+    assert svg.startswith("<?xml") and "<text" not in svg  # drawn letters: no font is needed
+    assert main([str(run_dir), "--figures", str(tmp_path / "pdf"), "--format", "pdf"]) == 0
+    assert {path.suffix for path in (tmp_path / "pdf").iterdir()} == {".pdf"}
+
+
+def test_wrong_use_is_one_line_and_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = write_run(tmp_path / "run")
+    (tmp_path / "file").write_text("")
+    for arguments, words in (
+        ([str(tmp_path / "absent")], "absent: no such folder"),
+        ([str(run_dir), str(run_dir / "." / "..") + "/run"], "given twice"),
+        ([str(run_dir), "--out", str(tmp_path)], "a folder; name a file in it"),
+        ([str(run_dir), "--out", str(tmp_path / "file" / "x.html")], "cannot be written"),
+        ([str(run_dir), "--figures", str(tmp_path / "file")], "--figures"),
+        ([str(run_dir), "--samples", "0"], "expected 1 or more"),
+        ([str(run_dir), "--format", "png"], "only with --figures"),
+    ):
+        assert main(arguments) == 2, arguments
+        error = capsys.readouterr().err
+        assert words in error and error.count("\n") == 1 and "Traceback" not in error
+    for arguments in ([], [str(run_dir), "--format", "gif"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(arguments)
