@@ -39,3 +39,4 @@ fi
   data.prompt_dataset="$data/train.jsonl" eval.dataset="$data/test.jsonl" "$@"
 for argument in "$@"; do [[ $argument == --dry-run ]] && exit 0; done
 "$python" -m sg_rlhf.report.summary "$run"
+"$python" -m sg_rlhf.report "$run"

@@ -126,3 +126,4 @@ training=$!
 wait "$training"
 training=
 [[ -n $dry ]] || "$python" -m sg_rlhf.report.summary "$run"
+[[ -n $dry ]] || "$python" -m sg_rlhf.report "$run"

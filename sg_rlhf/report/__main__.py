@@ -97,13 +97,15 @@ def main(argv: list[str] | None = None) -> int:
         doing = f"--out {out}"
         page.write(text, out)
         print(f"report: {out} ({len(text.encode()) / 1e6:.1f} MB); open it in a browser")
+        if one:
+            print(
+                "next: give several RUN_DIRs to compare them, --figures DIR for files; see --help"
+            )
         if arguments.figures:
             doing = f"--figures {arguments.figures}"
             formats = tuple(arguments.format or ("png", "svg"))
             written = catalogue.write_all(groups, arguments.figures, formats)
             print(f"figures: {arguments.figures} ({len(written)} files)")
-        else:
-            print("next: several runs side by side, or --figures DIR for a paper; see --help")
     except RunError as error:
         return _fail(str(error))
     except OSError as error:

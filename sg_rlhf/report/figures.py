@@ -22,6 +22,7 @@ from sg_rlhf.report import drawing
 from sg_rlhf.report.drawing import GRID, INK, MUTED, RC
 from sg_rlhf.report.runs import Curve, Group, Row, Run, curve, number, per_rollout
 from sg_rlhf.report.text import drawn, one_line
+from sg_rlhf.report.weighting import weighting_of
 
 #: A spike is a norm above this multiple of the running median (method.md).
 SPIKE_FACTOR = 3.0
@@ -268,7 +269,13 @@ def weights_over_training(groups: list[Group]) -> Figure:
                 alpha=0.16, linewidth=0,
             )  # fmt: skip
     axes.set_ylabel("weight w, mean and " + ("5-95 %" if quantiles else "std"))
-    axes.margins(y=0.15)
+    weightings = [weighting_of(group.runs[0]) for group in groups]
+    if all(weighting.config is not None for weighting in weightings):
+        # The attainable range, so that a weight that hardly moves looks like that.
+        bottom = min(weighting.bounds()[0] for weighting in weightings)
+        top = max(weighting.bounds()[1] for weighting in weightings)
+        margin = 0.08 * max(top - bottom, 0.1)
+        axes.set_ylim(bottom - margin, top + margin)
     drawing.whole_numbers(axes)
     drawing.legend(axes)
     return figure

@@ -51,6 +51,7 @@ def test_a_stock_loss_has_weight_one(tmp_path: Path) -> None:
     [
         (("sg.normalize=batch_mean",), "sg.normalize=batch_mean"),
         (("actor.policy_loss_type=gspo",), "policy loss gspo"),
+        (("sg.shaping=random",), "random"),
     ],
 )
 def test_what_does_not_follow_from_p_is_not_computed(
