@@ -145,7 +145,7 @@ def legend(axes: Axes, location: str = "best", **options: Any) -> None:
     """A legend, if anything has a label; ``above`` puts it over the axes."""
     if location == "above":
         location = "lower left"
-        options = {"bbox_to_anchor": (-0.02, 1.0), "ncols": 3, "handlelength": 1.6} | options
+        options = {"bbox_to_anchor": (-0.02, 1.0), "ncols": 2, "handlelength": 1.6} | options
     handles, _ = axes.get_legend_handles_labels()
     if handles:
         axes.legend(loc=location, **options)

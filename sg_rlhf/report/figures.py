@@ -179,7 +179,7 @@ def accuracy_by_source(groups: list[Group]) -> Figure:
     figure, (axes,) = drawing.subplots()
     width = 0.8 / len(groups)
     for index, group in enumerate(groups):
-        label = drawn(group.label)
+        label = f"{drawn(group.label)}, {_last_rollouts(group)}"
         for place, name in enumerate(names):
             x = place - 0.4 + (index + 0.5) * width
             key = f"eval_{name}_accuracy"
@@ -212,6 +212,12 @@ def accuracy_by_source(groups: list[Group]) -> Figure:
     axes.set_ylabel("held-out accuracy")
     drawing.legend(axes, "above")
     return figure
+
+
+def _last_rollouts(group: Group) -> str:
+    """Which evaluation is the last: runs of different length must not pass as equals."""
+    last = {int(run.evaluations[-1]["global_step"]) for run in group.runs if run.evaluations}
+    return f"rollout {'-'.join(map(str, sorted({min(last), max(last)})))}" if last else "none"
 
 
 def _evaluated(run: Run, key: str) -> list[tuple[Row, float]]:
@@ -417,7 +423,7 @@ def timing(groups: list[Group]) -> Figure:
     axes.grid(visible=False, axis="y")
     axes.margins(x=0.12)
     axes.set_xlabel("seconds per rollout (median of each phase)")
-    drawing.legend(axes, "above", handlelength=1.2)
+    drawing.legend(axes, "above", handlelength=1.2, ncols=3)
     return figure
 
 

@@ -114,7 +114,7 @@ def _draw_cloud(panel: Axes, tokens: list[TokenCount], color: str, points: float
     """Places the words as wordcloud lays them out; ``points`` is the size of its pixel."""
     cloud = WordCloud(
         width=CLOUD_SIZE[0], height=CLOUD_SIZE[1], random_state=0, prefer_horizontal=1.0,
-        max_words=len(tokens), relative_scaling=0.3, min_font_size=7, max_font_size=56, margin=3,
+        max_words=len(tokens), relative_scaling=0.3, min_font_size=7, max_font_size=56, margin=6,
     )  # fmt: skip
     face = FT2Font(cloud.font_path)
     letters = face.get_charmap()
