@@ -14,11 +14,18 @@ from torch import Tensor
 
 from sg_rlhf.algo.shaping import CONSTANT_TOLERANCE
 
+# Equal bins of p and of the weight's range. A quarter of p is a whole number of the former.
+PROB_BINS = 20
+WEIGHT_BINS = 64
+QUARTERS = 4
+WEIGHT_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
 # One additive sum over response tokens each. `pos` and `neg` are the tokens with A > 0 and A < 0;
 # a token with A = 0 is in neither. `w1mp` is w * (1 - p), the factor of the gradient bounds in
 # Theorems 3.5 and 3.6 of arXiv 2511.00066. `_sq` marks a sum of squares, `_r1` what happens at
 # ratio 1.
-SUM_NAMES = (
+SCALAR_SUMS = (
+    "sequences",
     "tokens",
     "pos",
     "neg",
@@ -32,6 +39,8 @@ SUM_NAMES = (
     "weight_at_lower",
     "weight_at_upper",
     "clipped",
+    "clipped_pos",
+    "clipped_neg",
     "dual_clipped",
     "zeroed_pos",
     "zeroed_neg",
@@ -46,10 +55,22 @@ SUM_NAMES = (
     "kl",
     "kl_tokens",
 )
+# Histograms: tokens per bin, and |A| and w |A| per quarter of p.
+_HISTOGRAMS = {
+    "prob_hist": PROB_BINS,
+    "weight_hist": WEIGHT_BINS,
+    "advantage_mass": QUARTERS,
+    "weighted_mass": QUARTERS,
+}
+SUM_NAMES = (
+    *SCALAR_SUMS,
+    *(f"{name}_{i}" for name, bins in _HISTOGRAMS.items() for i in range(bins)),
+)
 _INDEX = {name: i for i, name in enumerate(SUM_NAMES)}
 
 # metric: (sum, what it is divided by, sign)
 _MEANS = {
+    "response_length": ("tokens", "sequences", 1.0),
     "policy_loss_token_mean": ("loss", "tokens", 1.0),
     "advantage_mean": ("advantage", "tokens", 1.0),
     "ppo_kl": ("log_ratio", "tokens", -1.0),
@@ -58,6 +79,8 @@ _MEANS = {
     "weight_at_lower": ("weight_at_lower", "tokens", 1.0),
     "weight_at_upper": ("weight_at_upper", "tokens", 1.0),
     "clip_ratio": ("clipped", "tokens", 1.0),
+    "clip_ratio_pos": ("clipped_pos", "pos", 1.0),
+    "clip_ratio_neg": ("clipped_neg", "neg", 1.0),
     "dual_clip_ratio": ("dual_clipped", "tokens", 1.0),
     "zeroed_pos": ("zeroed_pos", "pos", 1.0),
     "zeroed_neg": ("zeroed_neg", "neg", 1.0),
@@ -82,21 +105,41 @@ _COUNTS = {
     "n_neg_tokens": "neg",
     "n_kl_tokens": "kl_tokens",
 }
-METRIC_NAMES = (*_COUNTS, *_MEANS, *_STDS)
+_QUARTER_NAMES = tuple(f"quartile{i + 1}" for i in range(QUARTERS))
+_SHARES = ("token_share", "advantage_mass", "weighted_mass")
+METRIC_NAMES = (
+    *_COUNTS,
+    *_MEANS,
+    *_STDS,
+    *(f"weight_q{round(100 * q):02d}" for q in WEIGHT_QUANTILES),
+    *(f"{quarter}_{share}" for quarter in _QUARTER_NAMES for share in _SHARES),
+)
 
 
 @dataclass(frozen=True)
 class TokenStatistics:
-    """Additive sums over tokens: ``sums`` is float64, shape [len(SUM_NAMES)], in that order."""
+    """Additive sums over tokens: ``sums`` is float64, shape [len(SUM_NAMES)], in that order.
+
+    weight_bounds: what the bins of the weight's histogram span, None where there are no weights.
+    Statistics that are added have the same.
+    """
 
     sums: Tensor
+    weight_bounds: tuple[float, float] | None = None
 
     @classmethod
     def zeros(cls, device: torch.device | str | None = None) -> TokenStatistics:
         return cls(torch.zeros(len(SUM_NAMES), dtype=torch.float64, device=device))
 
     def __add__(self, other: TokenStatistics) -> TokenStatistics:
-        return TokenStatistics(self.sums + other.sums)
+        bounds = {self.weight_bounds, other.weight_bounds} - {None}
+        assert len(bounds) <= 1, f"histograms of different ranges cannot be added: {bounds}"
+        return TokenStatistics(self.sums + other.sums, next(iter(bounds), None))
+
+    def histogram(self, name: str) -> Tensor:
+        """One of the histograms, float64 [bins]: prob_hist, weight_hist or a mass per quarter."""
+        first = _INDEX[f"{name}_0"]
+        return self.sums[first : first + _HISTOGRAMS[name]]
 
     def __getitem__(self, name: str) -> Tensor:
         """One sum by its name, a float64 0-d tensor."""
@@ -105,8 +148,11 @@ class TokenStatistics:
     def metric_tensors(self) -> dict[str, Tensor]:
         """Every metric of ``METRIC_NAMES`` as a float64 0-d tensor on the device; no host sync.
 
-        A share is over its own tokens (``zeroed_pos`` over those with A > 0, say). Where the
-        count is 0 a mean, std or share is 0.0, so read it beside its count.
+        weight_qNN: quantiles of the weight before normalisation, exact to a bin, 1/64 of its
+        range. quartileN_*: the N-th quarter of p's range, [0, 1/4), [1/4, 1/2), ...; its share of
+        the tokens, of sum |A| and of sum w |A|. A share is over its own tokens (``zeroed_pos``
+        over those with A > 0, say). Where the count is 0 a mean, std or share is 0.0, so read it
+        beside its count.
         """
         metrics = {metric: self[count] for metric, count in _COUNTS.items()}
         for metric, (total, count, sign) in _MEANS.items():
@@ -114,7 +160,25 @@ class TokenStatistics:
         for metric, (total, squares, count) in _STDS.items():
             variance = self._mean(squares, count) - self._mean(total, count) ** 2
             metrics[metric] = variance.clamp(min=0.0).sqrt()
-        return metrics
+        names = METRIC_NAMES[len(metrics) :]
+        values = [*self._weight_quantiles(), *self._quarter_shares()]
+        return metrics | dict(zip(names, values, strict=True))
+
+    def _weight_quantiles(self) -> list[Tensor]:
+        low, high = self.weight_bounds or (0.0, 0.0)
+        cumulative = self.histogram("weight_hist").cumsum(0)
+        levels = torch.tensor(WEIGHT_QUANTILES, dtype=torch.float64, device=cumulative.device)
+        bins = torch.searchsorted(cumulative, levels * cumulative[-1]).clamp(max=WEIGHT_BINS - 1)
+        # A bin's own end at either end of the range, where the clip puts whole masses of tokens.
+        share = bins / (WEIGHT_BINS - 1)
+        quantiles = (low + (high - low) * share) * (cumulative[-1] > 0)
+        return list(quantiles.unbind())
+
+    def _quarter_shares(self) -> list[Tensor]:
+        tokens = self.histogram("prob_hist").view(QUARTERS, -1).sum(-1)
+        masses = [tokens, self.histogram("advantage_mass"), self.histogram("weighted_mass")]
+        shares = [mass / mass.sum().clamp(min=torch.finfo(mass.dtype).tiny) for mass in masses]
+        return list(torch.stack(shares, dim=-1).flatten().unbind())
 
     def metrics(self) -> dict[str, float]:
         """``metric_tensors`` as numbers: the one place that waits for the device."""
@@ -133,24 +197,25 @@ def token_statistics(
     advantages_BT: Tensor,
     loss_BT: Tensor,
     weights_BT: Tensor,
-    at_lower_BT: Tensor,
-    at_upper_BT: Tensor,
+    raw_weights_BT: Tensor,
+    weight_bounds: tuple[float, float],
     clipped_BT: Tensor,
     dual_clipped_BT: Tensor,
+    zeroed_BT: Tensor,
     zeroed_at_ratio1_BT: Tensor,
 ) -> TokenStatistics:
     """Sums over the tokens where mask_BT is not 0; all inputs [B, T], read without a gradient.
 
     probs: p. log_ratio: log p - log p_old, not limited. loss: the per-token loss that is
-    aggregated. weights: w as it enters the loss; at_lower, at_upper: where it sits at the end of
-    its range. clipped: where the clipped surrogate is the smaller one; dual_clipped: where dual
-    clip replaces it; either way the token has no policy gradient (``zeroed``). zeroed_at_ratio1:
-    the same at r = 1. Masked values are never added, so they may be infinite or NaN.
+    aggregated. weights: w as it enters the loss; raw_weights: before normalisation, within
+    weight_bounds. clipped: where the clipped surrogate is the smaller one; dual_clipped: where dual
+    clip replaces it. zeroed: no policy gradient is left; zeroed_at_ratio1: the same at r = 1.
+    Masked values are never added, so they may be infinite or NaN.
     """
     valid_BT = mask_BT != 0
     pos_BT, neg_BT = advantages_BT > 0, advantages_BT < 0
-    zeroed_BT = clipped_BT | dual_clipped_BT
     probs_BT, weights_BT = probs_BT.double(), weights_BT.double()
+    low, high = weight_bounds
     w1mp_BT = weights_BT * (1.0 - probs_BT)
     by_name = {
         "tokens": valid_BT,
@@ -163,9 +228,11 @@ def token_statistics(
         "prob_sq": probs_BT**2,
         "weight": weights_BT,
         "weight_sq": weights_BT**2,
-        "weight_at_lower": at_lower_BT,
-        "weight_at_upper": at_upper_BT,
+        "weight_at_lower": at_bound(raw_weights_BT, low),
+        "weight_at_upper": at_bound(raw_weights_BT, high),
         "clipped": clipped_BT,
+        "clipped_pos": clipped_BT & pos_BT,
+        "clipped_neg": clipped_BT & neg_BT,
         "dual_clipped": dual_clipped_BT,
         "zeroed_pos": zeroed_BT & pos_BT,
         "zeroed_neg": zeroed_BT & neg_BT,
@@ -178,7 +245,19 @@ def token_statistics(
         "w1mp_neg": w1mp_BT * neg_BT,
         "w1mp_neg_sq": w1mp_BT**2 * neg_BT,
     }
-    return _collect(by_name, valid_BT)
+    mass_BT = advantages_BT.double().abs()
+    unit_weights_BT = (raw_weights_BT.double() - low) / max(high - low, CONSTANT_TOLERANCE)
+    histograms = {
+        "prob_hist": _histogram(probs_BT, PROB_BINS, valid_BT.double()),
+        "weight_hist": _histogram(unit_weights_BT, WEIGHT_BINS, valid_BT.double()),
+        "advantage_mass": _histogram(probs_BT, QUARTERS, mass_BT.masked_fill(~valid_BT, 0.0)),
+        "weighted_mass": _histogram(
+            probs_BT, QUARTERS, (weights_BT * mass_BT).masked_fill(~valid_BT, 0.0)
+        ),
+    }
+    statistics = _collect(by_name, valid_BT, histograms)
+    statistics.sums[_INDEX["sequences"]] = valid_BT.any(-1).sum()
+    return TokenStatistics(statistics.sums, weight_bounds)
 
 
 def kl_statistics(kl_BT: Tensor, mask_BT: Tensor) -> TokenStatistics:
@@ -192,11 +271,26 @@ def at_bound(weights_BT: Tensor, bound: float) -> Tensor:
     return (weights_BT - bound).abs() <= CONSTANT_TOLERANCE
 
 
-def _collect(values: dict[str, Tensor], valid_BT: Tensor) -> TokenStatistics:
+def _histogram(x_BT: Tensor, bins: int, mass_BT: Tensor) -> Tensor:
+    """float64 [bins]: the mass of x in equal bins of [0, 1]; no host sync. 1 is in the last."""
+    index = (x_BT * bins).nan_to_num(0.0).clamp(0, bins - 1).long().flatten()
+    empty = torch.zeros(bins, dtype=torch.float64, device=x_BT.device)
+    return empty.index_add_(0, index, mass_BT.flatten())
+
+
+def _collect(
+    values: dict[str, Tensor], valid_BT: Tensor, histograms: dict[str, Tensor] | None = None
+) -> TokenStatistics:
     zero = torch.zeros((), dtype=torch.float64, device=valid_BT.device)
     invalid_BT = ~valid_BT
     sums = {
         name: value_BT.detach().double().masked_fill(invalid_BT, 0.0).sum()
         for name, value_BT in values.items()
     }
-    return TokenStatistics(torch.stack([sums.get(name, zero) for name in SUM_NAMES]))
+    scalars = torch.stack([sums.get(name, zero) for name in SCALAR_SUMS])
+    found = histograms or {}
+    parts = [
+        found.get(name, torch.zeros(bins, dtype=torch.float64, device=valid_BT.device))
+        for name, bins in _HISTOGRAMS.items()
+    ]
+    return TokenStatistics(torch.cat([scalars, *parts]))

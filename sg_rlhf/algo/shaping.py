@@ -8,7 +8,7 @@ token's probability under the current policy, held constant in the gradient. Two
 - ``quotient``: f(p) = p / tau, as Eq. 19 is printed. With the published constants every weight is
   below L, so the clip turns all of them into 1.0: plain GRPO. See docs/method.md.
 
-To add a weighting: one function ``(p_BT, cfg) -> w_BT`` and one line in ``SHAPINGS``.
+The weightings by name, those of the ablations and baselines among them, are in ``weightings``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sg_rlhf.algo.weightings import SHAPINGS, TokenContext
+
 # Weights closer together than this are one weight: float32 could hardly tell them apart.
 CONSTANT_TOLERANCE = 1e-6
 _GRID_POINTS = 1025
+_NUMBERS = ("alpha", "mu", "tau", "lower", "upper")
+# Above these a weight would be negative, or a threshold would say nothing.
+_UP_TO = {"random_spread": 1.0, "ar_alpha": 1.0, "stapo_prob": 1.0, "stapo_entropy": math.inf}
 
 
 class ConstantWeightError(ValueError):
@@ -38,7 +43,8 @@ class TokenWeightConfig:
     shaping: a name in ``SHAPINGS``. form: ``product`` or ``quotient``. alpha, mu, tau, lower (L)
     and upper (U): the constants of Eq. 19. placement: ``inside`` the clip (Eq. 13) or ``outside``
     it. normalize: None, or ``batch_mean`` to divide by the masked mean weight. allow_constant:
-    accept a weight that takes a single value.
+    accept a weight that takes a single value. random_*, ar_* and stapo_* are the parameters of the
+    weightings of these names (``weightings``); stapo_entropy is in nats.
 
     Constructing the config is the check, so nothing can train on one that was never checked. A
     value out of range raises ``ValueError``; a weight that is the same for every p in [0, 1]
@@ -56,6 +62,11 @@ class TokenWeightConfig:
     placement: str = "inside"
     normalize: str | None = None
     allow_constant: bool = False
+    random_spread: float = 0.5
+    random_seed: int = 0
+    ar_alpha: float = 0.3
+    stapo_prob: float = 0.002
+    stapo_entropy: float = 0.5
 
     @classmethod
     def from_settings(cls, settings: object, **changes: object) -> TokenWeightConfig:
@@ -68,7 +79,7 @@ class TokenWeightConfig:
         self._check_choice("form", ("product", "quotient"))
         self._check_choice("placement", ("inside", "outside"))
         self._check_choice("normalize", (None, "batch_mean"))
-        for key in ("alpha", "mu", "tau", "lower", "upper"):
+        for key in (*_NUMBERS, *_UP_TO):
             value = getattr(self, key)
             if (
                 isinstance(value, bool)
@@ -87,6 +98,20 @@ class TokenWeightConfig:
         if self.shaping == "reverse" and self.upper > 2:
             raise ValueError(
                 f"upper={self.upper!r}: expected 2 or less with shaping=reverse (2 - w < 0)"
+            )
+        for key, largest in _UP_TO.items():
+            value = getattr(self, key)
+            if not 0 <= value <= largest:
+                raise ValueError(f"{key}={value!r}: expected a number from 0 to {largest:g}")
+        if self.shaping == "ar" and self.placement != "outside":
+            raise ValueError(
+                f"placement={self.placement!r}: expected 'outside' with shaping=ar, which "
+                "reweights the advantage and not the ratio"
+            )
+        if self.normalize and "entropy" in SHAPINGS[self.shaping].uses:
+            raise ValueError(
+                f"normalize={self.normalize!r}: expected null with shaping={self.shaping}, whose "
+                "mean is known only after the update has seen every token"
             )
         self._check_not_constant()
 
@@ -127,36 +152,13 @@ class DeadZones(NamedTuple):
     negative: tuple[float, float] | None
 
 
-def uniform(p_BT: Tensor, cfg: TokenWeightConfig) -> Tensor:
-    """w = 1 exactly: plain GRPO (arXiv 2402.03300). None of the constants is used."""
-    return torch.ones_like(p_BT)
-
-
-def grpo_sg(p_BT: Tensor, cfg: TokenWeightConfig) -> Tensor:
-    """w = clip(alpha * (sigmoid(f(p)) - mu), L, U), arXiv 2511.00066 Eq. 19; 1 for L = U = 1."""
-    f_BT = p_BT * cfg.tau if cfg.form == "product" else p_BT / cfg.tau
-    return (cfg.alpha * (torch.sigmoid(f_BT) - cfg.mu)).clamp(cfg.lower, cfg.upper)
-
-
-def reverse(p_BT: Tensor, cfg: TokenWeightConfig) -> Tensor:
-    """2 - w of GRPO-SG, the ablation of arXiv 2511.00066 App. C.4: likely tokens get less."""
-    return 2.0 - grpo_sg(p_BT, cfg)
-
-
-Shaping = Callable[[Tensor, TokenWeightConfig], Tensor]
-SHAPINGS: dict[str, Shaping] = {
-    "uniform": uniform,
-    "grpo_sg": grpo_sg,
-    "reverse": reverse,
-}
-
-
 def token_weights(
     log_probs_BT: Tensor,
     cfg: TokenWeightConfig,
     mask_BT: Tensor | None = None,
     *,
     mean_weight: Tensor | float | None = None,
+    context: TokenContext | None = None,
 ) -> Tensor:
     """Weights [B, T] of sampled tokens from their log-probabilities, without a gradient.
 
@@ -168,14 +170,19 @@ def token_weights(
     over the masked tokens at hand when that is None. Gradient accumulation and data parallelism
     need the mean over the whole optimizer step to stay exact: add ``weight_sum_and_count`` over
     the shards and pass the quotient. The attainable range then depends on the data.
-    ``mean_weight`` is not used without normalisation.
+    ``mean_weight`` is not used without normalisation. context: what else the weighting reads
+    (``SHAPINGS[name].uses``); ``ValueError`` where that is missing.
     """
-    raw_BT = unnormalized_weights(log_probs_BT, cfg, mask_BT)
+    raw_BT = unnormalized_weights(log_probs_BT, cfg, mask_BT, context=context)
     return normalize_weights(raw_BT, cfg, mask_BT, mean_weight=mean_weight)
 
 
 def unnormalized_weights(
-    log_probs_BT: Tensor, cfg: TokenWeightConfig, mask_BT: Tensor | None = None
+    log_probs_BT: Tensor,
+    cfg: TokenWeightConfig,
+    mask_BT: Tensor | None = None,
+    *,
+    context: TokenContext | None = None,
 ) -> Tensor:
     """``token_weights`` before normalisation: within ``weight_bounds(cfg)`` unless NaN."""
     log_p_BT = log_probs_BT.detach()
@@ -183,7 +190,8 @@ def unnormalized_weights(
         log_p_BT = log_p_BT.masked_fill(mask_BT == 0, 0.0)
     if log_p_BT.dtype != torch.float64:
         log_p_BT = log_p_BT.float()
-    return SHAPINGS[cfg.shaping](log_p_BT.clamp(max=0.0).exp(), cfg)
+    shaping = SHAPINGS[cfg.shaping]
+    return shaping.weigh(log_p_BT.clamp(max=0.0).exp(), cfg, context or TokenContext())
 
 
 def normalize_weights(
@@ -203,13 +211,18 @@ def normalize_weights(
 
 
 def weight_sum_and_count(
-    log_probs_BT: Tensor, cfg: TokenWeightConfig, mask_BT: Tensor | None = None
+    log_probs_BT: Tensor,
+    cfg: TokenWeightConfig,
+    mask_BT: Tensor | None = None,
+    *,
+    context: TokenContext | None = None,
 ) -> Tensor:
     """float64 [sum of unnormalised weights, number of tokens], additive over shards.
 
     For the ``mean_weight`` of ``token_weights``.
     """
-    return torch.stack(_sum_and_count(unnormalized_weights(log_probs_BT, cfg, mask_BT), mask_BT))
+    weights_BT = unnormalized_weights(log_probs_BT, cfg, mask_BT, context=context)
+    return torch.stack(_sum_and_count(weights_BT, mask_BT))
 
 
 def _sum_and_count(weights_BT: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -238,20 +251,33 @@ def dead_zones(cfg: TokenWeightConfig, eps_low: float = 0.2, eps_high: float = 0
 
     With the weight inside the clip that is w(p) > 1 + eps_high for A > 0, and w(p) < 1 - eps_low
     for A < 0: such tokens are never pushed down. Product form, published constants:
-    ((0.2112, 1.0), None); with the (0.5, 1.5) of Table 7: ((0.2112, 1.0), (0.0, 0.0688)).
+    ((0.2112, 1.0), None); with the (0.5, 1.5) of Table 7: ((0.2112, 1.0), (0.0, 0.0688)). None
+    too for a weighting that is no function of p: there the training metrics tell.
     """
-    if cfg.placement == "outside":
+    if cfg.placement == "outside" or not is_curve(cfg):
         return DeadZones(None, None)
     return DeadZones(
         _interval(cfg, lambda w: w > 1 + eps_high), _interval(cfg, lambda w: w < 1 - eps_low)
     )
 
 
+def is_curve(cfg: TokenWeightConfig) -> bool:
+    """Whether the weight is a function of p alone, so that a curve shows it."""
+    return not SHAPINGS[cfg.shaping].uses
+
+
 @functools.lru_cache(maxsize=256)
 def weight_bounds(cfg: TokenWeightConfig) -> tuple[float, float]:
-    """(min, max) of the unnormalised weight over p in [0, 1]."""
-    weights = SHAPINGS[cfg.shaping](_grid(0.0, 1.0), cfg)
+    """(min, max) of the unnormalised weight over p in [0, 1] and whatever else it reads."""
+    bounds = SHAPINGS[cfg.shaping].bounds
+    if bounds is not None:
+        return bounds(cfg)
+    weights = _curve(_grid(0.0, 1.0), cfg)
     return float(weights.min()), float(weights.max())
+
+
+def _curve(p: Tensor, cfg: TokenWeightConfig) -> Tensor:
+    return SHAPINGS[cfg.shaping].weigh(p, cfg, TokenContext())
 
 
 def _grid(start: float, end: float) -> Tensor:
@@ -271,7 +297,7 @@ def _first(
     """The first p on the way from start to end with is_dead(w(p)), to about 1e-12; p is dead."""
     for _ in range(4):
         grid = _grid(start, end)
-        dead = is_dead(SHAPINGS[cfg.shaping](grid, cfg)).nonzero()
+        dead = is_dead(_curve(grid, cfg)).nonzero()
         if len(dead) == 0:
             return None
         index = int(dead[0])

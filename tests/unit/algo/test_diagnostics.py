@@ -51,8 +51,23 @@ def test_every_metric_by_hand(placement):
     pos, neg = [t for t in tokens if t[2] > 0], [t for t in tokens if t[2] < 0]
     factor = lambda group: [w * (1 - p) for p, _, _, w, _, _ in group]  # noqa: E731
     dual = lambda x: x > DUAL  # noqa: E731
+    quarter = lambda p: min(int(4 * p), 3)  # noqa: E731
+    masses = {
+        "token_share": lambda t: 1.0,
+        "advantage_mass": lambda t: abs(t[2]),
+        "weighted_mass": lambda t: t[3] * abs(t[2]),
+    }
     expected = {
         "n_tokens": len(tokens),
+        "response_length": len(tokens) / int(batch.mask.any(-1).sum()),
+        "clip_ratio_pos": mean(t[4] > 1.24 for t in pos),
+        "clip_ratio_neg": mean(t[4] < 0.8 for t in neg),
+        **{
+            f"quartile{i + 1}_{name}": sum(mass(t) for t in tokens if quarter(t[0]) == i)
+            / sum(map(mass, tokens))
+            for i in range(4)
+            for name, mass in masses.items()
+        },
         "n_pos_tokens": len(pos),
         "n_neg_tokens": len(neg),
         "n_kl_tokens": len(tokens),
@@ -81,8 +96,15 @@ def test_every_metric_by_hand(placement):
         "w_one_minus_p_neg_std": statistics.pstdev(factor(neg)),
         "kl_mean": kl[batch.mask].mean().item(),
     }
-    assert metrics == pytest.approx(expected, rel=1e-9, abs=1e-9)
     assert tuple(metrics) == METRIC_NAMES
+    ordered = sorted(t[3] for t in tokens)
+    for name in [name for name in metrics if name.startswith("weight_q")]:
+        level = int(name.removeprefix("weight_q")) / 100
+        by_hand = ordered[math.ceil(level * len(ordered)) - 1]
+        assert metrics.pop(name) == pytest.approx(by_hand, abs=(1.45 - 0.5) / 63), name
+    assert metrics == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    histogram = terms.statistics.histogram("prob_hist").tolist()
+    assert histogram == [sum(min(int(20 * t[0]), 19) == i for t in tokens) for i in range(20)]
     assert len(tokens) > len(pos) + len(neg) > 0  # some tokens have A = 0
     assert metrics["zeroed_neg"] > 0 and metrics["dual_clip_ratio"] > 0
     assert (metrics["zeroed_pos_at_ratio1"] > 0) == (placement == "inside")
@@ -157,7 +179,8 @@ def test_summing_the_tensors_merges_ranks():
     whole = policy_loss_terms(*batch.tensors, WIDE, 0.2, 0.24).statistics.metrics()
     parts = [batch.rows(slice(0, 2)), batch.rows(slice(2, 8))]
     ranks = [policy_loss_terms(*part.tensors, WIDE, 0.2, 0.24).statistics for part in parts]
-    reduced = TokenStatistics(torch.stack([rank.sums for rank in ranks]).sum(0)).metrics()
+    bounds = ranks[0].weight_bounds
+    reduced = TokenStatistics(torch.stack([rank.sums for rank in ranks]).sum(0), bounds).metrics()
     assert reduced == pytest.approx(whole, rel=1e-9, abs=1e-9)
     mean_of_means = mean(rank.metrics()["weight_mean"] for rank in ranks)
     assert abs(mean_of_means - whole["weight_mean"]) > 1e-3
