@@ -12,7 +12,7 @@ import difflib
 import importlib.util
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -86,6 +86,21 @@ class SGSettings(BaseModel):
     )
     allow_constant: bool = Field(
         False, description="allow a weighting whose attainable weight is one value (plain GRPO)"
+    )
+    random_spread: float = Field(0.5, description="s of shaping=random: w is in [1 - s, 1 + s]")
+    random_seed: int = Field(0, description="seed of shaping=random")
+    ar_alpha: float = Field(
+        0.3, description="a of shaping=ar (0.3 for Knights & Knaves, 0.1 for mathematics)"
+    )
+    stapo_prob: float = Field(0.002, description="shaping=stapo masks tokens less likely than this")
+    stapo_entropy: float = Field(
+        0.5, description="... where the policy's entropy is below this, in nats, and A > 0"
+    )
+    update: Literal["together", "lopti"] = Field(
+        "together", description="lopti updates the unlikely tokens of a rollout first, then the rest"
+    )
+    lopti_threshold: float = Field(
+        0.5, ge=0.0, description="update=lopti: a token below this probability is unlikely"
     )
     advantage_std: Literal["sample", "population"] = Field(
         "sample", description="std of Eq. 4 with group_norm; upstream's is the sample std"
@@ -269,8 +284,10 @@ def token_weight_config(config: Config, *, allow_constant: bool | None = None) -
         raise ConfigError(f"sg: {error}") from error
 
 
-def load_config(path: str | Path | None, overrides: list[str] | tuple[str, ...] = ()) -> Config:
-    """Read a recipe (or none) and apply ``key=value`` overrides.
+def load_config(
+    path: str | Path | Sequence[str | Path] | None, overrides: list[str] | tuple[str, ...] = ()
+) -> Config:
+    """Read a recipe, several of which the later wins, or none; then apply ``key=value`` overrides.
 
     Raises:
         ConfigError: one line naming the file, the key, the value and what was expected.
@@ -278,8 +295,9 @@ def load_config(path: str | Path | None, overrides: list[str] | tuple[str, ...] 
     flat: dict[str, Any] = {}
     origin: dict[str, str] = {}
     sources: list[str] = []
-    if path is not None:
-        for file, tree in _read_chain(Path(path), ()):
+    paths = [path] if isinstance(path, (str, Path)) else path or []
+    for recipe in paths:
+        for file, tree in _read_chain(Path(recipe), ()):
             sources.append(str(file))
             for key, value in _flatten(tree):
                 flat[key], origin[key] = value, str(file)

@@ -20,7 +20,7 @@ from typing import Any
 from sg_rlhf.config import Config, ConfigError, load_config, local_path, token_weight_config
 from sg_rlhf.overlay import cli
 from sg_rlhf.retrieval.client import RetrieverClient, RetrieverError
-from sg_rlhf.upstream_flags import UpstreamChanged
+from sg_rlhf.upstream_flags import POLICY_LOSS_TYPES, UpstreamChanged
 
 EXAMPLES = """\
 examples:
@@ -28,6 +28,9 @@ examples:
     python -m sg_rlhf.train --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml --dry-run
   train the small model of a machine without GPUs, with another learning rate
     python -m sg_rlhf.train --config configs/kk/grpo_sg_tiny_cpu.yaml actor.adam.lr=1e-4
+  the same recipe with another algorithm (the later file wins)
+    python -m sg_rlhf.train --config configs/kk/grpo_tiny_cpu.yaml \\
+        --config configs/algorithms/lopti.yaml
   resume: the same command again, with the same --run-dir
   on a Ray cluster
     ray job submit -- python -m sg_rlhf.train --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml
@@ -38,15 +41,28 @@ any upstream flag is a key: --actor.adam.lr of OpenRLHF is actor.adam.lr=... her
 VERSIONED = ("openrlhf", "ray", "deepspeed", "torch", "transformers")
 
 
+class _Parser(argparse.ArgumentParser):
+    def format_help(self) -> str:
+        from sg_rlhf import algorithms
+
+        return f"{super().format_help()}\n{algorithms.listing()}"
+
+
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """The command line, with the teaching help."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m sg_rlhf.train",
         description=__doc__,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--config", required=True, metavar="FILE", help="the recipe (YAML)")
+    parser.add_argument(
+        "--config",
+        required=True,
+        action="append",
+        metavar="FILE",
+        help="the recipe (YAML); given again, the later file wins key by key",
+    )
     parser.add_argument(
         "--run-dir", metavar="DIR", help="where everything goes (default: runs/<recipe>)"
     )
@@ -74,18 +90,22 @@ def resolve(config: Config, run_dir: Path) -> Config:
 
 def describe_weighting(config: Config) -> str:
     """What the token weighting can do, in the words that the start of a run prints."""
-    if config.value("actor.policy_loss_type") != "grpo_sg":
-        loss = config.value("actor.policy_loss_type")
+    loss = config.value("actor.policy_loss_type")
+    if loss not in POLICY_LOSS_TYPES:
         return f"policy loss: {loss} (upstream's own; no token weights)"
     from sg_rlhf.algo.shaping import weight_range
 
     weights = token_weight_config(config)
     _, eps_high = config.clip_range()
     low, high, dead_zone_p = weight_range(weights, eps_high)
-    text = (
-        f"token weights: {weights.shaping} {weights.form}, {low:g} to {high:g}, "
-        f"{weights.placement} the clip"
-    )
+    name = weights.shaping
+    if name in ("grpo_sg", "reverse"):
+        name += f" {weights.form}"
+    text = f"token weights: {name}, {low:g} to {high:g}, {weights.placement} the clip"
+    if loss != "grpo_sg":
+        text = f"policy loss: {loss}; {text}"
+    if config.sg.update == "lopti":
+        text += f"\ntwo updates: tokens with p_old < {config.sg.lopti_threshold:g}, then the rest"
     if dead_zone_p is not None:
         text += (
             f"\nDEAD ZONE: a token with positive advantage and p > {dead_zone_p:.3f} has no policy "
@@ -183,7 +203,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
     try:
         config = load_config(arguments.config, arguments.overrides)
-        run_dir = Path(arguments.run_dir or Path("runs") / Path(arguments.config).stem).resolve()
+        recipe = "_".join(Path(file).stem for file in arguments.config)
+        run_dir = Path(arguments.run_dir or Path("runs") / recipe).resolve()
         config = resolve(config, run_dir)
         weighting = describe_weighting(config)
         if arguments.dry_run:

@@ -21,7 +21,7 @@ from typing import Any
 TRAIN_SCRIPT = "cli/train_ppo_ray.py"
 
 #: What the overlay adds to upstream's choices.
-POLICY_LOSS_TYPES = ("grpo_sg",)
+POLICY_LOSS_TYPES = ("grpo_sg", "cispo")
 KL_ESTIMATORS = ("wk3", "wk3_eq11")
 EXTRA_CHOICES = {
     "actor.policy_loss_type": POLICY_LOSS_TYPES,

@@ -29,7 +29,7 @@ examples:
     python -m sg_rlhf.weights actor.eps_clip_low_high=[0.2,0.28]
 
 keys: sg.shaping, sg.form, sg.alpha, sg.mu, sg.tau, sg.lower, sg.upper, sg.placement, sg.normalize,
-and any other key of a recipe; the PPO clip is actor.eps_clip_low_high=[low,high] (without a recipe
+sg.random_spread, sg.ar_alpha, sg.stapo_prob, sg.stapo_entropy and any other key of a recipe; the PPO clip is actor.eps_clip_low_high=[low,high] (without a recipe
 the paper's [0.2,0.24]). A weight that is the same for every token is reported here and refused by
 sg_rlhf.train. docs/method.md explains all of it.
 """
@@ -52,7 +52,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--config", metavar="FILE", help="a recipe (YAML)")
+    parser.add_argument(
+        "--config", metavar="FILE", action="append", help="a recipe (YAML); the later file wins"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
     parser.add_argument(
         "--plot", metavar="F.png", help="draw the curve; a missing folder is created"
@@ -99,8 +101,13 @@ def summary(cfg: Any, eps_high: float) -> dict[str, Any]:
 
 def describe(cfg: Any) -> str:
     """One line: which weighting this is."""
+    from sg_rlhf.algo.shaping import is_curve
+    from sg_rlhf.algo.weightings import SHAPINGS
+
     if cfg.shaping == "uniform":
         return "uniform: w = 1 (plain GRPO)"
+    if not is_curve(cfg):
+        return f"{cfg.shaping}: {SHAPINGS[cfg.shaping].summary}"
     inner = "sigmoid(tau*p)" if cfg.form == "product" else "sigmoid(p/tau)"
     name = "2 - w with w" if cfg.shaping == "reverse" else "w"
     return (
@@ -111,11 +118,14 @@ def describe(cfg: Any) -> str:
 
 def table(cfg: Any, eps_low: float, eps_high: float) -> str:
     """The text that people read: curve, range, and what the range means."""
+    from sg_rlhf.algo.shaping import is_curve
+
     report = summary(cfg, eps_high)
-    lines = [describe(cfg), "", "     p   weight"]
-    lines += [
-        f"  {p:4.2f}   {w:6.3f}" for p, w in zip(TABLE_P, curve(cfg, list(TABLE_P)), strict=True)
-    ]
+    lines = [describe(cfg)]
+    if is_curve(cfg):
+        weights = curve(cfg, list(TABLE_P))
+        lines += ["", "     p   weight"]
+        lines += [f"  {p:4.2f}   {w:6.3f}" for p, w in zip(TABLE_P, weights, strict=True)]
     lines += ["", f"range: {report['min']:.4g} to {report['max']:.4g}"]
     lines += notes(cfg, report, eps_low, eps_high)
     return "\n".join(lines)
@@ -123,7 +133,7 @@ def table(cfg: Any, eps_low: float, eps_high: float) -> str:
 
 def notes(cfg: Any, report: dict[str, Any], eps_low: float, eps_high: float) -> list[str]:
     """What a user should know about these settings before a run."""
-    from sg_rlhf.algo.shaping import dead_zones
+    from sg_rlhf.algo.shaping import dead_zones, is_curve
 
     found = []
     if report["constant"] and cfg.shaping != "uniform":
@@ -132,6 +142,12 @@ def notes(cfg: Any, report: dict[str, Any], eps_low: float, eps_high: float) -> 
             f"constant: every token gets the same weight, so this is plain GRPO{scale}; "
             f"sg_rlhf.train refuses it unless sg.allow_constant=true"
         )
+    if not is_curve(cfg):
+        found.append(
+            "the weight is not a function of p alone, so there is no curve; the share of zeroed "
+            "tokens is in the training metrics"
+        )
+        return [textwrap.fill(note, 88, subsequent_indent="  ") for note in found]
     zones = dead_zones(cfg, eps_low, eps_high)
     if zones.positive:
         found.append(
@@ -157,6 +173,17 @@ def notes(cfg: Any, report: dict[str, Any], eps_low: float, eps_high: float) -> 
 
 def _between(zone: tuple[float, float]) -> str:
     return f"for p from {zone[0]:.4g} to {zone[1]:.4g}"
+
+
+def check_curve(cfg: Any) -> None:
+    """``ConfigError`` for a weighting that no curve over p can show."""
+    from sg_rlhf.algo.shaping import is_curve
+
+    if not is_curve(cfg):
+        raise ConfigError(
+            f"sg.shaping={cfg.shaping}: not a function of p alone, so --plot has no curve to draw; "
+            "leave --plot out"
+        )
 
 
 def plot(cfg: Any, path: Path, eps_low: float, eps_high: float) -> None:
@@ -203,6 +230,7 @@ def main(argv: list[str] | None = None) -> int:
         cfg = token_weight_config(config, allow_constant=True)
         eps_low, eps_high = clip_range(config)
         if arguments.plot:
+            check_curve(cfg)
             plot(cfg, Path(arguments.plot), eps_low, eps_high)
     except ConfigError as error:
         return _fail(str(error))

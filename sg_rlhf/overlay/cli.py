@@ -60,7 +60,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _check(args: Any) -> None:
-    from sg_rlhf.overlay.losses import needs_weights, weight_config
+    from sg_rlhf.overlay import losses
 
     if args.sg.advantage_std == "population" and not (
         args.algo.advantage.estimator == "group_norm" and args.algo.kl.use_loss
@@ -73,11 +73,10 @@ def _check(args: Any) -> None:
         raise UsageError(
             "sg.eval_sets: upstream's asynchronous trainer has one evaluation; use eval.dataset"
         )
-    if needs_weights(args):
-        try:
-            weight_config(args)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
+    try:
+        losses.check(args)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def check_platform(args: Any) -> None:

@@ -16,9 +16,11 @@ from torch import nn
 
 from sg_rlhf.algo.diagnostics import TokenStatistics
 from sg_rlhf.algo.kl import kl_estimate
-from sg_rlhf.algo.policy_loss import policy_loss_terms
+from sg_rlhf.algo.lopti import in_pass
+from sg_rlhf.algo.policy_loss import check_objective, policy_loss_terms
 from sg_rlhf.algo.rollout_correction import RolloutCorrectionConfig, rollout_correction
 from sg_rlhf.algo.shaping import TokenWeightConfig, token_weights
+from sg_rlhf.algo.weightings import SHAPINGS, TokenContext, token_keys
 from sg_rlhf.overlay.errors import NonFiniteError
 from sg_rlhf.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES
 
@@ -30,6 +32,62 @@ def weight_config(args: Any) -> TokenWeightConfig:
         ValueError: a constant that the weighting does not take, or a weight that cannot vary.
     """
     return TokenWeightConfig.from_settings(args.sg)
+
+
+def check(args: Any) -> None:
+    """What the recipe's losses need of each other.
+
+    Raises:
+        ValueError: one line naming the key, its value and what was expected.
+    """
+    if not needs_weights(args):
+        if args.sg.update == "lopti":
+            raise ValueError(
+                f"actor.policy_loss_type={args.actor.policy_loss_type}: expected one of "
+                f"{', '.join(POLICY_LOSS_TYPES)} with sg.update=lopti (sg.shaping=uniform is GRPO)"
+            )
+        return
+    config = weight_config(args)
+    uses = SHAPINGS[config.shaping].uses
+    if args.actor.policy_loss_type == "cispo":
+        check_objective("cispo", config)
+    if args.actor.policy_loss_type not in POLICY_LOSS_TYPES and uses:
+        raise ValueError(
+            f"algo.kl.estimator={args.algo.kl.estimator}: with sg.shaping={config.shaping} "
+            f"expected actor.policy_loss_type to be one of {', '.join(POLICY_LOSS_TYPES)}, whose "
+            "weights the KL shares"
+        )
+    if uses and args.algo.kl.estimator in KL_ESTIMATORS and not args.algo.kl.use_loss:
+        raise ValueError(
+            f"algo.kl.use_loss=false: expected true with sg.shaping={config.shaping} and "
+            f"algo.kl.estimator={args.algo.kl.estimator}, or another estimator"
+        )
+    if "entropy" in uses and args.actor.entropy_coef is None:
+        raise ValueError(
+            f"actor.entropy_coef=null: sg.shaping={config.shaping} reads the entropy; 0 computes it"
+        )
+    if args.sg.update == "lopti":
+        if args.actor.entropy_coef:
+            raise ValueError(
+                f"actor.entropy_coef={args.actor.entropy_coef}: expected 0 with sg.update=lopti, "
+                "which has no entropy bonus per pass"
+            )
+        if not args.actor.lr_scheduler.startswith("constant"):
+            raise ValueError(
+                f"actor.lr_scheduler={args.actor.lr_scheduler}: expected constant or "
+                "constant_with_warmup with sg.update=lopti, which takes twice the optimizer steps "
+                "that a schedule is made for"
+            )
+
+
+def sequence_context(experience: Any, uses: tuple[str, ...]) -> TokenContext:
+    """What the weighting reads of a batch of rollouts before the update sees it."""
+    keys = None
+    if "keys" in uses:
+        keys = token_keys(experience.sequences, experience.attention_mask)
+    return TokenContext(
+        old_log_probs=experience.action_log_probs, advantages=experience.advantages, keys=keys
+    )
 
 
 def needs_weights(args: Any) -> bool:
@@ -48,13 +106,19 @@ class PolicyLossWithStatistics(nn.Module):
 
     Attributes:
         weights_BT: weights of the latest call, for the weighted KL; None with a stock loss.
+        active_BT: the tokens of the latest call that take part in this pass of ``sg.update=lopti``;
+            None where all do.
         mean_weight: the rollout's mean weight for ``sg.normalize=batch_mean``, set by the trainer.
+        context: what the weighting reads besides p (``sg_rlhf.algo.weightings``), set by the
+            trainer before each call.
+        lopti_pass: the pass that is under way, or None; set by the trainer.
     """
 
     def __init__(self, upstream_loss: Any, args: Any) -> None:
         super().__init__()
         self.upstream_loss = upstream_loss
         self.is_ours = args.actor.policy_loss_type in POLICY_LOSS_TYPES
+        self.objective = "cispo" if args.actor.policy_loss_type == "cispo" else "ppo"
         self.config = weight_config(args) if self.is_ours else TokenWeightConfig(shaping="uniform")
         self.correction = RolloutCorrectionConfig(
             level=upstream_loss.is_correction_level,
@@ -63,7 +127,11 @@ class PolicyLossWithStatistics(nn.Module):
             threshold=tuple(upstream_loss.is_correction_threshold),
         )
         self.weights_BT: torch.Tensor | None = None
+        self.active_BT: torch.Tensor | None = None
         self.mean_weight: float | None = None
+        self.context = TokenContext()
+        self.lopti_pass: str | None = None
+        self._lopti_threshold = args.sg.lopti_threshold
         self._statistics: TokenStatistics | None = None
 
     def take_statistics(self) -> TokenStatistics:
@@ -89,6 +157,9 @@ class PolicyLossWithStatistics(nn.Module):
             coefficient, correction = rollout_correction(
                 old_log_probs, rollout_log_probs, action_mask, self.correction
             )
+        self.active_BT = None
+        if self.lopti_pass:
+            self.active_BT = in_pass(old_log_probs, self._lopti_threshold, self.lopti_pass)
         # With a stock loss only its statistics are wanted, so that runs can be compared.
         with torch.set_grad_enabled(self.is_ours and torch.is_grad_enabled()):
             terms = policy_loss_terms(
@@ -103,6 +174,9 @@ class PolicyLossWithStatistics(nn.Module):
                 token_level_loss=loss.token_level_loss,
                 mean_weight=self.mean_weight,
                 token_coef_BT=coefficient,
+                objective=self.objective,
+                context=self.context,
+                active_BT=self.active_BT,
                 **batch_info,
             )
         self._add(terms.statistics)
@@ -147,6 +221,10 @@ def kl_dispatcher(args: Any, loss: PolicyLossWithStatistics | None) -> Callable[
     """
     from openrlhf.models.utils import compute_approx_kl
 
+    def in_this_pass(kl: torch.Tensor) -> torch.Tensor:
+        active = loss.active_BT if loss is not None else None
+        return kl if active is None else kl.masked_fill(~active, 0.0)
+
     def dispatch(
         log_probs: torch.Tensor,
         log_probs_base: torch.Tensor,
@@ -158,11 +236,11 @@ def kl_dispatcher(args: Any, loss: PolicyLossWithStatistics | None) -> Callable[
             stock: torch.Tensor = compute_approx_kl(
                 log_probs, log_probs_base, log_probs_old, kl_estimator, unbiased_gradient
             )
-            return stock
+            return in_this_pass(stock)
         weights = loss.weights_BT if loss is not None else None
         if weights is None:
             weights = token_weights(log_probs, weight_config(args))
-        return kl_estimate(
+        weighted = kl_estimate(
             log_probs,
             log_probs_base,
             weights,
@@ -170,6 +248,7 @@ def kl_dispatcher(args: Any, loss: PolicyLossWithStatistics | None) -> Callable[
             old_log_probs=log_probs_old,
             unbiased_gradient=unbiased_gradient,
         )
+        return in_this_pass(weighted)
 
     return dispatch
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import openrlhf.trainer.ray.ppo_actor as upstream
 import ray
 import torch
 
+from sg_rlhf.algo import lopti
 from sg_rlhf.algo.shaping import weight_sum_and_count
+from sg_rlhf.algo.weightings import SHAPINGS
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.errors import NonFiniteError
-from sg_rlhf.overlay.losses import PolicyLossWithStatistics, kl_dispatcher
+from sg_rlhf.overlay.losses import PolicyLossWithStatistics, kl_dispatcher, sequence_context
 
 #: Loss terms that upstream reports per micro-batch, and their name in a row.
 LOSS_TERMS = {"policy_loss": "policy_loss", "kl": "kl", "entropy_loss": "entropy"}
@@ -37,26 +42,53 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         self.actor_loss_fn = PolicyLossWithStatistics(self.actor_loss_fn, strategy.args)
         # training_step reads this name from its module.
         upstream.compute_approx_kl = kl_dispatcher(strategy.args, self.actor_loss_fn)
-        self._rows: list[dict[str, float]] = []
+        self._uses = SHAPINGS[self.actor_loss_fn.config.shaping].uses
+        if "entropy" in self._uses:
+            self.actor.register_forward_hook(self._keep_entropy)
+        self._rows: list[dict[str, Any]] = []
         self._window: list[dict[str, float]] = []
 
     def ppo_train(self, kl_ctl: float) -> dict[str, Any]:
-        """Upstream's epoch over the replay buffer; adds the rows of its optimizer steps."""
+        """Upstream's epoch over the replay buffer, twice for Lopti; adds its optimizer steps."""
         self._rows, self._window = [], []
         if self.args.sg.normalize == "batch_mean" and self.actor_loss_fn.is_ours:
             self.actor_loss_fn.mean_weight = self._rollout_mean_weight()
-        status: dict[str, Any] = super().ppo_train(kl_ctl)
+        if self.args.sg.update == "lopti":
+            status = self._train_in_passes(kl_ctl)
+        else:
+            status = super().ppo_train(kl_ctl)
         # Upstream has the micro-batches' means of these; the rows have the exact ones.
         norms = [row["grad_norm"] for row in self._rows]
         if norms:
             status["grad_norm_mean"] = statistics.fmean(norms)
             status["grad_norm_max"] = max(norms)
             status["grad_norm_std"] = statistics.pstdev(norms)
-            for key in self._rows[0]:
-                if key.startswith("sg/"):
+            for key, value in self._rows[0].items():
+                if key.startswith("sg/") and isinstance(value, float):
                     status[key] = statistics.fmean(row[key] for row in self._rows)
         status["sg_optimizer_steps"] = self._rows
         return status
+
+    def _train_in_passes(self, kl_ctl: float) -> dict[str, Any]:
+        """Low-probability tokens first, then the rest; a pass without a token is not made."""
+        loss_fn = self.actor_loss_fn
+        threshold = self.args.sg.lopti_threshold
+        statuses = []
+        for name in lopti.PASSES:
+            tokens = self._sum_over_rollout(functools.partial(_tokens_in_pass, threshold, name))
+            if not float(tokens):
+                continue
+            first_row, loss_fn.lopti_pass = len(self._rows), name
+            try:
+                statuses.append(super().ppo_train(kl_ctl))
+            finally:
+                loss_fn.lopti_pass = None
+            for row in self._rows[first_row:]:
+                row["pass"] = name
+        return {
+            key: statistics.fmean(status[key] for status in statuses if key in status)
+            for key in statuses[-1]
+        }
 
     def training_step(
         self, experience: Any, kl_ctl: float, step: int, loss_batch_info: Any = None
@@ -64,6 +96,7 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         """One micro-batch, as upstream does it; closes a row when the optimizer stepped."""
         engine = self.actor.model
         steps_before = engine.global_steps
+        self.actor_loss_fn.context = sequence_context(experience, self._uses)
         status: dict[str, Any] = super().training_step(experience, kl_ctl, step, loss_batch_info)
         metrics = status["metrics"]
         self._window.append(
@@ -73,20 +106,40 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
             self._close_row(metrics)
         return status
 
+    def _keep_entropy(self, _module: Any, _inputs: Any, outputs: Any) -> None:
+        """Hand the entropies of a training forward pass to the loss that follows it."""
+        entropy = getattr(outputs[1], "entropy", None) if isinstance(outputs, tuple) else None
+        if entropy is not None:
+            loss_fn = self.actor_loss_fn
+            tokens = loss_fn.context.advantages.shape[1]
+            loss_fn.context = dataclasses.replace(
+                loss_fn.context, entropy=entropy.detach()[:, -tokens:]
+            )
+
     def _rollout_mean_weight(self) -> float:
         """Mean weight of all ranks' rollout tokens under the policy that sampled them.
 
         One divisor for the whole rollout keeps the loss independent of how it is cut into
         micro-batches, optimizer steps and ranks.
         """
-        total: Any = sum(
-            weight_sum_and_count(item.action_log_probs, self.actor_loss_fn.config, item.action_mask)
-            for item in self.replay_buffer.items
+        config = self.actor_loss_fn.config
+        total = self._sum_over_rollout(
+            lambda item: weight_sum_and_count(
+                item.action_log_probs,
+                config,
+                item.action_mask,
+                context=sequence_context(item, self._uses),
+            )
         )
-        total = total.to(torch.cuda.current_device())
+        return float(total[0] / total[1])
+
+    def _sum_over_rollout(self, of_item: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+        """The sum over the replay buffers of all data-parallel ranks."""
+        total: Any = sum(of_item(item) for item in self.replay_buffer.items)
+        total = total.double().to(torch.cuda.current_device())
         group = self.strategy.ds_device_mesh["dp"].get_group()
         torch.distributed.all_reduce(total, group=group)
-        return float(total[0] / total[1])
+        return torch.as_tensor(total)
 
     def _close_row(self, metrics: dict[str, Any]) -> None:
         loss_fn = self.actor_loss_fn
@@ -94,13 +147,14 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         means = [statistics.fmean(micro[name] for micro in self._window) for name in terms]
         sums, means = self._reduce(loss_fn.take_statistics(), means)
         grad_norm = float(metrics["actor_grad_norm"])
-        row = {
+        row: dict[str, Any] = {
             "optimizer_step": self.actor.model.global_steps,
             "grad_norm": grad_norm,
             "lr": float(metrics["actor_lr"]),
             "micro_batches": len(self._window),
             **dict(zip(terms, means, strict=True)),
             **{f"sg/{name}": value for name, value in sums.metrics().items()},
+            "sg/prob_hist": sums.histogram("prob_hist").tolist(),
         }
         self._window = []
         self._rows.append(row)
@@ -120,7 +174,13 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         torch.distributed.all_reduce(packed, group=group)
         packed = packed.cpu()
         count = stats.sums.numel()
-        return type(stats)(packed[:count]), (packed[count:] / size).tolist()
+        sums = type(stats)(packed[:count], stats.weight_bounds)
+        return sums, (packed[count:] / size).tolist()
+
+
+def _tokens_in_pass(threshold: float, name: str, item: Any) -> torch.Tensor:
+    in_pass = lopti.in_pass(item.action_log_probs, threshold, name)
+    return (in_pass & item.action_mask.bool()).sum()
 
 
 # PolicyModelActor.init_model_from_pretrained looks this name up in its own module.

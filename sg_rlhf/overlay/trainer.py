@@ -79,7 +79,10 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
     def _log_optimizer_steps(self) -> None:
         for row in self._rows:
             step = row["optimizer_step"]
-            values = {k: v for k, v in row.items() if k not in ("optimizer_step", "global_step")}
+            steps = ("optimizer_step", "global_step")
+            values = {
+                k: v for k, v in row.items() if isinstance(v, (int, float)) and k not in steps
+            }
             if self._tensorboard:
                 for key, value in values.items():
                     self._tensorboard.writer.add_scalar(f"optimizer/{key}", value, step)

@@ -5,17 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
+from sg_rlhf import algorithms
+from sg_rlhf.algo.weightings import SHAPINGS
 from sg_rlhf.config import MODULE_KEYS, ConfigError, SGSettings, load_config
-from sg_rlhf.upstream_flags import build_parser, flags
+from sg_rlhf.overlay import cli
+from sg_rlhf.train import parse_arguments
+from sg_rlhf.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES, build_parser, flags
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RECIPES = sorted(
     p
     for p in CONFIGS.rglob("*.yaml")
     if p.name not in {"base.yaml", "common.yaml", "paper_weights.yaml"}
-    and p.parent.name != "hardware"
+    and p.parent.name not in {"hardware", "algorithms", "lab"}
 )
+ALGORITHMS = sorted((CONFIGS / "algorithms").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
@@ -28,6 +34,65 @@ def test_every_shipped_recipe_parses_and_its_command_line_is_upstreams(path: Pat
         if key not in MODULE_KEYS:
             assert parsed[key] == value, key
     assert config.value("data.prompt_dataset")
+
+
+@pytest.mark.parametrize("base", ["grpo_sg_tiny_cpu", "grpo_tiny_cpu"])
+@pytest.mark.parametrize("path", ALGORITHMS, ids=lambda p: p.stem)
+def test_every_algorithm_goes_on_top_of_any_recipe(path: Path, base: str) -> None:
+    """The same algorithm whatever it follows, and arguments that the run accepts."""
+    config = load_config([CONFIGS / "kk" / f"{base}.yaml", path])
+    on_paper = load_config([CONFIGS / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml", path])
+    args = cli.parse(config.to_argv())
+    assert args.actor.policy_loss_type == on_paper.value("actor.policy_loss_type")
+    keys = [
+        key for key, _ in flatten(yaml.safe_load((CONFIGS / "algorithms/grpo.yaml").read_text()))
+    ]
+    for key in keys:
+        assert config.value(key) == on_paper.value(key), key
+    assert config.value("data.prompt_dataset") == "data/kk_tiny/train.jsonl"
+
+
+def flatten(tree: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
+    pairs: list[tuple[str, object]] = []
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            pairs += flatten(value, f"{prefix}{key}.")
+        else:
+            pairs.append((f"{prefix}{key}", value))
+    return pairs
+
+
+def test_every_algorithm_has_a_line_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_arguments(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    for name in [*(p.stem for p in ALGORITHMS), *SHAPINGS, *POLICY_LOSS_TYPES, *KL_ESTIMATORS]:
+        assert any(line.split()[:1] == [name] and len(line.split()) > 4 for line in lines), name
+    assert set(algorithms.LOSSES) == set(flags()["actor.policy_loss_type"].choices or ())
+    listed = {name for names in algorithms.KL for name in names.split(", ")}
+    assert listed == set(flags()["algo.kl.estimator"].choices or ())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["sg.shaping=ar", "actor.policy_loss_type=grpo_sg"], "placement='inside'"),
+        (["actor.policy_loss_type=cispo"], "expected 'outside' with cispo"),
+        (
+            ["sg.update=lopti", "actor.policy_loss_type=ppo", "algo.kl.estimator=k3"],
+            "sg.update=lopti",
+        ),
+        (["sg.update=lopti", "actor.entropy_coef=0.01"], "actor.entropy_coef=0.01: expected 0"),
+        (["sg.update=lopti", "actor.lr_scheduler=cosine"], "actor.lr_scheduler=cosine: expected"),
+        (["sg.shaping=stapo", "actor.entropy_coef=null"], "actor.entropy_coef=null"),
+        (["sg.shaping=random", "actor.policy_loss_type=ppo"], "algo.kl.estimator=wk3"),
+    ],
+)
+def test_what_does_not_go_together_gets_one_line(overrides: list[str], message: str) -> None:
+    config = load_config(CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml", overrides)
+    with pytest.raises(cli.UsageError) as refusal:
+        cli.parse(config.to_argv())
+    assert message in str(refusal.value) and "\n" not in str(refusal.value)
 
 
 def test_the_resolved_recipe_gives_itself_back(tmp_path: Path) -> None:
