@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from sg_rlhf.algo.shaping import TokenWeightConfig
+from sg_rlhf.algo.shaping import TokenWeightConfig, is_curve
 from sg_rlhf.config import Config, token_weight_config
 from sg_rlhf.lab import fixed_batch, sample_batch
 from sg_rlhf.lab.checkpoint import (
@@ -81,7 +81,9 @@ def new_parser(prog: str, description: str | None, examples: str) -> OneLinePars
         "--global-step", type=int, metavar="N", help="only this step's rows of a samples.jsonl"
     )
     batch.add_argument("--limit", type=_count, metavar="N", help="only the first N given responses")
-    parser.add_argument("--config", metavar="FILE", help="a recipe (YAML)")
+    parser.add_argument(
+        "--config", metavar="FILE", action="append", help="a recipe (YAML); the later file wins"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda [auto]")
     parser.add_argument(
         "--pass-tokens",
@@ -150,17 +152,33 @@ def recipe_weights(config: Config, overrides: Sequence[str]) -> TokenWeightConfi
     An ``sg.`` override asks for a weighting, whatever the recipe's loss.
 
     Raises:
-        MeasureError: a policy loss that is not the clipped surrogate.
+        MeasureError: a policy loss that is not the clipped surrogate, or a weight that is not a
+            function of p alone.
     """
     if any(override.startswith("sg.") for override in overrides):
-        return token_weight_config(config)
+        return curve_weights(config)
     kind = config.value("actor.policy_loss_type")
     if kind not in ("ppo", "grpo_sg"):
         raise MeasureError(
             f"actor.policy_loss_type={kind}: expected ppo or grpo_sg, whose clipped surrogate is "
             "what is measured here"
         )
-    return token_weight_config(config) if kind in POLICY_LOSS_TYPES else None
+    return curve_weights(config) if kind in POLICY_LOSS_TYPES else None
+
+
+def curve_weights(config: Config) -> TokenWeightConfig:
+    """The weighting of the recipe's ``sg`` section.
+
+    Raises:
+        MeasureError: it needs more of a token than p, which no fixed batch holds.
+    """
+    cfg = token_weight_config(config)
+    if not is_curve(cfg):
+        raise MeasureError(
+            f"sg.shaping={cfg.shaping}: expected a weight that is a function of p alone, such as "
+            "grpo_sg, reverse or uniform"
+        )
+    return cfg
 
 
 def make_batch(

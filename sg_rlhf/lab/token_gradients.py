@@ -30,7 +30,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sg_rlhf.algo.shaping import TokenWeightConfig, token_weights
 from sg_rlhf.algo.token_gradients import logit_gradient_norms, token_gradient_norms
-from sg_rlhf.config import load_config, token_weight_config
+from sg_rlhf.config import load_config
 from sg_rlhf.lab import measure_command as common
 from sg_rlhf.lab.batch_loss import describe_weights
 from sg_rlhf.lab.checkpoint import (
@@ -379,7 +379,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     weights = (
         common.recipe_weights(config, args.overrides)
         if config.sources
-        else token_weight_config(config)
+        else common.curve_weights(config)
     ) or TokenWeightConfig(shaping="uniform")
     batch = common.make_batch(args, config, [args.model], graded=False)
     tokenizer = load_tokenizer(args.model)

@@ -124,6 +124,8 @@ def test_models_of_two_families_are_refused(rollouts, capsys):
         (["--rho", "1", "sg.uper=1"], "unknown key 'sg.uper'; did you mean sg.upper?"),
         (["--rho", "1", "sg.tau=-1"], "tau=-1"),
         (["--rho", "1", "actor.policy_loss_type=gspo"], "actor.policy_loss_type=gspo: expected"),
+        (["--rho", "1", "actor.policy_loss_type=cispo"], "whose clipped surrogate is"),
+        (["--rho", "1", "sg.shaping=random"], "sg.shaping=random: expected a weight that is"),
         (["--rho", "1", "--config", "none.yaml"], "none.yaml: no such recipe"),
         (["--rho", "1", "--json", "/dev/null/x.json"], "--json /dev/null/x.json"),
         (["--rho", "1", "--model", "./none"], "--model ./none: no such folder"),
@@ -176,3 +178,5 @@ def test_the_loss_is_the_recipes():
     assert sharpness.surrogate_of(recipe, []).weights.upper == 1.2
     plain = load_config("configs/kk/grpo_tiny_cpu.yaml")
     assert sharpness.surrogate_of(plain, []).weights is UNIFORM
+    both = load_config(["configs/kk/grpo_tiny_cpu.yaml", "configs/algorithms/grpo_sg_u1.2.yaml"])
+    assert sharpness.surrogate_of(both, []).weights.upper == 1.2
