@@ -129,7 +129,7 @@ def _table_row(run: Run) -> dict[str, Any]:
     norms = [y for _, y in figures.norm_curve(run)]
     rewards = [y for _, y in curve(run.metrics, "rollout/reward_mean")]
     window = max(1, min(5, len(rewards) // 2))
-    state = "finished" if run.finished else "still training, or stopped"
+    state = "finished" if run.finished else "not finished"
     return {
         "name": run.name,
         "path": one_line(str(run.path)),

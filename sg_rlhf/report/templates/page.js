@@ -237,7 +237,7 @@
       const whole = make("details");
       whole.open = !samples.tokens[i].length;
       whole.append(
-        make("summary", "", "The whole text, with what an environment wrote between the model's tokens"),
+        make("summary", "", "As one text, with what an environment wrote between the model's parts, if one did"),
         make("pre", "", texts[samples.text[i]]),
       );
       blocks.push(whole);
