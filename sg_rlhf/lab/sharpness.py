@@ -205,6 +205,7 @@ def plot(report: dict[str, Any], figure: Any) -> None:
         axes.set_yscale("log")
     axes.set_title(report["loss"], fontsize=9)
     axes.grid(True, color="0.9", lw=0.8)
+    axes.set_axisbelow(True)
     axes.legend(fontsize=8.5)
 
 

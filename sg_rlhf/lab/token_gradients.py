@@ -368,6 +368,7 @@ def plot(report: dict[str, Any], points: Sequence[Point], figure: Any) -> None:
     for axes in (left, right):
         axes.set(xscale="log", yscale="log")
         axes.grid(True, color="0.9", lw=0.8)
+        axes.set_axisbelow(True)
         axes.legend(fontsize=8, loc="upper left")
     figure.suptitle(f"{report['model'][-60:]}, {report['tokens']} tokens", fontsize=10)
 
