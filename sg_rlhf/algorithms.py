@@ -27,7 +27,7 @@ UPDATES = {
 
 
 def recipes() -> dict[str, str]:
-    """name: summary, the first line of each file in ``configs/algorithms``; {} without a checkout."""
+    """name: first line, of each file in ``configs/algorithms``; {} without a checkout."""
     return {
         path.stem: path.read_text().split("\n", 1)[0].removeprefix("# ").rstrip(".")
         for path in sorted(RECIPES.glob("*.yaml"))

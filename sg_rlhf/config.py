@@ -97,7 +97,7 @@ class SGSettings(BaseModel):
         0.5, description="... where the policy's entropy is below this, in nats, and A > 0"
     )
     update: Literal["together", "lopti"] = Field(
-        "together", description="lopti updates the unlikely tokens of a rollout first, then the rest"
+        "together", description="lopti: the unlikely tokens of a rollout first, then the rest"
     )
     lopti_threshold: float = Field(
         0.5, ge=0.0, description="update=lopti: a token below this probability is unlikely"

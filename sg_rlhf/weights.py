@@ -29,9 +29,10 @@ examples:
     python -m sg_rlhf.weights actor.eps_clip_low_high=[0.2,0.28]
 
 keys: sg.shaping, sg.form, sg.alpha, sg.mu, sg.tau, sg.lower, sg.upper, sg.placement, sg.normalize,
-sg.random_spread, sg.ar_alpha, sg.stapo_prob, sg.stapo_entropy and any other key of a recipe; the PPO clip is actor.eps_clip_low_high=[low,high] (without a recipe
-the paper's [0.2,0.24]). A weight that is the same for every token is reported here and refused by
-sg_rlhf.train. docs/method.md explains all of it.
+sg.random_spread, sg.ar_alpha, sg.stapo_prob, sg.stapo_entropy, and any other key of a recipe; the
+PPO clip is actor.eps_clip_low_high=[low,high] (without a recipe the paper's [0.2,0.24]). A weight
+that is the same for every token is reported here and refused by sg_rlhf.train. docs/method.md
+explains all of it.
 """
 
 PAPER_CLIP = (0.2, 0.24)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sg_rlhf.algo.diagnostics import TokenStatistics
+from sg_rlhf.algo.diagnostics import TokenStatistics, kl_statistics
 from sg_rlhf.algo.kl import kl_estimate
 from sg_rlhf.algo.lopti import in_pass
 from sg_rlhf.algo.policy_loss import check_objective, policy_loss_terms
@@ -132,6 +132,7 @@ class PolicyLossWithStatistics(nn.Module):
         self.context = TokenContext()
         self.lopti_pass: str | None = None
         self._lopti_threshold = args.sg.lopti_threshold
+        self._mask_BT: torch.Tensor | None = None
         self._statistics: TokenStatistics | None = None
 
     def take_statistics(self) -> TokenStatistics:
@@ -139,6 +140,16 @@ class PolicyLossWithStatistics(nn.Module):
         taken, self._statistics = self._statistics, None
         assert taken is not None
         return taken
+
+    def take_part_in_kl(self, kl_BT: torch.Tensor) -> torch.Tensor:
+        """The KL of the latest call's tokens, those of this pass alone; counts it."""
+        mask_BT = self._mask_BT
+        assert mask_BT is not None, "upstream computes the policy loss before the KL"
+        if self.active_BT is not None:
+            kl_BT = kl_BT.masked_fill(~self.active_BT, 0.0)
+            mask_BT = mask_BT.bool() & self.active_BT
+        self._add(kl_statistics(kl_BT, mask_BT))
+        return kl_BT
 
     def forward(
         self,
@@ -180,6 +191,7 @@ class PolicyLossWithStatistics(nn.Module):
                 **batch_info,
             )
         self._add(terms.statistics)
+        self._mask_BT = action_mask
         if self.is_ours:
             self.weights_BT = terms.weights_BT
             metrics = terms.statistics.metric_tensors()
@@ -201,7 +213,7 @@ class PolicyLossWithStatistics(nn.Module):
             )
         if not bool(torch.isfinite(result[0])):
             raise NonFiniteError(
-                f"policy loss {float(result[0])} before the optimizer step: "
+                f"policy loss {float(result[0].detach())} before the optimizer step: "
                 f"{_describe(log_probs, old_log_probs, advantages, action_mask)}; "
                 "nothing was trained on it"
             )
@@ -222,8 +234,7 @@ def kl_dispatcher(args: Any, loss: PolicyLossWithStatistics | None) -> Callable[
     from openrlhf.models.utils import compute_approx_kl
 
     def in_this_pass(kl: torch.Tensor) -> torch.Tensor:
-        active = loss.active_BT if loss is not None else None
-        return kl if active is None else kl.masked_fill(~active, 0.0)
+        return kl if loss is None else loss.take_part_in_kl(kl)
 
     def dispatch(
         log_probs: torch.Tensor,

@@ -149,16 +149,19 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
     def _keep_samples(self, experiences: list[Any]) -> None:
         """Keep a few rollouts for ``samples.jsonl`` and for the sync probe."""
         self._samples, self._probe = [], []
-        for e in experiences:
-            for i in range(len(e.sequences)):
-                valid = e.attention_mask[i].bool()
-                # vLLM takes no prompt that fills its context: it could not sample behind it.
-                fits = int(valid.sum()) < self.args.data.max_len
-                if len(self._probe) < PROBED_SEQUENCES and fits:
-                    is_response = e.action_mask[i].bool()[valid[1:]]
-                    self._probe.append((e.sequences[i][valid].tolist(), is_response.tolist()))
-                if len(self._samples) < self._sg.samples_per_step:
-                    self._samples.append(self._sample(e, i))
+        places = [(e, i) for e in experiences for i in range(len(e.sequences))]
+        # Spread over the rollout: neighbours answer the same prompt.
+        wanted = min(self._sg.samples_per_step, len(places))
+        for k in range(wanted):
+            self._samples.append(self._sample(*places[k * len(places) // wanted]))
+        for e, i in places:
+            if len(self._probe) == PROBED_SEQUENCES:
+                break
+            valid = e.attention_mask[i].bool()
+            # vLLM takes no prompt that fills its context: it could not sample behind it.
+            if int(valid.sum()) < self.args.data.max_len:
+                is_response = e.action_mask[i].bool()[valid[1:]]
+                self._probe.append((e.sequences[i][valid].tolist(), is_response.tolist()))
 
     def _sample(self, e: Any, i: int) -> dict[str, Any]:
         mask = e.action_mask[i].bool()

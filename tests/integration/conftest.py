@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -51,6 +52,31 @@ def command(run_dir: Path, data: Data, *overrides: str) -> list[str]:
         sys.executable, "-m", "sg_rlhf.train", "--config", str(RECIPE), "--run-dir", str(run_dir),
         *data.overrides(), *SMALL, *overrides,
     ]  # fmt: skip
+
+
+def run_ranks(script: str, ranks: int, *arguments: str) -> list[str]:
+    """Run a file of this folder as gloo ranks of one job; their standard outputs."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(Path(__file__).parent / script), *arguments],
+            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={
+                **environment(), "PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "RANK": str(rank),
+                "LOCAL_RANK": "0",
+            },
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    outputs = []
+    for process in processes:
+        output, errors = process.communicate(timeout=600)
+        assert process.returncode == 0, errors
+        outputs.append(output)
+    return outputs
 
 
 def train(run_dir: Path, data: Data, *overrides: str) -> subprocess.CompletedProcess[str]:

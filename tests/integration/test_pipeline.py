@@ -6,9 +6,7 @@ import json
 import math
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sg_rlhf import run_log
 from sg_rlhf.overlay import jit_builds
-from tests.integration.conftest import ROOT, Data, command, environment, train
+from tests.integration.conftest import ROOT, Data, command, environment, run_ranks, train
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
@@ -184,21 +182,5 @@ def test_zero3_ranks_load_the_checkpoint_undamaged() -> None:
     build = jit_builds.folder() / "deepspeed_shm_comm"
     build.mkdir(parents=True, exist_ok=True)
     (build / "lock").touch()
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(ROOT / "tests" / "integration" / "load_on_two_ranks.py")],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={
-                **environment(), "PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": "0",
-            },
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    for process in ranks:
-        output, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
+    for output in run_ranks("load_on_two_ranks.py", 2):
         assert output.splitlines()[-1] == "5 loads, 0 damaged parameters, rotary float32"

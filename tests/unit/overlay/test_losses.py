@@ -156,3 +156,24 @@ def test_a_nan_stops_before_backward_and_says_where(loss_type: str) -> None:
     )
     with pytest.raises(NonFiniteError, match="1 log_probs; nothing was trained"):
         run(loss, data)
+
+
+def test_a_pass_of_lopti_leaves_the_other_tokens_out_of_loss_kl_and_statistics() -> None:
+    data, base = batch(8), batch(9)["old_log_probs"]
+    args = arguments(shaping="uniform", update="lopti", lopti_threshold=0.3)
+    loss = PolicyLossWithStatistics(PolicyLoss(0.2, 0.24, policy_loss_type="grpo_sg"), args)
+    low = data["old_log_probs"].exp() < 0.3
+    mask = data["action_mask"].bool()
+    for name, active in (("low", low), ("rest", ~low)):
+        loss.lopti_pass = name
+        _, grad = run(loss, data, batch_num_tokens=40.0)
+        kl = kl_dispatcher(args, loss)(data["log_probs"], base, kl_estimator="k3")
+        statistics = loss.take_statistics()
+        assert torch.equal(grad != 0, active & mask & (grad != 0)) and bool((grad != 0).any())
+        assert torch.equal(kl[~active], torch.zeros_like(kl[~active]))
+        assert statistics["tokens"] == statistics["kl_tokens"] == (active & mask).sum() > 0
+        plain = compute_approx_kl(data["log_probs"], base, None, "k3")[active & mask]
+        assert statistics.metrics()["kl_mean"] == pytest.approx(float(plain.mean()))
+    loss.lopti_pass = None
+    run(loss, data)
+    assert loss.active_BT is None

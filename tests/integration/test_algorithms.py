@@ -1,0 +1,91 @@
+"""Every algorithm's update by the real trainer: the same for every sharding, GRPO where off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integration.conftest import ROOT, run_ranks
+
+ALGORITHMS = sorted(path.stem for path in (ROOT / "configs" / "algorithms").glob("*.yaml"))
+#: (ranks, responses per micro-batch): one step of 8 responses, cut in three ways.
+LAYOUTS = {"1x8": (1, 8), "8x1": (1, 1), "2 ranks 1x4": (2, 4)}
+#: Log-probs are bf16, so batches of another shape are rounded otherwise.
+ROUNDING = 0.02
+#: Statistics whose sums over the 8 responses must not depend on how they are cut.
+COMPARED = (
+    "policy_loss", "kl", "entropy", "grad_norm", "sg/n_tokens", "sg/weight_mean", "sg/kl_mean",
+    "sg/quartile1_token_share", "sg/quartile4_advantage_mass", "sg/response_length",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def updates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("updates")
+    found = {}
+    for layout, (ranks, micro_batch) in LAYOUTS.items():
+        out: Path = folder / f"{ranks}_{micro_batch}.pt"
+        run_ranks("update_on_ranks.py", ranks, str(micro_batch), str(out))
+        found[layout] = torch.load(out)
+    return found
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize("layout", ["8x1", "2 ranks 1x4"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_update_does_not_depend_on_the_sharding(
+    updates: dict[str, dict[str, Any]], name: str, layout: str
+) -> None:
+    whole, cut = updates["1x8"][name], updates[layout][name]
+    assert distance(cut["gradient"], whole["gradient"]) < ROUNDING
+    assert len(cut["rows"]) == len(whole["rows"])
+    for found, expected in zip(cut["rows"], whole["rows"], strict=True):
+        for key in COMPARED:
+            assert found[key] == pytest.approx(expected[key], rel=ROUNDING, abs=2e-3), key
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "uniform",
+        "grpo_sg_quotient",
+        "lopti_off",
+        "ar_off",
+        "random_off",
+        "stapo_off",
+        "grpo_sg_off",
+    ],
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_switched_off_it_is_grpo_bit_for_bit(
+    updates: dict[str, dict[str, Any]], name: str, layout: str
+) -> None:
+    """The same gradient, and so the same update, as upstream's own loss gives."""
+    assert torch.equal(updates[layout][name]["gradient"], updates[layout]["grpo"]["gradient"])
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in ALGORITHMS if n not in ("grpo", "uniform", "grpo_sg_quotient", "dr_grpo")]
+)
+def test_it_does_something(updates: dict[str, dict[str, Any]], name: str) -> None:
+    """Dr. GRPO differs in the advantages, which are given here."""
+    grpo = updates["1x8"]["grpo"]["gradient"]
+    assert distance(updates["1x8"][name]["gradient"], grpo) > ROUNDING
+
+
+@pytest.mark.parametrize("name", ["lopti", "ar_lopti"])
+def test_lopti_updates_every_token_once(updates: dict[str, dict[str, Any]], name: str) -> None:
+    low, rest = updates["1x8"][name]["rows"]
+    (together,) = updates["1x8"]["uniform"]["rows"]
+    assert (low["pass"], rest["pass"]) == ("low", "rest")
+    assert low["sg/n_tokens"] + rest["sg/n_tokens"] == together["sg/n_tokens"]
+    assert min(low["sg/n_tokens"], rest["sg/n_tokens"]) > 10
+    assert low["sg/prob_mean"] < 0.5 < rest["sg/prob_mean"]
+    (off,) = updates["1x8"]["lopti_off"]["rows"]
+    assert off["pass"] == "rest"

@@ -1,0 +1,165 @@
+"""One rank of the shard-invariance test: every algorithm's update, by the real trainer.
+
+    python update_on_ranks.py MICRO_BATCH OUT
+
+Eight responses are one optimizer step. The learning rate is 0 and Adam's first beta 0, so that the
+optimizer's first moment is the gradient itself, and one engine serves every algorithm. Rank 0
+writes {algorithm: {"gradient": [parameters], "rows": [the optimizer steps]}} to OUT.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from sg_rlhf.overlay.register import worker_setup
+
+worker_setup()
+
+import torch  # noqa: E402
+from deepspeed.utils import safe_get_full_optimizer_state  # noqa: E402
+from openrlhf.models import Actor  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
+from openrlhf.utils import get_strategy  # noqa: E402
+from transformers import AutoTokenizer  # noqa: E402
+
+from sg_rlhf.config import load_config  # noqa: E402
+from sg_rlhf.lab import kk  # noqa: E402
+from sg_rlhf.overlay import cli  # noqa: E402
+from sg_rlhf.overlay.policy_actor import SGActorPPOTrainer  # noqa: E402
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+RESPONSES = 8
+MODEL = Path(kk.__file__).parent / "kk_tiny"
+
+
+#: Algorithms with their parameter at the value that makes them GRPO.
+SWITCHED_OFF = {
+    "lopti": ["sg.lopti_threshold=0"],
+    "ar": ["sg.ar_alpha=0", "sg.allow_constant=true"],
+    "random": ["sg.random_spread=0", "sg.allow_constant=true"],
+    "stapo": ["sg.stapo_prob=0", "sg.allow_constant=true"],
+    "grpo_sg": ["sg.upper=1.0", "sg.allow_constant=true"],
+}
+
+
+def cases() -> dict[str, tuple[Path, list[str]]]:
+    """Every shipped algorithm, and those that can be switched off: (recipe, overrides)."""
+    recipes = {path.stem: path for path in sorted((CONFIGS / "algorithms").glob("*.yaml"))}
+    shipped = {name: (path, []) for name, path in recipes.items()}
+    shipped["stapo"][1].extend(["sg.stapo_prob=0.3", "sg.stapo_entropy=1"])  # to mask some here
+    off = {f"{name}_off": (recipes[name], extra) for name, extra in SWITCHED_OFF.items()}
+    return shipped | off
+
+
+def arguments(recipe: Path, extra: list[str], micro_batch: int) -> Any:
+    """Upstream's arguments of the tiny recipe with an algorithm on top."""
+    config = load_config(
+        [CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml", recipe],
+        [
+            "actor.adam.lr=0", "actor.adam.betas=[0.0,0.999]", "actor.max_norm=1e9",
+            f"train.batch_size={RESPONSES}", f"train.micro_batch_size={micro_batch}",
+            f"rollout.batch_size={RESPONSES}", "rollout.n_samples_per_prompt=1",
+            "rollout.micro_batch_size=1",
+            # What comes before the update has no part in it: the advantages are given.
+            "algo.dynamic_filtering_enable=false", "algo.advantage.estimator=reinforce",
+            *extra,
+        ],
+    )  # fmt: skip
+    return cli.parse(config.to_argv())
+
+
+def rollout(actor: Any) -> list[Experience]:
+    """Eight responses of different lengths, some way off the policy; the same on every rank."""
+    generator = torch.Generator().manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    experiences = []
+    actor.eval()
+    for index, (prompt, response) in zip(
+        range(RESPONSES), kk.WarmStart().texts(0, clean=False), strict=False
+    ):
+        prompt_ids = tokenizer(prompt, return_tensors="pt").input_ids
+        response_ids = tokenizer(response, return_tensors="pt").input_ids
+        # The model's own texts are likely ones: some tokens are replaced by any.
+        strays = torch.randint(5, 200, response_ids.shape, generator=generator)
+        stray = torch.rand(response_ids.shape, generator=generator) < 0.15
+        sequence = torch.cat([prompt_ids, torch.where(stray, strays, response_ids)], dim=1)
+        length = sequence.shape[1]
+        mask = torch.ones_like(sequence)
+        action_mask = (torch.arange(length - 1) >= prompt_ids.shape[1] - 1).unsqueeze(0)
+        with torch.no_grad():
+            log_probs = actor(sequence, attention_mask=mask, return_logprobs=True).float()
+        noise = torch.randn(log_probs.shape, generator=generator)
+        old = log_probs + 0.3 * noise
+        experiences.append(
+            Experience(
+                sequences=sequence,
+                attention_mask=mask,
+                action_mask=action_mask,
+                action_log_probs=old.clamp(max=0.0),
+                base_action_log_probs=log_probs + 0.2 * noise,
+                rollout_log_probs=old,
+                advantages=torch.full_like(log_probs, 1.0 if index % 2 else -0.7),
+                rewards=torch.zeros(1),
+                total_length=torch.tensor([length]),
+                response_length=torch.tensor([response_ids.shape[1]]),
+                index=[index],
+                info={},
+            )
+        )
+    return experiences
+
+
+def gradient(actor: Any) -> torch.Tensor:
+    """The latest step's gradient of every parameter, in one vector."""
+    parts = [
+        safe_get_full_optimizer_state(parameter, "exp_avg")
+        for parameter in actor.model.parameters()
+    ]
+    return torch.cat([part.float().flatten() for part in parts])
+
+
+def main(micro_batch: int, out: Path) -> None:
+    args = arguments(*cases()["grpo"], micro_batch)
+    args.local_rank = -1
+    strategy = get_strategy(args)
+    strategy.setup_distributed()
+    actor = Actor(
+        args.actor.model_name_or_path,
+        attn_implementation="sdpa",
+        param_dtype=args.ds.param_dtype,
+        ds_config=strategy.get_ds_train_config(),
+        temperature=args.rollout.temperature,
+    )
+    settings = {
+        "optim": "adam", "muon": vars(args.actor.muon), "adam": vars(args.actor.adam),
+        "lr_scheduler": "constant", "lr_warmup_ratio": 0.0, "min_lr_ratio": 0.1,
+        "max_norm": args.actor.max_norm, "scheduler_steps": 1000,
+    }  # fmt: skip
+    actor, optimizer, scheduler = strategy.prepare((actor, settings))
+    experiences = rollout(actor)
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    found = {}
+    for name, (recipe, extra) in cases().items():
+        strategy.args = arguments(recipe, extra, micro_batch)
+        trainer = SGActorPPOTrainer(
+            strategy,
+            actor,
+            ema_model=None,
+            actor_optim=optimizer,
+            actor_scheduler=scheduler,
+            micro_train_batch_size=micro_batch,
+            dataloader_pin_memory=False,
+        )
+        for experience in experiences[rank::ranks]:
+            trainer.replay_buffer.append(experience)
+        torch.manual_seed(0)  # upstream shuffles the responses
+        status = trainer.ppo_train(strategy.args.algo.kl.init_coef)
+        found[name] = {"gradient": gradient(actor), "rows": status["sg_optimizer_steps"]}
+    if rank == 0:
+        torch.save(found, out)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
