@@ -1,0 +1,323 @@
+"""Run a study: every cell of its plan through the real pipeline, then a table over seeds.
+
+A cell is one training run (regime, variant, seed) with a run directory of its own. A finished cell
+leaves a small file under --out and is not run again, on this machine or after a fresh clone, until
+a setting that it was trained with changes. Interrupted cells resume from their last checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import fnmatch
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from sg_rlhf.config import ConfigError
+from sg_rlhf.lab import study_results
+from sg_rlhf.lab.study import DATA, Cell, Study, load_study, overrides
+from sg_rlhf.tasks.command_line import progress_bar
+
+EXAMPLES = """\
+examples:
+  what would be run, and what is there already
+    python -m sg_rlhf.lab.ablation --study configs/lab/kk_small.yaml --list
+  the whole study, two runs at a time
+    python -m sg_rlhf.lab.ablation --study configs/lab/kk_small.yaml --jobs 2
+  one regime of it
+    python -m sg_rlhf.lab.ablation --study configs/lab/kk_small.yaml --only 'base/*/s0'
+  the tables again, from the cells that are there
+    python -m sg_rlhf.lab.ablation --study configs/lab/kk_small.yaml --table
+
+With GPUs a cell gets one device each, and --jobs defaults to their number.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see --help\n")
+
+
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    """The command line, with the teaching help."""
+    parser = _Parser(
+        prog="python -m sg_rlhf.lab.ablation",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--study", required=True, type=Path, metavar="FILE", help="the study")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="results [bench/results/<study>]")
+    parser.add_argument(
+        "--runs", type=Path, metavar="DIR", help="run directories and data [runs/<study>]"
+    )
+    parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time [GPUs, or 1]")
+    parser.add_argument("--only", metavar="PATTERN", help="cells by name, as in 'base/*'")
+    parser.add_argument("--list", action="store_true", help="list the cells and stop")
+    parser.add_argument("--table", action="store_true", help="only write the tables")
+    arguments = parser.parse_args(argv)
+    if arguments.jobs is not None and arguments.jobs < 1:
+        parser.error(f"--jobs {arguments.jobs}: expected 1 or more")
+    return arguments
+
+
+def devices() -> list[str]:
+    """The GPUs that this process may use, by what CUDA_VISIBLE_DEVICES calls them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name]
+    import torch
+
+    return [str(i) for i in range(torch.cuda.device_count())]
+
+
+class CellError(RuntimeError):
+    """A cell did not finish; the message names its log."""
+
+
+class Runner:
+    """Trains and measures cells; ``stop`` ends what runs."""
+
+    def __init__(self, study: Study, out: Path, runs: Path, jobs: int | None) -> None:
+        self.study, self.out, self.runs = study, out, runs.resolve()
+        found = devices()
+        self.jobs = jobs or max(1, len(found))
+        self._devices: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        for i in range(self.jobs):
+            self._devices.put(found[i % len(found)] if found else None)
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._starting = threading.Lock()
+        self._sampling = threading.Lock()
+        self._stopped = False
+
+    @property
+    def data(self) -> Path:
+        return self.runs / "data"
+
+    def result(self, cell: Cell) -> dict[str, Any] | None:
+        """The cell's file, if it was trained with today's settings."""
+        found = study_results.read_cell(self.out / "cells" / cell.file_name)
+        if found is None or found.get("fingerprint") != self.study.fingerprint(cell):
+            return None
+        return found
+
+    def make_data(self) -> None:
+        """The study's data sets, unless they are there.
+
+        Raises:
+            CellError: a data command failed.
+        """
+        for name, arguments in self.study.file.data.items():
+            log = self.data / f"{name}.log"
+            folder = self.data / name
+            command = ["-m", "sg_rlhf.data", "kk", "--out", str(folder)]
+            self._run([*command, "--generate", *arguments.split()], log, None)
+
+    def run(self, cell: Cell) -> dict[str, Any]:
+        """Train and measure one cell and write its file.
+
+        Raises:
+            CellError: the run failed or was stopped.
+        """
+        device = self._devices.get()
+        try:
+            return self._run_on(cell, device)
+        finally:
+            self._devices.put(device)
+
+    def _run_on(self, cell: Cell, device: str | None) -> dict[str, Any]:
+        run_dir = self.runs / cell.name
+        log = run_dir / "terminal.log"
+        paths, settings = self.study.recipe(cell)
+        configs = [argument for path in paths for argument in ("--config", str(path))]
+        command = ["-m", "sg_rlhf.train", *configs, "--run-dir", str(run_dir)]
+        started = time.monotonic()
+        self._run([*command, *overrides(settings, self.data)], log, device)
+        sharpness = self._sharpness(run_dir, log, device)
+        found = {
+            "cell": cell.name,
+            "fingerprint": self.study.fingerprint(cell),
+            **study_results.collect(run_dir, sharpness),
+            "wall_seconds": round(time.monotonic() - started),
+        }
+        write(self.out / "cells" / cell.file_name, json.dumps(found, indent=1) + "\n")
+        return found
+
+    def _sharpness(self, run_dir: Path, log: Path, device: str | None) -> dict[str, Any] | None:
+        settings = self.study.file.sharpness
+        if settings is None:
+            return None
+        batch = self.runs / "sharpness_batch.json"
+        result = run_dir / "sharpness.json"
+        with self._sampling:  # one batch for all cells, from the model that they start from
+            if not batch.exists():
+                start = self.runs / "sharpness_start.json"
+                self._measure(self._value("actor.model_name_or_path"), batch, start, log, device)
+        self._measure(run_dir / "checkpoints" / "final", batch, result, log, device)
+        measured: dict[str, Any] = json.loads(result.read_text())["models"][0]
+        measured.pop("model")
+        return measured
+
+    def _value(self, key: str) -> str:
+        return str(self.study.config(next(self.study.cells()), self.data).value(key))
+
+    def _measure(
+        self, model: str | Path, batch: Path, result: Path, log: Path, device: str | None
+    ) -> None:
+        settings = self.study.file.sharpness
+        assert settings is not None
+        command = [
+            "-m", "sg_rlhf.lab.sharpness", "--model", str(model), "--batch", str(batch),
+            "--data", settings.data.replace(DATA, str(self.data)),
+            "--reward", self._value("reward.remote_url"),
+            "--rho", *map(str, settings.rho), "--json", str(result), *settings.arguments.split(),
+        ]  # fmt: skip
+        self._run(command, log, device)
+
+    def _run(self, arguments: list[str], log: Path, device: str | None) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        # A cell has a Ray cluster of its own, also inside a job of another one.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        if device is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = device
+        with log.open("ab") as output:
+            with self._starting:
+                if self._stopped:
+                    raise CellError("stopped")
+                process = subprocess.Popen(
+                    [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=output,
+                    stderr=subprocess.STDOUT, env=environment, start_new_session=True,
+                )  # fmt: skip
+                self._processes.add(process)
+            status = process.wait()
+            self._processes.discard(process)
+        if status:
+            raise CellError(f"{arguments[1]} ended with status {status}; see {log}")
+
+    def stop(self) -> None:
+        """Interrupt what runs and start nothing more; a run ends its own Ray cluster."""
+        with self._starting:
+            self._stopped = True
+            for process in list(self._processes):
+                process.send_signal(signal.SIGINT)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def write_tables(study: Study, runner: Runner) -> list[dict[str, Any]]:
+    """results.json, results.md and results.png of the cells that are there."""
+    cells = [(cell, found) for cell in study.cells() if (found := runner.result(cell))]
+    rows = study_results.summarize(study, cells)
+    if rows:
+        content = {"study": study.name, "cells": len(cells), "rows": rows}
+        # JSON has no NaN: an interval of one seed is null.
+        text = json.dumps(content, indent=1).replace("NaN", "null")
+        write(runner.out / "results.json", text + "\n")
+        write(runner.out / "results.md", study_results.table(study, rows))
+        study_results.plot(study, rows, runner.out / "results.png")
+    return rows
+
+
+def run_cells(runner: Runner, cells: list[Cell]) -> list[str]:
+    """Train and measure; returns a line for each cell that failed."""
+    failures = []
+    runner.make_data()
+    with (
+        progress_bar(runner.study.name, "runs", len(cells)) as bar,
+        concurrent.futures.ThreadPoolExecutor(runner.jobs) as pool,
+    ):
+        futures = {pool.submit(runner.run, cell): cell for cell in cells}
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                cell = futures[future]
+                try:
+                    figures = future.result()["figures"]
+                except (CellError, ValueError, OSError) as error:
+                    failures.append(f"{cell.name}: {error}")
+                    bar.write(failures[-1], file=sys.stderr)
+                else:
+                    bar.write(describe(cell, figures))
+                bar.update()
+        except KeyboardInterrupt:
+            runner.stop()
+            pool.shutdown(cancel_futures=True)
+            raise
+    return failures
+
+
+def describe(cell: Cell, figures: dict[str, Any]) -> str:
+    """One line of a finished cell."""
+    accuracy = ", ".join(
+        f"{key.removesuffix('_after')} {figures[f'{key[:-6]}_before']:.3f} -> {value:.3f}"
+        for key, value in figures.items()
+        if key in ("held_out_after", "larger_after")
+    )
+    return f"{cell.name}: {accuracy}, largest gradient norm {figures['grad_norm_max']:.3g}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status 0; 1 when a cell failed; 2 for a wrong study; 130 when interrupted."""
+    arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
+    # A shell starts background jobs with SIGINT ignored; whoever sends it means it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    try:
+        study = load_study(arguments.study)
+        out = arguments.out or Path("bench") / "results" / study.name
+        runner = Runner(study, out, arguments.runs or Path("runs") / study.name, arguments.jobs)
+        pattern = arguments.only or "*"
+        cells = [cell for cell in study.cells() if fnmatch.fnmatch(cell.name, pattern)]
+        if not cells:
+            raise ConfigError(f"--only {pattern}: no cell of {arguments.study} has such a name")
+        todo = [cell for cell in cells if runner.result(cell) is None]
+    except ConfigError as error:
+        print(f"sg_rlhf.lab.ablation: {error}", file=sys.stderr)
+        return 2
+    if arguments.list:
+        for cell in cells:
+            print(f"{'to do' if cell in todo else 'done ':6}{cell.name}")
+        print(f"{len(cells) - len(todo)} of {len(cells)} done; results: {out}")
+        return 0
+    failures: list[str] = []
+    interrupted = False
+    if not arguments.table:
+        print(f"{len(cells) - len(todo)} of {len(cells)} runs are there; {len(todo)} to do")
+        try:
+            failures = run_cells(runner, todo)
+        except CellError as error:
+            failures = [str(error)]
+        except KeyboardInterrupt:
+            interrupted = True
+    rows = write_tables(study, runner)
+    if rows:
+        print(f"tables: {out / 'results.md'}, {out / 'results.json'}, {out / 'results.png'}")
+    else:
+        print(f"no finished run in {out / 'cells'} yet")
+    for failure in failures:
+        print(f"failed: {failure}", file=sys.stderr)
+    if interrupted:
+        print("interrupted; the same command goes on where it was", file=sys.stderr)
+        return 130
+    return 1 if failures else 0
+
+
+def _interrupt(_signum: int, _frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,221 @@
+"""What a study found: a file per cell, and over seeds a table, a plot and all figures as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from scipy import stats
+
+from sg_rlhf import run_log
+from sg_rlhf.lab.study import Cell, Study
+from sg_rlhf.report.figures import MEDIAN_WINDOW, SPIKE_FACTOR, spikes
+
+#: Curves of a cell's file: name, file of the run directory, key.
+_STEP_CURVES = ("grad_norm", "entropy", "kl")
+#: key of a cell, heading, digits
+COLUMNS = (
+    ("held_out_after", "held-out", 3),
+    ("larger_after", "larger", 3),
+    ("gap_after", "gap", 3),
+    ("grad_norm_mean", "grad norm mean", 3),
+    ("grad_norm_std", "std", 3),
+    ("grad_norm_max", "max", 2),
+    ("spikes", "spikes", 1),
+    ("sharpness", "sharpness", 4),
+    ("entropy_after", "entropy", 3),
+    ("weight_mean", "mean w", 3),
+    ("zeroed_pos", "zeroed A > 0", 3),
+    ("seconds_per_rollout", "s/rollout", 1),
+)
+
+
+def collect(run_dir: Path, sharpness: dict[str, Any] | None) -> dict[str, Any]:
+    """The figures and curves of a finished run.
+
+    Raises:
+        ValueError: the run directory lacks what a finished run has.
+    """
+    metrics = run_log.read(run_dir / run_log.METRICS)
+    steps = run_log.read(run_dir / run_log.OPTIMIZER_STEPS)
+    evaluations = run_log.read(run_dir / run_log.EVALUATIONS)
+    if not metrics or not steps or len(evaluations) < 2:
+        raise ValueError(f"{run_dir}: no finished run ({len(metrics)} rollouts, 2 evaluations)")
+    norms = [row["grad_norm"] for row in steps]
+    last = steps[-max(1, len(steps) // 10) :]
+    figures: dict[str, Any] = {
+        "rollouts": metrics[-1]["global_step"],
+        "optimizer_steps": len(steps),
+        "grad_norm_mean": statistics.fmean(norms),
+        "grad_norm_std": statistics.pstdev(norms),
+        "grad_norm_max": max(norms),
+        "spikes": len(spikes(norms)),
+        "entropy_before": steps[0]["entropy"],
+        "entropy_after": statistics.fmean(row["entropy"] for row in last),
+        "weight_mean": statistics.fmean(row["sg/weight_mean"] for row in steps),
+        "zeroed_pos": statistics.fmean(row["sg/zeroed_pos"] for row in steps),
+        "zeroed_neg": statistics.fmean(row["sg/zeroed_neg"] for row in steps),
+        "seconds_per_rollout": statistics.median(row["timing/step_total"] for row in metrics),
+    }
+    for name, row in (("before", evaluations[0]), ("after", evaluations[-1])):
+        for key, value in accuracies(row).items():
+            figures[f"{key}_{name}"] = value
+        if {"train", "held_out"} <= accuracies(row).keys():
+            figures[f"gap_{name}"] = accuracies(row)["train"] - accuracies(row)["held_out"]
+    if sharpness is not None:
+        figures["sharpness"] = sharpness["results"][0]["sharpness"]
+        figures["sharpness_first_order"] = sharpness["results"][0]["first_order"]
+    curves = {
+        "reward": [round(row["rollout/reward_mean"], 4) for row in metrics],
+        "response_length": [round(row["sg/response_length"], 1) for row in steps],
+        **{key: [round(row[key], 5) for row in steps] for key in _STEP_CURVES},
+        "accuracy": [{"rollout": r["global_step"], **accuracies(r)} for r in evaluations],
+    }
+    environment = json.loads((run_dir / "environment.json").read_text())
+    return {
+        "figures": figures,
+        "curves": curves,
+        "sharpness": sharpness,
+        "versions": environment["versions"],
+        "date": environment["started"],
+    }
+
+
+def accuracies(row: dict[str, Any]) -> dict[str, float]:
+    """Accuracy by evaluation set of one row of ``eval/eval.jsonl``."""
+    return {
+        key.removesuffix("_accuracy").removeprefix("eval_"): value
+        for key, value in row.items()
+        if key.endswith("_accuracy") and isinstance(value, (int, float))
+    }
+
+
+def read_cell(path: Path) -> dict[str, Any] | None:
+    """A cell's file, or None where there is none or it was cut short."""
+    try:
+        cell: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError):
+        return None
+    return cell
+
+
+def interval(values: Sequence[float]) -> float:
+    """Half of the 95 % t-interval of a mean; NaN for fewer than two values."""
+    if len(values) < 2:
+        return math.nan
+    spread = statistics.stdev(values) / math.sqrt(len(values))
+    return float(stats.t.ppf(0.975, len(values) - 1)) * spread
+
+
+def summarize(study: Study, cells: Iterable[tuple[Cell, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """A row per regime and variant: means over seeds, and the difference to the baseline.
+
+    A difference is paired: the baseline of the same regime and seed is subtracted first.
+    """
+    figures = {(c.regime, c.variant, c.seed): found["figures"] for c, found in cells}
+    groups: dict[tuple[str, str], list[int]] = {}
+    for cell in study.cells():
+        if (cell.regime, cell.variant, cell.seed) in figures:
+            groups.setdefault((cell.regime, cell.variant), []).append(cell.seed)
+    rows = []
+    for (regime, variant), seeds in groups.items():
+        runs = [figures[regime, variant, seed] for seed in seeds]
+        row: dict[str, Any] = {"regime": regime, "variant": variant, "seeds": seeds}
+        for key in runs[0]:
+            values = [run[key] for run in runs if run.get(key) is not None]
+            if values:
+                row[key] = {"mean": statistics.fmean(values), "ci95": interval(values)}
+        pairs = [
+            (figures[regime, variant, seed], figures[regime, study.file.baseline, seed])
+            for seed in seeds
+            if (regime, study.file.baseline, seed) in figures and variant != study.file.baseline
+        ]
+        for key in ("held_out_after", "larger_after", "grad_norm_std", "sharpness"):
+            differences = [a[key] - b[key] for a, b in pairs if key in a and key in b]
+            if differences:
+                row[f"{key}_difference"] = {
+                    "mean": statistics.fmean(differences),
+                    "ci95": interval(differences),
+                    "pairs": len(differences),
+                }
+        rows.append(row)
+    return rows
+
+
+def table(study: Study, rows: list[dict[str, Any]]) -> str:
+    """Markdown, a table per regime."""
+    lines = [f"# {study.name}", "", study.file.about + ".", ""]
+    for regime, settings in study.file.regimes.items():
+        of_regime = [row for row in rows if row["regime"] == regime]
+        if not of_regime:
+            continue
+        headings = ["variant", "seeds", *(title for _, title, _ in COLUMNS)]
+        headings.insert(3, f"minus {study.file.baseline}")
+        lines += [f"## {regime}", "", settings.about, ""]
+        lines += ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+        for row in of_regime:
+            values = [_number(row.get(key), digits) for key, _, digits in COLUMNS]
+            values.insert(1, _number(row.get("held_out_after_difference"), 3, signed=True))
+            entries = [row["variant"], str(len(row["seeds"])), *values]
+            lines.append("| " + " | ".join(entries) + " |")
+        lines.append("")
+    lines += [
+        "Means over seeds with half of their 95 % t-interval where there are two or more; the "
+        f"difference to {study.file.baseline} is paired by seed. gap: accuracy on training prompts "
+        "minus held-out. Gradient norms are before clipping, over all optimizer steps; a spike is "
+        f"a norm above {SPIKE_FACTOR:g} times the median of the {MEDIAN_WINDOW} before it.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _number(entry: dict[str, float] | None, digits: int, *, signed: bool = False) -> str:
+    if entry is None:
+        return ""
+    text = f"{entry['mean']:{'+' if signed else ''}.{digits}f}"
+    half = entry["ci95"]
+    return text if math.isnan(half) else f"{text} ± {half:.{digits}f}"
+
+
+def plot(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
+    """Held-out accuracy and the spread of the gradient norm per variant, one panel per regime."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    regimes = [name for name in study.file.regimes if any(r["regime"] == name for r in rows)]
+    sizes = [sum(row["regime"] == name for row in rows) for name in regimes]
+    figure, panels = plt.subplots(
+        len(regimes), 2, figsize=(9, 1.2 + 0.32 * sum(sizes) + 0.6 * len(regimes)),
+        squeeze=False, layout="constrained", height_ratios=sizes,
+    )  # fmt: skip
+    for (left, right), regime in zip(panels, regimes, strict=True):
+        of_regime = [row for row in rows if row["regime"] == regime][::-1]
+        names = [f"{row['variant']} ({len(row['seeds'])})" for row in of_regime]
+        for axes, key, title in (
+            (left, "held_out_after", "held-out accuracy"),
+            (right, "grad_norm_std", "std of the gradient norm"),
+        ):
+            for position, row in enumerate(of_regime):
+                entry = row.get(key)
+                if entry is None:
+                    continue
+                half = 0.0 if math.isnan(entry["ci95"]) else entry["ci95"]
+                is_baseline = row["variant"] == study.file.baseline
+                color = "#d1601f" if is_baseline else "#1f5fa8"
+                axes.errorbar(entry["mean"], position, xerr=half, fmt="o", color=color, capsize=3)
+                if is_baseline:
+                    axes.axvline(entry["mean"], color=color, lw=0.8, ls="--")
+            axes.set_yticks(range(len(names)), names if axes is left else [])
+            axes.set_title(f"{regime}: {title}", loc="left", fontsize=10)
+            axes.set_ylim(-0.6, len(names) - 0.4)
+            axes.grid(True, axis="x", color="#e3e6ea")
+            for side in ("top", "right"):
+                axes.spines[side].set_visible(False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

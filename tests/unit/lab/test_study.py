@@ -1,0 +1,242 @@
+"""Studies: cells in order, what decides a cell, refusals, paired differences, tables."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+import yaml
+from scipy import stats
+
+from sg_rlhf import run_log
+from sg_rlhf.config import ConfigError
+from sg_rlhf.lab import ablation, study_results
+from sg_rlhf.lab.study import load_study
+
+ROOT = Path(__file__).parents[3]
+SHIPPED = ROOT / "configs" / "lab" / "kk_small.yaml"
+SMALL = {
+    "about": "two algorithms",
+    "base": str(ROOT / "configs" / "kk" / "grpo_tiny_cpu.yaml"),
+    "baseline": "grpo",
+    "seeds": [0, 1],
+    "data": {"small": "people=2 per_size=8 test_per_size=4 seed=0"},
+    "set": {
+        "data.prompt_dataset": "{data}/small/train.jsonl",
+        "eval.dataset": "{data}/small/test.jsonl",
+    },
+    "regimes": {"base": {"about": "as it is"}, "fast": {"set": {"actor.adam.lr": 0.001}}},
+    "variants": {
+        "grpo": {},
+        "sg": {"recipe": str(ROOT / "configs" / "algorithms" / "grpo_sg.yaml")},
+    },
+    "plan": [
+        {"regimes": ["base"], "variants": ["grpo", "sg"]},
+        {"regimes": ["base", "fast"], "variants": ["grpo"], "seeds": [0]},
+    ],
+}  # fmt: skip
+
+
+def write(folder: Path, **changes: object) -> Path:
+    path = folder / "small.yaml"
+    path.write_text(yaml.safe_dump({**SMALL, **changes}))
+    return path
+
+
+def test_the_shipped_study_parses_and_covers_what_it_says() -> None:
+    study = load_study(SHIPPED)
+    cells = list(study.cells())
+    assert len({cell.name for cell in cells}) == len(cells)
+    by_variant: dict[tuple[str, str], set[int]] = {}
+    for cell in cells:
+        by_variant.setdefault((cell.regime, cell.variant), set()).add(cell.seed)
+    assert min(map(len, by_variant.values())) >= 3
+    assert all(("base", name) in by_variant for name in study.file.variants)
+    # every difference has its pair
+    for (regime, _), seeds in by_variant.items():
+        assert seeds <= by_variant[regime, study.file.baseline]
+
+
+def test_cells_come_seed_by_seed_and_once(tmp_path: Path) -> None:
+    study = load_study(write(tmp_path))
+    assert [cell.name for cell in study.cells()] == [
+        "base/grpo/s0", "base/sg/s0", "base/grpo/s1", "base/sg/s1", "fast/grpo/s0",
+    ]  # fmt: skip
+
+
+def test_a_cell_is_base_algorithm_regime_and_seed(tmp_path: Path) -> None:
+    study = load_study(write(tmp_path))
+    cells = {cell.name: cell for cell in study.cells()}
+    config = study.config(cells["base/sg/s1"], Path("/somewhere"))
+    assert config.value("actor.policy_loss_type") == "grpo_sg"
+    assert config.value("train.seed") == 1
+    assert config.value("data.prompt_dataset") == "/somewhere/small/train.jsonl"
+    assert study.config(cells["fast/grpo/s0"], Path("d")).value("actor.adam.lr") == 1e-3
+
+
+def test_what_is_trained_decides_the_fingerprint(tmp_path: Path) -> None:
+    study = load_study(write(tmp_path))
+    prints = {cell.name: study.fingerprint(cell) for cell in study.cells()}
+    assert len(set(prints.values())) == len(prints)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    places = {**SMALL["set"], "logger.logging_steps": 7, "ckpt.max_num": 9}
+    same = load_study(write(elsewhere, about="other words", set=places))
+    assert {cell.name: same.fingerprint(cell) for cell in same.cells()} == prints
+    for changes in (
+        {"set": {**SMALL["set"], "rollout.temperature": 0.9}},
+        {"data": {"small": "people=2 per_size=9 test_per_size=4 seed=0"}},
+    ):
+        other = load_study(write(elsewhere, **changes))
+        assert all(other.fingerprint(cell) != prints[cell.name] for cell in other.cells())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"baseline": "ppo"}, ["baseline='ppo'", "grpo"]),
+        ({"plan": [{"regimes": ["slow"], "variants": ["grpo"]}]}, ["regime 'slow'", "base"]),
+        ({"plan": [{"regimes": ["base"], "variants": ["x"]}]}, ["variant 'x'", "sg"]),
+        ({"seeds": []}, ["seeds"]),
+        ({"extra": 1}, ["extra"]),
+        ({"set": {"sg.nothing": 1}}, ["base/grpo/s0", "sg.nothing"]),
+        ({"regimes": {"base": {"set": {"actor.adam.lr": "fast"}}}, "plan": SMALL["plan"][:1]},
+         ["base/grpo/s0", "actor.adam.lr"]),
+        ({"base": "nowhere.yaml"}, ["nowhere.yaml", "no such recipe"]),
+    ],
+)  # fmt: skip
+def test_a_wrong_study_gets_one_line(
+    tmp_path: Path, changes: dict[str, object], words: list[str]
+) -> None:
+    path = write(tmp_path, **changes)
+    with pytest.raises(ConfigError) as refusal:
+        load_study(path)
+    message = str(refusal.value)
+    assert all(word in message for word in [str(path), *words]) and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--study", "nowhere.yaml"], "nowhere.yaml: No such file"),
+        (["--study", str(SHIPPED), "--only", "base/nothing/*"], "--only base/nothing/*: no cell"),
+        (["--study", str(SHIPPED), "--jobs", "0"], "--jobs 0: expected 1 or more"),
+    ],
+)
+def test_a_wrong_command_line_gets_one_line(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = ablation.main(arguments)
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    errors = capsys.readouterr().err
+    assert status == 2 and words in errors and errors.count("\n") == 1
+
+
+# -- results -----------------------------------------------------------------------------------
+
+
+def run_directory(folder: Path, accuracy: float, norm: float) -> Path:
+    rows = range(1, 5)
+    sg = {"weight_mean": 1.2, "zeroed_pos": 0.1, "zeroed_neg": 0.0, "response_length": 30.0}
+    run_log.append(
+        folder / run_log.METRICS,
+        [
+            {"global_step": i, "rollout/reward_mean": 0.1 * i, "timing/step_total": 5.0}
+            for i in rows
+        ],
+    )
+    run_log.append(
+        folder / run_log.OPTIMIZER_STEPS,
+        [
+            {
+                "grad_norm": norm * i, "entropy": 0.5 / i, "kl": 0.01,
+                **{f"sg/{key}": value for key, value in sg.items()},
+            }
+            for i in range(1, 21)
+        ],
+    )  # fmt: skip
+    run_log.append(
+        folder / run_log.EVALUATIONS,
+        [
+            {"global_step": 0, "eval_held_out_accuracy": 0.2, "eval_train_accuracy": 0.25},
+            {"global_step": 4, "eval_held_out_accuracy": accuracy, "eval_train_accuracy": 0.7},
+        ],
+    )
+    (folder / "environment.json").write_text(json.dumps({"versions": {}, "started": "2026-01-01"}))
+    return folder
+
+
+def test_a_cell_is_collected_from_its_run_directory(tmp_path: Path) -> None:
+    sharpness = {"results": [{"sharpness": 0.3, "first_order": 0.2}]}
+    found = study_results.collect(run_directory(tmp_path, 0.6, 0.1), sharpness)
+    figures = found["figures"]
+    assert figures["held_out_before"] == 0.2 and figures["held_out_after"] == 0.6
+    assert figures["gap_after"] == pytest.approx(0.1) and figures["sharpness"] == 0.3
+    assert figures["grad_norm_mean"] == pytest.approx(1.05) and figures["grad_norm_max"] == 2.0
+    assert figures["optimizer_steps"] == 20 and figures["seconds_per_rollout"] == 5.0
+    assert len(found["curves"]["grad_norm"]) == 20
+    with pytest.raises(ValueError, match="no finished run"):
+        study_results.collect(tmp_path / "empty", None)
+
+
+def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
+    study = load_study(write(tmp_path))
+    values = {"base/grpo/s0": 0.5, "base/grpo/s1": 0.7, "base/sg/s0": 0.52, "base/sg/s1": 0.74}
+    cells = [
+        (cell, {"figures": {"held_out_after": values[cell.name]}})
+        for cell in study.cells()
+        if cell.name in values
+    ]
+    rows = {row["variant"]: row for row in study_results.summarize(study, cells)}
+    difference = rows["sg"]["held_out_after_difference"]
+    assert difference["mean"] == pytest.approx(0.03) and difference["pairs"] == 2
+    spread = statistics.stdev([0.02, 0.04]) / math.sqrt(2)
+    assert difference["ci95"] == pytest.approx(12.7062047 * spread)
+    assert "held_out_after_difference" not in rows["grpo"]
+    # far narrower than the interval of the unpaired mean
+    assert difference["ci95"] < rows["sg"]["held_out_after"]["ci95"] / 5
+
+
+@pytest.mark.parametrize("values", [[0.1, 0.4, 0.35], [1.0, 1.0], [0.2, 0.1, 0.9, 0.3, 0.5]])
+def test_interval_is_scipys(values: list[float]) -> None:
+    half = study_results.interval(values)
+    if len(set(values)) == 1:
+        assert half == 0.0
+    else:
+        low, high = stats.t.interval(
+            0.95, len(values) - 1, loc=statistics.fmean(values), scale=stats.sem(values)
+        )
+        assert half == pytest.approx((high - low) / 2)
+    assert math.isnan(study_results.interval(values[:1]))
+
+
+def test_tables_are_written_from_the_cells_that_are_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Done cells of today's settings count; others are to do."""
+    path = write(tmp_path)
+    study = load_study(path)
+    out = tmp_path / "out"
+    for index, cell in enumerate(list(study.cells())[:3]):
+        run = run_directory(tmp_path / cell.name, 0.5 + 0.05 * index, 0.1)
+        found = {"fingerprint": study.fingerprint(cell), **study_results.collect(run, None)}
+        if index == 2:
+            found["fingerprint"] = "of other settings"
+        file = out / "cells" / cell.file_name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(found))
+    arguments = ["--study", str(path), "--out", str(out), "--runs", str(tmp_path / "runs")]
+    assert ablation.main([*arguments, "--list"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in listed[:-1]] == ["done", "done", "to", "to", "to"]
+    assert ablation.main([*arguments, "--table"]) == 0
+    table = (out / "results.md").read_text()
+    assert "| sg | 1 | 0.550 | +0.050 |" in table and "## fast" not in table
+    rows = json.loads((out / "results.json").read_text())["rows"]
+    assert rows[0]["held_out_after"] == {"mean": 0.5, "ci95": None}
+    assert (out / "results.png").stat().st_size > 5000
