@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from scipy.stats import spearmanr  # type: ignore[import-untyped]
+from scipy.stats import spearmanr
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
