@@ -37,7 +37,7 @@ examples:
   the tables again, from the cells that are there
     python -m sg_rlhf.lab.ablation --study configs/lab/kk_small.yaml --table
 
-With GPUs a cell gets one device each, and --jobs defaults to their number.
+With GPUs each cell gets as many as the study says, and --jobs defaults to what fits.
 """
 
 
@@ -59,7 +59,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--runs", type=Path, metavar="DIR", help="run directories and data [runs/<study>]"
     )
-    parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time [GPUs, or 1]")
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="runs at a time [what the GPUs hold, or 1]"
+    )
     parser.add_argument("--only", metavar="PATTERN", help="cells by name, as in 'base/*'")
     parser.add_argument("--list", action="store_true", help="list the cells and stop")
     parser.add_argument("--table", action="store_true", help="only write the tables")
@@ -79,6 +81,17 @@ def devices() -> list[str]:
     return [str(i) for i in range(torch.cuda.device_count())]
 
 
+def device_groups(found: list[str], size: int) -> list[str]:
+    """Values of CUDA_VISIBLE_DEVICES, a run's GPUs each.
+
+    Raises:
+        ConfigError: there are GPUs, but not as many as a run takes.
+    """
+    if found and len(found) < size:
+        raise ConfigError(f"gpus={size}: a run takes {size} GPUs and {len(found)} are visible")
+    return [",".join(found[i : i + size]) for i in range(0, len(found) - size + 1, size)]
+
+
 class CellError(RuntimeError):
     """A cell did not finish; the message names its log."""
 
@@ -88,7 +101,7 @@ class Runner:
 
     def __init__(self, study: Study, out: Path, runs: Path, jobs: int | None) -> None:
         self.study, self.out, self.runs = study, out, runs.resolve()
-        found = devices()
+        found = device_groups(devices(), study.file.gpus)
         self.jobs = jobs or max(1, len(found))
         self._devices: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         for i in range(self.jobs):

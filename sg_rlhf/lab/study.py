@@ -58,6 +58,7 @@ class StudyFile(_Section):
     base: str
     baseline: str
     seeds: list[int] = Field(min_length=1)
+    gpus: int = Field(1, ge=1, description="GPUs of one run, where there are any")
     data: dict[str, str] = {}
     set: dict[str, Any] = {}
     sharpness: Sharpness | None = None

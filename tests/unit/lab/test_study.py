@@ -17,6 +17,7 @@ from sg_rlhf.lab import ablation, study_results
 from sg_rlhf.lab.study import load_study
 
 ROOT = Path(__file__).parents[3]
+STUDIES = sorted((ROOT / "configs" / "lab").glob("*.yaml"))
 SHIPPED = ROOT / "configs" / "lab" / "kk_small.yaml"
 SMALL = {
     "about": "two algorithms",
@@ -46,8 +47,9 @@ def write(folder: Path, **changes: object) -> Path:
     return path
 
 
-def test_the_shipped_study_parses_and_covers_what_it_says() -> None:
-    study = load_study(SHIPPED)
+@pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.stem)
+def test_a_shipped_study_parses_and_every_difference_has_its_pair(path: Path) -> None:
+    study = load_study(path)
     cells = list(study.cells())
     assert len({cell.name for cell in cells}) == len(cells)
     by_variant: dict[tuple[str, str], set[int]] = {}
@@ -55,7 +57,6 @@ def test_the_shipped_study_parses_and_covers_what_it_says() -> None:
         by_variant.setdefault((cell.regime, cell.variant), set()).add(cell.seed)
     assert min(map(len, by_variant.values())) >= 3
     assert all(("base", name) in by_variant for name in study.file.variants)
-    # every difference has its pair
     for (regime, _), seeds in by_variant.items():
         assert seeds <= by_variant[regime, study.file.baseline]
 
@@ -135,6 +136,24 @@ def test_a_wrong_command_line_gets_one_line(
         status = int(stop.code or 0)
     errors = capsys.readouterr().err
     assert status == 2 and words in errors and errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("found", "size", "groups"),
+    [
+        ([], 8, []),
+        (["0", "1", "2"], 1, ["0", "1", "2"]),
+        (["2", "5", "6", "7"], 2, ["2,5", "6,7"]),
+        (["0", "1", "2"], 2, ["0,1"]),
+    ],
+)
+def test_a_run_gets_its_gpus(found: list[str], size: int, groups: list[str]) -> None:
+    assert ablation.device_groups(found, size) == groups
+
+
+def test_too_few_gpus_are_refused() -> None:
+    with pytest.raises(ConfigError, match="gpus=8: a run takes 8 GPUs and 2 are visible"):
+        ablation.device_groups(["0", "1"], 8)
 
 
 # -- results -----------------------------------------------------------------------------------
