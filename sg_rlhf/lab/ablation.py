@@ -147,17 +147,20 @@ class Runner:
             self._devices.put(device)
 
     def _run_on(self, cell: Cell, device: str | None) -> dict[str, Any]:
-        run_dir = self.runs / cell.name
+        fingerprint = self.study.fingerprint(cell)
+        # Other settings are another run: it must not resume from these checkpoints.
+        run_dir = self.runs / f"{cell.name}-{fingerprint[:8]}"
         log = run_dir / "terminal.log"
         paths, settings = self.study.recipe(cell)
         configs = [argument for path in paths for argument in ("--config", str(path))]
         command = ["-m", "sg_rlhf.train", *configs, "--run-dir", str(run_dir)]
         started = time.monotonic()
-        self._run([*command, *overrides(settings, self.data)], log, device)
+        if not (run_dir / "checkpoints" / "final" / "config.json").exists():
+            self._run([*command, *overrides(settings, self.data)], log, device)
         sharpness = self._sharpness(run_dir, log, device)
         found = {
             "cell": cell.name,
-            "fingerprint": self.study.fingerprint(cell),
+            "fingerprint": fingerprint,
             **study_results.collect(run_dir, sharpness),
             "wall_seconds": round(time.monotonic() - started),
         }
@@ -185,15 +188,18 @@ class Runner:
     def _measure(
         self, model: str | Path, batch: Path, result: Path, log: Path, device: str | None
     ) -> None:
+        command = ["-m", "sg_rlhf.lab.sharpness", *self.sharpness_arguments(model, batch, result)]
+        self._run(command, log, device)
+
+    def sharpness_arguments(self, model: str | Path, batch: Path, result: Path) -> list[str]:
+        """The arguments of ``python -m sg_rlhf.lab.sharpness`` for one checkpoint."""
         settings = self.study.file.sharpness
         assert settings is not None
-        command = [
-            "-m", "sg_rlhf.lab.sharpness", "--model", str(model), "--batch", str(batch),
-            "--data", settings.data.replace(DATA, str(self.data)),
-            "--reward", self._value("reward.remote_url"),
+        return [
+            "--model", str(model), "--reward", self._value("reward.remote_url"),
+            "--batch", str(batch), "--data", settings.data.replace(DATA, str(self.data)),
             "--rho", *map(str, settings.rho), "--json", str(result), *settings.arguments.split(),
         ]  # fmt: skip
-        self._run(command, log, device)
 
     def _run(self, arguments: list[str], log: Path, device: str | None) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)

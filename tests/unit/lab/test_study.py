@@ -13,7 +13,7 @@ from scipy import stats
 
 from sg_rlhf import run_log
 from sg_rlhf.config import ConfigError
-from sg_rlhf.lab import ablation, study_results
+from sg_rlhf.lab import ablation, sharpness, study_results
 from sg_rlhf.lab.study import load_study
 
 ROOT = Path(__file__).parents[3]
@@ -59,6 +59,14 @@ def test_a_shipped_study_parses_and_every_difference_has_its_pair(path: Path) ->
     assert all(("base", name) in by_variant for name in study.file.variants)
     for (regime, _), seeds in by_variant.items():
         assert seeds <= by_variant[regime, study.file.baseline]
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.stem)
+def test_the_sharpness_of_a_shipped_study_is_a_command_line(path: Path, tmp_path: Path) -> None:
+    runner = ablation.Runner(load_study(path), tmp_path, tmp_path, 1)
+    argv = runner.sharpness_arguments("model", tmp_path / "batch.json", tmp_path / "result.json")
+    parsed = sharpness.parse_arguments(argv)
+    assert parsed.model == ["model"] and parsed.rho and parsed.prompts == 16
 
 
 def test_cells_come_seed_by_seed_and_once(tmp_path: Path) -> None:
