@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the training scripts: sets `hardware` to cpu, 1xgpu or 8xh100.
+# Sourced by the training scripts: sets `hardware` to cpu, 1xgpu or 8xh100, and says what comes next.
 # SG_HARDWARE says which; without it, what nvidia-smi finds.
 hardware=${SG_HARDWARE:-}
 if [[ -z $hardware ]]; then
@@ -10,3 +10,8 @@ case $hardware in
   cpu | 1xgpu | 8xh100) ;;
   *) echo "error: SG_HARDWARE=$hardware: expected cpu, 1xgpu or 8xh100" >&2; exit 2 ;;
 esac
+
+say_next() { # after a finished run
+  echo "next: another setting, in a directory of its own:"
+  echo "  SG_RUN_DIR=runs/lr1e-4 bash examples/scripts/$(basename "$0") actor.adam.lr=1e-4"
+}

@@ -43,3 +43,4 @@ fi
 for argument in "$@"; do [[ $argument == --dry-run ]] && exit 0; done
 "$python" -m sg_rlhf.report.summary "$run"
 "$python" -m sg_rlhf.report "$run"
+say_next

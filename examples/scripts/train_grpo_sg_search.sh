@@ -125,5 +125,7 @@ fi
 training=$!
 wait "$training"
 training=
-[[ -n $dry ]] || "$python" -m sg_rlhf.report.summary "$run"
-[[ -n $dry ]] || "$python" -m sg_rlhf.report "$run"
+[[ -n $dry ]] && exit 0
+"$python" -m sg_rlhf.report.summary "$run"
+"$python" -m sg_rlhf.report "$run"
+say_next

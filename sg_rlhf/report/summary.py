@@ -81,10 +81,6 @@ def render(summary: dict[str, Any], run_dir: Path) -> str:
     checkpoint = run_dir / "checkpoints" / "final"
     if (checkpoint / "config.json").is_file():
         lines.append(f"  checkpoint          {checkpoint}  (Hugging Face folder; vLLM loads it)")
-    lines += [
-        "next: the same script with another setting, into a directory of its own:",
-        "  SG_RUN_DIR=runs/lr1e-4 bash examples/scripts/train_grpo_sg_TASK.sh actor.adam.lr=1e-4",
-    ]
     return "\n".join(lines)
 
 

@@ -10,6 +10,9 @@ import torch
 
 from tests.integration.conftest import ROOT, run_ranks
 
+# The fixture makes every algorithm's update three times: 90 seconds, more on a busy machine.
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
+
 ALGORITHMS = sorted(path.stem for path in (ROOT / "configs" / "algorithms").glob("*.yaml"))
 #: (ranks, responses per micro-batch): one step of 8 responses, cut in three ways.
 LAYOUTS = {"1x8": (1, 8), "8x1": (1, 1), "2 ranks 1x4": (2, 4)}

@@ -51,7 +51,7 @@ def test_summary_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert figures["reward_last"] == pytest.approx(1.0)
     assert figures["grad_norm_max"] == 2.0 and figures["optimizer_steps"] == 24
     text = capsys.readouterr().out
-    for word in ("0.250 +- 0.050  ->  0.550 +- 0.050", "25.0% of positive", "reward.png", "next:"):
+    for word in ("0.250 +- 0.050  ->  0.550 +- 0.050", "25.0% of positive", "reward.png"):
         assert word in text
     for name in ("reward.png", "grad_norm.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
