@@ -22,7 +22,7 @@ CONTROLLER_CPUS = 2
 
 
 class ClusterError(ValueError):
-    """The Ray cluster cannot hold this run; the message says what to change."""
+    """No Ray cluster, or one that cannot hold this run; the message says what to change."""
 
 
 def accelerators_needed(args: Any) -> int:
@@ -42,7 +42,7 @@ def connect(args: Any) -> bool:
         Whether a local cluster was started, which :func:`shut_down` then ends.
 
     Raises:
-        ClusterError: the cluster has too few accelerators or CPUs.
+        ClusterError: no cluster is there, or it has too few accelerators or CPUs.
     """
     needed = accelerators_needed(args)
     on_cpu = platform.active()
@@ -74,9 +74,38 @@ def connect(args: Any) -> bool:
                 "num_cpus": needed + CONTROLLER_CPUS,
                 "object_store_memory": 512 * 2**20,
             }
-    ray.init(**options)
+    if local:
+        _start(options)
+    else:
+        try:
+            ray.init(**options)
+        except Exception as error:
+            address = os.environ["RAY_ADDRESS"]
+            raise ClusterError(f"RAY_ADDRESS={address}: cannot join: {_one_line(error)}") from error
     _check_resources(needed, on_cpu, local)
     return local
+
+
+def _start(options: dict[str, Any], attempts: int = 3) -> None:
+    """Start Ray here; again where the machine was too busy for the 30 seconds that Ray waits."""
+    for attempt in range(1, attempts + 1):
+        before = psutil.Process().children(recursive=True)
+        try:
+            ray.init(**options)
+            return
+        except Exception as error:  # Ray raises plain ones
+            started = [p for p in psutil.Process().children(recursive=True) if p not in before]
+            ray.shutdown()
+            _end(started, grace_seconds=0.0)
+            if attempt == attempts or isinstance(error, ValueError):
+                raise ClusterError(
+                    f"Ray did not start (attempt {attempt}): {_one_line(error)} (load average "
+                    f"{os.getloadavg()[0]:.0f} on {os.cpu_count()} cores)"
+                ) from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _check_resources(needed: int, on_cpu: bool, local: bool) -> None:
@@ -107,8 +136,13 @@ def shut_down(local: bool, run_dir: str | None, grace_seconds: float = 10.0) -> 
         session = Path(ray._private.worker._global_node.get_session_dir_path())
         keep_worker_logs(session, Path(run_dir))
     ray.shutdown()
+    _end(children, grace_seconds)
+
+
+def _end(processes: list[psutil.Process], grace_seconds: float) -> None:
+    """Kill those that are still there after the grace period."""
     deadline = time.time() + grace_seconds
-    alive = _alive(children)
+    alive = _alive(processes)
     while alive and time.time() < deadline:
         time.sleep(0.1)
         alive = _alive(alive)

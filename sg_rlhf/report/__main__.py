@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
         page.write(text, out)
         print(f"report: {out} ({len(text.encode()) / 1e6:.1f} MB); open it in a browser")
         if one:
-            print("  with several RUN_DIRs it compares them; --figures DIR writes the plots as files")
+            print("  several RUN_DIRs are compared; --figures DIR writes the plots as files")
         if arguments.figures:
             doing = f"--figures {arguments.figures}"
             formats = tuple(arguments.format or ("png", "svg"))
