@@ -15,7 +15,9 @@ from sg_rlhf import run_log
 from sg_rlhf.lab.study import Cell, Study
 from sg_rlhf.report.figures import MEDIAN_WINDOW, SPIKE_FACTOR, spikes
 
-#: Curves of a cell's file: name, file of the run directory, key.
+#: Fewer seeds than this get no interval: that of two is six times as wide as they are apart.
+MIN_SEEDS = 3
+#: Curves of a cell's file over optimizer steps.
 _STEP_CURVES = ("grad_norm", "entropy", "kl")
 #: key of a cell, heading, digits
 COLUMNS = (
@@ -25,6 +27,7 @@ COLUMNS = (
     ("grad_norm_mean", "grad norm mean", 3),
     ("grad_norm_std", "std", 3),
     ("grad_norm_max", "max", 2),
+    ("grad_norm_peak", "max / median", 2),
     ("spikes", "spikes", 1),
     ("sharpness", "sharpness", 4),
     ("entropy_after", "entropy", 3),
@@ -50,10 +53,7 @@ def collect(run_dir: Path, sharpness: dict[str, Any] | None) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "rollouts": metrics[-1]["global_step"],
         "optimizer_steps": len(steps),
-        "grad_norm_mean": statistics.fmean(norms),
-        "grad_norm_std": statistics.pstdev(norms),
-        "grad_norm_max": max(norms),
-        "spikes": len(spikes(norms)),
+        **norm_figures(norms),
         "entropy_before": steps[0]["entropy"],
         "entropy_after": statistics.fmean(row["entropy"] for row in last),
         "weight_mean": statistics.fmean(row["sg/weight_mean"] for row in steps),
@@ -85,6 +85,17 @@ def collect(run_dir: Path, sharpness: dict[str, Any] | None) -> dict[str, Any]:
     }
 
 
+def norm_figures(norms: Sequence[float]) -> dict[str, float]:
+    """Gradient norms of a run. ``grad_norm_peak`` does not change with the gradient's scale."""
+    return {
+        "grad_norm_mean": statistics.fmean(norms),
+        "grad_norm_std": statistics.pstdev(norms),
+        "grad_norm_max": max(norms),
+        "grad_norm_peak": max(norms) / statistics.median(norms),
+        "spikes": len(spikes(norms)),
+    }
+
+
 def accuracies(row: dict[str, Any]) -> dict[str, float]:
     """Accuracy by evaluation set of one row of ``eval/eval.jsonl``."""
     return {
@@ -104,8 +115,8 @@ def read_cell(path: Path) -> dict[str, Any] | None:
 
 
 def interval(values: Sequence[float]) -> float:
-    """Half of the 95 % t-interval of a mean; NaN for fewer than two values."""
-    if len(values) < 2:
+    """Half of the 95 % t-interval of a mean; NaN for fewer than `MIN_SEEDS` values."""
+    if len(values) < MIN_SEEDS:
         return math.nan
     spread = statistics.stdev(values) / math.sqrt(len(values))
     return float(stats.t.ppf(0.975, len(values) - 1)) * spread
@@ -114,7 +125,8 @@ def interval(values: Sequence[float]) -> float:
 def summarize(study: Study, cells: Iterable[tuple[Cell, dict[str, Any]]]) -> list[dict[str, Any]]:
     """A row per regime and variant: means over seeds, and the difference to the baseline.
 
-    A difference is paired: the baseline of the same regime and seed is subtracted first.
+    A difference is paired: the baseline of the same regime and seed is subtracted first. The ratio
+    of gradient-norm peaks is paired likewise, a geometric mean with the interval of its logarithm.
     """
     figures = {(c.regime, c.variant, c.seed): found["figures"] for c, found in cells}
     groups: dict[tuple[str, str], list[int]] = {}
@@ -128,7 +140,9 @@ def summarize(study: Study, cells: Iterable[tuple[Cell, dict[str, Any]]]) -> lis
         for key in runs[0]:
             values = [run[key] for run in runs if run.get(key) is not None]
             if values:
-                row[key] = {"mean": statistics.fmean(values), "ci95": interval(values)}
+                row[key] = {
+                    "mean": statistics.fmean(values), "ci95": interval(values), "values": values
+                }  # fmt: skip
         pairs = [
             (figures[regime, variant, seed], figures[regime, study.file.baseline, seed])
             for seed in seeds
@@ -142,6 +156,16 @@ def summarize(study: Study, cells: Iterable[tuple[Cell, dict[str, Any]]]) -> lis
                     "ci95": interval(differences),
                     "pairs": len(differences),
                 }
+        # A ratio, as it multiplies: one spike of one seed would be all of a mean of differences.
+        ratios = [math.log(a["grad_norm_peak"] / b["grad_norm_peak"]) for a, b in pairs]
+        if ratios:
+            middle, half = statistics.fmean(ratios), interval(ratios)
+            row["grad_norm_peak_ratio"] = {
+                "mean": math.exp(middle),
+                "ci95_low": math.exp(middle - half),
+                "ci95_high": math.exp(middle + half),
+                "pairs": len(ratios),
+            }
         rows.append(row)
     return rows
 
@@ -155,22 +179,32 @@ def table(study: Study, rows: list[dict[str, Any]]) -> str:
             continue
         headings = ["variant", "seeds", *(title for _, title, _ in COLUMNS)]
         headings.insert(3, f"minus {study.file.baseline}")
+        headings.append(f"max / median over {study.file.baseline}'s")
         lines += [f"## {regime}", "", settings.about, ""]
         lines += ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
         for row in of_regime:
             values = [_number(row.get(key), digits) for key, _, digits in COLUMNS]
             values.insert(1, _number(row.get("held_out_after_difference"), 3, signed=True))
-            entries = [row["variant"], str(len(row["seeds"])), *values]
+            entries = [row["variant"], str(len(row["seeds"])), *values, _ratio(row)]
             lines.append("| " + " | ".join(entries) + " |")
         lines.append("")
     lines += [
-        "Means over seeds with half of their 95 % t-interval where there are two or more; the "
-        f"difference to {study.file.baseline} is paired by seed. gap: accuracy on training prompts "
-        "minus held-out. Gradient norms are before clipping, over all optimizer steps; a spike is "
-        f"a norm above {SPIKE_FACTOR:g} times the median of the {MEDIAN_WINDOW} before it.",
+        f"Means over seeds with half of their 95 % t-interval where there are {MIN_SEEDS} or more; "
+        f"what compares with {study.file.baseline} is paired by seed. gap: accuracy on training "
+        "prompts minus held-out. Gradient norms are before clipping, over all optimizer steps; "
+        f"spikes are those above {SPIKE_FACTOR:g} times the median of the {MEDIAN_WINDOW} before.",
         "",
     ]
     return "\n".join(lines)
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    found = row.get("grad_norm_peak_ratio")
+    if found is None:
+        return ""
+    if math.isnan(found["ci95_low"]):
+        return f"{found['mean']:.2f}"
+    return f"{found['mean']:.2f} ({found['ci95_low']:.2f} to {found['ci95_high']:.2f})"
 
 
 def _number(entry: dict[str, float] | None, digits: int, *, signed: bool = False) -> str:
@@ -182,16 +216,20 @@ def _number(entry: dict[str, float] | None, digits: int, *, signed: bool = False
 
 
 def plot(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
-    """Held-out accuracy and the spread of the gradient norm per variant, one panel per regime."""
+    """A panel per regime: held-out accuracy, and the largest gradient norm over the median one.
+
+    A dot is a seed, a ring their mean, with its interval where there are seeds enough.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     regimes = [name for name in study.file.regimes if any(r["regime"] == name for r in rows)]
     sizes = [sum(row["regime"] == name for row in rows) for name in regimes]
     figure, panels = plt.subplots(
-        len(regimes), 2, figsize=(9, 1.2 + 0.32 * sum(sizes) + 0.6 * len(regimes)),
+        len(regimes), 2, figsize=(9, 0.6 + 0.28 * sum(sizes) + 0.7 * len(regimes)),
         squeeze=False, layout="constrained", height_ratios=sizes,
     )  # fmt: skip
     for (left, right), regime in zip(panels, regimes, strict=True):
@@ -199,18 +237,26 @@ def plot(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
         names = [f"{row['variant']} ({len(row['seeds'])})" for row in of_regime]
         for axes, key, title in (
             (left, "held_out_after", "held-out accuracy"),
-            (right, "grad_norm_std", "std of the gradient norm"),
+            (right, "grad_norm_peak", "largest gradient norm / median"),
         ):
             for position, row in enumerate(of_regime):
-                entry = row.get(key)
-                if entry is None:
+                if key not in row:
                     continue
-                half = 0.0 if math.isnan(entry["ci95"]) else entry["ci95"]
                 is_baseline = row["variant"] == study.file.baseline
                 color = "#d1601f" if is_baseline else "#1f5fa8"
-                axes.errorbar(entry["mean"], position, xerr=half, fmt="o", color=color, capsize=3)
+                mean = _seeds_and_mean(
+                    axes, position, row[key]["values"], color, logarithmic=axes is right
+                )
                 if is_baseline:
-                    axes.axvline(entry["mean"], color=color, lw=0.8, ls="--")
+                    axes.axvline(mean, color=color, lw=0.8, ls="--")
+            if axes is right:
+                axes.set_xscale("log")
+                axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axes.xaxis.set_major_formatter("{x:g}")
+                axes.xaxis.set_minor_formatter(NullFormatter())
+                # No peak is below 1; an interval of a few seeds would take all the room there is.
+                peaks = [peak for row in of_regime for peak in row[key]["values"]]
+                axes.set_xlim(1, 2 * max(peaks))
             axes.set_yticks(range(len(names)), names if axes is left else [])
             axes.set_title(f"{regime}: {title}", loc="left", fontsize=10)
             axes.set_ylim(-0.6, len(names) - 0.4)
@@ -219,3 +265,19 @@ def plot(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
                 axes.spines[side].set_visible(False)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _seeds_and_mean(
+    axes: Any, position: int, values: Sequence[float], color: str, *, logarithmic: bool
+) -> float:
+    """Draw one row; its mean (the geometric one on a logarithmic axis)."""
+    forth, back = (math.log, math.exp) if logarithmic else (float, float)
+    scaled = [forth(value) for value in values]
+    middle, half = statistics.fmean(scaled), interval(scaled)
+    mean = back(middle)
+    axes.plot(values, [position] * len(values), ".", color=color, alpha=0.55)
+    axes.plot(mean, position, "o", mfc="none", mec=color, ms=8)
+    if not math.isnan(half):
+        ends = [[mean - back(middle - half)], [back(middle + half) - mean]]
+        axes.errorbar(mean, position, xerr=ends, color=color, capsize=3)
+    return mean

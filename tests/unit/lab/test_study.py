@@ -212,24 +212,30 @@ def test_a_cell_is_collected_from_its_run_directory(tmp_path: Path) -> None:
 
 
 def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
-    study = load_study(write(tmp_path))
-    values = {"base/grpo/s0": 0.5, "base/grpo/s1": 0.7, "base/sg/s0": 0.52, "base/sg/s1": 0.74}
+    study = load_study(write(tmp_path, seeds=[0, 1, 2]))
+    values = {  # held-out accuracy and the peak of the gradient norm
+        "base/grpo/s0": (0.5, 2.0), "base/grpo/s1": (0.7, 40.0), "base/grpo/s2": (0.6, 4.0),
+        "base/sg/s0": (0.52, 1.0), "base/sg/s1": (0.74, 20.0), "base/sg/s2": (0.63, 2.0),
+    }  # fmt: skip
     cells = [
-        (cell, {"figures": {"held_out_after": values[cell.name]}})
+        (cell, {"figures": dict(zip(("held_out_after", "grad_norm_peak"), found, strict=True))})
         for cell in study.cells()
-        if cell.name in values
+        if (found := values.get(cell.name))
     ]
     rows = {row["variant"]: row for row in study_results.summarize(study, cells)}
     difference = rows["sg"]["held_out_after_difference"]
-    assert difference["mean"] == pytest.approx(0.03) and difference["pairs"] == 2
-    spread = statistics.stdev([0.02, 0.04]) / math.sqrt(2)
-    assert difference["ci95"] == pytest.approx(12.7062047 * spread)
+    assert difference["mean"] == pytest.approx(0.03) and difference["pairs"] == 3
+    spread = statistics.stdev([0.02, 0.04, 0.03]) / math.sqrt(3)
+    assert difference["ci95"] == pytest.approx(4.30265273 * spread)
     assert "held_out_after_difference" not in rows["grpo"]
     # far narrower than the interval of the unpaired mean
     assert difference["ci95"] < rows["sg"]["held_out_after"]["ci95"] / 5
+    # half of the baseline's in every pair: one large peak does not widen it
+    ratio = rows["sg"]["grad_norm_peak_ratio"]
+    assert [ratio[key] for key in ("mean", "ci95_low", "ci95_high")] == pytest.approx([0.5] * 3)
 
 
-@pytest.mark.parametrize("values", [[0.1, 0.4, 0.35], [1.0, 1.0], [0.2, 0.1, 0.9, 0.3, 0.5]])
+@pytest.mark.parametrize("values", [[0.1, 0.4, 0.35], [1.0, 1.0, 1.0], [0.2, 0.1, 0.9, 0.3, 0.5]])
 def test_interval_is_scipys(values: list[float]) -> None:
     half = study_results.interval(values)
     if len(set(values)) == 1:
@@ -239,7 +245,7 @@ def test_interval_is_scipys(values: list[float]) -> None:
             0.95, len(values) - 1, loc=statistics.fmean(values), scale=stats.sem(values)
         )
         assert half == pytest.approx((high - low) / 2)
-    assert math.isnan(study_results.interval(values[:1]))
+    assert math.isnan(study_results.interval(values[:2]))
 
 
 def test_tables_are_written_from_the_cells_that_are_there(
@@ -265,5 +271,5 @@ def test_tables_are_written_from_the_cells_that_are_there(
     table = (out / "results.md").read_text()
     assert "| sg | 1 | 0.550 | +0.050 |" in table and "## fast" not in table
     rows = json.loads((out / "results.json").read_text())["rows"]
-    assert rows[0]["held_out_after"] == {"mean": 0.5, "ci95": None}
+    assert rows[0]["held_out_after"] == {"mean": 0.5, "ci95": None, "values": [0.5]}
     assert (out / "results.png").stat().st_size > 5000
