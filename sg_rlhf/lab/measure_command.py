@@ -206,14 +206,7 @@ def make_batch(
             limit=args.limit,
         )
     else:
-        settings = sample_batch.Sampling(
-            prompts=args.prompts or 8,
-            group=_setting(args.group, config, "rollout.n_samples_per_prompt", 8),
-            temperature=temperature,
-            max_new_tokens=_setting(args.max_new_tokens, config, "rollout.max_new_tokens", 256),
-            seed=args.seed,
-            advantage_std=config.sg.advantage_std,
-        )
+        settings = sampling(args, config, seed=args.seed)
         batch = _sample(args, config, data, sampler, tokenizer, settings, graded)
     if graded:
         batch.advantages()
@@ -231,22 +224,53 @@ def _sample(
     settings: sample_batch.Sampling,
     graded: bool,
 ) -> FixedBatch:
-    reward = args.reward or config.values.get("reward.remote_url")
-    if graded and reward is None:
-        raise MeasureError(
-            f"--data {args.data}: prompts without responses need a reward; expected --reward "
-            "module:sg_rlhf.tasks.kk.reward (or another), a recipe with reward.remote_url, or "
-            "--loss nll"
-        )
-    if graded and settings.group < 2:
-        raise MeasureError(f"--group {settings.group}: expected 2 or more, for a group advantage")
-    function = sample_batch.load_reward(str(reward)) if reward is not None else None
+    function = None
+    if graded:
+        function = reward_function(args, config)
+    elif given := _reward(args, config):
+        function = sample_batch.load_reward(given)
     model = load_model(sampler, torch.float32, choose_device(args.device))
     total = min(settings.prompts, len(data)) * settings.group
     with progress_bar("sampling", "responses", total) as bar:
         return sample_batch.sample_batch(
             args.data, data, sampler, model, tokenizer, settings, function, bar.update
         )
+
+
+def sampling(args: argparse.Namespace, config: Config, *, seed: int) -> sample_batch.Sampling:
+    """How prompts are answered: options, else the recipe, else our defaults."""
+    return sample_batch.Sampling(
+        prompts=args.prompts or 8,
+        group=_setting(args.group, config, "rollout.n_samples_per_prompt", 8),
+        temperature=_setting(args.temperature, config, "rollout.temperature", 1.0),
+        max_new_tokens=_setting(args.max_new_tokens, config, "rollout.max_new_tokens", 256),
+        seed=seed,
+        advantage_std=config.sg.advantage_std,
+    )
+
+
+def reward_function(args: argparse.Namespace, config: Config) -> sample_batch.RewardFunc:
+    """The reward that grades sampled responses in groups.
+
+    Raises:
+        MeasureError: none is given, or groups of one.
+    """
+    reward = _reward(args, config)
+    if reward is None:
+        raise MeasureError(
+            f"--data {args.data}: prompts without responses need a reward; expected --reward "
+            "module:sg_rlhf.tasks.kk.reward (or another), a recipe with reward.remote_url, or "
+            "--loss nll"
+        )
+    group = sampling(args, config, seed=0).group
+    if group < 2:
+        raise MeasureError(f"--group {group}: expected 2 or more, for a group advantage")
+    return sample_batch.load_reward(reward)
+
+
+def _reward(args: argparse.Namespace, config: Config) -> str | None:
+    found = args.reward or config.values.get("reward.remote_url")
+    return None if found is None else str(found)
 
 
 def _setting(option: Any, config: Config, key: str, default: Any) -> Any:

@@ -7,20 +7,10 @@ import pytest
 from sg_rlhf.config import load_config
 from sg_rlhf.lab import sharpness
 from sg_rlhf.lab.batch_loss import UNIFORM, Surrogate
-from sg_rlhf.tasks.kk.data import generate_splits, to_records
 
 MODEL = "module:sg_rlhf.lab.kk_tiny"
 REWARD = "module:sg_rlhf.tasks.kk.reward"
 SMALL = ["--prompts", "3", "--group", "4", "--steps", "2", "--max-new-tokens", "48"]
-
-
-@pytest.fixture(scope="module")
-def puzzles(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "train.jsonl"
-    splits = generate_splits((2,), per_size=6, test_per_size=1, seed=0)
-    records = to_records(splits.train)
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
 
 
 def refused(capsys, *args):
