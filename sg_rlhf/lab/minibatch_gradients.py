@@ -111,7 +111,7 @@ def gradient(model: PreTrainedModel, loss: BatchLoss) -> Tensor:
     """The gradient of a minibatch over all parameters as one vector, [D]."""
     model.zero_grad(set_to_none=True)
     for piece in loss():
-        piece.backward()  # type: ignore[no-untyped-call]
+        piece.backward()
     parts = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
     model.zero_grad(set_to_none=True)
     return torch.cat(parts)

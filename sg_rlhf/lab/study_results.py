@@ -85,7 +85,7 @@ def collect(run_dir: Path, sharpness: dict[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def norm_figures(norms: Sequence[float]) -> dict[str, float]:
+def norm_figures(norms: list[float]) -> dict[str, float]:
     """Gradient norms of a run. ``grad_norm_peak`` does not change with the gradient's scale."""
     return {
         "grad_norm_mean": statistics.fmean(norms),
