@@ -15,8 +15,8 @@ cd "$(dirname "$0")/../.."
 ./scripts/bootstrap.sh
 python=.venv/bin/python
 
-# shellcheck source=examples/scripts/hardware.sh
-source examples/scripts/hardware.sh
+# shellcheck source=examples/scripts/common.sh
+source examples/scripts/common.sh
 case $hardware in
   8xh100) config=configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml data=data/kk
     puzzles=(people=3-7 per_size=900 test_per_size=100 seed=0) ;;
@@ -38,6 +38,4 @@ fi
 "$python" -m sg_rlhf.train --config "$config" --run-dir "$run" \
   data.prompt_dataset="$data/train.jsonl" eval.dataset="$data/test.jsonl" "$@"
 for argument in "$@"; do [[ $argument == --dry-run ]] && exit 0; done
-"$python" -m sg_rlhf.report.summary "$run"
-"$python" -m sg_rlhf.report "$run"
-say_next
+report_run "$run"

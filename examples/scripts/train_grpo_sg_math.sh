@@ -16,8 +16,8 @@ cd "$(dirname "$0")/../.."
 ./scripts/bootstrap.sh
 python=.venv/bin/python
 
-# shellcheck source=examples/scripts/hardware.sh
-source examples/scripts/hardware.sh
+# shellcheck source=examples/scripts/common.sh
+source examples/scripts/common.sh
 published=(--eval-dir data/math_eval --download-eval)
 case $hardware in
   8xh100) config=configs/math/grpo_sg_dsr_qwen2.5-7b.yaml data=data/math_dsr
@@ -41,6 +41,4 @@ fi
 "$python" -m sg_rlhf.train --config "$config" --run-dir "$run" \
   data.prompt_dataset="$data/train.jsonl" "${evaluation[@]}" "$@"
 for argument in "$@"; do [[ $argument == --dry-run ]] && exit 0; done
-"$python" -m sg_rlhf.report.summary "$run"
-"$python" -m sg_rlhf.report "$run"
-say_next
+report_run "$run"

@@ -20,8 +20,8 @@ cd "$(dirname "$0")/../.."
 
 fail() { echo "error: $*" >&2; exit 2; }
 
-# shellcheck source=examples/scripts/hardware.sh
-source examples/scripts/hardware.sh
+# shellcheck source=examples/scripts/common.sh
+source examples/scripts/common.sh
 case $hardware in
   8xh100) config=configs/search/grpo_sg_qwen2.5-3b.yaml data=data/search ;;
   1xgpu) config=configs/search/grpo_sg_1xgpu.yaml data=data/search ;;
@@ -126,6 +126,4 @@ training=$!
 wait "$training"
 training=
 [[ -n $dry ]] && exit 0
-"$python" -m sg_rlhf.report.summary "$run"
-"$python" -m sg_rlhf.report "$run"
-say_next
+report_run "$run"

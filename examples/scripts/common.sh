@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the training scripts: sets `hardware` to cpu, 1xgpu or 8xh100, and says what comes next.
+# Sourced by the training scripts: sets `hardware` to cpu, 1xgpu or 8xh100; report_run ends them.
 # SG_HARDWARE says which; without it, what nvidia-smi finds.
 hardware=${SG_HARDWARE:-}
 if [[ -z $hardware ]]; then
@@ -11,7 +11,9 @@ case $hardware in
   *) echo "error: SG_HARDWARE=$hardware: expected cpu, 1xgpu or 8xh100" >&2; exit 2 ;;
 esac
 
-say_next() { # after a finished run
+report_run() { # RUN_DIR: its figures on the terminal, its page, and what comes next
+  "$python" -m sg_rlhf.report.summary "$1"
+  "$python" -m sg_rlhf.report "$1"
   echo "next: another setting, in a directory of its own:"
   echo "  SG_RUN_DIR=runs/lr1e-4 bash examples/scripts/$(basename "$0") actor.adam.lr=1e-4"
 }
