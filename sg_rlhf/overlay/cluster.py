@@ -15,6 +15,7 @@ from sg_rlhf.overlay import rotary
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.progress import keep_worker_logs
 from sg_rlhf.overlay.register import WORKER_SETUP_HOOK
+from sg_rlhf.tasks.rows import one_line
 from sg_rlhf.tasks.search import settings as search
 
 #: Ray CPUs that upstream's controllers need beside one for each accelerator bundle.
@@ -81,7 +82,7 @@ def connect(args: Any) -> bool:
             ray.init(**options)
         except Exception as error:
             address = os.environ["RAY_ADDRESS"]
-            raise ClusterError(f"RAY_ADDRESS={address}: cannot join: {_one_line(error)}") from error
+            raise ClusterError(f"RAY_ADDRESS={address}: cannot join: {one_line(error)}") from error
     _check_resources(needed, on_cpu, local)
     return local
 
@@ -99,13 +100,9 @@ def _start(options: dict[str, Any], attempts: int = 3) -> None:
             _end(started, grace_seconds=0.0)
             if attempt == attempts or isinstance(error, ValueError):
                 raise ClusterError(
-                    f"Ray did not start (attempt {attempt}): {_one_line(error)} (load average "
+                    f"Ray did not start (attempt {attempt}): {one_line(error)} (load average "
                     f"{os.getloadavg()[0]:.0f} on {os.cpu_count()} cores)"
                 ) from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _check_resources(needed: int, on_cpu: bool, local: bool) -> None:
