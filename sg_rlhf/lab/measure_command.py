@@ -195,18 +195,17 @@ def make_batch(
     data = fixed_batch.read_data(args.data)
     sampler = args.sampler or models[0]
     tokenizer = load_tokenizer(sampler)
-    temperature = _setting(args.temperature, config, "rollout.temperature", 1.0)
+    settings = sampling(args, config)
     if fixed_batch.has_responses(data):
         batch = fixed_batch.from_responses(
             args.data,
             data,
             tokenizer,
-            temperature=temperature,
+            temperature=settings.temperature,
             global_step=args.global_step,
             limit=args.limit,
         )
     else:
-        settings = sampling(args, config, seed=args.seed)
         batch = _sample(args, config, data, sampler, tokenizer, settings, graded)
     if graded:
         batch.advantages()
@@ -224,11 +223,7 @@ def _sample(
     settings: sample_batch.Sampling,
     graded: bool,
 ) -> FixedBatch:
-    function = None
-    if graded:
-        function = reward_function(args, config)
-    elif given := _reward(args, config):
-        function = sample_batch.load_reward(given)
+    function = reward_function(args, config, settings, graded=graded)
     model = load_model(sampler, torch.float32, choose_device(args.device))
     total = min(settings.prompts, len(data)) * settings.group
     with progress_bar("sampling", "responses", total) as bar:
@@ -237,40 +232,36 @@ def _sample(
         )
 
 
-def sampling(args: argparse.Namespace, config: Config, *, seed: int) -> sample_batch.Sampling:
+def sampling(args: argparse.Namespace, config: Config) -> sample_batch.Sampling:
     """How prompts are answered: options, else the recipe, else our defaults."""
     return sample_batch.Sampling(
         prompts=args.prompts or 8,
         group=_setting(args.group, config, "rollout.n_samples_per_prompt", 8),
         temperature=_setting(args.temperature, config, "rollout.temperature", 1.0),
         max_new_tokens=_setting(args.max_new_tokens, config, "rollout.max_new_tokens", 256),
-        seed=seed,
+        seed=args.seed,
         advantage_std=config.sg.advantage_std,
     )
 
 
-def reward_function(args: argparse.Namespace, config: Config) -> sample_batch.RewardFunc:
-    """The reward that grades sampled responses in groups.
+def reward_function(
+    args: argparse.Namespace, config: Config, settings: sample_batch.Sampling, *, graded: bool
+) -> sample_batch.RewardFunc | None:
+    """The reward of the options, else of the recipe; None without one.
 
     Raises:
-        MeasureError: none is given, or groups of one.
+        MeasureError: it is needed (``graded``), and there is none, or groups of one.
     """
-    reward = _reward(args, config)
-    if reward is None:
+    reward = args.reward or config.values.get("reward.remote_url")
+    if graded and reward is None:
         raise MeasureError(
             f"--data {args.data}: prompts without responses need a reward; expected --reward "
             "module:sg_rlhf.tasks.kk.reward (or another), a recipe with reward.remote_url, or "
             "--loss nll"
         )
-    group = sampling(args, config, seed=0).group
-    if group < 2:
-        raise MeasureError(f"--group {group}: expected 2 or more, for a group advantage")
-    return sample_batch.load_reward(reward)
-
-
-def _reward(args: argparse.Namespace, config: Config) -> str | None:
-    found = args.reward or config.values.get("reward.remote_url")
-    return None if found is None else str(found)
+    if graded and settings.group < 2:
+        raise MeasureError(f"--group {settings.group}: expected 2 or more, for a group advantage")
+    return sample_batch.load_reward(str(reward)) if reward is not None else None
 
 
 def _setting(option: Any, config: Config, key: str, default: Any) -> Any:
@@ -320,6 +311,20 @@ def one_line_errors(prog: str) -> Iterator[list[str]]:
         failed.append(one_line(error))
     for message in failed:
         print(f"{prog}: {message}", file=sys.stderr)
+
+
+def command(
+    prog: str,
+    parse_arguments: Callable[[Sequence[str]], argparse.Namespace],
+    run: Callable[[argparse.Namespace], dict[str, Any]],
+    table: Callable[[dict[str, Any]], str],
+    argv: Sequence[str] | None,
+) -> int:
+    """Parse, measure and print the table; 0, or 2 after one line on stderr."""
+    args = parse_arguments(sys.argv[1:] if argv is None else argv)
+    with one_line_errors(prog) as failed:
+        print(table(run(args)))
+    return 2 if failed else 0
 
 
 def save_figure(path: Path, draw: Callable[[Any], None], size: tuple[float, float]) -> None:

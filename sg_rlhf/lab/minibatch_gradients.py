@@ -18,7 +18,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,13 @@ from scipy import stats
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sg_rlhf.config import load_config
-from sg_rlhf.lab import fixed_batch, sample_batch
+from sg_rlhf.config import Config, load_config
+from sg_rlhf.lab import fixed_batch
 from sg_rlhf.lab import measure_command as common
 from sg_rlhf.lab.batch_loss import BatchLoss, Surrogate
 from sg_rlhf.lab.checkpoint import DTYPES, MeasureError, choose_device, load_model, load_tokenizer
 from sg_rlhf.lab.fixed_batch import FixedBatch, write_whole
+from sg_rlhf.lab.sample_batch import Sampling, sample_batch
 from sg_rlhf.lab.sharpness import surrogate_of
 from sg_rlhf.tasks.command_line import progress_bar
 
@@ -135,15 +136,16 @@ def compare(
     return found
 
 
-def measure(args: argparse.Namespace, losses: dict[str, Surrogate]) -> tuple[list[Measured], int]:
+def measure(
+    args: argparse.Namespace, config: Config, settings: Sampling, losses: dict[str, Surrogate]
+) -> tuple[list[Measured], int]:
     """Every algorithm on every minibatch; and how many minibatches had no gradient at all.
 
     Raises:
         MeasureError: too few prompts, or fewer than two minibatches with a gradient.
     """
-    config = load_config(args.config, args.overrides)
     data = fixed_batch.read_data(args.data)
-    prompts = args.prompts or 8
+    prompts = settings.prompts
     if fixed_batch.has_responses(data):
         raise MeasureError(f"--data {args.data}: rows with responses; expected prompts to answer")
     if len(data) < prompts * args.batches:
@@ -151,17 +153,15 @@ def measure(args: argparse.Namespace, losses: dict[str, Surrogate]) -> tuple[lis
             f"--data {args.data}: {len(data)} prompts; expected {prompts * args.batches} for "
             f"--batches {args.batches} of --prompts {prompts}"
         )
-    reward = common.reward_function(args, config)
+    reward = common.reward_function(args, config, settings, graded=True)
     model = load_model(args.model, DTYPES[args.dtype], choose_device(args.device))
     tokenizer = load_tokenizer(args.model)
     rows: list[dict[str, tuple[float, float]]] = []
     with progress_bar("minibatches", "minibatches", args.batches) as bar:
         for number in range(args.batches):
-            settings = common.sampling(args, config, seed=args.seed + number)
             part = data[number * prompts : (number + 1) * prompts]
-            batch = sample_batch.sample_batch(
-                args.data, part, args.model, model, tokenizer, settings, reward
-            )
+            drawn = replace(settings, seed=settings.seed + number)
+            batch = sample_batch(args.data, part, args.model, model, tokenizer, drawn, reward)
             if any(row.advantage for row in batch.rows):
                 rows.append(compare(model, batch, losses, args.pass_tokens))
             bar.update()
@@ -277,8 +277,9 @@ def plot(found: Sequence[Measured], figure: Any) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, and write the files that were asked for; returns what ``--json`` holds."""
     losses = surrogates(args.algorithm)
-    found, without_gradient = measure(args, losses)
-    settings = common.sampling(args, load_config(args.config, args.overrides), seed=args.seed)
+    config = load_config(args.config, args.overrides)
+    settings = common.sampling(args, config)
+    found, without_gradient = measure(args, config, settings, losses)
     report = {
         "model": args.model,
         "data": str(args.data),
@@ -287,7 +288,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "prompts": settings.prompts,
         "group": settings.group,
         "temperature": settings.temperature,
-        "seed": args.seed,
+        "seed": settings.seed,
         "algorithms": summarise(found),
         "norms": {entry.name: entry.norms for entry in found},
         "cosines": {entry.name: entry.cosines for entry in found},
@@ -302,10 +303,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; 0, or 2 after one line on stderr."""
-    args = parse_arguments(sys.argv[1:] if argv is None else argv)
-    with common.one_line_errors("sg_rlhf.lab.minibatch_gradients") as failed:
-        print(table(run(args)))
-    return 2 if failed else 0
+    return common.command("sg_rlhf.lab.minibatch_gradients", parse_arguments, run, table, argv)
 
 
 if __name__ == "__main__":

@@ -421,10 +421,7 @@ def _csv(points: Sequence[Point]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; 0, or 2 after one line on stderr."""
-    args = parse_arguments(sys.argv[1:] if argv is None else argv)
-    with common.one_line_errors("sg_rlhf.lab.token_gradients") as failed:
-        print(table(run(args)))
-    return 2 if failed else 0
+    return common.command("sg_rlhf.lab.token_gradients", parse_arguments, run, table, argv)
 
 
 if __name__ == "__main__":
