@@ -77,9 +77,7 @@ def main() -> None:
         },
         "attention": {
             "shape": [RESPONSES, HEADS, LENGTH, HEAD_SIZE],
-            **compared(
-                (q, k, v), lambda *qkv: scaled_dot_product_attention(*qkv, attn_mask=mask)
-            ),
+            **compared((q, k, v), lambda *qkv: scaled_dot_product_attention(*qkv, attn_mask=mask)),
         },
     }
     out.parent.mkdir(parents=True, exist_ok=True)

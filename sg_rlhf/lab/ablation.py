@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -62,7 +63,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--jobs", type=int, metavar="N", help="runs at a time [what the GPUs hold, or 1]"
     )
-    parser.add_argument("--only", metavar="PATTERN", help="cells by name, as in 'base/*'")
+    parser.add_argument(
+        "--only", metavar="PATTERNS", help="cells by name, as in 'base/*' or '*/grpo/s0,base/tau_*'"
+    )
     parser.add_argument("--list", action="store_true", help="list the cells and stop")
     parser.add_argument("--table", action="store_true", help="only write the tables")
     arguments = parser.parse_args(argv)
@@ -288,6 +291,15 @@ def describe(cell: Cell, figures: dict[str, Any]) -> str:
     return f"{cell.name}: {accuracy}, largest gradient norm {figures['grad_norm_max']:.3g}"
 
 
+def _chosen(cells: Sequence[Cell], patterns: str, study: Path) -> list[Cell]:
+    """The cells whose names match one of the patterns, in the study's order."""
+    wanted = [pattern.strip() for pattern in patterns.split(",")]
+    for pattern in wanted:
+        if not any(fnmatch.fnmatch(cell.name, pattern) for cell in cells):
+            raise ConfigError(f"--only {pattern}: no cell of {study} has such a name")
+    return [cell for cell in cells if any(fnmatch.fnmatch(cell.name, w) for w in wanted)]
+
+
 def main(argv: list[str] | None = None) -> int:
     """Exit status 0; 1 when a cell failed; 2 for a wrong study; 130 when interrupted."""
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
@@ -298,10 +310,7 @@ def main(argv: list[str] | None = None) -> int:
         study = load_study(arguments.study)
         out = arguments.out or Path("bench") / "results" / study.name
         runner = Runner(study, out, arguments.runs or Path("runs") / study.name, arguments.jobs)
-        pattern = arguments.only or "*"
-        cells = [cell for cell in study.cells() if fnmatch.fnmatch(cell.name, pattern)]
-        if not cells:
-            raise ConfigError(f"--only {pattern}: no cell of {arguments.study} has such a name")
+        cells = _chosen(list(study.cells()), arguments.only or "*", arguments.study)
         todo = [cell for cell in cells if runner.result(cell) is None]
     except ConfigError as error:
         print(f"sg_rlhf.lab.ablation: {error}", file=sys.stderr)

@@ -132,6 +132,7 @@ def test_a_wrong_study_gets_one_line(
     [
         (["--study", "nowhere.yaml"], "nowhere.yaml: No such file"),
         (["--study", str(SHIPPED), "--only", "base/nothing/*"], "--only base/nothing/*: no cell"),
+        (["--study", str(SHIPPED), "--only", "base/*,nothing/*"], "--only nothing/*: no cell"),
         (["--study", str(SHIPPED), "--jobs", "0"], "--jobs 0: expected 1 or more"),
     ],
 )
@@ -144,6 +145,14 @@ def test_a_wrong_command_line_gets_one_line(
         status = int(stop.code or 0)
     errors = capsys.readouterr().err
     assert status == 2 and words in errors and errors.count("\n") == 1
+
+
+def test_cells_are_chosen_by_several_patterns(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--study", str(SHIPPED), "--list", "--only", "*/sg_inside/s0,base/grpo/s[12]"]
+    assert ablation.main(arguments) == 0
+    named = [line.split()[-1] for line in capsys.readouterr().out.splitlines()[:-1]]
+    assert {"base/sg_inside/s0", "off_policy/sg_inside/s0", "base/grpo/s1"} <= set(named)
+    assert len(named) == len(set(named)) and "base/grpo/s0" not in named
 
 
 @pytest.mark.parametrize(
