@@ -46,6 +46,8 @@ class Replicas:
     def __init__(self, options: EngineOptions) -> None:
         import ray
 
+        from sg_rlhf import ray_cluster
+
         self._ray = ray
         gpus = options.replicas * options.tensor_parallel
         variables = {k: v for k, v in os.environ.items() if k.startswith(("VLLM_", "OMP_", "SG_"))}
@@ -57,16 +59,20 @@ class Replicas:
             "log_to_driver": False,
             "logging_level": "warning",
         }
-        if "RAY_ADDRESS" not in os.environ:
-            settings |= {"address": "local", "include_dashboard": False}
-            if options.cpu:
-                # Logical: processes, not devices.
-                settings |= {
-                    "num_gpus": gpus,
-                    "num_cpus": options.replicas,
-                    "object_store_memory": 256 * 2**20,
-                }
-        ray.init(**settings)
+        try:
+            if "RAY_ADDRESS" in os.environ:
+                ray_cluster.join(os.environ["RAY_ADDRESS"], **settings)
+            else:
+                if options.cpu:
+                    # Logical: processes, not devices.
+                    settings |= {
+                        "num_gpus": gpus,
+                        "num_cpus": options.replicas,
+                        "object_store_memory": 256 * 2**20,
+                    }
+                ray_cluster.start(**settings)
+        except ray_cluster.ClusterError as error:
+            raise EvalError(f"--replicas: {error}") from error
         try:
             self._check(gpus)
             actor = ray.remote(num_cpus=1, num_gpus=options.tensor_parallel)(_Worker)

@@ -173,8 +173,8 @@ def _stop_cause(error: BaseException, kind: type[Exception]) -> Exception | None
 
 def execute(args: argparse.Namespace) -> int:
     """Run and report: exit status 0, 2 for bad usage, 1 when the run stopped, 130 interrupted."""
-    from sg_rlhf.overlay.cluster import ClusterError
     from sg_rlhf.overlay.errors import RunStopped
+    from sg_rlhf.ray_cluster import ClusterError
 
     # A shell starts background jobs with SIGINT ignored; whoever sends it means it.
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import os
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
 
+from sg_rlhf import ray_cluster
 from sg_rlhf.overlay import rotary
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.progress import keep_worker_logs
 from sg_rlhf.overlay.register import WORKER_SETUP_HOOK
-from sg_rlhf.tasks.rows import one_line
 from sg_rlhf.tasks.search import settings as search
 
 #: Ray CPUs that upstream's controllers need beside one for each accelerator bundle.
 CONTROLLER_CPUS = 2
-
-
-class ClusterError(ValueError):
-    """No Ray cluster, or one that cannot hold this run; the message says what to change."""
 
 
 def accelerators_needed(args: Any) -> int:
@@ -68,41 +62,17 @@ def connect(args: Any) -> bool:
     }
     local = "RAY_ADDRESS" not in os.environ
     if local:
-        options |= {"address": "local", "include_dashboard": False}
         if on_cpu:
             options |= {
                 "num_gpus": needed,
                 "num_cpus": needed + CONTROLLER_CPUS,
                 "object_store_memory": 512 * 2**20,
             }
-    if local:
-        _start(options)
+        ray_cluster.start(**options)
     else:
-        try:
-            ray.init(**options)
-        except Exception as error:
-            address = os.environ["RAY_ADDRESS"]
-            raise ClusterError(f"RAY_ADDRESS={address}: cannot join: {one_line(error)}") from error
+        ray_cluster.join(os.environ["RAY_ADDRESS"], **options)
     _check_resources(needed, on_cpu, local)
     return local
-
-
-def _start(options: dict[str, Any], attempts: int = 3) -> None:
-    """Start Ray here; again where the machine was too busy for the 30 seconds that Ray waits."""
-    for attempt in range(1, attempts + 1):
-        before = psutil.Process().children(recursive=True)
-        try:
-            ray.init(**options)
-            return
-        except Exception as error:  # Ray raises plain ones
-            started = [p for p in psutil.Process().children(recursive=True) if p not in before]
-            ray.shutdown()
-            _end(started, grace_seconds=0.0)
-            if attempt == attempts or isinstance(error, ValueError):
-                raise ClusterError(
-                    f"Ray did not start (attempt {attempt}): {one_line(error)} (load average "
-                    f"{os.getloadavg()[0]:.0f} on {os.cpu_count()} cores)"
-                ) from error
 
 
 def _check_resources(needed: int, on_cpu: bool, local: bool) -> None:
@@ -117,7 +87,7 @@ def _check_resources(needed: int, on_cpu: bool, local: bool) -> None:
             if on_cpu and not local
             else f"start nodes with {flag}, or lower actor.num_gpus_per_node and vllm.num_engines"
         )
-        raise ClusterError(
+        raise ray_cluster.ClusterError(
             f"the Ray cluster has {total.get(name, 0):g} {name}, "
             f"but this run needs {wanted}: {hint}"
         )
@@ -133,22 +103,4 @@ def shut_down(local: bool, run_dir: str | None, grace_seconds: float = 10.0) -> 
         session = Path(ray._private.worker._global_node.get_session_dir_path())
         keep_worker_logs(session, Path(run_dir))
     ray.shutdown()
-    _end(children, grace_seconds)
-
-
-def _end(processes: list[psutil.Process], grace_seconds: float) -> None:
-    """Kill those that are still there after the grace period."""
-    deadline = time.time() + grace_seconds
-    alive = _alive(processes)
-    while alive and time.time() < deadline:
-        time.sleep(0.1)
-        alive = _alive(alive)
-    for process in alive:
-        try:
-            process.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            continue
-
-
-def _alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    ray_cluster.end(children, grace_seconds)

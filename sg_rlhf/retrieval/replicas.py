@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--replicas", type=positive, default=2, help="processes (2)")
     add("--gpus-per-replica", type=float, default=0.0, help="0: its encoder runs on the CPU (0)")
     add("--cpus-per-replica", type=float, default=1.0, help="that Ray sets aside (1)")
-    add("--ray-address", help="of a running Ray cluster; `auto` for this machine's (starts one)")
+    add("--ray-address", help="of a running Ray cluster; `auto`: this machine's (starts its own)")
     add_arguments(parser)
     args = parser.parse_args(argv)
     return run(PROG, lambda: serve(args))
@@ -57,7 +57,12 @@ def serve(args: argparse.Namespace) -> None:
     import ray
     from ray import serve as ray_serve
 
-    ray.init(address=args.ray_address or "local", include_dashboard=False, log_to_driver=False)
+    from sg_rlhf import ray_cluster
+
+    if args.ray_address:
+        ray_cluster.join(args.ray_address, log_to_driver=False)
+    else:
+        ray_cluster.start(log_to_driver=False)
     # After Ray, which puts a handler of its own in place: one that aborts.
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
