@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -95,6 +94,10 @@ def device_groups(found: list[str], size: int) -> list[str]:
     return [",".join(found[i : i + size]) for i in range(0, len(found) - size + 1, size)]
 
 
+#: What a cell's measurements write into its run directory; one that is there is not taken again.
+SHARPNESS, ACCURACY = "sharpness.json", "accuracy.json"
+
+
 class CellError(RuntimeError):
     """A cell did not finish; the message names its log."""
 
@@ -124,6 +127,12 @@ class Runner:
         if found is None or found.get("fingerprint") != self.study.fingerprint(cell):
             return None
         return found
+
+    def complete(self, cell: Cell) -> bool:
+        """Whether nothing is left to train or to measure."""
+        found, file = self.result(cell), self.study.file
+        wanted = [name for name in ("sharpness", "accuracy") if getattr(file, name) is not None]
+        return found is not None and all(found.get(name) is not None for name in wanted)
 
     def make_data(self) -> None:
         """The study's data sets, unless they are there.
@@ -157,15 +166,14 @@ class Runner:
         paths, settings = self.study.recipe(cell)
         configs = [argument for path in paths for argument in ("--config", str(path))]
         command = ["-m", "sg_rlhf.train", *configs, "--run-dir", str(run_dir)]
-        started = time.monotonic()
         if not (run_dir / "checkpoints" / "final" / "config.json").exists():
             self._run([*command, *overrides(settings, self.data)], log, device)
         sharpness = self._sharpness(run_dir, log, device)
+        accuracy = self._accuracy(run_dir, log, device)
         found = {
             "cell": cell.name,
             "fingerprint": fingerprint,
-            **study_results.collect(run_dir, sharpness),
-            "wall_seconds": round(time.monotonic() - started),
+            **study_results.collect(run_dir, sharpness, accuracy),
         }
         write(self.out / "cells" / cell.file_name, json.dumps(found, indent=1) + "\n")
         return found
@@ -175,15 +183,37 @@ class Runner:
         if settings is None:
             return None
         batch = self.runs / "sharpness_batch.json"
-        result = run_dir / "sharpness.json"
+        result = run_dir / SHARPNESS
         with self._sampling:  # one batch for all cells, from the model that they start from
             if not batch.exists():
                 start = self.runs / "sharpness_start.json"
                 self._measure(self._value("actor.model_name_or_path"), batch, start, log, device)
-        self._measure(run_dir / "checkpoints" / "final", batch, result, log, device)
+        if not result.exists():
+            self._measure(run_dir / "checkpoints" / "final", batch, result, log, device)
         measured: dict[str, Any] = json.loads(result.read_text())["models"][0]
         measured.pop("model")
         return measured
+
+    def _accuracy(self, run_dir: Path, log: Path, device: str | None) -> dict[str, Any] | None:
+        settings = self.study.file.accuracy
+        if settings is None:
+            return None
+        result = run_dir / ACCURACY
+        if not result.exists():
+            arguments = self.accuracy_arguments(run_dir / "checkpoints" / "final", result)
+            self._run(["-m", "sg_rlhf.lab.accuracy", *arguments], log, device)
+        measured: dict[str, Any] = json.loads(result.read_text())
+        return {"samples": measured["samples"], "sets": measured["models"][0]["sets"]}
+
+    def accuracy_arguments(self, model: str | Path, result: Path) -> list[str]:
+        """The arguments of ``python -m sg_rlhf.lab.accuracy`` for one checkpoint."""
+        settings = self.study.file.accuracy
+        assert settings is not None
+        files = [f"{k}={v.replace(DATA, str(self.data))}" for k, v in settings.sets.items()]
+        return [
+            "--model", str(model), "--data", *files, "--reward", self._value("reward.remote_url"),
+            "--json", str(result), *settings.arguments.split(),
+        ]  # fmt: skip
 
     def _value(self, key: str) -> str:
         return str(self.study.config(next(self.study.cells()), self.data).value(key))
@@ -311,7 +341,7 @@ def main(argv: list[str] | None = None) -> int:
         out = arguments.out or Path("bench") / "results" / study.name
         runner = Runner(study, out, arguments.runs or Path("runs") / study.name, arguments.jobs)
         cells = _chosen(list(study.cells()), arguments.only or "*", arguments.study)
-        todo = [cell for cell in cells if runner.result(cell) is None]
+        todo = [cell for cell in cells if not runner.complete(cell)]
     except ConfigError as error:
         print(f"sg_rlhf.lab.ablation: {error}", file=sys.stderr)
         return 2

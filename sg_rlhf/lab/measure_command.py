@@ -117,6 +117,12 @@ def parse(parser: OneLineParser, argv: Sequence[str]) -> argparse.Namespace:
         torch.set_num_threads(args.threads)
     if args.data is None and not (args.batch and args.batch.exists()):
         parser.error("--data FILE: not set; expected it, or --batch with a file that exists")
+    check_outputs(parser, args)
+    return args
+
+
+def check_outputs(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse files that could not be written, before anything is measured."""
     for option in ("batch", "json", "plot", "csv"):
         path = getattr(args, option, None)
         if path is None:
@@ -126,7 +132,6 @@ def parse(parser: OneLineParser, argv: Sequence[str]) -> argparse.Namespace:
         parent = next(folder for folder in path.absolute().parents if folder.exists())
         if not parent.is_dir() or not os.access(parent, os.W_OK):
             parser.error(f"--{option} {path}: {parent} is no folder that can be written")
-    return args
 
 
 def _count(text: str) -> int:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from sg_rlhf.lab.checkpoint import pad_id
+
 
 def left_pad(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
     """Token ids [B, T] aligned at the right edge, and the mask [B, T] of real tokens."""
@@ -25,6 +27,7 @@ def sample_responses(
     max_new_tokens: int,
     temperature: float,
     seed: int = 0,
+    ends: frozenset[int] | None = None,
 ) -> list[list[int]]:
     """One response per prompt as token ids, with the end token if it came in time.
 
@@ -33,12 +36,16 @@ def sample_responses(
     Args:
         prompts: token ids; at least one each.
         temperature: 0 takes the most probable token.
+        ends: ids that end a response; None: the model's end token.
     """
-    eos_id, pad_id = model.config.eos_token_id, model.config.pad_token_id
-    generator = torch.Generator().manual_seed(seed)
+    device = model.device
+    stops = torch.tensor(
+        sorted(ends) if ends is not None else [model.config.eos_token_id], device=device
+    )
+    generator = torch.Generator(device).manual_seed(seed)
     responses: list[list[int]] = [[] for _ in prompts]
-    alive = torch.arange(len(prompts))
-    tokens, mask = left_pad(prompts, pad_id)
+    alive = torch.arange(len(prompts), device=device)
+    tokens, mask = (part.to(device) for part in left_pad(prompts, pad_id(model)))
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     cache = DynamicCache(config=model.config)
     for _ in range(max_new_tokens):
@@ -57,7 +64,7 @@ def sample_responses(
             chosen = logits.argmax(-1)
         for row, token in zip(alive.tolist(), chosen.tolist(), strict=True):
             responses[row].append(token)
-        keep = (chosen != eos_id).nonzero()[:, 0]
+        keep = (~torch.isin(chosen, stops)).nonzero()[:, 0]
         if len(keep) == 0:
             break
         if len(keep) < len(alive):

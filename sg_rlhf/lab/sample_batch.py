@@ -82,22 +82,25 @@ def sample_batch(
         MeasureError: a prompt that leaves no room for the response.
     """
     chosen = data[: settings.prompts]
-    prompts = [_text(path, number, row, "input") for number, row in enumerate(chosen, start=1)]
+    prompts = [text_of(path, number, row, "input") for number, row in enumerate(chosen, start=1)]
     encoded = [tuple(tokenizer(p, add_special_tokens=False)["input_ids"]) for p in prompts]
-    _check_room(path, model, encoded, settings.max_new_tokens)
+    check_room(path, model, encoded, settings.max_new_tokens)
     repeated = [ids for ids in encoded for _ in range(settings.group)]
     responses = _generate(model, tokenizer, repeated, settings, on_rows)
     rewards: list[float | None] = [None] * len(responses)
     advantages = list(rewards)
     if reward is not None:
-        labels = [_text(path, number, row, "answer") for number, row in enumerate(chosen, start=1)]
-        graded = [
-            _grade(path, i // settings.group, reward, prompts, labels, tokenizer.decode(response))
-            for i, response in enumerate(responses)
+        labels = [
+            text_of(path, number, row, "answer") for number, row in enumerate(chosen, start=1)
         ]
-        groups = torch.tensor(graded, dtype=torch.float64).view(-1, settings.group)
+        found = []
+        for i, response in enumerate(responses):
+            k = i // settings.group
+            text = tokenizer.decode(response)
+            found.append(float(graded(path, k + 1, reward, prompts[k], labels[k], text)["rewards"]))
+        groups = torch.tensor(found, dtype=torch.float64).view(-1, settings.group)
         advantages = group_advantages(groups, settings.advantage_std).flatten().tolist()
-        rewards = list(graded)
+        rewards = list(found)
     rows = tuple(
         BatchRow(*parts) for parts in zip(repeated, responses, advantages, rewards, strict=True)
     )
@@ -108,7 +111,12 @@ def sample_batch(
     return FixedBatch(rows, settings.temperature, vocabulary(tokenizer), source)
 
 
-def _text(path: Path, number: int, row: Mapping[str, Any], key: str) -> str:
+def text_of(path: Path, number: int, row: Mapping[str, Any], key: str) -> str:
+    """The text ``row[key]``; the row's number counts from 1.
+
+    Raises:
+        DataError: it is missing, empty or no text.
+    """
     value = row.get(key)
     if not isinstance(value, str) or not value:
         raise DataError(
@@ -118,9 +126,14 @@ def _text(path: Path, number: int, row: Mapping[str, Any], key: str) -> str:
     return value
 
 
-def _check_room(
+def check_room(
     path: Path, model: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int
 ) -> None:
+    """Refuse a prompt that leaves too little of the model's context.
+
+    Raises:
+        MeasureError: naming its row.
+    """
     room = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     for number, ids in enumerate(prompts, start=1):
         if room is not None and len(ids) + new_tokens > room:
@@ -130,22 +143,23 @@ def _check_room(
             )
 
 
-def _grade(
-    path: Path,
-    index: int,
-    reward: RewardFunc,
-    prompts: Sequence[str],
-    labels: Sequence[str],
-    response: str,
-) -> float:
-    prompt, label = prompts[index], labels[index]
+def graded(
+    path: Path, number: int, reward: RewardFunc, prompt: str, label: str, response: str
+) -> Mapping[str, Any]:
+    """What the reward function says of one response to the prompt of row ``number``.
+
+    Raises:
+        DataError: it does not take the label.
+    """
     try:
-        return float(reward([prompt + response], [prompt], [label])["rewards"])
+        result = reward([prompt + response], [prompt], [label])
+        float(result["rewards"])
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"--data {path}: row {index + 1}: the reward does not take answer={short(label)}: "
+            f"--data {path}: row {number}: the reward does not take answer={short(label)}: "
             f"{one_line(error)}"
         ) from None
+    return result
 
 
 @torch.no_grad()
@@ -157,9 +171,7 @@ def _generate(
     on_rows: Callable[[int], object],
 ) -> list[tuple[int, ...]]:
     """Responses with their end token if it came in time; the caller's random state stays."""
-    ends = model.generation_config.eos_token_id
-    ends = tokenizer.eos_token_id if ends is None else ends
-    stops = {end for end in (ends if isinstance(ends, list) else [ends]) if end is not None}
+    stops = end_ids(model, tokenizer)
     # A fresh configuration: the model's own may hold a repetition penalty, a top-k or a top-p.
     config = GenerationConfig(
         do_sample=True,
@@ -187,6 +199,13 @@ def _generate(
     return responses
 
 
-def _up_to_end(ids: list[int], stops: set[int]) -> tuple[int, ...]:
+def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Ids that end a response; the tokenizer's where the model names none."""
+    ends = model.generation_config.eos_token_id
+    ends = tokenizer.eos_token_id if ends is None else ends
+    return frozenset(end for end in (ends if isinstance(ends, list) else [ends]) if end is not None)
+
+
+def _up_to_end(ids: list[int], stops: frozenset[int]) -> tuple[int, ...]:
     lengths = [i for i, token in enumerate(ids, start=1) if token in stops]
     return tuple(ids[: min(lengths, default=len(ids))])

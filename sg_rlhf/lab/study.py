@@ -45,6 +45,16 @@ class Sharpness(_Section):
     arguments: str = ""
 
 
+class Accuracy(_Section):
+    """Arguments of ``python -m sg_rlhf.lab.accuracy`` on each cell's last checkpoint.
+
+    sets: a name and a file each; ``held_out`` and ``train`` give the generalisation gap.
+    """
+
+    sets: dict[str, str] = Field(min_length=1)
+    arguments: str = ""
+
+
 class Block(_Section):
     regimes: list[str] = Field(min_length=1)
     variants: list[str] = Field(min_length=1)
@@ -62,6 +72,7 @@ class StudyFile(_Section):
     data: dict[str, str] = {}
     set: dict[str, Any] = {}
     sharpness: Sharpness | None = None
+    accuracy: Accuracy | None = None
     regimes: dict[str, Regime] = Field(min_length=1)
     variants: dict[str, Variant] = Field(min_length=1)
     plan: list[Block] = Field(min_length=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from scipy import stats
 
 from sg_rlhf import run_log
 from sg_rlhf.lab.study import Cell, Study
-from sg_rlhf.report.figures import MEDIAN_WINDOW, SPIKE_FACTOR, spikes
+from sg_rlhf.report.figures import MEDIAN_WINDOW, SPIKE_FACTOR, source_name, spikes
 
 #: Fewer seeds than this get no interval: that of two is six times as wide as they are apart.
 MIN_SEEDS = 3
@@ -37,8 +38,13 @@ COLUMNS = (
 )
 
 
-def collect(run_dir: Path, sharpness: dict[str, Any] | None) -> dict[str, Any]:
+def collect(
+    run_dir: Path, sharpness: dict[str, Any] | None, accuracy: dict[str, Any] | None
+) -> dict[str, Any]:
     """The figures and curves of a finished run.
+
+    An accuracy that was measured on the last checkpoint stands for the run's own last evaluation,
+    which has fewer responses to a prompt; the latter stays in the curve.
 
     Raises:
         ValueError: the run directory lacks what a finished run has.
@@ -64,8 +70,13 @@ def collect(run_dir: Path, sharpness: dict[str, Any] | None) -> dict[str, Any]:
     for name, row in (("before", evaluations[0]), ("after", evaluations[-1])):
         for key, value in accuracies(row).items():
             figures[f"{key}_{name}"] = value
-        if {"train", "held_out"} <= accuracies(row).keys():
-            figures[f"gap_{name}"] = accuracies(row)["train"] - accuracies(row)["held_out"]
+    for name, found in (accuracy or {"sets": {}})["sets"].items():
+        for source in found.keys() - {"correct"}:
+            key = name if source == "all" else f"{name}_{source}"
+            figures[f"{key}_after"] = found[source]["accuracy"]
+    for name in ("before", "after"):
+        if {f"train_{name}", f"held_out_{name}"} <= figures.keys():
+            figures[f"gap_{name}"] = figures[f"train_{name}"] - figures[f"held_out_{name}"]
     if sharpness is not None:
         figures["sharpness"] = sharpness["results"][0]["sharpness"]
         figures["sharpness_first_order"] = sharpness["results"][0]["first_order"]
@@ -80,6 +91,7 @@ def collect(run_dir: Path, sharpness: dict[str, Any] | None) -> dict[str, Any]:
         "figures": figures,
         "curves": curves,
         "sharpness": sharpness,
+        "accuracy": accuracy,
         "versions": environment["versions"],
         "date": environment["started"],
     }
@@ -137,7 +149,7 @@ def summarize(study: Study, cells: Iterable[tuple[Cell, dict[str, Any]]]) -> lis
     for (regime, variant), seeds in groups.items():
         runs = [figures[regime, variant, seed] for seed in seeds]
         row: dict[str, Any] = {"regime": regime, "variant": variant, "seeds": seeds}
-        for key in runs[0]:
+        for key in dict.fromkeys(key for run in runs for key in run):
             values = [run[key] for run in runs if run.get(key) is not None]
             if values:
                 row[key] = {
@@ -173,29 +185,39 @@ def summarize(study: Study, cells: Iterable[tuple[Cell, dict[str, Any]]]) -> lis
 def table(study: Study, rows: list[dict[str, Any]]) -> str:
     """Markdown, a table per regime."""
     lines = [f"# {study.name}", "", study.file.about + ".", ""]
+    columns = [*COLUMNS]
+    columns[1:1] = [(f"held_out_{size}_after", source_name(size), 3) for size in sizes(rows)]
     for regime, settings in study.file.regimes.items():
         of_regime = [row for row in rows if row["regime"] == regime]
         if not of_regime:
             continue
-        headings = ["variant", "seeds", *(title for _, title, _ in COLUMNS)]
+        headings = ["variant", "seeds", *(title for _, title, _ in columns)]
         headings.insert(3, f"minus {study.file.baseline}")
         headings.append(f"max / median over {study.file.baseline}'s")
         lines += [f"## {regime}", "", settings.about, ""]
         lines += ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
         for row in of_regime:
-            values = [_number(row.get(key), digits) for key, _, digits in COLUMNS]
+            values = [_number(row.get(key), digits) for key, _, digits in columns]
             values.insert(1, _number(row.get("held_out_after_difference"), 3, signed=True))
             entries = [row["variant"], str(len(row["seeds"])), *values, _ratio(row)]
             lines.append("| " + " | ".join(entries) + " |")
         lines.append("")
     lines += [
         f"Means over seeds with half of their 95 % t-interval where there are {MIN_SEEDS} or more; "
-        f"what compares with {study.file.baseline} is paired by seed. gap: accuracy on training "
+        f"what compares with {study.file.baseline} is paired by seed. held-out: of the last "
+        "checkpoint. gap: accuracy on training "
         "prompts minus held-out. Gradient norms are before clipping, over all optimizer steps; "
         f"spikes are those above {SPIKE_FACTOR:g} times the median of the {MEDIAN_WINDOW} before.",
         "",
     ]
     return "\n".join(lines)
+
+
+def sizes(rows: list[dict[str, Any]]) -> list[str]:
+    """The data sources (puzzle sizes) that held-out accuracy was measured by."""
+    keys = [key for row in rows for key in row]
+    matches = [re.fullmatch(r"held_out_(.+)_after", key) for key in keys]
+    return sorted({match[1] for match in matches if match})
 
 
 def _ratio(row: dict[str, Any]) -> str:

@@ -83,7 +83,8 @@ def sampling(eval_set: EvalSet) -> dict[str, Any]:
 def combine(by_set: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """The metrics of several sets as one row.
 
-    Every ``eval_X`` of a set becomes ``eval_{set}_X``; sources inside a set are left out.
+    Every ``eval_X`` of a set becomes ``eval_{set}_X``, and the accuracies of a set with several
+    sources (puzzle sizes) ``eval_{set}_{source}_accuracy``.
     ``eval_accuracy`` is the plain mean over the sets, as the paper averages its columns, with the
     half width of independent sets; ``eval_reward_mean`` likewise.
     """
@@ -95,6 +96,10 @@ def combine(by_set: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         for key in metrics:
             if re.fullmatch(r"eval_pass\d+", key):
                 logs[f"eval_{name}_{key.removeprefix('eval_')}"] = metrics[key]
+        sources = [m[1] for key in metrics if (m := re.fullmatch(r"eval_(.+)_accuracy", key))]
+        for source in sources if len(sources) > 1 else []:
+            for key in ("accuracy", "accuracy_ci95", "num_prompts"):
+                logs[f"eval_{name}_{source}_{key}"] = metrics[f"eval_{source}_{key}"]
     logs["eval_num_prompts"] = math.fsum(m["eval_num_prompts"] for m in by_set.values())
     for key in ("accuracy", "reward_mean"):
         values = [m[f"eval_{key}"] for m in by_set.values() if f"eval_{key}" in m]

@@ -165,9 +165,11 @@ def sources(evaluations: list[Row]) -> list[str]:
 
 
 def source_name(source: str) -> str:
-    """``kk_3ppl`` as "3 people"; other names as they are."""
-    match = re.fullmatch(r"kk_(\d+)ppl", source)
-    return f"{match[1]} people" if match else one_line(source)
+    """``kk_3ppl`` as "3 people", also behind the name of a set; other names as they are."""
+    match = re.fullmatch(r"(?:(.+)_)?kk_(\d+)ppl", source)
+    if not match:
+        return one_line(source)
+    return ": ".join([*([one_line(match[1])] if match[1] else []), f"{match[2]} people"])
 
 
 def accuracy_by_source(groups: list[Group]) -> Figure:

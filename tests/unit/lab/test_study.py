@@ -13,7 +13,7 @@ from scipy import stats
 
 from sg_rlhf import run_log
 from sg_rlhf.config import ConfigError
-from sg_rlhf.lab import ablation, sharpness, study_results
+from sg_rlhf.lab import ablation, accuracy, sharpness, study_results
 from sg_rlhf.lab.study import load_study
 
 ROOT = Path(__file__).parents[3]
@@ -67,6 +67,23 @@ def test_the_sharpness_of_a_shipped_study_is_a_command_line(path: Path, tmp_path
     argv = runner.sharpness_arguments("model", tmp_path / "batch.json", tmp_path / "result.json")
     parsed = sharpness.parse_arguments(argv)
     assert parsed.model == ["model"] and parsed.rho and parsed.prompts == 16
+
+
+def test_the_accuracy_of_the_shipped_study_is_a_command_line(tmp_path: Path) -> None:
+    runner = ablation.Runner(load_study(SHIPPED), tmp_path, tmp_path / "runs", 1)
+    parsed = accuracy.parse_arguments(runner.accuracy_arguments("model", tmp_path / "result.json"))
+    assert parsed.data["held_out"] == tmp_path / "runs" / "data" / "small" / "test.jsonl"
+    assert parsed.samples == 8 and parsed.reward == "module:sg_rlhf.tasks.kk.reward"
+
+
+def test_a_cell_without_its_measurements_is_not_complete(tmp_path: Path) -> None:
+    runner = ablation.Runner(load_study(SHIPPED), tmp_path, tmp_path / "runs", 1)
+    cell = next(runner.study.cells())
+    file = tmp_path / "cells" / cell.file_name
+    found = {"fingerprint": runner.study.fingerprint(cell), "sharpness": {}, "accuracy": None}
+    for value, complete in ((None, False), ({"samples": 8}, True)):
+        ablation.write(file, json.dumps({**found, "accuracy": value}))
+        assert runner.result(cell) is not None and runner.complete(cell) is complete
 
 
 def test_cells_come_seed_by_seed_and_once(tmp_path: Path) -> None:
@@ -209,7 +226,7 @@ def run_directory(folder: Path, accuracy: float, norm: float) -> Path:
 
 def test_a_cell_is_collected_from_its_run_directory(tmp_path: Path) -> None:
     sharpness = {"results": [{"sharpness": 0.3, "first_order": 0.2}]}
-    found = study_results.collect(run_directory(tmp_path, 0.6, 0.1), sharpness)
+    found = study_results.collect(run_directory(tmp_path, 0.6, 0.1), sharpness, None)
     figures = found["figures"]
     assert figures["held_out_before"] == 0.2 and figures["held_out_after"] == 0.6
     assert figures["gap_after"] == pytest.approx(0.1) and figures["sharpness"] == 0.3
@@ -217,7 +234,28 @@ def test_a_cell_is_collected_from_its_run_directory(tmp_path: Path) -> None:
     assert figures["optimizer_steps"] == 20 and figures["seconds_per_rollout"] == 5.0
     assert len(found["curves"]["grad_norm"]) == 20
     with pytest.raises(ValueError, match="no finished run"):
-        study_results.collect(tmp_path / "empty", None)
+        study_results.collect(tmp_path / "empty", None, None)
+
+
+def test_a_measured_accuracy_stands_for_the_runs_own_last_one(tmp_path: Path) -> None:
+    sets = {
+        "held_out": {
+            "all": {"accuracy": 0.55}, "kk_2ppl": {"accuracy": 0.7}, "kk_3ppl": {"accuracy": 0.4},
+            "correct": [3, 8],
+        },
+        "train": {"all": {"accuracy": 0.75}, "correct": [8, 8]},
+    }  # fmt: skip
+    measured = {"samples": 8, "sets": sets}
+    found = study_results.collect(run_directory(tmp_path, 0.6, 0.1), None, measured)
+    figures = found["figures"]
+    assert figures["held_out_after"] == 0.55 and figures["gap_after"] == pytest.approx(0.2)
+    assert figures["held_out_kk_2ppl_after"] == 0.7 and figures["held_out_before"] == 0.2
+    assert figures["gap_before"] == pytest.approx(0.05)
+    assert found["curves"]["accuracy"][-1]["held_out"] == 0.6 and found["accuracy"] == measured
+    study = load_study(write(tmp_path))
+    rows = study_results.summarize(study, [(next(study.cells()), found)])
+    header = study_results.table(study, rows).splitlines()[8]
+    assert "| held-out | minus grpo | 2 people | 3 people |" in header
 
 
 def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
@@ -266,7 +304,7 @@ def test_tables_are_written_from_the_cells_that_are_there(
     out = tmp_path / "out"
     for index, cell in enumerate(list(study.cells())[:3]):
         run = run_directory(tmp_path / cell.name, 0.5 + 0.05 * index, 0.1)
-        found = {"fingerprint": study.fingerprint(cell), **study_results.collect(run, None)}
+        found = {"fingerprint": study.fingerprint(cell), **study_results.collect(run, None, None)}
         if index == 2:
             found["fingerprint"] = "of other settings"
         file = out / "cells" / cell.file_name

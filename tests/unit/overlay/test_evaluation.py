@@ -61,7 +61,9 @@ def test_several_sets_average_as_the_paper_averages_its_columns() -> None:
     assert logs["eval_amc_pass2"] == 0.5 and "eval_math500_pass2" not in logs
     assert logs["eval_accuracy"] == 0.625 and logs["eval_num_prompts"] == 3
     assert logs["eval_accuracy_ci95"] == pytest.approx(sampled["eval_accuracy_ci95"] / 2)
-    assert not any("_a_" in key or "_b_" in key for key in logs)
+    # Two sources in one set: its accuracy by source; a single one would say the same again.
+    assert (logs["eval_amc_a_accuracy"], logs["eval_amc_b_accuracy"]) == (0.5, 0.0)
+    assert not any("math500_a_" in key for key in logs)
 
 
 def test_a_set_without_accuracy_leaves_the_mean_out() -> None:
