@@ -275,7 +275,10 @@ def write_tables(study: Study, runner: Runner) -> list[dict[str, Any]]:
     cells = [(cell, found) for cell in study.cells() if (found := runner.result(cell))]
     rows = study_results.summarize(study, cells)
     if rows:
-        content = {"study": study.name, "cells": len(cells), "rows": rows}
+        pooled = study_results.over_regimes(rows)
+        content = {
+            "study": study.name, "cells": len(cells), "rows": rows, "all_regimes": pooled
+        }  # fmt: skip
         # JSON has no NaN: an interval of one seed is null.
         text = json.dumps(content, indent=1).replace("NaN", "null")
         write(runner.out / "results.json", text + "\n")

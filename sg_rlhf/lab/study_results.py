@@ -163,23 +163,57 @@ def summarize(study: Study, cells: Iterable[tuple[Cell, dict[str, Any]]]) -> lis
         for key in ("held_out_after", "larger_after", "grad_norm_std", "sharpness"):
             differences = [a[key] - b[key] for a, b in pairs if key in a and key in b]
             if differences:
-                row[f"{key}_difference"] = {
-                    "mean": statistics.fmean(differences),
-                    "ci95": interval(differences),
-                    "pairs": len(differences),
-                }
+                row[f"{key}_difference"] = _difference(differences)
         # A ratio, as it multiplies: one spike of one seed would be all of a mean of differences.
         ratios = [math.log(a["grad_norm_peak"] / b["grad_norm_peak"]) for a, b in pairs]
         if ratios:
-            middle, half = statistics.fmean(ratios), interval(ratios)
-            row["grad_norm_peak_ratio"] = {
-                "mean": math.exp(middle),
-                "ci95_low": math.exp(middle - half),
-                "ci95_high": math.exp(middle + half),
-                "pairs": len(ratios),
-            }
+            row["grad_norm_peak_ratio"] = _geometric(ratios)
         rows.append(row)
     return rows
+
+
+def over_regimes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The paired differences of each variant that was run in several regimes, all pairs together.
+
+    A pair is a regime and a seed. The interval is that of a mean over pairs; it takes the regimes
+    for draws like the seeds.
+    """
+    found = []
+    for variant in dict.fromkeys(row["variant"] for row in rows):
+        of_variant = [
+            row for row in rows if row["variant"] == variant and "held_out_after_difference" in row
+        ]
+        if len(of_variant) < 2:
+            continue
+        accuracy = [v for row in of_variant for v in row["held_out_after_difference"]["values"]]
+        peaks = [v for row in of_variant for v in row["grad_norm_peak_ratio"]["values"]]
+        found.append(
+            {
+                "variant": variant,
+                "regimes": [row["regime"] for row in of_variant],
+                "held_out_after_difference": _difference(accuracy),
+                "grad_norm_peak_ratio": _geometric([math.log(value) for value in peaks]),
+            }
+        )
+    return found
+
+
+def _difference(values: list[float]) -> dict[str, Any]:
+    return {
+        "mean": statistics.fmean(values), "ci95": interval(values), "pairs": len(values),
+        "values": values,
+    }  # fmt: skip
+
+
+def _geometric(logarithms: list[float]) -> dict[str, Any]:
+    middle, half = statistics.fmean(logarithms), interval(logarithms)
+    return {
+        "mean": math.exp(middle),
+        "ci95_low": math.exp(middle - half),
+        "ci95_high": math.exp(middle + half),
+        "pairs": len(logarithms),
+        "values": [math.exp(value) for value in logarithms],
+    }
 
 
 def table(study: Study, rows: list[dict[str, Any]]) -> str:
@@ -202,6 +236,24 @@ def table(study: Study, rows: list[dict[str, Any]]) -> str:
             entries = [row["variant"], str(len(row["seeds"])), *values, _ratio(row)]
             lines.append("| " + " | ".join(entries) + " |")
         lines.append("")
+    pooled = over_regimes(rows)
+    if pooled:
+        lines += [
+            "## All regimes together",
+            "",
+            f"Pairs with {study.file.baseline} of the same regime and seed; lower: in how many.",
+            "",
+            "| variant | regimes | pairs | held-out minus | lower | max / median over |",
+            "|---|---|---|---|---|---|",
+        ]
+    for entry in pooled:
+        difference = entry["held_out_after_difference"]
+        lower = sum(value < 0 for value in difference["values"])
+        lines.append(
+            f"| {entry['variant']} | {len(entry['regimes'])} | {difference['pairs']} "
+            f"| {_number(difference, 3, signed=True)} | {lower} | {_ratio(entry)} |"
+        )
+    lines += [""] if pooled else []
     lines += [
         f"Means over seeds with half of their 95 % t-interval where there are {MIN_SEEDS} or more; "
         f"what compares with {study.file.baseline} is paired by seed. held-out: of the last "

@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -280,6 +281,25 @@ def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
     # half of the baseline's in every pair: one large peak does not widen it
     ratio = rows["sg"]["grad_norm_peak_ratio"]
     assert [ratio[key] for key in ("mean", "ci95_low", "ci95_high")] == pytest.approx([0.5] * 3)
+
+
+def test_pairs_of_all_regimes_are_one_sample() -> None:
+    def row(regime: str, differences: list[float], peaks: list[float]) -> dict[str, Any]:
+        return {
+            "variant": "sg", "regime": regime,
+            "held_out_after_difference": {"values": differences},
+            "grad_norm_peak_ratio": {"values": peaks},
+        }  # fmt: skip
+
+    rows = [row("base", [-0.1, -0.2], [0.5, 2.0]), row("fast", [0.1], [1.0])]
+    rows.append({"variant": "grpo", "regime": "base"})
+    [found] = study_results.over_regimes(rows)
+    difference = found["held_out_after_difference"]
+    assert difference["pairs"] == 3 and difference["mean"] == pytest.approx(-0.2 / 3)
+    assert difference["ci95"] == study_results.interval([-0.1, -0.2, 0.1])
+    assert found["grad_norm_peak_ratio"]["mean"] == pytest.approx(1.0)
+    assert found["regimes"] == ["base", "fast"]
+    assert study_results.over_regimes(rows[:1]) == []
 
 
 @pytest.mark.parametrize("values", [[0.1, 0.4, 0.35], [1.0, 1.0, 1.0], [0.2, 0.1, 0.9, 0.3, 0.5]])
