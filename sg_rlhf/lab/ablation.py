@@ -271,7 +271,7 @@ def write(path: Path, text: str) -> None:
 
 
 def write_tables(study: Study, runner: Runner) -> list[dict[str, Any]]:
-    """results.json, results.md and results.png of the cells that are there."""
+    """results.json, results.md and the pictures of the cells that are there."""
     cells = [(cell, found) for cell in study.cells() if (found := runner.result(cell))]
     rows = study_results.summarize(study, cells)
     if rows:
@@ -284,6 +284,8 @@ def write_tables(study: Study, runner: Runner) -> list[dict[str, Any]]:
         write(runner.out / "results.json", text + "\n")
         write(runner.out / "results.md", study_results.table(study, rows))
         study_results.plot(study, rows, runner.out / "results.png")
+        if any("held_out_after_difference" in row for row in rows):
+            study_results.plot_differences(study, rows, runner.out / "differences.png")
     return rows
 
 
@@ -365,7 +367,7 @@ def main(argv: list[str] | None = None) -> int:
             interrupted = True
     rows = write_tables(study, runner)
     if rows:
-        print(f"tables: {out / 'results.md'}, {out / 'results.json'}, {out / 'results.png'}")
+        print(f"tables and pictures: {out}/results.md, .json, .png, differences.png")
     else:
         print(f"no finished run in {out / 'cells'} yet")
     for failure in failures:

@@ -318,9 +318,9 @@ def plot(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
                     continue
                 is_baseline = row["variant"] == study.file.baseline
                 color = "#d1601f" if is_baseline else "#1f5fa8"
-                mean = _seeds_and_mean(
-                    axes, position, row[key]["values"], color, logarithmic=axes is right
-                )
+                values = row[key]["values"]
+                axes.plot(values, [position] * len(values), ".", color=color, alpha=0.55)
+                mean = _mean_and_interval(axes, position, values, color, logarithmic=axes is right)
                 if is_baseline:
                     axes.axvline(mean, color=color, lw=0.8, ls="--")
             if axes is right:
@@ -341,15 +341,65 @@ def plot(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
     plt.close(figure)
 
 
-def _seeds_and_mean(
+def plot_differences(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
+    """Each variant beside the baseline, paired: held-out accuracy, and the peak of the norm.
+
+    A dot is a regime and a seed, a ring the mean over all pairs of a variant, with its interval.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    paired = [row for row in rows if "held_out_after_difference" in row]
+    variants = list(dict.fromkeys(row["variant"] for row in paired))[::-1]
+    regimes = [name for name in study.file.regimes if any(r["regime"] == name for r in paired)]
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(9, 1.3 + 0.3 * len(variants)), layout="constrained", sharey=True
+    )
+    for axes, key, title in (
+        (left, "held_out_after_difference", "held-out accuracy"),
+        (right, "grad_norm_peak_ratio", "largest gradient norm / median"),
+    ):
+        for position, variant in enumerate(variants):
+            of_variant = [row for row in paired if row["variant"] == variant]
+            for row in of_variant:
+                values = row[key]["values"]
+                color = f"C{regimes.index(row['regime'])}"
+                axes.plot(values, [position] * len(values), ".", color=color, ms=7, alpha=0.8)
+            every = [value for row in of_variant for value in row[key]["values"]]
+            _mean_and_interval(axes, position, every, "#222222", logarithmic=axes is right)
+        axes.axvline(1.0 if axes is right else 0.0, color="#888888", lw=0.8, ls="--")
+        axes.set_title(f"{title}, beside {study.file.baseline}", loc="left", fontsize=10)
+        axes.grid(True, axis="x", color="#e3e6ea")
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    left.set_yticks(range(len(variants)), variants)
+    left.set_xlabel("difference")
+    right.set_xlabel("ratio")
+    right.set_xscale("log")
+    right.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    right.xaxis.set_major_formatter("{x:g}")
+    right.xaxis.set_minor_formatter(NullFormatter())
+    # An interval of a few pairs would take all the room there is.
+    ratios = [value for row in paired for value in row["grad_norm_peak_ratio"]["values"]]
+    right.set_xlim(min(ratios) / 1.5, max(ratios) * 1.5)
+    for index, regime in enumerate(regimes):
+        left.plot([], [], ".", color=f"C{index}", ms=7, label=regime)
+    figure.legend(loc="outside lower center", ncols=len(regimes), frameon=False, fontsize=9)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _mean_and_interval(
     axes: Any, position: int, values: Sequence[float], color: str, *, logarithmic: bool
 ) -> float:
-    """Draw one row; its mean (the geometric one on a logarithmic axis)."""
+    """Draw a ring and its interval; the mean (the geometric one on a logarithmic axis)."""
     forth, back = (math.log, math.exp) if logarithmic else (float, float)
     scaled = [forth(value) for value in values]
     middle, half = statistics.fmean(scaled), interval(scaled)
     mean = back(middle)
-    axes.plot(values, [position] * len(values), ".", color=color, alpha=0.55)
     axes.plot(mean, position, "o", mfc="none", mec=color, ms=8)
     if not math.isnan(half):
         ends = [[mean - back(middle - half)], [back(middle + half) - mean]]

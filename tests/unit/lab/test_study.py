@@ -340,3 +340,4 @@ def test_tables_are_written_from_the_cells_that_are_there(
     rows = json.loads((out / "results.json").read_text())["rows"]
     assert rows[0]["held_out_after"] == {"mean": 0.5, "ci95": None, "values": [0.5]}
     assert (out / "results.png").stat().st_size > 5000
+    assert (out / "differences.png").stat().st_size > 5000
