@@ -358,7 +358,8 @@ def main(argv: list[str] | None = None) -> int:
     failures: list[str] = []
     interrupted = False
     if not arguments.table:
-        print(f"{len(cells) - len(todo)} of {len(cells)} runs are there; {len(todo)} to do")
+        done = len(cells) - len(todo)
+        print(f"{done} of {len(cells)} runs are complete; {len(todo)} to train or to measure")
         try:
             failures = run_cells(runner, todo)
         except CellError as error:
