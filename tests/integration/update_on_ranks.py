@@ -9,6 +9,7 @@ writes {algorithm: {"gradient": [parameters], "rows": [the optimizer steps]}} to
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ RESPONSES = 8
 MODEL = Path(kk.__file__).parent / "kk_tiny"
 
 
+#: Of the policy to the old one: ratios .61, .90, 1, 1.11 and 1.65.
+LOG_RATIOS = (-0.5, -0.1, 0.0, 0.1, 0.5)
 #: Algorithms with their parameter at the value that makes them GRPO.
 SWITCHED_OFF = {
     "lopti": ["sg.lopti_threshold=0"],
@@ -91,13 +94,20 @@ def rollout(actor: Any) -> list[Experience]:
         with torch.no_grad():
             log_probs = actor(sequence, attention_mask=mask, return_logprobs=True).float()
         noise = torch.randn(log_probs.shape, generator=generator)
-        old = log_probs + 0.3 * noise
+        # On both sides of the clip's bounds, 0.8 and 1.24, and never near one: there rounding alone
+        # would decide whether a token has a gradient. Between 1.24 and DAPO's 1.28 only tokens
+        # whose log-prob has little rounding.
+        drawn = torch.randint(len(LOG_RATIOS), log_probs.shape, generator=generator)
+        log_ratios = torch.tensor(LOG_RATIOS)[drawn]
+        log_ratios[(log_probs > -1.0) & (log_probs < -0.05)] = math.log(1.26)
+        # A log-prob above 0 is none: such a token gets a ratio above 1 instead.
+        old = log_probs - torch.where(log_probs > log_ratios, log_ratios.abs(), log_ratios)
         experiences.append(
             Experience(
                 sequences=sequence,
                 attention_mask=mask,
                 action_mask=action_mask,
-                action_log_probs=old.clamp(max=0.0),
+                action_log_probs=old,
                 base_action_log_probs=log_probs + 0.2 * noise,
                 rollout_log_probs=old,
                 advantages=torch.full_like(log_probs, 1.0 if index % 2 else -0.7),
