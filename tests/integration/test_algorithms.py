@@ -77,9 +77,9 @@ def test_switched_off_it_is_grpo_bit_for_bit(
     "name", [n for n in ALGORITHMS if n not in ("grpo", "uniform", "grpo_sg_quotient", "dr_grpo")]
 )
 def test_it_does_something(updates: dict[str, dict[str, Any]], name: str) -> None:
-    """Dr. GRPO differs in the advantages, which are given here. One layout rounds alike."""
+    """Dr. GRPO differs in the advantages, which are given here."""
     grpo = updates["1x8"]["grpo"]["gradient"]
-    assert distance(updates["1x8"][name]["gradient"], grpo) > ROUNDING / 10
+    assert distance(updates["1x8"][name]["gradient"], grpo) > ROUNDING
 
 
 @pytest.mark.parametrize("name", ["lopti", "ar_lopti"])
