@@ -17,11 +17,12 @@ class ClusterError(ValueError):
     """No Ray cluster, or one that is too small; the message says what to change."""
 
 
-def join(address: str, **options: Any) -> None:
+def join(address: str, setting: str = "RAY_ADDRESS", **options: Any) -> None:
     """Connect to a running cluster.
 
     Args:
-        address: as `ray.init` takes it, and as the message names it.
+        address: as `ray.init` takes it.
+        setting: where the address was given, for the message.
 
     Raises:
         ClusterError: nothing answers there.
@@ -30,7 +31,9 @@ def join(address: str, **options: Any) -> None:
         _check_that_someone_listens(address)
         ray.init(address=address, **options)
     except Exception as error:  # Ray raises plain ones
-        raise ClusterError(f"Ray at {address}: cannot join: {one_line(error)}") from error
+        raise ClusterError(
+            f"{setting}: Ray at {address}: cannot join: {one_line(error)}"
+        ) from error
 
 
 def _check_that_someone_listens(address: str, timeout_seconds: float = 10.0) -> None:

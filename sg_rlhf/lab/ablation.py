@@ -283,9 +283,11 @@ def write_tables(study: Study, runner: Runner) -> list[dict[str, Any]]:
         text = json.dumps(content, indent=1).replace("NaN", "null")
         write(runner.out / "results.json", text + "\n")
         write(runner.out / "results.md", study_results.table(study, rows))
-        study_results.plot(study, rows, runner.out / "results.png")
+        from sg_rlhf.lab import study_plots  # matplotlib: only where it draws
+
+        study_plots.plot(study, rows, runner.out / "results.png")
         if any("held_out_after_difference" in row for row in rows):
-            study_results.plot_differences(study, rows, runner.out / "differences.png")
+            study_plots.plot_differences(study, rows, runner.out / "differences.png")
     return rows
 
 

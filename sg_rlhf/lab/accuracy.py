@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from sg_rlhf.lab import measure_command as common
 from sg_rlhf.lab.checkpoint import MeasureError, choose_device, load_model, load_tokenizer
 from sg_rlhf.lab.rollouts import sample_responses
 from sg_rlhf.tasks.command_line import progress_bar
+from sg_rlhf.tasks.interval import half_width
 
 PROG = "sg_rlhf.lab.accuracy"
 EXAMPLES = """\
@@ -40,15 +40,6 @@ Larger models: `python -m eval.run --suite kk` generates with vLLM.
 """
 #: Responses that are sampled at a time. Part of what decides the draws, so it is no option.
 ROWS = 512
-#: z of a two-sided 95 % interval.
-Z95 = 1.959964
-
-
-def half_width(values: Sequence[float]) -> float:
-    """Half of the normal 95 % interval of a mean over prompts; 0 for one value."""
-    if len(values) < 2:
-        return 0.0
-    return Z95 * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:

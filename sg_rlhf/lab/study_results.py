@@ -70,7 +70,7 @@ def collect(
     for name, row in (("before", evaluations[0]), ("after", evaluations[-1])):
         for key, value in accuracies(row).items():
             figures[f"{key}_{name}"] = value
-    for name, found in (accuracy or {"sets": {}})["sets"].items():
+    for name, found in accuracy["sets"].items() if accuracy else ():
         for source in found.keys() - {"correct"}:
             key = name if source == "all" else f"{name}_{source}"
             figures[f"{key}_after"] = found[source]["accuracy"]
@@ -236,24 +236,8 @@ def table(study: Study, rows: list[dict[str, Any]]) -> str:
             entries = [row["variant"], str(len(row["seeds"])), *values, _ratio(row)]
             lines.append("| " + " | ".join(entries) + " |")
         lines.append("")
-    pooled = over_regimes(rows)
-    if pooled:
-        lines += [
-            "## All regimes together",
-            "",
-            f"Pairs with {study.file.baseline} of the same regime and seed; lower: in how many.",
-            "",
-            "| variant | regimes | pairs | held-out minus | lower | max / median over |",
-            "|---|---|---|---|---|---|",
-        ]
-    for entry in pooled:
-        difference = entry["held_out_after_difference"]
-        lower = sum(value < 0 for value in difference["values"])
-        lines.append(
-            f"| {entry['variant']} | {len(entry['regimes'])} | {difference['pairs']} "
-            f"| {_number(difference, 3, signed=True)} | {lower} | {_ratio(entry)} |"
-        )
-    lines += [""] if pooled else []
+    if pooled := over_regimes(rows):
+        lines += _pooled_table(study, pooled)
     lines += [
         f"Means over seeds with half of their 95 % t-interval where there are {MIN_SEEDS} or more; "
         f"what compares with {study.file.baseline} is paired by seed. held-out: of the last "
@@ -263,6 +247,25 @@ def table(study: Study, rows: list[dict[str, Any]]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _pooled_table(study: Study, pooled: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "## All regimes together",
+        "",
+        f"Pairs with {study.file.baseline} of the same regime and seed; lower: in how many.",
+        "",
+        "| variant | regimes | pairs | held-out minus | lower | max / median over |",
+        "|---|---|---|---|---|---|",
+    ]
+    for entry in pooled:
+        difference = entry["held_out_after_difference"]
+        lower = sum(value < 0 for value in difference["values"])
+        lines.append(
+            f"| {entry['variant']} | {len(entry['regimes'])} | {difference['pairs']} "
+            f"| {_number(difference, 3, signed=True)} | {lower} | {_ratio(entry)} |"
+        )
+    return [*lines, ""]
 
 
 def sizes(rows: list[dict[str, Any]]) -> list[str]:
@@ -287,121 +290,3 @@ def _number(entry: dict[str, float] | None, digits: int, *, signed: bool = False
     text = f"{entry['mean']:{'+' if signed else ''}.{digits}f}"
     half = entry["ci95"]
     return text if math.isnan(half) else f"{text} ± {half:.{digits}f}"
-
-
-def plot(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
-    """A panel per regime: held-out accuracy, and the largest gradient norm over the median one.
-
-    A dot is a seed, a ring their mean, with its interval where there are seeds enough.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    regimes = [name for name in study.file.regimes if any(r["regime"] == name for r in rows)]
-    sizes = [sum(row["regime"] == name for row in rows) for name in regimes]
-    figure, panels = plt.subplots(
-        len(regimes), 2, figsize=(9, 0.6 + 0.28 * sum(sizes) + 0.7 * len(regimes)),
-        squeeze=False, layout="constrained", height_ratios=sizes,
-    )  # fmt: skip
-    for (left, right), regime in zip(panels, regimes, strict=True):
-        of_regime = [row for row in rows if row["regime"] == regime][::-1]
-        names = [f"{row['variant']} ({len(row['seeds'])})" for row in of_regime]
-        for axes, key, title in (
-            (left, "held_out_after", "held-out accuracy"),
-            (right, "grad_norm_peak", "largest gradient norm / median"),
-        ):
-            for position, row in enumerate(of_regime):
-                if key not in row:
-                    continue
-                is_baseline = row["variant"] == study.file.baseline
-                color = "#d1601f" if is_baseline else "#1f5fa8"
-                values = row[key]["values"]
-                axes.plot(values, [position] * len(values), ".", color=color, alpha=0.55)
-                mean = _mean_and_interval(axes, position, values, color, logarithmic=axes is right)
-                if is_baseline:
-                    axes.axvline(mean, color=color, lw=0.8, ls="--")
-            if axes is right:
-                axes.set_xscale("log")
-                axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-                axes.xaxis.set_major_formatter("{x:g}")
-                axes.xaxis.set_minor_formatter(NullFormatter())
-                # No peak is below 1; an interval of a few seeds would take all the room there is.
-                peaks = [peak for row in of_regime for peak in row[key]["values"]]
-                axes.set_xlim(1, 2 * max(peaks))
-            axes.set_yticks(range(len(names)), names if axes is left else [])
-            axes.set_title(f"{regime}: {title}", loc="left", fontsize=10)
-            axes.set_ylim(-0.6, len(names) - 0.4)
-            axes.grid(True, axis="x", color="#e3e6ea")
-            for side in ("top", "right"):
-                axes.spines[side].set_visible(False)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-
-
-def plot_differences(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
-    """Each variant beside the baseline, paired: held-out accuracy, and the peak of the norm.
-
-    A dot is a regime and a seed, a ring the mean over all pairs of a variant, with its interval.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    paired = [row for row in rows if "held_out_after_difference" in row]
-    variants = list(dict.fromkeys(row["variant"] for row in paired))[::-1]
-    regimes = [name for name in study.file.regimes if any(r["regime"] == name for r in paired)]
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(9, 1.3 + 0.3 * len(variants)), layout="constrained", sharey=True
-    )
-    for axes, key, title in (
-        (left, "held_out_after_difference", "held-out accuracy"),
-        (right, "grad_norm_peak_ratio", "largest gradient norm / median"),
-    ):
-        for position, variant in enumerate(variants):
-            of_variant = [row for row in paired if row["variant"] == variant]
-            for row in of_variant:
-                values = row[key]["values"]
-                color = f"C{regimes.index(row['regime'])}"
-                axes.plot(values, [position] * len(values), ".", color=color, ms=7, alpha=0.8)
-            every = [value for row in of_variant for value in row[key]["values"]]
-            _mean_and_interval(axes, position, every, "#222222", logarithmic=axes is right)
-        axes.axvline(1.0 if axes is right else 0.0, color="#888888", lw=0.8, ls="--")
-        axes.set_title(f"{title}, beside {study.file.baseline}", loc="left", fontsize=10)
-        axes.grid(True, axis="x", color="#e3e6ea")
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-    left.set_yticks(range(len(variants)), variants)
-    left.set_xlabel("difference")
-    right.set_xlabel("ratio")
-    right.set_xscale("log")
-    right.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    right.xaxis.set_major_formatter("{x:g}")
-    right.xaxis.set_minor_formatter(NullFormatter())
-    # An interval of a few pairs would take all the room there is.
-    ratios = [value for row in paired for value in row["grad_norm_peak_ratio"]["values"]]
-    right.set_xlim(min(ratios) / 1.5, max(ratios) * 1.5)
-    for index, regime in enumerate(regimes):
-        left.plot([], [], ".", color=f"C{index}", ms=7, label=regime)
-    figure.legend(loc="outside lower center", ncols=len(regimes), frameon=False, fontsize=9)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-
-
-def _mean_and_interval(
-    axes: Any, position: int, values: Sequence[float], color: str, *, logarithmic: bool
-) -> float:
-    """Draw a ring and its interval; the mean (the geometric one on a logarithmic axis)."""
-    forth, back = (math.log, math.exp) if logarithmic else (float, float)
-    scaled = [forth(value) for value in values]
-    middle, half = statistics.fmean(scaled), interval(scaled)
-    mean = back(middle)
-    axes.plot(mean, position, "o", mfc="none", mec=color, ms=8)
-    if not math.isnan(half):
-        ends = [[mean - back(middle - half)], [back(middle + half) - mean]]
-        axes.errorbar(mean, position, xerr=ends, color=color, capsize=3)
-    return mean

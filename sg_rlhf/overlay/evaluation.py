@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sg_rlhf.config import EvalSet
+from sg_rlhf.tasks.interval import half_width
 
-#: z of a two-sided 95 % interval.
-Z95 = 1.959964
 #: What is kept of each of several sets, beside ``pass{n}``.
 SUMMARIES = (
     "accuracy", "accuracy_ci95", "num_prompts", "reward_mean", "response_length_mean",
@@ -122,7 +121,7 @@ def _summary(groups: list[list[Any]], n: int) -> dict[str, float]:
     if all("correct" in s.info for s in samples):
         shares = [_mean([float(s.info["correct"][0]) for s in group]) for group in groups]
         summary["accuracy"] = summary["pass1"] = _mean(shares)
-        summary["accuracy_ci95"] = _half_width(shares)
+        summary["accuracy_ci95"] = half_width(shares)
         if n > 1:
             any_correct = [float(any(float(s.info["correct"][0]) for s in g)) for g in groups]
             summary[f"pass{n}"] = _mean(any_correct)
@@ -133,11 +132,3 @@ def _summary(groups: list[list[Any]], n: int) -> dict[str, float]:
 
 def _mean(values: list[float]) -> float:
     return math.fsum(values) / len(values)
-
-
-def _half_width(values: list[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    mean = _mean(values)
-    variance = math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)
-    return Z95 * math.sqrt(variance / len(values))

@@ -169,7 +169,8 @@ def source_name(source: str) -> str:
     match = re.fullmatch(r"(?:(.+)_)?kk_(\d+)ppl", source)
     if not match:
         return one_line(source)
-    return ": ".join([*([one_line(match[1])] if match[1] else []), f"{match[2]} people"])
+    people = f"{match[2]} people"
+    return f"{one_line(match[1])}: {people}" if match[1] else people
 
 
 def accuracy_by_source(groups: list[Group]) -> Figure:

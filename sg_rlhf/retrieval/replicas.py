@@ -60,7 +60,7 @@ def serve(args: argparse.Namespace) -> None:
     from sg_rlhf import ray_cluster
 
     if args.ray_address:
-        ray_cluster.join(args.ray_address, log_to_driver=False)
+        ray_cluster.join(args.ray_address, "--ray-address", log_to_driver=False)
     else:
         ray_cluster.start(log_to_driver=False)
     # After Ray, which puts a handler of its own in place: one that aborts.

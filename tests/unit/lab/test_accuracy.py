@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sg_rlhf.lab import accuracy
+from sg_rlhf.tasks.interval import Z95
 from sg_rlhf.tasks.kk.data import generate_splits, to_records
 
 MODEL = "module:sg_rlhf.lab.kk_tiny"
@@ -48,7 +49,7 @@ def test_figures_are_paired_by_prompt() -> None:
     found = accuracy.figures(counts, first, ["a", "a", "b", "b"], samples=4)
     assert found["all"]["accuracy"] == 0.625 and found["all"]["difference"] == 0.375
     spread = statistics.stdev([0.5, 0.5, 0.0, 0.5])
-    half = accuracy.Z95 * spread / math.sqrt(4)
+    half = Z95 * spread / math.sqrt(4)
     assert found["all"]["difference_ci95"] == pytest.approx(half)
     assert (found["a"]["accuracy"], found["a"]["difference_ci95"]) == (0.75, 0.0)
     assert found["b"]["prompts"] == 2 and found["correct"] == counts
