@@ -84,9 +84,10 @@ def rollout(actor: Any) -> list[Experience]:
     ):
         prompt_ids = tokenizer(prompt, return_tensors="pt").input_ids
         response_ids = tokenizer(response, return_tensors="pt").input_ids
-        # The model's own texts are likely ones: some tokens are replaced by any.
+        # The model's own texts are likely ones: some tokens are replaced by any. More of them would
+        # drown the others' gradient, in which the algorithms differ.
         strays = torch.randint(5, 200, response_ids.shape, generator=generator)
-        stray = torch.rand(response_ids.shape, generator=generator) < 0.15
+        stray = torch.rand(response_ids.shape, generator=generator) < 0.03
         sequence = torch.cat([prompt_ids, torch.where(stray, strays, response_ids)], dim=1)
         length = sequence.shape[1]
         mask = torch.ones_like(sequence)
@@ -99,7 +100,8 @@ def rollout(actor: Any) -> list[Experience]:
         # whose log-prob has little rounding.
         drawn = torch.randint(len(LOG_RATIOS), log_probs.shape, generator=generator)
         log_ratios = torch.tensor(LOG_RATIOS)[drawn]
-        log_ratios[(log_probs > -1.0) & (log_probs < -0.05)] = math.log(1.26)
+        exact = (log_probs > -1.0) & (log_probs < -0.05) & (noise > 0)
+        log_ratios[exact] = math.log(1.26)
         # A log-prob above 0 is none: such a token gets a ratio above 1 instead.
         old = log_probs - torch.where(log_probs > log_ratios, log_ratios.abs(), log_ratios)
         experiences.append(

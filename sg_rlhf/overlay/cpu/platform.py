@@ -87,6 +87,7 @@ def install() -> None:
         ("torch.distributed.device_mesh", _use_cpu_device_mesh),
         ("deepspeed.runtime.zero.partition_parameters", _wait_for_every_all_gather),
         ("deepspeed.runtime.zero.partition_parameters", _multiply_in_float32),
+        ("transformers.modeling_utils", _attend_in_float32),
     ):
         wrapt.register_post_import_hook(change, module)
 
@@ -145,9 +146,9 @@ def has_bf16_units() -> bool:
 def _multiply_in_float32(module: Any) -> None:
     """Linear layers of bf16 weights as float32 products, rounded to bf16 once.
 
-    On a processor without bf16 units torch's bf16 product is emulated: 14 times slower than
-    converting, for this project's small model (bench/bf16_linear.py). The result is the bf16
-    product with float32 accumulation, which is what hardware units compute too.
+    On a processor without bf16 units torch's bf16 product is emulated: 29 times slower than
+    converting for this project's small model, forward and backward (bench/bf16_on_cpu.py). The
+    result is the bf16 product with float32 accumulation, which is what hardware units compute too.
     """
     if has_bf16_units():
         return
@@ -164,6 +165,34 @@ def _multiply_in_float32(module: Any) -> None:
         return output.to(torch.bfloat16)
 
     module.zero3_linear_wrap = linear
+
+
+def _attend_in_float32(module: Any) -> None:
+    """Transformers' ``sdpa`` attention of bf16 tensors in float32, rounded to bf16 once.
+
+    The same emulation makes torch's bf16 attention three times slower (the same bench). Its public
+    registry of attention functions is where a model looks the name up at each call.
+    """
+    if has_bf16_units():
+        return
+    import torch
+
+    original = module.ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    @functools.wraps(original)
+    def attention(
+        layer: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any
+    ) -> tuple[Any, None]:
+        if query.dtype != torch.bfloat16:
+            return original(layer, query, key, value, attention_mask, **kwargs)
+        if attention_mask is not None and attention_mask.is_floating_point():
+            attention_mask = attention_mask.float()
+        output, _ = original(
+            layer, query.float(), key.float(), value.float(), attention_mask, **kwargs
+        )
+        return output.to(torch.bfloat16), None
+
+    module.AttentionInterface.register("sdpa", attention)
 
 
 def unmet_settings(value: Any) -> list[str]:

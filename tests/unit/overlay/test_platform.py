@@ -44,6 +44,38 @@ import openrlhf.models.ring_attn_utils
     assert in_process(code, "cpu").split("\n")[:2] == ["cpu cuda:0 cpu", "falls back"]
 
 
+def test_bf16_attention_is_computed_in_float32_without_bf16_units() -> None:
+    code = """
+from sg_rlhf.overlay.cpu import platform
+platform.has_bf16_units = lambda: False
+platform.install()
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+torch.manual_seed(0)
+config = Qwen2Config(
+    vocab_size=32, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
+    num_attention_heads=2, num_key_value_heads=1, attn_implementation="sdpa",
+)
+model = Qwen2ForCausalLM(config)
+exact = torch.nn.functional.scaled_dot_product_attention
+seen = []
+def record(query, key, value, **kwargs):
+    seen.append({x.dtype for x in (query, key, value)})
+    return exact(query, key, value, **kwargs)
+torch.nn.functional.scaled_dot_product_attention = record
+tokens = torch.randint(32, (2, 7))
+mask = torch.ones_like(tokens)
+mask[0, :3] = 0
+wanted = model(tokens, attention_mask=mask).logits
+logits = model.bfloat16()(tokens, attention_mask=mask).logits
+logits.float().sum().backward()
+print(seen == [{torch.float32}, {torch.float32}], logits.dtype,
+      (logits.float() - wanted)[mask.bool()].abs().max().item() < 0.02,
+      model.model.layers[0].self_attn.q_proj.weight.grad.dtype)
+"""
+    assert in_process(code, "cpu").split() == ["True", "torch.bfloat16", "True", "torch.bfloat16"]
+
+
 def test_nothing_changes_with_cuda() -> None:
     code = """
 import torch
