@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sg_rlhf.config import ConfigError
-from sg_rlhf.lab import study_results
+from sg_rlhf.lab import study_results, study_tables
 from sg_rlhf.lab.study import DATA, Cell, Study, load_study, overrides
 from sg_rlhf.tasks.command_line import progress_bar
 
@@ -277,12 +277,13 @@ def write_tables(study: Study, runner: Runner) -> list[dict[str, Any]]:
     if rows:
         pooled = study_results.over_regimes(rows)
         content = {
-            "study": study.name, "cells": len(cells), "rows": rows, "all_regimes": pooled
+            "study": study.name, "cells": len(cells), "rows": rows, "all_regimes": pooled,
+            "published": study_results.beside_published(study, rows),
         }  # fmt: skip
         # JSON has no NaN: an interval of one seed is null.
         text = json.dumps(content, indent=1).replace("NaN", "null")
         write(runner.out / "results.json", text + "\n")
-        write(runner.out / "results.md", study_results.table(study, rows))
+        write(runner.out / "results.md", study_tables.table(study, rows))
         from sg_rlhf.lab import study_plots  # matplotlib: only where it draws
 
         study_plots.plot(study, rows, runner.out / "results.png")

@@ -61,6 +61,14 @@ class Block(_Section):
     seeds: list[int] | None = None
 
 
+class Published(_Section):
+    """A ranking that a paper prints: accuracy by variant, laid beside the study's own."""
+
+    about: str
+    regime: str
+    accuracy: dict[str, float] = Field(min_length=2)
+
+
 class StudyFile(_Section):
     """The keys of a study's file."""
 
@@ -76,17 +84,20 @@ class StudyFile(_Section):
     regimes: dict[str, Regime] = Field(min_length=1)
     variants: dict[str, Variant] = Field(min_length=1)
     plan: list[Block] = Field(min_length=1)
+    published: dict[str, Published] = {}
 
     @model_validator(mode="after")
     def _names_exist(self) -> StudyFile:
-        for block in self.plan:
+        named = [("plan", block.regimes, block.variants) for block in self.plan]
+        named += [(f"published.{k}", [p.regime], [*p.accuracy]) for k, p in self.published.items()]
+        for where, regimes, variants in named:
             for kind, names, known in (
-                ("regime", block.regimes, self.regimes),
-                ("variant", block.variants, self.variants),
+                ("regime", regimes, self.regimes),
+                ("variant", variants, self.variants),
             ):
                 for name in names:
                     if name not in known:
-                        raise ValueError(f"plan: {kind} {name!r}: expected one of {[*known]}")
+                        raise ValueError(f"{where}: {kind} {name!r}: expected one of {[*known]}")
         if self.baseline not in self.variants:
             raise ValueError(f"baseline={self.baseline!r}: expected one of {[*self.variants]}")
         return self

@@ -1,10 +1,9 @@
-"""What a study found: a file per cell, and over seeds a table, a plot and all figures as JSON."""
+"""What a study found: a file per cell, and its figures over seeds beside the baseline's."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,28 +13,12 @@ from scipy import stats
 
 from sg_rlhf import run_log
 from sg_rlhf.lab.study import Cell, Study
-from sg_rlhf.report.figures import MEDIAN_WINDOW, SPIKE_FACTOR, source_name, spikes
+from sg_rlhf.report.figures import spikes
 
 #: Fewer seeds than this get no interval: that of two is six times as wide as they are apart.
 MIN_SEEDS = 3
 #: Curves of a cell's file over optimizer steps.
 _STEP_CURVES = ("grad_norm", "entropy", "kl")
-#: key of a cell, heading, digits
-COLUMNS = (
-    ("held_out_after", "held-out", 3),
-    ("larger_after", "larger", 3),
-    ("gap_after", "gap", 3),
-    ("grad_norm_mean", "grad norm mean", 3),
-    ("grad_norm_std", "std", 3),
-    ("grad_norm_max", "max", 2),
-    ("grad_norm_peak", "max / median", 2),
-    ("spikes", "spikes", 1),
-    ("sharpness", "sharpness", 4),
-    ("entropy_after", "entropy", 3),
-    ("weight_mean", "mean w", 3),
-    ("zeroed_pos", "zeroed A > 0", 3),
-    ("seconds_per_rollout", "s/rollout", 1),
-)
 
 
 def collect(
@@ -216,77 +199,54 @@ def _geometric(logarithms: list[float]) -> dict[str, Any]:
     }
 
 
-def table(study: Study, rows: list[dict[str, Any]]) -> str:
-    """Markdown, a table per regime."""
-    lines = [f"# {study.name}", "", study.file.about + ".", ""]
-    columns = [*COLUMNS]
-    columns[1:1] = [(f"held_out_{size}_after", source_name(size), 3) for size in sizes(rows)]
-    for regime, settings in study.file.regimes.items():
-        of_regime = [row for row in rows if row["regime"] == regime]
-        if not of_regime:
+def beside_published(study: Study, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each ranking that a paper prints, with our held-out accuracy of the same variants.
+
+    rank_correlation is Spearman's between the printed accuracies and ours, ties at their mean rank:
+    of the means over seeds (``mean``), and of each seed that every variant has (``values``). It is
+    absent while a variant of the ranking has no run.
+    """
+    found = []
+    for name, published in study.file.published.items():
+        ours = {
+            row["variant"]: row
+            for row in rows
+            if row["regime"] == published.regime and "held_out_after" in row
+        }
+        entry: dict[str, Any] = {
+            "name": name,
+            "about": published.about,
+            "variants": [
+                {
+                    "variant": variant,
+                    "published": accuracy,
+                    **{
+                        key: ours[variant][key]
+                        for key in ("held_out_after", "zeroed_pos")
+                        if key in ours.get(variant, {})
+                    },
+                }
+                for variant, accuracy in published.accuracy.items()
+            ],
+        }
+        if not any(variant in ours for variant in published.accuracy):
             continue
-        headings = ["variant", "seeds", *(title for _, title, _ in columns)]
-        headings.insert(3, f"minus {study.file.baseline}")
-        headings.append(f"max / median over {study.file.baseline}'s")
-        lines += [f"## {regime}", "", settings.about, ""]
-        lines += ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
-        for row in of_regime:
-            values = [_number(row.get(key), digits) for key, _, digits in columns]
-            values.insert(1, _number(row.get("held_out_after_difference"), 3, signed=True))
-            entries = [row["variant"], str(len(row["seeds"])), *values, _ratio(row)]
-            lines.append("| " + " | ".join(entries) + " |")
-        lines.append("")
-    if pooled := over_regimes(rows):
-        lines += _pooled_table(study, pooled)
-    lines += [
-        f"Means over seeds with half of their 95 % t-interval where there are {MIN_SEEDS} or more; "
-        f"what compares with {study.file.baseline} is paired by seed. held-out: of the last "
-        "checkpoint. gap: accuracy on training "
-        "prompts minus held-out. Gradient norms are before clipping, over all optimizer steps; "
-        f"spikes are those above {SPIKE_FACTOR:g} times the median of the {MEDIAN_WINDOW} before.",
-        "",
-    ]
-    return "\n".join(lines)
+        if published.accuracy.keys() <= ours.keys():
+            chosen = [ours[variant] for variant in published.accuracy]
+            printed = list(published.accuracy.values())
+            by_seed = [
+                dict(zip(row["seeds"], row["held_out_after"]["values"], strict=True))
+                for row in chosen
+            ]
+            common = [seed for seed in by_seed[0] if all(seed in row for row in by_seed)]
+            entry["rank_correlation"] = {
+                "mean": _spearman(printed, [row["held_out_after"]["mean"] for row in chosen]),
+                "seeds": common,
+                "values": [_spearman(printed, [row[seed] for row in by_seed]) for seed in common],
+            }
+        found.append(entry)
+    return found
 
 
-def _pooled_table(study: Study, pooled: list[dict[str, Any]]) -> list[str]:
-    lines = [
-        "## All regimes together",
-        "",
-        f"Pairs with {study.file.baseline} of the same regime and seed; lower: in how many.",
-        "",
-        "| variant | regimes | pairs | held-out minus | lower | max / median over |",
-        "|---|---|---|---|---|---|",
-    ]
-    for entry in pooled:
-        difference = entry["held_out_after_difference"]
-        lower = sum(value < 0 for value in difference["values"])
-        lines.append(
-            f"| {entry['variant']} | {len(entry['regimes'])} | {difference['pairs']} "
-            f"| {_number(difference, 3, signed=True)} | {lower} | {_ratio(entry)} |"
-        )
-    return [*lines, ""]
-
-
-def sizes(rows: list[dict[str, Any]]) -> list[str]:
-    """The data sources (puzzle sizes) that held-out accuracy was measured by."""
-    keys = [key for row in rows for key in row]
-    matches = [re.fullmatch(r"held_out_(.+)_after", key) for key in keys]
-    return sorted({match[1] for match in matches if match})
-
-
-def _ratio(row: dict[str, Any]) -> str:
-    found = row.get("grad_norm_peak_ratio")
-    if found is None:
-        return ""
-    if math.isnan(found["ci95_low"]):
-        return f"{found['mean']:.2f}"
-    return f"{found['mean']:.2f} ({found['ci95_low']:.2f} to {found['ci95_high']:.2f})"
-
-
-def _number(entry: dict[str, float] | None, digits: int, *, signed: bool = False) -> str:
-    if entry is None:
-        return ""
-    text = f"{entry['mean']:{'+' if signed else ''}.{digits}f}"
-    half = entry["ci95"]
-    return text if math.isnan(half) else f"{text} ± {half:.{digits}f}"
+def _spearman(x: Sequence[float], y: Sequence[float]) -> float:
+    return float(stats.spearmanr(x, y).statistic)

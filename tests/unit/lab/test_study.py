@@ -14,7 +14,7 @@ from scipy import stats
 
 from sg_rlhf import run_log
 from sg_rlhf.config import ConfigError
-from sg_rlhf.lab import ablation, accuracy, sharpness, study_results
+from sg_rlhf.lab import ablation, accuracy, sharpness, study_results, study_tables
 from sg_rlhf.lab.study import load_study
 
 ROOT = Path(__file__).parents[3]
@@ -255,7 +255,7 @@ def test_a_measured_accuracy_stands_for_the_runs_own_last_one(tmp_path: Path) ->
     assert found["curves"]["accuracy"][-1]["held_out"] == 0.6 and found["accuracy"] == measured
     study = load_study(write(tmp_path))
     rows = study_results.summarize(study, [(next(study.cells()), found)])
-    header = study_results.table(study, rows).splitlines()[8]
+    header = study_tables.table(study, rows).splitlines()[8]
     assert "| held-out | minus grpo | 2 people | 3 people |" in header
 
 
@@ -300,6 +300,48 @@ def test_pairs_of_all_regimes_are_one_sample() -> None:
     assert found["grad_norm_peak_ratio"]["mean"] == pytest.approx(1.0)
     assert found["regimes"] == ["base", "fast"]
     assert study_results.over_regimes(rows[:1]) == []
+
+
+def test_a_printed_ranking_is_laid_beside_ours(tmp_path: Path) -> None:
+    printed = {"about": "a 3B model", "regime": "base", "accuracy": {"grpo": 0.4, "sg": 0.6}}
+    study = load_study(write(tmp_path, published={"Table 9": printed}))
+
+    def summary(values: dict[str, list[float]]) -> list[dict[str, Any]]:
+        return [
+            {
+                "regime": "base", "variant": name, "seeds": [0, 1],
+                "held_out_after": {"mean": statistics.fmean(v), "ci95": math.nan, "values": v},
+            }
+            for name, v in values.items()
+        ]  # fmt: skip
+
+    [half] = study_results.beside_published(study, summary({"grpo": [0.5, 0.3]}))
+    assert "rank_correlation" not in half and "held_out_after" not in half["variants"][1]
+    assert study_results.beside_published(study, []) == []
+    rows = summary({"sg": [0.7, 0.2], "grpo": [0.5, 0.3]})
+    [found] = study_results.beside_published(study, rows)
+    assert found["rank_correlation"]["mean"] == pytest.approx(1.0)  # .45 after .4
+    assert found["rank_correlation"]["values"] == pytest.approx([1.0, -1.0])
+    text = study_tables.table(study, rows)
+    assert "## Table 9" in text and "| sg | 0.60 | 0.450 |  |" in text
+    assert "of the means: +1.00; by seed: +1.00, -1.00." in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"regime": "bse"}, "published.T: regime 'bse': expected one of ['base', 'fast']"),
+        ({"accuracy": {"grpo": 0.4, "s": 1.0}}, "published.T: variant 's': expected one of"),
+        ({"accuracy": {"grpo": 0.4}}, "published.T.accuracy: "),
+    ],
+)
+def test_a_printed_ranking_names_what_the_study_has(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    printed = {"about": "", "regime": "base", "accuracy": {"grpo": 0.4, "sg": 0.6}, **changes}
+    with pytest.raises(ConfigError) as error:
+        load_study(write(tmp_path, published={"T": printed}))
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("values", [[0.1, 0.4, 0.35], [1.0, 1.0, 1.0], [0.2, 0.1, 0.9, 0.3, 0.5]])

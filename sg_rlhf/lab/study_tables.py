@@ -1,0 +1,125 @@
+"""A study's Markdown: a table per regime, one over all of them, and the printed rankings."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from sg_rlhf.lab.study import Study
+from sg_rlhf.lab.study_results import MIN_SEEDS, beside_published, over_regimes
+from sg_rlhf.report.figures import MEDIAN_WINDOW, SPIKE_FACTOR, source_name
+
+#: key of a cell, heading, digits
+COLUMNS = (
+    ("held_out_after", "held-out", 3),
+    ("larger_after", "larger", 3),
+    ("gap_after", "gap", 3),
+    ("grad_norm_mean", "grad norm mean", 3),
+    ("grad_norm_std", "std", 3),
+    ("grad_norm_max", "max", 2),
+    ("grad_norm_peak", "max / median", 2),
+    ("spikes", "spikes", 1),
+    ("sharpness", "sharpness", 4),
+    ("entropy_after", "entropy", 3),
+    ("weight_mean", "mean w", 3),
+    ("zeroed_pos", "zeroed A > 0", 3),
+    ("seconds_per_rollout", "s/rollout", 1),
+)
+
+
+def table(study: Study, rows: list[dict[str, Any]]) -> str:
+    """Markdown, a table per regime."""
+    lines = [f"# {study.name}", "", study.file.about + ".", ""]
+    columns = [*COLUMNS]
+    columns[1:1] = [(f"held_out_{size}_after", source_name(size), 3) for size in sizes(rows)]
+    for regime, settings in study.file.regimes.items():
+        of_regime = [row for row in rows if row["regime"] == regime]
+        if not of_regime:
+            continue
+        headings = ["variant", "seeds", *(title for _, title, _ in columns)]
+        headings.insert(3, f"minus {study.file.baseline}")
+        headings.append(f"max / median over {study.file.baseline}'s")
+        lines += [f"## {regime}", "", settings.about, ""]
+        lines += ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+        for row in of_regime:
+            values = [_number(row.get(key), digits) for key, _, digits in columns]
+            values.insert(1, _number(row.get("held_out_after_difference"), 3, signed=True))
+            entries = [row["variant"], str(len(row["seeds"])), *values, _ratio(row)]
+            lines.append("| " + " | ".join(entries) + " |")
+        lines.append("")
+    if pooled := over_regimes(rows):
+        lines += _pooled_table(study, pooled)
+    for ranking in beside_published(study, rows):
+        lines += _ranking_table(ranking)
+    lines += [
+        f"Means over seeds with half of their 95 % t-interval where there are {MIN_SEEDS} or more; "
+        f"what compares with {study.file.baseline} is paired by seed. held-out: of the last "
+        "checkpoint. gap: accuracy on training "
+        "prompts minus held-out. Gradient norms are before clipping, over all optimizer steps; "
+        f"spikes are those above {SPIKE_FACTOR:g} times the median of the {MEDIAN_WINDOW} before.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _pooled_table(study: Study, pooled: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "## All regimes together",
+        "",
+        f"Pairs with {study.file.baseline} of the same regime and seed; lower: in how many.",
+        "",
+        "| variant | regimes | pairs | held-out minus | lower | max / median over |",
+        "|---|---|---|---|---|---|",
+    ]
+    for entry in pooled:
+        difference = entry["held_out_after_difference"]
+        lower = sum(value < 0 for value in difference["values"])
+        lines.append(
+            f"| {entry['variant']} | {len(entry['regimes'])} | {difference['pairs']} "
+            f"| {_number(difference, 3, signed=True)} | {lower} | {_ratio(entry)} |"
+        )
+    return [*lines, ""]
+
+
+def _ranking_table(ranking: dict[str, Any]) -> list[str]:
+    lines = [
+        f"## {ranking['name']}",
+        "",
+        f"Beside the printed accuracy: {ranking['about']}.",
+        "",
+        "| variant | printed | held-out here | zeroed A > 0 |",
+        "|---|---|---|---|",
+    ]
+    for row in ranking["variants"]:
+        ours, zeroed = _number(row.get("held_out_after"), 3), _number(row.get("zeroed_pos"), 3)
+        lines.append(f"| {row['variant']} | {row['published']:.2f} | {ours} | {zeroed} |")
+    if correlation := ranking.get("rank_correlation"):
+        seeds = ", ".join(f"{value:+.2f}" for value in correlation["values"])
+        lines += ["", f"Spearman's rank correlation of the means: {correlation['mean']:+.2f}"]
+        lines[-1] += f"; by seed: {seeds}." if seeds else "."
+    return [*lines, ""]
+
+
+def sizes(rows: list[dict[str, Any]]) -> list[str]:
+    """The data sources (puzzle sizes) that held-out accuracy was measured by."""
+    keys = [key for row in rows for key in row]
+    matches = [re.fullmatch(r"held_out_(.+)_after", key) for key in keys]
+    return sorted({match[1] for match in matches if match})
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    found = row.get("grad_norm_peak_ratio")
+    if found is None:
+        return ""
+    if math.isnan(found["ci95_low"]):
+        return f"{found['mean']:.2f}"
+    return f"{found['mean']:.2f} ({found['ci95_low']:.2f} to {found['ci95_high']:.2f})"
+
+
+def _number(entry: dict[str, float] | None, digits: int, *, signed: bool = False) -> str:
+    if entry is None:
+        return ""
+    text = f"{entry['mean']:{'+' if signed else ''}.{digits}f}"
+    half = entry["ci95"]
+    return text if math.isnan(half) else f"{text} ± {half:.{digits}f}"
