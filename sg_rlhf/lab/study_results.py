@@ -12,6 +12,7 @@ from typing import Any
 from scipy import stats
 
 from sg_rlhf import run_log
+from sg_rlhf.config import token_weight_config
 from sg_rlhf.lab.study import Cell, Study
 from sg_rlhf.report.figures import spikes
 
@@ -204,7 +205,7 @@ def beside_published(study: Study, rows: list[dict[str, Any]]) -> list[dict[str,
 
     rank_correlation is Spearman's between the printed accuracies and ours, ties at their mean rank:
     of the means over seeds (``mean``), and of each seed that every variant has (``values``). It is
-    absent while a variant of the ranking has no run.
+    absent while a variant of the ranking has no run. dead_zones: see `dead_zones`.
     """
     found = []
     for name, published in study.file.published.items():
@@ -220,6 +221,7 @@ def beside_published(study: Study, rows: list[dict[str, Any]]) -> list[dict[str,
                 {
                     "variant": variant,
                     "published": accuracy,
+                    "dead_zones": dead_zones(study, published.regime, variant),
                     **{
                         key: ours[variant][key]
                         for key in ("held_out_after", "zeroed_pos")
@@ -246,6 +248,22 @@ def beside_published(study: Study, rows: list[dict[str, Any]]) -> list[dict[str,
             }
         found.append(entry)
     return found
+
+
+def dead_zones(study: Study, regime: str, variant: str) -> dict[str, list[float] | None]:
+    """(first, last) p whose token has no policy gradient on-policy, by the sign of its advantage.
+
+    None where there is none, or where the weight is no function of p.
+    """
+    from sg_rlhf.algo import shaping  # torch: only where a ranking asks
+
+    config = study.config(Cell(regime, variant, study.file.seeds[0]), Path("data"))
+    weights = token_weight_config(config, allow_constant=True)
+    zones = shaping.dead_zones(weights, *config.clip_range())
+    return {
+        sign: [round(p, 4) for p in zone] if zone else None
+        for sign, zone in (("positive", zones.positive), ("negative", zones.negative))
+    }
 
 
 def _spearman(x: Sequence[float], y: Sequence[float]) -> float:

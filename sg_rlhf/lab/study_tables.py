@@ -86,14 +86,21 @@ def _ranking_table(ranking: dict[str, Any]) -> list[str]:
     lines = [
         f"## {ranking['name']}",
         "",
-        f"Beside the printed accuracy: {ranking['about']}.",
+        f"Beside the printed accuracy: {ranking['about']}. Dead zone: the tokens that have no "
+        "policy gradient even on-policy.",
         "",
-        "| variant | printed | held-out here | zeroed A > 0 |",
-        "|---|---|---|---|",
+        "| variant | printed | held-out here | dead zone | zeroed A > 0 |",
+        "|---|---|---|---|---|",
     ]
     for row in ranking["variants"]:
         ours, zeroed = _number(row.get("held_out_after"), 3), _number(row.get("zeroed_pos"), 3)
-        lines.append(f"| {row['variant']} | {row['published']:.2f} | {ours} | {zeroed} |")
+        zones = [
+            f"{name}, p {first:.3g} to {last:.3g}"
+            for name, zone in (("A > 0", "positive"), ("A < 0", "negative"))
+            for first, last in filter(None, [row["dead_zones"][zone]])
+        ]
+        entries = [row["variant"], f"{row['published']:.2f}", ours, "; ".join(zones), zeroed]
+        lines.append("| " + " | ".join(entries) + " |")
     if correlation := ranking.get("rank_correlation"):
         seeds = ", ".join(f"{value:+.2f}" for value in correlation["values"])
         lines += ["", f"Spearman's rank correlation of the means: {correlation['mean']:+.2f}"]

@@ -323,7 +323,8 @@ def test_a_printed_ranking_is_laid_beside_ours(tmp_path: Path) -> None:
     assert found["rank_correlation"]["mean"] == pytest.approx(1.0)  # .45 after .4
     assert found["rank_correlation"]["values"] == pytest.approx([1.0, -1.0])
     text = study_tables.table(study, rows)
-    assert "## Table 9" in text and "| sg | 0.60 | 0.450 |  |" in text
+    assert "## Table 9" in text and "| sg | 0.60 | 0.450 | A > 0, p 0.211 to 1 |  |" in text
+    assert "| grpo | 0.40 | 0.400 |  |  |" in text
     assert "of the means: +1.00; by seed: +1.00, -1.00." in text
 
 
