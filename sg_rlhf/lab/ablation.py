@@ -276,14 +276,15 @@ def write_tables(study: Study, runner: Runner) -> list[dict[str, Any]]:
     rows = study_results.summarize(study, cells)
     if rows:
         pooled = study_results.over_regimes(rows)
+        rankings = study_results.beside_published(study, rows)
         content = {
             "study": study.name, "cells": len(cells), "rows": rows, "all_regimes": pooled,
-            "published": study_results.beside_published(study, rows),
+            "published": rankings,
         }  # fmt: skip
         # JSON has no NaN: an interval of one seed is null.
         text = json.dumps(content, indent=1).replace("NaN", "null")
         write(runner.out / "results.json", text + "\n")
-        write(runner.out / "results.md", study_tables.table(study, rows))
+        write(runner.out / "results.md", study_tables.table(study, rows, pooled, rankings))
         from sg_rlhf.lab import study_plots  # matplotlib: only where it draws
 
         study_plots.plot(study, rows, runner.out / "results.png")

@@ -212,8 +212,12 @@ def beside_published(study: Study, rows: list[dict[str, Any]]) -> list[dict[str,
         ours = {
             row["variant"]: row
             for row in rows
-            if row["regime"] == published.regime and "held_out_after" in row
+            if row["regime"] == published.regime
+            and row["variant"] in published.accuracy
+            and "held_out_after" in row
         }
+        if not ours:
+            continue
         entry: dict[str, Any] = {
             "name": name,
             "about": published.about,
@@ -231,9 +235,7 @@ def beside_published(study: Study, rows: list[dict[str, Any]]) -> list[dict[str,
                 for variant, accuracy in published.accuracy.items()
             ],
         }
-        if not any(variant in ours for variant in published.accuracy):
-            continue
-        if published.accuracy.keys() <= ours.keys():
+        if len(ours) == len(published.accuracy):
             chosen = [ours[variant] for variant in published.accuracy]
             printed = list(published.accuracy.values())
             by_seed = [

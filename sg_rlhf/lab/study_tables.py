@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sg_rlhf.lab.study import Study
-from sg_rlhf.lab.study_results import MIN_SEEDS, beside_published, over_regimes
+from sg_rlhf.lab.study_results import MIN_SEEDS
 from sg_rlhf.report.figures import MEDIAN_WINDOW, SPIKE_FACTOR, source_name
 
 #: key of a cell, heading, digits
@@ -28,8 +29,13 @@ COLUMNS = (
 )
 
 
-def table(study: Study, rows: list[dict[str, Any]]) -> str:
-    """Markdown, a table per regime."""
+def table(
+    study: Study,
+    rows: list[dict[str, Any]],
+    pooled: list[dict[str, Any]],
+    rankings: list[dict[str, Any]],
+) -> str:
+    """Markdown of what `summarize`, `over_regimes` and `beside_published` found."""
     lines = [f"# {study.name}", "", study.file.about + ".", ""]
     columns = [*COLUMNS]
     columns[1:1] = [(f"held_out_{size}_after", source_name(size), 3) for size in sizes(rows)]
@@ -41,16 +47,15 @@ def table(study: Study, rows: list[dict[str, Any]]) -> str:
         headings.insert(3, f"minus {study.file.baseline}")
         headings.append(f"max / median over {study.file.baseline}'s")
         lines += [f"## {regime}", "", settings.about, ""]
-        lines += ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+        entries = []
         for row in of_regime:
             values = [_number(row.get(key), digits) for key, _, digits in columns]
             values.insert(1, _number(row.get("held_out_after_difference"), 3, signed=True))
-            entries = [row["variant"], str(len(row["seeds"])), *values, _ratio(row)]
-            lines.append("| " + " | ".join(entries) + " |")
-        lines.append("")
-    if pooled := over_regimes(rows):
+            entries.append([row["variant"], str(len(row["seeds"])), *values, _ratio(row)])
+        lines += _markdown(headings, entries)
+    if pooled:
         lines += _pooled_table(study, pooled)
-    for ranking in beside_published(study, rows):
+    for ranking in rankings:
         lines += _ranking_table(ranking)
     lines += [
         f"Means over seeds with half of their 95 % t-interval where there are {MIN_SEEDS} or more; "
@@ -69,17 +74,19 @@ def _pooled_table(study: Study, pooled: list[dict[str, Any]]) -> list[str]:
         "",
         f"Pairs with {study.file.baseline} of the same regime and seed; lower: in how many.",
         "",
-        "| variant | regimes | pairs | held-out minus | lower | max / median over |",
-        "|---|---|---|---|---|---|",
     ]
+    headings = ["variant", "regimes", "pairs", "held-out minus", "lower", "max / median over"]
+    entries = []
     for entry in pooled:
         difference = entry["held_out_after_difference"]
         lower = sum(value < 0 for value in difference["values"])
-        lines.append(
-            f"| {entry['variant']} | {len(entry['regimes'])} | {difference['pairs']} "
-            f"| {_number(difference, 3, signed=True)} | {lower} | {_ratio(entry)} |"
-        )
-    return [*lines, ""]
+        entries.append(
+            [
+                entry["variant"], str(len(entry["regimes"])), str(difference["pairs"]),
+                _number(difference, 3, signed=True), str(lower), _ratio(entry),
+            ]
+        )  # fmt: skip
+    return [*lines, *_markdown(headings, entries)]
 
 
 def _ranking_table(ranking: dict[str, Any]) -> list[str]:
@@ -89,9 +96,9 @@ def _ranking_table(ranking: dict[str, Any]) -> list[str]:
         f"Beside the printed accuracy: {ranking['about']}. Dead zone: the tokens that have no "
         "policy gradient even on-policy.",
         "",
-        "| variant | printed | held-out here | dead zone | zeroed A > 0 |",
-        "|---|---|---|---|---|",
     ]
+    headings = ["variant", "printed", "held-out here", "dead zone", "zeroed A > 0"]
+    entries = []
     for row in ranking["variants"]:
         ours, zeroed = _number(row.get("held_out_after"), 3), _number(row.get("zeroed_pos"), 3)
         zones = [
@@ -99,13 +106,20 @@ def _ranking_table(ranking: dict[str, Any]) -> list[str]:
             for name, zone in (("A > 0", "positive"), ("A < 0", "negative"))
             for first, last in filter(None, [row["dead_zones"][zone]])
         ]
-        entries = [row["variant"], f"{row['published']:.2f}", ours, "; ".join(zones), zeroed]
-        lines.append("| " + " | ".join(entries) + " |")
+        entries.append([row["variant"], f"{row['published']:.2f}", ours, "; ".join(zones), zeroed])
+    lines += _markdown(headings, entries)
     if correlation := ranking.get("rank_correlation"):
         seeds = ", ".join(f"{value:+.2f}" for value in correlation["values"])
-        lines += ["", f"Spearman's rank correlation of the means: {correlation['mean']:+.2f}"]
-        lines[-1] += f"; by seed: {seeds}." if seeds else "."
-    return [*lines, ""]
+        by_seed = f"; by seed: {seeds}" if seeds else ""
+        of_means = f"{correlation['mean']:+.2f}"
+        lines += [f"Spearman's rank correlation of the means: {of_means}{by_seed}.", ""]
+    return lines
+
+
+def _markdown(headings: Sequence[str], entries: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table, and an empty one after it."""
+    head, *body = ["| " + " | ".join(line) + " |" for line in (headings, *entries)]
+    return [head, "|" + "---|" * len(headings), *body, ""]
 
 
 def sizes(rows: list[dict[str, Any]]) -> list[str]:

@@ -255,7 +255,7 @@ def test_a_measured_accuracy_stands_for_the_runs_own_last_one(tmp_path: Path) ->
     assert found["curves"]["accuracy"][-1]["held_out"] == 0.6 and found["accuracy"] == measured
     study = load_study(write(tmp_path))
     rows = study_results.summarize(study, [(next(study.cells()), found)])
-    header = study_tables.table(study, rows).splitlines()[8]
+    header = study_tables.table(study, rows, [], []).splitlines()[8]
     assert "| held-out | minus grpo | 2 people | 3 people |" in header
 
 
@@ -322,7 +322,7 @@ def test_a_printed_ranking_is_laid_beside_ours(tmp_path: Path) -> None:
     [found] = study_results.beside_published(study, rows)
     assert found["rank_correlation"]["mean"] == pytest.approx(1.0)  # .45 after .4
     assert found["rank_correlation"]["values"] == pytest.approx([1.0, -1.0])
-    text = study_tables.table(study, rows)
+    text = study_tables.table(study, rows, [], [found])
     assert "## Table 9" in text and "| sg | 0.60 | 0.450 | A > 0, p 0.211 to 1 |  |" in text
     assert "| grpo | 0.40 | 0.400 |  |  |" in text
     assert "of the means: +1.00; by seed: +1.00, -1.00." in text
