@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
+
+from sg_rlhf.tasks.whole_file import write_whole
 
 METRICS = "metrics.jsonl"
 OPTIMIZER_STEPS = "optimizer_steps.jsonl"
@@ -60,9 +61,7 @@ def drop_after(run_dir: Path, global_step: int) -> None:
         if not path.exists():
             continue
         kept = [row for row in read(path) if row.get("global_step", 0) <= global_step]
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
-        os.replace(temporary, path)
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 def _plain(value: Any) -> Any:

@@ -25,6 +25,7 @@ from sg_rlhf.config import ConfigError
 from sg_rlhf.lab import study_results, study_tables
 from sg_rlhf.lab.study import DATA, Cell, Study, load_study, overrides
 from sg_rlhf.tasks.command_line import progress_bar
+from sg_rlhf.tasks.whole_file import write_whole
 
 EXAMPLES = """\
 examples:
@@ -175,7 +176,7 @@ class Runner:
             "fingerprint": fingerprint,
             **study_results.collect(run_dir, sharpness, accuracy),
         }
-        write(self.out / "cells" / cell.file_name, json.dumps(found, indent=1) + "\n")
+        write_whole(self.out / "cells" / cell.file_name, json.dumps(found, indent=1) + "\n")
         return found
 
     def _sharpness(self, run_dir: Path, log: Path, device: str | None) -> dict[str, Any] | None:
@@ -262,14 +263,6 @@ class Runner:
                 process.send_signal(signal.SIGINT)
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
-
-
 def write_tables(study: Study, runner: Runner) -> list[dict[str, Any]]:
     """results.json, results.md and the pictures of the cells that are there."""
     cells = [(cell, found) for cell in study.cells() if (found := runner.result(cell))]
@@ -283,8 +276,8 @@ def write_tables(study: Study, runner: Runner) -> list[dict[str, Any]]:
         }  # fmt: skip
         # JSON has no NaN: an interval of one seed is null.
         text = json.dumps(content, indent=1).replace("NaN", "null")
-        write(runner.out / "results.json", text + "\n")
-        write(runner.out / "results.md", study_tables.table(study, rows, pooled, rankings))
+        write_whole(runner.out / "results.json", text + "\n")
+        write_whole(runner.out / "results.md", study_tables.table(study, rows, pooled, rankings))
         from sg_rlhf.lab import study_plots  # matplotlib: only where it draws
 
         study_plots.plot(study, rows, runner.out / "results.png")

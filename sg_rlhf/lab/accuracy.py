@@ -25,6 +25,7 @@ from sg_rlhf.lab.checkpoint import MeasureError, choose_device, load_model, load
 from sg_rlhf.lab.rollouts import sample_responses
 from sg_rlhf.tasks.command_line import progress_bar
 from sg_rlhf.tasks.interval import half_width
+from sg_rlhf.tasks.whole_file import write_whole
 
 PROG = "sg_rlhf.lab.accuracy"
 EXAMPLES = """\
@@ -165,7 +166,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         ],
     }
     if args.json is not None:
-        fixed_batch.write_whole(args.json, json.dumps(result, indent=1) + "\n")
+        write_whole(args.json, json.dumps(result, indent=1) + "\n")
     return result
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from sg_rlhf.lab.checkpoint import MeasureError, TokenRow, vocabulary
 from sg_rlhf.tasks.rows import DataError, json_objects, short
+from sg_rlhf.tasks.whole_file import write_whole
 
 KIND = "sg_rlhf.lab batch"
 
@@ -145,17 +145,6 @@ def load(path: Path) -> FixedBatch:
             f"--batch {path}: not a batch that this command wrote; expected one, or a file that "
             "does not exist yet"
         ) from None
-
-
-def write_whole(path: Path, data: str | bytes) -> None:
-    """Write a file so that it never holds half of its contents; a missing folder is made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_data(path: Path) -> list[dict[str, Any]]:

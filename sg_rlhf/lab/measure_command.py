@@ -30,6 +30,7 @@ from sg_rlhf.lab.checkpoint import (
 from sg_rlhf.lab.fixed_batch import FixedBatch
 from sg_rlhf.tasks.command_line import progress_bar
 from sg_rlhf.tasks.rows import one_line
+from sg_rlhf.tasks.whole_file import write_whole
 from sg_rlhf.upstream_flags import POLICY_LOSS_TYPES
 
 _OVERRIDE = re.compile(r"[a-z]\w*(\.\w+)+=.*", re.DOTALL)
@@ -344,6 +345,6 @@ def save_figure(path: Path, draw: Callable[[Any], None], size: tuple[float, floa
         draw(figure)
         buffer = io.BytesIO()
         figure.savefig(buffer, dpi=150, format=path.suffix.removeprefix(".") or "png")
-        fixed_batch.write_whole(path, buffer.getvalue())
+        write_whole(path, buffer.getvalue())
     finally:
         plt.close(figure)

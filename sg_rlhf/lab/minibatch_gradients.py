@@ -33,10 +33,11 @@ from sg_rlhf.lab import fixed_batch
 from sg_rlhf.lab import measure_command as common
 from sg_rlhf.lab.batch_loss import BatchLoss, Surrogate
 from sg_rlhf.lab.checkpoint import DTYPES, MeasureError, choose_device, load_model, load_tokenizer
-from sg_rlhf.lab.fixed_batch import FixedBatch, write_whole
+from sg_rlhf.lab.fixed_batch import FixedBatch
 from sg_rlhf.lab.sample_batch import Sampling, sample_batch
 from sg_rlhf.lab.sharpness import surrogate_of
 from sg_rlhf.tasks.command_line import progress_bar
+from sg_rlhf.tasks.whole_file import write_whole
 
 EXAMPLES = """\
 examples:

@@ -29,8 +29,9 @@ from sg_rlhf.config import Config, load_config
 from sg_rlhf.lab import measure_command as common
 from sg_rlhf.lab.batch_loss import UNIFORM, BatchLoss, Surrogate
 from sg_rlhf.lab.checkpoint import DTYPES, choose_device, load_model, load_tokenizer
-from sg_rlhf.lab.fixed_batch import FixedBatch, write_whole
+from sg_rlhf.lab.fixed_batch import FixedBatch
 from sg_rlhf.tasks.command_line import progress_bar
+from sg_rlhf.tasks.whole_file import write_whole
 
 EXAMPLES = """\
 examples:

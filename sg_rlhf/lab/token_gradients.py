@@ -42,8 +42,9 @@ from sg_rlhf.lab.checkpoint import (
     passes,
     responses,
 )
-from sg_rlhf.lab.fixed_batch import FixedBatch, write_whole
+from sg_rlhf.lab.fixed_batch import FixedBatch
 from sg_rlhf.tasks.command_line import progress_bar
+from sg_rlhf.tasks.whole_file import write_whole
 
 EXAMPLES = """\
 examples:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from sg_rlhf.report.runs import RunError
+from sg_rlhf.tasks.whole_file import write_whole
 
 EXAMPLES = """\
 examples:
@@ -95,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
         runs, groups = page.read_runs(arguments.run_dirs)
         text = page.build(runs, groups, arguments.samples)
         doing = f"--out {out}"
-        page.write(text, out)
+        write_whole(out, text)
         print(f"report: {out} ({len(text.encode()) / 1e6:.1f} MB); open it in a browser")
         if one:
             print("  several RUN_DIRs are compared; --figures DIR writes the plots as files")

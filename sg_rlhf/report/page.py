@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-import os
 import statistics
 import time
 from dataclasses import dataclass
@@ -93,21 +92,6 @@ def build(runs: list[Run], groups: list[Group], samples: int = SAMPLES) -> str:
         version=sg_rlhf.__version__,
         written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     )
-
-
-def write(text: str, path: Path) -> None:
-    """Write the page whole or not at all; a missing folder is made.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _template(name: str) -> str:

@@ -25,6 +25,7 @@ from tqdm import tqdm
 from sg_rlhf.retrieval import dense, manifest
 from sg_rlhf.retrieval.command import Parser, positive, run
 from sg_rlhf.retrieval.corpus import Corpus, save_offsets, scan
+from sg_rlhf.tasks.whole_file import write_whole
 
 SHARDS, PLAN = "shards", "plan.json"
 #: What an index folder holds beside its manifest.
@@ -202,7 +203,7 @@ def _encode(job: Build, model: Any, corpus: Corpus, request: dict[str, Any]) -> 
                     "or --restart to drop it"
                 )
     else:
-        _write_whole(plan_file, json.dumps(plan, indent=2).encode())
+        write_whole(plan_file, json.dumps(plan, indent=2))
     folder.mkdir(exist_ok=True)
     shards = []
     starts = range(0, len(corpus), job.shard_rows)
@@ -222,12 +223,6 @@ def _encode(job: Build, model: Any, corpus: Corpus, request: dict[str, Any]) -> 
             shards.append(shard)
             bar.update(len(rows))
     return shards
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(content)
-    temporary.rename(path)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from sg_rlhf import run_log
 from sg_rlhf.config import ConfigError
 from sg_rlhf.lab import ablation, accuracy, sharpness, study_results, study_tables
 from sg_rlhf.lab.study import load_study
+from sg_rlhf.tasks.whole_file import write_whole
 
 ROOT = Path(__file__).parents[3]
 STUDIES = sorted((ROOT / "configs" / "lab").glob("*.yaml"))
@@ -83,7 +84,7 @@ def test_a_cell_without_its_measurements_is_not_complete(tmp_path: Path) -> None
     file = tmp_path / "cells" / cell.file_name
     found = {"fingerprint": runner.study.fingerprint(cell), "sharpness": {}, "accuracy": None}
     for value, complete in ((None, False), ({"samples": 8}, True)):
-        ablation.write(file, json.dumps({**found, "accuracy": value}))
+        write_whole(file, json.dumps({**found, "accuracy": value}))
         assert runner.result(cell) is not None and runner.complete(cell) is complete
 
 

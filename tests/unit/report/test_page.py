@@ -95,8 +95,3 @@ def test_several_runs_say_what_differs_and_what_the_band_is(tmp_path: Path) -> N
     assert "lowest to\n    the highest seed" in text
     assert "<code>algo.kl.estimator</code>" in text and "sg (2 seeds)" in text
     assert "<code>train.seed</code>" not in text
-
-
-def test_a_page_is_written_whole(tmp_path: Path) -> None:
-    page.write("text", tmp_path / "new" / "report.html")
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["report.html"]
