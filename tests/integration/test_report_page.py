@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from sg_rlhf.report import page as report
+from sg_rlhf.tasks.whole_file import write_whole
 from tests.integration.browser import NO_BROWSER, executable, opened
 from tests.unit.report.synthetic import write_hostile_samples, write_run
 
@@ -26,7 +27,7 @@ LOADED_WITHIN = 20_000
 
 def write_page(folder: Path, *run_dirs: Path) -> Path:
     path = folder / "report.html"
-    report.write(report.build(*report.read_runs(list(run_dirs))), path)
+    write_whole(path, report.build(*report.read_runs(list(run_dirs))))
     return path
 
 
