@@ -32,7 +32,7 @@ def updates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     for layout, (ranks, micro_batch) in LAYOUTS.items():
         out: Path = folder / f"{ranks}_{micro_batch}.pt"
         run_ranks("update_on_ranks.py", ranks, str(micro_batch), str(out))
-        found[layout] = torch.load(out)
+        found[layout] = torch.load(out, weights_only=True)
     return found
 
 
