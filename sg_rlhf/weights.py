@@ -189,15 +189,13 @@ def check_curve(cfg: Any) -> None:
 
 def plot(cfg: Any, path: Path, eps_low: float, eps_high: float) -> None:
     """The weight curve with its bounds and dead zones, written to ``path``."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     from sg_rlhf.algo.shaping import dead_zones
 
     probs = [i / (CURVE_POINTS - 1) for i in range(CURVE_POINTS)]
-    figure, axes = plt.subplots(figsize=(7.2, 4.6), layout="constrained")
+    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+    axes = figure.subplots()
     if cfg.shaping == "grpo_sg":
         before = curve(cfg, probs, lower=0.0, upper=max(10.0, cfg.upper))
         axes.plot(probs, before, color="0.6", lw=1.2, ls=":", label="before the clip to [L, U]")
@@ -220,7 +218,6 @@ def plot(cfg: Any, path: Path, eps_low: float, eps_high: float) -> None:
     axes.legend(loc="best", fontsize=8.5, framealpha=0.95)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
-    plt.close(figure)
 
 
 def main(argv: list[str] | None = None) -> int:

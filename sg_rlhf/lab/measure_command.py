@@ -335,16 +335,10 @@ def command(
 
 def save_figure(path: Path, draw: Callable[[Any], None], size: tuple[float, float]) -> None:
     """A picture, written whole; ``draw`` gets the figure."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure = plt.figure(figsize=size, layout="constrained")
-    try:
-        draw(figure)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, dpi=150, format=path.suffix.removeprefix(".") or "png")
-        write_whole(path, buffer.getvalue())
-    finally:
-        plt.close(figure)
+    figure = Figure(figsize=size, layout="constrained")
+    draw(figure)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=150, format=path.suffix.removeprefix(".") or "png")
+    write_whole(path, buffer.getvalue())

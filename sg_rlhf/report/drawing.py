@@ -11,9 +11,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -67,9 +64,8 @@ def subplots(
     sharex: bool = False,
 ) -> tuple[Figure, list[Axes]]:
     """A figure in the report's style and its axes, row by row."""
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(width, height), sharex=sharex, layout="constrained", squeeze=False
-    )
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(rows, columns, sharex=sharex, squeeze=False)
     return figure, [axis for row in axes for axis in row]
 
 
@@ -155,7 +151,6 @@ def save(figure: Figure, path: Path) -> None:
     """Write a figure as the file name's ending says: PNG with 200 dpi, SVG with drawn letters."""
     with matplotlib.rc_context({**RC, "svg.fonttype": "path"}):
         figure.savefig(path, dpi=200, metadata={"Date": None} if path.suffix == ".svg" else None)
-    plt.close(figure)
 
 
 def html_svg(figure: Figure, key: str, label: str, *, letters: bool = True) -> str:
@@ -169,7 +164,6 @@ def html_svg(figure: Figure, key: str, label: str, *, letters: bool = True) -> s
     buffer = io.StringIO()
     with matplotlib.rc_context({**RC, "svg.fonttype": "none" if letters else "path"}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    plt.close(figure)
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", _XLINK)
     # Our own output, so no parser is needed that distrusts it; comments are dropped on the way.
