@@ -8,15 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from sg_rlhf.lab.study import Study
-from sg_rlhf.lab.study_results import interval
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot as plt
-from matplotlib.ticker import LogLocator, NullFormatter
+from sg_rlhf.lab.study_results import geometric_mean, interval
 
 
 def plot(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
@@ -26,10 +22,9 @@ def plot(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
     """
     regimes = [name for name in study.file.regimes if any(r["regime"] == name for r in rows)]
     sizes = [sum(row["regime"] == name for row in rows) for name in regimes]
-    figure, panels = plt.subplots(
-        len(regimes), 2, figsize=(9, 0.6 + 0.28 * sum(sizes) + 0.7 * len(regimes)),
-        squeeze=False, layout="constrained", height_ratios=sizes,
-    )  # fmt: skip
+    height = 0.6 + 0.28 * sum(sizes) + 0.7 * len(regimes)
+    figure = Figure(figsize=(9, height), layout="constrained")
+    panels = figure.subplots(len(regimes), 2, squeeze=False, height_ratios=sizes)
     for (left, right), regime in zip(panels, regimes, strict=True):
         of_regime = [row for row in rows if row["regime"] == regime][::-1]
         names = [f"{row['variant']} ({len(row['seeds'])})" for row in of_regime]
@@ -56,7 +51,6 @@ def plot(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
             axes.set_ylim(-0.6, len(names) - 0.4)
             _frame(axes, f"{regime}: {title}")
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def plot_differences(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
@@ -67,9 +61,8 @@ def plot_differences(study: Study, rows: list[dict[str, Any]], path: Path) -> No
     paired = [row for row in rows if "held_out_after_difference" in row]
     variants = list(dict.fromkeys(row["variant"] for row in paired))[::-1]
     regimes = [name for name in study.file.regimes if any(r["regime"] == name for r in paired)]
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(9, 1.3 + 0.3 * len(variants)), layout="constrained", sharey=True
-    )
+    figure = Figure(figsize=(9, 1.3 + 0.3 * len(variants)), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
     for axes, key, title in (
         (left, "held_out_after_difference", "held-out accuracy"),
         (right, "grad_norm_peak_ratio", "largest gradient norm / median"),
@@ -95,7 +88,6 @@ def plot_differences(study: Study, rows: list[dict[str, Any]], path: Path) -> No
         left.plot([], [], ".", color=f"C{index}", ms=7, label=regime)
     figure.legend(loc="outside lower center", ncols=len(regimes), frameon=False, fontsize=9)
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def _frame(axes: Any, title: str) -> None:
@@ -116,12 +108,12 @@ def _mean_and_interval(
     axes: Any, position: int, values: Sequence[float], color: str, *, logarithmic: bool
 ) -> float:
     """Draw a ring and its interval; the mean (the geometric one on a logarithmic axis)."""
-    forth, back = (math.log, math.exp) if logarithmic else (float, float)
-    scaled = [forth(value) for value in values]
-    middle, half = statistics.fmean(scaled), interval(scaled)
-    mean = back(middle)
+    if logarithmic:
+        mean, low, high = geometric_mean(values)
+    else:
+        mean, half = statistics.fmean(values), interval(values)
+        low, high = mean - half, mean + half
     axes.plot(mean, position, "o", mfc="none", mec=color, ms=8)
-    if not math.isnan(half):
-        ends = [[mean - back(middle - half)], [back(middle + half) - mean]]
-        axes.errorbar(mean, position, xerr=ends, color=color, capsize=3)
+    if not math.isnan(low):
+        axes.errorbar(mean, position, xerr=[[mean - low], [high - mean]], color=color, capsize=3)
     return mean

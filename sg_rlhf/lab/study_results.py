@@ -118,6 +118,13 @@ def interval(values: Sequence[float]) -> float:
     return float(stats.t.ppf(0.975, len(values) - 1)) * spread
 
 
+def geometric_mean(values: Sequence[float]) -> tuple[float, float, float]:
+    """(mean, low, high): the mean and interval of the logarithms, back on the values' scale."""
+    logarithms = [math.log(value) for value in values]
+    middle, half = statistics.fmean(logarithms), interval(logarithms)
+    return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
+
+
 def summarize(study: Study, cells: Iterable[tuple[Cell, dict[str, Any]]]) -> list[dict[str, Any]]:
     """A row per regime and variant: means over seeds, and the difference to the baseline.
 
@@ -149,9 +156,9 @@ def summarize(study: Study, cells: Iterable[tuple[Cell, dict[str, Any]]]) -> lis
             if differences:
                 row[f"{key}_difference"] = _difference(differences)
         # A ratio, as it multiplies: one spike of one seed would be all of a mean of differences.
-        ratios = [math.log(a["grad_norm_peak"] / b["grad_norm_peak"]) for a, b in pairs]
+        ratios = [a["grad_norm_peak"] / b["grad_norm_peak"] for a, b in pairs]
         if ratios:
-            row["grad_norm_peak_ratio"] = _geometric(ratios)
+            row["grad_norm_peak_ratio"] = _ratio(ratios)
         rows.append(row)
     return rows
 
@@ -176,7 +183,7 @@ def over_regimes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "variant": variant,
                 "regimes": [row["regime"] for row in of_variant],
                 "held_out_after_difference": _difference(accuracy),
-                "grad_norm_peak_ratio": _geometric([math.log(value) for value in peaks]),
+                "grad_norm_peak_ratio": _ratio(peaks),
             }
         )
     return found
@@ -189,15 +196,11 @@ def _difference(values: list[float]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _geometric(logarithms: list[float]) -> dict[str, Any]:
-    middle, half = statistics.fmean(logarithms), interval(logarithms)
+def _ratio(values: list[float]) -> dict[str, Any]:
+    mean, low, high = geometric_mean(values)
     return {
-        "mean": math.exp(middle),
-        "ci95_low": math.exp(middle - half),
-        "ci95_high": math.exp(middle + half),
-        "pairs": len(logarithms),
-        "values": [math.exp(value) for value in logarithms],
-    }
+        "mean": mean, "ci95_low": low, "ci95_high": high, "pairs": len(values), "values": values,
+    }  # fmt: skip
 
 
 def beside_published(study: Study, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
