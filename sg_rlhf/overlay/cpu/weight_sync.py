@@ -13,6 +13,10 @@ from typing import Any
 import torch
 from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
 
 
 class GlooGroup:
@@ -73,3 +77,21 @@ class CpuWorkerWrap(WorkerWrap):
         if empty_cache:
             received, self._received = self._received, []
             self.model_runner.reload_weights(weights_iterator=iter(received))
+            repack_tied_heads(self.model_runner.get_model())
+
+
+def repack_tied_heads(model: torch.nn.Module) -> None:
+    """Let the output heads that share the embedding's matrix multiply by its present values.
+
+    vLLM's CPU head multiplies by a packed copy of its weight. ``reload_weights`` makes a layer's
+    copy anew when the layer's own tensors come; a tied head has none, and would stay as it was
+    when the engine started.
+    """
+    embeddings = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead)
+    }
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead) and id(module.weight) in embeddings:
+            module.quant_method.process_weights_after_loading(module)
