@@ -25,8 +25,9 @@ upstream.compute_eval_metrics = evaluation.compute_eval_metrics
 upstream.RemoteExperienceMaker = experience.SGExperienceMaker
 upstream.SamplesGenerator = samples.SGSamplesGenerator
 
-#: Rollouts whose log-probs are compared after a weight sync.
-PROBED_SEQUENCES = 4
+#: Rollouts whose log-probs are compared after a weight sync. bf16 moves one token in hundreds by
+#: up to 1, so that a few short responses would pass or fail by such a token.
+PROBED_SEQUENCES = 16
 #: Prompts that an evaluation hands to the engines at a time, which queue what they cannot hold.
 EVALUATED = 1024
 
@@ -150,18 +151,16 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         """Keep a few rollouts for ``samples.jsonl`` and for the sync probe."""
         self._samples, self._probe = [], []
         places = [(e, i) for e in experiences for i in range(len(e.sequences))]
-        # Spread over the rollout: neighbours answer the same prompt.
-        wanted = min(self._sg.samples_per_step, len(places))
-        for k in range(wanted):
-            self._samples.append(self._sample(*places[k * len(places) // wanted]))
-        for e, i in places:
-            if len(self._probe) == PROBED_SEQUENCES:
-                break
+        for e, i in _spread(places, self._sg.samples_per_step):
+            self._samples.append(self._sample(e, i))
+        # vLLM takes no prompt that fills its context: it could not sample behind it.
+        fitting = [
+            (e, i) for e, i in places if int(e.attention_mask[i].sum()) < self.args.data.max_len
+        ]
+        for e, i in _spread(fitting, PROBED_SEQUENCES):
             valid = e.attention_mask[i].bool()
-            # vLLM takes no prompt that fills its context: it could not sample behind it.
-            if int(valid.sum()) < self.args.data.max_len:
-                is_response = e.action_mask[i].bool()[valid[1:]]
-                self._probe.append((e.sequences[i][valid].tolist(), is_response.tolist()))
+            is_response = e.action_mask[i].bool()[valid[1:]]
+            self._probe.append((e.sequences[i][valid].tolist(), is_response.tolist()))
 
     def _sample(self, e: Any, i: int) -> dict[str, Any]:
         mask = e.action_mask[i].bool()
@@ -271,9 +270,16 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
                 f"after weight sync {self._syncs} the rollout engine's log-probs differ from the "
                 f"trainer's by {mean:.4f} on average (largest {largest:.4f}, tolerance "
                 f"sg.sync_check_tolerance={self._sg.sync_check_tolerance}): the policy that "
-                "samples is not the policy that learns"
+                "samples is not the policy that learns, or bf16 rounds this model more coarsely "
+                "than that (a high learning rate): then raise the tolerance"
             )
         return {"sync/log_prob_diff_mean": mean, "sync/log_prob_diff_max": largest}
+
+
+def _spread(places: list[Any], wanted: int) -> list[Any]:
+    """Up to ``wanted`` of them at equal distances: neighbours answer the same prompt."""
+    wanted = min(wanted, len(places))
+    return [places[k * len(places) // wanted] for k in range(wanted)]
 
 
 RemotePPOTrainer = ray.remote(SGPPOTrainer)
