@@ -59,7 +59,8 @@ def test_evaluation_is_accuracy_before_and_after(trained: Path) -> None:
 
 def test_engine_and_trainer_are_one_policy_after_every_sync(trained: Path) -> None:
     for row in run_log.read(trained / run_log.METRICS):
-        assert row["sync/log_prob_diff_mean"] < 0.05
+        # Rounding alone is .002. An output head left behind by the syncs: .007 after the second.
+        assert row["sync/log_prob_diff_mean"] < 0.005
         assert row["sync/log_prob_diff_max"] < 0.5
 
 
