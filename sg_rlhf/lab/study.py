@@ -77,6 +77,9 @@ class StudyFile(_Section):
     baseline: str
     seeds: list[int] = Field(min_length=1)
     gpus: int = Field(1, ge=1, description="GPUs of one run, where there are any")
+    revision: int = Field(
+        1, ge=1, description="raised when corrected code would train the same settings differently"
+    )
     data: dict[str, str] = {}
     set: dict[str, Any] = {}
     sharpness: Sharpness | None = None
@@ -165,7 +168,8 @@ class Study:
         config = self.config(cell, Path("data"))
         values = {**config.values, **{f"sg.{k}": v for k, v in config.sg.model_dump().items()}}
         decisive = {key: value for key, value in values.items() if not key.startswith(PLACES)}
-        text = json.dumps([decisive, self.file.data], sort_keys=True, default=str)
+        parts = [decisive, self.file.data, self.file.revision]
+        text = json.dumps(parts, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -117,6 +117,7 @@ def test_what_is_trained_decides_the_fingerprint(tmp_path: Path) -> None:
     for changes in (
         {"set": {**SMALL["set"], "rollout.temperature": 0.9}},
         {"data": {"small": "people=2 per_size=9 test_per_size=4 seed=0"}},
+        {"revision": 2},
     ):
         other = load_study(write(elsewhere, **changes))
         assert all(other.fingerprint(cell) != prints[cell.name] for cell in other.cells())
