@@ -64,6 +64,11 @@ def test_engine_and_trainer_are_one_policy_after_every_sync(trained: Path) -> No
         assert row["sync/log_prob_diff_max"] < 0.5
 
 
+def test_the_engine_runs_the_model_in_its_own_process(trained: Path) -> None:
+    logs = "".join(path.read_text() for path in (trained / "logs").iterdir() if path.is_file())
+    assert "(EngineCore pid=" in logs and "(Worker pid=" not in logs
+
+
 def test_the_checkpoint_is_a_plain_hugging_face_folder(trained: Path) -> None:
     folder = trained / "checkpoints" / "final"
     before = AutoModelForCausalLM.from_pretrained(ROOT / "sg_rlhf" / "lab" / "kk_tiny")

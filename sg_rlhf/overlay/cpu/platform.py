@@ -69,6 +69,10 @@ def environment() -> dict[str, str]:
         # vLLM would pin its threads to the cores that the trainer's threads use as well.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        # The model runs in the engine's own process. In one beside it, each would wait for the
+        # other in a loop, on cores that the trainer needs. One engine has one worker here
+        # (REQUIRED_SETTINGS), and its threads are set by the two variables above, not by vLLM.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "TOKENIZERS_PARALLELISM": "false",
         # Upstream compiles the entropy anew for every shape of batch: longer than it saves.
         "TORCHDYNAMO_DISABLE": "1",
