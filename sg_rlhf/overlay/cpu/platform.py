@@ -71,7 +71,7 @@ def environment() -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         # The model runs in the engine's own process. In one beside it, each would wait for the
         # other in a loop, on cores that the trainer needs. One engine has one worker here
-        # (REQUIRED_SETTINGS), and its threads are set by the two variables above, not by vLLM.
+        # (REQUIRED_SETTINGS), and OMP_NUM_THREADS sets its threads, not vLLM.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "TOKENIZERS_PARALLELISM": "false",
         # Upstream compiles the entropy anew for every shape of batch: longer than it saves.
