@@ -193,7 +193,7 @@ def prepare_run_dir(config: Config, run_dir: Path) -> bool:
 def _remark_on_this_machine(args: argparse.Namespace) -> None:
     """A dry run may be for another machine: what would not start here is only a remark."""
     try:
-        cli.check_platform(args)
+        cli.fit_platform(args)
     except cli.UsageError as error:
         print(f"# not on this machine: {error}")
 
@@ -217,7 +217,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         check_files(config)
         args = cli.parse(config.to_argv())
-        cli.check_platform(args)
+        cli.fit_platform(args)
         check_retriever(config)
         args.ckpt.load_enable = prepare_run_dir(config, run_dir)
     except (ConfigError, cli.UsageError, UpstreamChanged) as error:

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from sg_rlhf.config import SG_KEYS, sg_settings, validation_message
 from sg_rlhf.overlay import contract
+from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.upstream_flags import KL_ESTIMATORS, UpstreamChanged, build_parser, validate_args
 
 
@@ -52,8 +53,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     except AssertionError as error:
         raise UsageError(f"upstream refuses these flags: {error}") from None
     for line in remarks.getvalue().splitlines():
-        if args.algo.kl.estimator not in KL_ESTIMATORS or "as a loss" not in line:
-            print(line)  # upstream recommends k2 or k3 as a loss; wk3 is k3 with weights
+        # Upstream recommends k2 or k3 as a loss, and wk3 is k3 with weights; and flash-attn for
+        # packed samples, which have an attention of their own without CUDA.
+        known = "as a loss" in line and args.algo.kl.estimator in KL_ESTIMATORS
+        if not known and not ("with flash_attention" in line and platform.active()):
+            print(line)
     args.sg = argparse.Namespace(**settings.model_dump())
     _check(args)
     return args
@@ -79,22 +83,25 @@ def _check(args: Any) -> None:
         raise UsageError(str(error)) from None
 
 
-def check_platform(args: Any) -> None:
-    """Refuse settings that cannot work on this machine.
+def fit_platform(args: Any) -> None:
+    """Refuse settings that cannot work on this machine; give packed samples an attention that can.
 
     Raises:
         UsageError: naming each key and what to use instead.
     """
-    from sg_rlhf.overlay.cpu import platform
 
     def value(key: str) -> Any:
         return functools.reduce(getattr, key.split("."), args)
 
-    problems = platform.unmet_settings(value) if platform.active() else []
+    if not platform.active():
+        return
+    problems = platform.unmet_settings(value)
     if problems:
         raise UsageError(
             "; ".join(problems) + " (no CUDA here; SG_PLATFORM=cuda if the cluster's nodes have it)"
         )
+    if args.ds.packing_samples:
+        args.ds.attn_implementation = platform.PACKED_ATTENTION
 
 
 def run(args: argparse.Namespace) -> None:
@@ -198,7 +205,7 @@ def main(argv: list[str] | None = None) -> int:
     """The command: parse, then :func:`execute`."""
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
-        check_platform(args)
+        fit_platform(args)
     except (UsageError, UpstreamChanged) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -167,7 +167,7 @@ def test_usage_errors_exit_2_before_anything_starts(data: Data, tmp_path: Path) 
     for overrides, words in (
         (["sg.form=quotient", "sg.upper=1.4"], ["plain GRPO", "allow_constant"]),
         (["data.prompt_dataset=gone.jsonl"], ["data.prompt_dataset=gone.jsonl", "no such file"]),
-        (["ds.packing_samples=true"], ["ds.packing_samples", "without CUDA"]),
+        (["ds.load_in_4bit=true"], ["ds.load_in_4bit", "without CUDA"]),
         (["rollout.n_samples_per_prompt=1"], ["n_samples_per_prompt > 1"]),
         (["actor.adam.lrr=1"], ["did you mean actor.adam.lr?"]),
     ):

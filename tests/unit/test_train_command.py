@@ -40,11 +40,11 @@ def test_a_dry_run_for_gpus_works_without_them_and_the_run_itself_is_refused(
     assert main(["--config", str(recipe), "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "DEAD ZONE: a token with positive advantage and p > 0.211" in out
-    assert "# not on this machine: ds.attn_implementation=flash_attention_2" in out
+    assert "# not on this machine: vllm.enable_sleep=True: without CUDA use false; " in out
     data = tmp_path / "train.jsonl"
     data.write_text("")
     files = [f"data.prompt_dataset={data}", f"eval.dataset={data}"]
     run_dir = tmp_path / "run"
     assert main(["--config", str(recipe), "--run-dir", str(run_dir), *files]) == 2
-    assert "without CUDA use sdpa or eager" in capsys.readouterr().err
+    assert "vllm.sync_backend=nccl: without CUDA use gloo" in capsys.readouterr().err
     assert not run_dir.exists()

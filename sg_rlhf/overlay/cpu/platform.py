@@ -10,6 +10,7 @@ here runs.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,6 @@ PLATFORM_VARIABLE = "SG_PLATFORM"
 #: Upstream settings that cannot work without CUDA, and what to use instead.
 REQUIRED_SETTINGS = {
     "ds.attn_implementation": ("sdpa", "eager"),
-    "ds.packing_samples": (False,),
     "ds.load_in_4bit": (False,),
     "ds.use_liger_kernel": (False,),
     "ds.ring_attn_size": (1,),
@@ -35,6 +35,10 @@ REQUIRED_SETTINGS = {
     "vllm.sync_backend": ("gloo",),
     "vllm.sync_with_ray": (False,),
 }
+
+_UNPACK = "set ds.packing_samples=false"
+#: Attention of packed samples, in transformers' registry (:func:`_attend_to_each_packed_sample`).
+PACKED_ATTENTION = "each_packed_sample"
 
 
 class CpuDevice(str):
@@ -92,6 +96,7 @@ def install() -> None:
         ("deepspeed.runtime.zero.partition_parameters", _wait_for_every_all_gather),
         ("deepspeed.runtime.zero.partition_parameters", _multiply_in_float32),
         ("transformers.modeling_utils", _attend_in_float32),
+        ("transformers.modeling_utils", _attend_to_each_packed_sample),
     ):
         wrapt.register_post_import_hook(change, module)
 
@@ -199,6 +204,46 @@ def _attend_in_float32(module: Any) -> None:
     module.AttentionInterface.register("sdpa", attention)
 
 
+def _attend_to_each_packed_sample(module: Any) -> None:
+    """Attention of samples packed into one row, each to itself: one ``sdpa`` call per sample.
+
+    What flash-attn's kernel of variable lengths does on CUDA. Transformers' own ``sdpa`` would mask
+    the square of the row instead, and without packing every product of the model is computed for
+    the padding as well (bench/packing_on_cpu.py). A name without a mask function gets no mask.
+    """
+    import torch
+
+    sdpa = module.ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def attention(
+        layer: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any,
+        *,
+        position_ids: Any = None,
+        sliding_window: int | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, None]:
+        if position_ids is None or attention_mask is not None or len(query) != 1:
+            raise RuntimeError(f"{type(layer).__name__} gives no packed row; {_UNPACK}")
+        lengths = sample_lengths(position_ids)
+        if sliding_window is not None and max(lengths) > sliding_window:
+            raise RuntimeError(f"{type(layer).__name__} attends to a sliding window; {_UNPACK}")
+        samples = zip(*(x.split(lengths, dim=2) for x in (query, key, value)), strict=True)
+        outputs = [sdpa(layer, *sample, None, **kwargs)[0] for sample in samples]
+        return torch.cat(outputs, dim=1), None
+
+    module.AttentionInterface.register(PACKED_ATTENTION, attention)
+
+
+def sample_lengths(position_ids: Any) -> list[int]:
+    """Tokens of each sample in a packed row ``[1, T]``, whose positions restart at 0."""
+    starts = (position_ids[0] == 0).nonzero().flatten().tolist()
+    return [end - start for start, end in itertools.pairwise([*starts, position_ids.shape[1]])]
+
+
 def unmet_settings(value: Any) -> list[str]:
     """One sentence for each setting that cannot work here.
 
@@ -207,6 +252,8 @@ def unmet_settings(value: Any) -> list[str]:
     """
     problems = []
     for key, allowed in REQUIRED_SETTINGS.items():
+        if key == "ds.attn_implementation" and value("ds.packing_samples"):
+            continue  # upstream writes flash_attention_2 there; PACKED_ATTENTION replaces it
         if value(key) not in allowed:
             choices = " or ".join(str(a).lower() for a in allowed)
             problems.append(f"{key}={value(key)}: without CUDA use {choices}")

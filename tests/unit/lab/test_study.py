@@ -112,6 +112,7 @@ def test_what_is_trained_decides_the_fingerprint(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     places = {**SMALL["set"], "logger.logging_steps": 7, "ckpt.max_num": 9}
+    places["ds.packing_samples"] = False
     same = load_study(write(elsewhere, about="other words", set=places))
     assert {cell.name: same.fingerprint(cell) for cell in same.cells()} == prints
     for changes in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -76,6 +77,46 @@ print(seen == [{torch.float32}, {torch.float32}], logits.dtype,
     assert in_process(code, "cpu").split() == ["True", "torch.bfloat16", "True", "torch.bfloat16"]
 
 
+def test_packed_samples_get_the_log_probs_and_gradients_of_padded_ones(tmp_path: Path) -> None:
+    code = f"""
+from sg_rlhf.overlay.cpu import platform
+platform.install()
+import torch
+from openrlhf.models.actor import Actor
+from transformers import Qwen2Config, Qwen2ForCausalLM
+torch.manual_seed(0)
+Qwen2ForCausalLM(Qwen2Config(
+    vocab_size=32, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+    num_attention_heads=2, num_key_value_heads=1,
+)).save_pretrained({str(tmp_path)!r})
+tokens = torch.randint(32, (3, 9))
+mask = torch.tensor([[1] * 9, [0] * 3 + [1] * 4 + [0] * 2, [1] + [0] * 8])
+seen = []
+for packed, attention in ((False, "sdpa"), (True, platform.PACKED_ATTENTION)):
+    actor = Actor({str(tmp_path)!r}, attn_implementation=attention, packing_samples=packed)
+    actor.model.float()
+    log_probs, output = actor(
+        tokens, mask[:, 1:], mask, return_output=True, return_entropy=True
+    )
+    pairs = mask[:, :-1] * mask[:, 1:]
+    (log_probs * pairs).sum().backward()
+    gradient = torch.cat([x.grad.flatten() for x in actor.model.parameters()])
+    seen.append((log_probs * pairs, output.entropy * pairs, gradient))
+print([torch.allclose(a, b, atol=1e-5) for a, b in zip(*seen)], seen[0][2].abs().max() > 0.1)
+
+layer = actor.model.model.layers[0].self_attn
+layer.sliding_window = 4
+try:
+    actor(tokens, mask[:, 1:], mask)
+except RuntimeError as error:
+    print(error)
+"""
+    assert in_process(code, "cpu").splitlines()[-2:] == [
+        "[True, True, True] tensor(True)",
+        "Qwen2Attention attends to a sliding window; set ds.packing_samples=false",
+    ]
+
+
 def test_nothing_changes_with_cuda() -> None:
     code = """
 import torch
@@ -91,8 +132,12 @@ print(before == (torch.cuda.current_device, torch.cuda.synchronize, torch.cuda.e
 
 def test_settings_that_need_cuda_are_named() -> None:
     values = {key: allowed[0] for key, allowed in platform.REQUIRED_SETTINGS.items()}
+    values["ds.packing_samples"] = False
     assert platform.unmet_settings(values.__getitem__) == []
-    values |= {"ds.attn_implementation": "flash_attention_2", "vllm.enable_sleep": True}
+    # Upstream asks for flash_attention_2 whenever samples are packed.
+    values |= {"ds.attn_implementation": "flash_attention_2", "ds.packing_samples": True}
+    assert platform.unmet_settings(values.__getitem__) == []
+    values |= {"ds.packing_samples": False, "vllm.enable_sleep": True}
     problems = platform.unmet_settings(values.__getitem__)
     assert problems == [
         "ds.attn_implementation=flash_attention_2: without CUDA use sdpa or eager",
