@@ -78,6 +78,7 @@ def plot_differences(study: Study, rows: list[dict[str, Any]], path: Path) -> No
         axes.axvline(1.0 if axes is right else 0.0, color="#888888", lw=0.8, ls="--")
         _frame(axes, f"{title}, beside {study.file.baseline}")
     left.set_yticks(range(len(variants)), variants)
+    left.set_ylim(-0.6, len(variants) - 0.4)
     left.set_xlabel("difference")
     right.set_xlabel("ratio")
     _logarithmic(right)
