@@ -74,6 +74,18 @@ def test_generate_writes_checked_jsonl_and_a_manifest(tmp_path, capsys):
     assert manifest["files"]["train.jsonl"]["sha256"][:12] in report
 
 
+@pytest.mark.parametrize(
+    ("people", "recipe"), [("2-3", "grpo_sg_tiny_cpu.yaml"), ("3-4", "grpo_sg_qwen2.5-3b-")]
+)
+def test_the_next_command_names_a_recipe_whose_model_knows_the_sizes(
+    tmp_path, capsys, people, recipe
+):
+    request = ["--generate", f"people={people}", "per_size=4", "test_per_size=2"]
+    for _ in range(2):  # the second time it is up to date
+        assert data.main(["kk", "--out", str(tmp_path / "kk"), *request]) == 0
+        assert f"--config configs/kk/{recipe}" in capsys.readouterr().out
+
+
 def test_loads_through_the_loader_that_upstream_uses(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     import datasets

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +21,13 @@ from sg_rlhf.tasks.command_line import (
     print_up_to_date,
     progress_bar,
 )
-from sg_rlhf.tasks.dataset_folder import UsageError, check_writable, is_current, write_dataset
+from sg_rlhf.tasks.dataset_folder import (
+    MANIFEST,
+    UsageError,
+    check_writable,
+    is_current,
+    write_dataset,
+)
 from sg_rlhf.tasks.kk.data import (
     FILES,
     Splits,
@@ -33,6 +40,9 @@ from sg_rlhf.tasks.kk.data import (
 )
 from sg_rlhf.tasks.kk.prompt import PROMPT_VERSION, build_chat_prompt, build_prompt
 from sg_rlhf.tasks.kk.puzzle import MAX_PEOPLE, MIN_PEOPLE, Puzzle
+
+# The largest puzzles that the tiny model was pretrained on.
+TINY_MODEL_PEOPLE = 3
 
 _HELP = """\
 Knights & Knaves: generate puzzles, or convert a file of Logic-RL's shape, and check every row
@@ -113,7 +123,7 @@ def run(args: argparse.Namespace, load_tokenizer: Callable[[str], Any]) -> None:
     }
     if is_current(out, request):
         print_up_to_date(out)
-        _print_next(out)
+        _print_next(out, json.loads((out / MANIFEST).read_text(encoding="utf-8")))
         return
     check_writable(out, args.force)
     splits = build()
@@ -251,11 +261,15 @@ def _print_report(out: Path, manifest: Mapping[str, Any]) -> None:
         "  (with other names or wording)"
     )
     print_files(out, manifest)
-    _print_next(out)
+    _print_next(out, manifest)
 
 
-def _print_next(out: Path) -> None:
+def _print_next(out: Path, manifest: Mapping[str, Any]) -> None:
+    # The tiny model was pretrained on two and three people; what has more is for a real one.
+    sizes = (int(size) for counts in manifest["counts"].values() for size in counts)
+    tiny = max(sizes, default=0) <= TINY_MODEL_PEOPLE
+    recipe = "grpo_sg_tiny_cpu.yaml" if tiny else "grpo_sg_qwen2.5-3b-instruct.yaml"
     print(
-        "Next: python -m sg_rlhf.train --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml "
+        f"Next: python -m sg_rlhf.train --config configs/kk/{recipe} "
         f"data.prompt_dataset={out / 'train.jsonl'} eval.dataset={out / 'test.jsonl'}"
     )
