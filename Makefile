@@ -5,8 +5,10 @@ SHELL := bash
 .PHONY: help setup lint format test test-unit test-integration kk math search
 
 BIN := .venv/bin
-# More arguments for pytest: make test-unit ARGS="-k shaping -x"
+# More arguments for pytest: make test-unit ARGS="-k shaping -x"; ARGS="-n 0 --pdb" for one worker.
 ARGS ?=
+# Two workers. A file's tests stay on one of them and share what its fixtures trained or started.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,13 +27,13 @@ format: setup ## ruff's fixes and formatting
 	$(BIN)/ruff format .
 
 test: setup ## the whole test suite
-	$(BIN)/python -m pytest tests/unit tests/integration $(ARGS)
+	$(PYTEST) tests/unit tests/integration $(ARGS)
 
-test-unit: setup ## what needs neither Ray nor vLLM: seconds
-	$(BIN)/python -m pytest tests/unit $(ARGS)
+test-unit: setup ## what needs neither Ray nor vLLM
+	$(PYTEST) tests/unit $(ARGS)
 
 test-integration: setup ## training runs on this machine: minutes
-	$(BIN)/python -m pytest tests/integration $(ARGS)
+	$(PYTEST) tests/integration $(ARGS)
 
 kk: ## train on Knights and Knaves from nothing to report
 	bash examples/scripts/train_grpo_sg_kk.sh
