@@ -24,14 +24,15 @@ class UsageError(ValueError):
     """Arguments that contradict each other or have a bad value; the message is one line."""
 
 
-def is_current(out: Path, request: Mapping[str, Any]) -> bool:
-    """Whether `out` holds the complete result of the same request, its files unchanged."""
+def current_manifest(out: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The manifest, if `out` holds the complete result of the same request, its files unchanged."""
     manifest = _read_manifest(out)
-    return (
+    current = (
         manifest is not None
         and all(manifest.get(key) == value for key, value in request.items())
         and _is_intact(out, manifest)
     )
+    return manifest if current else None
 
 
 def check_writable(out: Path, force: bool) -> None:
@@ -65,7 +66,7 @@ def write_dataset(
 
     Args:
         files: file name -> records, one JSON object a line.
-        request: what was asked for; the same request finds the result again (`is_current`).
+        request: what was asked for; the same request finds the result again (`current_manifest`).
         facts: what came out (counts and the like), for the manifest.
 
     Returns:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,10 +21,9 @@ from sg_rlhf.tasks.command_line import (
     progress_bar,
 )
 from sg_rlhf.tasks.dataset_folder import (
-    MANIFEST,
     UsageError,
     check_writable,
-    is_current,
+    current_manifest,
     write_dataset,
 )
 from sg_rlhf.tasks.kk.data import (
@@ -41,7 +39,7 @@ from sg_rlhf.tasks.kk.data import (
 from sg_rlhf.tasks.kk.prompt import PROMPT_VERSION, build_chat_prompt, build_prompt
 from sg_rlhf.tasks.kk.puzzle import MAX_PEOPLE, MIN_PEOPLE, Puzzle
 
-# The largest puzzles that the tiny model was pretrained on.
+# The largest puzzles that the tiny model was pretrained on; larger ones are for a real model.
 TINY_MODEL_PEOPLE = 3
 
 _HELP = """\
@@ -121,9 +119,9 @@ def run(args: argparse.Namespace, load_tokenizer: Callable[[str], Any]) -> None:
         },
         "source": source,
     }
-    if is_current(out, request):
+    if (manifest := current_manifest(out, request)) is not None:
         print_up_to_date(out)
-        _print_next(out, json.loads((out / MANIFEST).read_text(encoding="utf-8")))
+        _print_next(out, manifest)
         return
     check_writable(out, args.force)
     splits = build()
@@ -265,7 +263,6 @@ def _print_report(out: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def _print_next(out: Path, manifest: Mapping[str, Any]) -> None:
-    # The tiny model was pretrained on two and three people; what has more is for a real one.
     sizes = (int(size) for counts in manifest["counts"].values() for size in counts)
     tiny = max(sizes, default=0) <= TINY_MODEL_PEOPLE
     recipe = "grpo_sg_tiny_cpu.yaml" if tiny else "grpo_sg_qwen2.5-3b-instruct.yaml"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import re
 import tempfile
 from collections import Counter, defaultdict
@@ -24,10 +23,9 @@ from sg_rlhf.tasks.command_line import (
     progress_bar,
 )
 from sg_rlhf.tasks.dataset_folder import (
-    MANIFEST,
     UsageError,
     check_writable,
-    is_current,
+    current_manifest,
     write_dataset,
 )
 from sg_rlhf.tasks.hub import download_from_hub
@@ -179,9 +177,9 @@ def run(args: argparse.Namespace, load_tokenizer: Callable[[str], Any]) -> None:
         },
         "eval_sets": {name: e.sha256 for name, e in EVAL_SETS.items()} if args.eval_dir else {},
     }
-    if is_current(out, request):
+    if (manifest := current_manifest(out, request)) is not None:
         print_up_to_date(out)
-        _print_next(out, json.loads((out / MANIFEST).read_text(encoding="utf-8")))
+        _print_next(out, manifest)
         return
     check_writable(out, args.force)
     eval_sets = _eval_sets(args)

@@ -19,7 +19,7 @@ from sg_rlhf.tasks.command_line import (
     print_up_to_date,
     progress_bar,
 )
-from sg_rlhf.tasks.dataset_folder import UsageError, check_writable, is_current, write_dataset
+from sg_rlhf.tasks.dataset_folder import UsageError, check_writable, current_manifest, write_dataset
 from sg_rlhf.tasks.hub import download_from_hub
 from sg_rlhf.tasks.rows import DataError
 from sg_rlhf.tasks.search import encyclopedia
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace, _load_tokenizer: Callable[[str], Any]) -> None
         "prompt": {"version": PROMPT_VERSION, "style": style},
         "source": source.entry,
     }
-    if is_current(out, request):
+    if current_manifest(out, request) is not None:
         print_up_to_date(out)
         _print_next(out)
         return
