@@ -56,15 +56,11 @@ def test_the_update_does_not_depend_on_the_sharding(
 @pytest.mark.parametrize(
     "name",
     [
-        "uniform",
-        "grpo_sg_quotient",
-        "lopti_off",
-        "ar_off",
-        "random_off",
-        "stapo_off",
-        "grpo_sg_off",
+        "uniform", "grpo_sg_quotient", "lopti_off", "ar_off", "random_off", "stapo_off",
+        "grpo_sg_off", "grpo_sg_outside_off", "grpo_sg_normalized_off", "reverse_off",
+        "tr_grpo_off",
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_switched_off_it_is_grpo_bit_for_bit(
     updates: dict[str, dict[str, Any]], name: str, layout: str

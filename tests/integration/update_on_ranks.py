@@ -43,7 +43,10 @@ SWITCHED_OFF = {
     "ar": ["sg.ar_alpha=0", "sg.allow_constant=true"],
     "random": ["sg.random_spread=0", "sg.allow_constant=true"],
     "stapo": ["sg.stapo_prob=0", "sg.allow_constant=true"],
-    "grpo_sg": ["sg.upper=1.0", "sg.allow_constant=true"],
+    **{
+        name: ["sg.upper=1.0", "sg.allow_constant=true"]
+        for name in ("grpo_sg", "grpo_sg_outside", "grpo_sg_normalized", "reverse", "tr_grpo")
+    },
 }
 
 
