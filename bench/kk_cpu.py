@@ -24,6 +24,7 @@ import psutil
 from machine import provenance
 
 from sg_rlhf import run_log
+from sg_rlhf.final_checkpoint import final_checkpoint, final_checkpoint_complete
 from sg_rlhf.report.summary import summarize
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +49,7 @@ def tree_memory_gb(pid: int) -> float:
 
 def train(recipe: str, seed: int, run_dir: Path, overrides: list[str]) -> dict[str, Any]:
     """One run, or the finished one that is in ``run_dir``; returns its figures."""
-    if not (run_dir / "checkpoints" / "final" / "config.json").exists():
+    if not final_checkpoint_complete(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
         command = [
             sys.executable, "-m", "sg_rlhf.train", "--run-dir", str(run_dir), "--config",
@@ -72,7 +73,7 @@ def figures(run_dir: Path) -> dict[str, Any]:
     environment = json.loads((run_dir / "environment.json").read_text())
     started = calendar.timegm(time.strptime(environment["started"], "%Y-%m-%dT%H:%M:%SZ"))
     memory = run_dir / "memory.json"
-    finished = (run_dir / "checkpoints" / "final" / "config.json").stat().st_mtime
+    finished = (final_checkpoint(run_dir) / "config.json").stat().st_mtime
     return {
         **summarize(run_dir),
         "wall_seconds": finished - started,

@@ -17,6 +17,7 @@ from yaml import YAMLError
 
 from sg_rlhf import run_log
 from sg_rlhf.config import Config, ConfigError, load_config
+from sg_rlhf.final_checkpoint import final_checkpoint_complete
 from sg_rlhf.report.text import one_line
 from sg_rlhf.upstream_flags import UpstreamChanged
 
@@ -144,7 +145,7 @@ def read_run(path: Path) -> Run:
         config=config,
         environment=_json_object(path / "environment.json"),
         planned=_json_object(path / "plan.json").get("rollouts"),
-        finished=(path / "checkpoints" / "final" / "config.json").is_file(),
+        finished=final_checkpoint_complete(path),
         notes=tuple(notes),
     )
 

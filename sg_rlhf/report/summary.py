@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf import run_log
+from sg_rlhf.final_checkpoint import final_checkpoint, final_checkpoint_complete
 
 
 def summarize(run_dir: Path) -> dict[str, Any]:
@@ -78,9 +79,9 @@ def render(summary: dict[str, Any], run_dir: Path) -> str:
         f"  plots               {run_dir / 'reward.png'}",
         f"                      {run_dir / 'grad_norm.png'}",
     ]
-    checkpoint = run_dir / "checkpoints" / "final"
-    if (checkpoint / "config.json").is_file():
-        lines.append(f"  checkpoint          {checkpoint}  (Hugging Face folder; vLLM loads it)")
+    if final_checkpoint_complete(run_dir):
+        folder = final_checkpoint(run_dir)
+        lines.append(f"  checkpoint          {folder}  (Hugging Face folder; vLLM loads it)")
     return "\n".join(lines)
 
 

@@ -38,6 +38,17 @@ def test_the_later_of_two_evaluations_of_a_step_counts(tmp_path: Path) -> None:
     assert [row["eval_accuracy"] for row in at_6] == [0.125]
 
 
+def test_a_run_killed_in_its_last_save_is_not_finished(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run")
+    final = run_dir / "checkpoints" / "final"
+    final.mkdir(parents=True)
+    (final / "config.json").write_text("{}")
+    assert not read_run(run_dir).finished
+    for name in ("model.safetensors", "tokenizer_config.json", "tokenizer.json"):
+        (final / name).write_text("{}")
+    assert read_run(run_dir).finished
+
+
 def test_what_is_no_run_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
