@@ -186,9 +186,9 @@ class Config:
             return getattr(self.sg.search or SearchSettings(), key.removeprefix("sg.search."))
         if key.startswith("sg."):
             return getattr(self.sg, key.removeprefix("sg."))
-        if key in self.values:
-            return self.values[key]
-        return flags()[key].default
+        value = self.values.get(key)
+        # null gives no flag, so upstream takes its default.
+        return flags()[key].default if value is None else value
 
     def clip_range(self) -> tuple[float, float]:
         """(eps_low, eps_high) of the PPO clip, as upstream derives it from its two flags."""

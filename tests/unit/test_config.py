@@ -243,3 +243,9 @@ def test_eval_sets_and_eval_dataset_exclude_each_other() -> None:
     with pytest.raises(ConfigError, match=r"eval\.dataset=d\.jsonl: not used beside"):
         load_config(None, [sets, "eval.dataset=d.jsonl"])
     assert load_config(None, [sets, "eval.dataset=null"]).sg.eval_sets
+
+
+def test_null_is_upstreams_default_as_no_flag_is_given() -> None:
+    config = load_config(None, ["actor.policy_loss_type=null", "actor.eps_clip=null"])
+    assert "--actor.eps_clip" not in config.to_argv()
+    assert config.value("actor.policy_loss_type") == "ppo" and config.clip_range() == (0.2, 0.2)
