@@ -27,6 +27,7 @@ from sg_rlhf.algo.weightings import SHAPINGS, TokenContext
 # Weights closer together than this are one weight: float32 could hardly tell them apart.
 CONSTANT_TOLERANCE = 1e-6
 _GRID_POINTS = 1025
+_MEAN_POINTS = 65537
 _NUMBERS = ("alpha", "mu", "tau", "lower", "upper")
 # Above these a weight would be negative, or a threshold would say nothing.
 _UP_TO = {"random_spread": 1.0, "ar_alpha": 1.0, "stapo_prob": 1.0, "stapo_entropy": math.inf}
@@ -261,6 +262,33 @@ def dead_zones(cfg: TokenWeightConfig, eps_low: float = 0.2, eps_high: float = 0
     )
 
 
+def dual_clip_zone(cfg: TokenWeightConfig, dual_clip: float | None) -> tuple[float, float] | None:
+    """(first, last) p where dual clip leaves a token with A < 0 no policy gradient at r = 1.
+
+    With the weight inside the clip that is w(p) > dual_clip. None where no p does that, without a
+    dual clip, and where ``dead_zones`` gives None.
+    """
+    if dual_clip is None or cfg.placement == "outside" or not is_curve(cfg):
+        return None
+    return _interval(cfg, lambda w: w > dual_clip)
+
+
+def uniform_mean(cfg: TokenWeightConfig) -> float | None:
+    """Mean of the unnormalised weight over p uniform on (0, 1), at r = 1.
+
+    Trapezoidal rule over 65,536 intervals. A property of the curve and not of any policy, whose
+    tokens crowd near p = 1: a run's own mean is its metric ``weight_mean``. None where the weight
+    also depends on what no uniform p gives (``stapo``). Published constants, product form: 1.3192.
+    """
+    mean = SHAPINGS[cfg.shaping].mean
+    if mean is not None:
+        return mean(cfg)
+    if not is_curve(cfg):
+        return None
+    p = _grid(0.0, 1.0, _MEAN_POINTS)
+    return float(torch.trapezoid(_curve(p, cfg), p))
+
+
 def is_curve(cfg: TokenWeightConfig) -> bool:
     """Whether the weight is a function of p alone, so that a curve shows it."""
     return not SHAPINGS[cfg.shaping].uses
@@ -280,8 +308,8 @@ def _curve(p: Tensor, cfg: TokenWeightConfig) -> Tensor:
     return SHAPINGS[cfg.shaping].weigh(p, cfg, TokenContext())
 
 
-def _grid(start: float, end: float) -> Tensor:
-    return torch.linspace(start, end, _GRID_POINTS, dtype=torch.float64, device="cpu")
+def _grid(start: float, end: float, points: int = _GRID_POINTS) -> Tensor:
+    return torch.linspace(start, end, points, dtype=torch.float64, device="cpu")
 
 
 def _interval(

@@ -45,18 +45,21 @@ class TokenContext:
 
 Weigh = Callable[[Tensor, "TokenWeightConfig", TokenContext], Tensor]
 Bounds = Callable[["TokenWeightConfig"], tuple[float, float]]
+Mean = Callable[["TokenWeightConfig"], float]
 
 
 @dataclass(frozen=True)
 class Shaping:
-    """A weighting: its function, what it reads besides p, and its range where p does not tell.
+    """A weighting: its function, what it reads besides p, its range and mean where p does not tell.
 
-    bounds: (min, max) of the weight; None where a curve over p in [0, 1] gives it.
+    bounds: (min, max) of the weight; None where a curve over p in [0, 1] gives it. mean: of the
+    weight over p = p_old uniform on (0, 1); None where the curve gives it, or nothing does.
     """
 
     weigh: Weigh
     uses: tuple[str, ...] = ()
     bounds: Bounds | None = None
+    mean: Mean | None = None
 
     @property
     def summary(self) -> str:
@@ -130,11 +133,13 @@ SHAPINGS: dict[str, Shaping] = {
         random,
         uses=("keys",),
         bounds=lambda cfg: (1.0 - cfg.random_spread, 1.0 + cfg.random_spread),
+        mean=lambda cfg: 1.0,
     ),
     "ar": Shaping(
         advantage_reweighting,
         uses=("old_log_probs",),
         bounds=lambda cfg: (1.0 - cfg.ar_alpha, 1.0),
+        mean=lambda cfg: 1.0 - cfg.ar_alpha / 2,
     ),
     "stapo": Shaping(
         stapo,

@@ -13,7 +13,9 @@ from sg_rlhf.algo.shaping import (
     ConstantWeightError,
     TokenWeightConfig,
     dead_zones,
+    dual_clip_zone,
     token_weights,
+    uniform_mean,
     weight_range,
     weight_sum_and_count,
 )
@@ -319,3 +321,29 @@ def test_property_outside_has_no_dead_zone(cfg, p, eps_high):
     assert weight_range(outside, eps_high).dead_zone_p is None
     weight = token_weights(torch.tensor([[p]], dtype=torch.float64).log(), outside).item()
     assert policy_gradient_at(p, +1.0, outside) == pytest.approx(-weight, abs=1e-12)
+
+
+def test_gradient_vanishes_above_the_dual_clip():
+    cfg = TokenWeightConfig(alpha=20.0, upper=15.0)
+    first, last = dual_clip_zone(cfg, 10.0)
+    assert (first, last) == (pytest.approx(math.log(3) / 9, abs=1e-9), 1.0)  # sigmoid = 0.75
+    for p, is_dead in ((first - 1e-7, False), (first + 1e-7, True), (0.999, True)):
+        log_p = torch.tensor([[math.log(p)]], dtype=torch.float64, requires_grad=True)
+        mask = torch.ones(1, 1)
+        loss, _ = sg_policy_loss(log_p, log_p.detach(), -mask, mask, cfg, 0.2, 0.24, 10.0)
+        assert (torch.autograd.grad(loss, log_p)[0].item() == 0.0) == is_dead
+    assert dual_clip_zone(cfg, None) is None and dual_clip_zone(PUBLISHED, 10.0) is None
+    assert dual_clip_zone(replace(cfg, placement="outside"), 10.0) is None
+
+
+def test_mean_over_uniform_p():
+    leaves, meets = math.log(3) / 9, math.log(19) / 9  # w = 1 and w = 1.4
+    rising = 2 / 9 * math.log(20 / 4) - (meets - leaves) / 2
+    published = leaves + rising + 1.4 * (1 - meets)
+    assert uniform_mean(PUBLISHED) == pytest.approx(published, abs=1e-9)
+    assert uniform_mean(replace(PUBLISHED, shaping="reverse")) == pytest.approx(2 - published)
+    assert uniform_mean(PRINTED_EQ19) == pytest.approx(1.0)
+    ar = TokenWeightConfig(shaping="ar", placement="outside", ar_alpha=0.3)
+    assert uniform_mean(ar) == pytest.approx(0.85)  # of 0.3 p + 0.7
+    assert uniform_mean(TokenWeightConfig(shaping="random")) == 1.0
+    assert uniform_mean(TokenWeightConfig(shaping="stapo")) is None
