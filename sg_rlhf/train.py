@@ -17,10 +17,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.config import Config, ConfigError, load_config, local_path, token_weight_config
+from sg_rlhf.config import Config, ConfigError, load_config, local_path
 from sg_rlhf.overlay import cli
 from sg_rlhf.retrieval.client import RetrieverClient, RetrieverError
-from sg_rlhf.upstream_flags import POLICY_LOSS_TYPES, UpstreamChanged
+from sg_rlhf.upstream_flags import UpstreamChanged
+from sg_rlhf.weights import describe_weighting
 
 EXAMPLES = """\
 examples:
@@ -86,32 +87,6 @@ def resolve(config: Config, run_dir: Path) -> Config:
     }
     extra = {k: v for k, v in derived.items() if k == "sg.run_dir" or k not in config.values}
     return config.with_values(extra)
-
-
-def describe_weighting(config: Config) -> str:
-    """What the token weighting can do, in the words that the start of a run prints."""
-    loss = config.value("actor.policy_loss_type")
-    if loss not in POLICY_LOSS_TYPES:
-        return f"policy loss: {loss} (upstream's own; no token weights)"
-    from sg_rlhf.algo.shaping import weight_range
-
-    weights = token_weight_config(config)
-    _, eps_high = config.clip_range()
-    low, high, dead_zone_p = weight_range(weights, eps_high)
-    name = weights.shaping
-    if name in ("grpo_sg", "reverse"):
-        name += f" {weights.form}"
-    text = f"token weights: {name}, {low:g} to {high:g}, {weights.placement} the clip"
-    if loss != "grpo_sg":
-        text = f"policy loss: {loss}; {text}"
-    if config.sg.update == "lopti":
-        text += f"\ntwo updates: tokens with p_old < {config.sg.lopti_threshold:g}, then the rest"
-    if dead_zone_p is not None:
-        text += (
-            f"\nDEAD ZONE: a token with positive advantage and p > {dead_zone_p:.3f} has no policy "
-            f"gradient even on-policy, because w > 1+eps_high = {1 + eps_high:g} (docs/method.md)"
-        )
-    return text
 
 
 def check_files(config: Config) -> None:

@@ -1,7 +1,8 @@
-"""What a token weighting does, before any training: its curve, its range and its dead zone.
+"""What a recipe's token weighting does, before any training: curve, range, mean and dead zones.
 
-Each sampled token's update is scaled by a weight w(p), p being the token's probability under the
-policy. This command shows w for the settings of a recipe, or for the published constants.
+Each sampled token's update is scaled by a weight w. In GRPO-SG that is w(p), p being the token's
+probability under the policy. This command says what the policy loss of a recipe does with a token,
+and shows w for its settings, or for the published constants.
 """
 
 from __future__ import annotations
@@ -10,10 +11,16 @@ import argparse
 import json
 import sys
 import textwrap
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from sg_rlhf.algorithms import LOSSES
 from sg_rlhf.config import Config, ConfigError, load_config, token_weight_config
+from sg_rlhf.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES, UpstreamChanged
+
+if TYPE_CHECKING:
+    from sg_rlhf.algo.shaping import TokenWeightConfig
 
 EXAMPLES = """\
 examples:
@@ -23,21 +30,35 @@ examples:
     python -m sg_rlhf.weights sg.form=quotient
   the weighting of a recipe, as JSON for a script
     python -m sg_rlhf.weights --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml --json
+  an algorithm on top of a recipe
+    python -m sg_rlhf.weights --config configs/kk/grpo_tiny_cpu.yaml \\
+        --config configs/algorithms/reverse.yaml
   a narrower range that leaves no dead zone, with a picture
     python -m sg_rlhf.weights sg.upper=1.2 --plot weights.png
   the dead zone under another clip
     python -m sg_rlhf.weights actor.eps_clip_low_high=[0.2,0.28]
 
-keys: sg.shaping, sg.form, sg.alpha, sg.mu, sg.tau, sg.lower, sg.upper, sg.placement, sg.normalize,
-sg.random_spread, sg.ar_alpha, sg.stapo_prob, sg.stapo_entropy, and any other key of a recipe; the
-PPO clip is actor.eps_clip_low_high=[low,high] (without a recipe the paper's [0.2,0.24]). A weight
-that is the same for every token is reported here and refused by sg_rlhf.train. docs/method.md
-explains all of it.
+keys: actor.policy_loss_type, sg.shaping, sg.form, sg.alpha, sg.mu, sg.tau, sg.lower, sg.upper,
+sg.placement, sg.normalize, sg.random_spread, sg.ar_alpha, sg.stapo_prob, sg.stapo_entropy, and any
+other key of a recipe. Without a recipe the loss is grpo_sg and the PPO clip,
+actor.eps_clip_low_high=[low,high], the paper's [0.2,0.24]; with one they are what it trains with. A
+weight that is the same for every token is reported here and refused by sg_rlhf.train.
+
+mean: of w over p uniform on (0, 1) at ratio 1, a property of the curve alone. A policy's tokens are
+not uniform, most have p near 1; the mean of a run is its metric weight_mean.
+
+dead zone: the p at which a token has no policy gradient at ratio 1, by the sign of its advantage.
+JSON keys: dead_zone_positive and dead_zone_negative [first, last], dead_zone_dual_clip (A < 0 and w
+above actor.dual_clip), null where there is none; dead_zone_p is the first p of dead_zone_positive.
+dead_weights gives the same as weights, for the weightings that are not a function of p alone too.
+With sg.normalize all of it is before the division by the mean weight. docs/method.md explains.
 """
 
 PAPER_CLIP = (0.2, 0.24)
 TABLE_P = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 CURVE_POINTS = 501
+CONSTANTS = ("form", "alpha", "mu", "tau", "lower", "upper")  # of Eq. 19
+EQ_19 = ("grpo_sg", "reverse")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -72,7 +93,139 @@ def clip_range(config: Config) -> tuple[float, float]:
     return config.clip_range()
 
 
-def curve(cfg: Any, probs: list[float], **changes: Any) -> list[float]:
+class DeadZone(NamedTuple):
+    """Tokens without a policy gradient on-policy (r = 1).
+
+    positive: the sign of their advantage, True for A > 0. relation, name and level: the weight
+    there, such as w ``>`` ``1 + eps_high`` = 1.24. zone: (first, last) p; None where the weight is
+    not a function of p, so that its value alone tells.
+    """
+
+    positive: bool
+    relation: str
+    name: str
+    level: float
+    zone: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """What a recipe's policy loss does to a token.
+
+    loss: ``actor.policy_loss_type``. cfg: its token weights; None for a loss of upstream, which has
+    none. dual_clip: None without one. kl: ``algo.kl.estimator``; None where neither a recipe nor an
+    override is given. kl_cfg: the weights of a KL that weights tokens where the loss does not.
+    lopti_threshold: of p_old; None for a single update.
+    """
+
+    loss: str
+    cfg: TokenWeightConfig | None
+    eps_low: float
+    eps_high: float
+    dual_clip: float | None
+    kl: str | None
+    kl_cfg: TokenWeightConfig | None
+    lopti_threshold: float | None
+
+    @classmethod
+    def of(cls, config: Config, *, allow_constant: bool | None = None) -> Weighting:
+        """The weighting that ``config`` trains with; without any recipe, the published one.
+
+        Raises:
+            ConfigError: what training would not take.
+        """
+        loss = _chosen(config, "actor.policy_loss_type", "grpo_sg")
+        dual_clip = config.value("actor.dual_clip")
+        if dual_clip is not None and dual_clip <= 1:
+            raise ConfigError(f"actor.dual_clip={dual_clip:g}: expected a number above 1, or null")
+        eps_low, eps_high = clip_range(config)
+        if eps_low < 0 or eps_high < 0:
+            raise ConfigError(
+                f"actor.eps_clip_low_high=[{eps_low:g}, {eps_high:g}]: expected 0 or more"
+            )
+        if config.sg.update == "lopti" and loss not in POLICY_LOSS_TYPES:
+            raise ConfigError(
+                f"actor.policy_loss_type={loss}: expected one of {', '.join(POLICY_LOSS_TYPES)} "
+                "with sg.update=lopti (sg.shaping=uniform is GRPO)"
+            )
+        kl = _chosen(config, "algo.kl.estimator", None)
+        weights = None
+        if loss in POLICY_LOSS_TYPES or kl in KL_ESTIMATORS:
+            weights = token_weight_config(config, allow_constant=allow_constant)
+        if loss == "cispo" and weights is not None:
+            _check_cispo(weights)
+        return cls(
+            loss=loss,
+            cfg=weights if loss in POLICY_LOSS_TYPES else None,
+            eps_low=eps_low,
+            eps_high=eps_high,
+            dual_clip=dual_clip,
+            kl=kl,
+            kl_cfg=None if loss in POLICY_LOSS_TYPES else weights,
+            lopti_threshold=config.sg.lopti_threshold if config.sg.update == "lopti" else None,
+        )
+
+    def limits(self) -> tuple[float, float]:
+        """(min, max) of the weight before normalisation."""
+        from sg_rlhf.algo.shaping import weight_bounds
+
+        return (1.0, 1.0) if self.cfg is None else weight_bounds(self.cfg)
+
+    def mean(self) -> float | None:
+        """Of the weight over p uniform on (0, 1); see ``shaping.uniform_mean``."""
+        from sg_rlhf.algo.shaping import uniform_mean
+
+        return 1.0 if self.cfg is None else uniform_mean(self.cfg)
+
+    def is_curve(self) -> bool:
+        """Whether the weight is a function of p alone."""
+        from sg_rlhf.algo.shaping import is_curve
+
+        return self.cfg is None or is_curve(self.cfg)
+
+    def dead_zones(self) -> list[DeadZone]:
+        """Those that there are, before normalisation; see ``shaping.dead_zones``."""
+        if self.cfg is None or self.cfg.placement == "outside":
+            return []
+        from sg_rlhf.algo import shaping
+        from sg_rlhf.algo.weightings import SHAPINGS
+
+        found = [
+            DeadZone(True, ">", "1 + eps_high", 1 + self.eps_high, None),
+            DeadZone(False, "<", "1 - eps_low", 1 - self.eps_low, None),
+        ]
+        if self.dual_clip is not None:
+            found.append(DeadZone(False, ">", "dual_clip", self.dual_clip, None))
+        if self.is_curve():
+            zones = [
+                *shaping.dead_zones(self.cfg, self.eps_low, self.eps_high),
+                shaping.dual_clip_zone(self.cfg, self.dual_clip),
+            ]
+            pairs = zip(found, zones, strict=False)
+            return [dead._replace(zone=zone) for dead, zone in pairs if zone]
+        if "advantages" in SHAPINGS[self.cfg.shaping].uses:  # the range says nothing of one sign
+            return []
+        low, high = self.limits()
+        return [d for d in found if (high > d.level if d.relation == ">" else low < d.level)]
+
+
+def _chosen(config: Config, key: str, otherwise: Any) -> Any:
+    """The value that a run has; ``otherwise`` if neither a recipe nor an override is given."""
+    if not config.sources and key not in config.values:
+        return otherwise
+    return config.value(key)
+
+
+def _check_cispo(cfg: TokenWeightConfig) -> None:
+    from sg_rlhf.algo.policy_loss import check_objective
+
+    try:
+        check_objective("cispo", cfg)
+    except ValueError as error:
+        raise ConfigError(f"sg: {error}") from error
+
+
+def curve(cfg: TokenWeightConfig, probs: list[float], **changes: Any) -> list[float]:
     """w at each p, in float64; ``changes`` replaces fields of the config first."""
     import dataclasses
 
@@ -85,136 +238,253 @@ def curve(cfg: Any, probs: list[float], **changes: Any) -> list[float]:
     return [float(w) for w in token_weights(log_probs, dataclasses.replace(cfg, **plain))]
 
 
-def summary(cfg: Any, eps_high: float) -> dict[str, Any]:
-    """The JSON object: the settings and what they can do."""
-    from sg_rlhf.algo.shaping import weight_range
+def summary(weighting: Weighting) -> dict[str, Any]:
+    """The JSON object: the settings that take effect and what they can do; see --help."""
+    from sg_rlhf.algo.shaping import CONSTANT_TOLERANCE
 
-    limits = weight_range(cfg, eps_high)
-    settings = ("form", "alpha", "mu", "tau", "lower", "upper", "placement")
+    cfg = weighting.cfg
+    constants = CONSTANTS if cfg and cfg.shaping in EQ_19 else ()
+    low, high = weighting.limits()
+    dead = {(zone.positive, zone.relation): zone for zone in weighting.dead_zones()}
+    kinds = {"positive": (True, ">"), "negative": (False, "<"), "dual_clip": (False, ">")}
+    zones = {
+        f"dead_zone_{name}": list(dead[kind].zone or ()) or None if kind in dead else None
+        for name, kind in kinds.items()
+    }
     return {
-        **{name: getattr(cfg, name) for name in settings},
-        "min": limits.min,
-        "max": limits.max,
-        "constant": limits.constant,
-        "dead_zone_p": limits.dead_zone_p,
+        "policy_loss_type": weighting.loss,
+        "shaping": cfg.shaping if cfg else "uniform",
+        **{name: getattr(cfg, name) if name in constants else None for name in CONSTANTS},
+        **_own_parameters(cfg),
+        "placement": cfg.placement if cfg else None,
+        "normalize": cfg.normalize if cfg else None,
+        "lopti_threshold": weighting.lopti_threshold,
+        "kl_estimator": weighting.kl,
+        "eps_low": weighting.eps_low,
+        "eps_high": weighting.eps_high,
+        "dual_clip": weighting.dual_clip,
+        "min": low,
+        "max": high,
+        "mean": weighting.mean(),
+        "constant": high - low <= CONSTANT_TOLERANCE,
+        "dead_zone_p": zones["dead_zone_positive"] and zones["dead_zone_positive"][0],
+        **zones,
+        "dead_weights": {
+            "positive_above": dead[True, ">"].level if (True, ">") in dead else None,
+            "negative_below": dead[False, "<"].level if (False, "<") in dead else None,
+            "negative_above": dead[False, ">"].level if (False, ">") in dead else None,
+        },
     }
 
 
-def describe(cfg: Any) -> str:
+def _own_parameters(cfg: TokenWeightConfig | None) -> dict[str, Any]:
+    if cfg is None:
+        return {}
+    names = [field.name for field in fields(cfg) if field.name.startswith(f"{cfg.shaping}_")]
+    return {name: getattr(cfg, name) for name in names}
+
+
+def describe(weighting: Weighting) -> str:
     """One line: which weighting this is."""
-    from sg_rlhf.algo.shaping import is_curve
+    cfg, loss = weighting.cfg, weighting.loss
+    if cfg is None:
+        return f"policy loss {loss}: no token weights, w = 1; {LOSSES.get(loss, 'not ours')}"
+    if loss == "grpo_sg":
+        is_grpo = weighting.lopti_threshold is None
+        return _describe_weights(cfg, " (plain GRPO)" if is_grpo else "")
+    return f"policy loss {loss}: {LOSSES[loss]}; {_describe_weights(cfg, '')}"
+
+
+def _describe_weights(cfg: TokenWeightConfig, remark: str) -> str:
     from sg_rlhf.algo.weightings import SHAPINGS
 
     if cfg.shaping == "uniform":
-        return "uniform: w = 1 (plain GRPO)"
-    if not is_curve(cfg):
-        return f"{cfg.shaping}: {SHAPINGS[cfg.shaping].summary}"
+        return f"uniform: w = 1{remark}"
+    where = f"{cfg.placement} the PPO clip"
+    if cfg.shaping not in EQ_19:
+        values = [f"{name} = {value:g}" for name, value in _own_parameters(cfg).items()]
+        summary = SHAPINGS[cfg.shaping].summary.rstrip(".")
+        return f"{cfg.shaping}: " + ", ".join([summary, *values, where])
     inner = "sigmoid(tau*p)" if cfg.form == "product" else "sigmoid(p/tau)"
     name = "2 - w with w" if cfg.shaping == "reverse" else "w"
     return (
         f"{cfg.shaping}, {cfg.form} form: {name} = clip({cfg.alpha:g}*({inner} - {cfg.mu:g}), "
-        f"{cfg.lower:g}, {cfg.upper:g}), tau = {cfg.tau:g}, {cfg.placement} the PPO clip"
+        f"{cfg.lower:g}, {cfg.upper:g}), tau = {cfg.tau:g}, {where}"
     )
 
 
-def table(cfg: Any, eps_low: float, eps_high: float) -> str:
-    """The text that people read: curve, range, and what the range means."""
-    from sg_rlhf.algo.shaping import is_curve
+def describe_weighting(config: Config) -> str:
+    """What the token weighting can do, in the words that the start of a run prints."""
+    weighting = Weighting.of(config)
+    cfg = weighting.cfg
+    if cfg is None:
+        return f"policy loss: {weighting.loss} (upstream's own; no token weights)"
+    low, high = weighting.limits()
+    name = f"{cfg.shaping} {cfg.form}" if cfg.shaping in EQ_19 else cfg.shaping
+    text = f"token weights: {name}, {low:g} to {high:g}, {cfg.placement} the clip"
+    if weighting.loss != "grpo_sg":
+        text = f"policy loss: {weighting.loss}; {text}"
+    if weighting.lopti_threshold is not None:
+        text += f"\ntwo updates: tokens with p_old < {weighting.lopti_threshold:g}, then the rest"
+    for dead in weighting.dead_zones():
+        text += (
+            f"\nDEAD ZONE: a token with {'positive' if dead.positive else 'negative'} advantage"
+            f"{_tokens_of(dead)} has no policy gradient even on-policy, because w {dead.relation} "
+            f"{dead.name} = {dead.level:g} (docs/method.md)"
+        )
+    return text
 
-    report = summary(cfg, eps_high)
-    lines = [describe(cfg)]
-    if is_curve(cfg):
+
+def _tokens_of(dead: DeadZone) -> str:
+    if dead.zone is None:
+        return f" and w {dead.relation} {dead.level:g}"
+    first, last = dead.zone
+    if last == 1:
+        return f" and p > {first:.3f}"
+    return f" and p < {last:.3f}" if first == 0 else f" and p from {first:.3f} to {last:.3f}"
+
+
+def table(weighting: Weighting) -> str:
+    """The text that people read: curve, range, mean, and what they mean."""
+    cfg, report = weighting.cfg, summary(weighting)
+    lines = [textwrap.fill(describe(weighting), 88, subsequent_indent="  ")]
+    if cfg and cfg.shaping in EQ_19:
         weights = curve(cfg, list(TABLE_P))
         lines += ["", "     p   weight"]
         lines += [f"  {p:4.2f}   {w:6.3f}" for p, w in zip(TABLE_P, weights, strict=True)]
     lines += ["", f"range: {report['min']:.4g} to {report['max']:.4g}"]
-    lines += notes(cfg, report, eps_low, eps_high)
+    if report["mean"] is None:
+        lines.append("mean: not known without a model, as w depends on more than p")
+    else:
+        lines.append(f"mean: {report['mean']:.4g} over p uniform on (0, 1)")
+    lines += [textwrap.fill(n, 88, subsequent_indent="  ") for n in notes(weighting, report)]
     return "\n".join(lines)
 
 
-def notes(cfg: Any, report: dict[str, Any], eps_low: float, eps_high: float) -> list[str]:
+def notes(weighting: Weighting, report: dict[str, Any]) -> list[str]:
     """What a user should know about these settings before a run."""
-    from sg_rlhf.algo.shaping import dead_zones, is_curve
-
     found = []
-    if report["constant"] and cfg.shaping != "uniform":
+    cfg = weighting.cfg
+    if cfg and report["constant"] and cfg.shaping != "uniform":
+        plain = "GRPO" if weighting.loss == "grpo_sg" else weighting.loss
         scale = "" if abs(report["min"] - 1) < 1e-6 else " at another scale"
         found.append(
-            f"constant: every token gets the same weight, so this is plain GRPO{scale}; "
+            f"constant: every token gets the same weight, so this is plain {plain}{scale}; "
             f"sg_rlhf.train refuses it unless sg.allow_constant=true"
         )
-    if not is_curve(cfg):
+    if not weighting.is_curve():
         found.append(
             "the weight is not a function of p alone, so there is no curve; the share of zeroed "
             "tokens is in the training metrics"
         )
-        return [textwrap.fill(note, 88, subsequent_indent="  ") for note in found]
-    zones = dead_zones(cfg, eps_low, eps_high)
-    if zones.positive:
+    if weighting.lopti_threshold is not None:
         found.append(
-            f"dead zone: {_between(zones.positive)} the weight exceeds 1 + eps_high = "
-            f"{1 + eps_high:g}, so a token with A > 0 has no policy gradient even on-policy "
-            f"(ratio 1); a weight that stays below it, sg.placement=outside or a larger eps_high "
-            f"avoids this"
+            f"two updates: tokens with p_old < {weighting.lopti_threshold:g}, then the rest; a "
+            "token has its policy gradient in one of them"
         )
-    if zones.negative:
-        found.append(
-            f"dead zone for A < 0: {_between(zones.negative)} the weight is below 1 - eps_low = "
-            f"{1 - eps_low:g}, so a token there is never pushed down at ratio 1"
-        )
-    if not zones.positive and not zones.negative:
-        found.append("dead zone: none at ratio 1")
-    if cfg.normalize:
+    found += _dead_zone_notes(weighting, report)
+    if cfg and cfg.normalize:
+        inside = cfg.placement == "inside"
+        moving = "their range and dead zones move" if inside else "their range moves"
         found.append(
             f"normalize={cfg.normalize}: training divides these weights by their mean over the "
-            f"tokens, so its range and its dead zone move with the data"
+            f"tokens, so {moving} with the data"
         )
-    return [textwrap.fill(note, 88, subsequent_indent="  ") for note in found]
+    if weighting.kl in KL_ESTIMATORS:
+        found.append(_kl_note(weighting))
+    return found
 
 
-def _between(zone: tuple[float, float]) -> str:
-    return f"for p from {zone[0]:.4g} to {zone[1]:.4g}"
+def _dead_zone_notes(weighting: Weighting, report: dict[str, Any]) -> list[str]:
+    found = []
+    for dead in weighting.dead_zones():
+        above = dead.relation == ">"
+        bound = f"{dead.name} = {dead.level:g}"
+        if dead.zone:
+            verb = "exceeds" if above else "is below"
+            span = f"for p from {dead.zone[0]:.4g} to {dead.zone[1]:.4g}"
+            text = f"{span} the weight {verb} {bound}, so a token with"
+        else:
+            text = f"a token with a weight {'above' if above else 'below'} {bound} and"
+        if dead.positive:
+            found.append(
+                f"dead zone: {text} A > 0 has no policy gradient even on-policy (ratio 1); a "
+                "weight that stays below it, sg.placement=outside or a larger eps_high avoids this"
+            )
+        else:
+            found.append(f"dead zone for A < 0: {text} A < 0 is never pushed down at ratio 1")
+    if found:
+        return found
+    if weighting.loss == "cispo":
+        return ["dead zone: none; the clip bounds the importance ratio and removes no gradient"]
+    if report["min"] == 0:
+        found.append("a token of weight 0 has no policy gradient at any ratio")
+    ratio = "the response's ratio" if weighting.loss == "gspo" else "the ratio"
+    clip = f"{1 - weighting.eps_low:g} to {1 + weighting.eps_high:g}"
+    if weighting.cfg and weighting.cfg.placement == "inside":
+        ratio = "w times the ratio"
+    found.append(f"dead zone: none at ratio 1; the clip acts where {ratio} leaves {clip}")
+    return found
 
 
-def check_curve(cfg: Any) -> None:
+def _kl_note(weighting: Weighting) -> str:
+    text = f"KL: {weighting.kl}, "
+    if weighting.kl_cfg is None:
+        text += "weighted by the same w"
+    else:
+        text += f"which alone is weighted, by {_describe_weights(weighting.kl_cfg, '')}"
+    if weighting.kl == "wk3_eq11":
+        text += "; w*rho - log(w*rho) - 1 with rho = p_ref / p is least at p = w * p_ref"
+    return text
+
+
+def check_curve(weighting: Weighting) -> None:
     """``ConfigError`` for a weighting that no curve over p can show."""
-    from sg_rlhf.algo.shaping import is_curve
-
-    if not is_curve(cfg):
+    if weighting.cfg is not None and not weighting.is_curve():
         raise ConfigError(
-            f"sg.shaping={cfg.shaping}: not a function of p alone, so --plot has no curve to draw; "
-            "leave --plot out"
+            f"sg.shaping={weighting.cfg.shaping}: not a function of p alone, so --plot has no "
+            "curve to draw; leave --plot out"
         )
 
 
-def plot(cfg: Any, path: Path, eps_low: float, eps_high: float) -> None:
-    """The weight curve with its bounds and dead zones, written to ``path``."""
+def plot(weighting: Weighting, path: Path) -> None:
+    """The weight curve with its bounds, mean and dead zones, written to ``path``."""
     from matplotlib.figure import Figure
 
-    from sg_rlhf.algo.shaping import dead_zones
-
+    cfg = weighting.cfg
     probs = [i / (CURVE_POINTS - 1) for i in range(CURVE_POINTS)]
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     axes = figure.subplots()
-    if cfg.shaping == "grpo_sg":
-        before = curve(cfg, probs, lower=0.0, upper=max(10.0, cfg.upper))
+    if cfg and cfg.shaping in EQ_19:
+        wide = curve(cfg, probs, shaping="grpo_sg", lower=0.0, upper=max(10.0, cfg.upper))
+        is_reverse = cfg.shaping == "reverse"
+        before = [2 - w for w in wide] if is_reverse else wide
         axes.plot(probs, before, color="0.6", lw=1.2, ls=":", label="before the clip to [L, U]")
-        for name, level in (("L", cfg.lower), ("U", cfg.upper)):
+        for name, bound in (("L", cfg.lower), ("U", cfg.upper)):
+            level = 2 - bound if is_reverse else bound
+            label = f"2 - {name} = {level:g}" if is_reverse else f"{name} = {level:g}"
             axes.axhline(level, color="0.75", lw=0.8)
-            axes.annotate(f"{name} = {level:g}", (1.01, level), va="center", annotation_clip=False)
-    axes.plot(probs, curve(cfg, probs), color="tab:blue", lw=2.4, label="weight w(p)")
-    zones = dead_zones(cfg, eps_low, eps_high)
-    for zone, sign, color, level, name in (
-        (zones.positive, ">", "tab:red", 1 + eps_high, r"1 + \epsilon_{high}"),
-        (zones.negative, "<", "tab:orange", 1 - eps_low, r"1 - \epsilon_{low}"),
-    ):
-        if zone:
-            shade = f"dead zone for A {sign} 0: {zone[0]:.3g} < p < {zone[1]:.3g}"
-            axes.axvspan(*zone, color=color, alpha=0.14, lw=0, label=shade)
-            axes.axhline(level, color=color, lw=1, ls="--", label=f"${name} = {level:g}$")
+            axes.annotate(label, (1.01, level), va="center", annotation_clip=False)
+    weights = curve(cfg, probs) if cfg else [1.0] * len(probs)
+    axes.plot(probs, weights, color="tab:blue", lw=2.4, label="weight w(p)")
+    mean = weighting.mean()
+    if mean is not None and max(weights) > min(weights):
+        shown = f"mean over uniform p = {mean:.4g}"
+        axes.axhline(mean, color="tab:green", lw=1, ls="-.", label=shown)
+    for dead in weighting.dead_zones():
+        color = "tab:red" if dead.positive else "tab:orange"
+        assert dead.zone is not None  # `check_curve`
+        first, last = dead.zone
+        shade = f"dead zone for A {'>' if dead.positive else '<'} 0: {first:.3g} < p < {last:.3g}"
+        axes.axvspan(first, last, color=color, alpha=0.14, lw=0, label=shade)
+        axes.axhline(dead.level, color=color, lw=1, ls="--", label=f"{dead.name} = {dead.level:g}")
     axes.set(xlim=(0, 1), xlabel="token probability p", ylabel="weight w")
-    axes.set_title(describe(cfg).replace(": ", "\n", 1), fontsize=10)
-    axes.margins(y=0.12)
+    name, _, rest = describe(weighting).partition(": ")
+    axes.set_title(f"{name}\n{textwrap.fill(rest, 96)}", fontsize=10)
+    if max(weights) > min(weights):
+        axes.margins(y=0.12)
+    else:  # or the axis would magnify rounding
+        axes.set_ylim(0, 2 * max(weights) or 1)
     axes.legend(loc="best", fontsize=8.5, framealpha=0.95)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
@@ -224,20 +494,26 @@ def main(argv: list[str] | None = None) -> int:
     """The command; 0, or 2 after one line on stderr."""
     arguments = parse_arguments(argv)
     try:
-        config = load_config(arguments.config, arguments.overrides)
-        cfg = token_weight_config(config, allow_constant=True)
-        eps_low, eps_high = clip_range(config)
+        weighting = Weighting.of(
+            load_config(arguments.config, arguments.overrides), allow_constant=True
+        )
         if arguments.plot:
-            check_curve(cfg)
-            plot(cfg, Path(arguments.plot), eps_low, eps_high)
-    except ConfigError as error:
+            check_curve(weighting)
+            plot(weighting, Path(arguments.plot))
+    except (ConfigError, UpstreamChanged) as error:
         return _fail(str(error))
     except (OSError, ValueError) as error:
         return _fail(f"--plot {arguments.plot}: {error}")
     if arguments.json:
-        print(json.dumps(summary(cfg, eps_high)))
+        print(json.dumps(summary(weighting)))
     else:
-        print(table(cfg, eps_low, eps_high))
+        print(table(weighting))
+        unread = [o for o in arguments.overrides if o.startswith("sg.")]
+        if unread and weighting.cfg is None and weighting.kl_cfg is None:
+            print(
+                f"not read by policy loss {weighting.loss}: {', '.join(unread)}; "
+                "actor.policy_loss_type=grpo_sg reads it"
+            )
         if arguments.plot:
             print(f"picture: {arguments.plot}")
     return 0
