@@ -9,7 +9,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from sg_rlhf.report import drawing, figures, token_figures
+from sg_rlhf.report import accuracy_figures, drawing, figures, token_figures
 from sg_rlhf.report.figures import Missing
 from sg_rlhf.report.runs import Group
 
@@ -49,15 +49,16 @@ FIGURES = (
     ),
     Entry(
         "accuracy", "Accuracy",
-        "Points: held-out accuracy. Bars: the 95 % interval over prompts, or, for several seeds, "
-        "lowest and highest seed. Thin: accuracy on the training prompts.",
+        "Points: held-out accuracy, without evaluation sets that are training data. Bars: the 95 % "
+        "interval over prompts, or, for several seeds, lowest and highest seed. Thin: accuracy on "
+        "the training prompts in the rollouts.",
         figures.accuracy,
     ),
     Entry(
         "accuracy_by_source", "Accuracy by puzzle size or source",
         "Last held-out evaluation, as the paper's Figure 4; the line across a bar is the first "
         "evaluation. Error bars: 95 % interval over prompts, or the range of the seeds.",
-        figures.accuracy_by_source,
+        accuracy_figures.accuracy_by_source,
     ),
     Entry(
         "weight_curve", "Token weight over probability",

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from sg_rlhf.report import drawing
 from sg_rlhf.report.drawing import GRID, INK, MUTED, RC
+from sg_rlhf.report.evaluations import Evaluated, held_out_accuracy, held_out_label
 from sg_rlhf.report.runs import Curve, Group, Row, Run, curve, number, per_rollout
 from sg_rlhf.report.text import drawn, one_line
 from sg_rlhf.report.weighting import weighting_of
@@ -110,44 +111,61 @@ def _reward(axes: Axes, groups: list[Group]) -> None:
 def _accuracy(axes: Axes, groups: list[Group]) -> None:
     window = _window(groups)
     any_drawn = False
+    labels = {held_out_label(run) for group in groups for run in group.runs}
+    same = len(labels) == 1
     for index, group in enumerate(groups):
         color = drawing.color(index)
         for points in [curve(run.metrics, "rollout/accuracy") for run in group.runs]:
             values = drawing.smooth([y for _, y in points], window)
             axes.plot([x for x, _ in points], values, color=color, alpha=0.45, lw=0.9)
             any_drawn |= bool(points)
-        xs, ys, errors = _held_out(group)
-        if xs:
-            axes.errorbar(
-                xs, ys, yerr=errors, marker="o", ms=4, capsize=2.5, lw=1.7, color=color,
-                label=drawn(group.label),
-            )  # fmt: skip
-            any_drawn = True
+        evaluated = [held_out_accuracy(run) for run in group.runs]
+        any_drawn |= draw_evaluated(axes, evaluated, index, drawn(_named(group, same)))
     if not any_drawn:
         raise Missing("There is neither a held-out evaluation nor accuracy on training prompts.")
     axes.set_ylim(0, 1)
     axes.set_ylabel("share correct")
+    if same and any(labels):
+        axes.set_title(f"held out: {drawn(labels.pop())}", loc="left", fontsize=8.5, color=MUTED)
     drawing.whole_numbers(axes)
     drawing.legend(axes)
 
 
-def _held_out(group: Group) -> tuple[list[float], list[float], list[list[float]]]:
+def _named(group: Group, same: bool) -> str:
+    """The group, and what its held-out accuracy is of where that is not the same everywhere."""
+    sets = "" if same else held_out_label(group.runs[0])
+    return f"{group.label}: {sets}" if sets else group.label
+
+
+def draw_evaluated(axes: Axes, curves: list[list[Evaluated]], index: int, label: str) -> bool:
+    """Points with their ``interval`` for one group; returns whether there were any."""
+    if not any(curves):
+        return False
+    xs, ys, errors = interval(curves)
+    axes.errorbar(
+        xs, ys, yerr=errors, marker="o", ms=4, capsize=2.5, lw=1.7, color=drawing.color(index),
+        label=label,
+    )  # fmt: skip
+    return True
+
+
+def interval(curves: list[list[Evaluated]]) -> tuple[list[float], list[float], list[list[float]]]:
     """(rollouts, accuracy, [below, above]): the interval of one run, or the range of the seeds."""
-    if len(group.runs) == 1:
-        points = _evaluated(group.runs[0], "eval_accuracy")
-        widths = [_or_zero(number(row, "eval_accuracy_ci95")) for row, _ in points]
-        return (
-            [number(row, "global_step") for row, _ in points],
-            [y for _, y in points],
-            [widths] * 2,
-        )
-    curves = [c for run in group.runs if (c := curve(run.evaluations, "eval_accuracy"))]
-    xs, ys, low, high = drawing.band(curves) if curves else ([], [], [], [])
+    curves = [points for points in curves if points]
+    if len(curves) == 1:
+        widths = [or_zero(point.half_width) for point in curves[0]]
+        return (*_xy(accuracy_curve(curves[0])), [widths, widths])
+    xs, ys, low, high = drawing.band([accuracy_curve(points) for points in curves])
     below = [y - a for y, a in zip(ys, low, strict=True)]
     return xs, ys, [below, [b - y for y, b in zip(ys, high, strict=True)]]
 
 
-def _or_zero(value: float) -> float:
+def accuracy_curve(points: list[Evaluated]) -> Curve:
+    """(rollout, share correct)."""
+    return [(float(point.step), point.accuracy) for point in points]
+
+
+def or_zero(value: float) -> float:
     return value if math.isfinite(value) else 0.0
 
 
@@ -171,60 +189,6 @@ def source_name(source: str) -> str:
         return one_line(source)
     people = f"{match[2]} people"
     return f"{one_line(match[1])}: {people}" if match[1] else people
-
-
-def accuracy_by_source(groups: list[Group]) -> Figure:
-    """Held-out accuracy by puzzle size or data source (Figure 4), first and last evaluation."""
-    every = [row for group in groups for run in group.runs for row in run.evaluations]
-    names = sources(every)
-    if not names:
-        raise Missing("No held-out evaluation names its data sources.")
-    figure, (axes,) = drawing.subplots()
-    width = 0.8 / len(groups)
-    for index, group in enumerate(groups):
-        label = f"{drawn(group.label)}, {_last_rollouts(group)}"
-        for place, name in enumerate(names):
-            x = place - 0.4 + (index + 0.5) * width
-            key = f"eval_{name}_accuracy"
-            last = [(run, _evaluated(run, key)) for run in group.runs]
-            values = [(row[1], row[0]) for _, rows in last if rows for row in rows[-1:]]
-            if not values:
-                continue
-            mean = statistics.fmean(value for value, _ in values)
-            if len(values) == 1:
-                ci = _or_zero(number(values[0][1], f"{key}_ci95"))
-                error = [[ci], [ci]]
-            else:
-                lows, highs = min(v for v, _ in values), max(v for v, _ in values)
-                error = [[mean - lows], [highs - mean]]
-            axes.bar(
-                x, mean, width * 0.92, color=drawing.color(index), yerr=error, label=label,
-                error_kw={"elinewidth": 1, "capsize": 2.5, "ecolor": INK},
-            )  # fmt: skip
-            label = "_nolegend_"
-            first = [rows[0][1] for _, rows in last if len(rows) > 1]
-            if first:
-                start = statistics.fmean(first)
-                axes.plot([x - width * 0.46, x + width * 0.46], [start] * 2, color=INK, lw=1.4)
-    axes.plot([], [], color=INK, lw=1.4, label="first evaluation")
-    axes.set_xticks(range(len(names)), [drawn(source_name(name)) for name in names])
-    if len(names) > 4:
-        axes.tick_params(axis="x", labelrotation=30)
-    axes.grid(visible=False, axis="x")
-    axes.set_ylim(0, 1)
-    axes.set_ylabel("held-out accuracy")
-    drawing.legend(axes, "above")
-    return figure
-
-
-def _last_rollouts(group: Group) -> str:
-    """Which evaluation is the last: runs of different length must not pass as equals."""
-    last = {int(run.evaluations[-1]["global_step"]) for run in group.runs if run.evaluations}
-    return f"rollout {'-'.join(map(str, sorted({min(last), max(last)})))}" if last else "none"
-
-
-def _evaluated(run: Run, key: str) -> list[tuple[Row, float]]:
-    return [(row, number(row, key)) for row in run.evaluations if math.isfinite(number(row, key))]
 
 
 def grad_norm(groups: list[Group]) -> Figure:

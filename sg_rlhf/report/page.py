@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 import sg_rlhf
 from sg_rlhf.report import catalogue, drawing, figures
+from sg_rlhf.report.evaluations import Evaluated, held_out_accuracy, held_out_label
 from sg_rlhf.report.figures import Missing
 from sg_rlhf.report.runs import (
     NOT_COMPARED,
@@ -123,6 +124,7 @@ def _table_row(run: Run) -> dict[str, Any]:
         "weighting": one_line(weighting_of(run).label),
         "reward": _change(rewards[:window], rewards[-window:]) if rewards else "n/a",
         "accuracy": _held_out(run),
+        "evaluated": one_line(held_out_label(run)),
         "norm": (
             f"{statistics.fmean(norms):.3g} ± {statistics.pstdev(norms):.2g}" if norms else "n/a"
         ),
@@ -140,16 +142,16 @@ def _change(first: list[float], last: list[float]) -> str:
 
 
 def _held_out(run: Run) -> str:
-    rows = [row for row in run.evaluations if math.isfinite(number(row, "eval_accuracy"))]
-    if not rows:
+    points = held_out_accuracy(run)
+    if not points:
         return "n/a"
 
-    def text(row: dict[str, Any]) -> str:
-        width = number(row, "eval_accuracy_ci95")
+    def text(point: Evaluated) -> str:
+        width = point.half_width
         interval = f" ± {width:.3f}" if math.isfinite(width) else ""
-        return f"{number(row, 'eval_accuracy'):.3f}{interval}"
+        return f"{point.accuracy:.3f}{interval}"
 
-    return text(rows[0]) if len(rows) == 1 else f"{text(rows[0])} → {text(rows[-1])}"
+    return text(points[0]) if len(points) == 1 else f"{text(points[0])} → {text(points[-1])}"
 
 
 def _mean_of(run: Run, key: str, form: str) -> str:

@@ -15,6 +15,8 @@ from typing import Any
 
 from sg_rlhf import run_log
 from sg_rlhf.final_checkpoint import final_checkpoint, final_checkpoint_complete
+from sg_rlhf.report.evaluations import held_out_accuracy, held_out_sets, set_names
+from sg_rlhf.report.runs import Run, grouped, read_run
 
 
 def summarize(run_dir: Path) -> dict[str, Any]:
@@ -25,7 +27,6 @@ def summarize(run_dir: Path) -> dict[str, Any]:
     """
     metrics = run_log.read(run_dir / run_log.METRICS)
     rows = run_log.read(run_dir / run_log.OPTIMIZER_STEPS)
-    evaluations = run_log.read(run_dir / run_log.EVALUATIONS)
     if not metrics or not rows:
         raise ValueError(f"{run_dir}: no rollouts in {run_log.METRICS}; train into it first")
     norms = [row["grad_norm"] for row in rows]
@@ -44,13 +45,21 @@ def summarize(run_dir: Path) -> dict[str, Any]:
         "zeroed_pos": statistics.fmean(row["sg/zeroed_pos"] for row in rows),
         "seconds_per_rollout": statistics.median(row["timing/step_total"] for row in metrics),
     }
-    held_out = [row for row in evaluations if "eval_accuracy" in row]
-    if held_out:
-        for name, row in (("before", held_out[0]), ("after", held_out[-1])):
-            summary[f"accuracy_{name}"] = row["eval_accuracy"]
-            summary[f"accuracy_{name}_ci95"] = row["eval_accuracy_ci95"]
-            summary[f"held_out_step_{name}"] = row["global_step"]
-        summary["held_out_prompts"] = held_out[-1]["eval_num_prompts"]
+    return {**summary, **_held_out(read_run(run_dir))}
+
+
+def _held_out(run: Run) -> dict[str, Any]:
+    points = held_out_accuracy(run)
+    if not points:
+        return {}
+    summary: dict[str, Any] = {}
+    for name, point in (("before", points[0]), ("after", points[-1])):
+        summary[f"accuracy_{name}"] = point.accuracy
+        summary[f"accuracy_{name}_ci95"] = point.half_width
+        summary[f"held_out_step_{name}"] = point.step
+    summary["held_out_prompts"] = points[-1].prompts
+    if set_names(run):
+        summary["held_out_sets"] = held_out_sets(run)
     return summary
 
 
@@ -67,6 +76,8 @@ def render(summary: dict[str, Any], run_dir: Path) -> str:
             f"+- {summary['accuracy_after_ci95']:.3f}   "
             f"({summary['held_out_prompts']:.0f} prompts, 95 % intervals)"
         )
+    if sets := summary.get("held_out_sets"):
+        lines.append(f"                      {'mean of ' * (len(sets) > 1)}{' and '.join(sets)}")
     lines += [
         f"  training reward     {summary['reward_first']:+.3f}  ->  {summary['reward_last']:+.3f}"
         f"   (first and last {summary['reward_window']} rollouts)",
@@ -100,13 +111,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     from sg_rlhf.report import figures
-    from sg_rlhf.report.runs import RunError, grouped, read_run
 
-    try:
-        groups = grouped([read_run(run_dir)])
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    groups = grouped([read_run(run_dir)])
     name = run_dir.resolve().name
     figures.write(figures.reward_and_accuracy, groups, run_dir / "reward.png", name)
     title = f"{name}: gradient norm of every optimizer step"

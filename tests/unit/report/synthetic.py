@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from sg_rlhf import run_log
 from sg_rlhf.config import load_config
+from sg_rlhf.overlay.evaluation import combine
 
 ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "configs" / "kk"
@@ -60,6 +62,39 @@ def evaluation(step: int, rng: random.Random) -> dict[str, float]:
     return row
 
 
+def eval_sets(folder: Path) -> tuple[str, ...]:
+    """Overrides for the sets of a study: held-out puzzles, training prompts, larger puzzles."""
+    datasets = {"held_out": "test.jsonl", "train": "train.jsonl", "larger": "larger.jsonl"}
+    sets = [
+        {"name": name, "dataset": str(folder / file), "temperature": 0.7}
+        for name, file in datasets.items()
+    ]
+    return (
+        "eval.dataset=null",
+        f"data.prompt_dataset={folder / 'train.jsonl'}",
+        f"sg.eval_sets={json.dumps(sets)}",
+    )
+
+
+def evaluation_of_sets(step: int, rng: random.Random) -> dict[str, float]:
+    """A row of eval/eval.jsonl with the sets of ``eval_sets``."""
+    by_set = {}
+    for name, level in (("held_out", 0.4), ("train", 0.7), ("larger", 0.1)):
+        sizes = {f"kk_{n}ppl": level + 0.01 * step + rng.gauss(0, 0.02) for n in (2, 3)}
+        by_set[name] = {
+            "eval_accuracy": sum(sizes.values()) / 2,
+            "eval_accuracy_ci95": 0.03 + level / 10,
+            "eval_num_prompts": 100 + 100 * level,
+        }
+        for size, accuracy in sizes.items() if name != "larger" else ():
+            by_set[name] |= {
+                f"eval_{size}_accuracy": accuracy,
+                f"eval_{size}_accuracy_ci95": 0.05,
+                f"eval_{size}_num_prompts": 75.0,
+            }
+    return {"global_step": step, **combine(by_set)}
+
+
 def write_run(
     run_dir: Path,
     *,
@@ -70,9 +105,11 @@ def write_run(
     histograms: bool = True,
     recipe: str = "grpo_sg_tiny_cpu.yaml",
     overrides: tuple[str, ...] = (),
+    sets: bool = False,
 ) -> Path:
-    """A whole run directory; returns it."""
+    """A whole run directory, with the ``eval_sets`` of its parent if ``sets``; returns it."""
     rng = random.Random(seed)
+    overrides = (*overrides, *(eval_sets(run_dir.parent) if sets else ()))
     write_config(run_dir, recipe, f"train.seed={seed}", *overrides)
     metrics, steps, samples = [], [], []
     for step in range(1, rollouts + 1):
@@ -115,7 +152,10 @@ def write_run(
     run_log.append(run_dir / run_log.SAMPLES, samples)
     run_log.append(
         run_dir / run_log.EVALUATIONS,
-        [evaluation(step, rng) for step in sorted({0, rollouts // 2, rollouts})],
+        [
+            (evaluation_of_sets if sets else evaluation)(step, rng)
+            for step in sorted({0, rollouts // 2, rollouts})
+        ],
     )
     return run_dir
 

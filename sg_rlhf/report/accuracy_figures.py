@@ -1,0 +1,82 @@
+"""The figure of what was evaluated last: each puzzle size or source."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from matplotlib.figure import Figure
+
+from sg_rlhf.report import drawing
+from sg_rlhf.report.drawing import INK
+from sg_rlhf.report.evaluations import set_names, set_of, training_sets
+from sg_rlhf.report.figures import (
+    Missing,
+    or_zero,
+    source_name,
+    sources,
+)
+from sg_rlhf.report.runs import Group, Row, Run, number
+from sg_rlhf.report.text import drawn
+
+
+def held_out_sources(groups: list[Group]) -> list[str]:
+    """What the evaluations name, without the sets that any of the runs trains on."""
+    runs = [run for group in groups for run in group.runs]
+    sets = {name for run in runs for name in set_names(run)}
+    trained = {name for run in runs for name in training_sets(run)}
+    found = sources([row for run in runs for row in run.evaluations])
+    return [source for source in found if set_of(source, sets) not in trained]
+
+
+def accuracy_by_source(groups: list[Group]) -> Figure:
+    """Held-out accuracy by puzzle size or data source (Figure 4), first and last evaluation."""
+    names = held_out_sources(groups)
+    if not names:
+        raise Missing("No held-out evaluation names its data sources.")
+    figure, (axes,) = drawing.subplots()
+    width = 0.8 / len(groups)
+    for index, group in enumerate(groups):
+        label = f"{drawn(group.label)}, {_last_rollouts(group)}"
+        for place, name in enumerate(names):
+            x = place - 0.4 + (index + 0.5) * width
+            key = f"eval_{name}_accuracy"
+            last = [(run, _evaluated(run, key)) for run in group.runs]
+            values = [(row[1], row[0]) for _, rows in last if rows for row in rows[-1:]]
+            if not values:
+                continue
+            mean = statistics.fmean(value for value, _ in values)
+            if len(values) == 1:
+                ci = or_zero(number(values[0][1], f"{key}_ci95"))
+                error = [[ci], [ci]]
+            else:
+                lows, highs = min(v for v, _ in values), max(v for v, _ in values)
+                error = [[mean - lows], [highs - mean]]
+            axes.bar(
+                x, mean, width * 0.92, color=drawing.color(index), yerr=error, label=label,
+                error_kw={"elinewidth": 1, "capsize": 2.5, "ecolor": INK},
+            )  # fmt: skip
+            label = "_nolegend_"
+            first = [rows[0][1] for _, rows in last if len(rows) > 1]
+            if first:
+                start = statistics.fmean(first)
+                axes.plot([x - width * 0.46, x + width * 0.46], [start] * 2, color=INK, lw=1.4)
+    axes.plot([], [], color=INK, lw=1.4, label="first evaluation")
+    axes.set_xticks(range(len(names)), [drawn(source_name(name)) for name in names])
+    if len(names) > 4:
+        axes.tick_params(axis="x", labelrotation=30)
+    axes.grid(visible=False, axis="x")
+    axes.set_ylim(0, 1)
+    axes.set_ylabel("held-out accuracy")
+    drawing.legend(axes, "above")
+    return figure
+
+
+def _last_rollouts(group: Group) -> str:
+    """Which evaluation is the last: runs of different length must not pass as equals."""
+    last = {int(run.evaluations[-1]["global_step"]) for run in group.runs if run.evaluations}
+    return f"rollout {'-'.join(map(str, sorted({min(last), max(last)})))}" if last else "none"
+
+
+def _evaluated(run: Run, key: str) -> list[tuple[Row, float]]:
+    return [(row, number(row, key)) for row in run.evaluations if math.isfinite(number(row, key))]
