@@ -1,23 +1,72 @@
-"""The figure of what was evaluated last: each puzzle size or source."""
+"""The figures about what was evaluated: each set along training, each puzzle size at the end."""
 
 from __future__ import annotations
 
 import math
 import statistics
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sg_rlhf.report import drawing
 from sg_rlhf.report.drawing import INK
-from sg_rlhf.report.evaluations import set_names, set_of, training_sets
+from sg_rlhf.report.evaluations import set_names, set_of, sets_accuracy, training_sets
 from sg_rlhf.report.figures import (
     Missing,
+    accuracy_curve,
+    draw_evaluated,
     or_zero,
     source_name,
     sources,
 )
 from sg_rlhf.report.runs import Group, Row, Run, number
 from sg_rlhf.report.text import drawn
+
+#: Inches; of a figure that takes the width of the page.
+WIDE, PANEL_HEIGHT = 8.0, 2.3
+PANELS_IN_A_ROW = 3
+
+
+def accuracy_by_set(groups: list[Group]) -> Figure:
+    """Accuracy on each set of ``sg.eval_sets`` along training, one panel each."""
+    runs = [run for group in groups for run in group.runs]
+    names = list(dict.fromkeys(name for run in runs for name in set_names(run)))
+    names = [name for name in names if any(sets_accuracy(run, [name]) for run in runs)]
+    if not names:
+        raise Missing("The runs evaluate one data set rather than several (sg.eval_sets).")
+    columns = min(PANELS_IN_A_ROW, len(names))
+    rows = math.ceil(len(names) / columns)
+    figure, panels = drawing.subplots(
+        rows, columns, width=WIDE, height=0.5 + PANEL_HEIGHT * rows, sharey=True
+    )
+    for panel, name in zip(panels, names, strict=False):
+        _set_panel(panel, groups, name)
+    for panel in panels[len(names) :]:
+        panel.set_visible(False)
+    for panel in panels[::columns]:
+        panel.set_ylabel("share correct")
+    panels[0].set_ylim(0, min(1.0, 1.05 * panels[0].get_ylim()[1]))
+    drawing.legend_of_figure(figure, panels, columns=3)
+    return figure
+
+
+def _set_panel(axes: Axes, groups: list[Group], name: str) -> None:
+    for index, group in enumerate(groups):
+        points = [sets_accuracy(run, [name]) for run in group.runs]
+        if len(group.runs) == 1:
+            draw_evaluated(axes, points, index, drawn(group.label))
+        else:
+            curves = [accuracy_curve(found) for found in points]
+            drawing.draw_seeds(axes, curves, index, drawn(group.label))
+    axes.set_title(drawn(f"{name}{_kind(groups, name)}"), loc="left", fontsize=9)
+    drawing.whole_numbers(axes)
+
+
+def _kind(groups: list[Group], name: str) -> str:
+    trained = {name in training_sets(run) for group in groups for run in group.runs}
+    if trained == {True}:
+        return ": training prompts"
+    return ": training prompts of some runs" if True in trained else ""
 
 
 def held_out_sources(groups: list[Group]) -> list[str]:

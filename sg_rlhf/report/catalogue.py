@@ -61,6 +61,13 @@ FIGURES = (
         accuracy_figures.accuracy_by_source,
     ),
     Entry(
+        "accuracy_by_set", "Accuracy of each evaluation set",
+        "The sets of sg.eval_sets along training. The distance between the training prompts and "
+        "held-out prompts of the same kind is the generalisation gap. Bars: 95 % interval over "
+        "prompts; band: the range of the seeds.",
+        accuracy_figures.accuracy_by_set, wide=True,
+    ),
+    Entry(
         "weight_curve", "Token weight over probability",
         "Above: the weight w(p) that config.yaml describes. In a dead zone a token has no policy "
         "gradient even on-policy, at ratio 1. Below: how probable the run's tokens were.",

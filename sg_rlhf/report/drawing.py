@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import statistics
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ VARIABLES = {
 }  # fmt: skip
 #: Inches; a column of a two-column paper, and of the page.
 WIDTH, HEIGHT = 4.6, 2.8
+LEGEND_ROW = 0.18
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
 RC = {
@@ -62,10 +64,11 @@ def subplots(
     width: float = WIDTH,
     height: float = HEIGHT,
     sharex: bool = False,
+    sharey: bool = False,
 ) -> tuple[Figure, list[Axes]]:
     """A figure in the report's style and its axes, row by row."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots(rows, columns, sharex=sharex, squeeze=False)
+    axes = figure.subplots(rows, columns, sharex=sharex, sharey=sharey, squeeze=False)
     return figure, [axis for row in axes for axis in row]
 
 
@@ -145,6 +148,18 @@ def legend(axes: Axes, location: str = "best", **options: Any) -> None:
     handles, _ = axes.get_legend_handles_labels()
     if handles:
         axes.legend(loc=location, **options)
+
+
+def legend_of_figure(figure: Figure, panels: Sequence[Axes], columns: int) -> None:
+    """One legend below for all panels, which grows the figure by its height."""
+    found: dict[str, Any] = {}
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        found |= dict(zip(labels, handles, strict=True))
+    if not found:
+        return
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW * math.ceil(len(found) / columns))
+    figure.legend(found.values(), found.keys(), loc="outside lower left", ncols=columns)
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -119,6 +119,25 @@ def test_no_bar_is_of_training_prompts(run: Run) -> None:
     assert heights == pytest.approx([last[f"eval_{name}_accuracy"] for name in names])
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_every_set_has_a_panel_with_its_own_numbers(tmp_path: Path, seeds: int) -> None:
+    runs = [read_run(write_run(tmp_path / f"s{i}", seed=i, sets=True)) for i in range(seeds)]
+    figure = catalogue.draw(_entry("accuracy_by_set"), [Group("run", tuple(runs))])
+    titles = [panel.get_title("left") for panel in figure.axes]
+    assert titles == ["held_out", "train: training prompts", "larger"]
+    for panel, name in zip(figure.axes, set_names(runs[0]), strict=True):
+        mean = next(line for line in panel.lines if line.get_linewidth() > 1.5)
+        rows = zip(*(run.evaluations for run in runs), strict=True)
+        values = [[row[f"eval_{name}_accuracy"] for row in at] for at in rows]
+        assert list(mean.get_ydata()) == pytest.approx([sum(v) / seeds for v in values])
+
+
+def test_a_run_of_one_data_set_has_no_panels(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run"))
+    with pytest.raises(catalogue.Missing, match=r"one data set rather than several"):
+        catalogue.draw(_entry("accuracy_by_set"), [Group("run", (run,))])
+
+
 def test_the_summary_is_of_the_held_out_sets(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert summary.main([str(run.path)]) == 0
     text = capsys.readouterr().out

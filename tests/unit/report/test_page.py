@@ -25,10 +25,10 @@ def data_of(text: str) -> dict[str, object]:
 
 
 def test_every_figure_is_there_for_a_whole_run(tmp_path: Path) -> None:
-    text = build(write_run(tmp_path / "run"))
+    text = build(write_run(tmp_path / "run", sets=True))
     for entry in page.catalogue.FIGURES:
         assert f'<figure id="figure-{entry.key}"' in text, entry.key
-    assert "Accuracy by puzzle size" in text and "7 people" in text
+    assert "Accuracy by puzzle size" in text and "held_out: 3 people" in text
     assert "every token trained on" in text
     assert ": 1 spike<" in text
     ids = re.findall(r'\bid="([^"]+)"', text)
