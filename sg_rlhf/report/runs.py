@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +16,7 @@ from yaml import YAMLError
 from sg_rlhf import run_log
 from sg_rlhf.config import Config, ConfigError, load_config
 from sg_rlhf.final_checkpoint import final_checkpoint_complete
+from sg_rlhf.report.names import group_names, run_names
 from sg_rlhf.report.text import one_line
 from sg_rlhf.upstream_flags import UpstreamChanged
 
@@ -245,33 +244,16 @@ def grouped(runs: list[Run]) -> list[Group]:
         same = json.dumps([run.setting(key) for key in keys], default=str)
         # Nothing is known about a run without settings, so it stands alone.
         groups.setdefault(same if run.settings else run.path, []).append(run)
-    names = [_common_name([run.name for run in members]) for members in groups.values()]
-    if len(set(names)) < len(names):
-        names = [f"{name} [{index + 1}]" for index, name in enumerate(names)]
+    names = group_names([[run.path.resolve() for run in members] for members in groups.values()])
     return [
         Group(name, tuple(members)) for name, members in zip(names, groups.values(), strict=True)
     ]
 
 
-def _common_name(names: list[str]) -> str:
-    if len(names) == 1:
-        return names[0]
-    common = os.path.commonprefix(names)  # noqa: RUF071  (names, not paths)
-    common = re.sub(r"([-_. ]+(s|seed)?\d*|\d+)$", "", common)
-    return common or names[0]
-
-
 def named_apart(runs: list[Run]) -> list[Run]:
-    """Runs of the same folder name get their parent's name in front."""
-    names = [run.name for run in runs]
-    if len(set(names)) == len(names):
-        return runs
-    return [
-        replace(run, name=one_line("/".join(run.path.resolve().parts[-2:])))
-        if names.count(run.name) > 1
-        else run
-        for run in runs
-    ]
+    """Runs whose folder's name is not theirs alone, or only a seed, get the folders above too."""
+    names = run_names([run.path.resolve() for run in runs])
+    return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
 
 
 def differences(groups: list[Group]) -> list[tuple[str, list[str]]]:

@@ -95,6 +95,18 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert [run.name for run in named_apart(runs)] == ["a/run", "b/run"]
 
 
+def test_groups_of_a_study_are_named_after_their_folders(tmp_path: Path) -> None:
+    study = tmp_path / "runs" / "kk_small"
+    for seed in (0, 1):
+        write_run(study / "base" / "grpo" / f"s{seed}-c30b4c3{seed}", seed=seed, sets=True)
+        write_run(
+            study / "base" / "sg" / f"s{seed}-76f3c17{seed}", seed=seed, overrides=("sg.upper=1.2",)
+        )
+    runs = named_apart([read_run(path) for path in sorted(study.glob("base/*/s*"))])
+    assert [group.label for group in grouped(runs)] == ["grpo (2 seeds)", "sg (2 seeds)"]
+    assert [run.name for run in runs][::3] == ["grpo/s0-c30b4c30", "sg/s1-76f3c171"]
+
+
 def test_an_unknown_setting_costs_the_weights_alone(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run")
     with (run_dir / "config.yaml").open("a") as file:
