@@ -2,14 +2,18 @@
 
 A cell is one training run (regime, variant, seed) with a run directory of its own. A finished cell
 leaves a small file under --out and is not run again, on this machine or after a fresh clone, until
-a setting that it was trained with changes. Interrupted cells resume from their last checkpoint.
+a setting that it was trained or measured with changes. Interrupted cells resume from their last
+checkpoint. A cell whose measurements alone have changed is measured again where its checkpoint is
+still under --runs, and is else trained again: --list says which.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import enum
 import fnmatch
+import hashlib
 import json
 import os
 import queue
@@ -21,7 +25,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pydantic import BaseModel
+
 from sg_rlhf.config import ConfigError
+from sg_rlhf.final_checkpoint import final_checkpoint, final_checkpoint_complete
 from sg_rlhf.lab import study_results, study_tables
 from sg_rlhf.lab.study import DATA, Cell, Study, load_study, overrides
 from sg_rlhf.tasks.command_line import progress_bar
@@ -95,12 +102,24 @@ def device_groups(found: list[str], size: int) -> list[str]:
     return [",".join(found[i : i + size]) for i in range(0, len(found) - size + 1, size)]
 
 
-#: What a cell's measurements write into its run directory; one that is there is not taken again.
-SHARPNESS, ACCURACY = "sharpness.json", "accuracy.json"
+class State(enum.Enum):
+    """What is left of a cell; the value is how ``--list`` says it."""
+
+    DONE = "done"
+    TO_MEASURE = "to measure"
+    TO_TRAIN = "to train"
+    #: Its file is there, with measurements other than the study's, and its checkpoint is not.
+    TO_TRAIN_AGAIN = "to train again"
 
 
 class CellError(RuntimeError):
     """A cell did not finish; the message names its log."""
+
+
+def _named_after(measurement: str, settings: BaseModel) -> str:
+    """The file of a measurement with these settings: one that is there is not taken again."""
+    digest = hashlib.sha256(settings.model_dump_json().encode()).hexdigest()[:8]
+    return f"{measurement}-{digest}.json"
 
 
 class Runner:
@@ -108,32 +127,54 @@ class Runner:
 
     def __init__(self, study: Study, out: Path, runs: Path, jobs: int | None) -> None:
         self.study, self.out, self.runs = study, out, runs.resolve()
-        found = device_groups(devices(), study.file.gpus)
-        self.jobs = jobs or max(1, len(found))
+        self.jobs = jobs
         self._devices: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        for i in range(self.jobs):
-            self._devices.put(found[i % len(found)] if found else None)
         self._processes: set[subprocess.Popen[bytes]] = set()
         self._starting = threading.Lock()
         self._sampling = threading.Lock()
         self._stopped = False
+
+    def take_devices(self) -> int:
+        """Divide the visible GPUs among the runs; how many run at a time.
+
+        Raises:
+            ConfigError: there are GPUs, but not as many as a run takes.
+        """
+        found = device_groups(devices(), self.study.file.gpus)
+        jobs = self.jobs or max(1, len(found))
+        for i in range(jobs):
+            self._devices.put(found[i % len(found)] if found else None)
+        return jobs
 
     @property
     def data(self) -> Path:
         return self.runs / "data"
 
     def result(self, cell: Cell) -> dict[str, Any] | None:
+        """The cell's file, if it was trained and measured with today's settings."""
+        found = self._trained(cell)
+        if found is None or found.get("measured_with") != self.study.measurements():
+            return None
+        return found
+
+    def _trained(self, cell: Cell) -> dict[str, Any] | None:
         """The cell's file, if it was trained with today's settings."""
         found = study_results.read_cell(self.out / "cells" / cell.file_name)
         if found is None or found.get("fingerprint") != self.study.fingerprint(cell):
             return None
         return found
 
-    def complete(self, cell: Cell) -> bool:
-        """Whether nothing is left to train or to measure."""
-        found, file = self.result(cell), self.study.file
-        wanted = [name for name in ("sharpness", "accuracy") if getattr(file, name) is not None]
-        return found is not None and all(found.get(name) is not None for name in wanted)
+    def run_dir(self, cell: Cell) -> Path:
+        """Where a cell trains. Other settings are another run: it must not resume from these."""
+        return self.runs / f"{cell.name}-{self.study.fingerprint(cell)[:8]}"
+
+    def state(self, cell: Cell) -> State:
+        """What is left to do for a cell."""
+        if self.result(cell) is not None:
+            return State.DONE
+        if final_checkpoint_complete(self.run_dir(cell)):
+            return State.TO_MEASURE
+        return State.TO_TRAIN if self._trained(cell) is None else State.TO_TRAIN_AGAIN
 
     def make_data(self) -> None:
         """The study's data sets, unless they are there.
@@ -160,20 +201,19 @@ class Runner:
             self._devices.put(device)
 
     def _run_on(self, cell: Cell, device: str | None) -> dict[str, Any]:
-        fingerprint = self.study.fingerprint(cell)
-        # Other settings are another run: it must not resume from these checkpoints.
-        run_dir = self.runs / f"{cell.name}-{fingerprint[:8]}"
+        run_dir = self.run_dir(cell)
         log = run_dir / "terminal.log"
         paths, settings = self.study.recipe(cell)
         configs = [argument for path in paths for argument in ("--config", str(path))]
         command = ["-m", "sg_rlhf.train", *configs, "--run-dir", str(run_dir)]
-        if not (run_dir / "checkpoints" / "final" / "config.json").exists():
+        if not final_checkpoint_complete(run_dir):
             self._run([*command, *overrides(settings, self.data)], log, device)
         sharpness = self._sharpness(run_dir, log, device)
         accuracy = self._accuracy(run_dir, log, device)
         found = {
             "cell": cell.name,
-            "fingerprint": fingerprint,
+            "fingerprint": self.study.fingerprint(cell),
+            "measured_with": self.study.measurements(),
             **study_results.collect(run_dir, sharpness, accuracy),
         }
         write_whole(self.out / "cells" / cell.file_name, json.dumps(found, indent=1) + "\n")
@@ -183,14 +223,14 @@ class Runner:
         settings = self.study.file.sharpness
         if settings is None:
             return None
-        batch = self.runs / "sharpness_batch.json"
-        result = run_dir / SHARPNESS
+        name = _named_after("sharpness", settings)
+        batch, result = self.runs / f"batch_of_{name}", run_dir / name
         with self._sampling:  # one batch for all cells, from the model that they start from
             if not batch.exists():
-                start = self.runs / "sharpness_start.json"
+                start = self.runs / f"start_of_{name}"
                 self._measure(self._value("actor.model_name_or_path"), batch, start, log, device)
         if not result.exists():
-            self._measure(run_dir / "checkpoints" / "final", batch, result, log, device)
+            self._measure(final_checkpoint(run_dir), batch, result, log, device)
         measured: dict[str, Any] = json.loads(result.read_text())["models"][0]
         measured.pop("model")
         return measured
@@ -199,9 +239,9 @@ class Runner:
         settings = self.study.file.accuracy
         if settings is None:
             return None
-        result = run_dir / ACCURACY
+        result = run_dir / _named_after("accuracy", settings)
         if not result.exists():
-            arguments = self.accuracy_arguments(run_dir / "checkpoints" / "final", result)
+            arguments = self.accuracy_arguments(final_checkpoint(run_dir), result)
             self._run(["-m", "sg_rlhf.lab.accuracy", *arguments], log, device)
         measured: dict[str, Any] = json.loads(result.read_text())
         return {"samples": measured["samples"], "sets": measured["models"][0]["sets"]}
@@ -289,38 +329,62 @@ def write_tables(study: Study, runner: Runner) -> list[dict[str, Any]]:
 def run_cells(runner: Runner, cells: list[Cell]) -> list[str]:
     """Train and measure; returns a line for each cell that failed."""
     failures = []
-    runner.make_data()
-    with (
-        progress_bar(runner.study.name, "runs", len(cells)) as bar,
-        concurrent.futures.ThreadPoolExecutor(runner.jobs) as pool,
-    ):
-        futures = {pool.submit(runner.run, cell): cell for cell in cells}
-        try:
-            for future in concurrent.futures.as_completed(futures):
-                cell = futures[future]
-                try:
-                    figures = future.result()["figures"]
-                except (CellError, ValueError, OSError) as error:
-                    failures.append(f"{cell.name}: {error}")
-                    bar.write(failures[-1], file=sys.stderr)
-                else:
-                    bar.write(describe(cell, figures))
-                bar.update()
-        except KeyboardInterrupt:
-            runner.stop()
-            pool.shutdown(cancel_futures=True)
-            raise
+    try:
+        jobs = runner.take_devices()
+        runner.make_data()
+        with (
+            progress_bar(runner.study.name, "runs", len(cells)) as bar,
+            concurrent.futures.ThreadPoolExecutor(jobs) as pool,
+        ):
+            futures = {pool.submit(runner.run, cell): cell for cell in cells}
+            try:
+                for future in concurrent.futures.as_completed(futures):
+                    cell = futures[future]
+                    try:
+                        bar.write(describe(cell, future.result()["figures"]))
+                    except (CellError, ValueError, OSError) as error:
+                        failures.append(f"{cell.name}: {error}")
+                        bar.write(failures[-1], file=sys.stderr)
+                    bar.update()
+            except KeyboardInterrupt:
+                runner.stop()
+                pool.shutdown(cancel_futures=True)
+                raise
+    except KeyboardInterrupt:
+        runner.stop()  # also what makes the data
+        raise
     return failures
 
 
 def describe(cell: Cell, figures: dict[str, Any]) -> str:
     """One line of a finished cell."""
+    names = [name for name in ("held_out", "larger") if f"{name}_after" in figures]
+    if not names and "eval_after" in figures:
+        names = ["eval"]
     accuracy = ", ".join(
-        f"{key.removesuffix('_after')} {figures[f'{key[:-6]}_before']:.3f} -> {value:.3f}"
-        for key, value in figures.items()
-        if key in ("held_out_after", "larger_after")
+        # A set that is only measured at the end has no accuracy before.
+        f"{name} "
+        + (f"{figures[f'{name}_before']:.3f} -> " if f"{name}_before" in figures else "")
+        + f"{figures[f'{name}_after']:.3f}"
+        for name in names
     )
     return f"{cell.name}: {accuracy}, largest gradient norm {figures['grad_norm_max']:.3g}"
+
+
+def overview(states: Sequence[State]) -> str:
+    """One line: how many runs are complete, and what is left."""
+    left = [
+        f"{count} {state.value}"
+        for state in State
+        if state is not State.DONE and (count := states.count(state))
+    ]
+    again = (
+        ""
+        if State.TO_TRAIN_AGAIN not in states
+        else ("; again: measured with other settings, and the checkpoint is not under --runs")
+    )
+    done = f"{states.count(State.DONE)} of {len(states)} runs are complete"
+    return "; ".join([done, ", ".join(left)] if left else [done]) + again
 
 
 def _chosen(cells: Sequence[Cell], patterns: str, study: Path) -> list[Cell]:
@@ -343,22 +407,25 @@ def main(argv: list[str] | None = None) -> int:
         out = arguments.out or Path("bench") / "results" / study.name
         runner = Runner(study, out, arguments.runs or Path("runs") / study.name, arguments.jobs)
         cells = _chosen(list(study.cells()), arguments.only or "*", arguments.study)
-        todo = [cell for cell in cells if not runner.complete(cell)]
+        states = {cell: runner.state(cell) for cell in cells}
     except ConfigError as error:
         print(f"sg_rlhf.lab.ablation: {error}", file=sys.stderr)
         return 2
+    todo = [cell for cell in cells if states[cell] is not State.DONE]
     if arguments.list:
         for cell in cells:
-            print(f"{'to do' if cell in todo else 'done ':6}{cell.name}")
+            print(f"{states[cell].value:15}{cell.name}")
         print(f"{len(cells) - len(todo)} of {len(cells)} done; results: {out}")
         return 0
     failures: list[str] = []
     interrupted = False
     if not arguments.table:
-        done = len(cells) - len(todo)
-        print(f"{done} of {len(cells)} runs are complete; {len(todo)} to train or to measure")
+        print(overview(list(states.values())))
         try:
             failures = run_cells(runner, todo)
+        except ConfigError as error:
+            print(f"sg_rlhf.lab.ablation: {error}", file=sys.stderr)
+            return 2
         except CellError as error:
             failures = [str(error)]
         except KeyboardInterrupt:

@@ -165,6 +165,11 @@ class Study:
         paths, settings = self.recipe(cell)
         return load_config(paths, overrides(settings, data))
 
+    def measurements(self) -> dict[str, Any]:
+        """How a finished run is measured: the sections of the file, for each cell's own file."""
+        sections = {"sharpness": self.file.sharpness, "accuracy": self.file.accuracy}
+        return {name: s.model_dump(mode="json") for name, s in sections.items() if s is not None}
+
     def fingerprint(self, cell: Cell) -> str:
         """A hash of everything that decides what the cell trains, but not of where it writes."""
         config = self.config(cell, Path("data"))
@@ -195,6 +200,8 @@ def load_study(path: Path) -> Study:
         study = Study(path.resolve(), StudyFile(**tree))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text") from None
     except (yaml.YAMLError, TypeError) as error:
         raise ConfigError(f"{path}: not a YAML mapping: {' '.join(str(error).split())}") from None
     except ValidationError as error:

@@ -56,7 +56,8 @@ def plot(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
 def plot_differences(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
     """Each variant beside the baseline, paired: held-out accuracy, and the peak of the norm.
 
-    A dot is a regime and a seed, a ring the mean over all pairs of a variant, with its interval.
+    A dot is a regime and a seed. A ring is the mean over the seeds where a variant was run in one
+    regime, and else that over the regimes' means (`study_results.over_regimes`), with its interval.
     """
     paired = [row for row in rows if "held_out_after_difference" in row]
     variants = list(dict.fromkeys(row["variant"] for row in paired))[::-1]
@@ -73,8 +74,10 @@ def plot_differences(study: Study, rows: list[dict[str, Any]], path: Path) -> No
                 values = row[key]["values"]
                 color = f"C{regimes.index(row['regime'])}"
                 axes.plot(values, [position] * len(values), ".", color=color, ms=7, alpha=0.8)
-            every = [value for row in of_variant for value in row[key]["values"]]
-            _mean_and_interval(axes, position, every, "#222222", logarithmic=axes is right)
+            sample = of_variant[0][key]["values"]
+            if len(of_variant) > 1:
+                sample = [row[key]["mean"] for row in of_variant]
+            _mean_and_interval(axes, position, sample, "#222222", logarithmic=axes is right)
         axes.axvline(1.0 if axes is right else 0.0, color="#888888", lw=0.8, ls="--")
         _frame(axes, f"{title}, beside {study.file.baseline}")
     left.set_yticks(range(len(variants)), variants)

@@ -164,10 +164,11 @@ def summarize(study: Study, cells: Iterable[tuple[Cell, dict[str, Any]]]) -> lis
 
 
 def over_regimes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The paired differences of each variant that was run in several regimes, all pairs together.
+    """What each variant that was run in several regimes makes of the baseline, over all of them.
 
-    A pair is a regime and a seed. The interval is that of a mean over pairs; it takes the regimes
-    for draws like the seeds.
+    The regimes are the sample: a regime's mean over its seeds is one value of it, so seeds of one
+    regime, which agree more with each other than with another regime's, do not count as
+    independent, and a regime with more seeds does not count for more. ``values`` are the pairs.
     """
     found = []
     for variant in dict.fromkeys(row["variant"] for row in rows):
@@ -176,16 +177,15 @@ def over_regimes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ]
         if len(of_variant) < 2:
             continue
-        accuracy = [v for row in of_variant for v in row["held_out_after_difference"]["values"]]
-        peaks = [v for row in of_variant for v in row["grad_norm_peak_ratio"]["values"]]
-        found.append(
-            {
-                "variant": variant,
-                "regimes": [row["regime"] for row in of_variant],
-                "held_out_after_difference": _difference(accuracy),
-                "grad_norm_peak_ratio": _ratio(peaks),
-            }
-        )
+        entry = {"variant": variant, "regimes": [row["regime"] for row in of_variant]}
+        for key, summary in (
+            ("held_out_after_difference", _difference),
+            ("grad_norm_peak_ratio", _ratio),
+        ):
+            pairs = [value for row in of_variant for value in row[key]["values"]]
+            regimes = summary([row[key]["mean"] for row in of_variant])
+            entry[key] = {**regimes, "pairs": len(pairs), "values": pairs}
+        found.append(entry)
     return found
 
 

@@ -58,7 +58,8 @@ def table(
     for ranking in rankings:
         lines += _ranking_table(ranking)
     lines += [
-        f"Means over seeds with half of their 95 % t-interval where there are {MIN_SEEDS} or more; "
+        "In a regime: means over seeds with half of their 95 % t-interval where there are "
+        f"{MIN_SEEDS} or more; "
         f"what compares with {study.file.baseline} is paired by seed. held-out: of the last "
         "checkpoint. gap: accuracy on training "
         "prompts minus held-out. Gradient norms are before clipping, over all optimizer steps; "
@@ -72,7 +73,9 @@ def _pooled_table(study: Study, pooled: list[dict[str, Any]]) -> list[str]:
     lines = [
         "## All regimes together",
         "",
-        f"Pairs with {study.file.baseline} of the same regime and seed; lower: in how many.",
+        f"Pairs with {study.file.baseline} of the same regime and seed; lower: in how many of "
+        "them. The mean is that of the regimes' means, and the interval takes the regimes for its "
+        f"sample, from {MIN_SEEDS} of them on.",
         "",
     ]
     headings = ["variant", "regimes", "pairs", "held-out minus", "lower", "max / median over"]

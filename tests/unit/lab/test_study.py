@@ -78,14 +78,24 @@ def test_the_accuracy_of_the_shipped_study_is_a_command_line(tmp_path: Path) -> 
     assert parsed.samples == 8 and parsed.reward == "module:sg_rlhf.tasks.kk.reward"
 
 
-def test_a_cell_without_its_measurements_is_not_complete(tmp_path: Path) -> None:
+def test_a_cell_is_done_when_it_was_measured_as_the_study_says(tmp_path: Path) -> None:
     runner = ablation.Runner(load_study(SHIPPED), tmp_path, tmp_path / "runs", 1)
     cell = next(runner.study.cells())
     file = tmp_path / "cells" / cell.file_name
-    found = {"fingerprint": runner.study.fingerprint(cell), "sharpness": {}, "accuracy": None}
-    for value, complete in ((None, False), ({"samples": 8}, True)):
-        write_whole(file, json.dumps({**found, "accuracy": value}))
-        assert runner.result(cell) is not None and runner.complete(cell) is complete
+    today = runner.study.measurements()
+    fewer = {**today, "accuracy": {**today["accuracy"], "arguments": "--prompts 10 --samples 1"}}
+    assert runner.state(cell) is ablation.State.TO_TRAIN
+    for measured, state in (
+        (None, ablation.State.TO_TRAIN_AGAIN),
+        ({"sharpness": today["sharpness"]}, ablation.State.TO_TRAIN_AGAIN),
+        (fewer, ablation.State.TO_TRAIN_AGAIN),
+        (today, ablation.State.DONE),
+    ):
+        found = {"fingerprint": runner.study.fingerprint(cell), "measured_with": measured}
+        write_whole(file, json.dumps(found))
+        assert runner.state(cell) is state
+        # What was measured otherwise is in no table.
+        assert (runner.result(cell) is not None) is (state is ablation.State.DONE)
 
 
 def test_cells_come_seed_by_seed_and_once(tmp_path: Path) -> None:
@@ -286,22 +296,31 @@ def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
     assert [ratio[key] for key in ("mean", "ci95_low", "ci95_high")] == pytest.approx([0.5] * 3)
 
 
-def test_pairs_of_all_regimes_are_one_sample() -> None:
+def test_over_regimes_a_regime_counts_once_however_many_seeds_it_has() -> None:
     def row(regime: str, differences: list[float], peaks: list[float]) -> dict[str, Any]:
+        mean = study_results.geometric_mean(peaks)[0]
         return {
             "variant": "sg", "regime": regime,
-            "held_out_after_difference": {"values": differences},
-            "grad_norm_peak_ratio": {"values": peaks},
+            "held_out_after_difference": {
+                "mean": statistics.fmean(differences), "values": differences
+            },
+            "grad_norm_peak_ratio": {"mean": mean, "values": peaks},
         }  # fmt: skip
 
-    rows = [row("base", [-0.1, -0.2], [0.5, 2.0]), row("fast", [0.1], [1.0])]
-    rows.append({"variant": "grpo", "regime": "base"})
+    rows = [
+        row("base", [-0.1, -0.2], [0.5, 2.0]),
+        row("fast", [0.1], [4.0]),
+        row("long", [0.0], [0.25]),
+        {"variant": "grpo", "regime": "base"},
+    ]
     [found] = study_results.over_regimes(rows)
-    difference = found["held_out_after_difference"]
-    assert difference["pairs"] == 3 and difference["mean"] == pytest.approx(-0.2 / 3)
-    assert difference["ci95"] == study_results.interval([-0.1, -0.2, 0.1])
-    assert found["grad_norm_peak_ratio"]["mean"] == pytest.approx(1.0)
-    assert found["regimes"] == ["base", "fast"]
+    difference, peaks = found["held_out_after_difference"], found["grad_norm_peak_ratio"]
+    assert difference["mean"] == pytest.approx(-0.05 / 3)
+    assert difference["ci95"] == pytest.approx(study_results.interval([-0.15, 0.1, 0.0]))
+    assert difference["pairs"] == 4 and difference["values"] == [-0.1, -0.2, 0.1, 0.0]
+    assert peaks["mean"] == pytest.approx(1.0)
+    assert peaks["ci95_low"] == pytest.approx(study_results.geometric_mean([1.0, 4.0, 0.25])[1])
+    assert found["regimes"] == ["base", "fast", "long"]
     assert study_results.over_regimes(rows[:1]) == []
 
 
@@ -370,7 +389,11 @@ def test_tables_are_written_from_the_cells_that_are_there(
     out = tmp_path / "out"
     for index, cell in enumerate(list(study.cells())[:3]):
         run = run_directory(tmp_path / cell.name, 0.5 + 0.05 * index, 0.1)
-        found = {"fingerprint": study.fingerprint(cell), **study_results.collect(run, None, None)}
+        found = {
+            "fingerprint": study.fingerprint(cell),
+            "measured_with": study.measurements(),
+            **study_results.collect(run, None, None),
+        }
         if index == 2:
             found["fingerprint"] = "of other settings"
         file = out / "cells" / cell.file_name
