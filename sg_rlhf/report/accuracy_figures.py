@@ -25,6 +25,8 @@ from sg_rlhf.report.text import drawn
 #: Inches; of a figure that takes the width of the page.
 WIDE, PANEL_HEIGHT = 8.0, 2.3
 PANELS_IN_A_ROW = 3
+#: Fit side by side below the bars.
+TICK_LETTERS = 36
 
 
 def accuracy_by_set(groups: list[Group]) -> Figure:
@@ -46,7 +48,7 @@ def accuracy_by_set(groups: list[Group]) -> Figure:
     for panel in panels[::columns]:
         panel.set_ylabel("share correct")
     panels[0].set_ylim(0, min(1.0, 1.05 * panels[0].get_ylim()[1]))
-    drawing.legend_of_figure(figure, panels, columns=3)
+    drawing.legend_of_figure(panels)
     return figure
 
 
@@ -85,8 +87,10 @@ def accuracy_by_source(groups: list[Group]) -> Figure:
         raise Missing("No held-out evaluation names its data sources.")
     figure, (axes,) = drawing.subplots()
     width = 0.8 / len(groups)
+    last_rollouts = [_last_rollouts(group) for group in groups]
+    same = len(set(last_rollouts)) == 1
     for index, group in enumerate(groups):
-        label = f"{drawn(group.label)}, {_last_rollouts(group)}"
+        label = drawn(group.label if same else f"{group.label}, {last_rollouts[index]}")
         for place, name in enumerate(names):
             x = place - 0.4 + (index + 0.5) * width
             key = f"eval_{name}_accuracy"
@@ -102,7 +106,7 @@ def accuracy_by_source(groups: list[Group]) -> Figure:
                 lows, highs = min(v for v, _ in values), max(v for v, _ in values)
                 error = [[mean - lows], [highs - mean]]
             axes.bar(
-                x, mean, width * 0.92, color=drawing.color(index), yerr=error, label=label,
+                x, mean, width * 0.92, **drawing.fill(index), yerr=error, label=label,
                 error_kw={"elinewidth": 1, "capsize": 2.5, "ecolor": INK},
             )  # fmt: skip
             label = "_nolegend_"
@@ -112,11 +116,11 @@ def accuracy_by_source(groups: list[Group]) -> Figure:
                 axes.plot([x - width * 0.46, x + width * 0.46], [start] * 2, color=INK, lw=1.4)
     axes.plot([], [], color=INK, lw=1.4, label="first evaluation")
     axes.set_xticks(range(len(names)), [drawn(source_name(name)) for name in names])
-    if len(names) > 4:
-        axes.tick_params(axis="x", labelrotation=30)
+    if len("".join(map(source_name, names))) > TICK_LETTERS:
+        axes.tick_params(axis="x", labelrotation=20)
     axes.grid(visible=False, axis="x")
     axes.set_ylim(0, 1)
-    axes.set_ylabel("held-out accuracy")
+    axes.set_ylabel("held-out accuracy" + (f", {last_rollouts[0]}" if same else ""))
     drawing.legend(axes, "above")
     return figure
 

@@ -18,11 +18,16 @@ from matplotlib.ticker import MaxNLocator
 
 from sg_rlhf.report.runs import Curve
 
-#: Okabe and Ito's palette: told apart with any colour vision. Line styles differ as well.
+#: Okabe and Ito's palette: told apart with any colour vision. Line styles differ as well, and
+#: repeat at another length than the colours: 42 groups look different, and those of one colour
+#: have neighbours in LINES, which are unlike each other.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-LINES: tuple[str | tuple[int, tuple[int, ...]], ...] = (
-    "-", (0, (6, 2)), (0, (2, 1)), (0, (8, 2, 2, 2)), (0, (4, 1, 1, 1)), (0, (1, 1)),
+LINES: tuple[str | tuple[int, tuple[float, ...]], ...] = (
+    "-", (0, (7, 2)), (0, (8, 2, 1.5, 2)), (0, (2.5, 1.2)), (0, (16, 2.5)), (0, (1, 1.6)),
+    (0, (6, 1.5, 1, 1.5, 1, 1.5)),
 )  # fmt: skip
+#: Bars have no line style: what fills them differs for each round of the colours.
+HATCHES = ("", "////", "....", "xxxx", "----", "oo", "++")
 INK, MUTED, GRID, ALARM = "#1b1f24", "#59636e", "#e1e4e8", "#b3261e"
 #: Each colour becomes a CSS variable in the page, so that dark mode can change it.
 VARIABLES = {
@@ -31,7 +36,10 @@ VARIABLES = {
 }  # fmt: skip
 #: Inches; a column of a two-column paper, and of the page.
 WIDTH, HEIGHT = 4.6, 2.8
-LEGEND_ROW = 0.18
+#: Inches; a row of a legend, and what an entry needs besides and for each letter.
+LEGEND_ROW, LEGEND_HANDLE, LEGEND_LETTER = 0.18, 0.55, 0.06
+#: More labels than this would cover what they explain.
+LEGEND_INSIDE = 6
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
 RC = {
@@ -47,6 +55,7 @@ RC = {
     "grid.linewidth": 0.8,
     "legend.frameon": False,
     "legend.fontsize": 8.0,
+    "legend.handlelength": 2.8,  # two periods of most line styles
     "text.color": INK,
     "xtick.color": MUTED,
     "ytick.color": MUTED,
@@ -77,9 +86,21 @@ def color(index: int) -> str:
     return SERIES[index % len(SERIES)]
 
 
-def style(index: int) -> str | tuple[int, tuple[int, ...]]:
+def style(index: int) -> str | tuple[int, tuple[float, ...]]:
     """The line style of the group at ``index``."""
     return LINES[index % len(LINES)]
+
+
+def fill(index: int) -> dict[str, Any]:
+    """How the bars of the group at ``index`` are filled."""
+    hatch = HATCHES[index // len(SERIES) % len(HATCHES)]
+    return {"color": color(index)} | ({"hatch": hatch, "edgecolor": GRID} if hatch else {})
+
+
+def dashes(index: int) -> str:
+    """The line style of the group at ``index`` as ``stroke-dasharray``."""
+    line = style(index)
+    return "none" if isinstance(line, str) else " ".join(f"{2 * part:g}" for part in line[1])
 
 
 def whole_numbers(axes: Axes, label: str = "rollout") -> None:
@@ -140,26 +161,30 @@ def draw_seeds(
     return True
 
 
-def legend(axes: Axes, location: str = "best", **options: Any) -> None:
-    """A legend, if anything has a label; ``above`` puts it over the axes."""
-    if location == "above":
-        location = "lower left"
-        options = {"bbox_to_anchor": (-0.02, 1.0), "ncols": 2, "handlelength": 1.6} | options
+def legend(axes: Axes, location: str = "best") -> None:
+    """A legend, if anything has a label; ``above`` puts it over the axes, many go below."""
     handles, _ = axes.get_legend_handles_labels()
-    if handles:
-        axes.legend(loc=location, **options)
+    if len(handles) > LEGEND_INSIDE:
+        legend_of_figure([axes])
+    elif location == "above":
+        legend_of_figure([axes], "upper")
+    elif handles:
+        axes.legend(loc=location)
 
 
-def legend_of_figure(figure: Figure, panels: Sequence[Axes], columns: int) -> None:
-    """One legend below for all panels, which grows the figure by its height."""
+def legend_of_figure(panels: Sequence[Axes], side: str = "lower") -> None:
+    """One legend for all panels at a side of the figure, which grows by its height."""
     found: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
         found |= dict(zip(labels, handles, strict=True))
-    if not found:
+    figure = panels[0].get_figure(root=True)
+    if not found or figure is None:
         return
+    entry = LEGEND_HANDLE + LEGEND_LETTER * max(map(len, found))
+    columns = min(len(found), max(1, int(figure.get_figwidth() / entry)))
     figure.set_figheight(figure.get_figheight() + LEGEND_ROW * math.ceil(len(found) / columns))
-    figure.legend(found.values(), found.keys(), loc="outside lower left", ncols=columns)
+    figure.legend(found.values(), found.keys(), loc=f"outside {side} left", ncols=columns)
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -144,7 +144,7 @@ def draw_evaluated(axes: Axes, curves: list[list[Evaluated]], index: int, label:
     xs, ys, errors = interval(curves)
     axes.errorbar(
         xs, ys, yerr=errors, marker="o", ms=4, capsize=2.5, lw=1.7, color=drawing.color(index),
-        label=label,
+        ls=drawing.style(index), label=label,
     )  # fmt: skip
     return True
 
@@ -299,9 +299,7 @@ def quartiles(groups: list[Group]) -> Figure:
             continue
         any_drawn = True
         xs = [q - 0.4 + (index + 0.5) * width for q in range(4)]
-        axes.bar(
-            xs, shares, width * 0.92, color=drawing.color(index), label=f"{drawn(group.label)}"
-        )
+        axes.bar(xs, shares, width * 0.92, **drawing.fill(index), label=f"{drawn(group.label)}")
         if all(map(math.isfinite, masses)):
             axes.scatter(xs, masses, marker="D", s=22, color=INK, zorder=3)
     if not any_drawn:
@@ -390,7 +388,7 @@ def timing(groups: list[Group]) -> Figure:
     axes.grid(visible=False, axis="y")
     axes.margins(x=0.12)
     axes.set_xlabel("seconds per rollout (median of each phase)")
-    drawing.legend(axes, "above", handlelength=1.2, ncols=3)
+    drawing.legend(axes, "above")
     return figure
 
 

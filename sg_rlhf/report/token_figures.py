@@ -53,7 +53,10 @@ def weight_curve(groups: list[Group]) -> Figure:
                     )  # fmt: skip
                     top.axvspan(*zone, facecolor="none", edgecolor=color, alpha=0.35, hatch=hatch)
         else:
-            top.plot([], [], color=color, label=f"{name}: no curve, see the table of runs")
+            top.plot(
+                [], [], color=color, ls=drawing.style(index),
+                label=f"{name}: no curve, see the table of runs",
+            )  # fmt: skip
         shares, source = probability_histogram(group, HISTOGRAM_BINS)
         if sum(shares):
             edges = [i / HISTOGRAM_BINS for i in range(HISTOGRAM_BINS + 1)]
