@@ -55,17 +55,17 @@ FIGURES = (
         figures.accuracy,
     ),
     Entry(
-        "accuracy_by_source", "Accuracy by puzzle size or source",
-        "Last held-out evaluation, as the paper's Figure 4; the line across a bar is the first "
-        "evaluation. Error bars: 95 % interval over prompts, or the range of the seeds.",
-        accuracy_figures.accuracy_by_source,
-    ),
-    Entry(
         "accuracy_by_set", "Accuracy of each evaluation set",
         "The sets of sg.eval_sets along training. The distance between the training prompts and "
         "held-out prompts of the same kind is the generalisation gap. Bars: 95 % interval over "
         "prompts; band: the range of the seeds.",
         accuracy_figures.accuracy_by_set, wide=True,
+    ),
+    Entry(
+        "accuracy_by_source", "Accuracy by puzzle size or source",
+        "Last held-out evaluation, as the paper's Figure 4; the line across a bar is the first "
+        "evaluation. Error bars: 95 % interval over prompts, or the range of the seeds.",
+        accuracy_figures.accuracy_by_source,
     ),
     Entry(
         "weight_curve", "Token weight over probability",
