@@ -158,6 +158,54 @@ def test_everything_is_reached_by_keyboard(page: Page) -> None:
     assert page.input_value("#f-text") == "jk"
 
 
+#: The tip beside the focused token, both inside the window.
+TIP_AT_FOCUS = """() => {
+  const tip = document.getElementById('tip');
+  const t = tip.getBoundingClientRect();
+  const focused = document.activeElement;
+  const f = focused.getClientRects()[0];
+  const inside = (box) => box.top >= 0 && box.bottom <= innerHeight && box.left >= 0
+    && box.right <= innerWidth;
+  const near = Math.min(Math.abs(t.top - f.bottom), Math.abs(f.top - t.bottom)) < 20;
+  return !tip.hidden && t.height > 0 && inside(t) && inside(f) && near
+    && focused.getAttribute('aria-describedby') === 'tip';
+}"""
+
+
+def test_the_tip_stays_with_the_keyboard_while_the_page_scrolls(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run", rollouts=6, samples_per_step=1, tokens=3000)
+    with opened(write_page(tmp_path, run_dir), tmp_path / "profile") as found:
+        page = found.page
+        first = page.locator("#sample .tokens .t").first
+        first.hover()  # and the pointer stays there, over other tokens when the page scrolls
+        first.focus()
+        for key in ("End", "ArrowUp", "Home", "ArrowDown", "End"):
+            before = page.evaluate("scrollY")
+            page.keyboard.press(key)
+            if key in ("Home", "End"):
+                page.wait_for_function("(before) => scrollY !== before", arg=before)
+            # Two frames: the scroll event, and what the browser says about the resting pointer.
+            page.evaluate("() => new Promise((go) => setTimeout(go, 400))")
+            assert page.evaluate(TIP_AT_FOCUS), key
+            k = int(page.evaluate("document.activeElement.dataset.k"))
+            label = page.evaluate("document.activeElement.ariaLabel")
+            assert label.startswith(f"token {k + 1}: ")
+        assert k == 2999
+        page.keyboard.press("Escape")
+        page.mouse.wheel(0, -300)
+        page.evaluate("() => new Promise((go) => setTimeout(go, 400))")
+        assert page.evaluate("document.activeElement.getAttribute('aria-describedby')") is None
+        assert not found.complaints
+
+
+def test_controls_have_names_of_their_own(page: Page) -> None:
+    for name in ("rollout from", "rollout to", "reward from", "reward to"):
+        expect(page.get_by_role("spinbutton", name=name, exact=True)).to_have_count(1)
+    button = page.get_by_role("button", name=re.compile("^Use (dark|light) colours$"))
+    expect(button).to_have_count(1)
+    assert button.get_attribute("aria-pressed") is None
+
+
 #: The contrast of every element that has text of its own (WCAG 2.1), against what is behind it.
 CONTRAST = """() => {
   const parse = (text) => {

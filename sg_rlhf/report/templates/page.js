@@ -12,7 +12,6 @@
     const dark = chosen ? chosen === "dark" : system.matches;
     root.dataset.theme = dark ? "dark" : "light";
     $("theme").textContent = dark ? "Light" : "Dark";
-    $("theme").setAttribute("aria-pressed", String(dark));
     $("theme").setAttribute("aria-label", dark ? "Use light colours" : "Use dark colours");
   }
   $("theme").addEventListener("click", () => {
@@ -259,7 +258,10 @@
     part.setAttribute("aria-describedby", "tip");
     part.setAttribute("role", "img");
     part.setAttribute("aria-label", `token ${k + 1}: ${spoken(pieces[samples.tokens[i][k]])}`);
-    const box = part.getClientRects()[0] || part.getBoundingClientRect();
+    placeTip();
+  }
+  function placeTip() {
+    const box = described.getClientRects()[0] || described.getBoundingClientRect();
     const { offsetWidth: width, offsetHeight: height } = tip;
     const left = Math.max(8, Math.min(box.left, innerWidth - width - 8));
     const below = box.bottom + 8;
@@ -271,18 +273,31 @@
     if (described) described.removeAttribute("aria-describedby");
     described = null;
   }
+  const ofFocus = () => described !== null && described === document.activeElement;
   const article = $("sample");
+  let pointer = "";
+  const at = (event) => `${event.screenX},${event.screenY}`;
+  for (const name of ["mouseover", "mousemove"]) {
+    document.addEventListener(name, (event) => { pointer = at(event); }, { passive: true });
+  }
   article.addEventListener("mouseover", (event) => {
+    // The keyboard scrolled the page under a pointer that rests: the tip stays with the focus.
+    if (ofFocus() && at(event) === pointer) return;
     const part = event.target.closest(".tokens .t");
     if (part) showTip(part); else hideTip();
   });
-  article.addEventListener("mouseleave", hideTip);
+  article.addEventListener("mouseleave", (event) => {
+    if (!(ofFocus() && at(event) === pointer)) hideTip();
+  });
   article.addEventListener("focusin", (event) => {
     const part = event.target.closest(".tokens .t");
     if (part) showTip(part);
   });
   article.addEventListener("focusout", hideTip);
-  addEventListener("scroll", hideTip, { passive: true });
+  // Going to a token that is out of sight scrolls the page, too.
+  const follow = () => (ofFocus() ? placeTip() : hideTip());
+  addEventListener("scroll", follow, { passive: true });
+  addEventListener("resize", follow, { passive: true });
 
   // -- keys ----------------------------------------------------------------------------------------
   article.addEventListener("keydown", (event) => {
