@@ -47,7 +47,8 @@ def accuracy_by_set(groups: list[Group]) -> Figure:
         panel.set_visible(False)
     for panel in panels[::columns]:
         panel.set_ylabel("share correct")
-    panels[0].set_ylim(0, min(1.0, 1.05 * panels[0].get_ylim()[1]))
+    top = min(1.0, 1.05 * panels[0].get_ylim()[1])
+    panels[0].set_ylim(-0.02 * top, top)  # a line at 0 must be seen whole
     drawing.legend_of_figure(panels)
     return figure
 
@@ -118,6 +119,8 @@ def accuracy_by_source(groups: list[Group]) -> Figure:
     axes.set_xticks(range(len(names)), [drawn(source_name(name)) for name in names])
     if len("".join(map(source_name, names))) > TICK_LETTERS:
         axes.tick_params(axis="x", labelrotation=20)
+        for tick in axes.get_xticklabels():
+            tick.set(ha="right", rotation_mode="anchor")
     axes.grid(visible=False, axis="x")
     axes.set_ylim(0, 1)
     axes.set_ylabel("held-out accuracy" + (f", {last_rollouts[0]}" if same else ""))
