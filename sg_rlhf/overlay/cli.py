@@ -109,11 +109,12 @@ def run(args: argparse.Namespace) -> None:
 
     Raises:
         RunStopped: the run stopped on purpose (a reward, a NaN, a failed sync).
+        TooFewPrompts: the data set does not fill one rollout.
         ClusterError: the cluster is too small.
     """
     contract.check()
     from sg_rlhf.overlay import cluster, register
-    from sg_rlhf.overlay.errors import RunStopped
+    from sg_rlhf.overlay.errors import RunStopped, TooFewPrompts
 
     local = True
     with _output(args):
@@ -122,9 +123,10 @@ def run(args: argparse.Namespace) -> None:
             local = cluster.connect(args)
             upstream.train(args)
         except Exception as error:
-            cause = _stop_cause(error, RunStopped)
-            if cause is not None:
-                raise cause from None
+            for kind in (RunStopped, TooFewPrompts):
+                cause = _stop_cause(error, kind)
+                if cause is not None:
+                    raise cause from None
             raise
         finally:
             # A second Ctrl-C must not leave the cluster half down.
@@ -180,7 +182,7 @@ def _stop_cause(error: BaseException, kind: type[Exception]) -> Exception | None
 
 def execute(args: argparse.Namespace) -> int:
     """Run and report: exit status 0, 2 for bad usage, 1 when the run stopped, 130 interrupted."""
-    from sg_rlhf.overlay.errors import RunStopped
+    from sg_rlhf.overlay.errors import RunStopped, TooFewPrompts
     from sg_rlhf.ray_cluster import ClusterError
 
     # A shell starts background jobs with SIGINT ignored; whoever sends it means it.
@@ -188,7 +190,7 @@ def execute(args: argparse.Namespace) -> int:
         signal.signal(number, _interrupt)
     try:
         run(args)
-    except (UpstreamChanged, ClusterError) as error:
+    except (UpstreamChanged, ClusterError, TooFewPrompts) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except RunStopped as error:

@@ -77,6 +77,7 @@ SIGNATURES: dict[tuple[str, str], str] = {
     ),
     ("trainer/ppo_trainer.py", "BasePPOTrainer._compute_rollout_stats"): "self, experiences",
     ("trainer/ppo_trainer.py", "BasePPOTrainer.init_checkpoint_states"): "self",
+    ("trainer/ppo_trainer.py", "PPOTrainer.get_max_steps"): "self",
     ("trainer/ppo_trainer.py", "PPOTrainer.fit"): "self, global_step",
     ("trainer/ppo_trainer.py", "PPOTrainer.evaluate"): "self, global_step, **generate_kwargs",
     ("trainer/ppo_utils/experience_maker.py", "RemoteExperienceMaker.make_experience"): (
@@ -86,6 +87,9 @@ SIGNATURES: dict[tuple[str, str], str] = {
         "trainer/ppo_utils/experience_maker.py",
         "RemoteExperienceMaker.compute_advantages_and_returns",
     ): ("self, experiences"),
+    ("trainer/ppo_utils/samples_generator.py", "SamplesGenerator._generate_vllm"): (
+        "self, dataloader_iter, num_prompts, dynamic_filtering, **generate_kwargs"
+    ),
     (
         "trainer/ppo_utils/samples_generator.py",
         "SamplesGenerator._process_response_into_experience",
@@ -128,10 +132,15 @@ CALL_ORDER: dict[tuple[str, str], tuple[str, ...]] = {
         "broadcast_to_vllm",
     ),
     ("trainer/ppo_trainer.py", "PPOTrainer.evaluate"): ("compute_eval_metrics",),
+    ("trainer/ppo_utils/samples_generator.py", "SamplesGenerator.generate_samples"): (
+        "_dataloader_iter",
+        "_generate_vllm",
+    ),
     ("cli/train_ppo_ray.py", "train"): (
         "create_vllm_engines",
         "PolicyModelActor",
         "PPOTrainer",
+        "get_max_steps",
     ),
 }
 

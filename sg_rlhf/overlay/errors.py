@@ -17,5 +17,9 @@ class NonFiniteError(RunStopped):
     """A loss or a log-probability is NaN or infinite."""
 
 
+class TooFewPrompts(ValueError):
+    """The data set does not fill one rollout: a wrong setting, known once the data are read."""
+
+
 class SyncError(RunStopped):
     """The engine that samples and the policy that learns disagree about log-probabilities."""

@@ -70,6 +70,8 @@ class Progress:
                 return
             plan = json.loads(path.read_text())
             # A resumed run has rewritten its earlier rows before it writes the plan.
+            if plan.get("remark"):
+                self.say(plan["remark"])
             self._bar = tqdm(total=plan["rollouts"], desc="rollouts", file=self._terminal)
         for row in self._evaluations.new_rows():
             self.say(evaluation_line(row))

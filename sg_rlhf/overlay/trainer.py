@@ -16,8 +16,8 @@ from openrlhf.utils.logging_utils import WandbLogger
 
 from sg_rlhf import run_log
 from sg_rlhf.config import EvalSet
-from sg_rlhf.overlay import evaluation, experience, progress, samples
-from sg_rlhf.overlay.errors import SyncError
+from sg_rlhf.overlay import evaluation, experience, layout, progress, samples
+from sg_rlhf.overlay.errors import RunStopped, SyncError, TooFewPrompts
 
 # PPOTrainer.evaluate, BasePPOTrainer.__init__ and PPOTrainer.__init__ look these names up in their
 # own module.
@@ -54,7 +54,21 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         ]
         if self._eval_sets:  # upstream evaluates only if it has a loader
             self.eval_dataloader = self._eval_sets[0][1]
+        self._plan = layout.plan(len(self.prompts_dataloader), self.args)
         self._open_loggers()
+
+    def get_max_steps(self) -> int:
+        """Optimizer steps of the run; the first thing that upstream asks the trainer.
+
+        Raises:
+            TooFewPrompts: the data set does not fill one rollout.
+        """
+        if not self._plan.epoch_rollouts:
+            raise TooFewPrompts(
+                f"rollout.batch_size={self.args.rollout.batch_size}: the data set has only "
+                f"{self._plan.prompts} prompts (data.prompt_dataset, data.max_samples)"
+            )
+        return self._plan.optimizer_steps
 
     # -- logging -------------------------------------------------------------------------------
 
@@ -103,6 +117,12 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         if self._sg.eval_at_start and not resumed_at:
             self._evaluate_now(0)
         super().fit(global_step)
+        if self._plan.rollouts and not self._global_step:
+            raise RunStopped(
+                "nothing was trained: algo.dynamic_filtering_enable=true left fewer than "
+                f"rollout.batch_size={self.args.rollout.batch_size} of {self._plan.prompts} "
+                "prompts in every epoch"
+            )
         if self._sg.eval_at_end:
             self._evaluate_now(self._global_step)
         for logger in (self._wandb, self._tensorboard):
@@ -110,9 +130,11 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
                 logger.close()
 
     def _write_plan(self, run_dir: Path) -> None:
-        prompts, batch = len(self.prompts_dataloader), self.args.rollout.batch_size
-        plan = {"rollouts": -(-prompts // batch) * self.args.train.num_episodes}
+        remark = self._plan.remark()
+        plan = {"rollouts": self._plan.rollouts, "remark": remark}
         (run_dir / progress.PLAN).write_text(json.dumps(plan))
+        if remark:
+            print(remark)  # the terminal with sg.verbose, where there is no bar to read the plan
 
     def train_step(self, rollout_samples: Any, global_step: int) -> tuple[dict[str, Any], int]:
         """Upstream's step; keeps its optimizer rows for the log."""

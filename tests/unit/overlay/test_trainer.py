@@ -1,0 +1,60 @@
+"""The controller's own decisions, without the models and engines that it controls."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sg_rlhf.overlay import cli, layout, progress
+from sg_rlhf.overlay.errors import RunStopped, TooFewPrompts
+from sg_rlhf.overlay.trainer import SGPPOTrainer
+
+
+def trainer(prompts: int = 10, **sg: Any) -> Any:
+    """One that has just been built, over ``prompts`` prompts in rollouts of 4."""
+    made: Any = object.__new__(SGPPOTrainer)
+    made.args = SimpleNamespace(
+        rollout=SimpleNamespace(batch_size=4, n_samples_per_prompt=4),
+        train=SimpleNamespace(batch_size=8, num_episodes=3, max_epochs=1),
+        algo=SimpleNamespace(dynamic_filtering_enable=False),
+        vllm=SimpleNamespace(enable_sleep=False),
+    )
+    made._sg = SimpleNamespace(**sg)
+    made._plan = layout.plan(prompts, made.args)
+    return made
+
+
+def test_the_plan_has_whole_rollouts_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+    made = trainer()
+    assert made.get_max_steps() == 2 * 3 * 2
+    made._write_plan(tmp_path)
+    plan = json.loads((tmp_path / progress.PLAN).read_text())
+    assert plan["rollouts"] == 6
+    terminal = io.StringIO()
+    bar = progress.Progress(tmp_path, terminal)
+    (tmp_path / progress.PLAN).write_text(json.dumps(plan))
+    bar._read()
+    bar._read()
+    assert terminal.getvalue().count("2 of 10 prompts are left out of each epoch") == 1
+
+
+def test_too_few_prompts_for_one_rollout_are_bad_usage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_args: argparse.Namespace) -> None:
+        trainer(3).get_max_steps()
+
+    with pytest.raises(TooFewPrompts):
+        run(argparse.Namespace())
+    monkeypatch.setattr(cli, "run", run)
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    assert cli.execute(argparse.Namespace()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: rollout.batch_size=4: the data set has only 3 prompts")
+    assert not issubclass(TooFewPrompts, RunStopped)  # which would be exit status 1
