@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from sg_rlhf.config import SG_KEYS, sg_settings, validation_message
-from sg_rlhf.overlay import contract
+from sg_rlhf.overlay import contract, layout
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.upstream_flags import KL_ESTIMATORS, UpstreamChanged, build_parser, validate_args
 
@@ -46,12 +46,21 @@ def parse(argv: list[str]) -> argparse.Namespace:
         settings = sg_settings({k: v for k, v in given.items() if v is not None})
     except ValidationError as error:
         raise UsageError(f"--{validation_message(error)[1]}") from None
+    try:
+        layout.check_flags(flat)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     remarks = io.StringIO()
     try:
         with contextlib.redirect_stdout(remarks):
             args = validate_args(argparse.Namespace(**flat))
     except AssertionError as error:
         raise UsageError(f"upstream refuses these flags: {error}") from None
+    except Exception as error:  # its checks take for granted that many flags are set
+        raise UsageError(
+            f"upstream cannot check these flags, one of which is missing or null: "
+            f"{type(error).__name__}: {error}"
+        ) from None
     for line in remarks.getvalue().splitlines():
         # Upstream recommends k2 or k3 as a loss, and wk3 is k3 with weights; and flash-attn for
         # packed samples, which have an attention of their own without CUDA.
@@ -78,6 +87,7 @@ def _check(args: Any) -> None:
             "sg.eval_sets: upstream's asynchronous trainer has one evaluation; use eval.dataset"
         )
     try:
+        layout.check(args)
         losses.check(args)
     except ValueError as error:
         raise UsageError(str(error)) from None

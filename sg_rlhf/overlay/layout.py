@@ -1,15 +1,23 @@
-"""How the prompts of a data set become rollouts and optimizer steps.
+"""What must fit together before anything starts: batches over ranks, models over accelerators.
 
-Upstream takes an incomplete last rollout of an epoch. Its batches do not divide evenly over the
-data-parallel ranks: one rank runs fewer forward passes than the others, and the collectives of
-ZeRO-3 wait for each other for ever. DeepSpeed counts micro-batches over the whole run, so a
-rollout that is no whole number of optimizer steps shifts every later one. So it is left out.
+Upstream hands a rollout's batches to the data-parallel ranks in equal chunks. Where they do not
+divide evenly, one rank runs fewer forward passes than the others, and the collectives of ZeRO-3
+wait for each other for ever. DeepSpeed counts micro-batches over the whole run, so a rollout that
+is no whole number of optimizer steps shifts every later one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+
+#: Upstream's flags that count something of which there must be one.
+COUNTS = (
+    "rollout.batch_size", "rollout.n_samples_per_prompt", "rollout.micro_batch_size",
+    "train.batch_size", "train.micro_batch_size", "train.max_epochs",
+    "actor.num_nodes", "actor.num_gpus_per_node", "vllm.num_engines", "vllm.tensor_parallel_size",
+    "ds.ring_attn_size", "ds.tensor_parallel_size",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,3 +62,137 @@ def plan(prompts: int, args: Any) -> Plan:
         rollouts=rollouts,
         optimizer_steps=rollouts * steps * args.train.max_epochs,
     )
+
+
+def check_flags(flat: dict[str, Any]) -> None:
+    """Refuse flags that upstream would trip over while it checks its own.
+
+    Args:
+        flat: upstream's parsed flags by their dotted names.
+
+    Raises:
+        ValueError: one line naming the key, the value and what was expected.
+    """
+    for key in COUNTS:
+        value = flat[key]
+        if value is None or value < 1:
+            found = f"{key}: not set" if value is None else f"{key}={value}"
+            raise ValueError(f"{found}: expected 1 or more")
+    if not (
+        flat["reward.remote_url"]
+        or flat["train.agent_func_path"]
+        or flat["reward.model_name_or_path"]
+    ):
+        raise ValueError(
+            "reward.remote_url: not set; name a reward function or server there, or set "
+            "train.agent_func_path or reward.model_name_or_path"
+        )
+    at_once, size = flat["rollout.vllm_generate_batch_size"], flat["rollout.batch_size"]
+    if at_once and at_once != size:
+        raise ValueError(
+            f"rollout.vllm_generate_batch_size={at_once}: a rollout has rollout.batch_size={size} "
+            "prompts, no more and no less; leave it unset"
+        )
+
+
+def check(args: Any) -> None:
+    """Refuse batches that do not divide evenly, and placements that upstream has no place for.
+
+    Raises:
+        ValueError: one line naming the keys and the values.
+    """
+    _check_placement(args)
+    _check_batches(args)
+
+
+def _gpus(model: Any) -> int:
+    return int(model.num_nodes * model.num_gpus_per_node)
+
+
+def _check_placement(args: Any) -> None:
+    shared = args.train.colocate_all or args.train.colocate_actor_ref
+    pairs = []
+    if shared and args.algo.kl.init_coef > 0:
+        pairs.append(("actor", "ref"))
+    if args.critic.model_name_or_path and args.train.colocate_critic_reward:
+        pairs.append(("critic", "reward"))
+    for one, other in pairs:
+        for key in ("num_nodes", "num_gpus_per_node"):
+            a, b = (getattr(getattr(args, name), key) for name in (one, other))
+            if a != b:
+                raise ValueError(
+                    f"{one}.{key}={a}, {other}.{key}={b}: must be equal, as the two models share "
+                    "their accelerators"
+                )
+    if args.train.colocate_all and not args.train.colocate_critic_reward:
+        for name in _models(args):
+            if _gpus(getattr(args, name)) > _gpus(args.actor):
+                raise ValueError(
+                    f"{name}.num_nodes * {name}.num_gpus_per_node = {_gpus(getattr(args, name))}: "
+                    f"more than the actor's {_gpus(args.actor)}, with which it shares them "
+                    "(train.colocate_all=true)"
+                )
+    engines = args.vllm.num_engines * args.vllm.tensor_parallel_size
+    if args.train.colocate_all and _gpus(args.actor) != engines:
+        raise ValueError(
+            f"actor.num_nodes * actor.num_gpus_per_node = {_gpus(args.actor)}, vllm.num_engines * "
+            f"vllm.tensor_parallel_size = {engines}: must be equal with train.colocate_all=true"
+        )
+
+
+def _models(args: Any) -> list[str]:
+    """The sections of the models that upstream runs over a rollout, the actor first."""
+    used = {
+        "actor": True,
+        "ref": args.algo.kl.init_coef > 0,
+        "critic": args.critic.model_name_or_path,
+        "reward": not args.reward.remote_url,
+    }
+    return [name for name, is_used in used.items() if is_used]
+
+
+def _data_parallel_ranks(args: Any) -> dict[str, int]:
+    shards = args.ds.ring_attn_size * args.ds.tensor_parallel_size
+    ranks = {}
+    for name in _models(args):
+        gpus = _gpus(getattr(args, name))
+        if gpus < 1 or gpus % shards:
+            raise ValueError(
+                f"{name}.num_nodes * {name}.num_gpus_per_node = {gpus}: not divisible by "
+                f"ds.ring_attn_size * ds.tensor_parallel_size = {shards}"
+            )
+        ranks[name] = gpus // shards
+    return ranks
+
+
+def _check_batches(args: Any) -> None:
+    ranks = _data_parallel_ranks(args)
+    size, group = args.rollout.batch_size, args.rollout.n_samples_per_prompt
+    samples, step = size * group, args.train.batch_size
+    rollout = f"rollout.batch_size * rollout.n_samples_per_prompt = {size} * {group} = {samples}"
+    if samples % step:
+        raise ValueError(
+            f"{rollout}: not divisible by train.batch_size={step}, so an optimizer step would "
+            "run over into the next rollout"
+        )
+    dynamic = args.train.dynamic_batch_enable
+    micro, part = args.train.micro_batch_size, args.rollout.micro_batch_size
+    for name, count in ranks.items():
+        on = f"{count} data-parallel ranks of {name}"
+        learns = name in ("actor", "critic")
+        if dynamic:
+            if learns and step % count:
+                raise ValueError(f"train.batch_size={step}: not divisible by the {on}")
+            if ranks["actor"] % count:
+                raise ValueError(f"{on}: must divide the {ranks['actor']} of actor")
+            continue
+        if learns and step % (micro * count):
+            raise ValueError(
+                f"train.batch_size={step}: not divisible by train.micro_batch_size={micro} "
+                f"times the {on}"
+            )
+        # A single rank takes a smaller last batch as well.
+        if count > 1 and samples % (part * count):
+            raise ValueError(
+                f"{rollout}: not divisible by rollout.micro_batch_size={part} times the {on}"
+            )

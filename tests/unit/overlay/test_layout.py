@@ -1,0 +1,85 @@
+"""What does not fit together is one line before anything starts; what is shipped fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sg_rlhf.config import load_config
+from sg_rlhf.overlay import cli
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+PAPER = CONFIGS / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml"
+RECIPES = sorted(
+    path
+    for task in ("kk", "math", "search")
+    for path in (CONFIGS / task).glob("*.yaml")
+    if path.stem not in ("common", "paper_weights")
+)
+
+
+def parse(*overrides: str, recipe: Path = PAPER) -> Any:
+    return cli.parse(load_config(recipe, overrides).to_argv())
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_shipped_recipe_divides_evenly(recipe: Path) -> None:
+    parse(recipe=recipe)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ("rollout.batch_size=66", "= 66 * 8 = 528: not divisible by train.batch_size=256"),
+        ("train.batch_size=512 rollout.batch_size=32", "not divisible by train.batch_size=512"),
+        ("train.micro_batch_size=3", "not divisible by train.micro_batch_size=3 times the 8 data-"),
+        ("rollout.micro_batch_size=24", "rollout.micro_batch_size=24 times the 8 data-parallel"),
+        ("rollout.vllm_generate_batch_size=32", "a rollout has rollout.batch_size=64 prompts"),
+        ("rollout.micro_batch_size=0", "rollout.micro_batch_size=0: expected 1 or more"),
+        ("train.dynamic_batch_enable=true train.batch_size=4", "=4: not divisible by the 8 data-"),
+        ("ds.ring_attn_size=3", "not divisible by ds.ring_attn_size * ds.tensor_parallel_size = 3"),
+        ("vllm.num_engines=null", "vllm.num_engines: not set: expected 1 or more"),
+        ("vllm.num_engines=0", "vllm.num_engines=0: expected 1 or more"),
+        ("algo.advantage.estimator=gae reward.remote_url=null", "reward.remote_url: not set"),
+        ("actor.num_gpus_per_node=4 vllm.num_engines=4", "actor.num_gpus_per_node=4, ref.num_gpus"),
+        (
+            "algo.advantage.estimator=gae critic.num_gpus_per_node=16",
+            "critic.num_nodes * critic.num_gpus_per_node = 16: more than the actor's 8",
+        ),
+        ("vllm.num_engines=4", "vllm.tensor_parallel_size = 4: must be equal with"),
+        (
+            "train.colocate_all=false vllm.enable_sleep=false ref.num_gpus_per_node=3",
+            "times the 3 data-parallel ranks of ref",
+        ),
+        (
+            "algo.advantage.estimator=gae train.colocate_critic_reward=true "
+            "critic.num_gpus_per_node=4",
+            "critic.num_gpus_per_node=4, reward.num_gpus_per_node=8: must be equal",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_line(overrides: str, words: str) -> None:
+    with pytest.raises(cli.UsageError) as refusal:
+        parse(*overrides.split())
+    assert words in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_whatever_upstream_trips_over_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trip(_args: Any) -> None:
+        raise TypeError("'>' not supported between instances of 'NoneType' and 'int'")
+
+    monkeypatch.setattr(cli, "validate_args", trip)
+    with pytest.raises(cli.UsageError, match="missing or null: TypeError: '>' not supported"):
+        parse()
+
+
+def test_what_fits_is_taken() -> None:
+    parse("actor.num_gpus_per_node=4", "ref.num_gpus_per_node=4", "vllm.num_engines=4")
+    parse("actor.num_gpus_per_node=4", "vllm.num_engines=4", "algo.kl.init_coef=0")
+    parse("vllm.num_engines=2", "vllm.tensor_parallel_size=4")
+    parse("train.dynamic_batch_enable=true", "train.micro_batch_size=3")
+    # One rank runs a smaller last batch of a rollout as well.
+    tiny = CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml"
+    parse("rollout.micro_batch_size=24", recipe=tiny)
