@@ -82,10 +82,6 @@ def _check(args: Any) -> None:
             "sg.advantage_std=population needs algo.advantage.estimator=group_norm and "
             "algo.kl.use_loss=true (the KL inside the reward would be rescaled too)"
         )
-    if args.sg.eval_sets and args.train.async_enable:
-        raise UsageError(
-            "sg.eval_sets: upstream's asynchronous trainer has one evaluation; use eval.dataset"
-        )
     try:
         layout.check(args)
         losses.check(args)

@@ -73,6 +73,11 @@ def check_flags(flat: dict[str, Any]) -> None:
     Raises:
         ValueError: one line naming the key, the value and what was expected.
     """
+    if flat["train.async_enable"]:
+        raise ValueError(
+            "train.async_enable=true: not supported: the run log, the evaluations and the checks "
+            "are those of upstream's synchronous trainer; set it to false"
+        )
     for key in COUNTS:
         value = flat[key]
         if value is None or value < 1:

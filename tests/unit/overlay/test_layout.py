@@ -40,6 +40,8 @@ def test_every_shipped_recipe_divides_evenly(recipe: Path) -> None:
         ("rollout.micro_batch_size=0", "rollout.micro_batch_size=0: expected 1 or more"),
         ("train.dynamic_batch_enable=true train.batch_size=4", "=4: not divisible by the 8 data-"),
         ("ds.ring_attn_size=3", "not divisible by ds.ring_attn_size * ds.tensor_parallel_size = 3"),
+        ("train.async_enable=true", "train.async_enable=true: not supported"),
+        ("train.async_enable=true vllm.enable_sleep=false", "set it to false"),
         ("vllm.num_engines=null", "vllm.num_engines: not set: expected 1 or more"),
         ("vllm.num_engines=0", "vllm.num_engines=0: expected 1 or more"),
         ("algo.advantage.estimator=gae reward.remote_url=null", "reward.remote_url: not set"),
