@@ -263,10 +263,13 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
     def broadcast_to_vllm(self) -> None:
         """Upstream's weight sync, then the check that engine and trainer are one policy."""
         super().broadcast_to_vllm()
+        self._sync_metrics = {}
+        if not self._probe:  # a resumed run syncs before its first rollout
+            return
         self._syncs += 1
         every = self._sg.sync_check_every
-        due = self._syncs % every == 0 if every else self._syncs == 1
-        self._sync_metrics = self._check_sync() if due and self._probe else {}
+        if self._syncs % every == 0 if every else self._syncs == 1:
+            self._sync_metrics = self._check_sync()
 
     def _check_sync(self) -> dict[str, float]:
         if self.args.vllm.enable_sleep:

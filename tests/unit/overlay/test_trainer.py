@@ -15,6 +15,8 @@ from sg_rlhf.overlay import cli, layout, progress
 from sg_rlhf.overlay.errors import RunStopped, TooFewPrompts
 from sg_rlhf.overlay.trainer import SGPPOTrainer
 
+UPSTREAM = SGPPOTrainer.__bases__[0]
+
 
 def trainer(prompts: int = 10, **sg: Any) -> Any:
     """One that has just been built, over ``prompts`` prompts in rollouts of 4."""
@@ -27,6 +29,7 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
     )
     made._sg = SimpleNamespace(**sg)
     made._plan = layout.plan(prompts, made.args)
+    made._run_dir, made._probe, made._syncs = None, [], 0
     return made
 
 
@@ -58,3 +61,19 @@ def test_too_few_prompts_for_one_rollout_are_bad_usage(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: rollout.batch_size=4: the data set has only 3 prompts")
     assert not issubclass(TooFewPrompts, RunStopped)  # which would be exit status 1
+
+
+@pytest.mark.parametrize(("every", "checked"), [(0, [1]), (1, [1, 2, 3, 4]), (2, [2, 4])])
+def test_a_resumed_run_checks_the_syncs_that_follow_a_rollout(
+    monkeypatch: pytest.MonkeyPatch, every: int, checked: list[int]
+) -> None:
+    monkeypatch.setattr(UPSTREAM, "broadcast_to_vllm", lambda self: None)
+    made = trainer(sync_check_every=every)
+    found = []
+    monkeypatch.setattr(made, "_check_sync", lambda: found.append(made._syncs) or {"sync": 0.0})
+    made.broadcast_to_vllm()  # on resuming, before any rollout
+    assert not found and not made._sync_metrics
+    made._probe = [([1, 2], [True])]
+    for _ in range(4):
+        made.broadcast_to_vllm()
+    assert found == checked
