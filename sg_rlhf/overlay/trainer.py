@@ -47,6 +47,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._rows: list[dict[str, Any]] = []
         self._samples: list[dict[str, Any]] = []
         self._evaluated: int | None = None
+        self._resumed: dict[str, Any] | None = None
         super().__init__(pretrain, strategy, *args, **kwargs)
         sets = [EvalSet(**s) for s in self._sg.eval_sets]
         self._eval_sets = [
@@ -109,10 +110,13 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
 
     def fit(self, global_step: int = 0) -> None:
         """Upstream's loop between an evaluation before the first and one after the last update."""
-        resumed_at = int(self.init_checkpoint_states()["global_step"])
+        states = self.init_checkpoint_states()
+        resumed_at = int(states["global_step"])
         if self._run_dir is not None:
-            run_log.drop_after(self._run_dir, resumed_at)
+            # A run that starts over makes the evaluation before its first rollout again, too.
+            run_log.drop_after(self._run_dir, resumed_at or -1)
             self._write_plan(self._run_dir)
+            self._find_lost_evaluation(self._run_dir, states)
         self._global_step = resumed_at
         if self._sg.eval_at_start and not resumed_at:
             self._evaluate_now(0)
@@ -210,10 +214,25 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
 
     # -- evaluation ----------------------------------------------------------------------------
 
-    def _evaluate_now(self, global_step: int) -> None:
+    def _find_lost_evaluation(self, run_dir: Path, states: dict[str, Any]) -> None:
+        """Upstream saves a checkpoint, then evaluates: a kill in between loses the evaluation."""
+        step = int(states["global_step"])
+        if any(row["global_step"] == step for row in run_log.read(run_dir / run_log.EVALUATIONS)):
+            self._evaluated = step
+        elif step and step % self.args.eval.steps == 0:
+            self._resumed = states  # broadcast_to_vllm gives the engines its weights first
+
+    def _evaluate_resumed(self) -> None:
+        """The evaluation that the interrupted run lost, and the best checkpoint by it."""
+        states, self._resumed = self._resumed, None
+        if states is not None:
+            logs = self._evaluate_now(int(states["global_step"]))
+            self.save_best_checkpoint(logs, int(states["global_step"]), dict(states))
+
+    def _evaluate_now(self, global_step: int) -> dict[str, float]:
         if not self.eval_dataloader or self._evaluated == global_step:
-            return
-        self.evaluate(
+            return {}
+        return self.evaluate(
             global_step,
             **{
                 **self.generate_kwargs,
@@ -264,6 +283,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         """Upstream's weight sync, then the check that engine and trainer are one policy."""
         super().broadcast_to_vllm()
         self._sync_metrics = {}
+        self._evaluate_resumed()
         if not self._probe:  # a resumed run syncs before its first rollout
             return
         self._syncs += 1

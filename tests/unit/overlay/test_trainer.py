@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sg_rlhf import run_log
 from sg_rlhf.overlay import cli, layout, progress
 from sg_rlhf.overlay.errors import RunStopped, TooFewPrompts
 from sg_rlhf.overlay.trainer import SGPPOTrainer
@@ -26,10 +27,12 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
         train=SimpleNamespace(batch_size=8, num_episodes=3, max_epochs=1),
         algo=SimpleNamespace(dynamic_filtering_enable=False),
         vllm=SimpleNamespace(enable_sleep=False),
+        eval=SimpleNamespace(steps=2, temperature=1.0, n_samples_per_prompt=1),
     )
     made._sg = SimpleNamespace(**sg)
     made._plan = layout.plan(prompts, made.args)
     made._run_dir, made._probe, made._syncs = None, [], 0
+    made._evaluated = made._resumed = None
     return made
 
 
@@ -77,3 +80,58 @@ def test_a_resumed_run_checks_the_syncs_that_follow_a_rollout(
     for _ in range(4):
         made.broadcast_to_vllm()
     assert found == checked
+
+
+@pytest.fixture
+def stopped_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Start again a run with these evaluations; its evaluations after it, and what was saved."""
+
+    def start(step: int, evaluated: list[int]) -> tuple[list[tuple[int, bool]], list[Any]]:
+        rows = [{"global_step": s, "again": False} for s in evaluated]
+        run_log.append(tmp_path / run_log.EVALUATIONS, rows)
+        made, saved = trainer(eval_at_start=True, eval_at_end=True), []
+        made._run_dir, made.eval_dataloader, made.generate_kwargs = tmp_path, [1], {}
+        made._wandb = made._tensorboard = None
+        monkeypatch.setattr(
+            made, "init_checkpoint_states", lambda: {"global_step": step, "episode": 0}
+        )
+        monkeypatch.setattr(UPSTREAM, "broadcast_to_vllm", lambda self: None)
+
+        def fit(self: Any, _global_step: int) -> None:
+            if step:
+                self.broadcast_to_vllm()
+            self._global_step = max(step, 1)
+
+        def evaluate(global_step: int, **_: Any) -> dict[str, float]:
+            made._write(run_log.EVALUATIONS, [{"global_step": global_step, "again": True}])
+            made._evaluated = global_step
+            return {"eval_accuracy": 1.0}
+
+        monkeypatch.setattr(UPSTREAM, "fit", fit)
+        monkeypatch.setattr(made, "evaluate", evaluate)
+        monkeypatch.setattr(made, "save_best_checkpoint", lambda *given: saved.append(given))
+        made.fit()
+        rows = run_log.read(tmp_path / run_log.EVALUATIONS)
+        return [(row["global_step"], row["again"]) for row in rows], saved
+
+    return start
+
+
+def test_a_resumed_run_makes_up_for_the_evaluation_that_a_kill_lost(stopped_at: Any) -> None:
+    rows, saved = stopped_at(4, evaluated=[0, 2])
+    assert rows == [(0, False), (2, False), (4, True)]
+    assert saved == [({"eval_accuracy": 1.0}, 4, {"global_step": 4, "episode": 0})]
+
+
+def test_what_was_evaluated_is_not_evaluated_again(stopped_at: Any) -> None:
+    assert stopped_at(4, evaluated=[0, 2, 4]) == ([(0, False), (2, False), (4, False)], [])
+
+
+def test_between_evaluations_a_resumed_run_makes_the_last_one_only(stopped_at: Any) -> None:
+    assert stopped_at(3, evaluated=[0, 2]) == ([(0, False), (2, False), (3, True)], [])
+
+
+def test_a_run_that_starts_over_has_one_evaluation_before_its_first_rollout(
+    stopped_at: Any,
+) -> None:
+    assert stopped_at(0, evaluated=[0]) == ([(0, True), (1, True)], [])
