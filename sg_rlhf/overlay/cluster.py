@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
+from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
 from sg_rlhf import ray_cluster
 from sg_rlhf.overlay import rotary
@@ -41,22 +43,11 @@ def connect(args: Any) -> bool:
     """
     needed = accelerators_needed(args)
     on_cpu = platform.active()
-    variables = {
-        "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true"),
-        "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN"),
-        "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": os.environ.get(
-            "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1"
-        ),
-    }
-    variables[rotary.VARIABLE] = "1" if args.sg.rotary_fp32 else "0"
-    # Named for the workers: one without a GPU of its own must not take the machine for a CPU one.
-    variables[platform.PLATFORM_VARIABLE] = "cpu" if on_cpu else "cuda"
-    if args.sg.search is not None:
-        variables[search.VARIABLE] = search.SearchSettings(**args.sg.search).to_variable()
-    if on_cpu:
-        variables |= platform.environment()
     options: dict[str, Any] = {
-        "runtime_env": {"env_vars": variables, "worker_process_setup_hook": WORKER_SETUP_HOOK},
+        "runtime_env": {
+            "env_vars": worker_variables(args, on_cpu),
+            "worker_process_setup_hook": WORKER_SETUP_HOOK,
+        },
         "log_to_driver": bool(args.sg.verbose),
         "logging_level": "info" if args.sg.verbose else "warning",
     }
@@ -73,6 +64,31 @@ def connect(args: Any) -> bool:
         ray_cluster.join(os.environ["RAY_ADDRESS"], **options)
     _check_resources(needed, on_cpu, local)
     return local
+
+
+def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
+    """What every worker of this run finds in its environment.
+
+    Ray refuses a variable that the runtime environment of the submitted job has as well, whatever
+    its value: such a one reaches the workers from there, and is left out here.
+    """
+    variables = {
+        "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true"),
+        "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN"),
+        "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": os.environ.get(
+            "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1"
+        ),
+    }
+    variables[rotary.VARIABLE] = "1" if args.sg.rotary_fp32 else "0"
+    # Named for the workers: one without a GPU of its own must not take the machine for a CPU one.
+    variables[platform.PLATFORM_VARIABLE] = "cpu" if on_cpu else "cuda"
+    if args.sg.search is not None:
+        variables[search.VARIABLE] = search.SearchSettings(**args.sg.search).to_variable()
+    if on_cpu:
+        variables |= platform.environment()
+    job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR) or "{}")
+    from_job = (job.get("runtime_env") or {}).get("env_vars") or {}
+    return {name: value for name, value in variables.items() if name not in from_job}
 
 
 def _check_resources(needed: int, on_cpu: bool, local: bool) -> None:

@@ -1,0 +1,40 @@
+"""What the workers of a run find in their environment, started here or as a submitted job."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
+from ray.runtime_env.runtime_env import _merge_runtime_env
+
+from sg_rlhf.overlay import cluster
+
+ARGS = SimpleNamespace(sg=SimpleNamespace(rotary_fp32=True, search=None))
+
+
+@pytest.mark.parametrize("platform", ["cuda", "cpu"])
+def test_a_job_may_set_what_the_run_sets_too(
+    monkeypatch: pytest.MonkeyPatch, platform: str
+) -> None:
+    job = {"env_vars": {"SG_PLATFORM": platform, "NCCL_DEBUG": "INFO", "OTHER": "1"}}
+    monkeypatch.setenv(
+        RAY_JOB_CONFIG_JSON_ENV_VAR, json.dumps({"runtime_env": job, "metadata": {}})
+    )
+    own = {"env_vars": cluster.worker_variables(ARGS, platform == "cpu")}
+    merged = _merge_runtime_env(job, own)
+    assert merged is not None  # Ray: a conflict
+    variables = merged["env_vars"]
+    assert {**job["env_vars"], "TOKENIZERS_PARALLELISM": "false"}.items() <= variables.items()
+
+
+@pytest.mark.parametrize("job", [None, {"metadata": {}}, {"runtime_env": {"pip": ["x"]}}])
+def test_without_variables_of_a_job_every_one_is_named(
+    monkeypatch: pytest.MonkeyPatch, job: dict[str, object] | None
+) -> None:
+    monkeypatch.delenv(RAY_JOB_CONFIG_JSON_ENV_VAR, raising=False)
+    if job is not None:
+        monkeypatch.setenv(RAY_JOB_CONFIG_JSON_ENV_VAR, json.dumps(job))
+    variables = cluster.worker_variables(ARGS, on_cpu=False)
+    assert variables["SG_PLATFORM"] == "cuda" and "NCCL_DEBUG" in variables
