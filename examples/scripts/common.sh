@@ -3,7 +3,8 @@
 # SG_HARDWARE says which; without it, what nvidia-smi finds.
 hardware=${SG_HARDWARE:-}
 if [[ -z $hardware ]]; then
-  gpus=$( (nvidia-smi -L 2>/dev/null || true) | wc -l)
+  # A line "GPU 0: ..." each; MIG slices have lines of their own below, and "No devices found" is one.
+  gpus=$( (nvidia-smi -L 2>/dev/null || true) | grep -c '^GPU ' || true)
   if ((gpus >= 8)); then hardware=8xh100; elif ((gpus >= 1)); then hardware=1xgpu; else hardware=cpu; fi
 fi
 case $hardware in
