@@ -152,16 +152,24 @@ def prepare_run_dir(config: Config, run_dir: Path) -> bool:
 
     Returns:
         Whether there is a checkpoint to resume from.
+
+    Raises:
+        ConfigError: nothing can be written there, or no checkpoint is where there must be one.
     """
     latest = Path(config.value("ckpt.path")) / "_actor" / "latest"
-    resuming = latest.is_file()
-    if resuming:
-        print(f"resuming from {latest.read_text().strip()} in {latest.parent}")
-    elif config.value("ckpt.load_enable"):
-        raise ConfigError(f"ckpt.load_enable=true: no checkpoint in {latest.parent}")
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "config.yaml").write_text(config.to_yaml())
-    (run_dir / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n")
+    try:
+        resuming = latest.is_file()
+        if resuming:
+            print(f"resuming from {latest.read_text().strip()} in {latest.parent}")
+        elif config.value("ckpt.load_enable"):
+            raise ConfigError(f"ckpt.load_enable=true: no checkpoint in {latest.parent}")
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "config.yaml").write_text(config.to_yaml())
+        (run_dir / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n")
+    except OSError as error:
+        raise ConfigError(
+            f"--run-dir {run_dir}: cannot write there: {error.strerror}: {error.filename}"
+        ) from None
     return resuming
 
 

@@ -48,3 +48,18 @@ def test_a_dry_run_for_gpus_works_without_them_and_the_run_itself_is_refused(
     assert main(["--config", str(recipe), "--run-dir", str(run_dir), *files]) == 2
     assert "vllm.sync_backend=nccl: without CUDA use gloo" in capsys.readouterr().err
     assert not run_dir.exists()
+
+
+def test_a_run_directory_that_cannot_be_written_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data = tmp_path / "train.jsonl"
+    data.touch()
+    recipe = CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml"
+    for run_dir in (data, data / "below", Path("/proc/run")):
+        assert main([
+            "--config", str(recipe), "--run-dir", str(run_dir),
+            f"data.prompt_dataset={data}", "eval.dataset=null",
+        ]) == 2  # fmt: skip
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: --run-dir {run_dir}: cannot write there: ")
