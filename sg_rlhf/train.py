@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import platform as machine
 import shlex
 import sys
@@ -38,6 +39,13 @@ examples:
 
 any upstream flag is a key: --actor.adam.lr of OpenRLHF is actor.adam.lr=... here
 """
+
+#: Keys that name files or folders, or ids of a hub; and where a run writes.
+READ_FROM = (
+    "actor.model_name_or_path", "reward.model_name_or_path", "critic.model_name_or_path",
+    "data.prompt_dataset", "eval.dataset", "reward.remote_url", "train.agent_func_path",
+)  # fmt: skip
+WRITTEN_TO = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
 
 VERSIONED = ("openrlhf", "ray", "deepspeed", "torch", "transformers")
 
@@ -87,6 +95,34 @@ def resolve(config: Config, run_dir: Path) -> Config:
     }
     extra = {k: v for k, v in derived.items() if k == "sg.run_dir" or k not in config.values}
     return config.with_values(extra)
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """The configuration for workers, which may have been started in another folder.
+
+    Only a name that is there, seen from here, is a path; others may be ids of a hub. The run
+    directory's ``config.yaml`` keeps them as they were given.
+    """
+    given = config.values
+    absolute: dict[str, Any] = {k: _absolute(given[k]) for k in READ_FROM if given.get(k)}
+    absolute |= {k: os.path.abspath(given[k]) for k in WRITTEN_TO if given.get(k)}
+    if config.sg.eval_sets:
+        absolute["sg.eval_sets"] = [
+            {**s.model_dump(), "dataset": _absolute(s.dataset)} for s in config.sg.eval_sets
+        ]
+    return config.with_values(absolute)
+
+
+def _absolute(names: str) -> str:
+    """Upstream's lists have commas between names, and its data sets ``@FOLDER`` behind them."""
+
+    def one(name: str) -> str:
+        path, at, folder = name.strip().partition("@")
+        found = os.path.abspath(path)
+        usable = path and os.path.exists(path) and not {",", "@"} & set(found)
+        return found + at + folder if usable else name
+
+    return ",".join(map(one, names.split(",")))
 
 
 def check_files(config: Config) -> None:
@@ -189,17 +225,18 @@ def main(argv: list[str] | None = None) -> int:
         recipe = "_".join(Path(file).stem for file in arguments.config)
         run_dir = Path(arguments.run_dir or Path("runs") / recipe).resolve()
         config = resolve(config, run_dir)
+        argv = with_absolute_paths(config).to_argv()
         weighting = describe_weighting(config)
         if arguments.dry_run:
             print(f"# resolved recipe, from {' <- '.join(reversed(config.sources))}")
             print(config.to_yaml())
             print(f"# {weighting}".replace("\n", "\n# "))
             print("# upstream command line")
-            print(shlex.join(["python", "-m", "sg_rlhf.overlay.cli", *config.to_argv()]))
-            _remark_on_this_machine(cli.parse(config.to_argv()))
+            print(shlex.join(["python", "-m", "sg_rlhf.overlay.cli", *argv]))
+            _remark_on_this_machine(cli.parse(argv))
             return 0
         check_files(config)
-        args = cli.parse(config.to_argv())
+        args = cli.parse(argv)
         cli.fit_platform(args)
         check_retriever(config)
         args.ckpt.load_enable = prepare_run_dir(config, run_dir)
