@@ -145,8 +145,19 @@ class TokenStatistics:
         """One sum by its name, a float64 0-d tensor."""
         return self.sums[_INDEX[name]]
 
+    def mean(self, metric: str) -> Tensor:
+        """One metric that is a plain mean, ``clip_ratio`` or ``ppo_kl`` say; no host sync.
+
+        A float64 0-d tensor on the device.
+        """
+        total, count, sign = _MEANS[metric]
+        return sign * self._mean(total, count)
+
     def metric_tensors(self) -> dict[str, Tensor]:
-        """Every metric of ``METRIC_NAMES`` as a float64 0-d tensor on the device; no host sync.
+        """Every metric of ``METRIC_NAMES`` as a float64 0-d tensor on the CPU.
+
+        Waits for the device once: there each of the many small operations would be a kernel, and
+        the quantiles' cumulative sum has no deterministic one.
 
         weight_qNN: quantiles of the weight before normalisation, exact to a bin, 1/64 of its
         range. quartileN_*: the N-th quarter of p's range, [0, 1/4), [1/4, 1/2), ...; its share of
@@ -154,20 +165,20 @@ class TokenStatistics:
         over those with A > 0, say). Where the count is 0 a mean, std or share is 0.0, so read it
         beside its count.
         """
-        metrics = {metric: self[count] for metric, count in _COUNTS.items()}
-        for metric, (total, count, sign) in _MEANS.items():
-            metrics[metric] = sign * self._mean(total, count)
+        here = TokenStatistics(self.sums.cpu(), self.weight_bounds)
+        metrics = {metric: here[count] for metric, count in _COUNTS.items()}
+        metrics |= {metric: here.mean(metric) for metric in _MEANS}
         for metric, (total, squares, count) in _STDS.items():
-            variance = self._mean(squares, count) - self._mean(total, count) ** 2
+            variance = here._mean(squares, count) - here._mean(total, count) ** 2
             metrics[metric] = variance.clamp(min=0.0).sqrt()
         names = METRIC_NAMES[len(metrics) :]
-        values = [*self._weight_quantiles(), *self._quarter_shares()]
+        values = [*here._weight_quantiles(), *here._quarter_shares()]
         return metrics | dict(zip(names, values, strict=True))
 
     def _weight_quantiles(self) -> list[Tensor]:
         low, high = self.weight_bounds or (0.0, 0.0)
         cumulative = self.histogram("weight_hist").cumsum(0)
-        levels = torch.tensor(WEIGHT_QUANTILES, dtype=torch.float64, device=cumulative.device)
+        levels = torch.tensor(WEIGHT_QUANTILES, dtype=torch.float64)
         bins = torch.searchsorted(cumulative, levels * cumulative[-1]).clamp(max=WEIGHT_BINS - 1)
         # A bin's own end at either end of the range, where the clip puts whole masses of tokens.
         share = bins / (WEIGHT_BINS - 1)
@@ -181,7 +192,7 @@ class TokenStatistics:
         return list(torch.stack(shares, dim=-1).flatten().unbind())
 
     def metrics(self) -> dict[str, float]:
-        """``metric_tensors`` as numbers: the one place that waits for the device."""
+        """``metric_tensors`` as numbers."""
         tensors = self.metric_tensors()
         return dict(zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True))
 

@@ -69,7 +69,8 @@ def sg_policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """(loss, metrics) of one micro-batch: ``policy_loss_terms`` with its statistics finalised.
 
-    The metrics are float64 0-d tensors named by ``diagnostics.METRIC_NAMES``. They describe this
+    The metrics are float64 0-d tensors on the CPU, named by ``diagnostics.METRIC_NAMES``, so this
+    waits for the device; ``policy_loss_terms`` does not. They describe this
     micro-batch alone; to merge micro-batches or ranks, add ``policy_loss_terms(...).statistics``.
     """
     terms = policy_loss_terms(

@@ -194,11 +194,10 @@ class PolicyLossWithStatistics(nn.Module):
         self._mask_BT = action_mask
         if self.is_ours:
             self.weights_BT = terms.weights_BT
-            metrics = terms.statistics.metric_tensors()
             result: tuple[Any, ...] = (
                 terms.loss,
-                metrics["clip_ratio"],
-                metrics["ppo_kl"],
+                terms.statistics.mean("clip_ratio"),
+                terms.statistics.mean("ppo_kl"),
                 correction.get("vllm_kl"),
                 correction.get("is_filter_ratio"),
             )

@@ -218,3 +218,10 @@ def test_kl_statistics_skip_masked_values():
     kl = torch.tensor([[1.0, math.nan], [3.0, math.inf]], requires_grad=True)
     result = kl_statistics(kl, torch.tensor([[1, 0], [1, 0]])).metrics()
     assert (result["kl_mean"], result["n_kl_tokens"], result["n_tokens"]) == (2.0, 2.0, 0.0)
+
+
+def test_one_mean_is_the_metric():
+    statistics = policy_loss_terms(*random_batch(0).tensors, WIDE, 0.2, 0.24).statistics
+    metrics = statistics.metrics()
+    for name in ("clip_ratio", "ppo_kl", "prob_mean"):
+        assert statistics.mean(name).item() == metrics[name]
