@@ -1,0 +1,185 @@
+"""The policy's trainer around upstream's update, with a policy of one table for a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from sg_rlhf.config import load_config
+from sg_rlhf.overlay import cli
+from sg_rlhf.overlay.policy_actor import SGActorPPOTrainer
+from tests.unit.overlay.pretend_device import DEVICE, CurrentDevice, PretendDevice
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+ALGORITHMS = sorted(path.stem for path in (CONFIGS / "algorithms").glob("*.yaml"))
+VOCABULARY, RESPONSES, MICRO_BATCH = 11, 8, 2
+
+
+class Table(torch.nn.Module):
+    """A policy whose next token depends on the present one alone, with upstream's signature."""
+
+    def __init__(self, device: Any) -> None:
+        super().__init__()
+        table = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(0))
+        self.table = table.to(device).requires_grad_()
+        self.model = SimpleNamespace(global_steps=0)  # the engine
+
+    def forward(
+        self, sequences: Any, action_mask: Any, *, return_entropy: bool = False, **_: Any
+    ) -> Any:
+        log_softmax = self.table[sequences[:, :-1]].log_softmax(-1)
+        log_probs = log_softmax.gather(-1, sequences[:, 1:, None])[..., 0]
+        entropy = -(log_softmax.exp() * log_softmax).sum(-1) if return_entropy else None
+        return log_probs * action_mask, SimpleNamespace(entropy=entropy)
+
+
+class Optimizer:
+    """DeepSpeed's gradient norm: -1 stands for one that is not finite."""
+
+    def get_grad_norm_direct(self, gradient: torch.Tensor) -> torch.Tensor:
+        norm = gradient.norm()
+        return torch.where(norm.isfinite(), norm, -1.0)
+
+    complete_grad_norm_calculation_for_cpu_offload = get_grad_norm_direct
+
+
+class Strategy:
+    """What upstream's trainer asks of its strategy: one rank, plain gradient descent."""
+
+    ring_attn_group = None
+
+    def __init__(self, args: Any) -> None:
+        self.args = args
+        dynamic = args.train.dynamic_batch_enable
+        self.accumulated_gradient = 1 if dynamic else RESPONSES // MICRO_BATCH
+        self.ds_device_mesh = {"dp": SimpleNamespace(get_group=lambda: None)}
+        self.backwards, self.grad_norm = 0, 0.0
+
+    def is_rank_0(self) -> bool:
+        return True
+
+    def all_reduce(self, data: Any, op: str = "mean") -> Any:
+        return data
+
+    def backward(self, loss: torch.Tensor, *_: Any) -> None:
+        self.backwards += 1
+        (loss / self.accumulated_gradient).backward()
+
+    def optimizer_step(self, optimizer: Any, actor: Table, _scheduler: Any, name: str) -> None:
+        if self.backwards % self.accumulated_gradient:
+            return
+        gradient = actor.table.grad
+        assert gradient is not None
+        self.grad_norm = float(optimizer.get_grad_norm_direct(gradient))
+        with torch.no_grad():
+            actor.table -= 0.1 * gradient
+        actor.table.grad = None
+        actor.model.global_steps += 1
+
+    def get_grad_norm(self, actor: Table) -> float:
+        return self.grad_norm
+
+
+def arguments(algorithm: str, *overrides: str) -> Any:
+    recipes = [
+        CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml",
+        CONFIGS / "algorithms" / f"{algorithm}.yaml",
+    ]
+    settings = [
+        f"train.batch_size={RESPONSES}", f"train.micro_batch_size={MICRO_BATCH}",
+        f"rollout.batch_size={RESPONSES}", "rollout.n_samples_per_prompt=1",
+        "rollout.micro_batch_size=1",
+        "algo.dynamic_filtering_enable=false", "algo.advantage.estimator=reinforce",
+    ]  # fmt: skip
+    return cli.parse(load_config(recipes, [*settings, *overrides]).to_argv())
+
+
+def rollout(actor: Table, **info: torch.Tensor) -> list[Experience]:
+    """Responses of different lengths, some way off the policy; on the CPU, where upstream has them."""
+    generator = torch.Generator().manual_seed(1)
+    experiences = []
+    for index in range(RESPONSES):
+        length = 5 + 2 * index
+        sequence = torch.randint(VOCABULARY, (1, length), generator=generator)
+        mask = (torch.arange(length - 1) >= 2).unsqueeze(0)
+        with torch.no_grad():
+            log_probs, _ = actor(sequence.to(actor.table.device), mask.to(actor.table.device))
+        log_probs = log_probs.cpu()
+        old, base, sampled = (
+            log_probs + scale * torch.randn(log_probs.shape, generator=generator)
+            for scale in (0.3, 0.2, 0.01)
+        )
+        experiences.append(
+            Experience(
+                sequences=sequence,
+                attention_mask=torch.ones_like(sequence),
+                action_mask=mask,
+                action_log_probs=old,
+                base_action_log_probs=base,
+                rollout_log_probs=old + sampled - log_probs,
+                advantages=torch.full_like(log_probs, 1.0 if index % 2 else -0.7),
+                rewards=torch.zeros(1),
+                total_length=torch.tensor([length]),
+                response_length=torch.tensor([length - 3]),
+                info={name: values[index : index + 1] for name, values in info.items()},
+            )
+        )
+    return experiences
+
+
+@pytest.fixture(autouse=True)
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.distributed of a single rank; a reduction takes tensors of its own device alone."""
+
+    def all_reduce(tensor: Any, *_: Any, **__: Any) -> None:
+        assert tensor.device.type == str(torch.cuda.current_device())
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: CurrentDevice("cpu"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    for name, function in {
+        "all_reduce": all_reduce, "barrier": lambda *_: None,
+        "get_rank": lambda *_: 0, "get_world_size": lambda **_: 1,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.distributed, name, function)
+
+
+def trained(
+    args: Any, *, actor: Table | None = None, **info: torch.Tensor
+) -> tuple[dict[str, Any], torch.Tensor]:
+    """What ``ppo_train`` returns and the table after it."""
+    strategy, actor = Strategy(args), actor or Table("cpu")
+    scheduler = SimpleNamespace(get_last_lr=lambda: [0.1])
+    trainer = SGActorPPOTrainer(
+        strategy, actor, ema_model=None, actor_optim=Optimizer(), actor_scheduler=scheduler,
+        micro_train_batch_size=MICRO_BATCH, dataloader_pin_memory=False,
+    )  # fmt: skip
+    for experience in rollout(actor, **info):
+        trainer.replay_buffer.append(experience)
+    torch.manual_seed(0)  # upstream shuffles the responses
+    status = trainer.ppo_train(args.algo.kl.init_coef)
+    return status, actor.table.detach().cpu()
+
+
+@pytest.mark.parametrize(
+    ("name", "correction"),
+    [*((name, "off") for name in ALGORITHMS), ("grpo_sg", "token"), ("grpo_sg", "seq")],
+)
+def test_no_operation_mixes_devices(
+    monkeypatch: pytest.MonkeyPatch, name: str, correction: str
+) -> None:
+    """The whole update with log-probs, statistics and rows, on a device that is not the CPU."""
+    args = arguments(
+        name, f"algo.advantage.is_correction_level='{correction}'", "sg.stapo_entropy=2.5"
+    )
+    expected, table = trained(args)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: CurrentDevice(DEVICE.type))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with PretendDevice():
+        found, moved = trained(args, actor=Table(DEVICE))
+    assert torch.equal(moved, table)
+    assert found == expected and len(found["sg_optimizer_steps"]) > 0
