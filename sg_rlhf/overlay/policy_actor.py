@@ -42,6 +42,12 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         self.actor_loss_fn = PolicyLossWithStatistics(self.actor_loss_fn, strategy.args)
         # training_step reads this name from its module.
         upstream.compute_approx_kl = kl_dispatcher(strategy.args, self.actor_loss_fn)
+        # Without a KL loss upstream's "kl" is the one in the reward, a number per response.
+        self._terms = {
+            key: name
+            for key, name in LOSS_TERMS.items()
+            if key != "kl" or strategy.args.algo.kl.use_loss
+        }
         self._uses = SHAPINGS[self.actor_loss_fn.config.shaping].uses
         if "entropy" in self._uses:
             self.actor.register_forward_hook(self._keep_entropy)
@@ -100,7 +106,7 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         status: dict[str, Any] = super().training_step(experience, kl_ctl, step, loss_batch_info)
         metrics = status["metrics"]
         self._window.append(
-            {name: float(metrics[key]) for key, name in LOSS_TERMS.items() if key in metrics}
+            {name: float(metrics[key]) for key, name in self._terms.items() if key in metrics}
         )
         if engine.global_steps > steps_before:
             self._close_row(metrics)

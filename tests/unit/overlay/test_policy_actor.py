@@ -100,7 +100,7 @@ def arguments(algorithm: str, *overrides: str) -> Any:
 
 
 def rollout(actor: Table, **info: torch.Tensor) -> list[Experience]:
-    """Responses of different lengths, some way off the policy; on the CPU, where upstream has them."""
+    """Responses of different lengths, off the policy, on the CPU as upstream keeps them."""
     generator = torch.Generator().manual_seed(1)
     experiences = []
     for index in range(RESPONSES):
@@ -183,3 +183,12 @@ def test_no_operation_mixes_devices(
         found, moved = trained(args, actor=Table(DEVICE))
     assert torch.equal(moved, table)
     assert found == expected and len(found["sg_optimizer_steps"]) > 0
+
+
+def test_a_reward_kl_is_no_loss_term() -> None:
+    """Upstream then reports a number per response under the loss term's name."""
+    kl = torch.rand(RESPONSES, generator=torch.Generator().manual_seed(2))
+    status, _ = trained(arguments("grpo", "algo.kl.use_loss=false"), kl=kl)
+    (row,) = status["sg_optimizer_steps"]
+    assert "kl" not in row and {"policy_loss", "entropy"} <= row.keys()
+    assert status["kl"] == pytest.approx(float(kl.mean()))
