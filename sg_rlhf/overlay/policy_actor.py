@@ -150,15 +150,18 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
     def _close_row(self, metrics: dict[str, Any]) -> None:
         loss_fn = self.actor_loss_fn
         terms = list(self._window[0])
-        means = [statistics.fmean(micro[name] for micro in self._window) for name in terms]
-        sums, means = self._reduce(loss_fn.take_statistics(), means)
+        # Upstream divides a micro-batch's losses by the optimizer step's tokens per micro-batch, or
+        # by all of them where micro-batches are dynamic.
+        merged = sum if self.args.train.dynamic_batch_enable else statistics.fmean
+        losses = [merged([micro[name] for micro in self._window]) for name in terms]
+        sums, losses = self._reduce(loss_fn.take_statistics(), losses)
         grad_norm = float(metrics["actor_grad_norm"])
         row: dict[str, Any] = {
             "optimizer_step": self.actor.model.global_steps,
             "grad_norm": grad_norm,
             "lr": float(metrics["actor_lr"]),
             "micro_batches": len(self._window),
-            **dict(zip(terms, means, strict=True)),
+            **dict(zip(terms, losses, strict=True)),
             **{f"sg/{name}": value for name, value in sums.metrics().items()},
             "sg/prob_hist": sums.histogram("prob_hist").tolist(),
         }
@@ -170,13 +173,13 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
                 "the weights may be damaged: resume from the last checkpoint"
             )
 
-    def _reduce(self, stats: Any, means: list[float]) -> tuple[Any, list[float]]:
+    def _reduce(self, stats: Any, losses: list[float]) -> tuple[Any, list[float]]:
         """Sum the statistics and average the losses over data-parallel ranks."""
         device = torch.cuda.current_device()
         group = self.strategy.ds_device_mesh["dp"].get_group()
         size = torch.distributed.get_world_size(group=group)
-        losses = torch.tensor(means, dtype=torch.float64, device=device)
-        packed = torch.cat([stats.sums.to(device), losses])
+        own_losses = torch.tensor(losses, dtype=torch.float64, device=device)
+        packed = torch.cat([stats.sums.to(device), own_losses])
         torch.distributed.all_reduce(packed, group=group)
         packed = packed.cpu()
         count = stats.sums.numel()

@@ -192,3 +192,14 @@ def test_a_reward_kl_is_no_loss_term() -> None:
     (row,) = status["sg_optimizer_steps"]
     assert "kl" not in row and {"policy_loss", "entropy"} <= row.keys()
     assert status["kl"] == pytest.approx(float(kl.mean()))
+
+
+def test_dynamic_micro_batches_have_the_rows_of_static_ones() -> None:
+    (static,) = trained(arguments("grpo_sg"))[0]["sg_optimizer_steps"]
+    longest = 5 + 2 * (RESPONSES - 1)
+    dynamic = ["train.dynamic_batch_enable=true", f"train.max_tokens_per_gpu={2 * longest}"]
+    status, _ = trained(arguments("grpo_sg", *dynamic))
+    (row,) = status["sg_optimizer_steps"]
+    assert 1 < row["micro_batches"] != static["micro_batches"]
+    for name in ("policy_loss", "kl", "entropy", "grad_norm", "sg/policy_loss_token_mean"):
+        assert row[name] == pytest.approx(static[name], rel=1e-5), name
