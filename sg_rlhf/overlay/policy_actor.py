@@ -13,6 +13,7 @@ import ray
 import torch
 
 from sg_rlhf.algo import lopti
+from sg_rlhf.algo.diagnostics import TokenStatistics
 from sg_rlhf.algo.shaping import weight_sum_and_count
 from sg_rlhf.algo.weightings import SHAPINGS
 from sg_rlhf.overlay.cpu import platform
@@ -53,25 +54,25 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
             self.actor.register_forward_hook(self._keep_entropy)
         self._rows: list[dict[str, Any]] = []
         self._window: list[dict[str, float]] = []
+        self._rollout_statistics = TokenStatistics.zeros()
 
     def ppo_train(self, kl_ctl: float) -> dict[str, Any]:
         """Upstream's epoch over the replay buffer, twice for Lopti; adds its optimizer steps."""
         self._rows, self._window = [], []
+        self._rollout_statistics = TokenStatistics.zeros()
         if self.args.sg.normalize == "batch_mean" and self.actor_loss_fn.is_ours:
             self.actor_loss_fn.mean_weight = self._rollout_mean_weight()
         if self.args.sg.update == "lopti":
             status = self._train_in_passes(kl_ctl)
         else:
             status = super().ppo_train(kl_ctl)
-        # Upstream has the micro-batches' means of these; the rows have the exact ones.
+        # Upstream has its means over micro-batches; these are over the rollout's optimizer steps.
         norms = [row["grad_norm"] for row in self._rows]
         if norms:
             status["grad_norm_mean"] = statistics.fmean(norms)
             status["grad_norm_max"] = max(norms)
             status["grad_norm_std"] = statistics.pstdev(norms)
-            for key, value in self._rows[0].items():
-                if key.startswith("sg/") and isinstance(value, float):
-                    status[key] = statistics.fmean(row[key] for row in self._rows)
+            status |= {f"sg/{k}": v for k, v in self._rollout_statistics.metrics().items()}
         status["sg_optimizer_steps"] = self._rows
         return status
 
@@ -167,6 +168,7 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         }
         self._window = []
         self._rows.append(row)
+        self._rollout_statistics += sums
         if not grad_norm < float("inf"):
             raise NonFiniteError(
                 f"gradient norm {grad_norm} at optimizer step {row['optimizer_step']}; "

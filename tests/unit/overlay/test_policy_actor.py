@@ -203,3 +203,16 @@ def test_dynamic_micro_batches_have_the_rows_of_static_ones() -> None:
     assert 1 < row["micro_batches"] != static["micro_batches"]
     for name in ("policy_loss", "kl", "entropy", "grad_norm", "sg/policy_loss_token_mean"):
         assert row[name] == pytest.approx(static[name], rel=1e-5), name
+
+
+def test_a_rollouts_figures_are_those_of_all_its_tokens() -> None:
+    """Lopti's two optimizer steps have different numbers of tokens, so means of means differ."""
+    status, _ = trained(arguments("lopti"))
+    rows = status["sg_optimizer_steps"]
+    tokens = [row["sg/n_tokens"] for row in rows]
+    assert len(set(tokens)) == 2
+    assert status["sg/n_tokens"] == sum(tokens)
+    for name in ("sg/prob_mean", "sg/weight_at_upper", "sg/quartile1_token_share"):
+        whole = sum(n * row[name] for n, row in zip(tokens, rows, strict=True)) / sum(tokens)
+        assert status[name] == pytest.approx(whole)
+    assert status["sg/prob_mean"] != pytest.approx(sum(r["sg/prob_mean"] for r in rows) / 2)
