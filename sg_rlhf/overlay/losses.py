@@ -62,6 +62,13 @@ def check(args: Any) -> None:
             f"algo.kl.use_loss=false: expected true with sg.shaping={config.shaping} and "
             f"algo.kl.estimator={args.algo.kl.estimator}, or another estimator"
         )
+    shares_weights = args.actor.policy_loss_type in POLICY_LOSS_TYPES and args.algo.kl.use_loss
+    if config.normalize and args.algo.kl.estimator in KL_ESTIMATORS and not shares_weights:
+        raise ValueError(
+            f"sg.normalize={config.normalize}: with algo.kl.estimator={args.algo.kl.estimator} "
+            "expected algo.kl.use_loss=true and actor.policy_loss_type to be one of "
+            f"{', '.join(POLICY_LOSS_TYPES)}, whose weights, over the rollout's mean, the KL shares"
+        )
     if "entropy" in uses and args.actor.entropy_coef is None:
         raise ValueError(
             f"actor.entropy_coef=null: sg.shaping={config.shaping} reads the entropy; 0 computes it"

@@ -15,7 +15,7 @@ from sg_rlhf.algo.policy_loss import sg_policy_loss
 from sg_rlhf.algo.shaping import TokenWeightConfig, token_weights
 from sg_rlhf.config import SGSettings
 from sg_rlhf.overlay.errors import NonFiniteError
-from sg_rlhf.overlay.losses import PolicyLossWithStatistics, kl_dispatcher
+from sg_rlhf.overlay.losses import PolicyLossWithStatistics, check, kl_dispatcher
 
 
 def arguments(loss: str = "grpo_sg", estimator: str = "wk3", **sg: Any) -> SimpleNamespace:
@@ -177,3 +177,24 @@ def test_a_pass_of_lopti_leaves_the_other_tokens_out_of_loss_kl_and_statistics()
     loss.lopti_pass = None
     run(loss, data)
     assert loss.active_BT is None
+
+
+@pytest.mark.parametrize(
+    ("loss", "use_loss", "refused"),
+    [("ppo", True, True), ("ppo", False, True), ("grpo_sg", False, True), ("grpo_sg", True, False)],
+)
+@pytest.mark.parametrize("estimator", ["wk3", "wk3_eq11"])
+def test_a_normalized_weighted_kl_needs_the_losss_weights(
+    loss: str, use_loss: bool, refused: bool, estimator: str
+) -> None:
+    """Elsewhere nothing knows the rollout's mean, or which positions are a response's."""
+    args = arguments(loss, estimator, normalize="batch_mean")
+    args.algo.kl.use_loss = use_loss
+    args.actor.entropy_coef = 0.0
+    if not refused:
+        check(args)
+        return
+    with pytest.raises(ValueError, match=r"^sg\.normalize=batch_mean: .*algo\.kl\.use_loss=true"):
+        check(args)
+    args.sg.normalize = None
+    check(args)
