@@ -20,6 +20,9 @@ from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.errors import NonFiniteError
 from sg_rlhf.overlay.losses import PolicyLossWithStatistics, kl_dispatcher, sequence_context
 
+#: What DeepSpeed's ZeRO optimizers take the gradient norm of a parameter group by, just before
+#: they step. It is reduced over ranks, and -1 stands for one that is NaN or infinite.
+GROUP_NORMS = ("get_grad_norm_direct", "complete_grad_norm_calculation_for_cpu_offload")
 #: Loss terms that upstream reports per micro-batch, and their name in a row.
 LOSS_TERMS = {"policy_loss": "policy_loss", "kl": "kl", "entropy_loss": "entropy"}
 
@@ -55,6 +58,7 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         self._rows: list[dict[str, Any]] = []
         self._window: list[dict[str, float]] = []
         self._rollout_statistics = TokenStatistics.zeros()
+        self._watch_gradient_norms()
 
     def ppo_train(self, kl_ctl: float) -> dict[str, Any]:
         """Upstream's epoch over the replay buffer, twice for Lopti; adds its optimizer steps."""
@@ -110,8 +114,34 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
             {name: float(metrics[key]) for key, name in self._terms.items() if key in metrics}
         )
         if engine.global_steps > steps_before:
+            # ZeRO 1 and 2 skip a step that is not finite and say nothing. With fp16 that is how the
+            # loss scale is found; with bf16 it is a damaged batch.
+            if self.args.ds.param_dtype == "bf16" and not engine.was_step_applied():
+                raise _non_finite_gradient(engine.global_steps)
             self._close_row(metrics)
         return status
+
+    def _watch_gradient_norms(self) -> None:
+        """Have the optimizer's step raise on a gradient that is not finite, before it is applied.
+
+        ZeRO 3 would step: it looks for an overflow with fp16 alone, and its norm over all groups is
+        finite again, sqrt(2) for two groups of -1. It computes the norms in any case, so the check
+        costs a number read per group. Every rank has the same norms and raises. Only below ZeRO 2
+        can there be an optimizer without them.
+        """
+        optimizer = self.actor_optim
+        for name in GROUP_NORMS:
+            if self.args.ds.zero_stage < 2 and not hasattr(optimizer, name):
+                continue
+            # The class's own function: a second trainer of this optimizer puts its own watch.
+            norm_of = getattr(type(optimizer), name).__get__(optimizer)
+            setattr(optimizer, name, functools.partial(self._finite_norm, norm_of))
+
+    def _finite_norm(self, norm_of: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        norm = norm_of(*args, **kwargs)
+        if not float(norm) >= 0.0:
+            raise _non_finite_gradient(self.actor.model.global_steps + 1)
+        return norm
 
     def _keep_entropy(self, _module: Any, _inputs: Any, outputs: Any) -> None:
         """Hand the entropies of a training forward pass to the loss that follows it."""
@@ -156,10 +186,9 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         merged = sum if self.args.train.dynamic_batch_enable else statistics.fmean
         losses = [merged([micro[name] for micro in self._window]) for name in terms]
         sums, losses = self._reduce(loss_fn.take_statistics(), losses)
-        grad_norm = float(metrics["actor_grad_norm"])
         row: dict[str, Any] = {
             "optimizer_step": self.actor.model.global_steps,
-            "grad_norm": grad_norm,
+            "grad_norm": float(metrics["actor_grad_norm"]),
             "lr": float(metrics["actor_lr"]),
             "micro_batches": len(self._window),
             **dict(zip(terms, losses, strict=True)),
@@ -169,11 +198,6 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         self._window = []
         self._rows.append(row)
         self._rollout_statistics += sums
-        if not grad_norm < float("inf"):
-            raise NonFiniteError(
-                f"gradient norm {grad_norm} at optimizer step {row['optimizer_step']}; "
-                "the weights may be damaged: resume from the last checkpoint"
-            )
 
     def _reduce(self, stats: Any, losses: list[float]) -> tuple[Any, list[float]]:
         """Sum the statistics and average the losses over data-parallel ranks."""
@@ -187,6 +211,13 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         count = stats.sums.numel()
         sums = type(stats)(packed[:count], stats.weight_bounds)
         return sums, (packed[count:] / size).tolist()
+
+
+def _non_finite_gradient(step: int) -> NonFiniteError:
+    return NonFiniteError(
+        "the gradient has NaN or infinite entries, though the loss is finite, at optimizer step "
+        f"{step}: nothing was trained on it"
+    )
 
 
 def _tokens_in_pass(threshold: float, name: str, item: Any) -> torch.Tensor:

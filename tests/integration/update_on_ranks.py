@@ -135,8 +135,8 @@ def gradient(actor: Any) -> torch.Tensor:
     return torch.cat([part.float().flatten() for part in parts])
 
 
-def main(micro_batch: int, out: Path) -> None:
-    args = arguments(*cases()["grpo"], micro_batch)
+def prepare(args: Any) -> tuple[Any, Any, Any, Any]:
+    """This rank's strategy, actor with its DeepSpeed engine, optimizer and scheduler."""
     args.local_rank = -1
     strategy = get_strategy(args)
     strategy.setup_distributed()
@@ -152,21 +152,32 @@ def main(micro_batch: int, out: Path) -> None:
         "lr_scheduler": "constant", "lr_warmup_ratio": 0.0, "min_lr_ratio": 0.1,
         "max_norm": args.actor.max_norm, "scheduler_steps": 1000,
     }  # fmt: skip
-    actor, optimizer, scheduler = strategy.prepare((actor, settings))
+    return strategy, *strategy.prepare((actor, settings))
+
+
+def trainer_of(
+    strategy: Any, actor: Any, optimizer: Any, scheduler: Any, micro_batch: int
+) -> SGActorPPOTrainer:
+    """The trainer of the strategy's arguments."""
+    return SGActorPPOTrainer(
+        strategy,
+        actor,
+        ema_model=None,
+        actor_optim=optimizer,
+        actor_scheduler=scheduler,
+        micro_train_batch_size=micro_batch,
+        dataloader_pin_memory=False,
+    )
+
+
+def main(micro_batch: int, out: Path) -> None:
+    strategy, actor, optimizer, scheduler = prepare(arguments(*cases()["grpo"], micro_batch))
     experiences = rollout(actor)
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     found = {}
     for name, (recipe, extra) in cases().items():
         strategy.args = arguments(recipe, extra, micro_batch)
-        trainer = SGActorPPOTrainer(
-            strategy,
-            actor,
-            ema_model=None,
-            actor_optim=optimizer,
-            actor_scheduler=scheduler,
-            micro_train_batch_size=micro_batch,
-            dataloader_pin_memory=False,
-        )
+        trainer = trainer_of(strategy, actor, optimizer, scheduler, micro_batch)
         for experience in experiences[rank::ranks]:
             trainer.replay_buffer.append(experience)
         torch.manual_seed(0)  # upstream shuffles the responses

@@ -12,6 +12,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from sg_rlhf.config import load_config
 from sg_rlhf.overlay import cli
+from sg_rlhf.overlay.errors import NonFiniteError
 from sg_rlhf.overlay.policy_actor import SGActorPPOTrainer
 from tests.unit.overlay.pretend_device import DEVICE, CurrentDevice, PretendDevice
 
@@ -27,7 +28,7 @@ class Table(torch.nn.Module):
         super().__init__()
         table = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(0))
         self.table = table.to(device).requires_grad_()
-        self.model = SimpleNamespace(global_steps=0)  # the engine
+        self.model = SimpleNamespace(global_steps=0, was_step_applied=lambda: True)  # the engine
 
     def forward(
         self, sequences: Any, action_mask: Any, *, return_entropy: bool = False, **_: Any
@@ -216,3 +217,12 @@ def test_a_rollouts_figures_are_those_of_all_its_tokens() -> None:
         whole = sum(n * row[name] for n, row in zip(tokens, rows, strict=True)) / sum(tokens)
         assert status[name] == pytest.approx(whole)
     assert status["sg/prob_mean"] != pytest.approx(sum(r["sg/prob_mean"] for r in rows) / 2)
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_step() -> None:
+    actor = Table("cpu")
+    before = actor.table.detach().clone()
+    actor.table.register_hook(lambda gradient: gradient * float("nan"))
+    with pytest.raises(NonFiniteError, match="optimizer step 1: nothing was trained on it"):
+        trained(arguments("grpo"), actor=actor)
+    assert torch.equal(actor.table, before)
