@@ -88,7 +88,12 @@ def test_a_second_start_resumes_and_ctrl_c_leaves_no_process(
 ) -> None:
     run_dir = tmp_path / "resumed"
     shutil.copytree(trained, run_dir)
-    more = ["data.max_samples=16", f"ckpt.path={run_dir}/checkpoints/deepspeed"]
+    evaluations = run_dir / run_log.EVALUATIONS
+    first_line = evaluations.read_text().splitlines(keepends=True)[0]
+    evaluations.write_text(first_line)  # as if killed after the checkpoint, while it evaluated
+    # 18 prompts: two too many for 4 rollouts of 4, and too few for 5.
+    more = ["data.max_samples=18", "sg.sync_check_every=0"]
+    more.append(f"ckpt.path={run_dir}/checkpoints/deepspeed")
     process = subprocess.Popen(
         command(run_dir, data, *more), cwd=ROOT, env=environment(), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
@@ -109,8 +114,12 @@ def test_a_second_start_resumes_and_ctrl_c_leaves_no_process(
 
     result = train(run_dir, data, *more)
     assert result.returncode == 0, result.stdout + result.stderr
+    assert "2 of 18 prompts are left out of each epoch" in result.stdout
     steps = [row["global_step"] for row in run_log.read(run_dir / run_log.METRICS)]
     assert steps == [1, 2, 3, 4]
+    assert [row["global_step"] for row in run_log.read(evaluations)] == [0, 2, 4]
+    # The first sync after a rollout of a resumed run is checked.
+    assert any("sync/log_prob_diff_mean" in r for r in run_log.read(run_dir / run_log.METRICS)[2:])
     optimizer = [r["optimizer_step"] for r in run_log.read(run_dir / run_log.OPTIMIZER_STEPS)]
     assert optimizer == [1, 2, 3, 4, 5, 6, 7, 8]
     first = run_log.read(trained / run_log.METRICS)
@@ -169,6 +178,7 @@ def test_usage_errors_exit_2_before_anything_starts(data: Data, tmp_path: Path) 
         (["data.prompt_dataset=gone.jsonl"], ["data.prompt_dataset=gone.jsonl", "no such file"]),
         (["ds.load_in_4bit=true"], ["ds.load_in_4bit", "without CUDA"]),
         (["rollout.n_samples_per_prompt=1"], ["n_samples_per_prompt > 1"]),
+        (["rollout.batch_size=5"], ["5 * 4 = 20", "not divisible by train.batch_size=8"]),
         (["actor.adam.lrr=1"], ["did you mean actor.adam.lr?"]),
     ):
         run_dir = tmp_path / "never"
