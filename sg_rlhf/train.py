@@ -21,8 +21,8 @@ from typing import Any
 from sg_rlhf.config import Config, ConfigError, load_config, local_path
 from sg_rlhf.overlay import cli
 from sg_rlhf.retrieval.client import RetrieverClient, RetrieverError
+from sg_rlhf.token_weighting import describe_weighting
 from sg_rlhf.upstream_flags import UpstreamChanged
-from sg_rlhf.weights import describe_weighting
 
 EXAMPLES = """\
 examples:

@@ -14,7 +14,8 @@ from sg_rlhf.algo.lopti import PASSES, in_pass
 from sg_rlhf.algo.policy_loss import policy_loss_terms
 from sg_rlhf.algo.weightings import TokenContext, token_keys
 from sg_rlhf.config import ConfigError, load_config, token_weight_config
-from sg_rlhf.weights import describe_weighting, main
+from sg_rlhf.token_weighting import describe_weighting
+from sg_rlhf.weights import main
 from tests.unit.algo import upstream
 
 REPOSITORY = Path(__file__).parents[2]
