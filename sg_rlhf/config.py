@@ -412,6 +412,8 @@ def _checked_value(flag: Flag, value: Any, where: str) -> Any:
 
 
 def _scalar(flag: Flag, value: Any, fail: Any) -> Any:
+    if isinstance(value, bool) and flag.choices and "off" in flag.choices:
+        value = "on" if value else "off"  # YAML reads the bare words as booleans
     if isinstance(value, (list, dict)) or (isinstance(value, bool) and flag.type is not str):
         raise fail()
     if flag.type is int and not (isinstance(value, int) or _is_whole(value)):

@@ -249,3 +249,14 @@ def test_null_is_upstreams_default_as_no_flag_is_given() -> None:
     config = load_config(None, ["actor.policy_loss_type=null", "actor.eps_clip=null"])
     assert "--actor.eps_clip" not in config.to_argv()
     assert config.value("actor.policy_loss_type") == "ppo" and config.clip_range() == (0.2, 0.2)
+
+
+def test_off_is_a_choice_and_not_yamls_false(tmp_path: Path) -> None:
+    key = "algo.advantage.is_correction_level"
+    config = load_config(RECIPES[0], [f"{key}=off"])
+    assert config.value(key) == "off"
+    resolved = tmp_path / "resolved.yaml"
+    resolved.write_text(config.to_yaml())
+    assert load_config(resolved).value(key) == "off"
+    with pytest.raises(ConfigError, match="expected one of off, token, seq"):
+        load_config(RECIPES[0], [f"{key}=on"])
