@@ -13,6 +13,7 @@ import argparse
 import concurrent.futures
 import enum
 import fnmatch
+import functools
 import hashlib
 import json
 import os
@@ -133,6 +134,8 @@ class Runner:
         self._starting = threading.Lock()
         self._sampling = threading.Lock()
         self._stopped = False
+        # Once a cell: each reads recipes, and a cell's is asked for several times.
+        self._fingerprint = functools.cache(study.fingerprint)
 
     def take_devices(self) -> int:
         """Divide the visible GPUs among the runs; how many run at a time.
@@ -160,13 +163,13 @@ class Runner:
     def _trained(self, cell: Cell) -> dict[str, Any] | None:
         """The cell's file, if it was trained with today's settings."""
         found = study_results.read_cell(self.out / "cells" / cell.file_name)
-        if found is None or found.get("fingerprint") != self.study.fingerprint(cell):
+        if found is None or found.get("fingerprint") != self._fingerprint(cell):
             return None
         return found
 
     def run_dir(self, cell: Cell) -> Path:
         """Where a cell trains. Other settings are another run: it must not resume from these."""
-        return self.runs / f"{cell.name}-{self.study.fingerprint(cell)[:8]}"
+        return self.runs / f"{cell.name}-{self._fingerprint(cell)[:8]}"
 
     def state(self, cell: Cell) -> State:
         """What is left to do for a cell."""
@@ -212,7 +215,7 @@ class Runner:
         accuracy = self._accuracy(run_dir, log, device)
         found = {
             "cell": cell.name,
-            "fingerprint": self.study.fingerprint(cell),
+            "fingerprint": self._fingerprint(cell),
             "measured_with": self.study.measurements(),
             **study_results.collect(run_dir, sharpness, accuracy),
         }
@@ -329,30 +332,26 @@ def write_tables(study: Study, runner: Runner) -> list[dict[str, Any]]:
 def run_cells(runner: Runner, cells: list[Cell]) -> list[str]:
     """Train and measure; returns a line for each cell that failed."""
     failures = []
-    try:
-        jobs = runner.take_devices()
-        runner.make_data()
-        with (
-            progress_bar(runner.study.name, "runs", len(cells)) as bar,
-            concurrent.futures.ThreadPoolExecutor(jobs) as pool,
-        ):
+    jobs = runner.take_devices()
+    with (
+        progress_bar(runner.study.name, "runs", len(cells)) as bar,
+        concurrent.futures.ThreadPoolExecutor(jobs) as pool,
+    ):
+        try:
+            runner.make_data()
             futures = {pool.submit(runner.run, cell): cell for cell in cells}
-            try:
-                for future in concurrent.futures.as_completed(futures):
-                    cell = futures[future]
-                    try:
-                        bar.write(describe(cell, future.result()["figures"]))
-                    except (CellError, ValueError, OSError) as error:
-                        failures.append(f"{cell.name}: {error}")
-                        bar.write(failures[-1], file=sys.stderr)
-                    bar.update()
-            except KeyboardInterrupt:
-                runner.stop()
-                pool.shutdown(cancel_futures=True)
-                raise
-    except KeyboardInterrupt:
-        runner.stop()  # also what makes the data
-        raise
+            for future in concurrent.futures.as_completed(futures):
+                cell = futures[future]
+                try:
+                    bar.write(describe(cell, future.result()["figures"]))
+                except (CellError, ValueError, OSError) as error:
+                    failures.append(f"{cell.name}: {error}")
+                    bar.write(failures[-1], file=sys.stderr)
+                bar.update()
+        except KeyboardInterrupt:
+            runner.stop()
+            pool.shutdown(cancel_futures=True)
+            raise
     return failures
 
 
@@ -378,13 +377,12 @@ def overview(states: Sequence[State]) -> str:
         for state in State
         if state is not State.DONE and (count := states.count(state))
     ]
-    again = (
-        ""
-        if State.TO_TRAIN_AGAIN not in states
-        else ("; again: measured with other settings, and the checkpoint is not under --runs")
-    )
-    done = f"{states.count(State.DONE)} of {len(states)} runs are complete"
-    return "; ".join([done, ", ".join(left)] if left else [done]) + again
+    parts = [f"{states.count(State.DONE)} of {len(states)} runs are complete"]
+    if left:
+        parts.append(", ".join(left))
+    if State.TO_TRAIN_AGAIN in states:
+        parts.append("again: measured with other settings, and the checkpoint is not under --runs")
+    return "; ".join(parts)
 
 
 def _chosen(cells: Sequence[Cell], patterns: str, study: Path) -> list[Cell]:
