@@ -25,10 +25,18 @@ def summarize(run_dir: Path) -> dict[str, Any]:
     Raises:
         ValueError: no run, or one without a single rollout, is there.
     """
-    metrics = run_log.read(run_dir / run_log.METRICS)
-    rows = run_log.read(run_dir / run_log.OPTIMIZER_STEPS)
-    if not metrics or not rows:
+    return _figures(_read(run_dir))
+
+
+def _read(run_dir: Path) -> Run:
+    run = read_run(run_dir) if run_log.read(run_dir / run_log.METRICS) else None
+    if run is None or not run.steps:
         raise ValueError(f"{run_dir}: no rollouts in {run_log.METRICS}; train into it first")
+    return run
+
+
+def _figures(run: Run) -> dict[str, Any]:
+    metrics, rows = run.metrics, run.steps
     norms = [row["grad_norm"] for row in rows]
     window = max(1, min(5, len(metrics) // 2))
     rewards = [row["rollout/reward_mean"] for row in metrics]
@@ -45,7 +53,7 @@ def summarize(run_dir: Path) -> dict[str, Any]:
         "zeroed_pos": statistics.fmean(row["sg/zeroed_pos"] for row in rows),
         "seconds_per_rollout": statistics.median(row["timing/step_total"] for row in metrics),
     }
-    return {**summary, **_held_out(read_run(run_dir))}
+    return {**summary, **_held_out(run)}
 
 
 def _held_out(run: Run) -> dict[str, Any]:
@@ -106,13 +114,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     run_dir = parser.parse_args(argv).run_dir
     try:
-        summary = summarize(run_dir)
+        run = _read(run_dir)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     from sg_rlhf.report import figures
 
-    groups = grouped([read_run(run_dir)])
+    summary, groups = _figures(run), grouped([run])
     name = run_dir.resolve().name
     figures.write(figures.reward_and_accuracy, groups, run_dir / "reward.png", name)
     title = f"{name}: gradient norm of every optimizer step"
