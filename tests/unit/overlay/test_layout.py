@@ -26,7 +26,13 @@ def parse(*overrides: str, recipe: Path = PAPER) -> Any:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_shipped_recipe_divides_evenly(recipe: Path) -> None:
-    parse(recipe=recipe)
+    args = parse(recipe=recipe)
+    samples = args.rollout.batch_size * args.rollout.n_samples_per_prompt
+    steps = samples // args.train.batch_size
+    assert steps >= 1 and steps * args.train.batch_size == samples
+    ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
+    for size, part in ((samples, args.rollout), (args.train.batch_size, args.train)):
+        assert size % (part.micro_batch_size * ranks) == 0
 
 
 @pytest.mark.parametrize(
@@ -78,10 +84,13 @@ def test_whatever_upstream_trips_over_is_one_line(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_fits_is_taken() -> None:
-    parse("actor.num_gpus_per_node=4", "ref.num_gpus_per_node=4", "vllm.num_engines=4")
-    parse("actor.num_gpus_per_node=4", "vllm.num_engines=4", "algo.kl.init_coef=0")
-    parse("vllm.num_engines=2", "vllm.tensor_parallel_size=4")
-    parse("train.dynamic_batch_enable=true", "train.micro_batch_size=3")
+    smaller = ("actor.num_gpus_per_node=4", "vllm.num_engines=4")
+    assert parse(*smaller, "ref.num_gpus_per_node=4").ref.num_gpus_per_node == 4
+    assert parse(*smaller, "algo.kl.init_coef=0").ref.num_gpus_per_node == 8
+    assert parse("vllm.num_engines=2", "vllm.tensor_parallel_size=4").vllm.num_engines == 2
+    dynamic = parse("train.dynamic_batch_enable=true", "train.micro_batch_size=3")
+    assert dynamic.train.batch_size % (3 * dynamic.actor.num_gpus_per_node)  # static ones refuse it
     # One rank runs a smaller last batch of a rollout as well.
     tiny = CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml"
-    parse("rollout.micro_batch_size=24", recipe=tiny)
+    found = parse("rollout.micro_batch_size=24", recipe=tiny)
+    assert found.rollout.batch_size * found.rollout.n_samples_per_prompt % 24
