@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.config import Config, ConfigError, load_config, local_path
+from sg_rlhf.final_checkpoint import final_checkpoint
 from sg_rlhf.overlay import cli
 from sg_rlhf.retrieval.client import RetrieverClient, RetrieverError
 from sg_rlhf.token_weighting import describe_weighting
@@ -88,7 +89,7 @@ def resolve(config: Config, run_dir: Path) -> Config:
     """Fill in what follows from the run directory, unless the recipe sets it."""
     derived = {
         "ckpt.path": str(run_dir / "checkpoints" / "deepspeed"),
-        "ckpt.output_dir": str(run_dir / "checkpoints" / "final"),
+        "ckpt.output_dir": str(final_checkpoint(run_dir)),
         "logger.tensorboard_dir": str(run_dir / "tensorboard"),
         "logger.wandb.run_name": run_dir.name,
         "sg.run_dir": str(run_dir),

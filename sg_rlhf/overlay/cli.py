@@ -129,10 +129,9 @@ def run(args: argparse.Namespace) -> None:
             local = cluster.connect(args)
             upstream.train(args)
         except Exception as error:
-            for kind in (RunStopped, TooFewPrompts):
-                cause = _stop_cause(error, kind)
-                if cause is not None:
-                    raise cause from None
+            cause = _stop_cause(error, RunStopped, TooFewPrompts)
+            if cause is not None:
+                raise cause from None
             raise
         finally:
             # A second Ctrl-C must not leave the cluster half down.
@@ -174,13 +173,14 @@ def _output(args: Any) -> Iterator[None]:
             os.close(original)
 
 
-def _stop_cause(error: BaseException, kind: type[Exception]) -> Exception | None:
-    """Our error inside the nest of Ray task errors around it."""
+def _stop_cause(error: BaseException, *kinds: type[Exception]) -> Exception | None:
+    """Our error, of one of the kinds, inside the nest of Ray task errors around it."""
     seen: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and current not in seen:
-        if isinstance(current, kind):
-            return kind(str(getattr(current, "cause", current)))
+        for kind in kinds:
+            if isinstance(current, kind):
+                return kind(str(getattr(current, "cause", current)))
         seen.append(current)
         current = getattr(current, "cause", None) or current.__cause__
     return None
