@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sg_rlhf.algorithms import LOSSES
 from sg_rlhf.config import Config, ConfigError, token_weight_config
 from sg_rlhf.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES
 
@@ -36,6 +38,10 @@ class DeadZone(NamedTuple):
     name: str
     level: float
     zone: tuple[float, float] | None
+
+    def holds(self, weight: float) -> bool:
+        """Whether a token of this weight is one of them."""
+        return weight > self.level if self.relation == ">" else weight < self.level
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,23 @@ class Weighting:
 
         return self.cfg is None or is_curve(self.cfg)
 
+    def weights(self, log_probs: Sequence[float]) -> list[float]:
+        """w of each token at ratio 1, before normalisation, in float64; where ``is_curve()``."""
+        import torch
+
+        from sg_rlhf.algo.shaping import token_weights
+
+        if self.cfg is None:
+            return [1.0] * len(log_probs)
+        cfg = replace(self.cfg, normalize=None, allow_constant=True)
+        weights = token_weights(torch.tensor(log_probs, dtype=torch.float64), cfg)
+        return [float(w) for w in weights]
+
+    def zeroed(self, weights: Sequence[float], advantage: float) -> list[bool]:
+        """Which tokens of these weights have no policy gradient on-policy; see ``dead_zones``."""
+        dead = [d for d in self.dead_zones() if (advantage > 0 if d.positive else advantage < 0)]
+        return [w == 0 or any(zone.holds(w) for zone in dead) for w in weights]
+
     def dead_zones(self) -> list[DeadZone]:
         """Those that there are, before normalisation; see ``shaping.dead_zones``."""
         if self.cfg is None or self.cfg.placement == "outside":
@@ -136,7 +159,42 @@ class Weighting:
         if "advantages" in SHAPINGS[self.cfg.shaping].uses:  # the range says nothing of one sign
             return []
         low, high = self.limits()
-        return [d for d in found if (high > d.level if d.relation == ">" else low < d.level)]
+        return [dead for dead in found if dead.holds(high if dead.relation == ">" else low)]
+
+    def describe(self) -> str:
+        """One line: which weighting this is."""
+        if self.cfg is None:
+            about = LOSSES.get(self.loss, "not ours")
+            return f"policy loss {self.loss}: no token weights, w = 1; {about}"
+        if self.loss == "grpo_sg":
+            is_grpo = self.lopti_threshold is None
+            return describe_weights(self.cfg, " (plain GRPO)" if is_grpo else "")
+        return f"policy loss {self.loss}: {LOSSES[self.loss]}; {describe_weights(self.cfg)}"
+
+
+def own_parameters(cfg: TokenWeightConfig) -> dict[str, Any]:
+    """The settings that only this shaping has, such as ``ar_alpha`` of ``ar``."""
+    names = [field.name for field in fields(cfg) if field.name.startswith(f"{cfg.shaping}_")]
+    return {name: getattr(cfg, name) for name in names}
+
+
+def describe_weights(cfg: TokenWeightConfig, remark: str = "") -> str:
+    """One line: the token weights; ``remark`` follows those that are all 1."""
+    from sg_rlhf.algo.weightings import SHAPINGS
+
+    if cfg.shaping == "uniform":
+        return f"uniform: w = 1{remark}"
+    where = f"{cfg.placement} the PPO clip"
+    if cfg.shaping not in EQ_19:
+        values = [f"{name} = {value:g}" for name, value in own_parameters(cfg).items()]
+        summary = SHAPINGS[cfg.shaping].summary.rstrip(".")
+        return f"{cfg.shaping}: " + ", ".join([summary, *values, where])
+    inner = "sigmoid(tau*p)" if cfg.form == "product" else "sigmoid(p/tau)"
+    name = "2 - w with w" if cfg.shaping == "reverse" else "w"
+    return (
+        f"{cfg.shaping}, {cfg.form} form: {name} = clip({cfg.alpha:g}*({inner} - {cfg.mu:g}), "
+        f"{cfg.lower:g}, {cfg.upper:g}), tau = {cfg.tau:g}, {where}"
+    )
 
 
 def _chosen(config: Config, key: str, otherwise: Any) -> Any:

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import textwrap
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from sg_rlhf.algorithms import LOSSES
 from sg_rlhf.config import ConfigError, load_config
-from sg_rlhf.token_weighting import EQ_19, Weighting
+from sg_rlhf.token_weighting import EQ_19, Weighting, describe_weights, own_parameters
 from sg_rlhf.upstream_flags import KL_ESTIMATORS, UpstreamChanged
-
-if TYPE_CHECKING:
-    from sg_rlhf.algo.shaping import TokenWeightConfig
 
 EXAMPLES = """\
 examples:
@@ -84,17 +81,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_intermixed_args(argv)
 
 
-def curve(cfg: TokenWeightConfig, probs: list[float], **changes: Any) -> list[float]:
-    """w at each p, in float64; ``changes`` replaces fields of the config first."""
-    import dataclasses
-
-    import torch
-
-    from sg_rlhf.algo.shaping import token_weights
-
-    log_probs = torch.tensor(probs, dtype=torch.float64).log()
-    plain = {"normalize": None, "allow_constant": True, **changes}
-    return [float(w) for w in token_weights(log_probs, dataclasses.replace(cfg, **plain))]
+def curve(weighting: Weighting, probs: list[float], **changes: Any) -> list[float]:
+    """w at each p, in float64; ``changes`` replaces fields of the token weights first."""
+    if weighting.cfg is not None:
+        weighting = replace(weighting, cfg=replace(weighting.cfg, **changes))
+    return weighting.weights([math.log(p) if p else -math.inf for p in probs])
 
 
 def summary(weighting: Weighting) -> dict[str, Any]:
@@ -114,7 +105,7 @@ def summary(weighting: Weighting) -> dict[str, Any]:
         "policy_loss_type": weighting.loss,
         "shaping": cfg.shaping if cfg else "uniform",
         **{name: getattr(cfg, name) if name in constants else None for name in CONSTANTS},
-        **_own_parameters(cfg),
+        **(own_parameters(cfg) if cfg else {}),
         "placement": cfg.placement if cfg else None,
         "normalize": cfg.normalize if cfg else None,
         "lopti_threshold": weighting.lopti_threshold,
@@ -136,48 +127,12 @@ def summary(weighting: Weighting) -> dict[str, Any]:
     }
 
 
-def _own_parameters(cfg: TokenWeightConfig | None) -> dict[str, Any]:
-    if cfg is None:
-        return {}
-    names = [field.name for field in fields(cfg) if field.name.startswith(f"{cfg.shaping}_")]
-    return {name: getattr(cfg, name) for name in names}
-
-
-def describe(weighting: Weighting) -> str:
-    """One line: which weighting this is."""
-    cfg, loss = weighting.cfg, weighting.loss
-    if cfg is None:
-        return f"policy loss {loss}: no token weights, w = 1; {LOSSES.get(loss, 'not ours')}"
-    if loss == "grpo_sg":
-        is_grpo = weighting.lopti_threshold is None
-        return _describe_weights(cfg, " (plain GRPO)" if is_grpo else "")
-    return f"policy loss {loss}: {LOSSES[loss]}; {_describe_weights(cfg, '')}"
-
-
-def _describe_weights(cfg: TokenWeightConfig, remark: str) -> str:
-    from sg_rlhf.algo.weightings import SHAPINGS
-
-    if cfg.shaping == "uniform":
-        return f"uniform: w = 1{remark}"
-    where = f"{cfg.placement} the PPO clip"
-    if cfg.shaping not in EQ_19:
-        values = [f"{name} = {value:g}" for name, value in _own_parameters(cfg).items()]
-        summary = SHAPINGS[cfg.shaping].summary.rstrip(".")
-        return f"{cfg.shaping}: " + ", ".join([summary, *values, where])
-    inner = "sigmoid(tau*p)" if cfg.form == "product" else "sigmoid(p/tau)"
-    name = "2 - w with w" if cfg.shaping == "reverse" else "w"
-    return (
-        f"{cfg.shaping}, {cfg.form} form: {name} = clip({cfg.alpha:g}*({inner} - {cfg.mu:g}), "
-        f"{cfg.lower:g}, {cfg.upper:g}), tau = {cfg.tau:g}, {where}"
-    )
-
-
 def table(weighting: Weighting) -> str:
     """The text that people read: curve, range, mean, and what they mean."""
     cfg, report = weighting.cfg, summary(weighting)
-    lines = [textwrap.fill(describe(weighting), 88, subsequent_indent="  ")]
+    lines = [textwrap.fill(weighting.describe(), 88, subsequent_indent="  ")]
     if cfg and cfg.shaping in EQ_19:
-        weights = curve(cfg, list(TABLE_P))
+        weights = curve(weighting, list(TABLE_P))
         lines += ["", "     p   weight"]
         lines += [f"  {p:4.2f}   {w:6.3f}" for p, w in zip(TABLE_P, weights, strict=True)]
     lines += ["", f"range: {report['min']:.4g} to {report['max']:.4g}"]
@@ -260,7 +215,7 @@ def _kl_note(weighting: Weighting) -> str:
     if weighting.kl_cfg is None:
         text += "weighted by the same w"
     else:
-        text += f"which alone is weighted, by {_describe_weights(weighting.kl_cfg, '')}"
+        text += f"which alone is weighted, by {describe_weights(weighting.kl_cfg)}"
     if weighting.kl == "wk3_eq11":
         text += "; w*rho - log(w*rho) - 1 with rho = p_ref / p is least at p = w * p_ref"
     return text
@@ -284,7 +239,7 @@ def plot(weighting: Weighting, path: Path) -> None:
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     axes = figure.subplots()
     if cfg and cfg.shaping in EQ_19:
-        wide = curve(cfg, probs, shaping="grpo_sg", lower=0.0, upper=max(10.0, cfg.upper))
+        wide = curve(weighting, probs, shaping="grpo_sg", lower=0.0, upper=max(10.0, cfg.upper))
         is_reverse = cfg.shaping == "reverse"
         before = [2 - w for w in wide] if is_reverse else wide
         axes.plot(probs, before, color="0.6", lw=1.2, ls=":", label="before the clip to [L, U]")
@@ -293,7 +248,7 @@ def plot(weighting: Weighting, path: Path) -> None:
             label = f"2 - {name} = {level:g}" if is_reverse else f"{name} = {level:g}"
             axes.axhline(level, color="0.75", lw=0.8)
             axes.annotate(label, (1.01, level), va="center", annotation_clip=False)
-    weights = curve(cfg, probs) if cfg else [1.0] * len(probs)
+    weights = curve(weighting, probs)
     axes.plot(probs, weights, color="tab:blue", lw=2.4, label="weight w(p)")
     mean = weighting.mean()
     if mean is not None and max(weights) > min(weights):
@@ -307,7 +262,7 @@ def plot(weighting: Weighting, path: Path) -> None:
         axes.axvspan(first, last, color=color, alpha=0.14, lw=0, label=shade)
         axes.axhline(dead.level, color=color, lw=1, ls="--", label=f"{dead.name} = {dead.level:g}")
     axes.set(xlim=(0, 1), xlabel="token probability p", ylabel="weight w")
-    name, _, rest = describe(weighting).partition(": ")
+    name, _, rest = weighting.describe().partition(": ")
     axes.set_title(f"{name}\n{textwrap.fill(rest, 96)}", fontsize=10)
     if max(weights) > min(weights):
         axes.margins(y=0.12)

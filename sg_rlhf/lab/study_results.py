@@ -12,9 +12,9 @@ from typing import Any
 from scipy import stats
 
 from sg_rlhf import run_log
-from sg_rlhf.config import token_weight_config
 from sg_rlhf.lab.study import Cell, Study
 from sg_rlhf.report.figures import spikes
+from sg_rlhf.token_weighting import Weighting
 
 #: Fewer seeds than this get no interval: that of two is six times as wide as they are apart.
 MIN_SEEDS = 3
@@ -260,15 +260,11 @@ def dead_zones(study: Study, regime: str, variant: str) -> dict[str, list[float]
 
     None where there is none, or where the weight is no function of p.
     """
-    from sg_rlhf.algo import shaping  # torch: only where a ranking asks
-
     config = study.config(Cell(regime, variant, study.file.seeds[0]), Path("data"))
-    weights = token_weight_config(config, allow_constant=True)
-    zones = shaping.dead_zones(weights, *config.clip_range())
-    return {
-        sign: [round(p, 4) for p in zone] if zone else None
-        for sign, zone in (("positive", zones.positive), ("negative", zones.negative))
-    }
+    weighting = Weighting.of(config, allow_constant=True)
+    zones = {(dead.positive, dead.relation): dead.zone for dead in weighting.dead_zones()}
+    found = {"positive": zones.get((True, ">")), "negative": zones.get((False, "<"))}
+    return {sign: [round(p, 4) for p in zone] if zone else None for sign, zone in found.items()}
 
 
 def _spearman(x: Sequence[float], y: Sequence[float]) -> float:

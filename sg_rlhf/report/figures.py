@@ -242,11 +242,11 @@ def weights_over_training(groups: list[Group]) -> Figure:
                 alpha=0.16, linewidth=0,
             )  # fmt: skip
     axes.set_ylabel("weight w, mean and " + ("5-95 %" if quantiles else "std"))
-    weightings = [weighting_of(group.runs[0]) for group in groups]
-    if all(weighting.config is not None for weighting in weightings):
+    rules = [weighting_of(group.runs[0]).rule for group in groups]
+    limits = [rule.limits() for rule in rules if rule is not None]
+    if len(limits) == len(groups):
         # The attainable range, so that a weight that hardly moves looks like that.
-        bottom = min(weighting.bounds()[0] for weighting in weightings)
-        top = max(weighting.bounds()[1] for weighting in weightings)
+        bottom, top = min(low for low, _ in limits), max(high for _, high in limits)
         margin = 0.08 * max(top - bottom, 0.1)
         axes.set_ylim(bottom - margin, top + margin)
     drawing.whole_numbers(axes)

@@ -9,7 +9,7 @@ from typing import Any
 
 from sg_rlhf.report.runs import Group, Row, Run, number
 from sg_rlhf.report.text import one_line, visible
-from sg_rlhf.report.weighting import Weighting, weighting_of
+from sg_rlhf.report.weighting import RunWeighting, weighting_of
 
 #: A token is frequent from this many occurrences on.
 FREQUENT = 5
@@ -79,26 +79,26 @@ def payload(runs: list[Run], limit: int) -> dict[str, Any]:
     return {"runs": described, "texts": texts.texts, "pieces": pieces.texts, "samples": columns}
 
 
-def _described(run: Run, weighting: Weighting, shown: int) -> dict[str, Any]:
-    known = weighting.config is not None
+def _described(run: Run, weighting: RunWeighting, shown: int) -> dict[str, Any]:
+    rule = weighting.rule
     return {
         "name": run.name,
         "weighting": one_line(weighting.label),
-        "bounds": [round(w, 4) for w in weighting.bounds()] if known else None,
+        "bounds": [round(w, 4) for w in rule.limits()] if rule else None,
         "shown": shown,
         "total": len(run.samples),
     }
 
 
-def _columns_of(row: Row, weighting: Weighting, texts: _Table, pieces: _Table) -> dict[str, Any]:
+def _columns_of(row: Row, weighting: RunWeighting, texts: _Table, pieces: _Table) -> dict[str, Any]:
     tokens = row["tokens"]
     log_probs = [min(0.0, max(LOWEST_LOG_PROB, float(v))) for v in row["log_probs"]]
     advantage = number(row, "advantage")
     weights, zeroed = None, None
-    if weighting.config is not None:
-        exact = weighting.weights(log_probs)
+    if rule := weighting.rule:
+        exact = rule.weights(log_probs)
         weights = [round(1000 * w) for w in exact]
-        zeroed = "".join("01"[z] for z in weighting.zeroed(exact, advantage))
+        zeroed = "".join("01"[z] for z in rule.zeroed(exact, advantage))
     text = row["dialogue"] or row["response"]
     return {
         "step": row["global_step"],

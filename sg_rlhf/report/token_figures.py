@@ -36,22 +36,23 @@ def weight_curve(groups: list[Group]) -> Figure:
     log_probs = [math.log(p) if p else -math.inf for p in probs]
     known, largest = 0, 0.0
     for index, group in enumerate(groups):
-        weighting = weighting_of(group.runs[0])
+        rule = weighting_of(group.runs[0]).rule
         color, name = drawing.color(index), drawn(group.name)
-        if weighting.config is not None:
+        if rule is not None:
             known += 1
             top.plot(
-                probs, weighting.weights(log_probs), color=color, lw=1.9,
+                probs, rule.weights(log_probs), color=color, lw=1.9,
                 ls=drawing.style(index), label=name,
             )  # fmt: skip
-            zones = weighting.zones()
-            for zone, sign, hatch in ((zones.positive, ">", "//"), (zones.negative, "<", "\\\\")):
-                if zone:
-                    top.axvspan(
-                        *zone, facecolor=color, alpha=0.13, lw=0,
-                        label=f"dead zone for A {sign} 0: {zone[0]:.3g} < p < {zone[1]:.3g}",
-                    )  # fmt: skip
-                    top.axvspan(*zone, facecolor="none", edgecolor=color, alpha=0.35, hatch=hatch)
+            for dead in rule.dead_zones():
+                assert dead.zone is not None  # the weight is a function of p
+                (first, last), sign = dead.zone, ">" if dead.positive else "<"
+                top.axvspan(
+                    first, last, facecolor=color, alpha=0.13, lw=0,
+                    label=f"dead zone for A {sign} 0: {first:.3g} < p < {last:.3g}",
+                )  # fmt: skip
+                hatch = "//" if dead.positive else "\\\\"
+                top.axvspan(first, last, facecolor="none", edgecolor=color, alpha=0.35, hatch=hatch)
         else:
             top.plot(
                 [], [], color=color, ls=drawing.style(index),

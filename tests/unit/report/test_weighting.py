@@ -8,16 +8,20 @@ from pathlib import Path
 import pytest
 
 from sg_rlhf.report.runs import read_run
-from sg_rlhf.report.weighting import Weighting, weighting_of
+from sg_rlhf.report.weighting import weighting_of
+from sg_rlhf.token_weighting import Weighting
 from tests.unit.report.synthetic import write_run
 
 
-def weighting(tmp_path: Path, *overrides: str, recipe: str = "grpo_sg_tiny_cpu.yaml") -> Weighting:
-    return weighting_of(read_run(write_run(tmp_path / "run", overrides=overrides, recipe=recipe)))
+def rule_of(tmp_path: Path, *overrides: str, recipe: str = "grpo_sg_tiny_cpu.yaml") -> Weighting:
+    run = read_run(write_run(tmp_path / "run", overrides=overrides, recipe=recipe))
+    rule = weighting_of(run).rule
+    assert rule is not None
+    return rule
 
 
 def test_published_constants_zero_likely_tokens_of_positive_advantage(tmp_path: Path) -> None:
-    published = weighting(tmp_path, "sg.upper=1.4")
+    published = rule_of(tmp_path, "sg.upper=1.4")
     probs = [0.05, 0.2, 0.22, 0.99]
     weights = published.weights([math.log(p) for p in probs])
     assert weights == pytest.approx([1.0, 1.2164, 1.2576, 1.4], abs=1e-3)
@@ -25,40 +29,53 @@ def test_published_constants_zero_likely_tokens_of_positive_advantage(tmp_path: 
     assert published.zeroed(weights, 0.7) == [False, False, True, True]
     assert published.zeroed(weights, -0.7) == [False] * 4
     assert published.zeroed(weights, 0.0) == [False] * 4
-    zone = published.zones().positive
-    assert zone is not None and zone[0] == pytest.approx(0.2112, abs=1e-4)
 
 
 def test_small_weights_zero_unlikely_tokens_of_negative_advantage(tmp_path: Path) -> None:
-    wide = weighting(tmp_path, "sg.lower=0.5", "sg.upper=1.5")
+    wide = rule_of(tmp_path, "sg.lower=0.5", "sg.upper=1.5")
     weights = wide.weights([math.log(p) for p in (0.05, 0.08)])
     assert wide.zeroed(weights, -1.0) == [True, False]
 
 
+def test_weights_above_the_dual_clip_are_zeroed_too(tmp_path: Path) -> None:
+    steep = rule_of(
+        tmp_path, "sg.alpha=8", "sg.mu=0.5", "sg.upper=4", "actor.dual_clip=3", "sg.lower=1"
+    )
+    weights = steep.weights([math.log(p) for p in (0.1, 0.9)])
+    assert steep.zeroed(weights, -1.0) == [False, True]
+
+
+def test_a_weight_of_zero_leaves_no_gradient_outside_the_clip_either(tmp_path: Path) -> None:
+    outside = rule_of(tmp_path, "sg.mu=0.9", "sg.lower=0", "sg.placement=outside")
+    weights = outside.weights([math.log(0.1), math.log(0.9)])
+    assert weights[0] == 0 and outside.zeroed(weights, 1.0) == [True, False]
+
+
 def test_outside_the_clip_nothing_is_zeroed(tmp_path: Path) -> None:
-    outside = weighting(tmp_path, "sg.upper=1.4", "sg.placement=outside")
+    outside = rule_of(tmp_path, "sg.upper=1.4", "sg.placement=outside")
     assert not any(outside.zeroed(outside.weights([0.0, -1.0]), 1.0))
 
 
-def test_a_stock_loss_has_weight_one(tmp_path: Path) -> None:
-    stock = weighting(tmp_path, recipe="grpo_tiny_cpu.yaml")
-    assert stock.weights([0.0, -3.0]) == [1.0, 1.0]
-    assert "none: loss ppo" in stock.label
+@pytest.mark.parametrize("loss", ["ppo", "gspo"])
+def test_a_loss_of_upstream_has_weight_one(tmp_path: Path, loss: str) -> None:
+    stock = rule_of(tmp_path, f"actor.policy_loss_type={loss}", recipe="grpo_tiny_cpu.yaml")
+    assert stock.weights([0.0, -3.0]) == [1.0, 1.0] and not any(stock.zeroed([1.0], 1.0))
+    assert stock.describe().startswith(f"policy loss {loss}: no token weights, w = 1")
 
 
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
         (("sg.normalize=batch_mean",), "sg.normalize=batch_mean"),
-        (("actor.policy_loss_type=gspo",), "policy loss gspo"),
-        (("sg.shaping=random",), "random"),
+        (("actor.dual_clip=0.5",), "actor.dual_clip=0.5: expected a number above 1"),
+        (("sg.shaping=random",), "no function of p alone: random"),
     ],
 )
 def test_what_does_not_follow_from_p_is_not_computed(
     tmp_path: Path, overrides: tuple[str, ...], words: str
 ) -> None:
-    unknown = weighting(tmp_path, *overrides)
-    assert unknown.config is None and unknown.label.startswith("n/a") and words in unknown.label
+    unknown = weighting_of(read_run(write_run(tmp_path / "run", overrides=overrides)))
+    assert unknown.rule is None and unknown.label.startswith("n/a") and words in unknown.label
 
 
 def test_without_a_config_it_says_so(tmp_path: Path) -> None:
