@@ -1,4 +1,4 @@
-"""Run a study: every cell of its plan through the real pipeline, then a table over seeds.
+"""Run a study: every cell of its plan through the real pipeline, then tables and report pages.
 
 A cell is one training run (regime, variant, seed) with a run directory of its own. A finished cell
 leaves a small file under --out and is not run again, on this machine or after a fresh clone, until
@@ -43,7 +43,7 @@ examples:
     python -m sg_rlhf.lab.ablation --study configs/lab/kk_small.yaml --jobs 2
   one regime of it
     python -m sg_rlhf.lab.ablation --study configs/lab/kk_small.yaml --only 'base/*/s0'
-  the tables again, from the cells that are there
+  the tables and pages again, from the cells and the runs that are there
     python -m sg_rlhf.lab.ablation --study configs/lab/kk_small.yaml --table
 
 With GPUs each cell gets as many as the study says, and --jobs defaults to what fits.
@@ -75,7 +75,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         "--only", metavar="PATTERNS", help="cells by name, as in 'base/*' or '*/grpo/s0,base/tau_*'"
     )
     parser.add_argument("--list", action="store_true", help="list the cells and stop")
-    parser.add_argument("--table", action="store_true", help="only write the tables")
+    parser.add_argument("--table", action="store_true", help="only write tables, pictures, pages")
     arguments = parser.parse_args(argv)
     if arguments.jobs is not None and arguments.jobs < 1:
         parser.error(f"--jobs {arguments.jobs}: expected 1 or more")
@@ -329,6 +329,22 @@ def write_tables(study: Study, runner: Runner) -> list[dict[str, Any]]:
     return rows
 
 
+def write_pages(runner: Runner, cells: Sequence[Cell]) -> list[Path]:
+    """A report page for each regime of these cells, of its finished runs that are still here."""
+    from sg_rlhf.report import page  # matplotlib: only where it draws
+
+    run_dirs: dict[str, list[Path]] = {}
+    for cell in cells:
+        if runner.result(cell) is not None and runner.run_dir(cell).is_dir():
+            run_dirs.setdefault(cell.regime, []).append(runner.run_dir(cell))
+    written = []
+    for regime, found in run_dirs.items():
+        path = runner.runs / regime / "report.html"
+        write_whole(path, page.build(*page.read_runs(found)))
+        written.append(path)
+    return written
+
+
 def run_cells(runner: Runner, cells: list[Cell]) -> list[str]:
     """Train and measure; returns a line for each cell that failed."""
     failures = []
@@ -435,7 +451,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"no finished run in {out / 'cells'} yet")
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
-    if interrupted:
+    if not interrupted:
+        for path in write_pages(runner, cells):
+            print(f"page of the runs: {path}")
+    else:
         print("interrupted; the same command goes on where it was", file=sys.stderr)
         return 130
     return 1 if failures else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,11 +16,11 @@ from sg_rlhf.report.figures import (
     Missing,
     accuracy_curve,
     draw_evaluated,
-    or_zero,
+    interval,
     source_name,
     sources,
 )
-from sg_rlhf.report.runs import Group, Row, Run, number
+from sg_rlhf.report.runs import Group
 from sg_rlhf.report.text import drawn
 
 #: Inches; of a figure that takes the width of the page.
@@ -94,24 +95,16 @@ def accuracy_by_source(groups: list[Group]) -> Figure:
         label = drawn(group.label if same else f"{group.label}, {last_rollouts[index]}")
         for place, name in enumerate(names):
             x = place - 0.4 + (index + 0.5) * width
-            key = f"eval_{name}_accuracy"
-            last = [(run, _evaluated(run, key)) for run in group.runs]
-            values = [(row[1], row[0]) for _, rows in last if rows for row in rows[-1:]]
-            if not values:
+            evaluated = [found for run in group.runs if (found := sets_accuracy(run, [name]))]
+            if not evaluated:
                 continue
-            mean = statistics.fmean(value for value, _ in values)
-            if len(values) == 1:
-                ci = or_zero(number(values[0][1], f"{key}_ci95"))
-                error = [[ci], [ci]]
-            else:
-                lows, highs = min(v for v, _ in values), max(v for v, _ in values)
-                error = [[mean - lows], [highs - mean]]
+            _, (mean,), error = interval([[replace(points[-1], step=0)] for points in evaluated])
             axes.bar(
                 x, mean, width * 0.92, **drawing.fill(index), yerr=error, label=label,
                 error_kw={"elinewidth": 1, "capsize": 2.5, "ecolor": INK},
             )  # fmt: skip
             label = "_nolegend_"
-            first = [rows[0][1] for _, rows in last if len(rows) > 1]
+            first = [points[0].accuracy for points in evaluated if len(points) > 1]
             if first:
                 start = statistics.fmean(first)
                 axes.plot([x - width * 0.46, x + width * 0.46], [start] * 2, color=INK, lw=1.4)
@@ -132,7 +125,3 @@ def _last_rollouts(group: Group) -> str:
     """Which evaluation is the last: runs of different length must not pass as equals."""
     last = {int(run.evaluations[-1]["global_step"]) for run in group.runs if run.evaluations}
     return f"rollout {'-'.join(map(str, sorted({min(last), max(last)})))}" if last else "none"
-
-
-def _evaluated(run: Run, key: str) -> list[tuple[Row, float]]:
-    return [(row, number(row, key)) for row in run.evaluations if math.isfinite(number(row, key))]

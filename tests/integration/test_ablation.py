@@ -85,6 +85,8 @@ def test_a_cell_is_resumed_and_measured_again_without_training(tmp_path: Path) -
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("0 of 1 runs are complete; 1 to train\n")
     assert "base/grpo/s0: held_out " in done.stdout and str(out / "results.md") in done.stdout
+    page = runs / "base" / "report.html"
+    assert f"page of the runs: {page}\n" in done.stdout and "s0-" in page.read_text()
     file = out / "cells" / "base.grpo.s0.json"
     cell = json.loads(file.read_text())
     assert cell["figures"]["rollouts"] == 1 and cell["accuracy"]["samples"] == 2
