@@ -19,9 +19,9 @@ examples:
   a run, finished or still training: writes runs/a/report.html
     python -m sg_rlhf.report runs/a
   two algorithms, three seeds each
-    python -m sg_rlhf.report runs/grpo_sg_s* runs/grpo_s* --out comparison.html
+    python -m sg_rlhf.report runs/grpo_sg_s* runs/grpo_s? --out comparison.html
   the figures for a paper, as PNG and SVG
-    python -m sg_rlhf.report runs/grpo_sg_s* runs/grpo_s* --figures figures/
+    python -m sg_rlhf.report runs/grpo_sg_s* runs/grpo_s? --figures figures/
 
 docs/report.md says how to read the page.
 """
