@@ -329,13 +329,15 @@ def write_tables(study: Study, runner: Runner) -> list[dict[str, Any]]:
     return rows
 
 
-def write_pages(runner: Runner, cells: Sequence[Cell]) -> list[Path]:
-    """A report page for each regime of these cells, of its finished runs that are still here."""
+def write_pages(runner: Runner, regimes: set[str]) -> list[Path]:
+    """A report page for each of these regimes, of its finished runs that are still here."""
     from sg_rlhf.report import page  # matplotlib: only where it draws
 
     run_dirs: dict[str, list[Path]] = {}
-    for cell in cells:
-        if runner.result(cell) is not None and runner.run_dir(cell).is_dir():
+    for cell in runner.study.cells():
+        if cell.regime not in regimes or runner.result(cell) is None:
+            continue
+        if runner.run_dir(cell).is_dir():
             run_dirs.setdefault(cell.regime, []).append(runner.run_dir(cell))
     written = []
     for regime, found in run_dirs.items():
@@ -452,7 +454,7 @@ def main(argv: list[str] | None = None) -> int:
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     if not interrupted:
-        for path in write_pages(runner, cells):
+        for path in write_pages(runner, {cell.regime for cell in cells}):
             print(f"page of the runs: {path}")
     else:
         print("interrupted; the same command goes on where it was", file=sys.stderr)
