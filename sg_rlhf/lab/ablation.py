@@ -335,9 +335,7 @@ def write_pages(runner: Runner, regimes: set[str]) -> list[Path]:
 
     run_dirs: dict[str, list[Path]] = {}
     for cell in runner.study.cells():
-        if cell.regime not in regimes or runner.result(cell) is None:
-            continue
-        if runner.run_dir(cell).is_dir():
+        if cell.regime in regimes and runner.result(cell) and runner.run_dir(cell).is_dir():
             run_dirs.setdefault(cell.regime, []).append(runner.run_dir(cell))
     written = []
     for regime, found in run_dirs.items():
@@ -453,12 +451,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"no finished run in {out / 'cells'} yet")
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
-    if not interrupted:
-        for path in write_pages(runner, {cell.regime for cell in cells}):
-            print(f"page of the runs: {path}")
-    else:
+    if interrupted:
         print("interrupted; the same command goes on where it was", file=sys.stderr)
         return 130
+    for path in write_pages(runner, {cell.regime for cell in cells}):
+        print(f"page of the runs: {path}")
     return 1 if failures else 0
 
 
