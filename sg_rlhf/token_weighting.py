@@ -39,6 +39,13 @@ class DeadZone(NamedTuple):
     level: float
     zone: tuple[float, float] | None
 
+    @property
+    def kind(self) -> str:
+        """``positive``, ``negative`` or ``dual_clip``: a weighting has at most one of each."""
+        if self.positive:
+            return "positive"
+        return "negative" if self.relation == "<" else "dual_clip"
+
     def holds(self, weight: float) -> bool:
         """Whether a token of this weight is one of them."""
         return weight > self.level if self.relation == ">" else weight < self.level
@@ -133,22 +140,29 @@ class Weighting:
 
     def zeroed(self, weights: Sequence[float], advantage: float) -> list[bool]:
         """Which tokens of these weights have no policy gradient on-policy; see ``dead_zones``."""
-        dead = [d for d in self.dead_zones() if (advantage > 0 if d.positive else advantage < 0)]
-        return [w == 0 or any(zone.holds(w) for zone in dead) for w in weights]
+        dead = [d for d in self._bounds() if (advantage > 0 if d.positive else advantage < 0)]
+        return [w == 0 or any(bound.holds(w) for bound in dead) for w in weights]
 
-    def dead_zones(self) -> list[DeadZone]:
-        """Those that there are, before normalisation; see ``shaping.dead_zones``."""
+    def _bounds(self) -> list[DeadZone]:
+        """What zeroes a token by its weight, whether or not a weight reaches it."""
         if self.cfg is None or self.cfg.placement == "outside":
             return []
-        from sg_rlhf.algo import shaping
-        from sg_rlhf.algo.weightings import SHAPINGS
-
         found = [
             DeadZone(True, ">", "1 + eps_high", 1 + self.eps_high, None),
             DeadZone(False, "<", "1 - eps_low", 1 - self.eps_low, None),
         ]
         if self.dual_clip is not None:
             found.append(DeadZone(False, ">", "dual_clip", self.dual_clip, None))
+        return found
+
+    def dead_zones(self) -> list[DeadZone]:
+        """Those that there are, before normalisation; see ``shaping.dead_zones``."""
+        found = self._bounds()
+        if self.cfg is None or not found:
+            return []
+        from sg_rlhf.algo import shaping
+        from sg_rlhf.algo.weightings import SHAPINGS
+
         if self.is_curve():
             zones = [
                 *shaping.dead_zones(self.cfg, self.eps_low, self.eps_high),

@@ -95,12 +95,13 @@ def summary(weighting: Weighting) -> dict[str, Any]:
     cfg = weighting.cfg
     constants = CONSTANTS if cfg and cfg.shaping in EQ_19 else ()
     low, high = weighting.limits()
-    dead = {(zone.positive, zone.relation): zone for zone in weighting.dead_zones()}
-    kinds = {"positive": (True, ">"), "negative": (False, "<"), "dual_clip": (False, ">")}
+    dead = {zone.kind: zone for zone in weighting.dead_zones()}
+    kinds = ("positive", "negative", "dual_clip")
     zones = {
-        f"dead_zone_{name}": list(dead[kind].zone or ()) or None if kind in dead else None
-        for name, kind in kinds.items()
+        f"dead_zone_{kind}": list(dead[kind].zone or ()) or None if kind in dead else None
+        for kind in kinds
     }
+    levels = {kind: dead[kind].level if kind in dead else None for kind in kinds}
     return {
         "policy_loss_type": weighting.loss,
         "shaping": cfg.shaping if cfg else "uniform",
@@ -120,9 +121,9 @@ def summary(weighting: Weighting) -> dict[str, Any]:
         "dead_zone_p": zones["dead_zone_positive"] and zones["dead_zone_positive"][0],
         **zones,
         "dead_weights": {
-            "positive_above": dead[True, ">"].level if (True, ">") in dead else None,
-            "negative_below": dead[False, "<"].level if (False, "<") in dead else None,
-            "negative_above": dead[False, ">"].level if (False, ">") in dead else None,
+            "positive_above": levels["positive"],
+            "negative_below": levels["negative"],
+            "negative_above": levels["dual_clip"],
         },
     }
 

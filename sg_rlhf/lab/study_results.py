@@ -262,9 +262,11 @@ def dead_zones(study: Study, regime: str, variant: str) -> dict[str, list[float]
     """
     config = study.config(Cell(regime, variant, study.file.seeds[0]), Path("data"))
     weighting = Weighting.of(config, allow_constant=True)
-    zones = {(dead.positive, dead.relation): dead.zone for dead in weighting.dead_zones()}
-    found = {"positive": zones.get((True, ">")), "negative": zones.get((False, "<"))}
-    return {sign: [round(p, 4) for p in zone] if zone else None for sign, zone in found.items()}
+    zones = {dead.kind: dead.zone for dead in weighting.dead_zones()}
+    return {
+        sign: [round(p, 4) for p in zone] if (zone := zones.get(sign)) else None
+        for sign in ("positive", "negative")
+    }
 
 
 def _spearman(x: Sequence[float], y: Sequence[float]) -> float:

@@ -29,6 +29,9 @@ def test_published_constants_zero_likely_tokens_of_positive_advantage(tmp_path: 
     assert published.zeroed(weights, 0.7) == [False, False, True, True]
     assert published.zeroed(weights, -0.7) == [False] * 4
     assert published.zeroed(weights, 0.0) == [False] * 4
+    (dead,) = published.dead_zones()
+    assert dead.positive and dead.zone is not None
+    assert dead.zone[0] == pytest.approx(0.2112, abs=1e-4)
 
 
 def test_small_weights_zero_unlikely_tokens_of_negative_advantage(tmp_path: Path) -> None:
