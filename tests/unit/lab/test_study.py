@@ -14,7 +14,14 @@ from scipy import stats
 
 from sg_rlhf import run_log
 from sg_rlhf.config import ConfigError
-from sg_rlhf.lab import ablation, accuracy, sharpness, study_results, study_tables
+from sg_rlhf.lab import (
+    ablation,
+    accuracy,
+    sharpness,
+    study_results,
+    study_runner,
+    study_tables,
+)
 from sg_rlhf.lab.study import load_study
 from sg_rlhf.tasks.whole_file import write_whole
 
@@ -65,37 +72,37 @@ def test_a_shipped_study_parses_and_every_difference_has_its_pair(path: Path) ->
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.stem)
 def test_the_sharpness_of_a_shipped_study_is_a_command_line(path: Path, tmp_path: Path) -> None:
-    runner = ablation.Runner(load_study(path), tmp_path, tmp_path, 1)
+    runner = study_runner.Runner(load_study(path), tmp_path, tmp_path, 1)
     argv = runner.sharpness_arguments("model", tmp_path / "batch.json", tmp_path / "result.json")
     parsed = sharpness.parse_arguments(argv)
     assert parsed.model == ["model"] and parsed.rho and parsed.prompts == 16
 
 
 def test_the_accuracy_of_the_shipped_study_is_a_command_line(tmp_path: Path) -> None:
-    runner = ablation.Runner(load_study(SHIPPED), tmp_path, tmp_path / "runs", 1)
+    runner = study_runner.Runner(load_study(SHIPPED), tmp_path, tmp_path / "runs", 1)
     parsed = accuracy.parse_arguments(runner.accuracy_arguments("model", tmp_path / "result.json"))
     assert parsed.data["held_out"] == tmp_path / "runs" / "data" / "small" / "test.jsonl"
     assert parsed.samples == 8 and parsed.reward == "module:sg_rlhf.tasks.kk.reward"
 
 
 def test_a_cell_is_done_when_it_was_measured_as_the_study_says(tmp_path: Path) -> None:
-    runner = ablation.Runner(load_study(SHIPPED), tmp_path, tmp_path / "runs", 1)
+    runner = study_runner.Runner(load_study(SHIPPED), tmp_path, tmp_path / "runs", 1)
     cell = next(runner.study.cells())
     file = tmp_path / "cells" / cell.file_name
     today = runner.study.measurements()
     fewer = {**today, "accuracy": {**today["accuracy"], "arguments": "--prompts 10 --samples 1"}}
-    assert runner.state(cell) is ablation.State.TO_TRAIN
+    assert runner.state(cell) is study_runner.State.TO_TRAIN
     for measured, state in (
-        (None, ablation.State.TO_TRAIN_AGAIN),
-        ({"sharpness": today["sharpness"]}, ablation.State.TO_TRAIN_AGAIN),
-        (fewer, ablation.State.TO_TRAIN_AGAIN),
-        (today, ablation.State.DONE),
+        (None, study_runner.State.TO_TRAIN_AGAIN),
+        ({"sharpness": today["sharpness"]}, study_runner.State.TO_TRAIN_AGAIN),
+        (fewer, study_runner.State.TO_TRAIN_AGAIN),
+        (today, study_runner.State.DONE),
     ):
         found = {"fingerprint": runner.study.fingerprint(cell), "measured_with": measured}
         write_whole(file, json.dumps(found))
         assert runner.state(cell) is state
         # What was measured otherwise is in no table.
-        assert (runner.result(cell) is not None) is (state is ablation.State.DONE)
+        assert (runner.result(cell) is not None) is (state is study_runner.State.DONE)
 
 
 def test_cells_come_seed_by_seed_and_once(tmp_path: Path) -> None:
@@ -196,12 +203,12 @@ def test_cells_are_chosen_by_several_patterns(capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_a_run_gets_its_gpus(found: list[str], size: int, groups: list[str]) -> None:
-    assert ablation.device_groups(found, size) == groups
+    assert study_runner.device_groups(found, size) == groups
 
 
 def test_too_few_gpus_are_refused() -> None:
     with pytest.raises(ConfigError, match="gpus=8: a run takes 8 GPUs and 2 are visible"):
-        ablation.device_groups(["0", "1"], 8)
+        study_runner.device_groups(["0", "1"], 8)
 
 
 # -- results -----------------------------------------------------------------------------------
@@ -410,3 +417,12 @@ def test_tables_are_written_from_the_cells_that_are_there(
     assert rows[0]["held_out_after"] == {"mean": 0.5, "ci95": None, "values": [0.5]}
     assert (out / "results.png").stat().st_size > 5000
     assert (out / "differences.png").stat().st_size > 5000
+    capsys.readouterr()
+
+    # A run whose directory has lost its files: tables, and a line instead of the page.
+    run_dir = study_runner.Runner(study, out, tmp_path / "runs", 1).run_dir(next(study.cells()))
+    run_dir.mkdir(parents=True)
+    assert ablation.main([*arguments, "--table"]) == 1
+    printed = capsys.readouterr()
+    assert f"failed: page of base: {run_dir}: not a run" in printed.err
+    assert printed.err.count("\n") == 1 and str(out / "results.md") in printed.out
