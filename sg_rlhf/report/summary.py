@@ -16,22 +16,22 @@ from typing import Any
 from sg_rlhf import run_log
 from sg_rlhf.final_checkpoint import final_checkpoint, final_checkpoint_complete
 from sg_rlhf.report.evaluations import held_out_accuracy, held_out_sets, set_names
-from sg_rlhf.report.runs import Run, grouped, read_run
+from sg_rlhf.report.runs import Run, RunError, grouped, read_run
 
 
 def summarize(run_dir: Path) -> dict[str, Any]:
     """The figures of a run.
 
     Raises:
-        ValueError: no run, or one without a single rollout, is there.
+        RunError: no run, or one without a single rollout, is there.
     """
     return _figures(_read(run_dir))
 
 
 def _read(run_dir: Path) -> Run:
-    run = read_run(run_dir) if run_log.read(run_dir / run_log.METRICS) else None
-    if run is None or not run.steps:
-        raise ValueError(f"{run_dir}: no rollouts in {run_log.METRICS}; train into it first")
+    run = read_run(run_dir)
+    if not run.steps:
+        raise RunError(f"{run_dir}: no optimizer step in {run_log.OPTIMIZER_STEPS} yet")
     return run
 
 
@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
     run_dir = parser.parse_args(argv).run_dir
     try:
         run = _read(run_dir)
-    except ValueError as error:
+    except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     from sg_rlhf.report import figures

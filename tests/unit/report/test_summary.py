@@ -62,7 +62,15 @@ def test_a_directory_without_a_run_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert summary.main([str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path}: no rollouts")
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}: not a run: no {run_log.METRICS}")
+    (tmp_path / run_log.METRICS).touch()
+    assert summary.main([str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}: no rollout in {run_log.METRICS}")
+    write_run(tmp_path)
+    (tmp_path / run_log.OPTIMIZER_STEPS).unlink()
+    assert summary.main([str(tmp_path)]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: {tmp_path}: no optimizer step") and printed.count("\n") == 1
 
 
 def test_a_spike_is_three_times_the_running_median() -> None:
