@@ -94,8 +94,9 @@ def write_tables(study: Study, finished: dict[Cell, dict[str, Any]], out: Path) 
         study_plots.plot_differences(study, rows, out / "differences.png")
 
 
-def write_pages(runner: Runner, finished: Iterable[Cell], regimes: set[str]) -> bool:
-    """A report page for each of these regimes, of its finished runs; False if one cannot be read.
+def write_pages(runner: Runner, finished: Iterable[Cell], regimes: set[str]) -> list[str]:
+    """A report page for each of these regimes, of its finished runs; returns a line for each that
+    could not be written.
 
     A run that was trained on another machine has no directory here, and is on no page.
     """
@@ -105,17 +106,16 @@ def write_pages(runner: Runner, finished: Iterable[Cell], regimes: set[str]) -> 
     for cell in finished:
         if cell.regime in regimes and runner.run_dir(cell).is_dir():
             run_dirs.setdefault(cell.regime, []).append(runner.run_dir(cell))
-    all_written = True
+    failures = []
     for regime, found in run_dirs.items():
         path = runner.runs / regime / "report.html"
         try:
             write_whole(path, page.build(*page.read_runs(found)))
         except RunError as error:
-            all_written = False
-            print(f"failed: page of {regime}: {error}", file=sys.stderr)
+            failures.append(f"page of {regime}: {error}")
         else:
             print(f"page of the runs: {path}")
-    return all_written
+    return failures
 
 
 def run_cells(runner: Runner, cells: list[Cell]) -> list[str]:
@@ -224,13 +224,14 @@ def main(argv: list[str] | None = None) -> int:
         print(f"tables and pictures: {out}/results.md, .json, .png, differences.png")
     else:
         print(f"no finished run in {out / 'cells'} yet")
+    if not interrupted:
+        failures += write_pages(runner, finished, {cell.regime for cell in cells})
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     if interrupted:
         print("interrupted; the same command goes on where it was", file=sys.stderr)
         return 130
-    pages_written = write_pages(runner, finished, {cell.regime for cell in cells})
-    return 0 if pages_written and not failures else 1
+    return 1 if failures else 0
 
 
 def _interrupt(_signum: int, _frame: Any) -> None:
