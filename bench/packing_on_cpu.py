@@ -22,7 +22,7 @@ from typing import Any
 from kk_cpu import PHASES, RECIPES, ROOT, median_seconds
 from machine import provenance
 
-from sg_rlhf import run_log
+from sg_rlhf.common import run_log
 
 RECIPE = ROOT / "configs" / "kk" / RECIPES["grpo_sg"]
 PROMPTS = 16  # the recipe's rollout.batch_size

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eval.questions import EvalError, Question
-from sg_rlhf.tasks.dataset_folder import sha256_of
+from sg_rlhf.common.dataset_folder import sha256_of
 from sg_rlhf.tasks.kk.data import read_parquet
 from sg_rlhf.tasks.kk.puzzle import Puzzle, generate
 from sg_rlhf.tasks.math.data import EVAL_SETS, Origin, find_eval_file, read_eval_set

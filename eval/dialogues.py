@@ -20,11 +20,11 @@ from typing import TypeAlias
 from tqdm import tqdm
 
 from eval import qa
-from eval.engines import Completion, Engine, Request
+from eval.engines.base import Completion, Engine, Request
 from eval.plan import Sample
 from eval.questions import EvalError, one_line
 from eval.store import Row, Store
-from sg_rlhf.retrieval.client import RetrieverClient, RetrieverError
+from sg_rlhf.tasks.search.client import RetrieverClient, RetrieverError
 from sg_rlhf.tasks.search.codec import TokenizerCodec
 from sg_rlhf.tasks.search.dialogue import Dialogue, Generation, metrics, run_dialogue
 from sg_rlhf.tasks.search.grading import score

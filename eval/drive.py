@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from tqdm import tqdm
 
-from eval.engines import Completion, Engine, drain
+from eval.engines.base import Completion, Engine, drain
 from eval.plan import Sample
 from eval.store import Row, Store
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.data import Source, drawn, limited, questions_hash
-from eval.engines import Request, sample_seed
+from eval.engines.base import Request, sample_seed
 from eval.questions import EvalError, Question
 from eval.store import Key
 from eval.suites import Benchmark

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from eval.data import Source
 from eval.questions import EvalError, Question, Verdict
-from sg_rlhf.tasks.dataset_folder import sha256_of
+from sg_rlhf.common.dataset_folder import sha256_of
 from sg_rlhf.tasks.search.data import read_questions
 from sg_rlhf.tasks.search.grading import score
 from sg_rlhf.tasks.search.prompt import build_prompt

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eval import metrics
-from eval.engines import sample_seed
+from eval.engines.base import sample_seed
 from eval.metrics import Estimate
 from eval.store import Row
 from eval.suites import Benchmark, Suite

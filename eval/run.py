@@ -17,8 +17,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from eval import drive, engines, plan, qa, results, search, tables
-from eval.engines import ENGINES, EngineOptions
+from eval import drive, plan, qa, results, search, tables
+from eval.engines.base import ENGINES, EngineOptions
+from eval.engines.start import set_environment, start
 from eval.model import (
     Model,
     context_length,
@@ -148,7 +149,7 @@ def _evaluate(
         )
         engine = None
         if any(sample.request.max_tokens for sample in left):
-            engine = engines.start(options)
+            engine = start(options)
             stack.callback(engine.close)
         begun = store.write_request(request, results.environment())
         try:
@@ -204,11 +205,11 @@ def _model(args: argparse.Namespace, cpu: bool) -> tuple[Model, int | None, plan
     """The model, its context, how its prompts are tokenised, and its tokenizer if it is here."""
     if args.engine != "openai":
         model = find_model(args.model, args.revision)
-        engines.set_environment(args.engine, cpu, args.replicas)
+        set_environment(args.engine, cpu, args.replicas)
         tokenizer = load_tokenizer(model)
         ids: plan.Tokenize = lambda prompts: tokenizer(list(prompts))["input_ids"]  # noqa: E731
         return model, context_length(model), ids, tokenizer
-    from eval.engine_openai import Server
+    from eval.engines.openai import Server
 
     # A server does not show its weights: a local folder is fingerprinted, a name stands for itself.
     local = (Path(args.model) / "config.json").is_file()

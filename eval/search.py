@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from eval import dialogues, qa, retriever
 from eval.data import Source
-from eval.engines import Engine
+from eval.engines.base import Engine
 from eval.plan import Sample, Tokenize
 from eval.questions import EvalError, Question
 from eval.store import Store

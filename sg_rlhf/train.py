@@ -18,12 +18,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.common.final_checkpoint import final_checkpoint
 from sg_rlhf.config import Config, ConfigError, load_config, local_path
-from sg_rlhf.final_checkpoint import final_checkpoint
+from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.overlay import cli
-from sg_rlhf.retrieval.client import RetrieverClient, RetrieverError
-from sg_rlhf.token_weighting import describe_weighting
-from sg_rlhf.upstream_flags import UpstreamChanged
+from sg_rlhf.tasks.search.client import RetrieverClient, RetrieverError
+from sg_rlhf.weights.describe import describe_weighting
 
 EXAMPLES = """\
 examples:
@@ -53,7 +53,7 @@ VERSIONED = ("openrlhf", "ray", "deepspeed", "torch", "transformers")
 
 class _Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
-        from sg_rlhf import algorithms
+        from sg_rlhf.config import algorithms
 
         return f"{super().format_help()}\n{algorithms.listing()}"
 

@@ -21,9 +21,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from sg_rlhf.config import SG_KEYS, sg_settings, validation_message
+from sg_rlhf.config.upstream_flags import (
+    KL_ESTIMATORS,
+    UpstreamChanged,
+    build_parser,
+    validate_args,
+)
 from sg_rlhf.overlay import contract, layout
 from sg_rlhf.overlay.cpu import platform
-from sg_rlhf.upstream_flags import KL_ESTIMATORS, UpstreamChanged, build_parser, validate_args
 
 
 class UsageError(ValueError):
@@ -188,8 +193,8 @@ def _stop_cause(error: BaseException, *kinds: type[Exception]) -> Exception | No
 
 def execute(args: argparse.Namespace) -> int:
     """Run and report: exit status 0, 2 for bad usage, 1 when the run stopped, 130 interrupted."""
+    from sg_rlhf.common.ray_cluster import ClusterError
     from sg_rlhf.overlay.errors import RunStopped, TooFewPrompts
-    from sg_rlhf.ray_cluster import ClusterError
 
     # A shell starts background jobs with SIGINT ignored; whoever sends it means it.
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -11,7 +11,7 @@ import psutil
 import ray
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
-from sg_rlhf import ray_cluster
+from sg_rlhf.common import ray_cluster
 from sg_rlhf.overlay import rotary
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.progress import keep_worker_logs

@@ -12,7 +12,7 @@ import ast
 from importlib import metadata
 from pathlib import Path
 
-from sg_rlhf.upstream_flags import UpstreamChanged, upstream_root
+from sg_rlhf.config.upstream_flags import UpstreamChanged, upstream_root
 
 UPSTREAM_VERSION = "0.11.2"
 

@@ -13,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from sg_rlhf.common.statistics import half_width
 from sg_rlhf.config import EvalSet
-from sg_rlhf.tasks.interval import half_width
 
 #: What is kept of each of several sets, beside ``pass{n}``.
 SUMMARIES = (

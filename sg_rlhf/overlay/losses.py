@@ -21,8 +21,8 @@ from sg_rlhf.algo.policy_loss import check_objective, policy_loss_terms
 from sg_rlhf.algo.rollout_correction import RolloutCorrectionConfig, rollout_correction
 from sg_rlhf.algo.shaping import TokenWeightConfig, token_weights
 from sg_rlhf.algo.weightings import SHAPINGS, TokenContext, token_keys
+from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES
 from sg_rlhf.overlay.errors import NonFiniteError
-from sg_rlhf.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES
 
 
 def weight_config(args: Any) -> TokenWeightConfig:

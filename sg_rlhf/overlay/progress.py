@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from sg_rlhf import run_log
+from sg_rlhf.common import run_log
 
 PLAN = "plan.json"
 LOGS = "logs"

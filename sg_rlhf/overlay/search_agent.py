@@ -15,7 +15,7 @@ from typing import Any
 from openrlhf.utils.agent import AgentExecutorBase
 
 from sg_rlhf.overlay.errors import RetrievalError, RewardError
-from sg_rlhf.retrieval.client import FailureRate, RetrieverClient, RetrieverError
+from sg_rlhf.tasks.search.client import FailureRate, RetrieverClient, RetrieverError
 from sg_rlhf.tasks.search.codec import TokenizerCodec
 from sg_rlhf.tasks.search.dialogue import Generation, SearchFailed, metrics, run_dialogue
 from sg_rlhf.tasks.search.grading import parse_golds, score

@@ -14,7 +14,7 @@ import torch
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from openrlhf.utils.logging_utils import WandbLogger
 
-from sg_rlhf import run_log
+from sg_rlhf.common import run_log
 from sg_rlhf.config import EvalSet
 from sg_rlhf.overlay import evaluation, experience, layout, progress, samples
 from sg_rlhf.overlay.errors import RunStopped, SyncError, TooFewPrompts

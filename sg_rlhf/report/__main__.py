@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from sg_rlhf.common.files import write_whole
 from sg_rlhf.report.runs import RunError
-from sg_rlhf.tasks.whole_file import write_whole
 
 EXAMPLES = """\
 examples:

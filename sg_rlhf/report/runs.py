@@ -13,12 +13,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from sg_rlhf import run_log
+from sg_rlhf.common import run_log
+from sg_rlhf.common.final_checkpoint import final_checkpoint_complete
 from sg_rlhf.config import Config, ConfigError, load_config
-from sg_rlhf.final_checkpoint import final_checkpoint_complete
+from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.report.names import group_names, run_names
 from sg_rlhf.report.text import one_line
-from sg_rlhf.upstream_flags import UpstreamChanged
 
 #: Runs that differ in nothing else are seeds of one experiment: the seed, where files go, and the
 #: names that loggers give it.

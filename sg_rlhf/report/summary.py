@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf import run_log
-from sg_rlhf.final_checkpoint import final_checkpoint, final_checkpoint_complete
+from sg_rlhf.common import run_log
+from sg_rlhf.common.final_checkpoint import final_checkpoint, final_checkpoint_complete
 from sg_rlhf.report.evaluations import held_out_accuracy, held_out_sets, set_names
 from sg_rlhf.report.runs import Run, RunError, grouped, read_run
 

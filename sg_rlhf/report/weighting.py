@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sg_rlhf.config import ConfigError
 from sg_rlhf.report.runs import Run
-from sg_rlhf.token_weighting import Weighting
+from sg_rlhf.weights.describe import Weighting
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from sg_rlhf.common.files import write_whole
 from sg_rlhf.retrieval import dense, manifest
 from sg_rlhf.retrieval.command import Parser, positive, run
 from sg_rlhf.retrieval.corpus import Corpus, save_offsets, scan
-from sg_rlhf.tasks.whole_file import write_whole
 
 SHARDS, PLAN = "shards", "plan.json"
 #: What an index folder holds beside its manifest.

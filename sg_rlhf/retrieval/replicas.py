@@ -57,7 +57,7 @@ def serve(args: argparse.Namespace) -> None:
     import ray
     from ray import serve as ray_serve
 
-    from sg_rlhf import ray_cluster
+    from sg_rlhf.common import ray_cluster
 
     if args.ray_address:
         ray_cluster.join(args.ray_address, "--ray-address", log_to_driver=False)

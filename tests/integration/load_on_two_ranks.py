@@ -14,7 +14,7 @@ from openrlhf.models import Actor  # noqa: E402
 from openrlhf.utils.deepspeed.deepspeed_utils import get_eval_ds_config  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
-MODEL = Path(__file__).parents[2] / "sg_rlhf" / "lab" / "kk_tiny"
+MODEL = Path(__file__).parents[2] / "sg_rlhf" / "tiny" / "kk_tiny"
 
 
 def damaged_parameters(model: torch.nn.Module, expected: dict[str, torch.Tensor]) -> list[str]:

@@ -23,7 +23,7 @@ from tests.unit.eval.puzzle_files import write_puzzle_files
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 
-TINY = ROOT / "sg_rlhf" / "lab" / "kk_tiny"
+TINY = ROOT / "sg_rlhf" / "tiny" / "kk_tiny"
 FILES = ["results.json", "run.json", "samples.jsonl", "table.md"]
 #: Small enough that puzzles of 8 people are there too.
 LIMIT = 21

@@ -17,8 +17,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from eval import dialogues, plan, qa, retriever
-from eval.engine_hf import HfEngine
-from eval.engines import Completion, EngineOptions, Request
+from eval.engines.base import Completion, EngineOptions, Request
+from eval.engines.hf import HfEngine
 from eval.model import context_length, find_model
 from eval.questions import EvalError
 from eval.store import Store
@@ -32,7 +32,7 @@ from tests.integration.conftest import ROOT, environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-TINY = ROOT / "sg_rlhf" / "lab" / "search_tiny"
+TINY = ROOT / "sg_rlhf" / "tiny" / "search_tiny"
 QUESTIONS = 6
 #: Two subjects with six questions, most of which the tiny model, which often guesses, searches for.
 ABOUT = re.compile("Esk Pike|Kell Cross")

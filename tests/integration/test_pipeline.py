@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sg_rlhf import run_log
+from sg_rlhf.common import run_log
 from sg_rlhf.overlay import jit_builds
 from tests.integration.conftest import ROOT, Data, command, environment, run_ranks, train
 
@@ -71,7 +71,7 @@ def test_the_engine_runs_the_model_in_its_own_process(trained: Path) -> None:
 
 def test_the_checkpoint_is_a_plain_hugging_face_folder(trained: Path) -> None:
     folder = trained / "checkpoints" / "final"
-    before = AutoModelForCausalLM.from_pretrained(ROOT / "sg_rlhf" / "lab" / "kk_tiny")
+    before = AutoModelForCausalLM.from_pretrained(ROOT / "sg_rlhf" / "tiny" / "kk_tiny")
     after = AutoModelForCausalLM.from_pretrained(folder)
     AutoTokenizer.from_pretrained(folder)
     changed = [

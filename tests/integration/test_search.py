@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sg_rlhf import run_log
+from sg_rlhf.common import run_log
 from sg_rlhf.tasks.search.grading import parse_golds, score
 from sg_rlhf.tasks.search.protocol import answer_of
 from tests.integration.conftest import ROOT, SMALL, environment

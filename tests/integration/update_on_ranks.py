@@ -26,9 +26,9 @@ from openrlhf.utils import get_strategy  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
 from sg_rlhf.config import load_config  # noqa: E402
-from sg_rlhf.lab import kk  # noqa: E402
 from sg_rlhf.overlay import cli  # noqa: E402
 from sg_rlhf.overlay.policy_actor import SGActorPPOTrainer  # noqa: E402
+from sg_rlhf.tiny import kk  # noqa: E402
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RESPONSES = 8

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sg_rlhf import data
+from sg_rlhf.data import command as data
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ from functools import partial
 
 import pytest
 
-from sg_rlhf import data
-from sg_rlhf.tasks import dataset_folder
+from sg_rlhf.common import dataset_folder
+from sg_rlhf.data import command as data
 from sg_rlhf.tasks.kk.puzzle import generate
 from tests.unit.data_command import contents, lines, refusal
 from tests.unit.tasks.kk.oracles import LOGIC_RL_PROMPT, brute_force, logic_rl_row, write_parquet

@@ -14,8 +14,8 @@ from functools import partial
 
 import pytest
 
-from sg_rlhf import data
-from sg_rlhf.tasks.dataset_folder import sha256_of
+from sg_rlhf.common.dataset_folder import sha256_of
+from sg_rlhf.data import command as data
 from sg_rlhf.tasks.math import command, download
 from sg_rlhf.tasks.math import data as math_data
 from sg_rlhf.tasks.math.data import EVAL_SETS, DataError, Origin, golds_of

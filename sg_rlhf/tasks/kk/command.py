@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf import __version__
-from sg_rlhf.tasks.command_line import (
+from sg_rlhf.common.command_line import (
     add_force,
     add_task,
     file_entry,
@@ -20,7 +20,7 @@ from sg_rlhf.tasks.command_line import (
     print_up_to_date,
     progress_bar,
 )
-from sg_rlhf.tasks.dataset_folder import (
+from sg_rlhf.common.dataset_folder import (
     UsageError,
     check_writable,
     current_manifest,

@@ -9,6 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.common.rows import (
+    DataError,
+    Tick,
+    hold_out,
+    json_objects,
+    parquet_rows,
+    read_each,
+    short,
+)
 from sg_rlhf.tasks.kk.grading import score
 from sg_rlhf.tasks.kk.prompt import build_prompt
 from sg_rlhf.tasks.kk.puzzle import (
@@ -19,15 +28,6 @@ from sg_rlhf.tasks.kk.puzzle import (
     generate,
     parse_statements,
     solve,
-)
-from sg_rlhf.tasks.rows import (
-    DataError,
-    Tick,
-    hold_out,
-    json_objects,
-    parquet_rows,
-    read_each,
-    short,
 )
 
 # What is read of a row; the other columns of the Logic-RL parquet follow from these.

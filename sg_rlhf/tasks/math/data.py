@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.tasks.dataset_folder import sha256_of
-from sg_rlhf.tasks.labels import golds_in, label_of
-from sg_rlhf.tasks.math.prompt import problem_of, prompt_of
-from sg_rlhf.tasks.rows import (
+from sg_rlhf.common.dataset_folder import sha256_of
+from sg_rlhf.common.rows import (
     DataError,
     Tick,
     check_fraction,
@@ -27,6 +25,8 @@ from sg_rlhf.tasks.rows import (
     read_each,
     short,
 )
+from sg_rlhf.tasks.labels import golds_in, label_of
+from sg_rlhf.tasks.math.prompt import problem_of, prompt_of
 
 KINDS = "a .parquet, .json or .jsonl file"
 

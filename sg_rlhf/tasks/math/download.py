@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from sg_rlhf.common.rows import DataError
 from sg_rlhf.tasks.math.data import EvalSet, Origin, find_eval_file
-from sg_rlhf.tasks.rows import DataError
 
 TIMEOUT_S = 60.0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf import __version__
-from sg_rlhf.tasks.command_line import (
+from sg_rlhf.common.command_line import (
     add_force,
     add_task,
     file_entry,
@@ -19,9 +19,14 @@ from sg_rlhf.tasks.command_line import (
     print_up_to_date,
     progress_bar,
 )
-from sg_rlhf.tasks.dataset_folder import UsageError, check_writable, current_manifest, write_dataset
-from sg_rlhf.tasks.hub import download_from_hub
-from sg_rlhf.tasks.rows import DataError
+from sg_rlhf.common.dataset_folder import (
+    UsageError,
+    check_writable,
+    current_manifest,
+    write_dataset,
+)
+from sg_rlhf.common.hub import download_from_hub
+from sg_rlhf.common.rows import DataError
 from sg_rlhf.tasks.search import encyclopedia
 from sg_rlhf.tasks.search.data import (
     NQ_HOTPOTQA,

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.tasks.labels import golds_in, label_of
-from sg_rlhf.tasks.rows import (
+from sg_rlhf.common.rows import (
     DataError,
     Tick,
     hold_out,
@@ -19,6 +18,7 @@ from sg_rlhf.tasks.rows import (
     read_each,
     short,
 )
+from sg_rlhf.tasks.labels import golds_in, label_of
 from sg_rlhf.tasks.search.prompt import Style, build_prompt
 
 #: Hub id of the training set of the published runs (NQ 79,168 + HotpotQA 90,447 questions).

@@ -8,13 +8,13 @@ import torch
 from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from eval.engine_hf import HfEngine, gumbel
-from eval.engines import EngineOptions, Request, drain
+from eval.engines.base import EngineOptions, Request, drain
+from eval.engines.hf import HfEngine, gumbel
 from eval.model import find_model
 from sg_rlhf.tasks.kk.prompt import build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate
 
-TINY = Path(__file__).parents[3] / "sg_rlhf" / "lab" / "kk_tiny"
+TINY = Path(__file__).parents[3] / "sg_rlhf" / "tiny" / "kk_tiny"
 PROMPTS = [build_prompt(p.quiz) for size in (2, 5) for p in generate(size, 3, seed=0)]
 
 

@@ -16,7 +16,7 @@ from sg_rlhf.tasks.search.prompt import build_prompt
 SUITE = SUITES["qa"]
 NAMES = [qa_set.name for qa_set in qa.SETS]
 BAMBOOGLE = qa.SETS[-1]
-TINY = Path(__file__).parents[3] / "sg_rlhf" / "lab" / "search_tiny"
+TINY = Path(__file__).parents[3] / "sg_rlhf" / "tiny" / "search_tiny"
 ENVIRONMENT = {"date": "2026-01-02T03:04:05Z", "versions": {"torch": "1"}, "commit": "a" * 40}
 
 

@@ -11,7 +11,7 @@ from eval.model import fingerprint
 from eval.run import main
 
 ROOT = Path(__file__).parents[3]
-TINY = ROOT / "sg_rlhf" / "lab" / "kk_tiny"
+TINY = ROOT / "sg_rlhf" / "tiny" / "kk_tiny"
 
 
 def test_list_shows_sizes_settings_and_licences(capsys):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sg_rlhf.config.upstream_flags import UpstreamChanged, upstream_root
 from sg_rlhf.overlay import contract
-from sg_rlhf.upstream_flags import UpstreamChanged, upstream_root
 
 
 def test_installed_upstream_keeps_the_contract() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sg_rlhf import run_log
+from sg_rlhf.common import run_log
 from sg_rlhf.overlay import cli, layout, progress
 from sg_rlhf.overlay.errors import RunStopped, TooFewPrompts
 from sg_rlhf.overlay.trainer import SGPPOTrainer

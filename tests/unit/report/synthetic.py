@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf import run_log
+from sg_rlhf.common import run_log
 from sg_rlhf.config import load_config
 from sg_rlhf.overlay.evaluation import combine
 

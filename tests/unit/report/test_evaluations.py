@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf import run_log
+from sg_rlhf.common import run_log
 from sg_rlhf.report import accuracy_figures, catalogue, page, summary
 from sg_rlhf.report.evaluations import (
     held_out_accuracy,

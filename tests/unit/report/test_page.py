@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf import run_log
+from sg_rlhf.common import run_log
 from sg_rlhf.report import page
 from tests.unit.report.synthetic import write_hostile_samples, write_run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf import run_log
+from sg_rlhf.common import run_log
 from sg_rlhf.report.runs import RunError, differences, grouped, named_apart, read_run
 from tests.unit.report.synthetic import write_config, write_run
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sg_rlhf import run_log
+from sg_rlhf.common import run_log
 from sg_rlhf.report.runs import grouped, read_run
 from sg_rlhf.report.samples import (
     choose,

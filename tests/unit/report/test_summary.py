@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf import run_log
+from sg_rlhf.common import run_log
 from sg_rlhf.report import summary
 from sg_rlhf.report.figures import spikes
 

@@ -9,7 +9,7 @@ import pytest
 
 from sg_rlhf.report.runs import read_run
 from sg_rlhf.report.weighting import weighting_of
-from sg_rlhf.token_weighting import Weighting
+from sg_rlhf.weights.describe import Weighting
 from tests.unit.report.synthetic import write_run
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sg_rlhf import data as command
+from sg_rlhf.data import command
 from sg_rlhf.tasks.search import encyclopedia
 from sg_rlhf.tasks.search.data import DataError, Question, read_questions
 from sg_rlhf.tasks.search.grading import parse_golds, score

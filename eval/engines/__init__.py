@@ -1,0 +1,1 @@
+"""What turns prompts into responses: one file an engine, `base` what they share, `start`."""

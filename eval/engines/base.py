@@ -1,0 +1,112 @@
+"""Engines: what turns prompts into responses. Each one is a file; this is what they share.
+
+An engine takes all requests at once (`add`) and gives responses back as they finish (`step`), so
+that its own scheduler batches them and a killed run loses only what was under way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args
+
+from eval.model import Model
+
+EngineName = Literal["vllm", "openai", "hf"]
+ENGINES: tuple[EngineName, ...] = get_args(EngineName)
+
+FinishReason = Literal["stop", "length", "prompt_too_long"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One response to be made.
+
+    Attributes:
+        key: unique; the completion carries it.
+        prompt: raw text.
+        prompt_ids: its tokens, special ones that the tokenizer adds included; empty where only
+            the server knows them.
+        temperature: 0 is greedy.
+        max_tokens: of the response; prompt and response fit into the model's context.
+        seed: of this sample alone, so that its response does not depend on what else is sampled.
+        stop: the response ends with the token that completes one of these, which belongs to it.
+    """
+
+    key: str
+    prompt: str
+    prompt_ids: tuple[int, ...]
+    temperature: float
+    top_p: float
+    max_tokens: int
+    seed: int
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One response.
+
+    Attributes:
+        tokens: length of the response in tokens.
+        token_ids: the tokens as they were sampled; empty where a server does not tell.
+    """
+
+    key: str
+    text: str
+    finish_reason: FinishReason
+    tokens: int
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How to start an engine.
+
+    Attributes:
+        context: most tokens of prompt and response together that any request needs.
+        dtype: torch's name of the weights' type, or "auto" for the model's own.
+        cpu: there is no CUDA device.
+    """
+
+    name: EngineName
+    model: Model
+    context: int
+    dtype: str
+    cpu: bool
+    tensor_parallel: int = 1
+    replicas: int = 1
+    base_url: str | None = None
+    concurrency: int = 128
+
+
+class Engine(Protocol):
+    """What `eval.run` and the replicas drive."""
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Queue requests, to be served in this order as far as the engine can."""
+
+    def step(self) -> list[Completion]:
+        """Work on; returns what has finished since the last call, often nothing."""
+
+    def close(self) -> None:
+        """Free everything. Called once, also after an error."""
+
+
+def drain(engine: Engine, requests: Sequence[Request]) -> Iterator[list[Completion]]:
+    """Serve all requests; yields responses as they finish, each once."""
+    engine.add(requests)
+    left = {request.key for request in requests}
+    while left:
+        done = engine.step()
+        for completion in done:
+            left.remove(completion.key)
+        if done:
+            yield done
+
+
+def sample_seed(seed: int, benchmark: str, question: str, sample: int) -> int:
+    """The seed of one sample: the same in every run, whatever was done before. Below 2^31."""
+    text = f"{seed}/{benchmark}/{question}/{sample}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1

@@ -1,0 +1,140 @@
+"""Any server with OpenAI's completions endpoint; prompts go to it raw."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import httpx
+
+from eval.engines.base import Completion, EngineOptions, FinishReason, Request
+from eval.questions import EvalError, one_line
+
+ATTEMPTS = 5
+# A response of many thousand tokens on a loaded server takes its time.
+TIMEOUT = httpx.Timeout(connect=10.0, read=3600.0, write=60.0, pool=None)
+
+
+class Server:
+    """A server and the model on it, as far as it tells.
+
+    Attributes:
+        served: name under which the server knows the model.
+        context: tokens of prompt and response, or None where the server does not tell.
+        is_vllm: it is vLLM, which takes more sampling parameters and counts tokens.
+
+    Raises:
+        EvalError: it does not answer, or does not serve the model; names those that it does.
+    """
+
+    def __init__(self, base_url: str, model: str, location: str, concurrency: int = 1) -> None:
+        key = os.environ.get("OPENAI_API_KEY", "none")
+        self.client = httpx.Client(
+            base_url=base_url.rstrip("/") + "/",
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=TIMEOUT,
+            limits=httpx.Limits(max_connections=concurrency),
+        )
+        self.base_url = base_url
+        entries = self._entries()
+        for entry in entries:
+            if {model, location} & {str(entry.get("id")), str(entry.get("root"))}:
+                break
+        else:
+            names = ", ".join(str(entry.get("id")) for entry in entries) or "no model"
+            raise EvalError(f"--model {model}: not served at {base_url}, which serves {names}")
+        self.served = str(entry["id"])
+        self.context: int | None = entry.get("max_model_len")
+        self.is_vllm = entry.get("owned_by") == "vllm"
+
+    def _entries(self) -> list[dict[str, Any]]:
+        try:
+            answer = self.client.get("models", timeout=30.0)
+            answer.raise_for_status()
+            return list(answer.json()["data"])
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+            raise EvalError(
+                f"--base-url {self.base_url}: no OpenAI-compatible server there "
+                f"({one_line(error)}); expected such as http://localhost:8000/v1"
+            ) from None
+
+    def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Tokens of prompts; empty where the server does not tokenise (only vLLM's do).
+
+        Raises:
+            EvalError: the server went away.
+        """
+        if not self.is_vllm:
+            return [[] for _ in prompts]
+        url = self.base_url.rstrip("/").removesuffix("/v1") + "/tokenize"
+        found: list[list[int]] = []
+        for prompt in prompts:
+            try:
+                answer = self.client.post(url, json={"model": self.served, "prompt": prompt})
+                answer.raise_for_status()
+                found.append(list(answer.json()["tokens"]))
+            except (httpx.HTTPError, ValueError, KeyError) as error:
+                raise EvalError(f"{url}: {one_line(error)}") from None
+        return found
+
+
+class OpenAIEngine:
+    """Up to `concurrency` requests at once; the server batches them."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        assert options.base_url is not None
+        self._server = Server(
+            options.base_url, options.model.name, options.model.location, options.concurrency
+        )
+        self._pool = ThreadPoolExecutor(options.concurrency)
+        self._pending: set[Future[Completion]] = set()
+
+    def add(self, requests: Sequence[Request]) -> None:
+        self._pending |= {self._pool.submit(self._complete, request) for request in requests}
+
+    def step(self) -> list[Completion]:
+        done, self._pending = wait(self._pending, return_when=FIRST_COMPLETED)
+        return [future.result() for future in done]
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._server.client.close()
+
+    def _complete(self, request: Request) -> Completion:
+        body: dict[str, Any] = {
+            "model": self._server.served,
+            "prompt": request.prompt,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "max_tokens": request.max_tokens,
+        }
+        if request.temperature > 0.0:
+            body["seed"] = request.seed
+        if self._server.is_vllm:
+            # Left out, the server would take these from the model's generation_config.json:
+            # Qwen2.5's repetition penalty of 1.05 changes even greedy responses.
+            body |= {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+        answer = self._post(body)
+        choice = answer["choices"][0]
+        reason: FinishReason = "length" if choice["finish_reason"] == "length" else "stop"
+        tokens = int((answer.get("usage") or {}).get("completion_tokens", 0))
+        return Completion(request.key, choice["text"], reason, tokens)
+
+    def _post(self, body: dict[str, Any]) -> dict[str, Any]:
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                answer = self._server.client.post("completions", json=body)
+            except httpx.TransportError as error:
+                problem = one_line(error)
+            else:
+                if answer.status_code == 200:
+                    return dict(answer.json())
+                problem = f"{answer.status_code} {' '.join(answer.text.split())[:200]}"
+                if answer.status_code != 429 and answer.status_code < 500:
+                    break
+            if attempt < ATTEMPTS:
+                time.sleep(2.0**attempt)
+        raise EvalError(f"--base-url {self._server.base_url}: {problem}")

@@ -1,0 +1,129 @@
+"""Several engines as Ray actors, one per group of GPUs, fed from one queue."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from eval.engines.base import Completion, EngineOptions, Request
+from eval.engines.start import start_one
+from eval.questions import EvalError, one_line
+
+#: Most requests that one replica holds: more than vLLM runs at a time, so that it never waits.
+HELD = 512
+#: Share of the queue that is dealt out at once; the rest goes to whoever finishes first.
+DEALT = 2 / 3
+
+
+class _Worker:
+    """One engine in a Ray actor."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self._engine = start_one(options)
+
+    def ready(self) -> bool:
+        return True
+
+    def work(self, requests: list[Request]) -> list[Completion]:
+        """Add requests and go on until at least one response is ready."""
+        if requests:
+            self._engine.add(requests)
+        while True:
+            done = self._engine.step()
+            if done:
+                return done
+
+
+class Replicas:
+    """Engines behind one queue: whoever has room takes the next requests.
+
+    Joins the cluster of `RAY_ADDRESS`, or starts Ray here.
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        import ray
+
+        from sg_rlhf.common import ray_cluster
+
+        self._ray = ray
+        gpus = options.replicas * options.tensor_parallel
+        variables = {k: v for k, v in os.environ.items() if k.startswith(("VLLM_", "OMP_", "SG_"))}
+        # A worker without a GPU of its own must not take the machine for a CPU one, nor another
+        # way round.
+        variables["SG_PLATFORM"] = "cpu" if options.cpu else "cuda"
+        settings: dict[str, Any] = {
+            "runtime_env": {"env_vars": variables | {"TOKENIZERS_PARALLELISM": "false"}},
+            "log_to_driver": False,
+            "logging_level": "warning",
+        }
+        try:
+            if "RAY_ADDRESS" in os.environ:
+                ray_cluster.join(os.environ["RAY_ADDRESS"], **settings)
+            else:
+                if options.cpu:
+                    # Logical: processes, not devices.
+                    settings |= {
+                        "num_gpus": gpus,
+                        "num_cpus": options.replicas,
+                        "object_store_memory": 256 * 2**20,
+                    }
+                ray_cluster.start(**settings)
+        except ray_cluster.ClusterError as error:
+            raise EvalError(f"--replicas: {error}") from error
+        try:
+            self._check(gpus)
+            actor = ray.remote(num_cpus=1, num_gpus=options.tensor_parallel)(_Worker)
+            self._actors = [
+                actor.remote(replace(options, replicas=1)) for _ in range(options.replicas)
+            ]
+            ray.get([worker.ready.remote() for worker in self._actors])
+        except ray.exceptions.RayError as error:
+            self.close()
+            raise EvalError(f"--replicas: an engine did not start: {one_line(error)}") from error
+        except EvalError:
+            self.close()
+            raise
+        self._queue: deque[Request] = deque()
+        self._room = 0
+        self._held = dict.fromkeys(range(options.replicas), 0)
+        self._running: dict[Any, int] = {}
+
+    def add(self, requests: Sequence[Request]) -> None:
+        self._queue.extend(requests)
+        self._room = min(HELD, math.ceil(DEALT * len(self._queue) / len(self._actors)))
+        for worker in self._held:
+            if worker not in self._running.values():
+                self._feed(worker)
+
+    def step(self) -> list[Completion]:
+        ready, _ = self._ray.wait(list(self._running), num_returns=1)
+        worker = self._running.pop(ready[0])
+        try:
+            done: list[Completion] = self._ray.get(ready[0])
+        except self._ray.exceptions.RayError as error:
+            raise EvalError(f"a replica died: {one_line(error)}") from error
+        self._held[worker] -= len(done)
+        self._feed(worker)
+        return done
+
+    def close(self) -> None:
+        self._ray.shutdown()
+
+    def _feed(self, worker: int) -> None:
+        count = min(len(self._queue), self._room - self._held[worker])
+        requests = [self._queue.popleft() for _ in range(count)]
+        self._held[worker] += count
+        if self._held[worker]:
+            self._running[self._actors[worker].work.remote(requests)] = worker
+
+    def _check(self, gpus: int) -> None:
+        have = self._ray.cluster_resources().get("GPU", 0)
+        if have < gpus:
+            raise EvalError(
+                f"--replicas: the Ray cluster has {have:g} GPUs, but replicas x tensor-parallel "
+                f"is {gpus}"
+            )

@@ -1,0 +1,59 @@
+"""Starting the engine that was asked for, in the environment that it needs."""
+
+from __future__ import annotations
+
+import os
+
+from eval.engines.base import Engine, EngineName, EngineOptions
+
+
+def set_environment(name: EngineName, cpu: bool, replicas: int) -> None:
+    """Variables of vLLM and of the CPU's threads; values that the user exported win.
+
+    To be called before torch is imported, which reads them once.
+    """
+    wanted = {"TOKENIZERS_PARALLELISM": "false"}
+    if name == "vllm":
+        wanted["VLLM_LOGGING_LEVEL"] = "ERROR"
+    if name == "vllm" and cpu:
+        wanted |= {
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_CPU_KVCACHE_SPACE": "2",
+            # Else two more processes import vLLM, and outlive a killed one.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        }
+    if cpu:
+        # One core is left to the process that prepares, grades and writes.
+        cores = len(os.sched_getaffinity(0)) // replicas
+        wanted["OMP_NUM_THREADS"] = str(max(1, cores - 1))
+    for variable, value in wanted.items():
+        os.environ.setdefault(variable, value)
+
+
+def start(options: EngineOptions) -> Engine:
+    """Start an engine, or several as Ray actors.
+
+    Raises:
+        EvalError: it cannot start as asked; one line for the user.
+    """
+    if options.replicas > 1:
+        from eval.engines.replicas import Replicas
+
+        return Replicas(options)
+    return start_one(options)
+
+
+def start_one(options: EngineOptions) -> Engine:
+    """Start one engine in this process."""
+    # Each engine's library takes seconds to import, and one suffices.
+    if options.name == "vllm":
+        from eval.engines.vllm import VllmEngine
+
+        return VllmEngine(options)
+    if options.name == "hf":
+        from eval.engines.hf import HfEngine
+
+        return HfEngine(options)
+    from eval.engines.openai import OpenAIEngine
+
+    return OpenAIEngine(options)

@@ -1,0 +1,91 @@
+"""vLLM's offline engine, driven step by step so that responses are stored as they finish."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from eval.engines.base import Completion, EngineOptions, FinishReason, Request
+from eval.questions import EvalError, one_line
+
+
+def cpu_settings(context: int) -> dict[str, Any]:
+    """vLLM's settings where there is no GPU, in a step that holds `context` tokens."""
+    return {
+        # Compiling costs more than it saves where the model is small enough for a CPU.
+        "enforce_eager": True,
+        # The CPU's float32 exponential noise can be 0, which picks a token of any probability.
+        "use_fp64_gumbel": True,
+        # vLLM rewinds the generator of a seeded request whose prompt it has cut in two, and on a
+        # CPU that kills the engine ("CPU Generator does not use offset", 0.29.0). So prompts are
+        # not cut there, for which a step must hold the longest.
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(context, 4096),
+        # Of the whole machine's memory; the cache's size is VLLM_CPU_KVCACHE_SPACE instead.
+        "gpu_memory_utilization": 0.1,
+    }
+
+
+class VllmEngine:
+    """One vLLM engine, over `tensor_parallel` devices."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        try:
+            arguments = EngineArgs(
+                model=options.model.location,
+                revision=options.model.revision,
+                tokenizer_revision=options.model.revision,
+                dtype=options.dtype,
+                max_model_len=options.context,
+                tensor_parallel_size=options.tensor_parallel,
+                disable_log_stats=True,
+                **(cpu_settings(options.context) if options.cpu else {}),
+            )
+            self._engine = LLMEngine.from_engine_args(
+                arguments, usage_context=UsageContext.LLM_CLASS
+            )
+        except (ValueError, RuntimeError, OSError) as error:
+            raise EvalError(f"--engine vllm: it did not start: {one_line(error)}") from error
+
+    def add(self, requests: Sequence[Request]) -> None:
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        for request in requests:
+            greedy = request.temperature == 0.0
+            params = SamplingParams(
+                temperature=request.temperature,
+                top_p=request.top_p,
+                max_tokens=request.max_tokens,
+                seed=None if greedy else request.seed,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+                stop=list(request.stop),
+                include_stop_str_in_output=bool(request.stop),
+            )
+            prompt = TokensPrompt(prompt_token_ids=list(request.prompt_ids))
+            self._engine.add_request(request.key, prompt, params)
+
+    def step(self) -> list[Completion]:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            outputs = self._engine.step()
+        except EngineDeadError as error:
+            raise EvalError("vLLM's engine died, see above") from error
+        done = []
+        for output in outputs:
+            if not output.finished:
+                continue
+            answer = output.outputs[0]
+            reason: FinishReason = "length" if answer.finish_reason == "length" else "stop"
+            ids = tuple(answer.token_ids)
+            done.append(Completion(output.request_id, answer.text, reason, len(ids), ids))
+        return done
+
+    def close(self) -> None:
+        self._engine.engine_core.shutdown()

@@ -1,0 +1,1 @@
+"""What every room may use: files, rows, statistics, command lines, the run directory, Ray."""

@@ -1,0 +1,96 @@
+"""What the subcommands of `python -m sg_rlhf.data` have in common."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from sg_rlhf.common.dataset_folder import MANIFEST, UsageError, sha256_of
+from sg_rlhf.common.rows import DataError
+
+
+def add_task(
+    tasks: argparse._SubParsersAction[Any], name: str, summary: str, description: str
+) -> argparse.ArgumentParser:
+    """A task's subcommand with its option `--out`."""
+    parser: argparse.ArgumentParser = tasks.add_parser(
+        name,
+        help=summary,
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--out", required=True, metavar="DIR", type=Path, help="folder to write")
+    return parser
+
+
+def add_force(parser: argparse.ArgumentParser) -> None:
+    """The option `--force`, the last of every task."""
+    parser.add_argument(
+        "--force", action="store_true", help="replace our files in a folder that is not empty"
+    )
+
+
+def generate_options(
+    tokens: Sequence[str],
+    defaults: Mapping[str, Any],
+    readers: Mapping[str, Callable[[str], Any]] | None = None,
+) -> dict[str, Any]:
+    """The KEY=VALUE pairs of `--generate` over their defaults.
+
+    Args:
+        readers: key -> what makes its value of the text; by default the type of the default.
+
+    Raises:
+        UsageError: an unknown key, a key given twice, or a bad value.
+    """
+    options = dict(defaults)
+    seen: set[str] = set()
+    for token in tokens:
+        key, equals, value = token.partition("=")
+        if not equals or key not in options or key in seen:
+            raise UsageError(
+                f"--generate {token}: expected KEY=VALUE, each key once, of {', '.join(options)}"
+            )
+        seen.add(key)
+        kind = type(options[key])
+        try:
+            options[key] = (readers or {}).get(key, kind)(value)
+        except UsageError:
+            raise
+        except ValueError:
+            expected = "a whole number" if kind is int else "a number"
+            raise UsageError(f"--generate {token}: expected {expected}") from None
+    return options
+
+
+def file_entry(path: Path, expected: str) -> dict[str, str]:
+    """A source file's name and SHA-256, for the manifest.
+
+    Raises:
+        DataError: no such file, and what was expected.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: no such file, expected {expected}")
+    return {"name": path.name, "sha256": sha256_of(path)}
+
+
+def progress_bar(description: str, unit: str, total: int | None = None) -> Any:
+    """A bar on a terminal, and nothing where stderr is not one."""
+    return tqdm(desc=description, total=total, unit=f" {unit}", disable=None, leave=False)
+
+
+def print_up_to_date(out: Path) -> None:
+    """What is said where there is nothing to do."""
+    print(f"{out} is up to date: same request, same inputs, files unchanged")
+
+
+def print_files(out: Path, manifest: Mapping[str, Any]) -> None:
+    """The files that were written."""
+    for name, entry in manifest["files"].items():
+        print(f"  {out / name}  {entry['rows']} rows  sha256 {entry['sha256'][:12]}")
+    print(f"  {out / MANIFEST}")

@@ -1,0 +1,84 @@
+"""Joining a Ray cluster, or starting one here that leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Any
+
+import psutil
+import ray
+
+from sg_rlhf.common.rows import one_line
+
+
+class ClusterError(ValueError):
+    """No Ray cluster, or one that is too small; the message says what to change."""
+
+
+def join(address: str, setting: str = "RAY_ADDRESS", **options: Any) -> None:
+    """Connect to a running cluster.
+
+    Args:
+        address: as `ray.init` takes it.
+        setting: where the address was given, for the message.
+
+    Raises:
+        ClusterError: nothing answers there.
+    """
+    try:
+        _check_that_someone_listens(address)
+        ray.init(address=address, **options)
+    except Exception as error:  # Ray raises plain ones
+        raise ClusterError(
+            f"{setting}: Ray at {address}: cannot join: {one_line(error)}"
+        ) from error
+
+
+def _check_that_someone_listens(address: str, timeout_seconds: float = 10.0) -> None:
+    """Refuse a `host:port` where nothing answers: Ray itself tries for many minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        with socket.create_connection((host.strip("[]"), int(port)), timeout_seconds):
+            pass
+
+
+def start(*, attempts: int = 3, **options: Any) -> None:
+    """Start Ray here; again where the machine was too busy for the 30 seconds that Ray waits.
+
+    Raises:
+        ClusterError: it did not start, or the options are wrong.
+    """
+    for attempt in range(1, attempts + 1):
+        before = psutil.Process().children(recursive=True)
+        try:
+            ray.init(address="local", include_dashboard=False, **options)
+            return
+        except Exception as error:  # Ray raises plain ones
+            started = [p for p in psutil.Process().children(recursive=True) if p not in before]
+            ray.shutdown()
+            end(started, grace_seconds=0.0)
+            if attempt == attempts or isinstance(error, ValueError):
+                raise ClusterError(
+                    f"Ray did not start (attempt {attempt}): {one_line(error)} (load average "
+                    f"{os.getloadavg()[0]:.0f} on {os.cpu_count()} cores)"
+                ) from error
+
+
+def end(processes: list[psutil.Process], grace_seconds: float) -> None:
+    """Kill those that are still there after the grace period."""
+    deadline = time.time() + grace_seconds
+    alive = _alive(processes)
+    while alive and time.time() < deadline:
+        time.sleep(0.1)
+        alive = _alive(alive)
+    for process in alive:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]

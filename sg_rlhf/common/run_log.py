@@ -1,0 +1,77 @@
+"""The run directory's files: one JSON object a line, safe against interruption and resuming."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from sg_rlhf.common.files import write_whole
+
+METRICS = "metrics.jsonl"
+OPTIMIZER_STEPS = "optimizer_steps.jsonl"
+SAMPLES = "samples.jsonl"
+EVALUATIONS = "eval/eval.jsonl"
+STEP_FILES = (METRICS, OPTIMIZER_STEPS, SAMPLES, EVALUATIONS)
+
+
+def append(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Append rows; each line is written whole, with its newline, in one call."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write("".join(json.dumps(_plain(row)) + "\n" for row in rows))
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All whole rows; a last line cut short by a kill is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+class Tail:
+    """The rows that a growing file gains, each once and whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new_rows(self) -> list[dict[str, Any]]:
+        """Rows written since the last call; a line still being written waits for the next."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._offset += len(whole) + len(newline)
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+def drop_after(run_dir: Path, global_step: int) -> None:
+    """Forget rows of rollouts after ``global_step``: a resumed run makes them again."""
+    for name in STEP_FILES:
+        path = run_dir / name
+        if not path.exists():
+            continue
+        kept = [row for row in read(path) if row.get("global_step", 0) <= global_step]
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN or infinity, and knows no tensors."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

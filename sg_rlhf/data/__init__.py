@@ -1,0 +1,1 @@
+"""The data command: `python -m sg_rlhf.data`."""

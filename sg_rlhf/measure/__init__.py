@@ -1,0 +1,1 @@
+"""Measurements of checkpoints: accuracy, sharpness, gradients of tokens and of minibatches."""

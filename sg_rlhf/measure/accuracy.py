@@ -1,0 +1,236 @@
+"""Accuracy of checkpoints, from many responses to each prompt.
+
+What a run logs while it trains comes from one or two responses to a prompt, and most of the
+difference of two runs is then the luck of these draws. This command answers every prompt many
+times, says how sure the mean is, and gives each checkpoint's difference to the first one, paired by
+prompt. Sizes of puzzles (the rows' datasource) are told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from sg_rlhf.common.command_line import progress_bar
+from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.statistics import half_width
+from sg_rlhf.measure import fixed_batch, sample_batch
+from sg_rlhf.measure import options as common
+from sg_rlhf.measure.checkpoint import MeasureError, choose_device, load_model, load_tokenizer
+from sg_rlhf.measure.rollouts import sample_responses
+
+PROG = "sg_rlhf.measure.accuracy"
+EXAMPLES = """\
+examples:
+  the shipped tiny model on held-out puzzles, by size
+    python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160 test_per_size=75
+    python -m sg_rlhf.measure.accuracy --model module:sg_rlhf.tiny.kk_tiny \\
+        --data data/kk_tiny/test.jsonl
+  two checkpoints, on held-out and on training prompts
+    python -m sg_rlhf.measure.accuracy --model runs/a/checkpoints/final runs/b/checkpoints/final \\
+        --data held_out=data/kk_tiny/test.jsonl train=data/kk_tiny/train.jsonl --prompts 150 \\
+        --samples 16 --json out/accuracy.json
+Larger models: `python -m eval.run --suite kk` generates with vLLM.
+"""
+#: Responses that are sampled at a time. Part of what decides the draws, so it is no option.
+ROWS = 512
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line, with the teaching help."""
+    parser = common.OneLineParser(
+        prog=f"python -m {PROG}",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--model", nargs="+", required=True, metavar="CKPT", help="folders, hub ids or module:NAME")
+    add(
+        "--data", nargs="+", required=True, metavar="[NAME=]FILE",
+        help="JSONL of sg_rlhf.data: input, answer, and datasource if there are several",
+    )  # fmt: skip
+    add(
+        "--reward", default="module:sg_rlhf.tasks.kk.reward", metavar="FILE",
+        help="file or module:NAME whose reward_func reports `correct` [Knights & Knaves]",
+    )  # fmt: skip
+    add("--prompts", type=common.count, metavar="N", help="the first N of each file [all]")
+    add("--samples", type=common.count, default=8, metavar="N", help="responses to each [8]")
+    add("--temperature", type=common.positive, default=0.7, metavar="T", help="[0.7]")
+    add("--max-new-tokens", type=common.count, default=256, metavar="N", help="[256]")
+    add("--seed", type=int, default=0, help="of all draws [0]")
+    add("--device", default="auto", help="auto, cpu or cuda [auto]")
+    add("--threads", type=common.count, metavar="N", help="CPU threads; 1 is best on busy cores")
+    add("--json", type=Path, metavar="FILE", help="everything, for a script")
+    args = parser.parse_args(argv)
+    common.check_outputs(parser, args)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    named = [_named(text) for text in args.data]
+    args.data = dict(named)
+    if len(args.data) < len(named):
+        parser.error("--data: two files of one name; expected NAME=FILE with a name for each")
+    return args
+
+
+def _named(text: str) -> tuple[str, Path]:
+    name, separator, path = text.partition("=")
+    return (name, Path(path)) if separator else (Path(text).stem, Path(text))
+
+
+def correct_counts(
+    path: Path,
+    rows: Sequence[Mapping[str, Any]],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    reward: sample_batch.RewardFunc,
+    args: argparse.Namespace,
+    on_rows: Callable[[int], object],
+) -> list[int]:
+    """How many of the responses to each prompt are correct.
+
+    Raises:
+        DataError: a row without prompt or answer, or one that the reward does not take.
+        MeasureError: a prompt that leaves no room, or a reward that reports no ``correct``.
+    """
+    prompts = [sample_batch.text_of(path, i, row, "input") for i, row in enumerate(rows, start=1)]
+    labels = [sample_batch.text_of(path, i, row, "answer") for i, row in enumerate(rows, start=1)]
+    encoded = [tokenizer(p, add_special_tokens=False)["input_ids"] for p in prompts]
+    sample_batch.check_room(path, model, encoded, args.max_new_tokens)
+    ends = sample_batch.end_ids(model, tokenizer)
+    repeated = [i for i in range(len(rows)) for _ in range(args.samples)]
+    counts = [0] * len(rows)
+    for start in range(0, len(repeated), ROWS):
+        part = repeated[start : start + ROWS]
+        responses = sample_responses(
+            model, [encoded[i] for i in part], max_new_tokens=args.max_new_tokens,
+            temperature=args.temperature, seed=args.seed + start, ends=ends,
+        )  # fmt: skip
+        for i, response in zip(part, responses, strict=True):
+            text = tokenizer.decode(response)
+            found = sample_batch.graded(path, i + 1, reward, prompts[i], labels[i], text)
+            correct = found.get("extra_logs", {}).get("correct")
+            if correct is None:
+                raise MeasureError(
+                    f"--reward {args.reward}: reports no `correct` in extra_logs; expected it, as "
+                    "module:sg_rlhf.tasks.kk.reward does"
+                )
+            counts[i] += int(correct)
+        on_rows(len(part))
+    return counts
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure every checkpoint; the figures, written to ``--json`` as well."""
+    sets = {name: fixed_batch.read_data(path)[: args.prompts] for name, path in args.data.items()}
+    reward = sample_batch.load_reward(args.reward)
+    device = choose_device(args.device)
+    measured: list[dict[str, list[int]]] = []
+    total = len(args.model) * sum(map(len, sets.values())) * args.samples
+    with progress_bar("answering", "responses", total) as bar:
+        for name in args.model:
+            tokenizer = load_tokenizer(name)
+            model = load_model(name, torch.float32, device)
+            measured.append(
+                {
+                    key: correct_counts(
+                        args.data[key], rows, model, tokenizer, reward, args, bar.update
+                    )
+                    for key, rows in sets.items()
+                }
+            )
+    result = {
+        "samples": args.samples,
+        "temperature": args.temperature,
+        "max_new_tokens": args.max_new_tokens,
+        "seed": args.seed,
+        "versions": common.versions(),
+        "data": {key: str(path) for key, path in args.data.items()},
+        "models": [
+            {
+                "model": name,
+                "sets": {
+                    key: figures(counts, measured[0][key], sources(sets[key]), args.samples)
+                    for key, counts in by_set.items()
+                },
+            }
+            for name, by_set in zip(args.model, measured, strict=True)
+        ],
+    }
+    if args.json is not None:
+        write_whole(args.json, json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def sources(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each row's ``datasource``; "all" where it has none."""
+    return [str(row.get("datasource", "all")) for row in rows]
+
+
+def figures(
+    counts: Sequence[int], first: Sequence[int], sources: Sequence[str], samples: int
+) -> dict[str, Any]:
+    """Accuracy of one checkpoint on one set, over all prompts and by source.
+
+    Args:
+        counts: correct responses to each prompt.
+        first: those of the checkpoint that this one is compared with.
+        sources: of each prompt.
+        samples: responses to each prompt.
+    """
+    found: dict[str, Any] = {}
+    for source in dict.fromkeys(["all", *sources]):
+        places = [i for i, name in enumerate(sources) if source in ("all", name)]
+        shares = [counts[i] / samples for i in places]
+        differences = [(counts[i] - first[i]) / samples for i in places]
+        found[source] = {
+            "accuracy": statistics.fmean(shares),
+            "ci95": half_width(shares),
+            "difference": statistics.fmean(differences),
+            "difference_ci95": half_width(differences),
+            "prompts": len(places),
+        }
+    return {**found, "correct": list(counts)}
+
+
+def table(result: dict[str, Any]) -> str:
+    """What is printed."""
+    lines = []
+    for key in result["data"]:
+        lines.append(
+            f"{key}: {result['models'][0]['sets'][key]['all']['prompts']} prompts of "
+            f"{result['data'][key]} x {result['samples']} responses at temperature "
+            f"{result['temperature']:g}"
+        )
+        for place, model in enumerate(result["models"]):
+            lines.append(f"  {model['model']}")
+            for source, found in model["sets"][key].items():
+                if source == "correct":
+                    continue
+                line = f"    {source:12}{found['accuracy']:.3f} +- {found['ci95']:.3f}"
+                if place:
+                    line += (
+                        f"   {found['difference']:+.3f} +- {found['difference_ci95']:.3f} "
+                        "beside the first"
+                    )
+                lines.append(line)
+    lines.append("95 % intervals over prompts; differences are paired by prompt")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 0, or 2 after one line on stderr."""
+    return common.command(PROG, parse_arguments, run, table, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,344 @@
+"""What the commands that measure checkpoints have in common: options, recipe, batch, files."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from sg_rlhf.algo.shaping import TokenWeightConfig, is_curve
+from sg_rlhf.common.command_line import progress_bar
+from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.rows import one_line
+from sg_rlhf.config import Config, token_weight_config
+from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
+from sg_rlhf.measure import fixed_batch, sample_batch
+from sg_rlhf.measure.checkpoint import (
+    DTYPES,
+    PASS_TOKENS,
+    MeasureError,
+    choose_device,
+    load_model,
+    load_tokenizer,
+)
+from sg_rlhf.measure.fixed_batch import FixedBatch
+
+_OVERRIDE = re.compile(r"[a-z]\w*(\.\w+)+=.*", re.DOTALL)
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, like all others of the command."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog.removeprefix('python -m ')}: {message}; see --help\n")
+
+
+def new_parser(prog: str, description: str | None, examples: str) -> OneLineParser:
+    """A parser with the options of every measurement; overrides are taken by ``parse``."""
+    parser = OneLineParser(
+        prog=f"python -m {prog}",
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    batch = parser.add_argument_group("the batch")
+    batch.add_argument(
+        "--data",
+        type=Path,
+        metavar="FILE",
+        help="JSONL: a run's samples.jsonl, rows of prompt, response and advantage, or prompts "
+        "(input, answer) to be answered",
+    )
+    batch.add_argument(
+        "--batch", type=Path, metavar="FILE", help="read the batch if FILE exists, else write it"
+    )
+    batch.add_argument("--sampler", metavar="CKPT", help="who answers prompts [the first --model]")
+    batch.add_argument("--prompts", type=_count, metavar="N", help="prompts to answer [8]")
+    batch.add_argument(
+        "--group", type=_count, metavar="G", help="responses to each [the recipe, 8]"
+    )
+    batch.add_argument(
+        "--max-new-tokens", type=_count, metavar="N", help="of a response [the recipe, 256]"
+    )
+    batch.add_argument(
+        "--temperature", type=_positive, metavar="T", help="of the policy [the recipe, 1.0]"
+    )
+    batch.add_argument("--seed", type=int, default=0, help="of all draws [0]")
+    batch.add_argument(
+        "--reward", metavar="FILE", help="file or module:NAME with reward_func [the recipe]"
+    )
+    batch.add_argument(
+        "--global-step", type=int, metavar="N", help="only this step's rows of a samples.jsonl"
+    )
+    batch.add_argument("--limit", type=_count, metavar="N", help="only the first N given responses")
+    parser.add_argument(
+        "--config", metavar="FILE", action="append", help="a recipe (YAML); the later file wins"
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda [auto]")
+    parser.add_argument(
+        "--pass-tokens",
+        type=_count,
+        default=PASS_TOKENS,
+        metavar="N",
+        help=f"tokens in one forward pass; fewer need less memory [{PASS_TOKENS}]",
+    )
+    parser.add_argument(
+        "--threads", type=_count, metavar="N", help="CPU threads; 1 is best on busy cores [torch's]"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="everything, for a script")
+    parser.add_argument("--plot", type=Path, metavar="F.png", help="a picture")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
+    return parser
+
+
+def add_dtype(parser: argparse.ArgumentParser, default: str, why: str) -> None:
+    """The option ``--dtype``, whose default differs."""
+    parser.add_argument("--dtype", choices=DTYPES, default=default, help=f"{why} [{default}]")
+
+
+def parse(parser: OneLineParser, argv: Sequence[str]) -> argparse.Namespace:
+    """The command line; overrides may stand anywhere, also behind an option of several values."""
+    overrides = [token for token in argv if _OVERRIDE.fullmatch(token)]
+    args = parser.parse_args([token for token in argv if not _OVERRIDE.fullmatch(token)])
+    if args.overrides:
+        parser.error(f"{args.overrides[0]!r}: expected key=value with a key such as sg.upper")
+    args.overrides = overrides
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    if args.data is None and not (args.batch and args.batch.exists()):
+        parser.error("--data FILE: not set; expected it, or --batch with a file that exists")
+    check_outputs(parser, args)
+    return args
+
+
+def check_outputs(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse files that could not be written, before anything is measured."""
+    for option in ("batch", "json", "plot", "csv"):
+        path = getattr(args, option, None)
+        if path is None:
+            continue
+        if path.is_dir():
+            parser.error(f"--{option} {path}: is a folder, expected a file")
+        parent = next(folder for folder in path.absolute().parents if folder.exists())
+        if not parent.is_dir() or not os.access(parent, os.W_OK):
+            parser.error(f"--{option} {path}: {parent} is no folder that can be written")
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number, 1 or more")
+    return value
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: expected a finite number above 0")
+    return value
+
+
+count, positive = _count, _positive
+
+
+def recipe_weights(config: Config, overrides: Sequence[str]) -> TokenWeightConfig | None:
+    """The token weighting that the recipe trains with; None for plain GRPO, or without a recipe.
+
+    An ``sg.`` override asks for a weighting, whatever the recipe's loss.
+
+    Raises:
+        MeasureError: a policy loss that is not the clipped surrogate, or a weight that is not a
+            function of p alone.
+    """
+    if any(override.startswith("sg.") for override in overrides):
+        return curve_weights(config)
+    kind = config.value("actor.policy_loss_type")
+    if kind not in ("ppo", "grpo_sg"):
+        raise MeasureError(
+            f"actor.policy_loss_type={kind}: expected ppo or grpo_sg, whose clipped surrogate is "
+            "what is measured here"
+        )
+    return curve_weights(config) if kind in POLICY_LOSS_TYPES else None
+
+
+def curve_weights(config: Config) -> TokenWeightConfig:
+    """The weighting of the recipe's ``sg`` section.
+
+    Raises:
+        MeasureError: it needs more of a token than p, which no fixed batch holds.
+    """
+    cfg = token_weight_config(config)
+    if not is_curve(cfg):
+        raise MeasureError(
+            f"sg.shaping={cfg.shaping}: expected a weight that is a function of p alone, such as "
+            "grpo_sg, reverse or uniform"
+        )
+    return cfg
+
+
+def make_batch(
+    args: argparse.Namespace, config: Config, models: Sequence[str], *, graded: bool
+) -> FixedBatch:
+    """The batch of the command line: read, re-encoded or sampled; written if ``--batch`` is new.
+
+    Args:
+        models: all that will be measured; the first one samples unless ``--sampler`` does.
+        graded: whether advantages are needed.
+    """
+    if args.batch is not None and args.batch.exists():
+        return fixed_batch.load(args.batch)
+    data = fixed_batch.read_data(args.data)
+    sampler = args.sampler or models[0]
+    tokenizer = load_tokenizer(sampler)
+    settings = sampling(args, config)
+    if fixed_batch.has_responses(data):
+        batch = fixed_batch.from_responses(
+            args.data,
+            data,
+            tokenizer,
+            temperature=settings.temperature,
+            global_step=args.global_step,
+            limit=args.limit,
+        )
+    else:
+        batch = _sample(args, config, data, sampler, tokenizer, settings, graded)
+    if graded:
+        batch.advantages()
+    if args.batch is not None:
+        fixed_batch.save(batch, args.batch, tokenizer)
+    return batch
+
+
+def _sample(
+    args: argparse.Namespace,
+    config: Config,
+    data: Sequence[dict[str, Any]],
+    sampler: str,
+    tokenizer: Any,
+    settings: sample_batch.Sampling,
+    graded: bool,
+) -> FixedBatch:
+    function = reward_function(args, config, settings, graded=graded)
+    model = load_model(sampler, torch.float32, choose_device(args.device))
+    total = min(settings.prompts, len(data)) * settings.group
+    with progress_bar("sampling", "responses", total) as bar:
+        return sample_batch.sample_batch(
+            args.data, data, sampler, model, tokenizer, settings, function, bar.update
+        )
+
+
+def sampling(args: argparse.Namespace, config: Config) -> sample_batch.Sampling:
+    """How prompts are answered: options, else the recipe, else our defaults."""
+    return sample_batch.Sampling(
+        prompts=args.prompts or 8,
+        group=_setting(args.group, config, "rollout.n_samples_per_prompt", 8),
+        temperature=_setting(args.temperature, config, "rollout.temperature", 1.0),
+        max_new_tokens=_setting(args.max_new_tokens, config, "rollout.max_new_tokens", 256),
+        seed=args.seed,
+        advantage_std=config.sg.advantage_std,
+    )
+
+
+def reward_function(
+    args: argparse.Namespace, config: Config, settings: sample_batch.Sampling, *, graded: bool
+) -> sample_batch.RewardFunc | None:
+    """The reward of the options, else of the recipe; None without one.
+
+    Raises:
+        MeasureError: it is needed (``graded``), and there is none, or groups of one.
+    """
+    reward = args.reward or config.values.get("reward.remote_url")
+    if graded and reward is None:
+        raise MeasureError(
+            f"--data {args.data}: prompts without responses need a reward; expected --reward "
+            "module:sg_rlhf.tasks.kk.reward (or another), a recipe with reward.remote_url, or "
+            "--loss nll"
+        )
+    if graded and settings.group < 2:
+        raise MeasureError(f"--group {settings.group}: expected 2 or more, for a group advantage")
+    return sample_batch.load_reward(str(reward)) if reward is not None else None
+
+
+def _setting(option: Any, config: Config, key: str, default: Any) -> Any:
+    """The option, else what the recipe (not upstream's default) says, else ours."""
+    if option is not None:
+        return option
+    found = config.values.get(key)
+    return default if found is None else found
+
+
+def batch_facts(batch: FixedBatch) -> dict[str, Any]:
+    """The batch in a JSON result."""
+    return {
+        "responses": len(batch.rows),
+        "tokens": batch.tokens,
+        "left_out": batch.left_out,
+        "temperature": batch.temperature,
+        "source": batch.source,
+    }
+
+
+def versions() -> dict[str, str]:
+    """What the numbers depend on, for a JSON result."""
+    return {name: version(name) for name in ("torch", "transformers")}
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON can hold it: null for a number that is not finite."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextlib.contextmanager
+def one_line_errors(prog: str) -> Iterator[list[str]]:
+    """What a user can mend becomes one line on stderr; the list then holds it."""
+    failed: list[str] = []
+    try:
+        yield failed
+    except torch.OutOfMemoryError:
+        failed.append(
+            "out of GPU memory; expected a smaller --pass-tokens, or --limit or --prompts"
+        )
+    except (ValueError, OSError) as error:
+        failed.append(one_line(error))
+    for message in failed:
+        print(f"{prog}: {message}", file=sys.stderr)
+
+
+def command(
+    prog: str,
+    parse_arguments: Callable[[Sequence[str]], argparse.Namespace],
+    run: Callable[[argparse.Namespace], dict[str, Any]],
+    table: Callable[[dict[str, Any]], str],
+    argv: Sequence[str] | None,
+) -> int:
+    """Parse, measure and print the table; 0, or 2 after one line on stderr."""
+    args = parse_arguments(sys.argv[1:] if argv is None else argv)
+    with one_line_errors(prog) as failed:
+        print(table(run(args)))
+    return 2 if failed else 0
+
+
+def save_figure(path: Path, draw: Callable[[Any], None], size: tuple[float, float]) -> None:
+    """A picture, written whole; ``draw`` gets the figure."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    draw(figure)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=150, format=path.suffix.removeprefix(".") or "png")
+    write_whole(path, buffer.getvalue())

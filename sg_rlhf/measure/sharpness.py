@@ -1,0 +1,242 @@
+"""Sharpness of checkpoints, the quantity of Eq. 14 itself: how far the loss rises within a ball.
+
+    S(rho) = max over ||e|| <= rho of L(theta + e) - L(theta)
+
+found from below by projected ascent along the normalised gradient (sg_rlhf.algo.sharpness), with
+its first-order surrogate rho * ||grad L(theta)|| of Eq. 15 beside it. All checkpoints of one call
+are measured on the same fixed batch.
+
+L is the mean negative log-likelihood of the responses (--loss nll), or minus the clipped surrogate
+of GRPO at ratio 1 (--loss grpo, the default) with uniform weights, so that checkpoints of different
+algorithms are measured with one loss; a recipe or sg. keys put its token weights into L.
+docs/sharpness.md explains how to read the numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sg_rlhf.algo.sharpness import Sharpness, parameter_norm, sharpness
+from sg_rlhf.common.command_line import progress_bar
+from sg_rlhf.common.files import write_whole
+from sg_rlhf.config import Config, load_config
+from sg_rlhf.measure import options as common
+from sg_rlhf.measure.batch_loss import UNIFORM, BatchLoss, Surrogate
+from sg_rlhf.measure.checkpoint import DTYPES, choose_device, load_model, load_tokenizer
+from sg_rlhf.measure.fixed_batch import FixedBatch
+
+EXAMPLES = """\
+examples:
+  the shipped tiny model on puzzles that it answers itself
+    python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160
+    python -m sg_rlhf.measure.sharpness --model module:sg_rlhf.tiny.kk_tiny \\
+        --data data/kk_tiny/train.jsonl --reward module:sg_rlhf.tasks.kk.reward --rho 0.01 0.05 0.2
+  two checkpoints on one batch, which is kept
+    python -m sg_rlhf.measure.sharpness --model runs/a/checkpoints/final runs/b/checkpoints/final \\
+        --data data/kk/train.jsonl --config configs/kk/grpo_qwen2.5-3b-instruct.yaml \\
+        --batch out/batch.json --rho 0.05 --json out/sharpness.json --plot out/sharpness.png
+  the rollouts that a run kept; the likelihood instead of the surrogate
+    python -m sg_rlhf.measure.sharpness --model runs/a/checkpoints/final \\
+        --data runs/a/samples.jsonl --loss nll --rho 0.05
+  radii relative to ||theta||, with the weights of GRPO-SG in the loss
+    python -m sg_rlhf.measure.sharpness --model CKPT --batch out/batch.json --relative \\
+        --rho 1e-4 1e-3 sg.upper=1.2
+"""
+
+#: Below this share of |L| a rise is rounding, not a measurement. float64 is no better than this
+#: because transformers' normalisation and rotary code rounds to float32 on the way.
+RESOLUTION = {"float32": 1e-6, "float64": 1e-9}
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line, with the teaching help."""
+    parser = common.new_parser("sg_rlhf.measure.sharpness", __doc__, EXAMPLES)
+    parser.add_argument(
+        "--model", nargs="+", required=True, metavar="CKPT", help="folders, hub ids or module:NAME"
+    )
+    parser.add_argument(
+        "--rho", nargs="+", type=common.positive, required=True, metavar="R", help="radii"
+    )
+    parser.add_argument(
+        "--relative", action="store_true", help="radii are shares of each model's ||theta||"
+    )
+    parser.add_argument("--loss", choices=("grpo", "nll"), default="grpo", help="L [grpo]")
+    parser.add_argument(
+        "--steps", type=common.count, default=8, metavar="K", help="steps of the ascent [8]"
+    )
+    common.add_dtype(parser, "float32", "of the parameters and of all arithmetic")
+    return common.parse(parser, argv)
+
+
+def surrogate_of(config: Config, overrides: Sequence[str]) -> Surrogate:
+    """The recipe's own objective; the paper's clip and uniform weights without one."""
+    if not config.sources and not overrides:
+        return Surrogate()
+    low, high = Surrogate.eps_low, Surrogate.eps_high
+    if config.sources or any("eps_clip" in override for override in overrides):
+        low, high = config.clip_range()
+    dual_clip = config.values.get("actor.dual_clip")
+    if dual_clip is None and not config.sources:
+        dual_clip = Surrogate.dual_clip
+    return Surrogate(
+        weights=common.recipe_weights(config, overrides) or UNIFORM,
+        eps_low=low,
+        eps_high=high,
+        dual_clip=dual_clip,
+        token_level=config.value("actor.loss_agg_mode") == "token-mean",
+    )
+
+
+def measure(
+    args: argparse.Namespace, batch: FixedBatch, surrogate: Surrogate | None
+) -> list[dict[str, Any]]:
+    """One entry for each checkpoint: its centre, and what was found at each radius."""
+    device = choose_device(args.device)
+    if device.type == "cuda":
+        # Reproducible on the same GPU; an operation that has no such kernel is named by torch.
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    for name in args.model:
+        batch.check_tokenizer(name, load_tokenizer(name))
+    found = []
+    total = len(args.model) * len(args.rho) * (args.steps + 1)
+    with progress_bar("sharpness", "evaluations", total) as bar:
+        for name in args.model:
+            bar.set_postfix_str(name[-40:])
+            model = load_model(name, DTYPES[args.dtype], device)
+            params = list(model.parameters())
+            norm = parameter_norm(params)
+            loss = BatchLoss(model, batch, surrogate, pass_tokens=args.pass_tokens)
+            results = []
+            for rho in args.rho:
+                radius = rho * norm if args.relative else rho
+                results.append(
+                    sharpness(params, loss, radius, steps=args.steps, on_step=bar.update)
+                )
+            found.append(
+                {
+                    "model": name,
+                    "parameters": sum(p.numel() for p in params),
+                    "parameter_norm": norm,
+                    "loss": results[0].loss,
+                    "grad_norm": results[0].grad_norm,
+                    "results": [
+                        {"rho_given": rho, **_result(result)}
+                        for rho, result in zip(args.rho, results, strict=True)
+                    ],
+                }
+            )
+            del model, params, loss
+            gc.collect()  # modules hold each other: without this two models can be in memory
+    return found
+
+
+def _result(result: Sharpness) -> dict[str, Any]:
+    return {
+        "rho": result.rho,
+        "sharpness": result.value,
+        "first_order": result.first_order,
+        "best_step": result.best_step,
+        "steps": [
+            {"rise": step.rise, "radius": step.radius, "step": step.step} for step in result.steps
+        ],
+    }
+
+
+def table(report: dict[str, Any]) -> str:
+    """The text that people read."""
+    lines = [f"batch: {report['batch_line']}", f"loss: {report['loss']}, {report['dtype']}"]
+    notes = []
+    for entry in report["models"]:
+        lines += [
+            "",
+            f"{entry['model']}: L = {entry['loss']:.6g}, ||grad L|| = {entry['grad_norm']:.4g}, "
+            f"||theta|| = {entry['parameter_norm']:.4g}, {entry['parameters']:,} parameters",
+            "       rho   sharpness  first order   ratio  best step",
+        ]
+        for r in entry["results"]:
+            ratio = f"{r['sharpness'] / r['first_order']:7.3f}" if r["first_order"] else "      -"
+            lines.append(
+                f"{r['rho']:10.4g}  {r['sharpness']:10.4g}   {r['first_order']:10.4g} {ratio}"
+                f"  {r['best_step']:>5}/{len(r['steps'])}"
+            )
+            notes += _notes(entry, r, report)
+    lines += [
+        "",
+        "sharpness: largest rise of L found within the ball (Eq. 14), a lower bound of the maximum",
+        "first order: rho * ||grad L|| (Eq. 15); ratio: the first divided by the second",
+        *dict.fromkeys(notes),
+    ]
+    return "\n".join(lines)
+
+
+def _notes(entry: dict[str, Any], r: dict[str, Any], report: dict[str, Any]) -> list[str]:
+    """What makes a row less than it seems."""
+    notes = []
+    if r["sharpness"] < 100 * RESOLUTION[report["dtype"]] * abs(entry["loss"]):
+        more = ": --dtype float64" if report["dtype"] == "float32" else ""
+        notes.append(f"note: a rise near the rounding of {report['dtype']}{more}, or a larger rho")
+    if len(r["steps"]) > 1 and r["best_step"] == len(r["steps"]):
+        notes.append("note: a last step was the best one; more --steps may find more")
+    if not all(math.isfinite(step["rise"]) for step in r["steps"]):
+        notes.append(f"note: the loss was not finite at rho {r['rho']:g}; the ascent stopped there")
+    return notes
+
+
+def plot(report: dict[str, Any], figure: Any) -> None:
+    """Sharpness over rho for each checkpoint, its first-order line dashed."""
+    axes = figure.add_subplot()
+    for entry in report["models"]:
+        results = sorted(entry["results"], key=lambda r: r["rho"])
+        radii = [r["rho"] for r in results]
+        (line,) = axes.plot(radii, [r["sharpness"] for r in results], marker="o", lw=2)
+        line.set_label(entry["model"][-48:])
+        axes.plot(radii, [r["first_order"] for r in results], ls="--", color=line.get_color())
+    axes.plot([], [], ls="--", color="0.4", label=r"first order, $\rho\,\|\nabla L\|$")
+    axes.set(xlabel=r"radius $\rho$", ylabel=r"largest rise of L found within $\rho$")
+    if len(radii) > 1:
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+    axes.set_title(report["loss"], fontsize=9)
+    axes.grid(True, color="0.9", lw=0.8)
+    axes.set_axisbelow(True)
+    axes.legend(fontsize=8.5)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure, and write the files that were asked for; returns what ``--json`` holds."""
+    config = load_config(args.config, args.overrides)
+    graded = args.loss == "grpo"
+    surrogate = surrogate_of(config, args.overrides) if graded else None
+    batch = common.make_batch(args, config, args.model, graded=graded)
+    report = {
+        "loss": surrogate.describe() if surrogate else "nll: mean over tokens",
+        "dtype": args.dtype,
+        "steps": args.steps,
+        "relative": args.relative,
+        "batch": common.batch_facts(batch),
+        "batch_line": batch.describe(),
+        "models": measure(args, batch, surrogate),
+        "versions": common.versions(),
+    }
+    if args.json is not None:
+        write_whole(args.json, json.dumps(common.plain(report), indent=2) + "\n")
+    if args.plot is not None:
+        common.save_figure(args.plot, lambda figure: plot(report, figure), (7.2, 4.6))
+    return report
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 0, or 2 after one line on stderr."""
+    return common.command("sg_rlhf.measure.sharpness", parse_arguments, run, table, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Studies: plans of many runs, their runner, tables and pictures."""

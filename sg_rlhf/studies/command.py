@@ -1,0 +1,239 @@
+"""Run a study: every cell of its plan through the real pipeline, then tables and report pages.
+
+A cell is one training run (regime, variant, seed) with a run directory of its own. A finished cell
+leaves a small file under --out and is not run again, on this machine or after a fresh clone, until
+a setting that it was trained or measured with changes. Interrupted cells resume from their last
+checkpoint. A cell whose measurements alone have changed is measured again where its checkpoint is
+still under --runs, and is else trained again: --list says which.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import fnmatch
+import json
+import signal
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from sg_rlhf.common.command_line import progress_bar
+from sg_rlhf.common.files import write_whole
+from sg_rlhf.config import ConfigError
+from sg_rlhf.report.runs import RunError
+from sg_rlhf.studies import results as study_results
+from sg_rlhf.studies import tables as study_tables
+from sg_rlhf.studies.plan import Cell, Study, load_study
+from sg_rlhf.studies.runner import CellError, Runner, State
+
+EXAMPLES = """\
+examples:
+  what would be run, and what is there already
+    python -m sg_rlhf.studies --study configs/studies/kk_small.yaml --list
+  the whole study, two runs at a time
+    python -m sg_rlhf.studies --study configs/studies/kk_small.yaml --jobs 2
+  one regime of it
+    python -m sg_rlhf.studies --study configs/studies/kk_small.yaml --only 'base/*/s0'
+  the tables and pages again, from the cells and the runs that are there
+    python -m sg_rlhf.studies --study configs/studies/kk_small.yaml --table
+
+With GPUs each cell gets as many as the study says, and --jobs defaults to what fits.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see --help\n")
+
+
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    """The command line, with the teaching help."""
+    parser = _Parser(
+        prog="python -m sg_rlhf.studies",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--study", required=True, type=Path, metavar="FILE", help="the study")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="results [bench/results/<study>]")
+    parser.add_argument(
+        "--runs", type=Path, metavar="DIR", help="run directories and data [runs/<study>]"
+    )
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="runs at a time [what the GPUs hold, or 1]"
+    )
+    parser.add_argument(
+        "--only", metavar="PATTERNS", help="cells by name, as in 'base/*' or '*/grpo/s0,base/tau_*'"
+    )
+    parser.add_argument("--list", action="store_true", help="list the cells and stop")
+    parser.add_argument("--table", action="store_true", help="only write tables, pictures, pages")
+    arguments = parser.parse_args(argv)
+    if arguments.jobs is not None and arguments.jobs < 1:
+        parser.error(f"--jobs {arguments.jobs}: expected 1 or more")
+    return arguments
+
+
+def write_tables(study: Study, finished: dict[Cell, dict[str, Any]], out: Path) -> None:
+    """results.json, results.md and the pictures of these cells."""
+    rows = study_results.summarize(study, finished.items())
+    pooled = study_results.over_regimes(rows)
+    rankings = study_results.beside_published(study, rows)
+    content = {
+        "study": study.name, "cells": len(finished), "rows": rows, "all_regimes": pooled,
+        "published": rankings,
+    }  # fmt: skip
+    # JSON has no NaN: an interval of one seed is null.
+    text = json.dumps(content, indent=1).replace("NaN", "null")
+    write_whole(out / "results.json", text + "\n")
+    write_whole(out / "results.md", study_tables.table(study, rows, pooled, rankings))
+    from sg_rlhf.studies import plots as study_plots  # matplotlib: only where it draws
+
+    study_plots.plot(study, rows, out / "results.png")
+    if any("held_out_after_difference" in row for row in rows):
+        study_plots.plot_differences(study, rows, out / "differences.png")
+
+
+def write_pages(runner: Runner, finished: Iterable[Cell], regimes: set[str]) -> list[str]:
+    """A report page for each of these regimes, of its finished runs; returns a line for each that
+    could not be written.
+
+    A run that was trained on another machine has no directory here, and is on no page.
+    """
+    from sg_rlhf.report import page  # matplotlib: only where it draws
+
+    run_dirs: dict[str, list[Path]] = {}
+    for cell in finished:
+        if cell.regime in regimes and runner.run_dir(cell).is_dir():
+            run_dirs.setdefault(cell.regime, []).append(runner.run_dir(cell))
+    failures = []
+    for regime, found in run_dirs.items():
+        path = runner.runs / regime / "report.html"
+        try:
+            write_whole(path, page.build(*page.read_runs(found)))
+        except RunError as error:
+            failures.append(f"page of {regime}: {error}")
+        else:
+            print(f"page of the runs: {path}")
+    return failures
+
+
+def run_cells(runner: Runner, cells: list[Cell]) -> list[str]:
+    """Train and measure; returns a line for each cell that failed."""
+    failures = []
+    jobs = runner.take_devices()
+    with (
+        progress_bar(runner.study.name, "runs", len(cells)) as bar,
+        concurrent.futures.ThreadPoolExecutor(jobs) as pool,
+    ):
+        try:
+            runner.make_data()
+            futures = {pool.submit(runner.run, cell): cell for cell in cells}
+            for future in concurrent.futures.as_completed(futures):
+                cell = futures[future]
+                try:
+                    bar.write(describe(cell, future.result()["figures"]))
+                except (CellError, ValueError, OSError) as error:
+                    failures.append(f"{cell.name}: {error}")
+                    bar.write(failures[-1], file=sys.stderr)
+                bar.update()
+        except KeyboardInterrupt:
+            runner.stop()
+            pool.shutdown(cancel_futures=True)
+            raise
+    return failures
+
+
+def describe(cell: Cell, figures: dict[str, Any]) -> str:
+    """One line of a finished cell."""
+    names = [name for name in ("held_out", "larger") if f"{name}_after" in figures]
+    if not names and "eval_after" in figures:
+        names = ["eval"]
+    accuracy = ", ".join(
+        # A set that is only measured at the end has no accuracy before.
+        f"{name} "
+        + (f"{figures[f'{name}_before']:.3f} -> " if f"{name}_before" in figures else "")
+        + f"{figures[f'{name}_after']:.3f}"
+        for name in names
+    )
+    return f"{cell.name}: {accuracy}, largest gradient norm {figures['grad_norm_max']:.3g}"
+
+
+def overview(states: Sequence[State]) -> str:
+    """One line: how many runs are complete, and what is left."""
+    left = [
+        f"{count} {state.value}"
+        for state in State
+        if state is not State.DONE and (count := states.count(state))
+    ]
+    parts = [f"{states.count(State.DONE)} of {len(states)} runs are complete"]
+    if left:
+        parts.append(", ".join(left))
+    if State.TO_TRAIN_AGAIN in states:
+        parts.append("again: measured with other settings, and the checkpoint is not under --runs")
+    return "; ".join(parts)
+
+
+def _chosen(cells: Sequence[Cell], patterns: str, study: Path) -> list[Cell]:
+    """The cells whose names match one of the patterns, in the study's order."""
+    wanted = [pattern.strip() for pattern in patterns.split(",")]
+    for pattern in wanted:
+        if not any(fnmatch.fnmatch(cell.name, pattern) for cell in cells):
+            raise ConfigError(f"--only {pattern}: no cell of {study} has such a name")
+    return [cell for cell in cells if any(fnmatch.fnmatch(cell.name, w) for w in wanted)]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status 0; 1 when a cell or a page failed; 2 for a wrong study; 130 when interrupted."""
+    arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
+    # A shell starts background jobs with SIGINT ignored; whoever sends it means it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    try:
+        study = load_study(arguments.study)
+        out = arguments.out or Path("bench") / "results" / study.name
+        runner = Runner(study, out, arguments.runs or Path("runs") / study.name, arguments.jobs)
+        cells = _chosen(list(study.cells()), arguments.only or "*", arguments.study)
+        states = {cell: runner.state(cell) for cell in cells}
+    except ConfigError as error:
+        print(f"sg_rlhf.studies.command: {error}", file=sys.stderr)
+        return 2
+    todo = [cell for cell in cells if states[cell] is not State.DONE]
+    if arguments.list:
+        for cell in cells:
+            print(f"{states[cell].value:15}{cell.name}")
+        print(f"{len(cells) - len(todo)} of {len(cells)} done; results: {out}")
+        return 0
+    failures: list[str] = []
+    interrupted = False
+    if not arguments.table:
+        print(overview(list(states.values())))
+        try:
+            failures = run_cells(runner, todo)
+        except ConfigError as error:
+            print(f"sg_rlhf.studies.command: {error}", file=sys.stderr)
+            return 2
+        except CellError as error:
+            failures = [str(error)]
+        except KeyboardInterrupt:
+            interrupted = True
+    # All of the study's, whatever --only chose.
+    finished = {cell: found for cell in study.cells() if (found := runner.result(cell))}
+    if finished:
+        write_tables(study, finished, out)
+        print(f"tables and pictures: {out}/results.md, .json, .png, differences.png")
+    else:
+        print(f"no finished run in {out / 'cells'} yet")
+    if not interrupted:
+        failures += write_pages(runner, finished, {cell.regime for cell in cells})
+    for failure in failures:
+        print(f"failed: {failure}", file=sys.stderr)
+    if interrupted:
+        print("interrupted; the same command goes on where it was", file=sys.stderr)
+        return 130
+    return 1 if failures else 0
+
+
+def _interrupt(_signum: int, _frame: Any) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,220 @@
+"""A study: which recipes are trained with which seeds, read from one YAML file.
+
+A cell is one training run: a regime (shared settings), a variant (an algorithm) and a seed. The
+plan says which combinations are run and in which order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sg_rlhf.config import Config, ConfigError, load_config
+
+DATA = "{data}"
+#: Where and how a run writes: the same run elsewhere is the same cell.
+PLACES = ("sg.run_dir", "ckpt.", "logger.")
+#: Whether padding is computed as well: the same log-probs either way, later.
+LAYOUT = ("ds.packing_samples",)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+
+class Regime(_Section):
+    about: str = ""
+    set: dict[str, Any] = {}
+
+
+class Variant(Regime):
+    recipe: str | None = None
+
+
+class Sharpness(_Section):
+    """Arguments of ``python -m sg_rlhf.measure.sharpness``; the first cell samples the batch."""
+
+    data: str
+    rho: list[float] = Field(min_length=1)
+    arguments: str = ""
+
+
+class Accuracy(_Section):
+    """Arguments of ``python -m sg_rlhf.measure.accuracy`` on each cell's last checkpoint.
+
+    sets: a name and a file each; ``held_out`` and ``train`` give the generalisation gap.
+    """
+
+    sets: dict[str, str] = Field(min_length=1)
+    arguments: str = ""
+
+
+class Block(_Section):
+    regimes: list[str] = Field(min_length=1)
+    variants: list[str] = Field(min_length=1)
+    seeds: list[int] | None = None
+
+
+class Published(_Section):
+    """A ranking that a paper prints: accuracy by variant, laid beside the study's own."""
+
+    about: str
+    regime: str
+    accuracy: dict[str, float] = Field(min_length=2)
+
+
+class StudyFile(_Section):
+    """The keys of a study's file."""
+
+    about: str
+    base: str
+    baseline: str
+    seeds: list[int] = Field(min_length=1)
+    gpus: int = Field(1, ge=1, description="GPUs of one run, where there are any")
+    revision: int = Field(
+        1, ge=1, description="raised when corrected code would train the same settings differently"
+    )
+    data: dict[str, str] = {}
+    set: dict[str, Any] = {}
+    sharpness: Sharpness | None = None
+    accuracy: Accuracy | None = None
+    regimes: dict[str, Regime] = Field(min_length=1)
+    variants: dict[str, Variant] = Field(min_length=1)
+    plan: list[Block] = Field(min_length=1)
+    published: dict[str, Published] = {}
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> StudyFile:
+        named = [("plan", block.regimes, block.variants) for block in self.plan]
+        named += [(f"published.{k}", [p.regime], [*p.accuracy]) for k, p in self.published.items()]
+        for where, regimes, variants in named:
+            for kind, names, known in (
+                ("regime", regimes, self.regimes),
+                ("variant", variants, self.variants),
+            ):
+                for name in names:
+                    if name not in known:
+                        raise ValueError(f"{where}: {kind} {name!r}: expected one of {[*known]}")
+        if self.baseline not in self.variants:
+            raise ValueError(f"baseline={self.baseline!r}: expected one of {[*self.variants]}")
+        return self
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run of a study."""
+
+    regime: str
+    variant: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.regime}/{self.variant}/s{self.seed}"
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.name.replace('/', '.')}.json"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A checked study. path: its file, which relative recipes are relative to."""
+
+    path: Path
+    file: StudyFile
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    def cells(self) -> Iterator[Cell]:
+        """Every cell once, in the order of the plan: block by block, seed by seed."""
+        seen = set()
+        for block in self.file.plan:
+            seeds = block.seeds or self.file.seeds
+            for seed, regime, variant in itertools.product(seeds, block.regimes, block.variants):
+                cell = Cell(regime, variant, seed)
+                if cell not in seen:
+                    seen.add(cell)
+                    yield cell
+
+    def recipe(self, cell: Cell) -> tuple[list[Path], dict[str, Any]]:
+        """The recipe files of a cell, base first, and its settings on top of them."""
+        file = self.file
+        variant = file.variants[cell.variant]
+        recipes = [file.base, *([variant.recipe] if variant.recipe else [])]
+        settings = {**file.set, **file.regimes[cell.regime].set, **variant.set}
+        paths = [(self.path.parent / recipe).resolve() for recipe in recipes]
+        return paths, {**settings, "train.seed": cell.seed}
+
+    def config(self, cell: Cell, data: Path) -> Config:
+        """The resolved recipe of a cell, its data sets in the folder ``data``.
+
+        Raises:
+            ConfigError: one line naming the file, the key and the value.
+        """
+        paths, settings = self.recipe(cell)
+        return load_config(paths, overrides(settings, data))
+
+    def measurements(self) -> dict[str, Any]:
+        """How a finished run is measured: the sections of the file, for each cell's own file."""
+        sections = {"sharpness": self.file.sharpness, "accuracy": self.file.accuracy}
+        return {name: s.model_dump(mode="json") for name, s in sections.items() if s is not None}
+
+    def fingerprint(self, cell: Cell) -> str:
+        """A hash of everything that decides what the cell trains, but not of where it writes."""
+        config = self.config(cell, Path("data"))
+        values = {**config.values, **{f"sg.{k}": v for k, v in config.sg.model_dump().items()}}
+        decisive = {
+            key: value for key, value in values.items() if not key.startswith(PLACES + LAYOUT)
+        }
+        parts = [decisive, self.file.data, self.file.revision]
+        text = json.dumps(parts, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def overrides(settings: dict[str, Any], data: Path) -> list[str]:
+    """Settings as ``key=value`` with the data folder filled in; values are JSON, which is YAML."""
+    return [
+        f"{key}={json.dumps(value)}".replace(DATA, str(data)) for key, value in settings.items()
+    ]
+
+
+def load_study(path: Path) -> Study:
+    """Read and check a study, each cell's recipe included.
+
+    Raises:
+        ConfigError: one line naming the file, the key, the value and what was expected.
+    """
+    try:
+        tree = yaml.safe_load(path.read_text())
+        study = Study(path.resolve(), StudyFile(**tree))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text") from None
+    except (yaml.YAMLError, TypeError) as error:
+        raise ConfigError(f"{path}: not a YAML mapping: {' '.join(str(error).split())}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{path}: {f'{key}: ' if key else ''}{message}") from None
+    checked: dict[tuple[str, str], Cell] = {}
+    for cell in study.cells():  # seeds differ in nothing that could be wrong
+        checked.setdefault((cell.regime, cell.variant), cell)
+    for cell in checked.values():
+        try:
+            study.config(cell, Path("data"))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: cell {cell.name}: {error}") from None
+    return study

@@ -1,0 +1,273 @@
+"""What a study found: a file per cell, and its figures over seeds beside the baseline's."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from scipy import stats
+
+from sg_rlhf.common import run_log
+from sg_rlhf.report.figures import spikes
+from sg_rlhf.studies.plan import Cell, Study
+from sg_rlhf.weights.describe import Weighting
+
+#: Fewer seeds than this get no interval: that of two is six times as wide as they are apart.
+MIN_SEEDS = 3
+#: Curves of a cell's file over optimizer steps.
+_STEP_CURVES = ("grad_norm", "entropy", "kl")
+
+
+def collect(
+    run_dir: Path, sharpness: dict[str, Any] | None, accuracy: dict[str, Any] | None
+) -> dict[str, Any]:
+    """The figures and curves of a finished run.
+
+    An accuracy that was measured on the last checkpoint stands for the run's own last evaluation,
+    which has fewer responses to a prompt; the latter stays in the curve.
+
+    Raises:
+        ValueError: the run directory lacks what a finished run has.
+    """
+    metrics = run_log.read(run_dir / run_log.METRICS)
+    steps = run_log.read(run_dir / run_log.OPTIMIZER_STEPS)
+    evaluations = run_log.read(run_dir / run_log.EVALUATIONS)
+    if not metrics or not steps or len(evaluations) < 2:
+        raise ValueError(f"{run_dir}: no finished run ({len(metrics)} rollouts, 2 evaluations)")
+    norms = [row["grad_norm"] for row in steps]
+    last = steps[-max(1, len(steps) // 10) :]
+    figures: dict[str, Any] = {
+        "rollouts": metrics[-1]["global_step"],
+        "optimizer_steps": len(steps),
+        **norm_figures(norms),
+        "entropy_before": steps[0]["entropy"],
+        "entropy_after": statistics.fmean(row["entropy"] for row in last),
+        "weight_mean": statistics.fmean(row["sg/weight_mean"] for row in steps),
+        "zeroed_pos": statistics.fmean(row["sg/zeroed_pos"] for row in steps),
+        "zeroed_neg": statistics.fmean(row["sg/zeroed_neg"] for row in steps),
+        "seconds_per_rollout": statistics.median(row["timing/step_total"] for row in metrics),
+    }
+    for name, row in (("before", evaluations[0]), ("after", evaluations[-1])):
+        for key, value in accuracies(row).items():
+            figures[f"{key}_{name}"] = value
+    for name, found in accuracy["sets"].items() if accuracy else ():
+        for source in found.keys() - {"correct"}:
+            key = name if source == "all" else f"{name}_{source}"
+            figures[f"{key}_after"] = found[source]["accuracy"]
+    for name in ("before", "after"):
+        if {f"train_{name}", f"held_out_{name}"} <= figures.keys():
+            figures[f"gap_{name}"] = figures[f"train_{name}"] - figures[f"held_out_{name}"]
+    if sharpness is not None:
+        figures["sharpness"] = sharpness["results"][0]["sharpness"]
+        figures["sharpness_first_order"] = sharpness["results"][0]["first_order"]
+    curves = {
+        "reward": [round(row["rollout/reward_mean"], 4) for row in metrics],
+        "response_length": [round(row["sg/response_length"], 1) for row in steps],
+        **{key: [round(row[key], 5) for row in steps] for key in _STEP_CURVES},
+        "accuracy": [{"rollout": r["global_step"], **accuracies(r)} for r in evaluations],
+    }
+    environment = json.loads((run_dir / "environment.json").read_text())
+    return {
+        "figures": figures,
+        "curves": curves,
+        "sharpness": sharpness,
+        "accuracy": accuracy,
+        "versions": environment["versions"],
+        "date": environment["started"],
+    }
+
+
+def norm_figures(norms: list[float]) -> dict[str, float]:
+    """Gradient norms of a run. ``grad_norm_peak`` does not change with the gradient's scale."""
+    return {
+        "grad_norm_mean": statistics.fmean(norms),
+        "grad_norm_std": statistics.pstdev(norms),
+        "grad_norm_max": max(norms),
+        "grad_norm_peak": max(norms) / statistics.median(norms),
+        "spikes": len(spikes(norms)),
+    }
+
+
+def accuracies(row: dict[str, Any]) -> dict[str, float]:
+    """Accuracy by evaluation set of one row of ``eval/eval.jsonl``."""
+    return {
+        key.removesuffix("_accuracy").removeprefix("eval_"): value
+        for key, value in row.items()
+        if key.endswith("_accuracy") and isinstance(value, (int, float))
+    }
+
+
+def read_cell(path: Path) -> dict[str, Any] | None:
+    """A cell's file, or None where there is none or it was cut short."""
+    try:
+        cell: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError):
+        return None
+    return cell
+
+
+def interval(values: Sequence[float]) -> float:
+    """Half of the 95 % t-interval of a mean; NaN for fewer than `MIN_SEEDS` values."""
+    if len(values) < MIN_SEEDS:
+        return math.nan
+    spread = statistics.stdev(values) / math.sqrt(len(values))
+    return float(stats.t.ppf(0.975, len(values) - 1)) * spread
+
+
+def geometric_mean(values: Sequence[float]) -> tuple[float, float, float]:
+    """(mean, low, high): the mean and interval of the logarithms, back on the values' scale."""
+    logarithms = [math.log(value) for value in values]
+    middle, half = statistics.fmean(logarithms), interval(logarithms)
+    return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
+
+
+def summarize(study: Study, cells: Iterable[tuple[Cell, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """A row per regime and variant: means over seeds, and the difference to the baseline.
+
+    A difference is paired: the baseline of the same regime and seed is subtracted first. The ratio
+    of gradient-norm peaks is paired likewise, a geometric mean with the interval of its logarithm.
+    """
+    figures = {(c.regime, c.variant, c.seed): found["figures"] for c, found in cells}
+    groups: dict[tuple[str, str], list[int]] = {}
+    for cell in study.cells():
+        if (cell.regime, cell.variant, cell.seed) in figures:
+            groups.setdefault((cell.regime, cell.variant), []).append(cell.seed)
+    rows = []
+    for (regime, variant), seeds in groups.items():
+        runs = [figures[regime, variant, seed] for seed in seeds]
+        row: dict[str, Any] = {"regime": regime, "variant": variant, "seeds": seeds}
+        for key in dict.fromkeys(key for run in runs for key in run):
+            values = [run[key] for run in runs if run.get(key) is not None]
+            if values:
+                row[key] = {
+                    "mean": statistics.fmean(values), "ci95": interval(values), "values": values
+                }  # fmt: skip
+        pairs = [
+            (figures[regime, variant, seed], figures[regime, study.file.baseline, seed])
+            for seed in seeds
+            if (regime, study.file.baseline, seed) in figures and variant != study.file.baseline
+        ]
+        for key in ("held_out_after", "larger_after", "grad_norm_std", "sharpness"):
+            differences = [a[key] - b[key] for a, b in pairs if key in a and key in b]
+            if differences:
+                row[f"{key}_difference"] = _difference(differences)
+        # A ratio, as it multiplies: one spike of one seed would be all of a mean of differences.
+        ratios = [a["grad_norm_peak"] / b["grad_norm_peak"] for a, b in pairs]
+        if ratios:
+            row["grad_norm_peak_ratio"] = _ratio(ratios)
+        rows.append(row)
+    return rows
+
+
+def over_regimes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What each variant that was run in several regimes makes of the baseline, over all of them.
+
+    The regimes are the sample: a regime's mean over its seeds is one value of it, so seeds of one
+    regime, which agree more with each other than with another regime's, do not count as
+    independent, and a regime with more seeds does not count for more. ``values`` are the pairs.
+    """
+    found = []
+    for variant in dict.fromkeys(row["variant"] for row in rows):
+        of_variant = [
+            row for row in rows if row["variant"] == variant and "held_out_after_difference" in row
+        ]
+        if len(of_variant) < 2:
+            continue
+        entry = {"variant": variant, "regimes": [row["regime"] for row in of_variant]}
+        for key, summary in (
+            ("held_out_after_difference", _difference),
+            ("grad_norm_peak_ratio", _ratio),
+        ):
+            pairs = [value for row in of_variant for value in row[key]["values"]]
+            regimes = summary([row[key]["mean"] for row in of_variant])
+            entry[key] = {**regimes, "pairs": len(pairs), "values": pairs}
+        found.append(entry)
+    return found
+
+
+def _difference(values: list[float]) -> dict[str, Any]:
+    return {
+        "mean": statistics.fmean(values), "ci95": interval(values), "pairs": len(values),
+        "values": values,
+    }  # fmt: skip
+
+
+def _ratio(values: list[float]) -> dict[str, Any]:
+    mean, low, high = geometric_mean(values)
+    return {
+        "mean": mean, "ci95_low": low, "ci95_high": high, "pairs": len(values), "values": values,
+    }  # fmt: skip
+
+
+def beside_published(study: Study, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each ranking that a paper prints, with our held-out accuracy of the same variants.
+
+    rank_correlation is Spearman's between the printed accuracies and ours, ties at their mean rank:
+    of the means over seeds (``mean``), and of each seed that every variant has (``values``). It is
+    absent while a variant of the ranking has no run. dead_zones: see `dead_zones`.
+    """
+    found = []
+    for name, published in study.file.published.items():
+        ours = {
+            row["variant"]: row
+            for row in rows
+            if row["regime"] == published.regime
+            and row["variant"] in published.accuracy
+            and "held_out_after" in row
+        }
+        if not ours:
+            continue
+        entry: dict[str, Any] = {
+            "name": name,
+            "about": published.about,
+            "variants": [
+                {
+                    "variant": variant,
+                    "published": accuracy,
+                    "dead_zones": dead_zones(study, published.regime, variant),
+                    **{
+                        key: ours[variant][key]
+                        for key in ("held_out_after", "zeroed_pos")
+                        if key in ours.get(variant, {})
+                    },
+                }
+                for variant, accuracy in published.accuracy.items()
+            ],
+        }
+        if len(ours) == len(published.accuracy):
+            chosen = [ours[variant] for variant in published.accuracy]
+            printed = list(published.accuracy.values())
+            by_seed = [
+                dict(zip(row["seeds"], row["held_out_after"]["values"], strict=True))
+                for row in chosen
+            ]
+            common = [seed for seed in by_seed[0] if all(seed in row for row in by_seed)]
+            entry["rank_correlation"] = {
+                "mean": _spearman(printed, [row["held_out_after"]["mean"] for row in chosen]),
+                "seeds": common,
+                "values": [_spearman(printed, [row[seed] for row in by_seed]) for seed in common],
+            }
+        found.append(entry)
+    return found
+
+
+def dead_zones(study: Study, regime: str, variant: str) -> dict[str, list[float] | None]:
+    """(first, last) p whose token has no policy gradient on-policy, by the sign of its advantage.
+
+    None where there is none, or where the weight is no function of p.
+    """
+    config = study.config(Cell(regime, variant, study.file.seeds[0]), Path("data"))
+    weighting = Weighting.of(config, allow_constant=True)
+    zones = {dead.kind: dead.zone for dead in weighting.dead_zones()}
+    return {
+        sign: [round(p, 4) for p in zone] if (zone := zones.get(sign)) else None
+        for sign in ("positive", "negative")
+    }
+
+
+def _spearman(x: Sequence[float], y: Sequence[float]) -> float:
+    return float(stats.spearmanr(x, y).statistic)

@@ -1,0 +1,1 @@
+"""The models that learn without a GPU: tokenizer, demonstrations, warm start, shipped folders."""

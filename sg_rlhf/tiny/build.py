@@ -1,0 +1,229 @@
+"""The tiny models: a Qwen2 of 0.86 M parameters for one domain, built from nothing in minutes.
+
+Machines without a GPU train it through the whole real pipeline. The package ships one build for
+each domain (`Domain.shipped`); this command makes it again:
+
+    python -m sg_rlhf.tiny.build --out DIR [--domain kk|math|search]
+
+docs/tiny_model.md says why the recipe is what it is, and what reinforcement learning makes of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from sg_rlhf.measure.rollouts import sample_responses
+from sg_rlhf.tiny.arithmetic import ARITHMETIC
+from sg_rlhf.tiny.domain import Domain, Item, Recipe
+from sg_rlhf.tiny.kk import KK
+from sg_rlhf.tiny.search import SEARCH
+from sg_rlhf.tiny.tokenizer import build_tokenizer
+from sg_rlhf.tiny.warm_start import train
+
+DOMAINS: dict[str, Domain] = {"kk": KK, "math": ARITHMETIC, "search": SEARCH}
+MANIFEST = "manifest.json"
+CONTEXT = 1024
+
+
+def new_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
+    """An untrained model in fp32. Heads of 32, the smallest that vLLM's CPU attention has."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def measure(
+    domain: Domain[Item],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    items: Sequence[Item],
+    temperature: float,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Sample one response per item and grade it as the training reward does.
+
+    Returns:
+        accuracy (all, and per group), well_formed (an answer could be read), guesses (responses
+        that guess, from the start or in the end), mean and longest response in tokens.
+    """
+    prompts = [
+        tokenizer(domain.prompt(item), add_special_tokens=False)["input_ids"] for item in items
+    ]
+    responses = sample_responses(
+        model, prompts, max_new_tokens=domain.max_new_tokens, temperature=temperature, seed=seed
+    )
+    texts = [tokenizer.decode(r, skip_special_tokens=False) for r in responses]
+    grades = [domain.grade(text, item) for text, item in zip(texts, items, strict=True)]
+    result = {
+        "accuracy": _mean([grade.correct for grade in grades]),
+        "well_formed": _mean([grade.well_formed for grade in grades]),
+        "guesses": _mean([domain.guess in text for text in texts]),
+        "mean_tokens": _mean([len(r) for r in responses]),
+        "max_tokens": float(max(map(len, responses))),
+    }
+    for group in sorted({domain.group(item) for item in items}):
+        pairs = zip(grades, items, strict=True)
+        right = [grade.correct for grade, item in pairs if domain.group(item) == group]
+        result[f"accuracy_{group}"] = _mean(right)
+    return result
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(sum(values) / len(values), 4)
+
+
+def build(
+    domain: Domain,
+    out: Path,
+    recipe: Recipe,
+    seed: int,
+    *,
+    eval_limit: int | None = None,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Train, measure and write one checkpoint; returns its manifest.
+
+    The same code, library versions, seed and number of threads give the same weights; another
+    machine may round sums differently, which moves the accuracies by a few points.
+
+    Args:
+        out: a folder that does not exist yet or is empty; it appears only when everything is in it.
+        eval_limit: measure on this many held-out items instead of all.
+
+    Raises:
+        ValueError: `out` holds something already.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"--out {out}: exists already, expected a new or empty folder")
+    tokenizer = build_tokenizer(domain)
+    model = new_model(tokenizer, seed)
+    started = time.monotonic()
+    with tqdm(total=recipe.steps, desc="warm start", unit="step", disable=not progress) as bar:
+
+        def on_step(step: int, loss: float) -> None:
+            bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+            bar.update()
+
+        losses = train(model, tokenizer, recipe, seed, on_step)
+    seconds = time.monotonic() - started
+    # What is measured are the rounded weights that are shipped; the arithmetic stays fp32, which
+    # a CPU without bf16 units does much faster.
+    model = model.to(torch.bfloat16).float()
+    items = domain.held_out(recipe)
+    if eval_limit is not None:
+        items = items[:: max(1, len(items) // eval_limit)][:eval_limit]
+    manifest = {
+        "what": f"Qwen2 warm-started on synthetic {domain.what} traces",
+        "recipe": asdict(recipe),
+        "seed": seed,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "vocabulary": len(tokenizer),
+        "final_loss": round(sum(losses[-50:]) / len(losses[-50:]), 4),
+        "training_seconds": round(seconds),
+        "threads": torch.get_num_threads(),
+        "versions": {p: version(p) for p in ("torch", "transformers", "tokenizers")},
+        f"held_out_{domain.items}": len(items),
+        "sampled_at_0.7": measure(domain, model, tokenizer, items, 0.7),
+        "greedy": measure(domain, model, tokenizer, items, 0.0),
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
+        folder = Path(scratch) / out.name
+        model.to(torch.bfloat16).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        for file in folder.iterdir():
+            file.chmod(0o644)
+        manifest["sha256"] = digests(folder)
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+        if out.exists():
+            out.rmdir()
+        shutil.move(folder, out)
+    return manifest
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file in a checkpoint but its manifest."""
+    files = sorted(f for f in folder.iterdir() if f.is_file() and f.name != MANIFEST)
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def check(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are exactly those that it names.
+
+    Raises:
+        ValueError: naming the first file that is missing, additional or changed.
+    """
+    manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+    found, wanted = digests(folder), manifest["sha256"]
+    for name in sorted(found.keys() | wanted.keys()):
+        if found.get(name) != wanted.get(name):
+            state = "missing" if name not in found else "not in the manifest"
+            if name in found and name in wanted:
+                state = f"SHA-256 is {found[name]}, expected {wanted[name]}"
+            raise ValueError(f"{folder / name}: {state}")
+    return manifest
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status (0, or 2 for bad input)."""
+    parser = argparse.ArgumentParser(prog="python -m sg_rlhf.tiny.build", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--domain", choices=DOMAINS, default="kk", help="what it learns [kk]")
+    parser.add_argument("--seed", type=int, default=0, help="weights and data [0]")
+    parser.add_argument("--steps", type=int, help="optimizer steps [the domain's recipe]")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads [2]")
+    args = parser.parse_args(argv)
+    domain = DOMAINS[args.domain]
+    recipe = domain.recipe
+    if args.steps is not None:
+        recipe = replace(recipe, steps=args.steps)
+    if recipe.steps < 1 or args.threads < 1:
+        print("tiny_model: --steps and --threads must be at least 1", file=sys.stderr)
+        return 2
+    torch.set_num_threads(args.threads)
+    transformers_logging.disable_progress_bar()
+    try:
+        manifest = build(domain, args.out, recipe, args.seed)
+    except (ValueError, OSError) as error:
+        print(f"tiny_model: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    sampled, greedy = manifest["sampled_at_0.7"], manifest["greedy"]
+    print(
+        f"{args.out}: {manifest[f'held_out_{domain.items}']} held-out {domain.items}, "
+        f"accuracy {sampled['accuracy']:.3f} at T 0.7, {greedy['accuracy']:.3f} greedy, "
+        f"well-formed {sampled['well_formed']:.3f}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What a recipe's loss does with a token: described, printed and drawn."""

@@ -1,0 +1,47 @@
+"""A cluster that is not there is one line, at once."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from sg_rlhf.common import ray_cluster
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return int(held.getsockname()[1])
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_an_address_where_nothing_listens(scheme: str, closed_port: int) -> None:
+    address = f"{scheme}127.0.0.1:{closed_port}"
+    with pytest.raises(ray_cluster.ClusterError) as refusal:
+        ray_cluster.join(address)
+    message = str(refusal.value)
+    assert address in message and "refused" in message and "\n" not in message
+
+
+def test_an_address_that_is_none() -> None:
+    with pytest.raises(ray_cluster.ClusterError, match="Ray at nonsense: cannot join"):
+        ray_cluster.join("nonsense")
+
+
+@pytest.mark.timeout(60)
+def test_a_process_that_does_not_end_is_killed() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import signal, time\n"
+         "signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"],
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert child.stdout is not None
+    child.stdout.readline()
+    ray_cluster.end([psutil.Process(child.pid)], grace_seconds=0.2)
+    assert child.wait(10) == -9

@@ -1,0 +1,43 @@
+"""The run directory's files survive kills and resumes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from sg_rlhf.common import run_log
+
+
+def test_rows_come_back_and_a_cut_line_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "eval" / "eval.jsonl"
+    run_log.append(path, [{"global_step": 1, "x": 0.5}, {"global_step": 2, "x": float("nan")}])
+    with path.open("a") as file:
+        file.write('{"global_step": 3, "x": ')
+    assert run_log.read(path) == [{"global_step": 1, "x": 0.5}, {"global_step": 2, "x": None}]
+    assert run_log.read(tmp_path / "gone.jsonl") == []
+
+
+def test_a_resumed_run_forgets_what_came_after_its_checkpoint(tmp_path: Path) -> None:
+    for name in run_log.STEP_FILES:
+        run_log.append(tmp_path / name, [{"global_step": step} for step in (0, 1, 2, 2, 3)])
+    with (tmp_path / run_log.METRICS).open("a") as file:
+        file.write('{"global_step": 4')
+    run_log.drop_after(tmp_path, 2)
+    for name in run_log.STEP_FILES:
+        lines = (tmp_path / name).read_text().splitlines()
+        assert [json.loads(line)["global_step"] for line in lines] == [0, 1, 2, 2]
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_tail_gives_each_whole_row_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    tail = run_log.Tail(path)
+    assert tail.new_rows() == []
+    run_log.append(path, [{"global_step": 1}, {"global_step": 2}])
+    with path.open("a") as file:
+        file.write('{"global_')
+    assert tail.new_rows() == [{"global_step": 1}, {"global_step": 2}]
+    assert tail.new_rows() == []
+    with path.open("a") as file:
+        file.write('step": 3}\n')
+    assert tail.new_rows() == [{"global_step": 3}]

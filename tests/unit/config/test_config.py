@@ -1,0 +1,261 @@
+"""Recipes: inheritance, overrides, and one clear line for every wrong key or value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sg_rlhf.algo.weightings import SHAPINGS
+from sg_rlhf.config import MODULE_KEYS, ConfigError, SGSettings, algorithms, load_config
+from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES, build_parser, flags
+from sg_rlhf.overlay import cli
+from sg_rlhf.train import parse_arguments
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+RECIPES = sorted(
+    p
+    for p in CONFIGS.rglob("*.yaml")
+    if p.name not in {"base.yaml", "common.yaml", "paper_weights.yaml"}
+    and p.parent.name not in {"hardware", "algorithms", "studies"}
+)
+ALGORITHMS = sorted((CONFIGS / "algorithms").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_every_shipped_recipe_parses_and_its_command_line_is_upstreams(path: Path) -> None:
+    config = load_config(path)
+    argv = config.to_argv()
+    cut = next(i for i, a in enumerate(argv) if a.startswith("--sg."))
+    parsed = vars(build_parser().parse_args(argv[:cut]))
+    for key, value in config.values.items():
+        if key not in MODULE_KEYS:
+            assert parsed[key] == value, key
+    assert config.value("data.prompt_dataset")
+
+
+@pytest.mark.parametrize("base", ["grpo_sg_tiny_cpu", "grpo_tiny_cpu"])
+@pytest.mark.parametrize("path", ALGORITHMS, ids=lambda p: p.stem)
+def test_every_algorithm_goes_on_top_of_any_recipe(path: Path, base: str) -> None:
+    """The same algorithm whatever it follows, and arguments that the run accepts."""
+    config = load_config([CONFIGS / "kk" / f"{base}.yaml", path])
+    on_paper = load_config([CONFIGS / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml", path])
+    args = cli.parse(config.to_argv())
+    assert args.actor.policy_loss_type == on_paper.value("actor.policy_loss_type")
+    keys = [
+        key for key, _ in flatten(yaml.safe_load((CONFIGS / "algorithms/grpo.yaml").read_text()))
+    ]
+    for key in keys:
+        assert config.value(key) == on_paper.value(key), key
+    assert config.value("data.prompt_dataset") == "data/kk_tiny/train.jsonl"
+
+
+def flatten(tree: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
+    pairs: list[tuple[str, object]] = []
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            pairs += flatten(value, f"{prefix}{key}.")
+        else:
+            pairs.append((f"{prefix}{key}", value))
+    return pairs
+
+
+def test_every_algorithm_has_a_line_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_arguments(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    for name in [*(p.stem for p in ALGORITHMS), *SHAPINGS, *POLICY_LOSS_TYPES, *KL_ESTIMATORS]:
+        assert any(line.split()[:1] == [name] and len(line.split()) > 4 for line in lines), name
+    assert set(algorithms.LOSSES) == set(flags()["actor.policy_loss_type"].choices or ())
+    listed = {name for names in algorithms.KL for name in names.split(", ")}
+    assert listed == set(flags()["algo.kl.estimator"].choices or ())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["sg.shaping=ar", "actor.policy_loss_type=grpo_sg"], "placement='inside'"),
+        (["actor.policy_loss_type=cispo"], "expected 'outside' with cispo"),
+        (
+            ["sg.update=lopti", "actor.policy_loss_type=ppo", "algo.kl.estimator=k3"],
+            "sg.update=lopti",
+        ),
+        (["sg.update=lopti", "actor.entropy_coef=0.01"], "actor.entropy_coef=0.01: expected 0"),
+        (["sg.update=lopti", "actor.lr_scheduler=cosine"], "actor.lr_scheduler=cosine: expected"),
+        (["sg.shaping=stapo", "actor.entropy_coef=null"], "actor.entropy_coef=null"),
+        (["sg.shaping=random", "actor.policy_loss_type=ppo"], "algo.kl.estimator=wk3"),
+    ],
+)
+def test_what_does_not_go_together_gets_one_line(overrides: list[str], message: str) -> None:
+    config = load_config(CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml", overrides)
+    with pytest.raises(cli.UsageError) as refusal:
+        cli.parse(config.to_argv())
+    assert message in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_the_resolved_recipe_gives_itself_back(tmp_path: Path) -> None:
+    config = load_config(CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml", ["actor.adam.lr=3e-5"])
+    (tmp_path / "again.yaml").write_text(config.to_yaml())
+    again = load_config(tmp_path / "again.yaml")
+    assert (again.values, again.sg) == (config.values, config.sg)
+
+
+def test_paper_recipe_has_every_value_of_table_6_and_the_unlisted_ones() -> None:
+    config = load_config(CONFIGS / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml")
+    expected = {
+        "rollout.n_samples_per_prompt": 8,
+        "rollout.temperature": 0.7,
+        "rollout.max_new_tokens": 4096,
+        "actor.adam.lr": 1e-6,
+        "actor.adam.betas": [0.9, 0.999],
+        "actor.adam.weight_decay": 0.01,
+        "actor.lr_scheduler": "constant",
+        "actor.lr_warmup_ratio": 0.0,
+        "actor.max_norm": 1.0,
+        "actor.dual_clip": 10.0,
+        "actor.eps_clip_low_high": [0.20, 0.24],
+        "algo.kl.init_coef": 0.001,
+        "algo.kl.use_loss": True,
+        "rollout.batch_size": 64,
+        "train.batch_size": 256,
+        "train.num_episodes": 5,
+        "ckpt.save_steps": 20,
+    }
+    assert {key: config.values.get(key) for key in expected} == expected
+    assert config.sg == SGSettings(
+        alpha=2.0, mu=0.25, tau=9.0, lower=1.0, upper=1.4, form="product", placement="inside"
+    )
+
+
+def test_extends_is_relative_and_the_later_wins(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "base.yaml").write_text("actor: {adam: {lr: 1.0e-3, eps: 1.0e-8}}\n")
+    (tmp_path / "sub" / "child.yaml").write_text("extends: ../base.yaml\nactor: {adam: {lr: 2}}\n")
+    config = load_config(tmp_path / "sub" / "child.yaml", ["actor.adam.eps=0.5"])
+    assert config.values == {"actor.adam.lr": 2.0, "actor.adam.eps": 0.5}
+    assert [Path(s).name for s in config.sources] == ["base.yaml", "child.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("actor.adam.lrr=1", ["unknown key", "actor.adam.lrr", "did you mean actor.adam.lr?"]),
+        ("sg.tua=1", ["unknown key", "sg.tua", "sg.tau"]),
+        ("actor.adam.lr=abc", ["actor.adam.lr='abc'", "expected a number"]),
+        ("train.batch_size=1.5", ["train.batch_size=1.5", "expected an integer"]),
+        ("train.colocate_all=1", ["train.colocate_all=1", "true or false"]),
+        ("actor.eps_clip_low_high=[0.2]", ["actor.eps_clip_low_high", "2 times a number"]),
+        ("algo.kl.estimator=k9", ["algo.kl.estimator='k9'", "wk3_eq11"]),
+        ("sg.form=sum", ["sg.form='sum'", "'product' or 'quotient'"]),
+        ("sg.tau=nan", ["sg.tau"]),
+        ("nonsense", ["expected key=value"]),
+        ("actor.adam.lr=[1, 2", ["actor.adam.lr=[1, 2", "not a YAML value"]),
+    ],
+)
+def test_a_wrong_override_gets_one_line(override: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(None, [override])
+    assert "\n" not in str(error.value)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_wrong_file_is_named(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    for text, word in (
+        ("actor: {adam: {lr: x}}", "actor.adam.lr='x'"),
+        ("a: [", "not a valid YAML"),
+        ("- 1", "expected a mapping"),
+        ("extends: gone.yaml", "gone.yaml: no such recipe"),
+        ("extends: bad.yaml", "extends itself"),
+    ):
+        bad.write_text(text)
+        with pytest.raises(ConfigError, match="bad.yaml|gone.yaml") as error:
+            load_config(bad)
+        assert word in str(error.value)
+
+
+def test_every_upstream_flag_is_a_key_and_survives_the_round_trip() -> None:
+    samples = {"switch": True, "list": None, "value": None}
+    for key, flag in flags().items():
+        value = samples[flag.kind]
+        if value is None:
+            one = flag.choices[0] if flag.choices else {int: 3, float: 0.5}.get(flag.type, "text")
+            value = [one] * (flag.nargs if isinstance(flag.nargs, int) else 1)
+            value = value if flag.kind == "list" else one
+        argv = load_config(None, []).with_values({key: value}).to_argv()
+        cut = next(i for i, a in enumerate(argv) if a.startswith("--sg."))
+        assert vars(build_parser().parse_args(argv[:cut]))[key] == value, key
+
+
+EVAL_SETS = """\
+sg:
+  eval_sets:
+    - {name: math500, dataset: math500.jsonl, temperature: 0.0}
+    - {name: amc, dataset: amc.jsonl, temperature: 1.0, n_samples_per_prompt: 16, limit: 8}
+"""
+
+
+def test_eval_sets_go_through_the_recipe_the_command_line_and_back(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(EVAL_SETS)
+    config = load_config(tmp_path / "recipe.yaml")
+    greedy, sampled = config.sg.eval_sets
+    assert (greedy.temperature, greedy.n_samples_per_prompt, greedy.limit) == (0.0, 1, None)
+    assert (sampled.temperature, sampled.n_samples_per_prompt, sampled.limit) == (1.0, 16, 8)
+    (tmp_path / "again.yaml").write_text(config.to_yaml())
+    assert load_config(tmp_path / "again.yaml").sg == config.sg
+    argv = config.to_argv()
+    assert SGSettings(eval_sets=argv[argv.index("--sg.eval_sets") + 1]) == config.sg
+    assert "--sg.eval_sets" not in load_config(None).to_argv()
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("sg.eval_sets=[{name: a, dataset: x}]", ["sg.eval_sets.0.temperature", "not set"]),
+        (
+            "sg.eval_sets=[{name: a, dataset: x, temperature: 0, n_samples_per_prompt: 4}]",
+            ["sg.eval_sets.0", "n=1"],
+        ),
+        ("sg.eval_sets=[{name: a b, dataset: x, temperature: 0}]", ["sg.eval_sets.0.name='a b'"]),
+        (
+            "sg.eval_sets=[{name: a, dataset: x, temperature: 0}, "
+            "{name: a, dataset: y, temperature: 0}]",
+            ["same name"],
+        ),
+        (
+            "sg.eval_sets=[{name: a, dataset: x, temperature: 0, temprature: 1}]",
+            ["sg.eval_sets.0.temprature"],
+        ),
+    ],
+)
+def test_a_wrong_eval_set_gets_one_line(override: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(None, [override])
+    for word in ("command line", *words):
+        assert word in str(error.value), str(error.value)
+
+
+def test_eval_sets_and_eval_dataset_exclude_each_other() -> None:
+    sets = "sg.eval_sets=[{name: a, dataset: x, temperature: 0}]"
+    with pytest.raises(ConfigError, match=r"eval\.dataset=d\.jsonl: not used beside"):
+        load_config(None, [sets, "eval.dataset=d.jsonl"])
+    assert load_config(None, [sets, "eval.dataset=null"]).sg.eval_sets
+
+
+def test_null_is_upstreams_default_as_no_flag_is_given() -> None:
+    config = load_config(None, ["actor.policy_loss_type=null", "actor.eps_clip=null"])
+    assert "--actor.eps_clip" not in config.to_argv()
+    assert config.value("actor.policy_loss_type") == "ppo" and config.clip_range() == (0.2, 0.2)
+
+
+def test_off_is_a_choice_and_not_yamls_false(tmp_path: Path) -> None:
+    key = "algo.advantage.is_correction_level"
+    config = load_config(RECIPES[0], [f"{key}=off"])
+    assert config.value(key) == "off"
+    resolved = tmp_path / "resolved.yaml"
+    resolved.write_text(config.to_yaml())
+    assert load_config(resolved).value(key) == "off"
+    with pytest.raises(ConfigError, match="expected one of off, token, seq"):
+        load_config(RECIPES[0], [f"{key}=on"])

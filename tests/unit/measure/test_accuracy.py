@@ -1,0 +1,98 @@
+"""`python -m sg_rlhf.measure.accuracy`: counts, pairs, files, refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+
+from sg_rlhf.common.statistics import Z95
+from sg_rlhf.measure import accuracy
+from sg_rlhf.tasks.kk.data import generate_splits, to_records
+
+MODEL = "module:sg_rlhf.tiny.kk_tiny"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "test.jsonl"
+    splits = generate_splits((2, 3), per_size=1, test_per_size=6, seed=0)
+    path.write_text("".join(json.dumps(record) + "\n" for record in to_records(splits.test)))
+    return path
+
+
+def test_a_checkpoint_beside_itself(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "accuracy.json"
+    arguments = ["--samples", "8", "--threads", "1", "--json", str(out)]
+    assert accuracy.main(["--model", MODEL, "--data", f"held_out={data}", *arguments]) == 0
+    found = json.loads(out.read_text())["models"][0]["sets"]["held_out"]
+    # It guesses: some responses are right and some are not, to most puzzles.
+    assert 0.05 < found["all"]["accuracy"] < 0.95 and 0 < max(found["correct"]) <= 8
+    assert found["all"]["accuracy"] == sum(found["correct"]) / (8 * 12)
+    by_size = [found[size] for size in ("kk_2ppl", "kk_3ppl")]
+    assert [size["prompts"] for size in by_size] == [6, 6]
+    mean = statistics.fmean(size["accuracy"] for size in by_size)
+    assert mean == pytest.approx(found["all"]["accuracy"])
+    assert "kk_2ppl" in capsys.readouterr().out
+    # The same draws again.
+    assert accuracy.main(["--model", MODEL, "--data", f"held_out={data}", *arguments]) == 0
+    assert json.loads(out.read_text())["models"][0]["sets"]["held_out"] == found
+
+
+def test_figures_are_paired_by_prompt() -> None:
+    counts, first = [4, 2, 0, 4], [2, 0, 0, 2]
+    found = accuracy.figures(counts, first, ["a", "a", "b", "b"], samples=4)
+    assert found["all"]["accuracy"] == 0.625 and found["all"]["difference"] == 0.375
+    spread = statistics.stdev([0.5, 0.5, 0.0, 0.5])
+    half = Z95 * spread / math.sqrt(4)
+    assert found["all"]["difference_ci95"] == pytest.approx(half)
+    assert (found["a"]["accuracy"], found["a"]["difference_ci95"]) == (0.75, 0.0)
+    assert found["b"]["prompts"] == 2 and found["correct"] == counts
+
+
+def test_two_checkpoints_and_two_sets_are_one_table(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--data", f"a={data}", f"b={data}", "--prompts", "2", "--samples", "2"]
+    assert accuracy.main(["--model", MODEL, MODEL, *arguments, "--threads", "1"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("2 prompts of") == 2 and "+0.000 +- 0.000 beside the first" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "./nowhere"], "--model ./nowhere: no such folder"),
+        (["--model", MODEL, "--reward", "nowhere.py"], "--reward nowhere.py: no such Python file"),
+        (["--model", MODEL, "--samples", "0"], "--samples: 0: expected a whole number"),
+        (["--model", MODEL, "--data", "a/x.jsonl", "b/x.jsonl"], "--data: two files of one name"),
+        (["--model", MODEL, "--json", "."], "--json .: is a folder"),
+        (["--model", MODEL, "--data", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--model", MODEL, "--max-new-tokens", "9999"], "exceed the model's context"),
+    ],
+)
+def test_bad_input_gets_one_line(
+    data: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--data", str(data), *arguments]
+    try:
+        status = accuracy.main(argv)
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    errors = capsys.readouterr().err
+    assert status == 2 and words in errors and errors.strip().count("\n") == 0
+
+
+def test_a_reward_without_correct_is_refused(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reward = tmp_path / "reward.py"
+    reward.write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': 1.0}\n")
+    argv = ["--model", MODEL, "--data", str(data), "--prompts", "1", "--samples", "1"]
+    assert accuracy.main([*argv, "--reward", str(reward)]) == 2
+    assert "reports no `correct` in extra_logs" in capsys.readouterr().err

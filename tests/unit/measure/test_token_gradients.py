@@ -1,0 +1,140 @@
+"""`sg_rlhf.measure.token_gradients`: its numbers against autograd, its sample, its files."""
+
+import csv
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from sg_rlhf.algo.shaping import TokenWeightConfig
+from sg_rlhf.measure import token_gradients
+from sg_rlhf.measure.token_gradients import EDGES, Point, stratified, summarise
+from sg_rlhf.tiny.kk import KK
+
+MODEL = "module:sg_rlhf.tiny.kk_tiny"
+PROMPT, RESPONSE = "Try", "Guess</think><answer>(1) Luke ok"
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """(points of the JSON, its summary, lines of the CSV, stdout) of every token of three rows."""
+    folder = tmp_path_factory.mktemp("tokens")
+    data = folder / "samples.jsonl"
+    responses = [RESPONSE, "Guess ok", "Try Luke=knight"]
+    rows = [{"prompt": PROMPT, "response": response} for response in responses]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out, table, picture = (folder / name for name in ("o.json", "o.csv", "o.png"))
+    files = ["--json", out, "--csv", table, "--plot", picture]
+    arguments = ["--model", MODEL, "--data", data, "--chunk", "3", *files]
+    assert token_gradients.main([str(a) for a in [*arguments, "sg.lower=0.5"]]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    report = json.loads(out.read_text())
+    return report["points"], report, list(csv.DictReader(table.open()))
+
+
+def test_norms_are_autograds_and_finite_differences(measured):
+    """One plain backward per token, with another attention; and the slope along the gradient."""
+    points = [point for point in measured[0] if point["row"] == 0]
+    tokenizer = AutoTokenizer.from_pretrained(KK.shipped)
+    model = AutoModelForCausalLM.from_pretrained(KK.shipped, dtype=torch.float64).eval()
+    prompt, response = tokenizer(PROMPT)["input_ids"], tokenizer(RESPONSE)["input_ids"]
+    ids = torch.tensor([[*prompt, *response]])
+    params = list(model.parameters())
+    assert [point["token_id"] for point in points] == response
+
+    def log_prob(place):
+        logits = model(input_ids=ids).logits[0, len(prompt) - 1 + place]
+        return logits.log_softmax(-1)[response[place]]
+
+    for place, point in enumerate(points):
+        value = log_prob(place)
+        gradients = torch.autograd.grad(value, params)
+        norm = math.sqrt(sum(g.square().sum().item() for g in gradients))
+        assert point["p"] == pytest.approx(value.exp().item(), rel=1e-4)
+        assert point["grad_norm"] == pytest.approx(norm, rel=1e-3)
+    place = max(range(len(points)), key=lambda i: points[i]["grad_norm"])
+    gradients = torch.autograd.grad(log_prob(place), params)
+    norm, step = points[place]["grad_norm"], 1e-3
+    values = []
+    with torch.no_grad():
+        for sign in (1, -2):
+            for param, gradient in zip(params, gradients, strict=True):
+                param.add_(gradient, alpha=sign * step / norm)
+            values.append(log_prob(place).item())
+    assert (values[0] - values[1]) / (2 * step) == pytest.approx(norm, rel=1e-2)
+
+
+def test_points_fit_together(measured):
+    points, report, rows = measured
+    cfg = TokenWeightConfig(lower=0.5)
+    assert report["tokens"] == len(points) == len(rows) == report["batch"]["tokens"]
+    for point, row in zip(points, rows, strict=True):
+        assert float(row["grad_norm"]) == point["grad_norm"]
+        weight = 2.0 * (1 / (1 + math.exp(-9 * point["p"])) - 0.25)
+        assert point["weight"] == pytest.approx(min(max(weight, cfg.lower), cfg.upper), rel=1e-6)
+        assert point["weighted"] == pytest.approx(point["weight"] * point["grad_norm"])
+        assert point["w_one_minus_p"] == pytest.approx(point["weight"] * point["one_minus_p"])
+        assert point["one_minus_p"] == pytest.approx(1 - point["p"], abs=1e-9)
+        rest = point["one_minus_p"]
+        assert rest <= point["logit_norm"] <= math.sqrt(2) * rest * (1 + 1e-12)
+        assert EDGES[point["stratum"]] <= point["p"] <= EDGES[point["stratum"] + 1]
+        assert point["represents"] == 1.0
+    summary = report["summary"]
+    assert sum(row["share_of_grad_norm"] for row in summary["strata"]) == pytest.approx(1.0)
+    assert sum(row["tokens"] for row in summary["strata"]) == len(points)
+
+
+@given(
+    st.lists(st.floats(0.0, 1.0), min_size=1, max_size=300), st.integers(1, 400), st.integers(0, 9)
+)
+def test_a_sample_shows_every_stratum_and_counts_for_all(probs, n, seed):
+    tensor = torch.tensor(probs, dtype=torch.float64)
+    chosen, stratum, represents = stratified(tensor, n, seed)
+    assert len(chosen) == len(chosen.unique()) == min(n, len(probs))
+    assert represents.sum().item() == pytest.approx(len(probs) if n >= 9 else represents.sum())
+    every = torch.bucketize(tensor, torch.tensor(EDGES[1:-1], dtype=torch.float64))
+    assert torch.equal(every[chosen], stratum)
+    sizes = {int(k): int((every == k).sum()) for k in every.unique()}
+    taken = {k: int((stratum == k).sum()) for k in sizes}
+    if n >= len(sizes):
+        assert all(count > 0 for count in taken.values())
+        for k, count in taken.items():
+            assert represents[stratum == k].sum().item() == pytest.approx(sizes[k])
+            # Equal shares: less than the largest share only where the stratum is used up.
+            assert count >= max(taken.values()) - 1 or count == sizes[k]
+    again = stratified(tensor, n, seed)
+    assert torch.equal(chosen, again[0])
+
+
+def point(p, grad_norm, represents=1.0, stratum=0):
+    rest = 1 - p
+    return Point(0, 0, 0, "", p, rest, rest, grad_norm, 1.0, grad_norm, rest, stratum, represents)
+
+
+def test_the_summary_by_hand():
+    points = [point(0.9, 1.0, 3.0, 6), point(0.4, 2.0, 1.0, 3), point(0.2, 5.0, 1.0, 2)]
+    summary = summarise(points)
+    assert summary["spearman"]["grad_norm_vs_one_minus_p"] == pytest.approx(1.0)
+    assert summary["spearman"]["grad_norm_vs_one_minus_p_where_p_below_0.5"] is None  # two points
+    # Five tokens with norms 1, 1, 1, 2, 5: mean 2, variance (1 + 1 + 1 + 0 + 9) / 5.
+    assert summary["spread"]["grad_norm"] == pytest.approx(math.sqrt(12 / 5) / 2)
+    shares = [row["share_of_grad_norm"] for row in summary["strata"]]
+    assert shares == pytest.approx([0.5, 0.2, 0.3])
+    reverse = summarise([point(0.9, 5.0), point(0.5, 2.0), point(0.2, 1.0)])
+    assert reverse["spearman"]["grad_norm_vs_one_minus_p"] == pytest.approx(-1.0)
+
+
+def test_bad_options_are_one_line(tmp_path, capsys):
+    missing = tmp_path / "none.jsonl"
+    arguments = ["--model", MODEL, "--data", str(missing), "--csv", str(tmp_path / "o.csv")]
+    assert token_gradients.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1 and "none.jsonl: no such file" in captured.err
+    with pytest.raises(SystemExit, match="2"):
+        token_gradients.main([*arguments, "--tokens", "0"])
+    assert "--tokens: 0: expected a whole number" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,425 @@
+"""Studies: cells in order, what decides a cell, refusals, paired differences, tables."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from scipy import stats
+
+from sg_rlhf.common import run_log
+from sg_rlhf.common.files import write_whole
+from sg_rlhf.config import ConfigError
+from sg_rlhf.measure import accuracy, sharpness
+from sg_rlhf.studies import command as ablation
+from sg_rlhf.studies import results as study_results
+from sg_rlhf.studies import runner as study_runner
+from sg_rlhf.studies import tables as study_tables
+from sg_rlhf.studies.plan import load_study
+
+ROOT = Path(__file__).parents[3]
+STUDIES = sorted((ROOT / "configs" / "studies").glob("*.yaml"))
+SHIPPED = ROOT / "configs" / "studies" / "kk_small.yaml"
+SMALL = {
+    "about": "two algorithms",
+    "base": str(ROOT / "configs" / "kk" / "grpo_tiny_cpu.yaml"),
+    "baseline": "grpo",
+    "seeds": [0, 1],
+    "data": {"small": "people=2 per_size=8 test_per_size=4 seed=0"},
+    "set": {
+        "data.prompt_dataset": "{data}/small/train.jsonl",
+        "eval.dataset": "{data}/small/test.jsonl",
+    },
+    "regimes": {"base": {"about": "as it is"}, "fast": {"set": {"actor.adam.lr": 0.001}}},
+    "variants": {
+        "grpo": {},
+        "sg": {"recipe": str(ROOT / "configs" / "algorithms" / "grpo_sg.yaml")},
+    },
+    "plan": [
+        {"regimes": ["base"], "variants": ["grpo", "sg"]},
+        {"regimes": ["base", "fast"], "variants": ["grpo"], "seeds": [0]},
+    ],
+}  # fmt: skip
+
+
+def write(folder: Path, **changes: object) -> Path:
+    path = folder / "small.yaml"
+    path.write_text(yaml.safe_dump({**SMALL, **changes}))
+    return path
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.stem)
+def test_a_shipped_study_parses_and_every_difference_has_its_pair(path: Path) -> None:
+    study = load_study(path)
+    cells = list(study.cells())
+    assert len({cell.name for cell in cells}) == len(cells)
+    by_variant: dict[tuple[str, str], set[int]] = {}
+    for cell in cells:
+        by_variant.setdefault((cell.regime, cell.variant), set()).add(cell.seed)
+    assert min(map(len, by_variant.values())) >= 3
+    assert all(("base", name) in by_variant for name in study.file.variants)
+    for (regime, _), seeds in by_variant.items():
+        assert seeds <= by_variant[regime, study.file.baseline]
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.stem)
+def test_the_sharpness_of_a_shipped_study_is_a_command_line(path: Path, tmp_path: Path) -> None:
+    runner = study_runner.Runner(load_study(path), tmp_path, tmp_path, 1)
+    argv = runner.sharpness_arguments("model", tmp_path / "batch.json", tmp_path / "result.json")
+    parsed = sharpness.parse_arguments(argv)
+    assert parsed.model == ["model"] and parsed.rho and parsed.prompts == 16
+
+
+def test_the_accuracy_of_the_shipped_study_is_a_command_line(tmp_path: Path) -> None:
+    runner = study_runner.Runner(load_study(SHIPPED), tmp_path, tmp_path / "runs", 1)
+    parsed = accuracy.parse_arguments(runner.accuracy_arguments("model", tmp_path / "result.json"))
+    assert parsed.data["held_out"] == tmp_path / "runs" / "data" / "small" / "test.jsonl"
+    assert parsed.samples == 8 and parsed.reward == "module:sg_rlhf.tasks.kk.reward"
+
+
+def test_a_cell_is_done_when_it_was_measured_as_the_study_says(tmp_path: Path) -> None:
+    runner = study_runner.Runner(load_study(SHIPPED), tmp_path, tmp_path / "runs", 1)
+    cell = next(runner.study.cells())
+    file = tmp_path / "cells" / cell.file_name
+    today = runner.study.measurements()
+    fewer = {**today, "accuracy": {**today["accuracy"], "arguments": "--prompts 10 --samples 1"}}
+    assert runner.state(cell) is study_runner.State.TO_TRAIN
+    for measured, state in (
+        (None, study_runner.State.TO_TRAIN_AGAIN),
+        ({"sharpness": today["sharpness"]}, study_runner.State.TO_TRAIN_AGAIN),
+        (fewer, study_runner.State.TO_TRAIN_AGAIN),
+        (today, study_runner.State.DONE),
+    ):
+        found = {"fingerprint": runner.study.fingerprint(cell), "measured_with": measured}
+        write_whole(file, json.dumps(found))
+        assert runner.state(cell) is state
+        # What was measured otherwise is in no table.
+        assert (runner.result(cell) is not None) is (state is study_runner.State.DONE)
+
+
+def test_cells_come_seed_by_seed_and_once(tmp_path: Path) -> None:
+    study = load_study(write(tmp_path))
+    assert [cell.name for cell in study.cells()] == [
+        "base/grpo/s0", "base/sg/s0", "base/grpo/s1", "base/sg/s1", "fast/grpo/s0",
+    ]  # fmt: skip
+
+
+def test_a_cell_is_base_algorithm_regime_and_seed(tmp_path: Path) -> None:
+    study = load_study(write(tmp_path))
+    cells = {cell.name: cell for cell in study.cells()}
+    config = study.config(cells["base/sg/s1"], Path("/somewhere"))
+    assert config.value("actor.policy_loss_type") == "grpo_sg"
+    assert config.value("train.seed") == 1
+    assert config.value("data.prompt_dataset") == "/somewhere/small/train.jsonl"
+    assert study.config(cells["fast/grpo/s0"], Path("d")).value("actor.adam.lr") == 1e-3
+
+
+def test_what_is_trained_decides_the_fingerprint(tmp_path: Path) -> None:
+    study = load_study(write(tmp_path))
+    prints = {cell.name: study.fingerprint(cell) for cell in study.cells()}
+    assert len(set(prints.values())) == len(prints)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    places = {**SMALL["set"], "logger.logging_steps": 7, "ckpt.max_num": 9}
+    places["ds.packing_samples"] = False
+    same = load_study(write(elsewhere, about="other words", set=places))
+    assert {cell.name: same.fingerprint(cell) for cell in same.cells()} == prints
+    for changes in (
+        {"set": {**SMALL["set"], "rollout.temperature": 0.9}},
+        {"data": {"small": "people=2 per_size=9 test_per_size=4 seed=0"}},
+        {"revision": 2},
+    ):
+        other = load_study(write(elsewhere, **changes))
+        assert all(other.fingerprint(cell) != prints[cell.name] for cell in other.cells())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"baseline": "ppo"}, ["baseline='ppo'", "grpo"]),
+        ({"plan": [{"regimes": ["slow"], "variants": ["grpo"]}]}, ["regime 'slow'", "base"]),
+        ({"plan": [{"regimes": ["base"], "variants": ["x"]}]}, ["variant 'x'", "sg"]),
+        ({"seeds": []}, ["seeds"]),
+        ({"extra": 1}, ["extra"]),
+        ({"set": {"sg.nothing": 1}}, ["base/grpo/s0", "sg.nothing"]),
+        ({"regimes": {"base": {"set": {"actor.adam.lr": "fast"}}}, "plan": SMALL["plan"][:1]},
+         ["base/grpo/s0", "actor.adam.lr"]),
+        ({"base": "nowhere.yaml"}, ["nowhere.yaml", "no such recipe"]),
+    ],
+)  # fmt: skip
+def test_a_wrong_study_gets_one_line(
+    tmp_path: Path, changes: dict[str, object], words: list[str]
+) -> None:
+    path = write(tmp_path, **changes)
+    with pytest.raises(ConfigError) as refusal:
+        load_study(path)
+    message = str(refusal.value)
+    assert all(word in message for word in [str(path), *words]) and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--study", "nowhere.yaml"], "nowhere.yaml: No such file"),
+        (["--study", str(SHIPPED), "--only", "base/nothing/*"], "--only base/nothing/*: no cell"),
+        (["--study", str(SHIPPED), "--only", "base/*,nothing/*"], "--only nothing/*: no cell"),
+        (["--study", str(SHIPPED), "--jobs", "0"], "--jobs 0: expected 1 or more"),
+    ],
+)
+def test_a_wrong_command_line_gets_one_line(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = ablation.main(arguments)
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    errors = capsys.readouterr().err
+    assert status == 2 and words in errors and errors.count("\n") == 1
+
+
+def test_cells_are_chosen_by_several_patterns(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--study", str(SHIPPED), "--list", "--only", "*/sg_inside/s0,base/grpo/s[12]"]
+    assert ablation.main(arguments) == 0
+    named = [line.split()[-1] for line in capsys.readouterr().out.splitlines()[:-1]]
+    assert {"base/sg_inside/s0", "off_policy/sg_inside/s0", "base/grpo/s1"} <= set(named)
+    assert len(named) == len(set(named)) and "base/grpo/s0" not in named
+
+
+@pytest.mark.parametrize(
+    ("found", "size", "groups"),
+    [
+        ([], 8, []),
+        (["0", "1", "2"], 1, ["0", "1", "2"]),
+        (["2", "5", "6", "7"], 2, ["2,5", "6,7"]),
+        (["0", "1", "2"], 2, ["0,1"]),
+    ],
+)
+def test_a_run_gets_its_gpus(found: list[str], size: int, groups: list[str]) -> None:
+    assert study_runner.device_groups(found, size) == groups
+
+
+def test_too_few_gpus_are_refused() -> None:
+    with pytest.raises(ConfigError, match="gpus=8: a run takes 8 GPUs and 2 are visible"):
+        study_runner.device_groups(["0", "1"], 8)
+
+
+# -- results -----------------------------------------------------------------------------------
+
+
+def run_directory(folder: Path, accuracy: float, norm: float) -> Path:
+    rows = range(1, 5)
+    sg = {"weight_mean": 1.2, "zeroed_pos": 0.1, "zeroed_neg": 0.0, "response_length": 30.0}
+    run_log.append(
+        folder / run_log.METRICS,
+        [
+            {"global_step": i, "rollout/reward_mean": 0.1 * i, "timing/step_total": 5.0}
+            for i in rows
+        ],
+    )
+    run_log.append(
+        folder / run_log.OPTIMIZER_STEPS,
+        [
+            {
+                "grad_norm": norm * i, "entropy": 0.5 / i, "kl": 0.01,
+                **{f"sg/{key}": value for key, value in sg.items()},
+            }
+            for i in range(1, 21)
+        ],
+    )  # fmt: skip
+    run_log.append(
+        folder / run_log.EVALUATIONS,
+        [
+            {"global_step": 0, "eval_held_out_accuracy": 0.2, "eval_train_accuracy": 0.25},
+            {"global_step": 4, "eval_held_out_accuracy": accuracy, "eval_train_accuracy": 0.7},
+        ],
+    )
+    (folder / "environment.json").write_text(json.dumps({"versions": {}, "started": "2026-01-01"}))
+    return folder
+
+
+def test_a_cell_is_collected_from_its_run_directory(tmp_path: Path) -> None:
+    sharpness = {"results": [{"sharpness": 0.3, "first_order": 0.2}]}
+    found = study_results.collect(run_directory(tmp_path, 0.6, 0.1), sharpness, None)
+    figures = found["figures"]
+    assert figures["held_out_before"] == 0.2 and figures["held_out_after"] == 0.6
+    assert figures["gap_after"] == pytest.approx(0.1) and figures["sharpness"] == 0.3
+    assert figures["grad_norm_mean"] == pytest.approx(1.05) and figures["grad_norm_max"] == 2.0
+    assert figures["optimizer_steps"] == 20 and figures["seconds_per_rollout"] == 5.0
+    assert len(found["curves"]["grad_norm"]) == 20
+    with pytest.raises(ValueError, match="no finished run"):
+        study_results.collect(tmp_path / "empty", None, None)
+
+
+def test_a_measured_accuracy_stands_for_the_runs_own_last_one(tmp_path: Path) -> None:
+    sets = {
+        "held_out": {
+            "all": {"accuracy": 0.55}, "kk_2ppl": {"accuracy": 0.7}, "kk_3ppl": {"accuracy": 0.4},
+            "correct": [3, 8],
+        },
+        "train": {"all": {"accuracy": 0.75}, "correct": [8, 8]},
+    }  # fmt: skip
+    measured = {"samples": 8, "sets": sets}
+    found = study_results.collect(run_directory(tmp_path, 0.6, 0.1), None, measured)
+    figures = found["figures"]
+    assert figures["held_out_after"] == 0.55 and figures["gap_after"] == pytest.approx(0.2)
+    assert figures["held_out_kk_2ppl_after"] == 0.7 and figures["held_out_before"] == 0.2
+    assert figures["gap_before"] == pytest.approx(0.05)
+    assert found["curves"]["accuracy"][-1]["held_out"] == 0.6 and found["accuracy"] == measured
+    study = load_study(write(tmp_path))
+    rows = study_results.summarize(study, [(next(study.cells()), found)])
+    header = study_tables.table(study, rows, [], []).splitlines()[8]
+    assert "| held-out | minus grpo | 2 people | 3 people |" in header
+
+
+def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
+    study = load_study(write(tmp_path, seeds=[0, 1, 2]))
+    values = {  # held-out accuracy and the peak of the gradient norm
+        "base/grpo/s0": (0.5, 2.0), "base/grpo/s1": (0.7, 40.0), "base/grpo/s2": (0.6, 4.0),
+        "base/sg/s0": (0.52, 1.0), "base/sg/s1": (0.74, 20.0), "base/sg/s2": (0.63, 2.0),
+    }  # fmt: skip
+    cells = [
+        (cell, {"figures": dict(zip(("held_out_after", "grad_norm_peak"), found, strict=True))})
+        for cell in study.cells()
+        if (found := values.get(cell.name))
+    ]
+    rows = {row["variant"]: row for row in study_results.summarize(study, cells)}
+    difference = rows["sg"]["held_out_after_difference"]
+    assert difference["mean"] == pytest.approx(0.03) and difference["pairs"] == 3
+    spread = statistics.stdev([0.02, 0.04, 0.03]) / math.sqrt(3)
+    assert difference["ci95"] == pytest.approx(4.30265273 * spread)
+    assert "held_out_after_difference" not in rows["grpo"]
+    # far narrower than the interval of the unpaired mean
+    assert difference["ci95"] < rows["sg"]["held_out_after"]["ci95"] / 5
+    # half of the baseline's in every pair: one large peak does not widen it
+    ratio = rows["sg"]["grad_norm_peak_ratio"]
+    assert [ratio[key] for key in ("mean", "ci95_low", "ci95_high")] == pytest.approx([0.5] * 3)
+
+
+def test_over_regimes_a_regime_counts_once_however_many_seeds_it_has() -> None:
+    def row(regime: str, differences: list[float], peaks: list[float]) -> dict[str, Any]:
+        mean = study_results.geometric_mean(peaks)[0]
+        return {
+            "variant": "sg", "regime": regime,
+            "held_out_after_difference": {
+                "mean": statistics.fmean(differences), "values": differences
+            },
+            "grad_norm_peak_ratio": {"mean": mean, "values": peaks},
+        }  # fmt: skip
+
+    rows = [
+        row("base", [-0.1, -0.2], [0.5, 2.0]),
+        row("fast", [0.1], [4.0]),
+        row("long", [0.0], [0.25]),
+        {"variant": "grpo", "regime": "base"},
+    ]
+    [found] = study_results.over_regimes(rows)
+    difference, peaks = found["held_out_after_difference"], found["grad_norm_peak_ratio"]
+    assert difference["mean"] == pytest.approx(-0.05 / 3)
+    assert difference["ci95"] == pytest.approx(study_results.interval([-0.15, 0.1, 0.0]))
+    assert difference["pairs"] == 4 and difference["values"] == [-0.1, -0.2, 0.1, 0.0]
+    assert peaks["mean"] == pytest.approx(1.0)
+    assert peaks["ci95_low"] == pytest.approx(study_results.geometric_mean([1.0, 4.0, 0.25])[1])
+    assert found["regimes"] == ["base", "fast", "long"]
+    assert study_results.over_regimes(rows[:1]) == []
+
+
+def test_a_printed_ranking_is_laid_beside_ours(tmp_path: Path) -> None:
+    printed = {"about": "a 3B model", "regime": "base", "accuracy": {"grpo": 0.4, "sg": 0.6}}
+    study = load_study(write(tmp_path, published={"Table 9": printed}))
+
+    def summary(values: dict[str, list[float]]) -> list[dict[str, Any]]:
+        return [
+            {
+                "regime": "base", "variant": name, "seeds": [0, 1],
+                "held_out_after": {"mean": statistics.fmean(v), "ci95": math.nan, "values": v},
+            }
+            for name, v in values.items()
+        ]  # fmt: skip
+
+    [half] = study_results.beside_published(study, summary({"grpo": [0.5, 0.3]}))
+    assert "rank_correlation" not in half and "held_out_after" not in half["variants"][1]
+    assert study_results.beside_published(study, []) == []
+    rows = summary({"sg": [0.7, 0.2], "grpo": [0.5, 0.3]})
+    [found] = study_results.beside_published(study, rows)
+    assert found["rank_correlation"]["mean"] == pytest.approx(1.0)  # .45 after .4
+    assert found["rank_correlation"]["values"] == pytest.approx([1.0, -1.0])
+    text = study_tables.table(study, rows, [], [found])
+    assert "## Table 9" in text and "| sg | 0.60 | 0.450 | A > 0, p 0.211 to 1 |  |" in text
+    assert "| grpo | 0.40 | 0.400 |  |  |" in text
+    assert "of the means: +1.00; by seed: +1.00, -1.00." in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"regime": "bse"}, "published.T: regime 'bse': expected one of ['base', 'fast']"),
+        ({"accuracy": {"grpo": 0.4, "s": 1.0}}, "published.T: variant 's': expected one of"),
+        ({"accuracy": {"grpo": 0.4}}, "published.T.accuracy: "),
+    ],
+)
+def test_a_printed_ranking_names_what_the_study_has(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    printed = {"about": "", "regime": "base", "accuracy": {"grpo": 0.4, "sg": 0.6}, **changes}
+    with pytest.raises(ConfigError) as error:
+        load_study(write(tmp_path, published={"T": printed}))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("values", [[0.1, 0.4, 0.35], [1.0, 1.0, 1.0], [0.2, 0.1, 0.9, 0.3, 0.5]])
+def test_interval_is_scipys(values: list[float]) -> None:
+    half = study_results.interval(values)
+    if len(set(values)) == 1:
+        assert half == 0.0
+    else:
+        low, high = stats.t.interval(
+            0.95, len(values) - 1, loc=statistics.fmean(values), scale=stats.sem(values)
+        )
+        assert half == pytest.approx((high - low) / 2)
+    assert math.isnan(study_results.interval(values[:2]))
+
+
+def test_tables_are_written_from_the_cells_that_are_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Done cells of today's settings count; others are to do."""
+    path = write(tmp_path)
+    study = load_study(path)
+    out = tmp_path / "out"
+    for index, cell in enumerate(list(study.cells())[:3]):
+        run = run_directory(tmp_path / cell.name, 0.5 + 0.05 * index, 0.1)
+        found = {
+            "fingerprint": study.fingerprint(cell),
+            "measured_with": study.measurements(),
+            **study_results.collect(run, None, None),
+        }
+        if index == 2:
+            found["fingerprint"] = "of other settings"
+        file = out / "cells" / cell.file_name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(found))
+    arguments = ["--study", str(path), "--out", str(out), "--runs", str(tmp_path / "runs")]
+    assert ablation.main([*arguments, "--list"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in listed[:-1]] == ["done", "done", "to", "to", "to"]
+    assert ablation.main([*arguments, "--table"]) == 0
+    table = (out / "results.md").read_text()
+    assert "| sg | 1 | 0.550 | +0.050 |" in table and "## fast" not in table
+    rows = json.loads((out / "results.json").read_text())["rows"]
+    assert rows[0]["held_out_after"] == {"mean": 0.5, "ci95": None, "values": [0.5]}
+    assert (out / "results.png").stat().st_size > 5000
+    assert (out / "differences.png").stat().st_size > 5000
+    capsys.readouterr()
+
+    # A run whose directory has lost its files: tables, and a line instead of the page.
+    run_dir = study_runner.Runner(study, out, tmp_path / "runs", 1).run_dir(next(study.cells()))
+    run_dir.mkdir(parents=True)
+    assert ablation.main([*arguments, "--table"]) == 1
+    printed = capsys.readouterr()
+    assert f"failed: page of base: {run_dir}: not a run" in printed.err
+    assert printed.err.count("\n") == 1 and str(out / "results.md") in printed.out
