@@ -23,7 +23,7 @@ from sg_rlhf.config import Config, ConfigError, load_config, local_path
 from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.overlay import cli
 from sg_rlhf.tasks.search.client import RetrieverClient, RetrieverError
-from sg_rlhf.weights.describe import describe_weighting
+from sg_rlhf.weights.describe import describe_loss
 
 EXAMPLES = """\
 examples:
@@ -227,7 +227,7 @@ def main(argv: list[str] | None = None) -> int:
         run_dir = Path(arguments.run_dir or Path("runs") / recipe).resolve()
         config = resolve(config, run_dir)
         argv = with_absolute_paths(config).to_argv()
-        weighting = describe_weighting(config)
+        weighting = describe_loss(config)
         if arguments.dry_run:
             print(f"# resolved recipe, from {' <- '.join(reversed(config.sources))}")
             print(config.to_yaml())

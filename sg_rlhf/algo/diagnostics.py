@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sg_rlhf.algo.shaping import CONSTANT_TOLERANCE
+from sg_rlhf.algo.weightings import CONSTANT_TOLERANCE
 
 # Equal bins of p and of the weight's range. A quarter of p is a whole number of the former.
 PROB_BINS = 20

@@ -1,27 +1,9 @@
-"""The clipped policy-gradient loss with a weight per token (arXiv 2511.00066, Eq. 13).
+"""The policy-gradient loss with a weight per token (arXiv 2511.00066, Eq. 13).
 
-Per token, with the clip to [1 - eps_low, 1 + eps_high]:
-
-- ``inside`` (Eq. 13): J = min(w r A, clip(w r) A). A large weight uses up the room of the clip,
-  so a token with A > 0 and w > 1 + eps_high has no gradient even at r = 1: the dead zone.
-- ``outside``: J = w * min(r A, clip(r) A). The weight scales the gradient and never removes it.
-
-Gradient of J in log pi, the closed forms that the tests check (Lemma 3.4 for ``inside``):
-
-- ``inside``: w r A, but 0 where A > 0 and w r > 1 + eps_high, or A < 0 and w r < 1 - eps_low;
-- ``outside``: w r A, but 0 where A > 0 and r > 1 + eps_high, or A < 0 and r < 1 - eps_low.
-
-Exactly at a clip boundary the gradient is the full w r A: both branches of the minimum are equal
-there, torch gives each half the gradient, and its clamp passes the gradient at both ends. Exactly
-at the dual clip's boundary the constant takes its half, so half remains.
-
-Where w = 1 both are GRPO (arXiv 2402.03300), equal to OpenRLHF's PolicyLoss bit for bit in the
-value and the gradient, up to the sign of a zero gradient at masked positions.
-
-The objective ``cispo`` (arXiv 2506.13585, Eq. 4) clips the importance weight and keeps every
-token's gradient: sg(clip(r)) A log pi, times w. It is computed as J = w * sg(clip(r) / r) * r * A,
-which has the same gradient, w clip(r) A, and is GRPO bit for bit where nothing is clipped. The
-value differs from the paper's (A log pi there), which no optimizer sees.
+A weighting (``sg_rlhf.algo.weightings``) gives w, an objective (``sg_rlhf.algo.objectives``) gives
+the surrogate J of each token; the loss is the aggregate of -J. Where w = 1 the objective ``ppo`` is
+GRPO (arXiv 2402.03300), equal to OpenRLHF's PolicyLoss bit for bit in the value and the gradient,
+up to the sign of a zero gradient at masked positions.
 """
 
 from __future__ import annotations
@@ -35,16 +17,12 @@ from torch import Tensor
 
 from sg_rlhf.algo.aggregation import aggregate
 from sg_rlhf.algo.diagnostics import TokenStatistics, token_statistics
-from sg_rlhf.algo.shaping import (
-    TokenWeightConfig,
-    normalize_weights,
-    unnormalized_weights,
-    weight_bounds,
-)
-from sg_rlhf.algo.weightings import TokenContext
+from sg_rlhf.algo.objectives import Clip, Objective, Tokens, make_objective
+from sg_rlhf.algo.parameters import ParameterError
+from sg_rlhf.algo.token_weights import normalize_weights, unnormalized_weights
+from sg_rlhf.algo.weightings import TokenContext, Weighting
 
 _LOG_RATIO_LIMIT = 20.0
-OBJECTIVES = ("ppo", "cispo")
 
 
 @dataclass(frozen=True)
@@ -61,7 +39,7 @@ def sg_policy_loss(
     old_log_probs: Tensor,
     advantages: Tensor,
     response_mask: Tensor,
-    cfg: TokenWeightConfig,
+    cfg: Weighting,
     eps_low: float,
     eps_high: float,
     dual_clip: float | None = None,
@@ -92,7 +70,7 @@ def policy_loss_terms(
     old_log_probs: Tensor,
     advantages: Tensor,
     response_mask: Tensor,
-    cfg: TokenWeightConfig,
+    cfg: Weighting,
     eps_low: float,
     eps_high: float,
     dual_clip: float | None = None,
@@ -103,7 +81,7 @@ def policy_loss_terms(
     global_batch_size: Tensor | float | None = None,
     mean_weight: Tensor | float | None = None,
     token_coef_BT: Tensor | None = None,
-    objective: str = "ppo",
+    objective: str | Objective = "ppo",
     context: TokenContext | None = None,
     active_BT: Tensor | None = None,
 ) -> PolicyLossTerms:
@@ -116,23 +94,26 @@ def policy_loss_terms(
     ``rollout_correction``. The aggregation arguments are those of ``aggregate``, mean_weight is
     that of ``token_weights``.
 
-    objective: ``ppo`` or ``cispo`` (placement ``outside``; no dual clip, there is nothing to
-    limit). context: see ``weightings``; old_log_probs and advantages are filled in here. active_BT:
-    where it is False a response token keeps its share of the denominator and gives nothing to the
-    loss, the gradient or the statistics (one pass of ``lopti``).
+    objective: one, or its name for the one with default parameters. context: see ``weightings``;
+    old_log_probs, advantages and eps are filled in here. active_BT: where it is False a response
+    token keeps its share of the denominator and gives nothing to the loss, the gradient or the
+    statistics (one pass of ``lopti``).
 
     The weight is rounded to the dtype of the ratio, so that a bfloat16 loss stays bfloat16. Masked
     positions may hold anything, NaN included: they reach neither the loss nor the gradient. Raises
-    ``ValueError`` for dual_clip <= 1, an unknown objective, or cispo with a weight inside the clip.
-    Degenerate case: w = 1 is upstream's PPO loss bit for bit.
+    ``ValueError`` for dual_clip <= 1, an unknown objective, or a weight inside a clip that the
+    objective does not have. Degenerate case: w = 1 with ``ppo`` is upstream's PPO loss bit for bit.
     """
     if dual_clip is not None and dual_clip <= 1.0:
         raise ValueError(f"dual_clip={dual_clip!r}: expected a number above 1, or None")
+    objective = make_objective(objective) if isinstance(objective, str) else objective
     check_objective(objective, cfg)
+    old_log_probs_BT = old_log_probs.masked_fill(response_mask == 0, 0.0)
     context = dataclasses.replace(
         context or TokenContext(),
-        old_log_probs=old_log_probs.masked_fill(response_mask == 0, 0.0),
+        old_log_probs=old_log_probs_BT,
         advantages=advantages,
+        eps=(eps_low, eps_high),
     )
     raw_weights_BT = unnormalized_weights(log_probs, cfg, response_mask, context=context)
     weights_BT = normalize_weights(raw_weights_BT, cfg, response_mask, mean_weight=mean_weight)
@@ -140,9 +121,9 @@ def policy_loss_terms(
     log_ratio_BT = (log_probs - old_log_probs).masked_fill(response_mask == 0, 0.0)
     ratio_BT = log_ratio_BT.clamp(min=-_LOG_RATIO_LIMIT, max=_LOG_RATIO_LIMIT).exp()
 
-    clip = _Clip(eps_low, eps_high, dual_clip, cfg.placement == "inside")
-    surrogate_of = _cispo_surrogate if objective == "cispo" else _ppo_surrogate
-    surrogate = surrogate_of(ratio_BT, weights_BT.to(ratio_BT.dtype), advantages, clip)
+    clip = Clip(eps_low, eps_high, dual_clip, cfg.placement == "inside")
+    tokens = Tokens(ratio_BT, weights_BT.to(ratio_BT.dtype), advantages, old_log_probs_BT)
+    surrogate = objective.surrogate(tokens, clip)
     loss_BT = -surrogate.value_BT
     if token_coef_BT is not None:
         loss_BT = token_coef_BT * loss_BT
@@ -159,8 +140,9 @@ def policy_loss_terms(
         global_batch_size=global_batch_size,
     )
     with torch.no_grad():
-        on_policy = surrogate_of(
-            torch.ones_like(ratio_BT), weights_BT.to(ratio_BT.dtype), advantages, clip
+        current_BT = log_probs.detach().masked_fill(response_mask == 0, 0.0)
+        on_policy = objective.surrogate(
+            Tokens(torch.ones_like(ratio_BT), tokens.weights_BT, advantages, current_BT), clip
         )
         statistics = token_statistics(
             mask_BT=counted_BT,
@@ -170,7 +152,7 @@ def policy_loss_terms(
             loss_BT=loss_BT,
             weights_BT=weights_BT,
             raw_weights_BT=raw_weights_BT,
-            weight_bounds=weight_bounds(cfg),
+            weight_bounds=cfg.bounds(),
             clipped_BT=surrogate.clipped_BT,
             dual_clipped_BT=surrogate.dual_clipped_BT,
             zeroed_BT=surrogate.zeroed_BT | (weights_BT == 0),
@@ -179,59 +161,11 @@ def policy_loss_terms(
     return PolicyLossTerms(loss, weights_BT, statistics)
 
 
-def check_objective(objective: str, cfg: TokenWeightConfig) -> None:
-    """``ValueError`` for an objective that is unknown or does not go with the weighting."""
-    if objective not in OBJECTIVES:
-        raise ValueError(f"objective={objective!r}: expected one of {', '.join(OBJECTIVES)}")
-    if objective == "cispo" and cfg.placement != "outside":
-        raise ValueError(
-            f"placement={cfg.placement!r}: expected 'outside' with cispo, which has no clip that "
-            "a weight could sit inside of"
+def check_objective(objective: Objective, cfg: Weighting) -> None:
+    """``ValueError`` for an objective that does not go with the weighting."""
+    if cfg.placement == "inside" and not objective.takes_inside:
+        raise ParameterError(
+            "placement",
+            cfg.placement,
+            f"'outside' with {objective.name}, which has no clip that a weight could sit inside of",
         )
-
-
-@dataclass(frozen=True)
-class _Clip:
-    eps_low: float
-    eps_high: float
-    dual_clip: float | None
-    weight_inside: bool
-
-
-@dataclass(frozen=True)
-class _Surrogate:
-    """J of the module docstring, where a clip acted, and where no policy gradient is left."""
-
-    value_BT: Tensor
-    clipped_BT: Tensor
-    dual_clipped_BT: Tensor
-    zeroed_BT: Tensor
-
-
-def _ppo_surrogate(
-    ratio_BT: Tensor, weights_BT: Tensor, advantages_BT: Tensor, clip: _Clip
-) -> _Surrogate:
-    x_BT = weights_BT * ratio_BT if clip.weight_inside else ratio_BT
-    free_BT = x_BT * advantages_BT
-    bounded_BT = x_BT.clamp(1 - clip.eps_low, 1 + clip.eps_high) * advantages_BT
-    value_BT = torch.min(free_BT, bounded_BT)
-    if clip.dual_clip is None:
-        dual_clipped_BT = torch.zeros_like(value_BT, dtype=torch.bool)
-    else:
-        floor_BT = clip.dual_clip * advantages_BT
-        dual_clipped_BT = (advantages_BT < 0) & (floor_BT > value_BT)
-        limited_BT = torch.max(value_BT, floor_BT)
-        value_BT = torch.where(advantages_BT < 0, limited_BT, value_BT)
-    if not clip.weight_inside:
-        value_BT = weights_BT * value_BT
-    clipped_BT = torch.lt(bounded_BT, free_BT)
-    return _Surrogate(value_BT, clipped_BT, dual_clipped_BT, clipped_BT | dual_clipped_BT)
-
-
-def _cispo_surrogate(
-    ratio_BT: Tensor, weights_BT: Tensor, advantages_BT: Tensor, clip: _Clip
-) -> _Surrogate:
-    bounded_BT = ratio_BT.detach().clamp(1 - clip.eps_low, 1 + clip.eps_high)
-    value_BT = weights_BT * ((bounded_BT / ratio_BT.detach()) * ratio_BT * advantages_BT)
-    nowhere_BT = torch.zeros_like(value_BT, dtype=torch.bool)
-    return _Surrogate(value_BT, bounded_BT != ratio_BT, nowhere_BT, nowhere_BT)

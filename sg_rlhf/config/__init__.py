@@ -1,18 +1,15 @@
 """Recipes and their keys, checked; light to import: neither torch nor ray."""
 
+from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.recipe import (
     MODULE_KEYS,
-    SG_KEYS,
     Config,
-    ConfigError,
-    EvalSet,
-    SGSettings,
     load_config,
     local_path,
-    sg_settings,
-    token_weight_config,
-    validation_message,
+    objective_of,
+    weighting_of,
 )
+from sg_rlhf.config.settings import SG_KEYS, EvalSet, SGSettings
 
 __all__ = [
     "MODULE_KEYS",
@@ -23,7 +20,6 @@ __all__ = [
     "SGSettings",
     "load_config",
     "local_path",
-    "sg_settings",
-    "token_weight_config",
-    "validation_message",
+    "objective_of",
+    "weighting_of",
 ]

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sg_rlhf.algo.objectives import OBJECTIVES
+from sg_rlhf.algo.weightings import WEIGHTINGS
+from sg_rlhf.config.token_weighting import OBJECTIVE_OF_LOSS
+
 RECIPES = Path(__file__).parents[2] / "configs" / "algorithms"
-LOSSES = {
+UPSTREAM_LOSSES = {
     "ppo": "upstream's clipped ratio loss: GRPO (arXiv 2402.03300)",
     "gspo": "upstream's loss with one ratio per response (arXiv 2507.18071)",
-    "grpo_sg": "the clipped ratio loss with a weight per token (arXiv 2511.00066, Eq. 13)",
-    "cispo": "the clipped importance weight, constant in the gradient (arXiv 2506.13585)",
 }
 KL = {
     "k1, k2, k3": "upstream's estimators (http://joschu.net/blog/kl-approx.html)",
@@ -35,18 +37,22 @@ def recipes() -> dict[str, str]:
 
 
 def weightings() -> dict[str, str]:
-    """name: summary of every token weighting (imports torch)."""
-    from sg_rlhf.algo.weightings import SHAPINGS
+    """name: summary of every token weighting."""
+    return {name: weighting.summary() for name, weighting in WEIGHTINGS.items()}
 
-    return {name: shaping.summary.rstrip(".") for name, shaping in SHAPINGS.items()}
+
+def losses() -> dict[str, str]:
+    """name: summary of every policy loss, upstream's and ours."""
+    ours = {name: OBJECTIVES[objective].summary() for name, objective in OBJECTIVE_OF_LOSS.items()}
+    return {**UPSTREAM_LOSSES, **ours, "grpo_sg": "weighted_ppo by its older name"}
 
 
 def listing() -> str:
     """The sections of the help text."""
     sections = {
         "algorithms: add --config configs/algorithms/NAME.yaml to a recipe": recipes(),
-        "token weightings: sg.shaping=NAME": weightings(),
-        "policy losses: actor.policy_loss_type=NAME": LOSSES,
+        "token weightings: sg.weighting.type=NAME": weightings(),
+        "policy losses: actor.policy_loss_type=NAME": losses(),
         "KL estimators: algo.kl.estimator=NAME": KL,
         "updates: sg.update=NAME": UPDATES,
     }

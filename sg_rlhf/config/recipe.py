@@ -15,155 +15,33 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import ValidationError
 from yaml import YAMLError
 
+from sg_rlhf.algo.objectives import Objective
+from sg_rlhf.algo.weightings import Weighting, weighting_class
+from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS, parameter_of
+from sg_rlhf.config.errors import ConfigError
+from sg_rlhf.config.settings import SG_KEYS, SHORT_KEYS, SGSettings, validation_message
+from sg_rlhf.config.token_weighting import (
+    COMMAND_LINE,
+    LONG,
+    OBJECTIVE,
+    SHORT_TYPE,
+    Statements,
+    built_objective,
+    built_weighting,
+)
 from sg_rlhf.config.upstream_flags import Flag, flags
 from sg_rlhf.tasks.search.settings import SearchSettings
-
-if TYPE_CHECKING:
-    from sg_rlhf.algo.shaping import TokenWeightConfig
 
 #: ``module:NAME`` means the file (or the folder) of that installed module, on any machine.
 MODULE_PREFIX = "module:"
 MODULE_KEYS = ("reward.remote_url", "train.agent_func_path", "actor.model_name_or_path")
-
-
-class ConfigError(ValueError):
-    """A recipe or an override is wrong; the message is one line for the user."""
-
-
-class EvalSet(BaseModel):
-    """One held-out set with settings of its own; upstream has one temperature and n for all."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$", description="its name in the metrics")
-    dataset: str = Field(min_length=1, description="JSONL file, or what eval.dataset takes")
-    temperature: float = Field(ge=0.0, description="0 is greedy")
-    n_samples_per_prompt: int = Field(1, ge=1, description="16 for avg@16 and pass@16")
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
-    max_new_tokens: int | None = Field(None, ge=1, description="default: rollout.max_new_tokens")
-    limit: int | None = Field(None, ge=1, description="only the first prompts")
-
-    @model_validator(mode="after")
-    def _greedy_once(self) -> EvalSet:
-        if self.temperature == 0 and self.n_samples_per_prompt > 1:
-            raise ValueError("temperature 0 gives the same response n times: set it above 0 or n=1")
-        return self
-
-
-class SGSettings(BaseModel):
-    """The ``sg`` section: what GRPO-SG and the overlay add to upstream's flags."""
-
-    model_config = ConfigDict(extra="forbid", strict=False, allow_inf_nan=False)
-
-    shaping: str = Field("grpo_sg", description="token weighting by its registry name")
-    form: Literal["product", "quotient"] = Field(
-        "product", description="sigmoid(tau*p), or sigmoid(p/tau) as Eq. 19 is printed"
-    )
-    alpha: float = Field(2.0, description="scale of the weight, Eq. 19")
-    mu: float = Field(0.25, description="shift of the weight, Eq. 19")
-    tau: float = Field(9.0, description="temperature of the weight, Eq. 19")
-    lower: float = Field(1.0, description="L, lower clip of the weight")
-    upper: float = Field(1.4, description="U, upper clip of the weight")
-    placement: Literal["inside", "outside"] = Field(
-        "inside", description="weight inside the PPO clip (Eq. 13) or outside it"
-    )
-    normalize: Literal["batch_mean"] | None = Field(
-        None, description="batch_mean divides by the rollout's mean weight, under its own policy"
-    )
-    allow_constant: bool = Field(
-        False, description="allow a weighting whose attainable weight is one value (plain GRPO)"
-    )
-    random_spread: float = Field(0.5, description="s of shaping=random: w is in [1 - s, 1 + s]")
-    random_seed: int = Field(0, description="seed of shaping=random")
-    ar_alpha: float = Field(
-        0.3, description="a of shaping=ar (0.3 for Knights & Knaves, 0.1 for mathematics)"
-    )
-    stapo_prob: float = Field(0.002, description="shaping=stapo masks tokens less likely than this")
-    stapo_entropy: float = Field(
-        0.5, description="... where the policy's entropy is below this, in nats, and A > 0"
-    )
-    update: Literal["together", "lopti"] = Field(
-        "together", description="lopti: the unlikely tokens of a rollout first, then the rest"
-    )
-    lopti_threshold: float = Field(
-        0.5, ge=0.0, description="update=lopti: a token below this probability is unlikely"
-    )
-    advantage_std: Literal["sample", "population"] = Field(
-        "sample", description="std of Eq. 4 with group_norm; upstream's is the sample std"
-    )
-    run_dir: str | None = Field(None, description="where metrics, samples and plots are written")
-    eval_at_start: bool = Field(True, description="evaluate before the first update")
-    eval_at_end: bool = Field(True, description="evaluate after the last update")
-    eval_sets: list[EvalSet] = Field(
-        [],
-        description="held-out sets with settings of their own, instead of eval.dataset: "
-        "a list of {name, dataset, temperature, n_samples_per_prompt, ...}",
-    )
-    samples_per_step: int = Field(4, ge=0, description="rollouts kept in samples.jsonl per step")
-    sync_check_every: int = Field(
-        0,
-        ge=0,
-        description="compare engine and trainer log-probs after every Nth weight sync; "
-        "0 checks only the first",
-    )
-    sync_check_tolerance: float = Field(
-        0.05,
-        gt=0,
-        description="largest mean absolute log-prob difference that passes as bf16 rounding",
-    )
-    rotary_fp32: bool = Field(
-        True, description="keep rotary frequencies in float32 under ZeRO-3, as vLLM has them"
-    )
-    wandb: Literal["auto", "disabled"] = Field(
-        "auto", description="auto: online with a key, else an offline run in the run directory"
-    )
-    verbose: bool = Field(False, description="print the workers' output instead of a progress bar")
-    search: SearchSettings | None = Field(
-        None, description="dialogues with a search engine: sg.search.topk and further keys"
-    )
-
-    @field_validator("eval_sets", mode="before")
-    @classmethod
-    def _from_command_line(cls, value: Any) -> Any:
-        return json.loads(value) if isinstance(value, str) else value
-
-    @field_validator("eval_sets")
-    @classmethod
-    def _distinct_names(cls, sets: list[EvalSet]) -> list[EvalSet]:
-        names = [s.name for s in sets]
-        if len(set(names)) < len(names):
-            raise ValueError(f"two sets have the same name: {', '.join(names)}")
-        return sets
-
-
-#: The keys of `sg`; those of `sg.search` are keys of their own, like upstream's flags.
-SG_KEYS = {
-    **{f"sg.{name}": info for name, info in SGSettings.model_fields.items() if name != "search"},
-    **{f"sg.search.{name}": info for name, info in SearchSettings.model_fields.items()},
-}
-
-
-def sg_settings(values: dict[str, Any]) -> SGSettings:
-    """The settings of dotted keys without their "sg.".
-
-    Raises:
-        pydantic.ValidationError: a value that its key does not take.
-    """
-    return SGSettings(**_nest(values))
 
 
 @dataclass(frozen=True)
@@ -184,6 +62,15 @@ class Config:
         """The value of a dotted key: the recipe's, else upstream's or ``sg``'s default."""
         if key.startswith("sg.search."):
             return getattr(self.sg.search or SearchSettings(), key.removeprefix("sg.search."))
+        if key == SHORT_TYPE:
+            return self.sg.weighting["type"]
+        if key.startswith(f"{LONG}.") or key.startswith(f"{OBJECTIVE}."):
+            _, section, name = key.split(".", 2)
+            return getattr(self.sg, section)[name]
+        if key.removeprefix("sg.") in SHORT_FORMS and key.startswith("sg."):
+            weighting = weighting_class(self.sg.weighting["type"])
+            parameter = parameter_of(key.removeprefix("sg."), weighting)
+            return None if parameter is None else self.sg.weighting[parameter]
         if key.startswith("sg."):
             return getattr(self.sg, key.removeprefix("sg."))
         value = self.values.get(key)
@@ -197,7 +84,12 @@ class Config:
 
     def with_values(self, extra: dict[str, Any]) -> Config:
         """A copy with further keys set (checked like overrides)."""
-        return _check({**_flat_sg(self), **self.values, **extra}, {}, self.sources)
+        own = _flat_sg(self)
+        statements = Statements()
+        for key in (LONG, OBJECTIVE):
+            statements.take(key, own.pop(key), "recipe")
+        rest = {k: v for k, v in extra.items() if not statements.take(k, v, "recipe")}
+        return _check({**own, **self.values, **rest}, {}, self.sources, statements)
 
     def to_yaml(self) -> str:
         """The resolved recipe; feeding it back gives the same configuration."""
@@ -210,7 +102,7 @@ class Config:
         for key, value in self.values.items():
             argv += _flag_argv(flags()[key], value)
         for key, value in _flat_sg(self).items():
-            if value not in (None, []):
+            if value not in (None, [], {}):
                 argv += [f"--{key}", _text(value)]
         return argv
 
@@ -223,18 +115,9 @@ def _flat_sg(config: Config) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, list):
+    if isinstance(value, (list, dict)):
         return json.dumps(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def validation_message(error: ValidationError) -> tuple[str, str]:
-    """The ``sg`` key of a pydantic error, and one line about it."""
-    first = error.errors()[0]
-    key = "sg." + ".".join(map(str, first["loc"]))
-    if first["type"] == "missing":
-        return key, f"{key}: not set"
-    return key, f"{key}={first.get('input')!r}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def _flag_argv(flag: Flag, value: Any) -> list[str]:
@@ -269,19 +152,21 @@ def local_path(key: str, value: str) -> str:
     return str(next(iter(spec.submodule_search_locations or [])))
 
 
-def token_weight_config(config: Config, *, allow_constant: bool | None = None) -> TokenWeightConfig:
-    """The token weighting that the recipe's ``sg`` section describes (imports torch).
+def weighting_of(config: Config, *, allow_constant: bool | None = None) -> Weighting:
+    """The token weighting of a recipe; its bounds are computed, with torch.
 
     Raises:
-        ConfigError: a value that the weighting does not take.
+        ConfigError: every token would get the same weight, unless that is allowed.
     """
-    from sg_rlhf.algo.shaping import TokenWeightConfig
-
-    changes = {} if allow_constant is None else {"allow_constant": allow_constant}
     try:
-        return TokenWeightConfig.from_settings(config.sg, **changes)
+        return built_weighting(config.sg.weighting, allow_constant=allow_constant)
     except ValueError as error:
-        raise ConfigError(f"sg: {error}") from error
+        raise ConfigError(f"{LONG}: {error}") from error
+
+
+def objective_of(config: Config) -> Objective:
+    """The objective of a recipe whose policy loss is ours."""
+    return built_objective(config.value("actor.policy_loss_type"), config.sg.objective)
 
 
 def load_config(
@@ -295,24 +180,40 @@ def load_config(
     flat: dict[str, Any] = {}
     origin: dict[str, str] = {}
     sources: list[str] = []
+    statements = Statements()
+
+    def take(key: str, value: Any, where: str) -> None:
+        if not statements.take(key, value, where):
+            flat[key], origin[key] = value, where
+
     paths = [path] if isinstance(path, (str, Path)) else path or []
     for recipe in paths:
         for file, tree in _read_chain(Path(recipe), ()):
             sources.append(str(file))
             for key, value in _flatten(tree):
-                flat[key], origin[key] = value, str(file)
+                take(key, value, str(file))
     for item in overrides:
         key, separator, text = item.partition("=")
         if not separator or not key:
             raise ConfigError(f"override {item!r}: expected key=value")
         if key == "extends":
             raise ConfigError("override extends=: put `extends:` into a recipe file")
-        try:
-            value = OmegaConf.to_container(OmegaConf.from_dotlist([f"x={text}"]))["x"]  # type: ignore[call-overload,index]
-        except (OmegaConfBaseException, YAMLError, KeyError) as error:
-            raise ConfigError(f"override {item!r}: not a YAML value ({_one_line(error)})") from None
-        flat[key], origin[key] = value, "command line"
-    return _check(flat, origin, tuple(sources))
+        take(key, parsed_value(key, text), COMMAND_LINE)
+    return _check(flat, origin, tuple(sources), statements)
+
+
+def parsed_value(key: str, text: str) -> Any:
+    """The value of ``key=text``, read as YAML.
+
+    Raises:
+        ConfigError: it is not YAML.
+    """
+    try:
+        return OmegaConf.to_container(OmegaConf.from_dotlist([f"x={text}"]))["x"]  # type: ignore[call-overload,index]
+    except (OmegaConfBaseException, YAMLError, KeyError) as error:
+        raise ConfigError(
+            f"override {f'{key}={text}'!r}: not a YAML value ({_one_line(error)})"
+        ) from None
 
 
 def _read_chain(path: Path, seen: tuple[Path, ...]) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -341,7 +242,7 @@ def _one_line(error: Exception) -> str:
 def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
         name = f"{prefix}{key}"
-        if isinstance(value, dict):
+        if isinstance(value, dict) and name not in (LONG, OBJECTIVE):
             yield from _flatten(value, f"{name}.")
         else:
             yield name, value
@@ -358,31 +259,69 @@ def _nest(flat: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _check(flat: dict[str, Any], origin: dict[str, str], sources: tuple[str, ...]) -> Config:
+def _check(
+    flat: dict[str, Any],
+    origin: dict[str, str],
+    sources: tuple[str, ...],
+    statements: Statements,
+) -> Config:
     table = flags()
     values: dict[str, Any] = {}
     sg: dict[str, Any] = {}
     for key, value in flat.items():
         where = origin.get(key, "recipe")
         if key in SG_KEYS:
-            sg[key.removeprefix("sg.")] = value
+            sg[key] = value
         elif key in table:
             values[key] = _checked_value(table[key], value, where)
         else:
             raise ConfigError(_unknown_key(key, where, [*table, *SG_KEYS]))
-    try:
-        settings = sg_settings(sg)
-    except ValidationError as error:
-        key, message = validation_message(error)
-        depth = 3 if key.startswith("sg.search.") else 2
-        section = ".".join(key.split(".")[:depth])
-        raise ConfigError(f"{origin.get(section, 'recipe')}: {message}") from None
+    loss = values.get("actor.policy_loss_type") or table["actor.policy_loss_type"].default
+    settings = sg_settings(sg, statements, str(loss), origin)
     if settings.eval_sets and values.get("eval.dataset"):
         raise ConfigError(
             f"{origin.get('eval.dataset', 'recipe')}: eval.dataset={values['eval.dataset']}: "
             "not used beside sg.eval_sets; set one of them to null or []"
         )
     return Config(values=values, sg=settings, sources=sources)
+
+
+def sg_settings(
+    values: dict[str, Any], statements: Statements, loss: str, origin: dict[str, str] | None = None
+) -> SGSettings:
+    """The ``sg`` section of dotted keys, with what the statements settle.
+
+    Args:
+        loss: ``actor.policy_loss_type``, which ``sg.objective`` has the parameters of.
+        origin: key -> where it was given.
+
+    Raises:
+        ConfigError: a value that its key does not take.
+    """
+    settled = {"weighting": statements.weighting(), "objective": statements.objective_for(loss)}
+    try:
+        return SGSettings(**_nest({k.removeprefix("sg."): v for k, v in values.items()}), **settled)
+    except ValidationError as error:
+        key, message = validation_message(error)
+        depth = 3 if key.startswith("sg.search.") else 2
+        section = ".".join(key.split(".")[:depth])
+        raise ConfigError(f"{(origin or {}).get(section, 'recipe')}: {message}") from None
+
+
+def sg_settings_of_flags(given: dict[str, str | None], loss: str) -> SGSettings:
+    """The ``sg`` section of ``--sg.*`` flags; None where one is not given.
+
+    Raises:
+        ConfigError: a value that its key does not take.
+    """
+    statements, rest = Statements(), {}
+    for key, text in given.items():
+        if text is None:
+            continue
+        of_weighting = key in (LONG, OBJECTIVE, *SHORT_KEYS)
+        if not of_weighting or not statements.take(key, parsed_value(key, text), COMMAND_LINE):
+            rest[key] = text
+    return sg_settings(rest, statements, loss, dict.fromkeys(rest, COMMAND_LINE))
 
 
 def _unknown_key(key: str, where: str, known: list[str]) -> str:

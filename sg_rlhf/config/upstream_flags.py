@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.algo.objectives import OBJECTIVES
+
 TRAIN_SCRIPT = "cli/train_ppo_ray.py"
 
-#: What the overlay adds to upstream's choices.
-POLICY_LOSS_TYPES = ("grpo_sg", "cispo")
+#: What the overlay adds to upstream's choices; grpo_sg is an older name of weighted_ppo.
+POLICY_LOSS_TYPES = ("weighted_ppo", "grpo_sg", *(n for n in OBJECTIVES if n != "ppo"))
 KL_ESTIMATORS = ("wk3", "wk3_eq11")
 EXTRA_CHOICES = {
     "actor.policy_loss_type": POLICY_LOSS_TYPES,

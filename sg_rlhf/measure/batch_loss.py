@@ -11,18 +11,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sg_rlhf.algo.policy_loss import policy_loss_terms
-from sg_rlhf.algo.shaping import TokenWeightConfig, token_weights, weight_sum_and_count
+from sg_rlhf.algo.token_weights import token_weights, weight_sum_and_count
+from sg_rlhf.algo.weightings import Uniform, Weighting
 from sg_rlhf.measure.checkpoint import PASS_TOKENS, passes, responses
 from sg_rlhf.measure.fixed_batch import FixedBatch
 
-UNIFORM = TokenWeightConfig(shaping="uniform")
+UNIFORM = Uniform()
 
 
 @dataclass(frozen=True)
 class Surrogate:
     """The clipped surrogate of a run (see ``policy_loss_terms``); the paper's clip by default."""
 
-    weights: TokenWeightConfig = UNIFORM
+    weights: Weighting = UNIFORM
     eps_low: float = 0.2
     eps_high: float = 0.24
     dual_clip: float | None = 10.0
@@ -32,19 +33,8 @@ class Surrogate:
         """One line for people."""
         clip = f"clip {self.eps_low:g}/{self.eps_high:g}, dual clip {self.dual_clip}"
         mean = "token mean" if self.token_level else "mean of responses"
-        return f"grpo: {describe_weights(self.weights)}, {clip}, {mean}"
-
-
-def describe_weights(cfg: TokenWeightConfig) -> str:
-    """A token weighting in one line for people."""
-    if cfg.shaping == "uniform":
-        return "uniform weights"
-    constants = f"alpha {cfg.alpha:g}, mu {cfg.mu:g}, tau {cfg.tau:g}"
-    normalized = f", normalize {cfg.normalize}" if cfg.normalize else ""
-    return (
-        f"{cfg.shaping} weights ({cfg.form}, {constants}, [{cfg.lower:g}, {cfg.upper:g}], "
-        f"{cfg.placement} the clip{normalized})"
-    )
+        normalize = f", normalize {self.weights.normalize}" if self.weights.normalize else ""
+        return f"{self.weights.describe()}{normalize}, {clip}, {mean}"
 
 
 class BatchLoss:

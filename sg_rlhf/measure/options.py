@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from sg_rlhf.algo.shaping import TokenWeightConfig, is_curve
+from sg_rlhf.algo.weightings import Weighting
 from sg_rlhf.common.command_line import progress_bar
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.common.rows import one_line
-from sg_rlhf.config import Config, token_weight_config
+from sg_rlhf.config import Config, weighting_of
 from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
 from sg_rlhf.measure import fixed_batch, sample_batch
 from sg_rlhf.measure.checkpoint import (
@@ -152,7 +152,7 @@ def _positive(text: str) -> float:
 count, positive = _count, _positive
 
 
-def recipe_weights(config: Config, overrides: Sequence[str]) -> TokenWeightConfig | None:
+def recipe_weights(config: Config, overrides: Sequence[str]) -> Weighting | None:
     """The token weighting that the recipe trains with; None for plain GRPO, or without a recipe.
 
     An ``sg.`` override asks for a weighting, whatever the recipe's loss.
@@ -164,25 +164,25 @@ def recipe_weights(config: Config, overrides: Sequence[str]) -> TokenWeightConfi
     if any(override.startswith("sg.") for override in overrides):
         return curve_weights(config)
     kind = config.value("actor.policy_loss_type")
-    if kind not in ("ppo", "grpo_sg"):
+    if kind not in ("ppo", "weighted_ppo", "grpo_sg"):
         raise MeasureError(
-            f"actor.policy_loss_type={kind}: expected ppo or grpo_sg, whose clipped surrogate is "
-            "what is measured here"
+            f"actor.policy_loss_type={kind}: expected ppo or weighted_ppo, whose clipped "
+            "surrogate is what is measured here"
         )
     return curve_weights(config) if kind in POLICY_LOSS_TYPES else None
 
 
-def curve_weights(config: Config) -> TokenWeightConfig:
+def curve_weights(config: Config) -> Weighting:
     """The weighting of the recipe's ``sg`` section.
 
     Raises:
         MeasureError: it needs more of a token than p, which no fixed batch holds.
     """
-    cfg = token_weight_config(config)
-    if not is_curve(cfg):
+    cfg = weighting_of(config)
+    if cfg.reads:
         raise MeasureError(
-            f"sg.shaping={cfg.shaping}: expected a weight that is a function of p alone, such as "
-            "grpo_sg, reverse or uniform"
+            f"sg.weighting.type={cfg.name}: expected a weight that is a function of p alone, such "
+            "as grpo_sg, reverse or uniform"
         )
     return cfg
 

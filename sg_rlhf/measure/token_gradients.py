@@ -28,13 +28,13 @@ from scipy.stats import spearmanr
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sg_rlhf.algo.shaping import TokenWeightConfig, token_weights
 from sg_rlhf.algo.token_gradients import logit_gradient_norms, token_gradient_norms
+from sg_rlhf.algo.token_weights import token_weights
+from sg_rlhf.algo.weightings import Uniform, Weighting
 from sg_rlhf.common.command_line import progress_bar
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.config import load_config
 from sg_rlhf.measure import options as common
-from sg_rlhf.measure.batch_loss import describe_weights
 from sg_rlhf.measure.checkpoint import (
     DTYPES,
     MeasureError,
@@ -144,7 +144,7 @@ def measure(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     batch: FixedBatch,
-    weights: TokenWeightConfig,
+    weights: Weighting,
 ) -> list[Point]:
     """One point for each sampled token, in the order of the batch."""
     probs = all_probs(model, batch, args.pass_tokens)
@@ -382,7 +382,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         common.recipe_weights(config, args.overrides)
         if config.sources
         else common.curve_weights(config)
-    ) or TokenWeightConfig(shaping="uniform")
+    ) or Uniform()
     batch = common.make_batch(args, config, [args.model], graded=False)
     tokenizer = load_tokenizer(args.model)
     batch.check_tokenizer(args.model, tokenizer)
@@ -395,7 +395,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "model": args.model,
         "parameters": sum(p.numel() for p in model.parameters()),
         "dtype": args.dtype,
-        "weights": describe_weights(weights),
+        "weights": weights.describe(),
         "tokens": len(points),
         "batch": common.batch_facts(batch),
         "batch_line": batch.describe(),

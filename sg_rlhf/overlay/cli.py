@@ -18,9 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from sg_rlhf.config import SG_KEYS, sg_settings, validation_message
+from sg_rlhf.config import SG_KEYS, ConfigError
+from sg_rlhf.config.recipe import sg_settings_of_flags
 from sg_rlhf.config.upstream_flags import (
     KL_ESTIMATORS,
     UpstreamChanged,
@@ -43,14 +42,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
         SystemExit: argparse's usage error (status 2).
     """
     parser = build_parser()
-    for key, info in SG_KEYS.items():
-        parser.add_argument(f"--{key}", default=None, help=info.description)
+    for key, about in SG_KEYS.items():
+        parser.add_argument(f"--{key}", default=None, help=about)
     flat = vars(parser.parse_args(argv))
-    given = {k.removeprefix("sg."): flat.pop(k) for k in list(flat) if k.startswith("sg.")}
+    given = {key: flat.pop(key) for key in list(flat) if key.startswith("sg.")}
     try:
-        settings = sg_settings({k: v for k, v in given.items() if v is not None})
-    except ValidationError as error:
-        raise UsageError(f"--{validation_message(error)[1]}") from None
+        settings = sg_settings_of_flags(given, str(flat["actor.policy_loss_type"]))
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
     try:
         layout.check_flags(flat)
     except ValueError as error:

@@ -17,21 +17,24 @@ from torch import nn
 from sg_rlhf.algo.diagnostics import TokenStatistics, kl_statistics
 from sg_rlhf.algo.kl import kl_estimate
 from sg_rlhf.algo.lopti import in_pass
+from sg_rlhf.algo.objectives import Objective
+from sg_rlhf.algo.objectives.ppo import WeightedPPO
 from sg_rlhf.algo.policy_loss import check_objective, policy_loss_terms
 from sg_rlhf.algo.rollout_correction import RolloutCorrectionConfig, rollout_correction
-from sg_rlhf.algo.shaping import TokenWeightConfig, token_weights
-from sg_rlhf.algo.weightings import SHAPINGS, TokenContext, token_keys
+from sg_rlhf.algo.token_weights import token_weights
+from sg_rlhf.algo.weightings import TokenContext, Uniform, Weighting, token_keys
+from sg_rlhf.config.token_weighting import built_objective, built_weighting
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES
 from sg_rlhf.overlay.errors import NonFiniteError
 
 
-def weight_config(args: Any) -> TokenWeightConfig:
+def weighting_of(args: Any) -> Weighting:
     """The token weighting of ``args.sg``.
 
     Raises:
-        ValueError: a constant that the weighting does not take, or a weight that cannot vary.
+        ValueError: a weight that cannot vary.
     """
-    return TokenWeightConfig.from_settings(args.sg)
+    return built_weighting(args.sg.weighting)
 
 
 def check(args: Any) -> None:
@@ -40,60 +43,69 @@ def check(args: Any) -> None:
     Raises:
         ValueError: one line naming the key, its value and what was expected.
     """
-    if not needs_weights(args):
-        if args.sg.update == "lopti":
-            raise ValueError(
-                f"actor.policy_loss_type={args.actor.policy_loss_type}: expected one of "
-                f"{', '.join(POLICY_LOSS_TYPES)} with sg.update=lopti (sg.shaping=uniform is GRPO)"
-            )
-        return
-    config = weight_config(args)
-    uses = SHAPINGS[config.shaping].uses
-    if args.actor.policy_loss_type == "cispo":
-        check_objective("cispo", config)
-    if args.actor.policy_loss_type not in POLICY_LOSS_TYPES and uses:
-        raise ValueError(
-            f"algo.kl.estimator={args.algo.kl.estimator}: with sg.shaping={config.shaping} "
-            f"expected actor.policy_loss_type to be one of {', '.join(POLICY_LOSS_TYPES)}, whose "
-            "weights the KL shares"
-        )
-    if uses and args.algo.kl.estimator in KL_ESTIMATORS and not args.algo.kl.use_loss:
-        raise ValueError(
-            f"algo.kl.use_loss=false: expected true with sg.shaping={config.shaping} and "
-            f"algo.kl.estimator={args.algo.kl.estimator}, or another estimator"
-        )
-    shares_weights = args.actor.policy_loss_type in POLICY_LOSS_TYPES and args.algo.kl.use_loss
-    if config.normalize and args.algo.kl.estimator in KL_ESTIMATORS and not shares_weights:
-        raise ValueError(
-            f"sg.normalize={config.normalize}: with algo.kl.estimator={args.algo.kl.estimator} "
-            "expected algo.kl.use_loss=true and actor.policy_loss_type to be one of "
-            f"{', '.join(POLICY_LOSS_TYPES)}, whose weights, over the rollout's mean, the KL shares"
-        )
-    if "entropy" in uses and args.actor.entropy_coef is None:
-        raise ValueError(
-            f"actor.entropy_coef=null: sg.shaping={config.shaping} reads the entropy; 0 computes it"
-        )
+    loss, kl = args.actor.policy_loss_type, args.algo.kl
+    is_ours = loss in POLICY_LOSS_TYPES
     if args.sg.update == "lopti":
-        if args.actor.entropy_coef:
-            raise ValueError(
-                f"actor.entropy_coef={args.actor.entropy_coef}: expected 0 with sg.update=lopti, "
-                "which has no entropy bonus per pass"
-            )
-        if not args.actor.lr_scheduler.startswith("constant"):
-            raise ValueError(
-                f"actor.lr_scheduler={args.actor.lr_scheduler}: expected constant or "
-                "constant_with_warmup with sg.update=lopti, which takes twice the optimizer steps "
-                "that a schedule is made for"
-            )
+        _check_lopti(args, is_ours)
+    if not needs_weights(args):
+        return
+    weighting = weighting_of(args)
+    if is_ours:
+        check_objective(built_objective(loss, args.sg.objective), weighting)
+    ours = ", ".join(POLICY_LOSS_TYPES)
+    of_weighting = f"with sg.weighting.type={weighting.name}"
+    if not is_ours and weighting.reads:
+        raise ValueError(
+            f"algo.kl.estimator={kl.estimator}: {of_weighting} expected actor.policy_loss_type to "
+            f"be one of {ours}, whose weights the KL shares"
+        )
+    if weighting.reads and kl.estimator in KL_ESTIMATORS and not kl.use_loss:
+        raise ValueError(
+            f"algo.kl.use_loss=false: expected true {of_weighting} and "
+            f"algo.kl.estimator={kl.estimator}, or another estimator"
+        )
+    if weighting.normalize and kl.estimator in KL_ESTIMATORS and not (is_ours and kl.use_loss):
+        raise ValueError(
+            f"sg.weighting.normalize={weighting.normalize}: with algo.kl.estimator={kl.estimator} "
+            f"expected algo.kl.use_loss=true and actor.policy_loss_type to be one of {ours}, whose "
+            "weights, over the rollout's mean, the KL shares"
+        )
+    if "entropy" in weighting.reads and args.actor.entropy_coef is None:
+        raise ValueError(
+            f"actor.entropy_coef=null: sg.weighting.type={weighting.name} reads the entropy; "
+            "0 computes it"
+        )
 
 
-def sequence_context(experience: Any, uses: tuple[str, ...]) -> TokenContext:
+def _check_lopti(args: Any, is_ours: bool) -> None:
+    if not is_ours:
+        raise ValueError(
+            f"actor.policy_loss_type={args.actor.policy_loss_type}: expected one of "
+            f"{', '.join(POLICY_LOSS_TYPES)} with sg.update=lopti (weighting uniform is GRPO)"
+        )
+    if args.actor.entropy_coef:
+        raise ValueError(
+            f"actor.entropy_coef={args.actor.entropy_coef}: expected 0 with sg.update=lopti, "
+            "which has no entropy bonus per pass"
+        )
+    if not args.actor.lr_scheduler.startswith("constant"):
+        raise ValueError(
+            f"actor.lr_scheduler={args.actor.lr_scheduler}: expected constant or "
+            "constant_with_warmup with sg.update=lopti, which takes twice the optimizer steps "
+            "that a schedule is made for"
+        )
+
+
+def sequence_context(experience: Any, weighting: Weighting) -> TokenContext:
     """What the weighting reads of a batch of rollouts before the update sees it."""
     keys = None
-    if "keys" in uses:
+    if "keys" in weighting.reads:
         keys = token_keys(experience.sequences, experience.attention_mask)
     return TokenContext(
-        old_log_probs=experience.action_log_probs, advantages=experience.advantages, keys=keys
+        old_log_probs=experience.action_log_probs,
+        advantages=experience.advantages,
+        keys=keys,
+        engine_log_probs=experience.rollout_log_probs,
     )
 
 
@@ -115,7 +127,8 @@ class PolicyLossWithStatistics(nn.Module):
         weights_BT: weights of the latest call, for the weighted KL; None with a stock loss.
         active_BT: the tokens of the latest call that take part in this pass of ``sg.update=lopti``;
             None where all do.
-        mean_weight: the rollout's mean weight for ``sg.normalize=batch_mean``, set by the trainer.
+        objective, weighting: what the recipe names; PPO and w = 1 with a stock loss.
+        mean_weight: the rollout's mean weight for ``normalize=batch_mean``, set by the trainer.
         context: what the weighting reads besides p (``sg_rlhf.algo.weightings``), set by the
             trainer before each call.
         lopti_pass: the pass that is under way, or None; set by the trainer.
@@ -125,8 +138,11 @@ class PolicyLossWithStatistics(nn.Module):
         super().__init__()
         self.upstream_loss = upstream_loss
         self.is_ours = args.actor.policy_loss_type in POLICY_LOSS_TYPES
-        self.objective = "cispo" if args.actor.policy_loss_type == "cispo" else "ppo"
-        self.config = weight_config(args) if self.is_ours else TokenWeightConfig(shaping="uniform")
+        self.objective: Objective = WeightedPPO()
+        self.weighting: Weighting = Uniform()
+        if self.is_ours:
+            self.objective = built_objective(args.actor.policy_loss_type, args.sg.objective)
+            self.weighting = weighting_of(args)
         self.correction = RolloutCorrectionConfig(
             level=upstream_loss.is_correction_level,
             mode=upstream_loss.is_correction_mode,
@@ -185,7 +201,7 @@ class PolicyLossWithStatistics(nn.Module):
                 old_log_probs,
                 advantages,
                 action_mask,
-                self.config,
+                self.weighting,
                 loss.clip_eps_low,
                 loss.clip_eps_high,
                 loss.dual_clip,
@@ -256,7 +272,7 @@ def kl_dispatcher(args: Any, loss: PolicyLossWithStatistics | None) -> Callable[
             return in_this_pass(stock)
         weights = loss.weights_BT if loss is not None else None
         if weights is None:
-            weights = token_weights(log_probs, weight_config(args))
+            weights = token_weights(log_probs, weighting_of(args))
         weighted = kl_estimate(
             log_probs,
             log_probs_base,

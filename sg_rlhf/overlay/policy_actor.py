@@ -14,8 +14,8 @@ import torch
 
 from sg_rlhf.algo import lopti
 from sg_rlhf.algo.diagnostics import TokenStatistics
-from sg_rlhf.algo.shaping import weight_sum_and_count
-from sg_rlhf.algo.weightings import SHAPINGS
+from sg_rlhf.algo.token_weights import weight_sum_and_count
+from sg_rlhf.algo.weightings.top_entropy import TopEntropy
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.errors import NonFiniteError
 from sg_rlhf.overlay.losses import PolicyLossWithStatistics, kl_dispatcher, sequence_context
@@ -52,8 +52,9 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
             for key, name in LOSS_TERMS.items()
             if key != "kl" or strategy.args.algo.kl.use_loss
         }
-        self._uses = SHAPINGS[self.actor_loss_fn.config.shaping].uses
-        if "entropy" in self._uses:
+        self._weighting = self.actor_loss_fn.weighting
+        self._entropy_threshold: float | None = None
+        if "entropy" in self._weighting.reads:
             self.actor.register_forward_hook(self._keep_entropy)
         self._rows: list[dict[str, Any]] = []
         self._window: list[dict[str, float]] = []
@@ -64,8 +65,10 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         """Upstream's epoch over the replay buffer, twice for Lopti; adds its optimizer steps."""
         self._rows, self._window = [], []
         self._rollout_statistics = TokenStatistics.zeros()
-        if self.args.sg.normalize == "batch_mean" and self.actor_loss_fn.is_ours:
+        if self._weighting.normalize == "batch_mean":
             self.actor_loss_fn.mean_weight = self._rollout_mean_weight()
+        if isinstance(self._weighting, TopEntropy):
+            self._entropy_threshold = self._rollout_entropy_threshold(self._weighting)
         if self.args.sg.update == "lopti":
             status = self._train_in_passes(kl_ctl)
         else:
@@ -107,7 +110,9 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         """One micro-batch, as upstream does it; closes a row when the optimizer stepped."""
         engine = self.actor.model
         steps_before = engine.global_steps
-        self.actor_loss_fn.context = sequence_context(experience, self._uses)
+        self.actor_loss_fn.context = dataclasses.replace(
+            sequence_context(experience, self._weighting), entropy_threshold=self._entropy_threshold
+        )
         status: dict[str, Any] = super().training_step(experience, kl_ctl, step, loss_batch_info)
         metrics = status["metrics"]
         self._window.append(
@@ -159,16 +164,45 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         One divisor for the whole rollout keeps the loss independent of how it is cut into
         micro-batches, optimizer steps and ranks.
         """
-        config = self.actor_loss_fn.config
         total = self._sum_over_rollout(
             lambda item: weight_sum_and_count(
                 item.action_log_probs,
-                config,
+                self._weighting,
                 item.action_mask,
-                context=sequence_context(item, self._uses),
+                context=sequence_context(item, self._weighting),
             )
         )
         return float(total[0] / total[1])
+
+    @torch.no_grad()
+    def _rollout_entropy_threshold(self, weighting: TopEntropy) -> float:
+        """The entropy that the weighting's share of all ranks' rollout tokens have at least.
+
+        A forward pass over the rollout before its first update: one threshold for all of it keeps
+        a token's weight independent of micro-batches, optimizer steps and ranks.
+        """
+        device = torch.cuda.current_device()
+        entropies = []
+        for item in self.replay_buffer.items:
+            batch = self.replay_buffer.collate_fn([item])
+            batch.to_device(device)
+            self.actor_loss_fn.context = sequence_context(batch, weighting)
+            _, output = self.actor(
+                batch.sequences,
+                batch.action_mask,
+                attention_mask=batch.attention_mask,
+                return_output=True,
+                ring_attn_group=self.strategy.ring_attn_group,
+                return_entropy=True,
+            )
+            entropy_BT = output.entropy[:, -batch.action_mask.shape[1] :]
+            entropies.append(entropy_BT[batch.action_mask.bool()].float().cpu())
+        group = self.strategy.ds_device_mesh["dp"].get_group()
+        of_ranks: list[Any] = [torch.cat(entropies)]
+        if (size := torch.distributed.get_world_size(group=group)) > 1:
+            mine, of_ranks = of_ranks[0], [None] * size
+            torch.distributed.all_gather_object(of_ranks, mine, group=group)
+        return float(weighting.threshold(torch.cat(of_ranks)))
 
     def _sum_over_rollout(self, of_item: Callable[[Any], torch.Tensor]) -> torch.Tensor:
         """The sum over the replay buffers of all data-parallel ranks."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import openrlhf.trainer.ppo_utils.samples_generator as upstream
+
+from sg_rlhf.overlay import engine_log_probs
 
 
 class SGSamplesGenerator(upstream.SamplesGenerator):
@@ -19,6 +22,8 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
     the first to the last of them, so text that an environment wrote in between would count in the
     metrics and in the overlong penalty. Equal to upstream's where a response is one piece.
     """
+
+    args: Any
 
     def _generate_vllm(
         self, dataloader_iter: Iterator[Any], num_prompts: int, dynamic_filtering: bool, **kw: Any
@@ -39,6 +44,20 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
         # Dynamic filtering may find no replacement for what it filtered out.
         whole = len(samples) >= num_prompts * self.args.rollout.n_samples_per_prompt
         return samples if whole or not exhausted else [], drawn, exhausted
+
+    def _dispatch_prompts_to_vllm(self, prompts: list[str], labels: list[str], **kw: Any) -> Any:
+        """Upstream asks for the engine's log-probs only where a correction reads them."""
+        args: Any = self.args
+        if not engine_log_probs.wanted(args):
+            return super()._dispatch_prompts_to_vllm(prompts, labels, **kw)
+        self.args = copy.copy(args)
+        self.args.algo = copy.copy(args.algo)
+        self.args.algo.advantage = copy.copy(args.algo.advantage)
+        self.args.algo.advantage.is_correction_level = "token"
+        try:
+            return super()._dispatch_prompts_to_vllm(prompts, labels, **kw)
+        finally:
+            self.args = args
 
     def _process_response_into_experience(self, response: Any, **generate_kwargs: Any) -> Any:
         experience = super()._process_response_into_experience(response, **generate_kwargs)

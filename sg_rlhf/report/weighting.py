@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sg_rlhf.config import ConfigError
 from sg_rlhf.report.runs import Run
-from sg_rlhf.weights.describe import Weighting
+from sg_rlhf.weights.describe import RecipeLoss
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class RunWeighting:
         label: one line, for people; where rule is None it says why.
     """
 
-    rule: Weighting | None
+    rule: RecipeLoss | None
     label: str
 
 
@@ -27,12 +27,12 @@ def weighting_of(run: Run) -> RunWeighting:
     if run.config is None:
         return RunWeighting(None, "not known: no usable config.yaml")
     try:
-        rule = Weighting.of(run.config, allow_constant=True)
+        rule = RecipeLoss.of(run.config, allow_constant=True)
     except ConfigError as error:
         return RunWeighting(None, f"n/a: {error}")
     if not rule.is_curve():
         return RunWeighting(None, f"n/a: no function of p alone: {rule.describe()}")
-    if rule.cfg is not None and rule.cfg.normalize is not None:
-        why = f"sg.normalize={rule.cfg.normalize} divides by a mean that the samples do not hold"
+    if rule.weighting is not None and rule.weighting.normalize is not None:
+        why = f"normalize={rule.weighting.normalize} divides by a mean that the samples do not hold"
         return RunWeighting(None, f"n/a: {why}")
     return RunWeighting(rule, rule.describe())

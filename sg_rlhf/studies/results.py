@@ -14,7 +14,7 @@ from scipy import stats
 from sg_rlhf.common import run_log
 from sg_rlhf.report.figures import spikes
 from sg_rlhf.studies.plan import Cell, Study
-from sg_rlhf.weights.describe import Weighting
+from sg_rlhf.weights.describe import RecipeLoss
 
 #: Fewer seeds than this get no interval: that of two is six times as wide as they are apart.
 MIN_SEEDS = 3
@@ -261,8 +261,8 @@ def dead_zones(study: Study, regime: str, variant: str) -> dict[str, list[float]
     None where there is none, or where the weight is no function of p.
     """
     config = study.config(Cell(regime, variant, study.file.seeds[0]), Path("data"))
-    weighting = Weighting.of(config, allow_constant=True)
-    zones = {dead.kind: dead.zone for dead in weighting.dead_zones()}
+    rule = RecipeLoss.of(config, allow_constant=True)
+    zones = {dead.kind: dead.zone for dead in rule.dead_zones()}
     return {
         sign: [round(p, 4) for p in zone] if (zone := zones.get(sign)) else None
         for sign in ("positive", "negative")

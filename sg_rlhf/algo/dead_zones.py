@@ -1,0 +1,94 @@
+"""What a weighting can do over p in [0, 1], and where it leaves a token no policy gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from sg_rlhf.algo.weightings import CONSTANT_TOLERANCE, Weighting
+from sg_rlhf.algo.weightings.base import grid
+
+
+class WeightRange(NamedTuple):
+    """What a weighting can do, over p in [0, 1]; see ``weight_range``."""
+
+    min: float
+    max: float
+    dead_zone_p: float | None
+
+    @property
+    def constant(self) -> bool:
+        return self.max - self.min <= CONSTANT_TOLERANCE
+
+
+class DeadZones(NamedTuple):
+    """(first, last) p without a policy gradient at r = 1, or None; see ``dead_zones``."""
+
+    positive: tuple[float, float] | None
+    negative: tuple[float, float] | None
+
+
+def weight_range(cfg: Weighting, eps_high: float = 0.24) -> WeightRange:
+    """(min, max, dead_zone_p) of the unnormalised weight over p in [0, 1].
+
+    dead_zone_p is the smallest p whose token with A > 0 has no policy gradient even on-policy (r
+    = 1): the weight sits inside the clip and w(p) > 1 + eps_high. None where no p does that, and
+    always with placement ``outside``. Published constants, product form: (1.0, 1.4, 0.2112).
+    Extremes of a weighting that is not monotone are found on a grid of 1/1024. With
+    ``normalize="batch_mean"`` the training weight is this one divided by a mean that depends on
+    the data, and the dead zone moves with it.
+    """
+    low, high = cfg.bounds()
+    positive = dead_zones(cfg, eps_high=eps_high).positive
+    return WeightRange(low, high, None if positive is None else positive[0])
+
+
+def dead_zones(cfg: Weighting, eps_low: float = 0.2, eps_high: float = 0.24) -> DeadZones:
+    """Where a token has no policy gradient even on-policy (r = 1), per sign of its advantage.
+
+    With the weight inside the clip that is w(p) > 1 + eps_high for A > 0, and w(p) < 1 - eps_low
+    for A < 0: such tokens are never pushed down. Product form, published constants:
+    ((0.2112, 1.0), None); with the (0.5, 1.5) of Table 7: ((0.2112, 1.0), (0.0, 0.0688)). None
+    too for a weighting that is no function of p: there the training metrics tell.
+    """
+    if cfg.placement == "outside" or not cfg.is_curve:
+        return DeadZones(None, None)
+    return DeadZones(
+        _interval(cfg, lambda w: w > 1 + eps_high),
+        _interval(cfg, lambda w: w < 1 - eps_low),
+    )
+
+
+def dual_clip_zone(cfg: Weighting, dual_clip: float | None) -> tuple[float, float] | None:
+    """(first, last) p where dual clip leaves a token with A < 0 no policy gradient at r = 1.
+
+    With the weight inside the clip that is w(p) > dual_clip. None where no p does that, without a
+    dual clip, and where ``dead_zones`` gives None.
+    """
+    if dual_clip is None or cfg.placement == "outside" or not cfg.is_curve:
+        return None
+    return _interval(cfg, lambda w: w > dual_clip)
+
+
+def _interval(cfg: Weighting, is_dead: Callable[[Tensor], Tensor]) -> tuple[float, float] | None:
+    ends = ((0.0, 1.0), (1.0, 0.0))
+    first, last = (_first(cfg, is_dead, start, end) for start, end in ends)
+    return None if first is None or last is None else (first, last)
+
+
+def _first(
+    cfg: Weighting, is_dead: Callable[[Tensor], Tensor], start: float, end: float
+) -> float | None:
+    """The first p on the way from start to end with is_dead(w(p)), to about 1e-12; p is dead."""
+    for _ in range(4):
+        points = grid(start, end)
+        dead = is_dead(cfg.curve(points)).nonzero()
+        if len(dead) == 0:
+            return None
+        index = int(dead[0])
+        if index == 0:
+            return start
+        start, end = float(points[index - 1]), float(points[index])
+    return end

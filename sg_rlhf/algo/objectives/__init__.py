@@ -1,0 +1,33 @@
+"""Policy objectives: what is maximised per token, given its ratio, weight and advantage.
+
+To add one: its file, its line below, a recipe in ``configs/algorithms`` and a case in
+``tests/unit/algo/test_algorithms.py``. ``actor.policy_loss_type`` names it, and ``sg.objective``
+holds its parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sg_rlhf.algo.objectives.aspo import ASPO
+from sg_rlhf.algo.objectives.base import Clip, Objective, Surrogate, Tokens
+from sg_rlhf.algo.objectives.cispo import CISPO
+from sg_rlhf.algo.objectives.dppo import DPPOKL, DPPOTV
+from sg_rlhf.algo.objectives.ppo import WeightedPPO
+from sg_rlhf.algo.objectives.sapo import SAPO
+from sg_rlhf.algo.parameters import find_class, make
+
+__all__ = ["OBJECTIVES", "Clip", "Objective", "Surrogate", "Tokens", "make_objective"]
+
+_ALL: tuple[type[Objective], ...] = (WeightedPPO, CISPO, ASPO, SAPO, DPPOTV, DPPOKL)
+OBJECTIVES: dict[str, type[Objective]] = {objective.name: objective for objective in _ALL}
+
+
+def make_objective(type: str, parameters: Mapping[str, Any] | None = None) -> Objective:
+    """An objective by name with its parameters; what is not given has its default.
+
+    Raises:
+        ParameterError: an unknown name or parameter (with the nearest one), or a bad value.
+    """
+    return make(find_class(type, OBJECTIVES, Objective), parameters or {})

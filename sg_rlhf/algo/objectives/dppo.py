@@ -1,0 +1,104 @@
+"""DPPO: a token is masked by how far its probability moved, not by its ratio (arXiv 2602.04879).
+
+The ratio of an unlikely token leaves PPO's clip at once and that of a likely one never does. Here
+the divergence between p and p_old decides, of the two-valued distribution {this token, any other},
+and only where the update would move the token farther away: A > 0 and p > p_old, or A < 0 and p <
+p_old. The paper prints no code for the defaults below: 0.2 is verl's and prime-rl's threshold for
+the total variation; by Pinsker's inequality a binary KL of 2 * 0.2^2 = 0.08 allows no more.
+
+Gradient in log pi: w min(r, cap) A, 0 where masked. Without a mask and below the cap it is the
+policy gradient w r A without any clip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from sg_rlhf.algo.objectives.base import (
+    Clip,
+    Objective,
+    Surrogate,
+    Tokens,
+    nowhere,
+    with_constant,
+)
+from sg_rlhf.algo.parameters import number
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DPPO(Objective):
+    source: ClassVar[str] = "arXiv 2602.04879"
+
+    cap: float = number(20.0, "largest r in the gradient", above=0.0)
+
+    def too_far(self, p_BT: Tensor, old_p_BT: Tensor, positive_BT: Tensor) -> Tensor:
+        """Whether the divergence is above the threshold; all [B, T]."""
+        raise NotImplementedError
+
+    def surrogate(self, tokens: Tokens, clip: Clip) -> Surrogate:
+        import torch
+
+        ratio_BT, advantages_BT = tokens.ratio_BT, tokens.advantages_BT
+        # In float32 at least: with bfloat16 a probability near 1 has no neighbours.
+        old_p_BT = tokens.old_log_probs_BT.to(_at_least_float32(ratio_BT)).clamp(max=0.0).exp()
+        p_BT = (old_p_BT * ratio_BT.detach()).clamp(max=1.0)
+        away_BT = torch.where(advantages_BT > 0, p_BT > old_p_BT, p_BT < old_p_BT)
+        masked_BT = (advantages_BT != 0) & away_BT & self.too_far(p_BT, old_p_BT, advantages_BT > 0)
+        scale_BT = ratio_BT.detach().clamp(max=self.cap)
+        value_BT = tokens.weights_BT * with_constant(scale_BT * advantages_BT, ratio_BT)
+        value_BT = torch.where(masked_BT, value_BT.detach(), value_BT)
+        return Surrogate(value_BT, masked_BT, nowhere(value_BT), masked_BT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPPOTV(_DPPO):
+    """The gradient is w min(r, cap) A, masked where |p - p_old| > delta (arXiv 2602.04879).
+
+    The unclipped policy gradient for delta = 1.
+    """
+
+    name: ClassVar[str] = "dppo_tv"
+
+    delta_low: float = number(0.2, "how far p may fall where A < 0", least=0.0, most=1.0)
+    delta_high: float = number(0.2, "how far p may rise where A > 0", least=0.0, most=1.0)
+
+    def too_far(self, p_BT: Tensor, old_p_BT: Tensor, positive_BT: Tensor) -> Tensor:
+        import torch
+
+        limit_BT = torch.where(positive_BT, self.delta_high, self.delta_low)
+        return (p_BT - old_p_BT).abs() > limit_BT
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPPOKL(_DPPO):
+    """The gradient is w min(r, cap) A, masked where KL(p_old, p) > delta (arXiv 2602.04879).
+
+    KL = p_old log(p_old / p) + (1 - p_old) log((1 - p_old) / (1 - p)), in nats. The unclipped
+    policy gradient for a large delta.
+    """
+
+    name: ClassVar[str] = "dppo_kl"
+
+    delta_low: float = number(0.08, "largest KL where A < 0, in nats", least=0.0)
+    delta_high: float = number(0.08, "largest KL where A > 0, in nats", least=0.0)
+
+    def too_far(self, p_BT: Tensor, old_p_BT: Tensor, positive_BT: Tensor) -> Tensor:
+        import torch
+
+        limit_BT = torch.where(positive_BT, self.delta_high, self.delta_low)
+        tiny = torch.finfo(p_BT.dtype).tiny
+        other_BT, old_other_BT = 1 - p_BT, 1 - old_p_BT
+        kl_BT = torch.xlogy(old_p_BT, old_p_BT / p_BT.clamp(min=tiny))
+        kl_BT = kl_BT + torch.xlogy(old_other_BT, old_other_BT / other_BT.clamp(min=tiny))
+        return kl_BT > limit_BT
+
+
+def _at_least_float32(x: Tensor) -> torch.dtype:
+    import torch
+
+    return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -1,0 +1,203 @@
+"""Parameters of a weighting or an objective: their ranges, checked where a value is given.
+
+A class lists its parameters once, as fields of a frozen dataclass made by ``number``, ``integer``,
+``choice``, ``switch`` or ``numbers``. Constructing an instance is the check, so nothing can train
+on values that were never checked; the recipes, the help texts and the pages read the same fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T", bound="Parameters")
+
+
+class ParameterError(ValueError):
+    """A parameter's value is refused; ``name``, ``value`` and what was ``expected``."""
+
+    def __init__(self, name: str, value: object, expected: str) -> None:
+        super().__init__(f"{name}={value!r}: expected {expected}")
+        self.name, self.value, self.expected = name, value, expected
+
+
+@dataclass(frozen=True)
+class Range:
+    """What values a parameter takes.
+
+    kind: ``number``, ``integer``, ``switch``, ``choice`` or ``numbers`` (a tuple, None for none).
+    above, least and most bound a number; choices are those of a ``choice``. about: one line for
+    help texts. why: what goes wrong outside, for the message.
+    """
+
+    kind: str
+    about: str
+    above: float | None = None
+    least: float | None = None
+    most: float | None = None
+    choices: tuple[str | None, ...] = ()
+    why: str = ""
+
+    def expected(self) -> str:
+        """The values, in words."""
+        if self.kind == "choice":
+            return "one of " + ", ".join(map(str, self.choices))
+        if self.kind == "switch":
+            return "true or false"
+        noun = {"integer": "an integer", "numbers": "a list of numbers"}.get(self.kind, "a number")
+        if self.least is not None and self.most is not None:
+            noun += f" from {self.least:g} to {self.most:g}"
+        elif self.above is not None:
+            noun += f" above {self.above:g}"
+        elif self.least is not None:
+            noun += f" of {self.least:g} or more"
+        elif self.kind == "number":
+            noun = "a finite number"
+        return noun + (f", {self.why}" if self.why else "")
+
+    def normal(self, value: Any) -> Any:
+        """The value in the type that the field has: a list as a tuple, a whole number as a float.
+
+        What is no value of the range is left as it is, for the message.
+        """
+        if self.kind == "numbers" and isinstance(value, list):
+            return tuple(value)
+        if self.kind == "number" and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        return value
+
+    def takes(self, value: object) -> bool:
+        """Whether this is one of the values."""
+        if self.kind == "choice":
+            return value in self.choices
+        if self.kind == "switch":
+            return isinstance(value, bool)
+        if self.kind == "numbers":
+            return value is None or (
+                isinstance(value, tuple) and len(value) > 0 and all(map(self._in_bounds, value))
+            )
+        return self._in_bounds(value)
+
+    def _in_bounds(self, value: object) -> bool:
+        kinds = int if self.kind == "integer" else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
+            return False
+        return (
+            (self.above is None or value > self.above)
+            and (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+        )
+
+
+def number(
+    default: float,
+    about: str,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    why: str = "",
+) -> Any:
+    """A field that is a finite number within bounds."""
+    return _field(default, Range("number", about, above, least, most, why=why))
+
+
+def integer(default: int, about: str, *, least: float | None = None) -> Any:
+    """A field that is a whole number."""
+    return _field(default, Range("integer", about, least=least))
+
+
+def choice(default: str | None, choices: tuple[str | None, ...], about: str, why: str = "") -> Any:
+    """A field that is one of a few words."""
+    return _field(default, Range("choice", about, choices=choices, why=why))
+
+
+def switch(default: bool, about: str) -> Any:
+    """A field that is true or false."""
+    return _field(default, Range("switch", about))
+
+
+def numbers(about: str, *, least: float | None = None) -> Any:
+    """A field that is a list of numbers, or None."""
+    return _field(None, Range("numbers", about, least=least))
+
+
+def _field(default: Any, allowed: Range) -> Any:
+    return dataclasses.field(default=default, metadata={"range": allowed})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """Base of what is chosen by name and has parameters. ``check`` is for what involves several."""
+
+    def __post_init__(self) -> None:
+        for name, allowed in self.ranges().items():
+            value = getattr(self, name)
+            if not allowed.takes(value):
+                raise ParameterError(name, value, allowed.expected())
+        self.check()
+
+    def check(self) -> None:
+        """Raise ``ParameterError`` or ``ValueError`` for values that do not go together."""
+
+    @classmethod
+    def ranges(cls) -> dict[str, Range]:
+        """The range of each parameter, in the order of the fields."""
+        found = {field.name: field.metadata.get("range") for field in dataclasses.fields(cls)}
+        return {name: allowed for name, allowed in found.items() if allowed is not None}
+
+    def parameters(self) -> dict[str, Any]:
+        """name: value of every parameter."""
+        return {name: getattr(self, name) for name in self.ranges()}
+
+    @classmethod
+    def summary(cls) -> str:
+        """The first line of the docstring."""
+        return (cls.__doc__ or "").strip().split("\n")[0].rstrip(".")
+
+
+def find_class(name: object, registry: Mapping[str, type[T]], base: type[T]) -> type[T]:
+    """The class of a registered name, or of ``package.module:Class``.
+
+    Raises:
+        ParameterError: there is no such class; the nearest name is given.
+    """
+    if isinstance(name, str) and name in registry:
+        return registry[name]
+    if isinstance(name, str) and ":" in name:
+        return _imported(name, base)
+    near = difflib.get_close_matches(str(name), registry, n=1, cutoff=0.5)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    raise ParameterError("type", name, f"one of {', '.join(registry)}, or module:Class{hint}")
+
+
+def make(cls: type[T], parameters: Mapping[str, Any]) -> T:
+    """An instance with these parameters.
+
+    Raises:
+        ParameterError: an unknown parameter, with the nearest name, or a value out of range.
+    """
+    known = cls.ranges()
+    for name in parameters:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            expected = f"one of the keys {', '.join(known)}{hint}" if known else "no parameters"
+            raise ParameterError(name, parameters[name], expected)
+    return cls(**{name: known[name].normal(value) for name, value in parameters.items()})
+
+
+def _imported(name: str, base: type[T]) -> type[T]:
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ParameterError("type", name, f"module:Class that can be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ParameterError("type", name, f"a subclass of {base.__module__}.{base.__name__}")
+    return found

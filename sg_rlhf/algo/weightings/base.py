@@ -1,0 +1,210 @@
+"""What every token weighting is: parameters, what it reads besides p, its weights and bounds.
+
+torch is imported where a tensor is at hand and not at the top of these files, so that recipes are
+checked in milliseconds.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sg_rlhf.algo.parameters import ParameterError, Parameters, choice, switch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Weights closer together than this are one weight: float32 could hardly tell them apart.
+CONSTANT_TOLERANCE = 1e-6
+_GRID_POINTS = 1025
+_MEAN_POINTS = 65537
+
+
+class ConstantWeightError(ValueError):
+    """The weight is the same for every token: plain GRPO under another name."""
+
+
+@dataclass(frozen=True)
+class TokenContext:
+    """What a weighting may know of each sampled token besides p; all [B, T] or None.
+
+    old_log_probs: log-probabilities under the policy that sampled, as the trainer computes them;
+    engine_log_probs: as the rollout engine did. advantages. entropy: of the current policy at the
+    position, in nats. keys: int64, one per token of a rollout, see ``token_keys``. eps: (eps_low,
+    eps_high) of the PPO clip. entropy_threshold: a scalar for the whole rollout, see
+    ``top_entropy``. Nothing here carries a gradient.
+    """
+
+    old_log_probs: Tensor | None = None
+    advantages: Tensor | None = None
+    entropy: Tensor | None = None
+    keys: Tensor | None = None
+    engine_log_probs: Tensor | None = None
+    eps: tuple[float, float] | None = None
+    entropy_threshold: Tensor | float | None = None
+
+    def require(self, name: str, weighting: str) -> Tensor:
+        """One of the tensors; ``ValueError`` where the caller has not got it."""
+        value: Tensor | None = getattr(self, name)
+        if value is None:
+            raise ValueError(f"weighting {weighting}: expected {name} of each token, got None")
+        return value.detach()
+
+    def old_p(self, like: Tensor, weighting: str) -> Tensor:
+        """Probabilities under the policy that sampled, in the dtype of ``like``."""
+        return self.require("old_log_probs", weighting).to(like.dtype).clamp(max=0.0).exp()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighting(Parameters):
+    """One token weighting: w = ``weights(p)``, held constant in the gradient.
+
+    A subclass is a frozen dataclass with its parameters as fields (``sg_rlhf.algo.parameters``),
+    its formula in the first line of its docstring, ``source``, ``uses`` (the fields of
+    ``TokenContext`` that it reads) and ``weights``; ``bounds`` and ``uniform_mean`` as well where
+    the weight is no function of p alone. docs/first_weighting.md goes through one.
+
+    Raises ``ParameterError`` for a value out of range, and ``ConstantWeightError`` for a weight
+    that is the same for every token, unless allow_constant is set.
+    """
+
+    name: ClassVar[str] = ""
+    source: ClassVar[str] = ""
+    uses: ClassVar[tuple[str, ...]] = ()
+    #: Whether a weight that is 1 everywhere is what the name says.
+    constant_by_name: ClassVar[bool] = False
+
+    placement: str = choice(
+        "inside", ("inside", "outside"), "weight inside the PPO clip (Eq. 13) or outside it"
+    )
+    normalize: str | None = choice(
+        None,
+        (None, "batch_mean"),
+        "batch_mean divides by the rollout's mean weight, under its own policy",
+    )
+    probability: str = choice(
+        "trainer",
+        ("trainer", "engine"),
+        "whose p the weight reads: the trainer's, now, or the engine's, when it sampled",
+    )
+    allow_constant: bool = switch(False, "allow a weight that takes a single value (plain GRPO)")
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" not in cls.__dict__:
+            cls.name = f"{cls.__module__}:{cls.__qualname__}"
+
+    def weights(self, p_BT: Tensor, context: TokenContext) -> Tensor:
+        """w [B, T] of tokens with probability p_BT in [0, 1], float32 or float64."""
+        raise NotImplementedError
+
+    def prepare(self, context: TokenContext, mask_BT: Tensor) -> TokenContext:
+        """The context with what this weighting derives from all tokens at hand."""
+        return context
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.normalize and "entropy" in self.uses:
+            raise ParameterError(
+                "normalize",
+                self.normalize,
+                f"null with {self.name}, whose mean is known only after "
+                "the update has seen every token",
+            )
+        self._check_not_constant()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields of ``TokenContext`` that must be there."""
+        return (*self.uses, "engine_log_probs") if self.probability == "engine" else self.uses
+
+    @property
+    def is_curve(self) -> bool:
+        """Whether the weight is a function of p alone, so that a curve shows it."""
+        return not self.uses
+
+    def curve(self, p: Tensor) -> Tensor:
+        """w at each p, where ``is_curve``."""
+        return self.weights(p, TokenContext())
+
+    def bounds(self) -> tuple[float, float]:
+        """(min, max) of w over p in [0, 1] and whatever else it reads; from a grid of 1/1024."""
+        return _bounds_on_grid(self)
+
+    def uniform_mean(self) -> float | None:
+        """Mean of w over p uniform on (0, 1) at r = 1; None where p alone does not give it.
+
+        Trapezoidal rule over 65,536 intervals. A property of the curve and not of any policy, whose
+        tokens crowd near p = 1: a run's own mean is its metric ``weight_mean``.
+        """
+        return _mean_on_grid(self) if self.is_curve else None
+
+    def own_parameters(self) -> dict[str, Any]:
+        """name: value of the parameters that only this weighting has."""
+        shared = Weighting.ranges()
+        return {k: v for k, v in self.parameters().items() if k not in shared}
+
+    def formula(self) -> str:
+        """The formula with its values, for people; by default the docstring's first line."""
+        values = [f"{name} = {_shown(value)}" for name, value in self.own_parameters().items()]
+        return ", ".join([self.summary(), *values])
+
+    def describe(self) -> str:
+        """One line: which weighting this is."""
+        if self.constant_by_name:
+            return f"{self.name}: w = 1"
+        of_engine = ", p of the rollout engine" if self.probability == "engine" else ""
+        return f"{self.label}: {self.formula()}{of_engine}, {self.placement} the PPO clip"
+
+    @property
+    def label(self) -> str:
+        """The name, and what of the settings belongs to it."""
+        return self.name
+
+    before_clip_label: ClassVar[str] = "before the clip to [L, U]"
+
+    def before_clip(self, p: Tensor) -> Tensor | None:
+        """w before a clip that the weighting itself has, for a plot; None without one."""
+        return None
+
+    def levels(self) -> dict[str, float]:
+        """Label: weight of the lines that a plot should show."""
+        return {}
+
+    def _check_not_constant(self) -> None:
+        if self.allow_constant or self.constant_by_name:
+            return
+        low, high = self.bounds()
+        if high - low <= CONSTANT_TOLERANCE:
+            values = " ".join(f"{k}={_shown(v)}" for k, v in self.own_parameters().items())
+            raise ConstantWeightError(
+                f"{self.name} {values}: every token would get the weight {low:g}, which is plain "
+                f"GRPO{'' if low == 1 else ' at another scale'}; expected a weight that varies "
+                "with p, or allow_constant=true to run it anyway"
+            )
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@functools.lru_cache(maxsize=256)
+def _bounds_on_grid(weighting: Weighting) -> tuple[float, float]:
+    weights = weighting.curve(grid(0.0, 1.0))
+    return float(weights.min()), float(weights.max())
+
+
+@functools.lru_cache(maxsize=256)
+def _mean_on_grid(weighting: Weighting) -> float:
+    import torch
+
+    p = grid(0.0, 1.0, _MEAN_POINTS)
+    return float(torch.trapezoid(weighting.curve(p), p))
+
+
+def grid(start: float, end: float, points: int = _GRID_POINTS) -> Tensor:
+    """Equal steps from start to end, float64 on the CPU."""
+    import torch
+
+    return torch.linspace(start, end, points, dtype=torch.float64, device="cpu")

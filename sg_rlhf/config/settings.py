@@ -1,0 +1,142 @@
+"""The ``sg`` section of a recipe: what GRPO-SG and the overlay add to upstream's flags."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS
+from sg_rlhf.tasks.search.settings import SearchSettings
+
+
+class EvalSet(BaseModel):
+    """One held-out set with settings of its own; upstream has one temperature and n for all."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$", description="its name in the metrics")
+    dataset: str = Field(min_length=1, description="JSONL file, or what eval.dataset takes")
+    temperature: float = Field(ge=0.0, description="0 is greedy")
+    n_samples_per_prompt: int = Field(1, ge=1, description="16 for avg@16 and pass@16")
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    max_new_tokens: int | None = Field(None, ge=1, description="default: rollout.max_new_tokens")
+    limit: int | None = Field(None, ge=1, description="only the first prompts")
+
+    @model_validator(mode="after")
+    def _greedy_once(self) -> EvalSet:
+        if self.temperature == 0 and self.n_samples_per_prompt > 1:
+            raise ValueError("temperature 0 gives the same response n times: set it above 0 or n=1")
+        return self
+
+
+class SGSettings(BaseModel):
+    """The ``sg`` section with its defaults.
+
+    weighting and objective are names with all their parameters, as ``token_weighting`` settled
+    them; the classes of ``sg_rlhf.algo`` own the parameters and check them.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=False, allow_inf_nan=False)
+
+    weighting: dict[str, Any] = Field(
+        {"type": "grpo_sg"}, description="token weighting: {type: NAME, parameter: value, ...}"
+    )
+    objective: dict[str, Any] = Field(
+        {}, description="parameters of the objective that actor.policy_loss_type names"
+    )
+    update: Literal["together", "lopti"] = Field(
+        "together", description="lopti: the unlikely tokens of a rollout first, then the rest"
+    )
+    lopti_threshold: float = Field(
+        0.5, ge=0.0, description="update=lopti: a token below this probability is unlikely"
+    )
+    advantage_std: Literal["sample", "population"] = Field(
+        "sample", description="std of Eq. 4 with group_norm; upstream's is the sample std"
+    )
+    run_dir: str | None = Field(None, description="where metrics, samples and plots are written")
+    eval_at_start: bool = Field(True, description="evaluate before the first update")
+    eval_at_end: bool = Field(True, description="evaluate after the last update")
+    eval_sets: list[EvalSet] = Field(
+        [],
+        description="held-out sets with settings of their own, instead of eval.dataset: "
+        "a list of {name, dataset, temperature, n_samples_per_prompt, ...}",
+    )
+    samples_per_step: int = Field(4, ge=0, description="rollouts kept in samples.jsonl per step")
+    sync_check_every: int = Field(
+        0,
+        ge=0,
+        description="compare engine and trainer log-probs after every Nth weight sync; "
+        "0 checks only the first",
+    )
+    sync_check_tolerance: float = Field(
+        0.05,
+        gt=0,
+        description="largest mean absolute log-prob difference that passes as bf16 rounding",
+    )
+    rotary_fp32: bool = Field(
+        True, description="keep rotary frequencies in float32 under ZeRO-3, as vLLM has them"
+    )
+    wandb: Literal["auto", "disabled"] = Field(
+        "auto", description="auto: online with a key, else an offline run in the run directory"
+    )
+    verbose: bool = Field(False, description="print the workers' output instead of a progress bar")
+    search: SearchSettings | None = Field(
+        None, description="dialogues with a search engine: sg.search.topk and further keys"
+    )
+
+    @field_validator("eval_sets", mode="before")
+    @classmethod
+    def _from_command_line(cls, value: Any) -> Any:
+        return json.loads(value) if isinstance(value, str) else value
+
+    @field_validator("eval_sets")
+    @classmethod
+    def _distinct_names(cls, sets: list[EvalSet]) -> list[EvalSet]:
+        names = [s.name for s in sets]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two sets have the same name: {', '.join(names)}")
+        return sets
+
+
+def _short_form(flat: str) -> str:
+    owner, name = SHORT_FORMS[flat]
+    where = f"of {owner.name}" if flat != name else "of the weighting"
+    return f"{owner.ranges()[name].about} (short for {name} {where})"
+
+
+#: Key of ``sg`` -> what it is. Those of ``sg.search`` are keys of their own, like upstream's flags;
+#: the short forms are what `token_weighting` makes ``sg.weighting`` of.
+SHORT_KEYS: dict[str, str] = {
+    "sg.shaping": "token weighting by its name (short for the type of sg.weighting)",
+    **{f"sg.{flat}": _short_form(flat) for flat in SHORT_FORMS},
+}
+SG_KEYS: dict[str, str] = {
+    **{
+        f"sg.{name}": info.description or ""
+        for name, info in SGSettings.model_fields.items()
+        if name != "search"
+    },
+    **{
+        f"sg.search.{name}": info.description or ""
+        for name, info in SearchSettings.model_fields.items()
+    },
+    **SHORT_KEYS,
+}
+
+
+def validation_message(error: ValidationError) -> tuple[str, str]:
+    """The ``sg`` key of a pydantic error, and one line about it."""
+    first = error.errors()[0]
+    key = "sg." + ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        return key, f"{key}: not set"
+    return key, f"{key}={first.get('input')!r}: {first['msg'].removeprefix('Value error, ')}"

@@ -1,0 +1,186 @@
+"""The weighting and the objective that recipes and overrides name, settled into one of each.
+
+``sg.weighting: {type: NAME, ...}`` with a type is a statement of its own: nothing that an earlier
+file said of the weighting is left. Without a type, and as ``sg.weighting.KEY=...``, it changes
+single parameters. The short forms (``sg.tau``, ``sg.shaping``, ...) change single parameters too,
+of whichever weighting has them: a recipe may set ``sg.tau`` and a later one another weighting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sg_rlhf.algo.objectives import OBJECTIVES, Objective, make_objective
+from sg_rlhf.algo.objectives.ppo import WeightedPPO
+from sg_rlhf.algo.parameters import ParameterError
+from sg_rlhf.algo.weightings import Weighting, make_weighting, weighting_class
+from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS, parameter_of
+from sg_rlhf.config.errors import ConfigError
+from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
+
+LONG = "sg.weighting"
+SHORT_TYPE = "sg.shaping"
+OBJECTIVE = "sg.objective"
+COMMAND_LINE = "command line"
+#: Upstream's flag value -> the objective that it stands for; the others are upstream's own losses.
+OBJECTIVE_OF_LOSS = {
+    name: name if name in OBJECTIVES else WeightedPPO.name for name in POLICY_LOSS_TYPES
+}
+
+
+@dataclass(frozen=True)
+class _Given:
+    key: str
+    value: Any
+    where: str
+
+
+@dataclass
+class Statements:
+    """What files and overrides say of the weighting and the objective, in their order."""
+
+    named: _Given = _Given(SHORT_TYPE, "grpo_sg", "default")
+    parameters: dict[str, _Given] = field(default_factory=dict)
+    objective: dict[str, _Given] = field(default_factory=dict)
+
+    def take(self, key: str, value: Any, where: str) -> bool:
+        """Note a dotted key; False where it says nothing of these.
+
+        Raises:
+            ConfigError: a mapping was expected.
+        """
+        given = _Given(key, value, where)
+        if key == SHORT_TYPE:
+            self.named = given
+            self.parameters = {k: g for k, g in self.parameters.items() if not _is_long(g.key)}
+        elif key == LONG:
+            self._whole(value, where)
+        elif key == f"{LONG}.type":
+            self.named, self.parameters = given, {}
+        elif key.startswith(f"{LONG}.") or key.removeprefix("sg.") in SHORT_FORMS:
+            self.parameters.pop(key, None)  # the later one comes later
+            self.parameters[key] = given
+        elif key == OBJECTIVE:
+            self.objective = {
+                f"{key}.{name}": _Given(f"{key}.{name}", item, where)
+                for name, item in _mapping(given).items()
+            }
+        elif key.startswith(f"{OBJECTIVE}."):
+            self.objective[key] = given
+        else:
+            return False
+        return True
+
+    def _whole(self, value: Any, where: str) -> None:
+        settings = (
+            {"type": value} if isinstance(value, str) else _mapping(_Given(LONG, value, where))
+        )
+        if "type" in settings or not settings:
+            name = settings.pop("type", "grpo_sg")
+            self.take(f"{LONG}.type", name, where)
+        for name, item in settings.items():
+            self.take(f"{LONG}.{name}", item, where)
+
+    def weighting(self) -> dict[str, Any]:
+        """The type with all its parameters; one that is constant is taken too.
+
+        Raises:
+            ConfigError: an unknown type or parameter, or a value out of range.
+        """
+        try:
+            cls = weighting_class(self.named.value)
+        except ParameterError as error:
+            key = self.named.key
+            raise ConfigError(
+                f"{self.named.where}: {key}={error.value!r}: expected {error.expected}"
+            ) from None
+        used = dict(self._used(cls))
+        values = {name: given.value for name, given in used.items()}
+        try:
+            made = make_weighting(self.named.value, {**values, "allow_constant": True})
+            allowed = values.get("allow_constant", False)
+            if not isinstance(allowed, bool):
+                raise ParameterError("allow_constant", allowed, "true or false")
+        except ParameterError as error:
+            raise _refused(error, used.get(error.name, self.named), LONG) from None
+        except ValueError as error:
+            raise ConfigError(f"{self.named.where}: {LONG}: {error}") from None
+        return {"type": self.named.value, **made.parameters(), "allow_constant": allowed}
+
+    def _used(self, cls: type[Weighting]) -> Iterable[tuple[str, _Given]]:
+        for key, given in self.parameters.items():
+            if _is_long(key):
+                yield key.removeprefix(f"{LONG}."), given
+                continue
+            name = parameter_of(key.removeprefix("sg."), cls)
+            if name is not None:
+                yield name, given
+            elif given.where == COMMAND_LINE:
+                raise ConfigError(
+                    f"{given.where}: {key}={given.value!r}: weighting {cls.name} has no such "
+                    f"parameter, expected one of {', '.join(cls.ranges())}"
+                )
+
+    def objective_for(self, loss: str) -> dict[str, Any]:
+        """The parameters of the objective that ``actor.policy_loss_type`` stands for.
+
+        Raises:
+            ConfigError: an unknown parameter or a value out of range.
+        """
+        if not self.objective:
+            return {}
+        name = OBJECTIVE_OF_LOSS.get(loss)
+        first = next(iter(self.objective.values()))
+        if name is None:
+            raise ConfigError(
+                f"{first.where}: {first.key}={first.value!r}: actor.policy_loss_type={loss} is "
+                f"upstream's own loss, expected one of {', '.join(OBJECTIVE_OF_LOSS)}"
+            )
+        by_name = {key.removeprefix(f"{OBJECTIVE}."): g for key, g in self.objective.items()}
+        try:
+            made = make_objective(name, {key: given.value for key, given in by_name.items()})
+        except ParameterError as error:
+            raise _refused(error, by_name.get(error.name, first), OBJECTIVE) from None
+        return made.parameters()
+
+
+def _is_long(key: str) -> bool:
+    return key.startswith(f"{LONG}.")
+
+
+def _mapping(given: _Given) -> dict[str, Any]:
+    if given.value is None:
+        return {}
+    if not isinstance(given.value, dict):
+        raise ConfigError(
+            f"{given.where}: {given.key}={given.value!r}: expected a mapping such as "
+            "{type: grpo_sg, tau: 9.0}"
+        )
+    return {str(name): value for name, value in given.value.items()}
+
+
+def _refused(error: ParameterError, given: _Given, section: str) -> ConfigError:
+    named = (
+        given.key.rsplit(".", 1)[-1] == error.name or given.key.removeprefix("sg.") in SHORT_FORMS
+    )
+    key = given.key if named else f"{section}.{error.name}"
+    return ConfigError(f"{given.where}: {key}={error.value!r}: expected {error.expected}")
+
+
+def built_weighting(settings: dict[str, Any], *, allow_constant: bool | None = None) -> Weighting:
+    """The weighting of a settled ``sg.weighting``.
+
+    Raises:
+        ValueError: the weight is the same for every token, unless that is allowed.
+    """
+    parameters = {key: value for key, value in settings.items() if key != "type"}
+    if allow_constant is not None:
+        parameters["allow_constant"] = allow_constant
+    return make_weighting(settings["type"], parameters)
+
+
+def built_objective(loss: str, settings: dict[str, Any]) -> Objective:
+    """The objective of ``actor.policy_loss_type`` and a settled ``sg.objective``."""
+    return make_objective(OBJECTIVE_OF_LOSS[loss], settings)
