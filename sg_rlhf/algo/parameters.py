@@ -52,12 +52,14 @@ class Range:
         noun = {"integer": "an integer", "numbers": "a list of numbers"}.get(self.kind, "a number")
         if self.least is not None and self.most is not None:
             noun += f" from {self.least:g} to {self.most:g}"
-        elif self.above is not None:
-            noun += f" above {self.above:g}"
-        elif self.least is not None:
-            noun += f" of {self.least:g} or more"
+        elif self.above is not None and self.most is not None:
+            noun += f" above {self.above:g}, at most {self.most:g}"
         elif self.kind == "number":
             noun = "a finite number"
+        if self.most is None and self.above is not None:
+            noun += f" above {self.above:g}"
+        elif self.most is None and self.least is not None:
+            noun += f" of {self.least:g} or more"
         return noun + (f", {self.why}" if self.why else "")
 
     def normal(self, value: Any) -> Any:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sg_rlhf.algo.weightings import GrpoSG
 from sg_rlhf.config import SGSettings, load_config
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "math"
@@ -47,11 +48,13 @@ def test_every_value_of_table_6(data: str) -> None:
     # The two runs that the paper compares differ in the weights alone.
     differing = {key for key in sg.values if sg.values[key] != grpo.values.get(key)}
     assert differing == {"actor.policy_loss_type", "algo.kl.estimator"}
-    assert sg.values["actor.policy_loss_type"] == "grpo_sg"
+    assert sg.values["actor.policy_loss_type"] == "weighted_ppo"
     assert sg.values["algo.kl.estimator"] == "wk3"
+    published = GrpoSG(
+        alpha=2.0, mu=0.25, tau=9.0, lower=1.0, upper=1.4, form="product", placement="inside"
+    )
     assert sg.sg == SGSettings(
-        alpha=2.0, mu=0.25, tau=9.0, lower=1.0, upper=1.4, form="product", placement="inside",
-        eval_sets=grpo.sg.eval_sets,
-    )  # fmt: skip
+        weighting={"type": "grpo_sg", **published.parameters()}, eval_sets=grpo.sg.eval_sets
+    )
     settings = {s.name: (s.temperature, s.n_samples_per_prompt) for s in grpo.sg.eval_sets}
     assert settings == {"math500": (0.0, 1), "amc": (1.0, 16), "aime": (1.0, 16)}

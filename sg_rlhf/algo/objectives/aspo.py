@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sg_rlhf.algo.objectives.base import Clip, Surrogate, Tokens, with_constant
+from sg_rlhf.algo.objectives.base import Clip, Surrogate, Tokens, scaled
 from sg_rlhf.algo.objectives.ppo import WeightedPPO
 from sg_rlhf.algo.parameters import number
 
@@ -29,7 +29,7 @@ class ASPO(WeightedPPO):
         ppo = super().surrogate(tokens, clip)
         ratio_BT, positive_BT = tokens.ratio_BT, tokens.advantages_BT > 0
         scale_BT = (1 / ratio_BT.detach()).clamp(max=self.cap)
-        turned_BT = tokens.weights_BT * with_constant(scale_BT * tokens.advantages_BT, ratio_BT)
+        turned_BT = scaled(scale_BT, tokens)
         turned_BT = torch.where(ppo.clipped_BT, turned_BT.detach(), turned_BT)
         value_BT = torch.where(positive_BT, turned_BT, ppo.value_BT)
         return Surrogate(value_BT, ppo.clipped_BT, ppo.dual_clipped_BT, ppo.zeroed_BT)

@@ -65,9 +65,25 @@ class Objective(Parameters):
         raise NotImplementedError
 
 
-def with_constant(value_BT: Tensor, ratio_BT: Tensor) -> Tensor:
-    """``value_BT`` without its gradient, times r / sg(r): the gradient in log pi is the value."""
-    return value_BT.detach() * (ratio_BT / ratio_BT.detach())
+def scaled(scale_BT: Tensor, tokens: Tokens) -> Tensor:
+    """w * scale * A in value, scale without a gradient, with w * scale * A as gradient in log pi.
+
+    Computed as sg(scale / r) * r * A, which rounds as r * A does where the scale is r.
+    """
+    ratio_BT = tokens.ratio_BT
+    constant_BT = scale_BT.detach() / ratio_BT.detach()
+    return tokens.weights_BT * (constant_BT * ratio_BT * tokens.advantages_BT)
+
+
+def by_sign(advantages_BT: Tensor, positive: float, negative: float) -> Tensor:
+    """One number where A > 0 and another elsewhere, in the dtype of the advantages."""
+    import torch
+
+    return torch.where(
+        advantages_BT > 0,
+        torch.full_like(advantages_BT, positive),
+        torch.full_like(advantages_BT, negative),
+    )
 
 
 def nowhere(like_BT: Tensor) -> Tensor:

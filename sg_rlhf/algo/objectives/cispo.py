@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sg_rlhf.algo.objectives.base import Clip, Objective, Surrogate, Tokens, nowhere
+from sg_rlhf.algo.objectives.base import Clip, Objective, Surrogate, Tokens, nowhere, scaled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,5 @@ class CISPO(Objective):
     def surrogate(self, tokens: Tokens, clip: Clip) -> Surrogate:
         ratio_BT = tokens.ratio_BT
         bounded_BT = ratio_BT.detach().clamp(1 - clip.eps_low, 1 + clip.eps_high)
-        scale_BT = bounded_BT / ratio_BT.detach()
-        value_BT = tokens.weights_BT * (scale_BT * ratio_BT * tokens.advantages_BT)
+        value_BT = scaled(bounded_BT, tokens)
         return Surrogate(value_BT, bounded_BT != ratio_BT, nowhere(value_BT), nowhere(value_BT))

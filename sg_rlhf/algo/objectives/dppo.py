@@ -20,8 +20,9 @@ from sg_rlhf.algo.objectives.base import (
     Objective,
     Surrogate,
     Tokens,
+    by_sign,
     nowhere,
-    with_constant,
+    scaled,
 )
 from sg_rlhf.algo.parameters import number
 
@@ -36,8 +37,12 @@ class _DPPO(Objective):
 
     cap: float = number(20.0, "largest r in the gradient", above=0.0)
 
-    def too_far(self, p_BT: Tensor, old_p_BT: Tensor, positive_BT: Tensor) -> Tensor:
-        """Whether the divergence is above the threshold; all [B, T]."""
+    # Each has its own range and default.
+    delta_low: float
+    delta_high: float
+
+    def distance(self, p_BT: Tensor, old_p_BT: Tensor) -> Tensor:
+        """The divergence between p and p_old, [B, T]."""
         raise NotImplementedError
 
     def surrogate(self, tokens: Tokens, clip: Clip) -> Surrogate:
@@ -48,9 +53,9 @@ class _DPPO(Objective):
         old_p_BT = tokens.old_log_probs_BT.to(_at_least_float32(ratio_BT)).clamp(max=0.0).exp()
         p_BT = (old_p_BT * ratio_BT.detach()).clamp(max=1.0)
         away_BT = torch.where(advantages_BT > 0, p_BT > old_p_BT, p_BT < old_p_BT)
-        masked_BT = (advantages_BT != 0) & away_BT & self.too_far(p_BT, old_p_BT, advantages_BT > 0)
-        scale_BT = ratio_BT.detach().clamp(max=self.cap)
-        value_BT = tokens.weights_BT * with_constant(scale_BT * advantages_BT, ratio_BT)
+        limit_BT = by_sign(advantages_BT, self.delta_high, self.delta_low)
+        masked_BT = (advantages_BT != 0) & away_BT & (self.distance(p_BT, old_p_BT) > limit_BT)
+        value_BT = scaled(ratio_BT.clamp(max=self.cap), tokens)
         value_BT = torch.where(masked_BT, value_BT.detach(), value_BT)
         return Surrogate(value_BT, masked_BT, nowhere(value_BT), masked_BT)
 
@@ -67,11 +72,8 @@ class DPPOTV(_DPPO):
     delta_low: float = number(0.2, "how far p may fall where A < 0", least=0.0, most=1.0)
     delta_high: float = number(0.2, "how far p may rise where A > 0", least=0.0, most=1.0)
 
-    def too_far(self, p_BT: Tensor, old_p_BT: Tensor, positive_BT: Tensor) -> Tensor:
-        import torch
-
-        limit_BT = torch.where(positive_BT, self.delta_high, self.delta_low)
-        return (p_BT - old_p_BT).abs() > limit_BT
+    def distance(self, p_BT: Tensor, old_p_BT: Tensor) -> Tensor:
+        return (p_BT - old_p_BT).abs()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,15 +89,13 @@ class DPPOKL(_DPPO):
     delta_low: float = number(0.08, "largest KL where A < 0, in nats", least=0.0)
     delta_high: float = number(0.08, "largest KL where A > 0, in nats", least=0.0)
 
-    def too_far(self, p_BT: Tensor, old_p_BT: Tensor, positive_BT: Tensor) -> Tensor:
+    def distance(self, p_BT: Tensor, old_p_BT: Tensor) -> Tensor:
         import torch
 
-        limit_BT = torch.where(positive_BT, self.delta_high, self.delta_low)
         tiny = torch.finfo(p_BT.dtype).tiny
         other_BT, old_other_BT = 1 - p_BT, 1 - old_p_BT
         kl_BT = torch.xlogy(old_p_BT, old_p_BT / p_BT.clamp(min=tiny))
-        kl_BT = kl_BT + torch.xlogy(old_other_BT, old_other_BT / other_BT.clamp(min=tiny))
-        return kl_BT > limit_BT
+        return kl_BT + torch.xlogy(old_other_BT, old_other_BT / other_BT.clamp(min=tiny))
 
 
 def _at_least_float32(x: Tensor) -> torch.dtype:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sg_rlhf.algo.objectives.base import Clip, Objective, Surrogate, Tokens, nowhere
+from sg_rlhf.algo.objectives.base import Clip, Objective, Surrogate, Tokens, by_sign, nowhere
 from sg_rlhf.algo.parameters import number
 
 
@@ -23,11 +23,8 @@ class SAPO(Objective):
     tau_negative: float = number(1.05, "tau for A <= 0: those fade faster", above=0.0)
 
     def surrogate(self, tokens: Tokens, clip: Clip) -> Surrogate:
-        import torch
-
         advantages_BT = tokens.advantages_BT
-        tau_BT = torch.where(advantages_BT > 0, self.tau_positive, self.tau_negative)
-        tau_BT = tau_BT.to(tokens.ratio_BT.dtype)
-        gate_BT = torch.sigmoid(tau_BT * (tokens.ratio_BT - 1)) * (4 / tau_BT) - 2 / tau_BT + 1
+        tau_BT = by_sign(advantages_BT, self.tau_positive, self.tau_negative)
+        gate_BT = (tau_BT * (tokens.ratio_BT - 1)).sigmoid() * (4 / tau_BT) - 2 / tau_BT + 1
         value_BT = tokens.weights_BT * (gate_BT * advantages_BT)
         return Surrogate(value_BT, nowhere(value_BT), nowhere(value_BT), nowhere(value_BT))

@@ -24,8 +24,11 @@ def token_keys(sequences_BS: Tensor, attention_mask_BS: Tensor) -> Tensor:
 
 def uniform_draws(keys_BT: Tensor, seed: int) -> Tensor:
     """float64 draws in [0, 1), one per key, decided by the key and the seed alone."""
+    import torch
+
+    mixed_seed = mixed(torch.tensor(seed, dtype=torch.int64, device=keys_BT.device))
     # 53 bits make a double in [0, 1).
-    return _shifted(mixed(keys_BT + mixed(keys_BT.new_tensor(seed))), 11).double() * 2.0**-53
+    return _shifted(mixed(keys_BT + mixed_seed), 11).double() * 2.0**-53
 
 
 def mixed(x: Tensor) -> Tensor:

@@ -9,14 +9,15 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
-from sg_rlhf.algo.shaping import TokenWeightConfig
+from sg_rlhf.algo.weightings import GrpoSG, Uniform
+from sg_rlhf.algo.weightings.reverse import Reverse
 
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=60)
-UNIFORM = TokenWeightConfig(shaping="uniform")
-PRINTED_EQ19 = TokenWeightConfig(form="quotient", allow_constant=True)
-PUBLISHED = TokenWeightConfig()
-WIDE = TokenWeightConfig(lower=0.5, upper=1.5)
-QUOTIENT = TokenWeightConfig(form="quotient", tau=0.3, lower=0.6, upper=1.4)
+UNIFORM = Uniform()
+PRINTED_EQ19 = GrpoSG(form="quotient", allow_constant=True)
+PUBLISHED = GrpoSG()
+WIDE = GrpoSG(lower=0.5, upper=1.5)
+QUOTIENT = GrpoSG(form="quotient", tau=0.3, lower=0.6, upper=1.4)
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,11 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal((a + 0.0).contiguous().view(kind), (b + 0.0).contiguous().view(kind))
 
 
-def weight_by_hand(p: float, cfg: TokenWeightConfig) -> float:
+def reverse_of(cfg: GrpoSG) -> Reverse:
+    return Reverse(**cfg.parameters())
+
+
+def weight_by_hand(p: float, cfg: GrpoSG) -> float:
     """Eq. 19 of arXiv 2511.00066 in plain Python, without torch."""
     f = cfg.tau * p if cfg.form == "product" else p / cfg.tau
     weight = cfg.alpha * (1.0 / (1.0 + math.exp(-f)) - cfg.mu)

@@ -1,6 +1,6 @@
 """Every algorithm by name: GRPO where its parameter is off, its gradient, its shards, its refusals.
 
-The weightings that are functions of p alone have tests of their own (``test_shaping.py``).
+The weightings that are functions of p alone and their bounds are in ``test_token_weights.py``.
 """
 
 import math
@@ -11,23 +11,36 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sg_rlhf.algo.dead_zones import dead_zones
 from sg_rlhf.algo.diagnostics import TokenStatistics
 from sg_rlhf.algo.lopti import PASSES, in_pass
-from sg_rlhf.algo.policy_loss import OBJECTIVES, policy_loss_terms
-from sg_rlhf.algo.shaping import (
-    TokenWeightConfig,
-    dead_zones,
-    is_curve,
-    token_weights,
-    weight_bounds,
-    weight_sum_and_count,
+from sg_rlhf.algo.objectives import OBJECTIVES, Objective, make_objective
+from sg_rlhf.algo.parameters import ParameterError
+from sg_rlhf.algo.policy_loss import policy_loss_terms
+from sg_rlhf.algo.shaping import TokenWeightConfig
+from sg_rlhf.algo.token_weights import token_weights, weight_sum_and_count
+from sg_rlhf.algo.weightings import (
+    WEIGHTINGS,
+    GrpoSG,
+    TokenContext,
+    Uniform,
+    Weighting,
+    make_weighting,
+    token_keys,
 )
-from sg_rlhf.algo.weightings import SHAPINGS, TokenContext, token_keys
 from tests.unit.algo import upstream
-from tests.unit.algo.batches import PROPERTY, UNIFORM, gradient, random_batch, same_bits
+from tests.unit.algo.batches import (
+    PROPERTY,
+    UNIFORM,
+    gradient,
+    random_batch,
+    same_bits,
+    weight_by_hand,
+)
 
 EPS = (0.2, 0.24)
 WIDE_OPEN = (1.0, 1e30)
+THRESHOLD = 0.6
 
 
 def context_of(batch, seed=0):
@@ -36,11 +49,25 @@ def context_of(batch, seed=0):
     sequences = torch.randint(0, 50, (shape[0], shape[1] + 1), generator=generator)
     valid = torch.cat([torch.ones(shape[0], 1, dtype=torch.bool), batch.mask != 0], dim=1)
     entropy = torch.rand(shape, generator=generator, dtype=torch.float64)
-    return TokenContext(entropy=entropy, keys=token_keys(sequences, valid))
+    noise = 0.3 * torch.randn(shape, generator=generator, dtype=torch.float64)
+    return TokenContext(
+        entropy=entropy,
+        keys=token_keys(sequences, valid),
+        engine_log_probs=batch.old_log_probs.detach().double() + noise,
+        entropy_threshold=THRESHOLD,
+    )
 
 
 def rows_of(context, rows):
-    return TokenContext(entropy=context.entropy[rows], keys=context.keys[rows])
+    return replace(
+        context,
+        entropy=context.entropy[rows],
+        keys=context.keys[rows],
+        engine_log_probs=context.engine_log_probs[rows],
+    )
+
+
+# Each weight by hand, of a weighting and a token {log_p, old, A, H, engine, drawn}.
 
 
 def random_weight(cfg, token):
@@ -48,78 +75,198 @@ def random_weight(cfg, token):
 
 
 def ar_weight(cfg, token):
-    return cfg.ar_alpha * math.exp(min(token["old"], 0.0)) + 1 - cfg.ar_alpha
+    return cfg.alpha * math.exp(min(token["old"], 0.0)) + 1 - cfg.alpha
+
+
+def reshape_reversed_weight(cfg, token):
+    return 1 + cfg.c - cfg.c * math.exp(min(token["old"], 0.0))
 
 
 def stapo_weight(cfg, token):
-    spurious = (
-        token["A"] > 0
-        and math.exp(token["log_p"]) < cfg.stapo_prob
-        and token["H"] < cfg.stapo_entropy
-    )
-    return 0.0 if spurious else 1.0
+    unlikely = math.exp(token["log_p"]) < cfg.prob
+    return 0.0 if token["A"] > 0 and unlikely and token["H"] < cfg.entropy else 1.0
+
+
+def mask_only_weight(cfg, token):
+    """By the gradient of Eq. 13: 0 where that has none and GRPO has one."""
+    ratio = math.exp(min(token["log_p"], 0.0) - min(token["old"], 0.0))
+    x = weight_by_hand(math.exp(min(token["log_p"], 0.0)), cfg) * ratio
+    eq13 = x > 1 + EPS[1] if token["A"] > 0 else x < 1 - EPS[0]
+    grpo = ratio > 1 + EPS[1] if token["A"] > 0 else ratio < 1 - EPS[0]
+    return 0.0 if token["A"] != 0 and eq13 and not grpo else 1.0
+
+
+def negative_only_weight(cfg, token):
+    return cfg.positive if token["A"] > 0 else 1.0
+
+
+def top_entropy_weight(cfg, token):
+    return 1.0 if token["H"] >= THRESHOLD else 0.0
+
+
+def sg_weight(cfg, token):
+    return weight_by_hand(math.exp(min(token["log_p"], 0.0)), cfg)
+
+
+def engine_weight(cfg, token):
+    return weight_by_hand(math.exp(min(token["engine"], 0.0)), cfg)
+
+
+def centred_weight(cfg, token):
+    p = math.exp(min(token["log_p"], 0.0))
+    return min(max(cfg.alpha / (1 + math.exp(-cfg.tau * (p - cfg.mu))), cfg.lower), cfg.upper)
+
+
+def matched_weight(cfg, token):
+    """Mean and variance of the published weight and of p^k over uniform p, by a sum."""
+    n, k = 20_000, getattr(cfg, "exponent", 1.0)
+    probs = [(i + 0.5) / n for i in range(n)]
+    key = (cfg.name, k)
+    if key not in _MOMENTS:
+        w, g = [weight_by_hand(p, cfg) for p in probs], [p**k for p in probs]
+        mean_w, mean_g = math.fsum(w) / n, math.fsum(g) / n
+        var_w = math.fsum((x - mean_w) ** 2 for x in w)
+        var_g = math.fsum((x - mean_g) ** 2 for x in g)
+        b = math.sqrt(var_w / var_g)
+        _MOMENTS[key] = mean_w - b * mean_g, b
+    a, b = _MOMENTS[key]
+    return a + b * math.exp(min(token["log_p"], 0.0)) ** k
+
+
+_MOMENTS: dict = {}
 
 
 def one(cfg, token):
     return 1.0
 
 
+# Each gradient d J / d log pi by hand, of a weight, a ratio, A and p_old.
+
+
+def ppo_slope(objective, placement, w, r, a, old_p):
+    """w r A while the clip lets it through."""
+    x = w * r if placement == "inside" else r
+    cut = x > 1 + EPS[1] if a > 0 else x < 1 - EPS[0]
+    return 0.0 if cut and a != 0 else w * r * a
+
+
+def cispo_slope(objective, placement, w, r, a, old_p):
+    return w * min(max(r, 1 - EPS[0]), 1 + EPS[1]) * a
+
+
+def aspo_slope(objective, placement, w, r, a, old_p):
+    if a <= 0:
+        return ppo_slope(objective, placement, w, r, a, old_p)
+    return 0.0 if r > 1 + EPS[1] else w * min(1 / r, objective.cap) * a
+
+
+def sapo_slope(objective, placement, w, r, a, old_p):
+    tau = objective.tau_positive if a > 0 else objective.tau_negative
+    s = 1 / (1 + math.exp(-tau * (r - 1)))
+    return w * r * a * 4 * s * (1 - s)
+
+
+def dppo_slope(objective, placement, w, r, a, old_p):
+    p = min(old_p * r, 1.0)
+    if objective.name == "dppo_tv":
+        distance = abs(p - old_p)
+    else:
+        rest = 0.0 if old_p == 1 else math.inf
+        if old_p < 1 and p < 1:
+            rest = (1 - old_p) * math.log((1 - old_p) / (1 - p))
+        distance = old_p * math.log(old_p / p) + rest
+    limit = objective.delta_high if a > 0 else objective.delta_low
+    away = p > old_p if a > 0 else p < old_p
+    return 0.0 if a == 0 or (away and distance > limit) else w * min(r, objective.cap) * a
+
+
+SLOPES = {
+    "ppo": ppo_slope, "cispo": cispo_slope, "aspo": aspo_slope, "sapo": sapo_slope,
+    "dppo_tv": dppo_slope, "dppo_kl": dppo_slope,
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Case:
-    """An algorithm, its weight by hand, and the same algorithm switched off."""
+    """An algorithm, its weight by hand, and the same algorithm switched off.
 
-    cfg: TokenWeightConfig
+    off_eps: the clip of upstream's loss that it then equals. on_policy: it does so at r = 1 alone.
+    """
+
+    cfg: Weighting
     weight: object
-    off: TokenWeightConfig
-    objective: str = "ppo"
+    off: Weighting
+    objective: Objective = field(default_factory=lambda: make_objective("ppo"))
+    off_objective: Objective | None = None
     off_eps: tuple[float, float] = EPS
-    options: dict = field(default_factory=dict)
+    on_policy: bool = False
 
 
 def weighting(name, weight, off, **settings):
-    cfg = TokenWeightConfig(shaping=name, **settings)
+    cfg = make_weighting(name, settings)
     return Case(cfg, weight, replace(cfg, allow_constant=True, **off))
 
 
+def objective(name, off=None, weight=one, cfg=None, off_cfg=None, **options):
+    cfg = cfg or Uniform(placement="outside")
+    made = make_objective(name)
+    off_objective = replace(made, **(off or {}))
+    return Case(cfg, weight, off_cfg or cfg, made, off_objective, **options)
+
+
+AR = make_weighting("ar")
+FLAT = {"lower": 1.0, "upper": 1.0}
 CASES = {
-    "random-inside": weighting("random", random_weight, {"random_spread": 0.0}),
+    "random-inside": weighting("random", random_weight, {"spread": 0.0}),
     "random-outside": weighting(
-        "random", random_weight, {"random_spread": 0.0}, placement="outside", random_seed=7
+        "random", random_weight, {"spread": 0.0}, placement="outside", seed=7
     ),
-    "ar": weighting("ar", ar_weight, {"ar_alpha": 0.0}, placement="outside"),
-    "stapo": weighting(
-        "stapo", stapo_weight, {"stapo_prob": 0.0}, stapo_prob=0.4, stapo_entropy=0.7
+    "ar": weighting("ar", ar_weight, {"alpha": 0.0}),
+    "reshape_reversed": weighting("reshape_reversed", reshape_reversed_weight, {"c": 0.0}),
+    "stapo": weighting("stapo", stapo_weight, {"prob": 0.0}, prob=0.4, entropy=0.7),
+    "mask_only": weighting("mask_only", mask_only_weight, FLAT, lower=0.5, upper=1.5),
+    "negative_only": weighting("negative_only", negative_only_weight, {"positive": 1.0}),
+    "w_reinforce": weighting(
+        "negative_only", negative_only_weight, {"positive": 1.0}, positive=0.1
     ),
-    "cispo": Case(
-        replace(UNIFORM, placement="outside"),
-        one,
-        replace(UNIFORM, placement="outside"),
-        objective="cispo",
-        off_eps=WIDE_OPEN,
+    "top_entropy": weighting("top_entropy", top_entropy_weight, {"share": 1.0}),
+    "linear": weighting("linear", matched_weight, FLAT, placement="outside"),
+    "power": weighting("power", matched_weight, FLAT, exponent=2.5),
+    "centred": weighting("centred", centred_weight, FLAT, lower=0.5, upper=1.5),
+    "grpo_sg": weighting("grpo_sg", sg_weight, FLAT, lower=0.5, upper=1.5),
+    "grpo_sg-engine": weighting(
+        "grpo_sg", engine_weight, FLAT, lower=0.5, upper=1.5, probability="engine"
     ),
-    "cispo-weighted": Case(
-        TokenWeightConfig(shaping="ar", placement="outside"),
-        ar_weight,
-        TokenWeightConfig(shaping="ar", ar_alpha=0.0, placement="outside", allow_constant=True),
-        objective="cispo",
-        off_eps=WIDE_OPEN,
+    "cispo": objective("cispo", off_eps=WIDE_OPEN),
+    "cispo-weighted": objective(
+        "cispo", weight=ar_weight, cfg=AR, off_eps=WIDE_OPEN,
+        off_cfg=replace(AR, alpha=0.0, allow_constant=True),
     ),
-}
+    "aspo": objective("aspo", on_policy=True),
+    "aspo-weighted": objective(
+        "aspo", weight=ar_weight, cfg=AR, on_policy=True,
+        off_cfg=replace(AR, alpha=0.0, allow_constant=True),
+    ),
+    "sapo": objective("sapo", {"tau_positive": 1.0, "tau_negative": 1.0}, on_policy=True),
+    "dppo_tv": objective("dppo_tv", {"delta_low": 1.0, "delta_high": 1.0}, off_eps=WIDE_OPEN),
+    "dppo_kl": objective("dppo_kl", {"delta_low": 1e9, "delta_high": 1e9}, off_eps=WIDE_OPEN),
+}  # fmt: skip
 by_name = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
-def terms_of(case, batch, context, eps=EPS, cfg=None, **options):
+def terms_of(case, batch, context, eps=EPS, **options):
     return policy_loss_terms(
-        *batch.tensors, cfg or case.cfg, *eps, objective=case.objective, context=context, **options
+        *batch.tensors, case.cfg, *eps, objective=case.objective, context=context, **options
     )
 
 
 def test_every_name_of_the_registries_is_tested():
-    with_tests_of_their_own = {"uniform", "grpo_sg", "reverse"}
-    assert {case.cfg.shaping for case in CASES.values()} | with_tests_of_their_own == set(SHAPINGS)
-    assert {case.objective for case in CASES.values()} == set(OBJECTIVES)
-    for name, shaping in SHAPINGS.items():
-        assert len(shaping.summary) > 20, name
+    with_tests_of_their_own = {"uniform", "reverse"}
+    assert {case.cfg.name for case in CASES.values()} | with_tests_of_their_own == set(WEIGHTINGS)
+    assert {case.objective.name for case in CASES.values()} == set(OBJECTIVES) == set(SLOPES)
+    for registered in (*WEIGHTINGS.values(), *OBJECTIVES.values()):
+        assert len(registered.summary()) > 20 and registered.source, registered.name
+        assert all(allowed.about for allowed in registered.ranges().values()), registered.name
 
 
 @by_name
@@ -129,22 +276,30 @@ def test_switched_off_it_is_upstream_grpo_bit_for_bit(case, dtype, token_level):
     theirs = upstream.policy_loss_class()(*case.off_eps, token_level_loss=token_level)
     for seed in range(3):
         batch = random_batch(seed, dtype=dtype)
+        context = context_of(batch)
+        if case.cfg.name == "top_entropy":  # a share of 1 takes the lowest entropy as threshold
+            context = replace(context, entropy_threshold=0.0)
+        if case.on_policy:
+            batch = batch.with_(old_log_probs=batch.log_probs.detach().clone())
         expected = theirs(*batch.tensors)[0]
-        terms = terms_of(
-            case, batch, context_of(batch), case.off_eps, case.off, token_level_loss=token_level
-        )
+        terms = policy_loss_terms(
+            *batch.tensors, case.off, *case.off_eps, context=context,
+            objective=case.off_objective or case.objective, token_level_loss=token_level,
+        )  # fmt: skip
         assert same_bits(terms.loss, expected)
         assert same_bits(gradient(terms.loss, batch.log_probs), gradient(expected, batch.log_probs))
 
 
 def expected_gradient(case, token):
-    """d J / d log pi by hand: w r A while the clip lets it through; for CISPO w clip(r) A."""
-    weight, ratio = case.weight(case.cfg, token), math.exp(token["log_p"] - token["old"])
-    if case.objective == "cispo":
-        return weight * min(max(ratio, 1 - EPS[0]), 1 + EPS[1]) * token["A"]
-    x = weight * ratio if case.cfg.placement == "inside" else ratio
-    cut = x > 1 + EPS[1] if token["A"] > 0 else x < 1 - EPS[0]
-    return 0.0 if cut and token["A"] != 0 else weight * ratio * token["A"]
+    ratio, old_p = math.exp(token["log_p"] - token["old"]), math.exp(min(token["old"], 0.0))
+    slope = SLOPES[case.objective.name]
+    weight = case.weight(case.cfg, token)
+    return slope(case.objective, case.cfg.placement, weight, ratio, token["A"], old_p)
+
+
+def case_tolerance(case):
+    # The matched weights' moments are sums over other points than the code's.
+    return 1e-6 if case.weight is matched_weight else 1e-10
 
 
 @by_name
@@ -166,10 +321,11 @@ def test_gradient_is_the_closed_form(case):
                 "old": batch.old_log_probs[at].item(),
                 "A": batch.advantages[at].item(),
                 "H": context.entropy[at].item(),
+                "engine": context.engine_log_probs[at].item(),
                 "drawn": drawn[at].item(),
             }
             assert actual[at].item() == pytest.approx(
-                expected_gradient(case, token), rel=1e-10, abs=1e-12
+                expected_gradient(case, token), rel=case_tolerance(case), abs=1e-12
             )
     assert changed > 30  # the algorithm does something
 
@@ -203,7 +359,7 @@ def test_micro_batches_and_ranks_add_up(case, token_level, cuts):
 def test_weights_stay_within_their_bounds(case):
     batch = random_batch(3, rows=40, tokens=30)
     weights = terms_of(case, batch, context_of(batch)).weights_BT[batch.mask]
-    low, high = weight_bounds(case.cfg)
+    low, high = case.cfg.bounds()
     assert low - 1e-12 <= weights.min() and weights.max() <= high + 1e-12
     assert not weights.requires_grad
 
@@ -263,7 +419,7 @@ def test_random_weights_are_uniform_independent_and_seeded():
     sequences = torch.randint(0, 1000, (200, 101), generator=generator)
     context = TokenContext(keys=token_keys(sequences, torch.ones_like(sequences)))
     log_probs = torch.zeros(200, 100, dtype=torch.float64)
-    cfg = TokenWeightConfig(shaping="random")
+    cfg = make_weighting("random")
     weights = token_weights(log_probs, cfg, context=context)
     counts = torch.histc(weights, bins=10, min=0.5, max=1.5)
     # 2,000 expected in each of 10 bins; chi-square of 9 degrees of freedom, 99.9 %: 27.9
@@ -272,7 +428,7 @@ def test_random_weights_are_uniform_independent_and_seeded():
     neighbours = torch.corrcoef(torch.stack([flat[:-1], flat[1:]]))[0, 1]
     assert abs(float(neighbours)) < 0.03
     again = token_weights(log_probs, cfg, context=context)
-    other = token_weights(log_probs, replace(cfg, random_seed=1), context=context)
+    other = token_weights(log_probs, replace(cfg, seed=1), context=context)
     assert torch.equal(weights, again)
     assert abs(float(torch.corrcoef(torch.stack([flat, other.flatten()]))[0, 1])) < 0.03
 
@@ -327,54 +483,140 @@ def test_lopti_refuses_another_pass():
         in_pass(torch.zeros(1, 1), 0.5, "high")
 
 
+# -- top entropy, matched moments --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 1.0])
+def test_top_entropy_takes_its_share_of_the_tokens_at_hand(share):
+    batch = random_batch(2, rows=30, tokens=40)
+    cfg = make_weighting("top_entropy", {"share": share, "allow_constant": True})
+    context = replace(context_of(batch), entropy_threshold=None)
+    weights = token_weights(batch.log_probs, cfg, batch.mask, context=context)[batch.mask]
+    tokens = int(batch.mask.sum())
+    assert int(weights.sum()) == max(1, round(share * tokens))
+    entropy = context.entropy[batch.mask]
+    assert entropy[weights == 1].min() > entropy[weights == 0].max() if share < 1 else True
+
+
+@pytest.mark.parametrize("name", ["linear", "power"])
+@pytest.mark.parametrize("hist", [None, [1, 0, 3, 96], [5.0] * 20])
+def test_matched_weights_have_the_mean_and_variance_of_grpo_sg(name, hist):
+    cfg = make_weighting(name, {"prob_hist": hist})
+    reference = GrpoSG()
+    counts = hist or [1]
+    points = (torch.arange(60_000, dtype=torch.float64) + 0.5) / 60_000
+    share = torch.tensor(counts, dtype=torch.float64).repeat_interleave(60_000 // len(counts))
+    moments = []
+    for weights in (cfg.curve(points), reference.curve(points)):
+        mean = (share * weights).sum() / share.sum()
+        variance = (share * (weights - mean) ** 2).sum() / share.sum()
+        moments.append([float(mean), float(variance)])
+    assert moments[0] == pytest.approx(moments[1], rel=1e-3)
+    assert not torch.allclose(cfg.curve(points), reference.curve(points), atol=0.02)
+
+
 # -- refusals ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("ar", {"placement": "inside"}, "placement='inside': expected one of outside"),
+        ("ar", {"alpha": 1.5}, "alpha=1.5: expected a number from 0 to 1"),
+        ("ar", {"alpha": 0.0}, "plain GRPO"),
+        ("random", {"spread": -0.1}, "spread=-0.1: expected a number"),
+        ("random", {"spread": 0.0}, "plain GRPO"),
+        ("random", {"seed": 0.5}, "seed=0.5: expected an integer"),
+        ("stapo", {"prob": 0.0}, "plain GRPO"),
+        ("stapo", {"normalize": "batch_mean"}, "normalize='batch_mean': expected null"),
+        ("top_entropy", {"share": 0}, "share=0.0: expected a number above 0, at most 1"),
+        ("top_entropy", {"normalize": "batch_mean"}, "normalize='batch_mean': expected null"),
+        ("mask_only", {"placement": "inside"}, "placement='inside': expected one of outside"),
+        ("linear", {"prob_hist": []}, r"prob_hist=\(\): expected a list of numbers"),
+        ("linear", {"prob_hist": [0, 0]}, "expected a bin that is not empty"),
+        ("power", {"exponent": 0.1}, "at p = 0, which reverses the update"),
+        ("power", {"expnent": 2}, r"expnent=2: expected .* \(did you mean exponent\?\)"),
+        ("magic", {}, "type='magic': expected one of uniform, grpo_sg"),
+        ("stappo", {}, r"did you mean stapo\?"),
+        ("no.module:X", {}, "that can be imported: No module named 'no'"),
+        ("math:pi", {}, "expected a subclass of sg_rlhf.algo.weightings.base.Weighting"),
+    ],
+)
+def test_bad_settings_are_refused(name, settings, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        make_weighting(name, settings)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"shaping": "ar"}, "placement='inside': expected 'outside' with shaping=ar"),
-        ({"shaping": "ar", "ar_alpha": 1.5}, "ar_alpha=1.5: expected a number from 0 to 1"),
-        ({"shaping": "random", "random_spread": -0.1}, "random_spread=-0.1: expected a number"),
-        ({"shaping": "random", "random_spread": 0.0}, "plain GRPO"),
-        ({"shaping": "stapo", "stapo_prob": 0.0}, "plain GRPO"),
-        ({"shaping": "stapo", "normalize": "batch_mean"}, "normalize='batch_mean': expected null"),
-        ({"shaping": "magic"}, "shaping='magic': expected one of uniform, grpo_sg"),
+        ({"shaping": "ar", "ar_alpha": 1.5}, "alpha=1.5: expected a number from 0 to 1"),
+        ({"shaping": "ar", "placement": "inside"}, "placement='inside': expected one of outside"),
+        ({"shaping": "magic"}, "type='magic': expected one of uniform, grpo_sg"),
     ],
 )
-def test_bad_settings_are_refused(settings, message):
+def test_the_flat_form_refuses_the_same(settings, message):
     with pytest.raises(ValueError, match=message):
         TokenWeightConfig(**settings)
+    with pytest.raises(TypeError, match="taw: not a setting"):
+        TokenWeightConfig(taw=9.0)
 
 
-@pytest.mark.parametrize("name", [name for name, s in SHAPINGS.items() if s.uses])
+def test_the_flat_form_reads_what_belongs_to_the_weighting():
+    assert TokenWeightConfig(tau=7.0, ar_alpha=0.1) == GrpoSG(tau=7.0)
+    assert TokenWeightConfig(shaping="ar", alpha=2.0, ar_alpha=0.1) == replace(AR, alpha=0.1)
+    stapo = TokenWeightConfig(shaping="stapo", stapo_prob=0.1, stapo_entropy=0.3, tau=1.0)
+    assert stapo == make_weighting("stapo", {"prob": 0.1, "entropy": 0.3})
+
+
+READERS = [name for name, cls in WEIGHTINGS.items() if cls.uses]
+
+
+@pytest.mark.parametrize("name", READERS)
 def test_what_a_weighting_reads_must_be_there(name):
-    cfg = TokenWeightConfig(shaping=name, placement="outside")
-    with pytest.raises(ValueError, match=f"shaping={name}: expected .* of each token, got None"):
+    cfg = make_weighting(name)
+    with pytest.raises(ValueError, match=f"weighting {name}: expected .*, got None"):
         token_weights(torch.zeros(1, 2), cfg)
-    assert not is_curve(cfg)
-    assert dead_zones(replace(cfg, placement="inside" if name != "ar" else "outside")) == (
-        None,
-        None,
-    )
+    assert not cfg.is_curve and dead_zones(cfg) == (None, None)
+
+
+def test_the_engines_probability_must_be_there():
+    with pytest.raises(ValueError, match="expected engine_log_probs of each token, got None"):
+        token_weights(torch.zeros(1, 2), GrpoSG(probability="engine"))
 
 
 @pytest.mark.parametrize(
-    ("objective", "cfg", "message"),
+    ("name", "cfg", "message"),
     [
-        ("ppg", UNIFORM, "objective='ppg': expected one of ppo, cispo"),
-        ("cispo", UNIFORM, "placement='inside': expected 'outside' with cispo"),
+        ("ppg", UNIFORM, "type='ppg': expected one of ppo, cispo, aspo"),
+        *((n, UNIFORM, f"placement='inside': expected 'outside' with {n}") for n in OBJECTIVES
+          if n != "ppo"),
+    ],
+)  # fmt: skip
+def test_bad_objectives_are_refused(name, cfg, message):
+    with pytest.raises(ParameterError, match=message):
+        policy_loss_terms(*random_batch(0).tensors, cfg, *EPS, objective=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("sapo", {"tau_positive": 0}, "tau_positive=0.0: expected a finite number above 0"),
+        ("dppo_tv", {"delta_high": 1.1}, "delta_high=1.1: expected a number from 0 to 1"),
+        ("aspo", {"kap": 3}, r"kap=3: expected one of the keys cap \(did you mean cap\?\)"),
+        ("cispo", {"cap": 3}, "cap=3: expected no parameters"),
     ],
 )
-def test_bad_objectives_are_refused(objective, cfg, message):
-    with pytest.raises(ValueError, match=message):
-        policy_loss_terms(*random_batch(0).tensors, cfg, *EPS, objective=objective)
+def test_bad_parameters_of_an_objective_are_refused(name, settings, message):
+    with pytest.raises(ParameterError, match=message):
+        make_objective(name, settings)
 
 
 def test_normalised_random_weights_have_mean_one_over_shards():
     batch = random_batch(0)
     context = context_of(batch)
-    cfg = TokenWeightConfig(shaping="random", normalize="batch_mean")
+    cfg = make_weighting("random", {"normalize": "batch_mean"})
     total, count = weight_sum_and_count(batch.log_probs, cfg, batch.mask, context=context)
     weights = token_weights(
         batch.log_probs, cfg, batch.mask, mean_weight=total / count, context=context

@@ -36,7 +36,7 @@ def totals(batch, given):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("token_level", [True, False])
 @pytest.mark.parametrize("dual_clip", [None, 1.5, 10.0])
-@pytest.mark.parametrize("cfg", ONES, ids=lambda c: f"{c.shaping}-{c.placement}")
+@pytest.mark.parametrize("cfg", ONES, ids=lambda c: f"{c.name}-{c.placement}")
 def test_weight_one_is_upstream_bit_for_bit(dtype, token_level, dual_clip, cfg):
     theirs = upstream.policy_loss_class()(*EPS, dual_clip=dual_clip, token_level_loss=token_level)
     for seed, mask_dtype, given in itertools.product(
@@ -56,7 +56,7 @@ def test_weight_one_is_upstream_bit_for_bit(dtype, token_level, dual_clip, cfg):
         assert metrics["ppo_kl"].item() == pytest.approx(ppo_kl.item(), rel=2e-2, abs=1e-2)
 
 
-@pytest.mark.parametrize("cfg", ONES, ids=lambda c: f"{c.shaping}-{c.placement}")
+@pytest.mark.parametrize("cfg", ONES, ids=lambda c: f"{c.name}-{c.placement}")
 def test_mixed_precision_is_upstream_bit_for_bit(cfg):
     """bfloat16 log-probs with float32 advantages; float32 log-probs, bfloat16 old ones."""
     theirs = upstream.policy_loss_class()(*EPS)

@@ -7,8 +7,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sg_rlhf.algo.weightings import SHAPINGS
-from sg_rlhf.config import MODULE_KEYS, ConfigError, SGSettings, algorithms, load_config
+from sg_rlhf.algo.weightings import WEIGHTINGS, GrpoSG
+from sg_rlhf.config import (
+    MODULE_KEYS,
+    ConfigError,
+    SGSettings,
+    algorithms,
+    load_config,
+    weighting_of,
+)
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES, build_parser, flags
 from sg_rlhf.overlay import cli
 from sg_rlhf.train import parse_arguments
@@ -65,9 +72,9 @@ def test_every_algorithm_has_a_line_in_the_help(capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit):
         parse_arguments(["--help"])
     lines = capsys.readouterr().out.splitlines()
-    for name in [*(p.stem for p in ALGORITHMS), *SHAPINGS, *POLICY_LOSS_TYPES, *KL_ESTIMATORS]:
+    for name in [*(p.stem for p in ALGORITHMS), *WEIGHTINGS, *POLICY_LOSS_TYPES, *KL_ESTIMATORS]:
         assert any(line.split()[:1] == [name] and len(line.split()) > 4 for line in lines), name
-    assert set(algorithms.LOSSES) == set(flags()["actor.policy_loss_type"].choices or ())
+    assert set(algorithms.losses()) == set(flags()["actor.policy_loss_type"].choices or ())
     listed = {name for names in algorithms.KL for name in names.split(", ")}
     assert listed == set(flags()["algo.kl.estimator"].choices or ())
 
@@ -75,7 +82,6 @@ def test_every_algorithm_has_a_line_in_the_help(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["sg.shaping=ar", "actor.policy_loss_type=grpo_sg"], "placement='inside'"),
         (["actor.policy_loss_type=cispo"], "expected 'outside' with cispo"),
         (
             ["sg.update=lopti", "actor.policy_loss_type=ppo", "algo.kl.estimator=k3"],
@@ -123,9 +129,11 @@ def test_paper_recipe_has_every_value_of_table_6_and_the_unlisted_ones() -> None
         "ckpt.save_steps": 20,
     }
     assert {key: config.values.get(key) for key in expected} == expected
-    assert config.sg == SGSettings(
+    published = GrpoSG(
         alpha=2.0, mu=0.25, tau=9.0, lower=1.0, upper=1.4, form="product", placement="inside"
     )
+    assert weighting_of(config) == published
+    assert config.sg == SGSettings(weighting={"type": "grpo_sg", **published.parameters()})
 
 
 def test_extends_is_relative_and_the_later_wins(tmp_path: Path) -> None:
@@ -147,7 +155,7 @@ def test_extends_is_relative_and_the_later_wins(tmp_path: Path) -> None:
         ("train.colocate_all=1", ["train.colocate_all=1", "true or false"]),
         ("actor.eps_clip_low_high=[0.2]", ["actor.eps_clip_low_high", "2 times a number"]),
         ("algo.kl.estimator=k9", ["algo.kl.estimator='k9'", "wk3_eq11"]),
-        ("sg.form=sum", ["sg.form='sum'", "'product' or 'quotient'"]),
+        ("sg.form=sum", ["sg.form='sum'", "product, quotient"]),
         ("sg.tau=nan", ["sg.tau"]),
         ("nonsense", ["expected key=value"]),
         ("actor.adam.lr=[1, 2", ["actor.adam.lr=[1, 2", "not a YAML value"]),
@@ -206,7 +214,8 @@ def test_eval_sets_go_through_the_recipe_the_command_line_and_back(tmp_path: Pat
     (tmp_path / "again.yaml").write_text(config.to_yaml())
     assert load_config(tmp_path / "again.yaml").sg == config.sg
     argv = config.to_argv()
-    assert SGSettings(eval_sets=argv[argv.index("--sg.eval_sets") + 1]) == config.sg
+    read = SGSettings(eval_sets=argv[argv.index("--sg.eval_sets") + 1])
+    assert read.eval_sets == config.sg.eval_sets
     assert "--sg.eval_sets" not in load_config(None).to_argv()
 
 

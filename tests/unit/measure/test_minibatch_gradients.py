@@ -125,7 +125,10 @@ def test_the_command_and_its_files(puzzles, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"--algorithm": [ALGORITHMS / "random.yaml"]}, "random.yaml: sg.shaping=random: expected"),
+        (
+            {"--algorithm": [ALGORITHMS / "random.yaml"]},
+            "random.yaml: sg.weighting.type=random: expected",
+        ),
         ({"--algorithm": [ALGORITHMS / "cispo.yaml"]}, "cispo.yaml: "),
         ({"--algorithm": ["no.yaml"]}, "no.yaml"),
         ({"--algorithm": [ALGORITHMS / "grpo.yaml"] * 2}, "a second grpo"),

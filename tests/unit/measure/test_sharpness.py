@@ -45,7 +45,7 @@ def test_sampled_batch_all_files_and_the_same_numbers_again(puzzles, tmp_path, c
     assert len(large["steps"]) == 2
     assert large["sharpness"] == max(step["rise"] for step in large["steps"])
     assert f"{large['sharpness']:.4g}" in text
-    assert "12 responses" in text and "uniform weights" in text
+    assert "12 responses" in text and "uniform: w = 1" in text
     assert picture.read_bytes().startswith(b"\x89PNG")
 
     # The batch that was kept: no data needed, another process would read the same tokens.
@@ -87,7 +87,7 @@ def test_relative_radii_and_overrides_behind_several_values(rollouts, tmp_path, 
     (entry,) = report["models"]
     (result,) = entry["results"]
     assert result["rho"] == pytest.approx(1e-4 * entry["parameter_norm"])
-    assert "[1, 1.2]" in report["loss"]
+    assert ", 1, 1.2)" in report["loss"]
 
 
 def test_several_checkpoints_on_one_batch(rollouts, tmp_path):
@@ -115,7 +115,10 @@ def test_models_of_two_families_are_refused(rollouts, capsys):
         (["--rho", "1", "sg.tau=-1"], "tau=-1"),
         (["--rho", "1", "actor.policy_loss_type=gspo"], "actor.policy_loss_type=gspo: expected"),
         (["--rho", "1", "actor.policy_loss_type=cispo"], "whose clipped surrogate is"),
-        (["--rho", "1", "sg.shaping=random"], "sg.shaping=random: expected a weight that is"),
+        (
+            ["--rho", "1", "sg.shaping=random"],
+            "sg.weighting.type=random: expected a weight that is",
+        ),
         (["--rho", "1", "--config", "none.yaml"], "none.yaml: no such recipe"),
         (["--rho", "1", "--json", "/dev/null/x.json"], "--json /dev/null/x.json"),
         (["--rho", "1", "--model", "./none"], "--model ./none: no such folder"),

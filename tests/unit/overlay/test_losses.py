@@ -12,7 +12,8 @@ from openrlhf.models.utils import compute_approx_kl
 
 from sg_rlhf.algo.kl import kl_estimate
 from sg_rlhf.algo.policy_loss import sg_policy_loss
-from sg_rlhf.algo.shaping import TokenWeightConfig, token_weights
+from sg_rlhf.algo.token_weights import token_weights
+from sg_rlhf.algo.weightings import GrpoSG
 from sg_rlhf.config import SGSettings
 from sg_rlhf.overlay.errors import NonFiniteError
 from sg_rlhf.overlay.losses import PolicyLossWithStatistics, check, kl_dispatcher
@@ -78,7 +79,9 @@ def test_ours_is_the_pure_loss_with_upstreams_settings(level: str) -> None:
     upstream = PolicyLoss(
         0.2, 0.24, dual_clip=10.0, policy_loss_type="grpo_sg", is_correction_level=level
     )
-    loss = PolicyLossWithStatistics(upstream, arguments(upper=1.2))
+    loss = PolicyLossWithStatistics(
+        upstream, arguments(weighting={"type": "grpo_sg", "upper": 1.2})
+    )
     found, grad = run(loss, data, batch_num_tokens=40.0)
     log_probs = data["log_probs"].clone().requires_grad_()
     coefficient = None
@@ -91,7 +94,7 @@ def test_ours_is_the_pure_loss_with_upstreams_settings(level: str) -> None:
         data["old_log_probs"],
         data["advantages"],
         data["action_mask"],
-        TokenWeightConfig(upper=1.2),
+        GrpoSG(upper=1.2),
         0.2,
         0.24,
         10.0,
@@ -120,11 +123,11 @@ def test_statistics_add_up_over_micro_batches() -> None:
 
 def test_weighted_kl_shares_the_losss_weights_and_stock_kl_is_upstreams() -> None:
     data, base = batch(3), batch(4)["old_log_probs"]
-    args = arguments(upper=1.2)
+    args = arguments(weighting={"type": "grpo_sg", "upper": 1.2})
     loss = PolicyLossWithStatistics(PolicyLoss(0.2, 0.24, policy_loss_type="grpo_sg"), args)
     run(loss, data)
     kl = kl_dispatcher(args, loss)
-    weights = token_weights(data["log_probs"], TokenWeightConfig(upper=1.2), data["action_mask"])
+    weights = token_weights(data["log_probs"], GrpoSG(upper=1.2), data["action_mask"])
     mask = data["action_mask"].bool()
     found = kl(data["log_probs"], base, kl_estimator="wk3")
     assert torch.equal(found[mask], kl_estimate(data["log_probs"], base, weights, "wk3")[mask])
@@ -142,7 +145,7 @@ def test_without_a_loss_the_kl_takes_its_weights_from_the_log_probs() -> None:
     found = kl_dispatcher(arguments("ppo", "wk3"), None)(
         data["log_probs"], base, kl_estimator="wk3"
     )
-    weights = token_weights(data["log_probs"], TokenWeightConfig())
+    weights = token_weights(data["log_probs"], GrpoSG())
     assert torch.equal(found, kl_estimate(data["log_probs"], base, weights, "wk3"))
 
 
@@ -160,7 +163,7 @@ def test_a_nan_stops_before_backward_and_says_where(loss_type: str) -> None:
 
 def test_a_pass_of_lopti_leaves_the_other_tokens_out_of_loss_kl_and_statistics() -> None:
     data, base = batch(8), batch(9)["old_log_probs"]
-    args = arguments(shaping="uniform", update="lopti", lopti_threshold=0.3)
+    args = arguments(weighting={"type": "uniform"}, update="lopti", lopti_threshold=0.3)
     loss = PolicyLossWithStatistics(PolicyLoss(0.2, 0.24, policy_loss_type="grpo_sg"), args)
     low = data["old_log_probs"].exp() < 0.3
     mask = data["action_mask"].bool()
@@ -188,13 +191,15 @@ def test_a_normalized_weighted_kl_needs_the_losss_weights(
     loss: str, use_loss: bool, refused: bool, estimator: str
 ) -> None:
     """Elsewhere nothing knows the rollout's mean, or which positions are a response's."""
-    args = arguments(loss, estimator, normalize="batch_mean")
+    args = arguments(loss, estimator, weighting={"type": "grpo_sg", "normalize": "batch_mean"})
     args.algo.kl.use_loss = use_loss
     args.actor.entropy_coef = 0.0
     if not refused:
         check(args)
         return
-    with pytest.raises(ValueError, match=r"^sg\.normalize=batch_mean: .*algo\.kl\.use_loss=true"):
+    with pytest.raises(
+        ValueError, match=r"^sg\.weighting\.normalize=batch_mean: .*algo\.kl\.use_loss=true"
+    ):
         check(args)
-    args.sg.normalize = None
+    args.sg.weighting["normalize"] = None
     check(args)

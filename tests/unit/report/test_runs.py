@@ -77,7 +77,7 @@ def test_seeds_are_one_group_and_their_common_name(tmp_path: Path) -> None:
     groups = grouped(runs)
     assert [group.label for group in groups] == ["sg (3 seeds)", "grpo"]
     assert differences(groups) == [
-        ("actor.policy_loss_type", ["grpo_sg", "ppo"]),
+        ("actor.policy_loss_type", ["weighted_ppo", "ppo"]),
         ("algo.kl.estimator", ["wk3", "k3"]),
     ]
 

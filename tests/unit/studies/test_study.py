@@ -113,7 +113,7 @@ def test_a_cell_is_base_algorithm_regime_and_seed(tmp_path: Path) -> None:
     study = load_study(write(tmp_path))
     cells = {cell.name: cell for cell in study.cells()}
     config = study.config(cells["base/sg/s1"], Path("/somewhere"))
-    assert config.value("actor.policy_loss_type") == "grpo_sg"
+    assert config.value("actor.policy_loss_type") == "weighted_ppo"
     assert config.value("train.seed") == 1
     assert config.value("data.prompt_dataset") == "/somewhere/small/train.jsonl"
     assert study.config(cells["fast/grpo/s0"], Path("d")).value("actor.adam.lr") == 1e-3

@@ -13,9 +13,9 @@ import torch
 from sg_rlhf.algo.lopti import PASSES, in_pass
 from sg_rlhf.algo.policy_loss import policy_loss_terms
 from sg_rlhf.algo.weightings import TokenContext, token_keys
-from sg_rlhf.config import ConfigError, load_config, token_weight_config
+from sg_rlhf.config import ConfigError, load_config, objective_of, weighting_of
 from sg_rlhf.weights.command import main
-from sg_rlhf.weights.describe import describe_weighting
+from sg_rlhf.weights.describe import describe_loss
 from tests.unit.algo import upstream
 
 REPOSITORY = Path(__file__).parents[3]
@@ -44,8 +44,16 @@ def test_json_of_the_published_constants(capsys):
     values = report(capsys)
     dead_zone_p = pytest.approx(0.2112176, abs=1e-7)
     assert values == {
-        "policy_loss_type": "grpo_sg",
+        "policy_loss_type": "weighted_ppo",
         "shaping": "grpo_sg",
+        "parameters": {
+            "alpha": 2.0,
+            "mu": 0.25,
+            "tau": 9.0,
+            "lower": 1.0,
+            "upper": 1.4,
+            "form": "product",
+        },
         "form": "product",
         "alpha": 2.0,
         "mu": 0.25,
@@ -125,12 +133,14 @@ def token_gradients(config, log_p, advantage, entropy):
             log_p.detach(),
             advantages,
             mask,
-            token_weight_config(config),
+            weighting_of(config),
             eps_low,
             eps_high,
             dual_clip,
-            objective="cispo" if loss_type == "cispo" else "ppo",
-            context=TokenContext(entropy=torch.full_like(log_p, entropy), keys=keys),
+            objective=objective_of(config),
+            context=TokenContext(
+                entropy=torch.full_like(log_p, entropy), keys=keys, engine_log_probs=log_p
+            ),
             active_BT=name and in_pass(log_p, config.sg.lopti_threshold, name),
         )
         gradients.append(torch.autograd.grad(terms.loss, log_p)[0])
@@ -190,7 +200,7 @@ def test_a_loss_without_token_weights_is_reported_as_such(capsys, recipe):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("ar", "a * p_old + 1 - a, a = ar_alpha: advantage reweighting"),
+        ("ar", "a * p_old + 1 - a, a = alpha: advantage reweighting"),
         ("ar_lopti", "two updates: tokens with p_old < 0.5, then the rest"),
         ("cispo", "dead zone: none; the clip bounds the importance ratio"),
         ("gspo", "the clip acts where the response's ratio leaves 0.9997 to 1.0004"),
@@ -220,7 +230,7 @@ def test_a_stock_loss_with_a_weighted_kl_and_with_settings_it_does_not_read(caps
 def test_the_start_of_a_run_says_the_same():
     def says(*names, overrides=()):
         files = [CONFIGS / "algorithms" / f"{name}.yaml" for name in names]
-        return describe_weighting(load_config(files, overrides))
+        return describe_loss(load_config(files, overrides))
 
     assert says("grpo") == "policy loss: ppo (upstream's own; no token weights)"
     assert "advantage and p > 0.211 has no" in says("grpo_sg")
@@ -326,13 +336,13 @@ def test_plot_and_json_keep_stdout_pure(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["sg.tau=-1"], "tau=-1.0: expected a number above 0"),
+        (["sg.tau=-1"], "tau=-1.0: expected a finite number above 0"),
         (["sg.upper=0.5"], "upper=0.5: expected lower=1.0 or more"),
         (["sg.shaping=grpo"], "shaping='grpo': expected one of"),
         (["sg.frm=product"], "sg.frm"),
         (["sg.form"], "expected key=value"),
         (["actor.policy_loss_type=cispo"], "placement='inside': expected 'outside' with cispo"),
-        (["actor.policy_loss_type=pqo"], "expected one of ppo, gspo, grpo_sg, cispo"),
+        (["actor.policy_loss_type=pqo"], "expected one of ppo, gspo, weighted_ppo, grpo_sg, cispo"),
         (["actor.policy_loss_type=ppo", "sg.update=lopti"], "actor.policy_loss_type=ppo: expected"),
         (["actor.dual_clip=1"], "actor.dual_clip=1: expected a number above 1"),
         (["actor.eps_clip_low_high=[-0.2,0.2]"], "[-0.2, 0.2]: expected 0 or more"),

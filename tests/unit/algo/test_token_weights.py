@@ -8,17 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sg_rlhf.algo.dead_zones import dead_zones, dual_clip_zone, weight_range
 from sg_rlhf.algo.policy_loss import sg_policy_loss
-from sg_rlhf.algo.shaping import (
-    ConstantWeightError,
-    TokenWeightConfig,
-    dead_zones,
-    dual_clip_zone,
-    token_weights,
-    uniform_mean,
-    weight_range,
-    weight_sum_and_count,
-)
+from sg_rlhf.algo.shaping import TokenWeightConfig
+from sg_rlhf.algo.token_weights import token_weights, weight_sum_and_count
+from sg_rlhf.algo.weightings import ConstantWeightError
+from sg_rlhf.algo.weightings.reverse import Reverse
 from tests.unit.algo.batches import (
     PRINTED_EQ19,
     PROPERTY,
@@ -27,6 +22,7 @@ from tests.unit.algo.batches import (
     UNIFORM,
     WIDE,
     random_batch,
+    reverse_of,
     weight_by_hand,
 )
 
@@ -63,7 +59,7 @@ def test_weights_are_eq_19_by_hand(cfg):
 
 
 def test_reverse_is_two_minus_the_weight():
-    reverse = replace(WIDE, shaping="reverse")
+    reverse = reverse_of(WIDE)
     expected = [2.0 - w for w in weights_at(PROBS, WIDE)]
     assert weights_at(PROBS, reverse) == pytest.approx(expected, abs=1e-12)
     assert weights_at([0.9], reverse) < weights_at([0.1], reverse)
@@ -71,12 +67,13 @@ def test_reverse_is_two_minus_the_weight():
 
 def test_uniform_is_exactly_one():
     log_probs = torch.linspace(-9, 0, 100)
-    for cfg in (UNIFORM, replace(UNIFORM, lower=0.5, upper=0.7, tau=3.0), PRINTED_EQ19):
+    uniform = TokenWeightConfig(shaping="uniform", lower=0.5, upper=0.7, tau=3.0)  # not its own
+    for cfg in (UNIFORM, uniform, PRINTED_EQ19):
         assert torch.equal(token_weights(log_probs, cfg), torch.ones(100))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("cfg", [PUBLISHED, WIDE, QUOTIENT, replace(WIDE, shaping="reverse")])
+@pytest.mark.parametrize("cfg", [PUBLISHED, WIDE, QUOTIENT, reverse_of(WIDE)])
 def test_extreme_log_probs_give_finite_weights_in_range(dtype, cfg):
     log_probs = torch.tensor([0.0, -0.0, -1e4, -math.inf, 1e-6, 1e-3, -1e-30, -88.0], dtype=dtype)
     weights = token_weights(log_probs, cfg)
@@ -115,7 +112,6 @@ def test_weights_carry_no_gradient():
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("shaping", "grpo", "uniform, grpo_sg, reverse"),
         ("form", "Product", "product, quotient"),
         ("placement", "", "inside, outside"),
         ("normalize", "mean", "None, batch_mean"),
@@ -190,7 +186,7 @@ def test_dead_zone_depends_on_the_clip_and_the_placement():
     assert weight_range(replace(PUBLISHED, placement="outside")).dead_zone_p is None
     assert weight_range(PRINTED_EQ19).dead_zone_p is None
     # 2 - w is 1.5 at p = 0 and falls: the dead zone starts at 0.
-    assert weight_range(replace(WIDE, shaping="reverse")).dead_zone_p == 0.0
+    assert weight_range(reverse_of(WIDE)).dead_zone_p == 0.0
 
 
 def test_dead_zones_of_both_signs():
@@ -201,7 +197,7 @@ def test_dead_zones_of_both_signs():
     assert dead_zones(replace(WIDE, lower=0.8)).negative is None
     assert dead_zones(replace(WIDE, placement="outside")) == (None, None)
     # 2 - w falls from 1.5 to 0.5: the zones change ends. w = 0.76 and w = 1.2.
-    positive, negative = dead_zones(replace(WIDE, shaping="reverse"))
+    positive, negative = dead_zones(reverse_of(WIDE))
     assert positive == (0.0, pytest.approx(math.log(0.63 / 0.37) / 9, abs=1e-9))
     assert negative == (pytest.approx(math.log(0.85 / 0.15) / 9, abs=1e-9), 1.0)
 
@@ -299,7 +295,7 @@ log_prob_lists = st.lists(st.floats(-200.0, 0.0), min_size=1, max_size=20)
 def test_property_within_bounds(cfg, log_probs):
     weights = token_weights(torch.tensor(log_probs, dtype=torch.float64), cfg)
     lower, upper = cfg.lower, cfg.upper
-    if cfg.shaping == "reverse":
+    if isinstance(cfg, Reverse):
         lower, upper = 2.0 - upper, 2.0 - lower
     assert bool(((weights >= lower) & (weights <= upper)).all())
     low, high, _ = weight_range(cfg)
@@ -311,7 +307,7 @@ def test_property_within_bounds(cfg, log_probs):
 def test_property_monotone_in_p(cfg, log_probs):
     ordered = torch.tensor(sorted(log_probs), dtype=torch.float64)
     steps = token_weights(ordered, cfg).diff()
-    assert bool((steps <= 0).all() if cfg.shaping == "reverse" else (steps >= 0).all())
+    assert bool((steps <= 0).all() if isinstance(cfg, Reverse) else (steps >= 0).all())
 
 
 @PROPERTY
@@ -340,10 +336,10 @@ def test_mean_over_uniform_p():
     leaves, meets = math.log(3) / 9, math.log(19) / 9  # w = 1 and w = 1.4
     rising = 2 / 9 * math.log(20 / 4) - (meets - leaves) / 2
     published = leaves + rising + 1.4 * (1 - meets)
-    assert uniform_mean(PUBLISHED) == pytest.approx(published, abs=1e-9)
-    assert uniform_mean(replace(PUBLISHED, shaping="reverse")) == pytest.approx(2 - published)
-    assert uniform_mean(PRINTED_EQ19) == pytest.approx(1.0)
-    ar = TokenWeightConfig(shaping="ar", placement="outside", ar_alpha=0.3)
-    assert uniform_mean(ar) == pytest.approx(0.85)  # of 0.3 p + 0.7
-    assert uniform_mean(TokenWeightConfig(shaping="random")) == 1.0
-    assert uniform_mean(TokenWeightConfig(shaping="stapo")) is None
+    assert PUBLISHED.uniform_mean() == pytest.approx(published, abs=1e-9)
+    assert reverse_of(PUBLISHED).uniform_mean() == pytest.approx(2 - published)
+    assert PRINTED_EQ19.uniform_mean() == pytest.approx(1.0)
+    ar = TokenWeightConfig(shaping="ar", ar_alpha=0.3)
+    assert ar.uniform_mean() == pytest.approx(0.85)  # of 0.3 p + 0.7
+    assert TokenWeightConfig(shaping="random").uniform_mean() == 1.0
+    assert TokenWeightConfig(shaping="stapo").uniform_mean() is None
