@@ -1,0 +1,131 @@
+"""The figures that the pages print are those of the committed results."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "bench" / "results"
+
+
+def rows(page: str) -> list[str]:
+    """The page's table rows, without the spaces around their cells."""
+    lines = (ROOT / page).read_text().splitlines()
+    return [cells(line) for line in lines if line.startswith("|")]
+
+
+def cells(line: str) -> str:
+    return "|".join(cell.strip() for cell in line.strip().strip("|").split("|"))
+
+
+def read(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text())
+
+
+def test_the_study() -> None:
+    printed = subprocess.run(
+        [sys.executable, "bench/study_figures.py"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    # The last table is of docs/results.md's sentence on three pairs.
+    *of_the_page, of_the_runs = printed.strip().split("\n\n")
+    page = rows("docs/reproduction.md")
+    expected = [cells(line) for table in of_the_page for line in table.splitlines()]
+    assert len(expected) > 50
+    assert [row for row in expected if row not in page] == []
+    differences = of_the_runs.splitlines()[-1].split("|")[2].strip()
+    assert differences == "+.005, +.020, +.018; +.014 +- .020"
+    text = " ".join((ROOT / "docs/results.md").read_text().split())
+    assert "GRPO-SG minus GRPO is +.005, +.020 and +.018, +.014 +- .020 on average" in text
+
+
+def short(value: float) -> str:
+    return f"{value:.3f}".removeprefix("0")
+
+
+def test_the_runs_of_the_tiny_model() -> None:
+    result = read("kk_cpu.json")
+    page = rows("docs/results.md")
+    for kind, name in (("grpo_sg", "GRPO-SG"), ("grpo", "GRPO")):
+        for run in result["runs"][kind]:
+            step = f"{run['median_seconds']['step_total']:.1f} s"
+            if kind == "grpo_sg":
+                ratio = result["step_time_ratio_grpo_sg_over_grpo"][str(run["seed"])]
+                step += f", {ratio:.2f} x"
+            accuracy = [
+                f"{short(run[f'accuracy_{when}'])} +- {short(run[f'accuracy_{when}_ci95'])}"
+                for when in ("before", "after")
+            ]
+            row = [
+                f"{name}, seed {run['seed']}",
+                *accuracy,
+                step,
+                f"{run['peak_memory_gb']:.1f} GB",
+            ]
+            assert "|".join(row) in page
+
+
+def ratio_and_interval(algorithm: dict[str, Any], digits: int) -> str:
+    if "spread_over_baseline" not in algorithm:
+        return ""
+    low, high = algorithm["spread_over_baseline_ci95"]
+    return f"{algorithm['spread_over_baseline']:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def test_minibatch_gradients_before_training() -> None:
+    page = rows("docs/sharpness.md")
+    for a in read("kk_small/minibatch_gradients_start.json")["algorithms"]:
+        low, high = a["size_range"]
+        row = [
+            a["algorithm"],
+            f"{a['size']:.2f} ({low:.2f} to {high:.2f})",
+            f"{a['cosine']:.3f} ({a['cosine_min']:.3f})",
+            f"{a['spread']:.3f}",
+            ratio_and_interval(a, 3),
+            f"{a['peak']:.2f}",
+        ]
+        assert "|".join(row) in page
+
+
+def test_minibatch_gradients_at_the_checkpoints() -> None:
+    results = [read(f"kk_small/minibatch_gradients_grpo_s{seed}.json") for seed in range(3)]
+    page = [row.split("|") for row in rows("docs/sharpness.md")]
+    for three in zip(*(result["algorithms"] for result in results), strict=True):
+        found = [row for row in page if row[0] == three[0]["algorithm"]][-1]
+        assert found[1] == ", ".join(f"{a['size']:.2f}" for a in three)
+        assert [float(c) for c in found[2].split(", ")] == pytest.approx(
+            [a["cosine"] for a in three], abs=0.0051
+        )
+        assert found[3] == ", ".join(f"{a['spread']:.2f}" for a in three)
+        assert found[4] == "; ".join(filter(None, (ratio_and_interval(a, 2) for a in three)))
+        assert found[5] == ", ".join(f"{a['peak']:.1f}" for a in three)
+
+
+@pytest.mark.parametrize(("loss", "column"), [("grpo", 1), ("nll", 4)])
+def test_sharpness(loss: str, column: int) -> None:
+    page = [row.split("|") for row in rows("docs/sharpness.md")]
+    for found in read(f"sharpness_kk_{loss}.json")["models"][0]["results"]:
+        row = next(r for r in page if r[0] == f"{found['rho']:g}" and len(r) == 7)
+        values = (found["sharpness"], found["first_order"])
+        assert [row[column], row[column + 1]] == [f"{v:#.3g}".removeprefix("0") for v in values]
+        assert row[column + 2] == f"{values[0] / values[1]:.2f}"
+
+
+def test_speed_of_retrieval() -> None:
+    result = read("retrieval.json")
+    measured = [result["servers"]["64"], *(size["flat"] for size in result["growth"].values())]
+    found = [row.split("|")[1:] for row in rows("docs/retrieval.md") if " wide, " in row]
+    expected = []
+    for one in measured:
+        ours, plain = (one[side]["queries_per_s"] for side in ("ours", "plain"))
+        expected.append([f"{ours:.0f}", f"{plain:.0f}", f"{ours / plain:.1f}"])
+    assert found == expected
