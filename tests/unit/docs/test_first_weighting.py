@@ -1,0 +1,28 @@
+"""docs/first_weighting.md, followed up to the training itself (tests/integration has that)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.docs.page import PAGE, blocks, follow
+
+
+def test_the_page_is_short() -> None:
+    assert len(PAGE.read_text().splitlines()) <= 60
+
+
+@pytest.mark.timeout(180)
+def test_every_step_but_the_training(tmp_path: Path) -> None:
+    files, commands = blocks()
+    assert set(files) == {"my_weighting.py", "my_weighting.yaml"} and len(commands) == 2
+    done = follow(tmp_path, training=False)
+    assert done.returncode == 0, done.stderr
+    # Of the two weights commands: the range at s = 0.5, and the zones that the page speaks of.
+    assert done.stdout.count("range: 0.75 to 1.25") == 2
+    assert done.stdout.count("A > 0 has no policy gradient") == 1
+    assert (tmp_path / "my_weighting.png").stat().st_size > 1000
+    # The dry run: this weighting, outside the clip, is what would train.
+    assert "token weights: my_weighting:Middle, 0.75 to 1.25, outside the clip" in done.stdout
+    assert not (tmp_path / "runs").exists()
