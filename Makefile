@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-unit test-integration kk math search
+.PHONY: help setup lint format test test-unit test-integration docs kk math search
 
 BIN := .venv/bin
 # More arguments for pytest: make test-unit ARGS="-k shaping -x"; ARGS="-n 0 --pdb" for one worker.
@@ -34,6 +34,19 @@ test-unit: setup ## what needs neither Ray nor vLLM
 
 test-integration: setup ## training runs on this machine: minutes
 	$(PYTEST) tests/integration $(ARGS)
+
+# In an environment of its own: 30 small packages that nobody else needs.
+DOCS := .cache/docs
+
+$(DOCS)/made: requirements/docs.lock
+	rm -rf $(DOCS)
+	$(or $(SG_PYTHON),$(shell command -v python3.11 || command -v python3)) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --no-deps --no-compile --disable-pip-version-check -r $<
+	touch $@
+
+docs: $(DOCS)/made ## the site, from docs/ into site/; a dead link or anchor fails
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+	@echo "open site/index.html"
 
 kk: ## train on Knights and Knaves from nothing to report
 	bash examples/scripts/train_grpo_sg_kk.sh
