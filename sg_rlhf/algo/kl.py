@@ -7,7 +7,7 @@ name        value                         source
 ==========  ============================  ==========================================
 k1          d                             http://joschu.net/blog/kl-approx.html
 k2          d^2 / 2                       same
-k3          rho + d - 1                   same; Eq. 5 and 13 of arXiv 2511.00066
+k3          rho + d - 1                   same; Eq. 6 of TR-GRPO, undefined in GRPO-SG
 wk3         w * (rho + d - 1)             what the gradient in its Lemma 3.4 belongs to
 wk3_eq11    w * rho - log(w * rho) - 1    Eq. 11 of the method's earlier version, TR-GRPO
 ==========  ============================  ==========================================

@@ -75,8 +75,8 @@ FIGURES = (
     ),
     Entry(
         "weights", "Token weights in training",
-        "Mean weight over the tokens of each rollout. A mean above 1 is also a larger step: see "
-        "docs/method.md on scale.",
+        "Mean weight over the tokens of each rollout. A mean above 1 lengthens the "
+        "gradient; AdamW cancels a constant factor of it: see docs/method.md on scale.",
         figures.weights_over_training,
     ),
     Entry(
