@@ -36,10 +36,9 @@ def follow(folder: Path, training: bool) -> subprocess.CompletedProcess[str]:
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     script = "".join(commands)
+    assert script.count("python -m sg_rlhf.train ") == 1
     if not training:
-        kept = [s for s in script.splitlines() if "sg_rlhf.train " not in s or "--dry-run" in s]
-        assert len(kept) == len(script.splitlines()) - 1
-        script = "\n".join(kept)
+        script = script.replace("sg_rlhf.train ", "sg_rlhf.train --dry-run ")
     search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     path = os.pathsep.join([str(python.parent), os.environ["PATH"]])
     return subprocess.run(
