@@ -31,7 +31,7 @@ ROOMS = {
     "algo": ("the method as functions on tensors:", "weightings, losses, KL; torch alone"),
     "tasks": ("K&K, mathematics, search: data, prompts,", "rewards, grading; no torch"),
     "common": ("files, rows, statistics, command lines,", "run directory, Ray"),
-    "cli": ("the sg-rlhf command", ""),
+    "__main__": ("sg-rlhf: every command", "under one name"),
 }
 WIDTH, LEFT, TOP, ROW, GAP = 1120, 40, 96, 92, 14
 HOUSE = 760
