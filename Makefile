@@ -45,7 +45,7 @@ $(DOCS)/made: requirements/docs.lock
 	touch $@
 
 docs: $(DOCS)/made ## the site, from docs/ into site/; a dead link or anchor fails
-	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 	@echo "open site/index.html"
 
 kk: ## train on Knights and Knaves from nothing to report
