@@ -16,14 +16,8 @@ from openrlhf.utils.logging_utils import WandbLogger
 
 from sg_rlhf.common import run_log
 from sg_rlhf.config import EvalSet
-from sg_rlhf.overlay import evaluation, experience, layout, progress, samples
+from sg_rlhf.overlay import evaluation, layout, progress
 from sg_rlhf.overlay.errors import RunStopped, SyncError, TooFewPrompts
-
-# PPOTrainer.evaluate, BasePPOTrainer.__init__ and PPOTrainer.__init__ look these names up in their
-# own module.
-upstream.compute_eval_metrics = evaluation.compute_eval_metrics
-upstream.RemoteExperienceMaker = experience.SGExperienceMaker
-upstream.SamplesGenerator = samples.SGSamplesGenerator
 
 #: Rollouts whose log-probs are compared after a weight sync. bf16 moves one token in hundreds by
 #: up to 1, so that a few short responses would pass or fail by such a token.
