@@ -34,6 +34,10 @@ class UsageError(ValueError):
     """The flags cannot work together; the message is one line for the user."""
 
 
+class NotOnThisMachine(UsageError):
+    """The flags could work, but not here."""
+
+
 def parse(argv: list[str]) -> argparse.Namespace:
     """Parse and check a command line; the result is upstream's nested namespace plus ``sg``.
 
@@ -97,7 +101,7 @@ def fit_platform(args: Any) -> None:
     """Refuse settings that cannot work on this machine; give packed samples an attention that can.
 
     Raises:
-        UsageError: naming each key and what to use instead.
+        NotOnThisMachine: naming each key and what to use instead.
     """
 
     def value(key: str) -> Any:
@@ -107,7 +111,7 @@ def fit_platform(args: Any) -> None:
         return
     problems = platform.unmet_settings(value)
     if problems:
-        raise UsageError(
+        raise NotOnThisMachine(
             "; ".join(problems) + " (no CUDA here; SG_PLATFORM=cuda if the cluster's nodes have it)"
         )
     if args.ds.packing_samples:
