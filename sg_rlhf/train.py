@@ -24,7 +24,7 @@ from typing import Any
 
 from sg_rlhf.common.final_checkpoint import final_checkpoint
 from sg_rlhf.config import Config, ConfigError, load_config, local_path
-from sg_rlhf.config.upstream_flags import UpstreamChanged
+from sg_rlhf.config.upstream_flags import UpstreamChanged, UpstreamMissing
 from sg_rlhf.overlay import cli, layout
 from sg_rlhf.overlay.errors import TooFewPrompts
 from sg_rlhf.tasks.search.client import RetrieverClient, RetrieverError
@@ -310,6 +310,8 @@ def show(run: Run) -> None:
             cli.fit_platform(cli.parse(run.argv))
         except cli.NotOnThisMachine as error:
             print(f"# not on this machine: {error}")
+        except UpstreamMissing:
+            print("# not checked: OpenRLHF is not installed here, and has further rules for flags")
     print(f"# resolved recipe, from {' <- '.join(reversed(run.config.sources))}")
     print(run.config.to_yaml())
     print(f"# {run.weighting}".replace("\n", "\n# "))
