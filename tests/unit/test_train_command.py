@@ -31,7 +31,7 @@ def test_a_dry_run_prints_the_recipe_and_a_command_line_that_parses(
     *_, comment, command = capsys.readouterr().out.splitlines()
     assert comment == "# upstream command line"
     args = cli.parse(shlex.split(command)[3:])
-    assert (args.actor.policy_loss_type, args.sg.upper, args.actor.adam.lr) == (
+    assert (args.actor.policy_loss_type, args.sg.weighting["upper"], args.actor.adam.lr) == (
         "grpo_sg", 1.2, 2e-4,
     )  # fmt: skip
     assert not run_dir.exists()
