@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from sg_rlhf.config.shipped_recipes import CONFIGS
+
 SHELLS = ("bash", "zsh")
 
 
@@ -88,7 +90,9 @@ def _parser_of(module: str) -> argparse.ArgumentParser:
 
 
 def _recipes(prefix: str, **_: Any) -> Iterator[str]:
-    """YAML files, and folders to go on in."""
+    """YAML files, and folders to go on in; the shipped recipes where there is no ``configs``."""
+    if not Path("configs").exists():
+        yield from (f"configs/{path.relative_to(CONFIGS)}" for path in CONFIGS.rglob("*.yaml"))
     folder, _, start = prefix.rpartition("/")
     with contextlib.suppress(OSError):
         for path in Path(folder or ("/" if prefix.startswith("/") else ".")).iterdir():
