@@ -1,7 +1,7 @@
 """GRPO-SG (arXiv 2511.00066) on an unmodified OpenRLHF: train, evaluate, look at what came out.
 
-Every command is also a module, with the same arguments, output and exit status: what
-``sg-rlhf train`` does is ``python -m sg_rlhf.train``.
+Every command is also a module with the same arguments, output and exit status: `sg-rlhf train` is
+`python -m sg_rlhf.train`.
 """
 
 from __future__ import annotations
@@ -18,53 +18,93 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """A command: the module that ``python -m`` runs, where its ``main`` is, and one line."""
+    """One command.
 
-    module: str
-    main: str
+    Attributes:
+        summary: one line for the help.
+        module: what ``python -m`` runs.
+        main: the module of its ``main``, if another.
+        extra: which of setup.cfg's extras it needs, if any.
+    """
+
     summary: str
+    module: str
+    main: str = ""
+    extra: str = ""
 
 
-_MEASURE = "sg_rlhf.measure"
-_RETRIEVAL = "sg_rlhf.retrieval"
-
-#: A group's commands have its name before theirs.
+#: In the order of the help. A group's commands have its name before theirs.
 COMMANDS = {
-    "train": Command("sg_rlhf.train", "sg_rlhf.train",
-                     "one training run of a recipe; the same command resumes it"),
-    "data": Command("sg_rlhf.data", "sg_rlhf.data.command",
-                    "generate, convert and check the data sets that training reads"),
-    "eval": Command("eval.run", "eval.run",
-                    "evaluate a model on the paper's benchmarks (--list shows them)"),
-    "report": Command("sg_rlhf.report", "sg_rlhf.report.__main__",
-                      "one HTML page of figures and samples about one or several runs"),
-    "summary": Command("sg_rlhf.report.summary", "sg_rlhf.report.summary",
-                       "a run in a few lines and two pictures"),
-    "weights": Command("sg_rlhf.weights", "sg_rlhf.weights.command",
-                       "what a recipe's token weighting does: curve, range, dead zone"),
-    "study": Command("sg_rlhf.studies", "sg_rlhf.studies.command",
-                     "many runs by a plan, and their tables and pictures"),
-    "measure accuracy": Command(f"{_MEASURE}.accuracy", f"{_MEASURE}.accuracy",
-                                "how often checkpoints answer correctly, without an engine"),
-    "measure sharpness": Command(f"{_MEASURE}.sharpness", f"{_MEASURE}.sharpness",
-                                 "the loss around a checkpoint"),
-    "measure token_gradients": Command(f"{_MEASURE}.token_gradients",
-                                       f"{_MEASURE}.token_gradients",
-                                       "which tokens a checkpoint's gradient comes from"),
-    "measure minibatch_gradients": Command(f"{_MEASURE}.minibatch_gradients",
-                                           f"{_MEASURE}.minibatch_gradients",
-                                           "how far apart two weightings' updates are"),
-    "tiny": Command("sg_rlhf.tiny.build", "sg_rlhf.tiny.build",
-                    "build a small model that learns on a laptop's CPU"),
-    "index": Command(f"{_RETRIEVAL}.index", f"{_RETRIEVAL}.index",
-                     "build a search index of a corpus, lexical or dense"),
-    "serve": Command(f"{_RETRIEVAL}.server", f"{_RETRIEVAL}.server",
-                     "serve an index to training and evaluation over HTTP"),
-    "serve-replicas": Command(f"{_RETRIEVAL}.replicas", f"{_RETRIEVAL}.replicas",
-                              "the same from several processes, on a Ray cluster too"),
-    "completion": Command("sg_rlhf.config.completion", "sg_rlhf.config.completion",
-                          "print the completion script of bash or zsh"),
-}  # fmt: skip
+    "train": Command("one training run of a recipe; the same command resumes it", "sg_rlhf.train"),
+    "data": Command(
+        "generate, convert and check the data sets that training reads",
+        "sg_rlhf.data",
+        main="sg_rlhf.data.command",
+    ),
+    "eval": Command("evaluate a model on the paper's benchmarks (--list shows them)", "eval.run"),
+    "report": Command(
+        "one HTML page of figures and samples about one or several runs",
+        "sg_rlhf.report",
+        main="sg_rlhf.report.__main__",
+        extra="plots",
+    ),
+    "summary": Command(
+        "a run in a few lines and two pictures", "sg_rlhf.report.summary", extra="plots"
+    ),
+    "weights": Command(
+        "what a recipe's token weighting does: curve, range, dead zone",
+        "sg_rlhf.weights",
+        main="sg_rlhf.weights.command",
+        extra="plots",
+    ),
+    "study": Command(
+        "many runs by a plan, and their tables and pictures",
+        "sg_rlhf.studies",
+        main="sg_rlhf.studies.command",
+        extra="plots",
+    ),
+    "measure accuracy": Command(
+        "how often checkpoints answer correctly, without an engine",
+        "sg_rlhf.measure.accuracy",
+        extra="models",
+    ),
+    "measure sharpness": Command(
+        "how far the loss rises around a checkpoint (Eq. 14)",
+        "sg_rlhf.measure.sharpness",
+        extra="models",
+    ),
+    "measure token_gradients": Command(
+        "gradient norms of single tokens beside the paper's w (1 - p)",
+        "sg_rlhf.measure.token_gradients",
+        extra="models",
+    ),
+    "measure minibatch_gradients": Command(
+        "what a weighting does to the gradient of one and the same minibatch",
+        "sg_rlhf.measure.minibatch_gradients",
+        extra="models",
+    ),
+    "tiny": Command(
+        "build a small model that learns on a laptop's CPU", "sg_rlhf.tiny.build", extra="models"
+    ),
+    "index": Command(
+        "build a search index of a corpus, lexical or dense",
+        "sg_rlhf.retrieval.index",
+        extra="search",
+    ),
+    "serve": Command(
+        "serve an index to training and evaluation over HTTP",
+        "sg_rlhf.retrieval.server",
+        extra="search",
+    ),
+    "serve-replicas": Command(
+        "the same from several processes, on a Ray cluster too",
+        "sg_rlhf.retrieval.replicas",
+        extra="search",
+    ),
+    "completion": Command(
+        "print the completion script of bash or zsh", "sg_rlhf.config.completion"
+    ),
+}
 
 EXAMPLES = """\
 examples:
@@ -104,6 +144,11 @@ def split(words: Sequence[str]) -> tuple[str, list[str]]:
     return "", list(words)
 
 
+def main_module(name: str) -> str:
+    """The module of a command's ``main``."""
+    return COMMANDS[name].main or COMMANDS[name].module
+
+
 def names_behind(group: str = "") -> list[str]:
     """The commands and groups of a group, or of the whole."""
     return sorted({c.removeprefix(group).split(" ")[0] for c in COMMANDS if c.startswith(group)})
@@ -116,7 +161,7 @@ def run(name: str, argv: list[str]) -> int:
         The exit status: the command's, or 2 where a package that it needs is not installed.
     """
     try:
-        main = importlib.import_module(COMMANDS[name].main).main
+        main = importlib.import_module(main_module(name)).main
         if not {"-h", "--help"} & set(argv):
             return int(main(argv) or 0)
         text = io.StringIO()
@@ -129,9 +174,11 @@ def run(name: str, argv: list[str]) -> int:
         missing = (error.name or "").partition(".")[0]
         if missing in ("", "sg_rlhf", "eval"):
             raise
+        extra = COMMANDS[name].extra
+        by_pip = f"pip install '.[{extra}]' in the repository, or " if extra else ""
         print(
-            f"error: sg-rlhf {name}: {missing} is not installed; docs/commands.md names what each "
-            "command needs, and scripts/bootstrap.sh of the repository installs all of it",
+            f"error: sg-rlhf {name}: {missing} is not installed; {by_pip}scripts/bootstrap.sh for "
+            "all that the pipeline needs",
             file=sys.stderr,
         )
         return 2
@@ -159,7 +206,7 @@ def _complete(line: str) -> None:
     words = line.split()[1:]
     finished = words if line[-1:].isspace() else words[:-1]
     name, _ = split(finished)
-    module = COMMANDS[name].main if name in COMMANDS else None
+    module = main_module(name) if name in COMMANDS else None
     completion.complete(name.split(), module, names_behind(name))
 
 
