@@ -25,7 +25,7 @@ from typing import Any
 from sg_rlhf.common.final_checkpoint import final_checkpoint
 from sg_rlhf.config import Config, ConfigError, load_config, local_path
 from sg_rlhf.config.upstream_flags import UpstreamChanged, UpstreamMissing
-from sg_rlhf.overlay import cli, layout
+from sg_rlhf.overlay import cli, contract, layout
 from sg_rlhf.overlay.errors import TooFewPrompts
 from sg_rlhf.tasks.search.client import RetrieverClient, RetrieverError
 from sg_rlhf.weights.describe import describe_loss
@@ -126,7 +126,7 @@ def load(arguments: argparse.Namespace) -> Run:
 
 
 def check(run: Run) -> argparse.Namespace:
-    """Everything that can be known before Ray starts: flags, files, machine, data, search engine.
+    """Everything that can be known before Ray starts: upstream, files, flags, machine, retriever.
 
     Returns:
         Upstream's nested namespace with ``sg``.
@@ -135,6 +135,7 @@ def check(run: Run) -> argparse.Namespace:
         ConfigError, UsageError, TooFewPrompts: one line naming the key, its value and the remedy.
         UpstreamChanged: the installed OpenRLHF is not the one that the overlay is written against.
     """
+    contract.check()
     check_files(run.config)
     args = cli.parse(run.argv)
     cli.fit_platform(args)

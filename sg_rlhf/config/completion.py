@@ -79,7 +79,7 @@ def _parser_of(module: str) -> argparse.ArgumentParser:
 
     main = importlib.import_module(module).main
     original = argparse.ArgumentParser.parse_known_args
-    argparse.ArgumentParser.parse_known_args = take  # type: ignore[method-assign,assignment]
+    argparse.ArgumentParser.parse_known_args = take  # type: ignore[method-assign]
     try:
         main([])
     except _Built as built:
@@ -89,7 +89,7 @@ def _parser_of(module: str) -> argparse.ArgumentParser:
     raise AssertionError(f"{module}.main does not parse its arguments")
 
 
-def _recipes(prefix: str, **_: Any) -> Iterator[str]:
+def _recipes(prefix: str, **_about: Any) -> Iterator[str]:
     """YAML files, and folders to go on in; the shipped recipes where there is no ``configs``."""
     if not Path("configs").exists():
         yield from (f"configs/{path.relative_to(CONFIGS)}" for path in CONFIGS.rglob("*.yaml"))
@@ -103,7 +103,7 @@ def _recipes(prefix: str, **_: Any) -> Iterator[str]:
                     yield str(path)
 
 
-def _overrides(prefix: str, **_: Any) -> Iterator[str]:
+def _overrides(prefix: str, **_about: Any) -> Iterator[str]:
     """``key=`` of every key of a recipe, and behind it the values that the key can have."""
     from sg_rlhf.config import SG_KEYS
     from sg_rlhf.config.upstream_flags import flags

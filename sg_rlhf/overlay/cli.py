@@ -126,7 +126,6 @@ def run(args: argparse.Namespace) -> None:
         TooFewPrompts: the data set does not fill one rollout.
         ClusterError: the cluster is too small.
     """
-    contract.check()
     from sg_rlhf.overlay import cluster, register
     from sg_rlhf.overlay.errors import RunStopped, TooFewPrompts
 
@@ -195,7 +194,11 @@ def _stop_cause(error: BaseException, *kinds: type[Exception]) -> Exception | No
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Run and report: exit status 0, 2 for bad usage, 1 when the run stopped, 130 interrupted."""
+    """Run what has been checked, and report.
+
+    Returns:
+        The exit status: 0, 2 for bad usage, 1 when the run stopped, 130 interrupted.
+    """
     from sg_rlhf.common.ray_cluster import ClusterError
     from sg_rlhf.overlay.errors import RunStopped, TooFewPrompts
 
@@ -220,6 +223,7 @@ def execute(args: argparse.Namespace) -> int:
 def main(argv: list[str] | None = None) -> int:
     """The command: parse, then :func:`execute`."""
     try:
+        contract.check()
         args = parse(sys.argv[1:] if argv is None else argv)
         fit_platform(args)
     except (UsageError, UpstreamChanged) as error:

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from sg_rlhf.config import load_config
-from sg_rlhf.overlay import cli
+from sg_rlhf.overlay import cli, contract
 from sg_rlhf.train import main, prepare_run_dir, prompts_at_most, resolve, with_absolute_paths
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -32,7 +32,7 @@ def test_a_dry_run_prints_the_recipe_and_a_command_line_that_parses(
     assert comment == "# upstream command line"
     args = cli.parse(shlex.split(command)[3:])
     assert (args.actor.policy_loss_type, args.sg.weighting["upper"], args.actor.adam.lr) == (
-        "grpo_sg", 1.2, 2e-4,
+        "weighted_ppo", 1.2, 2e-4,
     )  # fmt: skip
     assert not run_dir.exists()
 
@@ -191,6 +191,16 @@ def test_data_that_cannot_be_counted_here_are_not_refused(tmp_path: Path) -> Non
 def test_a_run_without_data_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     line = refused(capsys, tmp_path / "run", "data.prompt_dataset=null")
     assert line.startswith("error: data.prompt_dataset: not set; ")
+
+
+def test_another_upstream_is_refused_before_anything_is_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "train.jsonl"
+    data.write_text("{}\n" * 16)
+    monkeypatch.setattr(contract, "UPSTREAM_VERSION", "0.12.0")
+    line = refused(capsys, tmp_path / "run", f"data.prompt_dataset={data}")
+    assert line.startswith("error: OpenRLHF 0.11.2 is installed, but the overlay is written")
 
 
 def test_a_wrong_recipe_prints_nothing_but_its_error(
