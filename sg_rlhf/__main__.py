@@ -158,18 +158,25 @@ def run(name: str, argv: list[str]) -> int:
     """A command's own ``main``; help in the words of ``sg-rlhf``.
 
     Returns:
-        The exit status: the command's, or 2 where a package that it needs is not installed.
+        The exit status: the command's, 2 where a package that it needs is not installed, or 141,
+        a shell's number for it, where what reads the output has ended (``| head``).
     """
     try:
         main = importlib.import_module(main_module(name)).main
         if not {"-h", "--help"} & set(argv):
-            return int(main(argv) or 0)
+            status = int(main(argv) or 0)
+            sys.stdout.flush()
+            return status
         text = io.StringIO()
         try:
             with contextlib.redirect_stdout(text):
                 return int(main(argv) or 0)
         finally:
             print(in_our_words(text.getvalue()), end="")
+    except BrokenPipeError:
+        # Python flushes once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in ("", "sg_rlhf", "eval"):

@@ -145,6 +145,13 @@ def test_a_package_that_is_missing_is_one_line(
     )
 
 
+def test_a_reader_that_ends_is_no_error() -> None:
+    words = f"'{sys.executable}' -m sg_rlhf weights"
+    script = f"{words} | true; echo ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert (result.stdout, result.stderr) == ("141\n", "")
+
+
 def test_every_command_has_its_section_with_examples_that_parse() -> None:
     """docs/commands.md: the commands in the order of the help."""
     text = (ROOT / "docs" / "commands.md").read_text()
