@@ -1,27 +1,32 @@
 """One training run: ``python -m sg_rlhf.train --config FILE [--run-dir DIR] [key=value ...]``.
 
-Reads a recipe, checks it, prepares the run directory, and trains through upstream with the overlay
-registered. Started again with the same run directory it resumes from the last checkpoint.
+Loads a recipe, checks it and whatever else can be known before Ray starts, prepares the run
+directory, and trains through upstream with the overlay registered. Started again with the same run
+directory it resumes from the last checkpoint.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import io
 import json
 import os
 import platform as machine
 import shlex
 import sys
 import time
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common.final_checkpoint import final_checkpoint
 from sg_rlhf.config import Config, ConfigError, load_config, local_path
-from sg_rlhf.config.upstream_flags import UpstreamChanged
-from sg_rlhf.overlay import cli
+from sg_rlhf.config.upstream_flags import UpstreamChanged, UpstreamMissing
+from sg_rlhf.overlay import cli, contract, layout
+from sg_rlhf.overlay.errors import TooFewPrompts
 from sg_rlhf.tasks.search.client import RetrieverClient, RetrieverError
 from sg_rlhf.weights.describe import describe_loss
 
@@ -85,6 +90,60 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+@dataclass(frozen=True)
+class Run:
+    """A recipe and where it runs.
+
+    Attributes:
+        config: the recipe with what follows from the run directory, paths as they were given.
+        directory: the run directory.
+        weighting: what the token weighting does, for the terminal.
+        argv: the exact upstream command line, paths absolute.
+    """
+
+    config: Config
+    directory: Path
+    weighting: str
+    argv: list[str]
+
+
+def load(arguments: argparse.Namespace) -> Run:
+    """Read the recipe and its overrides, checking every key and value.
+
+    Raises:
+        ConfigError: one line naming the file, the key, the value and what was expected.
+    """
+    config = load_config(arguments.config, arguments.overrides)
+    recipe = "_".join(Path(file).stem for file in arguments.config)
+    run_dir = Path(arguments.run_dir or Path("runs") / recipe).resolve()
+    config = resolve(config, run_dir)
+    return Run(
+        config=config,
+        directory=run_dir,
+        weighting=describe_loss(config),
+        argv=with_absolute_paths(config).to_argv(),
+    )
+
+
+def check(run: Run) -> argparse.Namespace:
+    """Everything that can be known before Ray starts: upstream, files, flags, machine, retriever.
+
+    Returns:
+        Upstream's nested namespace with ``sg``.
+
+    Raises:
+        ConfigError, UsageError, TooFewPrompts: one line naming the key, its value and the remedy.
+        UpstreamChanged: the installed OpenRLHF is not the one that the overlay is written against.
+    """
+    contract.check()
+    check_files(run.config)
+    args = cli.parse(run.argv)
+    cli.fit_platform(args)
+    layout.check_prompts(layout.plan(prompts_at_most(args.data), args), args)
+    check_retriever(run.config)
+    return args
+
+
 def resolve(config: Config, run_dir: Path) -> Config:
     """Fill in what follows from the run directory, unless the recipe sets it."""
     derived = {
@@ -92,10 +151,10 @@ def resolve(config: Config, run_dir: Path) -> Config:
         "ckpt.output_dir": str(final_checkpoint(run_dir)),
         "logger.tensorboard_dir": str(run_dir / "tensorboard"),
         "logger.wandb.run_name": run_dir.name,
-        "sg.run_dir": str(run_dir),
     }
-    extra = {k: v for k, v in derived.items() if k == "sg.run_dir" or k not in config.values}
-    return config.with_values(extra)
+    extra = {key: value for key, value in derived.items() if key not in config.values}
+    sg = config.sg.model_copy(update={"run_dir": str(run_dir)})
+    return replace(config, values=config.values | extra, sg=sg)
 
 
 def with_absolute_paths(config: Config) -> Config:
@@ -107,11 +166,9 @@ def with_absolute_paths(config: Config) -> Config:
     given = config.values
     absolute: dict[str, Any] = {k: _absolute(given[k]) for k in READ_FROM if given.get(k)}
     absolute |= {k: os.path.abspath(given[k]) for k in WRITTEN_TO if given.get(k)}
-    if config.sg.eval_sets:
-        absolute["sg.eval_sets"] = [
-            {**s.model_dump(), "dataset": _absolute(s.dataset)} for s in config.sg.eval_sets
-        ]
-    return config.with_values(absolute)
+    sets = [s.model_copy(update={"dataset": _absolute(s.dataset)}) for s in config.sg.eval_sets]
+    sg = config.sg.model_copy(update={"eval_sets": sets})
+    return replace(config, values=given | absolute, sg=sg)
 
 
 def _absolute(names: str) -> str:
@@ -137,6 +194,11 @@ def check_files(config: Config) -> None:
                 raise ConfigError(
                     f"{key}={name}: no such file; make it with `python -m sg_rlhf.data`"
                 )
+    if not config.value("data.prompt_dataset"):
+        raise ConfigError(
+            "data.prompt_dataset: not set; give the training prompts, JSON lines that "
+            "`python -m sg_rlhf.data` makes or a data set's id"
+        )
     model = local_path(
         "actor.model_name_or_path", str(config.value("actor.model_name_or_path") or "")
     )
@@ -144,6 +206,31 @@ def check_files(config: Config) -> None:
         raise ConfigError("actor.model_name_or_path: not set; give a model id or a local folder")
     if model.startswith((".", "/")) and not (Path(model) / "config.json").is_file():
         raise ConfigError(f"actor.model_name_or_path={model}: no Hugging Face model folder there")
+
+
+def prompts_at_most(data: argparse.Namespace) -> int:
+    """How many training prompts there can be, by the files that are here and ``data.max_samples``.
+
+    Args:
+        data: the ``data`` section of upstream's namespace.
+    """
+    names = [name.strip() for name in data.prompt_dataset.split(",")]
+    counts = [_rows(Path(name)) for name in names]
+    # Data sets drawn by probabilities are repeated until the last of them is used up.
+    known = [count for count in counts if count is not None and not data.prompt_probs]
+    return min(int(data.max_samples), sum(known) if len(known) == len(names) else sys.maxsize)
+
+
+def _rows(path: Path) -> int | None:
+    """Rows of a local file of JSON lines or Parquet, or more; None where that is not known."""
+    if path.suffix == ".jsonl" and path.is_file():
+        with path.open("rb") as lines:
+            return sum(1 for line in lines if line.strip())
+    if path.suffix == ".parquet" and path.is_file():
+        from pyarrow import parquet
+
+        return int(parquet.read_metadata(path).num_rows)
+    return None
 
 
 def check_retriever(config: Config) -> None:
@@ -210,41 +297,44 @@ def prepare_run_dir(config: Config, run_dir: Path) -> bool:
     return resuming
 
 
-def _remark_on_this_machine(args: argparse.Namespace) -> None:
-    """A dry run may be for another machine: what would not start here is only a remark."""
-    try:
-        cli.fit_platform(args)
-    except cli.UsageError as error:
-        print(f"# not on this machine: {error}")
+def show(run: Run) -> None:
+    """What ``--dry-run`` prints: the recipe, its weighting, and the upstream command line.
+
+    A dry run may be for another machine: what would not start here is only a remark.
+
+    Raises:
+        UsageError: flags that cannot work together.
+    """
+    remarks = io.StringIO()
+    with contextlib.redirect_stdout(remarks):
+        try:
+            cli.fit_platform(cli.parse(run.argv))
+        except cli.NotOnThisMachine as error:
+            print(f"# not on this machine: {error}")
+        except UpstreamMissing:
+            print("# not checked: OpenRLHF is not installed here, and has further rules for flags")
+    print(f"# resolved recipe, from {' <- '.join(reversed(run.config.sources))}")
+    print(run.config.to_yaml())
+    print(f"# {run.weighting}".replace("\n", "\n# "))
+    print("# upstream command line")
+    print(shlex.join(["python", "-m", "sg_rlhf.overlay.cli", *run.argv]))
+    print(remarks.getvalue(), end="")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status 0; 2 for a wrong recipe; 1 when the run stopped; 130 when interrupted."""
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
     try:
-        config = load_config(arguments.config, arguments.overrides)
-        recipe = "_".join(Path(file).stem for file in arguments.config)
-        run_dir = Path(arguments.run_dir or Path("runs") / recipe).resolve()
-        config = resolve(config, run_dir)
-        argv = with_absolute_paths(config).to_argv()
-        weighting = describe_loss(config)
+        run = load(arguments)
         if arguments.dry_run:
-            print(f"# resolved recipe, from {' <- '.join(reversed(config.sources))}")
-            print(config.to_yaml())
-            print(f"# {weighting}".replace("\n", "\n# "))
-            print("# upstream command line")
-            print(shlex.join(["python", "-m", "sg_rlhf.overlay.cli", *argv]))
-            _remark_on_this_machine(cli.parse(argv))
+            show(run)
             return 0
-        check_files(config)
-        args = cli.parse(argv)
-        cli.fit_platform(args)
-        check_retriever(config)
-        args.ckpt.load_enable = prepare_run_dir(config, run_dir)
-    except (ConfigError, cli.UsageError, UpstreamChanged) as error:
+        args = check(run)
+        args.ckpt.load_enable = prepare_run_dir(run.config, run.directory)
+    except (ConfigError, cli.UsageError, TooFewPrompts, UpstreamChanged) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(weighting, f"run directory: {run_dir}", sep="\n", flush=True)
+    print(run.weighting, f"run directory: {run.directory}", sep="\n", flush=True)
     return cli.execute(args)
 
 

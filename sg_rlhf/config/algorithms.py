@@ -6,13 +6,11 @@ names it is a choice of them, one file in ``configs/algorithms`` to put on top o
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from sg_rlhf.algo.objectives import OBJECTIVES
 from sg_rlhf.algo.weightings import WEIGHTINGS
+from sg_rlhf.config.shipped_recipes import CONFIGS
 from sg_rlhf.config.token_weighting import OBJECTIVE_OF_LOSS
 
-RECIPES = Path(__file__).parents[2] / "configs" / "algorithms"
 UPSTREAM_LOSSES = {
     "ppo": "upstream's clipped ratio loss: GRPO (arXiv 2402.03300)",
     "gspo": "upstream's loss with one ratio per response (arXiv 2507.18071)",
@@ -29,10 +27,10 @@ UPDATES = {
 
 
 def recipes() -> dict[str, str]:
-    """name: first line, of each file in ``configs/algorithms``; {} without a checkout."""
+    """name: first line, of each file in ``configs/algorithms``."""
     return {
         path.stem: path.read_text().split("\n", 1)[0].removeprefix("# ").rstrip(".")
-        for path in sorted(RECIPES.glob("*.yaml"))
+        for path in sorted((CONFIGS / "algorithms").glob("*.yaml"))
     }
 
 

@@ -27,6 +27,7 @@ from sg_rlhf.algo.weightings import Weighting, weighting_class
 from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS, parameter_of
 from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.settings import SG_KEYS, SHORT_KEYS, SGSettings, validation_message
+from sg_rlhf.config.shipped_recipes import recipe_path
 from sg_rlhf.config.token_weighting import (
     COMMAND_LINE,
     LONG,
@@ -188,7 +189,7 @@ def load_config(
 
     paths = [path] if isinstance(path, (str, Path)) else path or []
     for recipe in paths:
-        for file, tree in _read_chain(Path(recipe), ()):
+        for file, tree in _read_chain(recipe_path(recipe), ()):
             sources.append(str(file))
             for key, value in _flatten(tree):
                 take(key, value, str(file))

@@ -5,7 +5,8 @@ OpenRLHF builds its argument parser inside ``if __name__ == "__main__"`` of
 stale. This module takes that block apart with :mod:`ast` instead: the statements before
 ``parser.parse_args()`` build the parser, those after it check the arguments, the last one is
 ``train(args)``. Nothing heavier than argparse is imported here, so recipes can be checked in
-milliseconds.
+milliseconds. Where OpenRLHF is not installed, a table of its flags that is shipped beside this file
+stands in, so that recipes can be read and looked at there; a test holds it to the real ones.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import argparse
 import ast
 import functools
 import importlib.util
+import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from typing import Any
 from sg_rlhf.algo.objectives import OBJECTIVES
 
 TRAIN_SCRIPT = "cli/train_ppo_ray.py"
+SHIPPED = Path(__file__).with_suffix(".json")
 
 #: What the overlay adds to upstream's choices; grpo_sg is an older name of weighted_ppo.
 POLICY_LOSS_TYPES = ("weighted_ppo", "grpo_sg", *(n for n in OBJECTIVES if n != "ppo"))
@@ -35,11 +39,15 @@ class UpstreamChanged(RuntimeError):
     """Upstream's source no longer has the shape that the overlay relies on."""
 
 
+class UpstreamMissing(UpstreamChanged):
+    """OpenRLHF is not installed."""
+
+
 def upstream_root() -> Path:
     """Directory of the installed ``openrlhf`` package (not imported)."""
     spec = importlib.util.find_spec("openrlhf")
     if spec is None or not spec.submodule_search_locations:
-        raise UpstreamChanged("OpenRLHF is not installed; run scripts/bootstrap.sh")
+        raise UpstreamMissing("OpenRLHF is not installed; run scripts/bootstrap.sh")
     return Path(next(iter(spec.submodule_search_locations)))
 
 
@@ -142,10 +150,14 @@ class Flag:
 
 @functools.cache
 def flags() -> dict[str, Flag]:
-    """Every upstream flag by its dotted name."""
+    """Every upstream flag by its dotted name; the shipped table's without OpenRLHF."""
+    try:
+        parser = build_parser()
+    except UpstreamMissing:
+        return shipped_flags()
     table: dict[str, Flag] = {}
     off: dict[str, str] = {}
-    for action in build_parser()._actions:
+    for action in parser._actions:
         option = action.option_strings[0] if action.option_strings else ""
         if isinstance(action, argparse._HelpAction):
             continue
@@ -167,3 +179,33 @@ def flags() -> dict[str, Flag]:
         dest: flag if dest not in off else Flag(**{**vars(flag), "off_option": off[dest]})
         for dest, flag in table.items()
     }
+
+
+def as_json(table: dict[str, Flag]) -> str:
+    """What the shipped table is written by: a line for each flag, upstream's choices alone.
+
+    A default with the time of day loses the time.
+    """
+    lines = []
+    for dest, flag in table.items():
+        entry = {k: v for k, v in vars(flag).items() if v is not None and k != "dest"}
+        entry["type"] = flag.type.__name__
+        if isinstance(flag.default, str):
+            entry["default"] = re.sub(r"_\d{4}T\d\d:\d\d$", "", flag.default)
+        if flag.choices:
+            added = EXTRA_CHOICES.get(dest, ())
+            entry["choices"] = [choice for choice in flag.choices if choice not in added]
+        lines.append(f"{json.dumps(dest)}: {json.dumps(entry)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def shipped_flags() -> dict[str, Flag]:
+    """The shipped table, with the overlay's choices."""
+    types = {kind.__name__: kind for kind in (int, float, str)}
+    table = {}
+    for dest, entry in json.loads(SHIPPED.read_text()).items():
+        choices = (*entry.pop("choices", ()), *EXTRA_CHOICES.get(dest, ())) or None
+        absent = {"nargs": None, "default": None}
+        kind = types[entry.pop("type")]
+        table[dest] = Flag(**{**absent, **entry, "dest": dest, "type": kind, "choices": choices})
+    return table

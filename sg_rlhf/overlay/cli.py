@@ -34,6 +34,10 @@ class UsageError(ValueError):
     """The flags cannot work together; the message is one line for the user."""
 
 
+class NotOnThisMachine(UsageError):
+    """The flags could work, but not here."""
+
+
 def parse(argv: list[str]) -> argparse.Namespace:
     """Parse and check a command line; the result is upstream's nested namespace plus ``sg``.
 
@@ -97,7 +101,7 @@ def fit_platform(args: Any) -> None:
     """Refuse settings that cannot work on this machine; give packed samples an attention that can.
 
     Raises:
-        UsageError: naming each key and what to use instead.
+        NotOnThisMachine: naming each key and what to use instead.
     """
 
     def value(key: str) -> Any:
@@ -107,7 +111,7 @@ def fit_platform(args: Any) -> None:
         return
     problems = platform.unmet_settings(value)
     if problems:
-        raise UsageError(
+        raise NotOnThisMachine(
             "; ".join(problems) + " (no CUDA here; SG_PLATFORM=cuda if the cluster's nodes have it)"
         )
     if args.ds.packing_samples:
@@ -122,7 +126,6 @@ def run(args: argparse.Namespace) -> None:
         TooFewPrompts: the data set does not fill one rollout.
         ClusterError: the cluster is too small.
     """
-    contract.check()
     from sg_rlhf.overlay import cluster, register
     from sg_rlhf.overlay.errors import RunStopped, TooFewPrompts
 
@@ -191,7 +194,11 @@ def _stop_cause(error: BaseException, *kinds: type[Exception]) -> Exception | No
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Run and report: exit status 0, 2 for bad usage, 1 when the run stopped, 130 interrupted."""
+    """Run what has been checked, and report.
+
+    Returns:
+        The exit status: 0, 2 for bad usage, 1 when the run stopped, 130 interrupted.
+    """
     from sg_rlhf.common.ray_cluster import ClusterError
     from sg_rlhf.overlay.errors import RunStopped, TooFewPrompts
 
@@ -216,6 +223,7 @@ def execute(args: argparse.Namespace) -> int:
 def main(argv: list[str] | None = None) -> int:
     """The command: parse, then :func:`execute`."""
     try:
+        contract.check()
         args = parse(sys.argv[1:] if argv is None else argv)
         fit_platform(args)
     except (UsageError, UpstreamChanged) as error:

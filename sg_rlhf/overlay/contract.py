@@ -1,18 +1,21 @@
 """What the overlay expects of upstream, checked before anything starts.
 
-The overlay subclasses upstream and replaces a few of its module-level names. It is right only for
-the version it was written against, so :func:`check` compares upstream's version, signatures and
-call order with the table below and says in a sentence what moved. It reads source with
-:mod:`ast`; nothing of upstream is imported.
+The overlay subclasses upstream and replaces names of it (``register.PATCHES``). It is right only
+for the version it was written against, so :func:`check` compares upstream's version, signatures and
+call order with the tables below, looks for every replaced name in its package's source, and says in
+a sentence what moved. It reads source with :mod:`ast`; nothing of upstream is imported.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
+import importlib.util
 from importlib import metadata
 from pathlib import Path
 
 from sg_rlhf.config.upstream_flags import UpstreamChanged, upstream_root
+from sg_rlhf.overlay.register import PATCHES
 
 UPSTREAM_VERSION = "0.11.2"
 
@@ -162,18 +165,66 @@ def check(root: Path | None = None, version: str | None = None) -> None:
             f"OpenRLHF {version} is installed, but the overlay is written against "
             f"{UPSTREAM_VERSION}; run scripts/bootstrap.sh, or port sg_rlhf/overlay"
         )
-    trees = {
-        file: ast.parse((root / file).read_text())
-        for file in sorted({file for file, _ in (*SIGNATURES, *CALL_ORDER)})
-    }
     for (file, name), expected in SIGNATURES.items():
-        found = _parameters(_function(trees[file], file, name))
+        found = _parameters(_function(_parsed(root / file), file, name))
         if found != expected:
             raise UpstreamChanged(
                 f"openrlhf/{file}: {name} takes ({found}), but the overlay expects ({expected})"
             )
     for (file, name), names in CALL_ORDER.items():
-        _check_order(file, name, names, _used_names(_function(trees[file], file, name)))
+        _check_order(file, name, names, _used_names(_function(_parsed(root / file), file, name)))
+    for patch in PATCHES:
+        _check_name(patch.module, patch.name, root)
+    _parsed.cache_clear()  # large
+
+
+def _check_name(module: str, name: str, root: Path) -> None:
+    """Raise unless the source of ``module`` defines ``name``, or the registry it is an entry of."""
+    path = _source_of(module, root)
+    node: ast.AST | None = _parsed(path) if path.is_file() else None
+    for part in name.partition("[")[0].split("."):
+        node = node and _defined(node, path.parent).get(part)
+    if node is None:
+        raise UpstreamChanged(f"{module}: {name} is gone, and the overlay replaces it")
+
+
+def _source_of(module: str, root: Path) -> Path:
+    package, *parts = module.split(".")
+    if package != root.name:
+        spec = importlib.util.find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            raise UpstreamChanged(f"{package} is not installed; run scripts/bootstrap.sh")
+        root = Path(next(iter(spec.submodule_search_locations)))
+    path = root.joinpath(*parts)
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+@functools.cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def _defined(scope: ast.AST, folder: Path) -> dict[str, ast.AST]:
+    """Names that a module or class defines or imports, in an `if` or a `try` too.
+
+    Args:
+        folder: the module's, for what it imports by a star from beside it.
+    """
+    found: dict[str, ast.AST] = {}
+    for node in getattr(scope, "body", []):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found[node.name] = node
+        elif isinstance(node, ast.ImportFrom) and node.names[0].name == "*" and node.level == 1:
+            beside = _parsed(folder / f"{str(node.module).replace('.', '/')}.py")
+            found |= _defined(beside, folder)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            found |= {alias.asname or alias.name: node for alias in node.names}
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {target.id: node for target in targets if isinstance(target, ast.Name)}
+        elif isinstance(node, (ast.If, ast.Try)):
+            found |= _defined(node, folder) | _defined(ast.Module(node.orelse, []), folder)
+    return found
 
 
 def _function(tree: ast.Module, file: str, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef:

@@ -18,7 +18,7 @@ class NonFiniteError(RunStopped):
 
 
 class TooFewPrompts(ValueError):
-    """The data set does not fill one rollout: a wrong setting, known once the data are read."""
+    """The data set does not fill one rollout: a wrong setting, not a run that stopped."""
 
 
 class SyncError(RunStopped):

@@ -8,6 +8,7 @@ import openrlhf.trainer.ppo_utils.experience_maker as upstream
 import torch
 
 from sg_rlhf.algo.advantages import population_std_correction
+from sg_rlhf.overlay import kl
 from sg_rlhf.overlay.errors import NonFiniteError
 from sg_rlhf.overlay.losses import kl_dispatcher
 
@@ -17,11 +18,12 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        upstream.compute_approx_kl = kl_dispatcher(self.args, None)
+        self._kl = kl_dispatcher(self.args, None)
 
     def make_experience(self, samples_list: list[Any]) -> list[Any]:
         """Upstream's log-probs of policy and reference; raises if one is not finite."""
-        samples = super().make_experience(samples_list)
+        with kl.computed_by(self._kl):
+            samples = super().make_experience(samples_list)
         for sample in samples:
             mask = sample.action_mask.bool()
             for name, log_probs in (

@@ -12,10 +12,9 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import wrapt
 
 VARIABLE = "TORCH_EXTENSIONS_DIR"
 
@@ -26,17 +25,19 @@ def folder() -> Path:
 
 
 def install() -> None:
-    """Guard the builds of this process; call it before anything is built."""
+    """Name the folder for the builds of this process; call it before anything is built."""
     if VARIABLE not in os.environ and os.access(sys.prefix, os.W_OK):
         os.environ[VARIABLE] = str(folder())
-    if os.environ.get(VARIABLE) == str(folder()):
-        wrapt.register_post_import_hook(_guard, "torch.utils.cpp_extension")
 
 
-def _guard(module: Any) -> None:
+def wanted() -> bool:
+    """Whether builds go to our folder, where no other program waits for torch's own lock."""
+    return os.environ.get(VARIABLE) == str(folder())
+
+
+def under_a_lock(original: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's ``cpp_extension.load`` that waits for the kernel's lock and clears a dead one."""
     from filelock import FileLock
-
-    original = module.load
 
     @functools.wraps(original)
     def load(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -46,4 +47,4 @@ def _guard(module: Any) -> None:
             (build / "lock").unlink(missing_ok=True)
             return original(name, *args, **kwargs)
 
-    module.load = load
+    return load

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sg_rlhf.overlay.errors import TooFewPrompts
+
 #: Upstream's flags that count something of which there must be one.
 COUNTS = (
     "rollout.batch_size", "rollout.n_samples_per_prompt", "rollout.micro_batch_size",
@@ -62,6 +64,19 @@ def plan(prompts: int, args: Any) -> Plan:
         rollouts=rollouts,
         optimizer_steps=rollouts * steps * args.train.max_epochs,
     )
+
+
+def check_prompts(plan: Plan, args: Any) -> None:
+    """Refuse a data set that does not fill one rollout.
+
+    Raises:
+        TooFewPrompts: one line naming the keys and the values.
+    """
+    if not plan.epoch_rollouts:
+        raise TooFewPrompts(
+            f"rollout.batch_size={args.rollout.batch_size}: the data set has only {plan.prompts} "
+            "prompts (data.prompt_dataset, data.max_samples)"
+        )
 
 
 def check_flags(flat: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from sg_rlhf.algo import lopti
 from sg_rlhf.algo.diagnostics import TokenStatistics
 from sg_rlhf.algo.token_weights import weight_sum_and_count
 from sg_rlhf.algo.weightings.top_entropy import TopEntropy
-from sg_rlhf.overlay.cpu import platform
+from sg_rlhf.overlay import kl
 from sg_rlhf.overlay.errors import NonFiniteError
 from sg_rlhf.overlay.losses import PolicyLossWithStatistics, kl_dispatcher, sequence_context
 
@@ -38,14 +38,9 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
     actor_loss_fn: Any
 
     def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        if platform.active():
-            from sg_rlhf.overlay.cpu import weight_sync
-
-            upstream.stateless_init_process_group = weight_sync.stateless_init_process_group
         super().__init__(strategy, *args, **kwargs)
         self.actor_loss_fn = PolicyLossWithStatistics(self.actor_loss_fn, strategy.args)
-        # training_step reads this name from its module.
-        upstream.compute_approx_kl = kl_dispatcher(strategy.args, self.actor_loss_fn)
+        self._kl = kl_dispatcher(strategy.args, self.actor_loss_fn)
         # Without a KL loss upstream's "kl" is the one in the reward, a number per response.
         self._terms = {
             key: name
@@ -113,7 +108,10 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         self.actor_loss_fn.context = dataclasses.replace(
             sequence_context(experience, self._weighting), entropy_threshold=self._entropy_threshold
         )
-        status: dict[str, Any] = super().training_step(experience, kl_ctl, step, loss_batch_info)
+        with kl.computed_by(self._kl):
+            status: dict[str, Any] = super().training_step(
+                experience, kl_ctl, step, loss_batch_info
+            )
         metrics = status["metrics"]
         self._window.append(
             {name: float(metrics[key]) for key, name in self._terms.items() if key in metrics}
@@ -257,10 +255,6 @@ def _non_finite_gradient(step: int) -> NonFiniteError:
 def _tokens_in_pass(threshold: float, name: str, item: Any) -> torch.Tensor:
     in_pass = lopti.in_pass(item.action_log_probs, threshold, name)
     return (in_pass & item.action_mask.bool()).sum()
-
-
-# PolicyModelActor.init_model_from_pretrained looks this name up in its own module.
-upstream.ActorPPOTrainer = SGActorPPOTrainer
 
 
 class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_class):

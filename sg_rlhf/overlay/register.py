@@ -1,39 +1,187 @@
-"""Puts our classes where upstream looks for its own, in the driver and in every worker.
+"""Every name of another package that the overlay replaces, in one table, with the reason.
 
-The driver replaces four names of upstream's modules by subclasses. Ray ships a subclass to a
-worker by its module's name, and importing that module there registers what runs inside it, so
-this works on one node or on many, as long as ``sg_rlhf`` is installed on each.
+Nothing else in the overlay assigns to a name of upstream, torch, DeepSpeed or transformers. A row
+takes effect at the import of its module, in the driver and, through Ray's
+``worker_process_setup_hook``, in every worker, on one node or many, as long as ``sg_rlhf`` is
+installed on each. A process that never imports the module does not pay for the row.
+:mod:`sg_rlhf.overlay.contract` checks that upstream still has each name.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
-WORKER_SETUP_HOOK = "sg_rlhf.overlay.register.worker_setup"
+import wrapt
+
+from sg_rlhf.overlay import jit_builds, rotary
+from sg_rlhf.overlay.cpu import platform
+
+WORKER_SETUP_HOOK = "sg_rlhf.overlay.register.install"
 
 
-def worker_setup() -> None:
-    """Ray's ``worker_process_setup_hook``: runs first in every worker process."""
-    from sg_rlhf.overlay import jit_builds, rotary
-    from sg_rlhf.overlay.cpu import platform
+def _always() -> bool:
+    return True
 
+
+class Patch(NamedTuple):
+    """One replaced name.
+
+    Attributes:
+        module: whose name it is; the row takes effect when this module has been imported.
+        name: dotted inside the module; ``REGISTRY[key]`` is an entry of a mapping.
+        replacement: ``module:name`` of ours.
+        why: what the original does not do.
+        when: asked once the module is imported; False leaves the original.
+        wraps: ``replacement`` is a function that makes the new object of the original one.
+    """
+
+    module: str
+    name: str
+    replacement: str
+    why: str
+    when: Callable[[], bool] = _always
+    wraps: bool = False
+
+    def owner(self) -> tuple[Any, str]:
+        """The object whose attribute or entry ``name`` is, and the last part of ``name``."""
+        *parents, last = re.findall(r"\w+", self.name)
+        return functools.reduce(getattr, parents, sys.modules[self.module]), last
+
+    def current(self) -> Any:
+        """What the name stands for now; None for an entry that is not there."""
+        owner, last = self.owner()
+        return owner.get(last) if self.name.endswith("]") else getattr(owner, last)
+
+
+_OURS = "sg_rlhf.overlay"
+_CPU = f"{_OURS}.cpu.platform"
+
+PATCHES = (
+    # The classes that upstream starts as Ray actors, by subclasses of them.
+    Patch("openrlhf.cli.train_ppo_ray", "PolicyModelActor",
+          f"{_OURS}.policy_actor:RemotePolicyModelActor",
+          "can be asked for the log-probs of fixed texts, which check each weight sync"),
+    Patch("openrlhf.trainer.ray.vllm_engine", "RolloutRayActor",
+          f"{_OURS}.rollout_engine:RemoteRolloutActor",
+          "stops the run on a missing reward; takes vLLM's settings for the CPU; can be asked too"),
+    Patch("openrlhf.trainer.ppo_trainer", "PPOTrainer",
+          f"{_OURS}.trainer:RemotePPOTrainer",
+          "writes the run directory, evaluates before and after, resumes whole, checks the sync"),
+    # What those look up by name in their own modules.
+    Patch("openrlhf.trainer.ray.ppo_actor", "ActorPPOTrainer",
+          f"{_OURS}.policy_actor:SGActorPPOTrainer",
+          "token-weighted losses by name, a row per optimizer step, no step on a bad gradient"),
+    Patch("openrlhf.trainer.ray.ppo_actor", "compute_approx_kl",
+          f"{_OURS}.kl:compute_approx_kl",
+          "a KL loss that shares the policy loss's weights"),
+    Patch("openrlhf.trainer.ppo_utils.experience_maker", "compute_approx_kl",
+          f"{_OURS}.kl:compute_approx_kl",
+          "our estimators of the KL in the reward"),
+    Patch("openrlhf.trainer.ppo_trainer", "compute_eval_metrics",
+          f"{_OURS}.evaluation:compute_eval_metrics",
+          "upstream reports the mean reward as pass1: accuracy instead, with an interval"),
+    Patch("openrlhf.trainer.ppo_trainer", "RemoteExperienceMaker",
+          f"{_OURS}.experience:SGExperienceMaker",
+          "refuses log-probs that are not finite; the population std of Eq. 4"),
+    Patch("openrlhf.trainer.ppo_trainer", "SamplesGenerator",
+          f"{_OURS}.samples:SGSamplesGenerator",
+          "whole rollouts only; counts a dialogue's own tokens"),
+    Patch("openrlhf.trainer.ray.vllm_engine", "SingleTurnAgentExecutor",
+          f"{_OURS}.rollout_engine:StrictSingleTurnExecutor",
+          "upstream swallows what a reward function raises; it is kept, as the run's end"),
+    Patch("openrlhf.models.actor", "Actor.__init__",
+          f"{_OURS}.rotary:with_float32_frequencies",
+          "ZeRO-3 loads rotary frequencies in bf16, another model than the one that samples",
+          when=rotary.wanted, wraps=True),
+    Patch("torch.utils.cpp_extension", "load",
+          f"{_OURS}.jit_builds:under_a_lock",
+          "a build killed half-way leaves a lock file that every later run waits for",
+          when=jit_builds.wanted, wraps=True),
+    # Without CUDA.
+    Patch("torch.cuda", "current_device", f"{_CPU}:current_device",
+          "upstream asks for the CUDA device and puts tensors on it", when=platform.active),
+    Patch("torch.cuda", "current_stream", f"{_CPU}:current_stream",
+          "upstream hands the stream to the weight sync's broadcast", when=platform.active),
+    Patch("torch.cuda", "set_device", f"{_CPU}:set_device",
+          "upstream calls it in every worker", when=platform.active),
+    Patch("torch.cuda", "empty_cache", f"{_CPU}:empty_cache",
+          "upstream calls it between phases", when=platform.active),
+    Patch("torch.cuda", "synchronize", f"{_CPU}:synchronize",
+          "upstream calls it at its barriers", when=platform.active),
+    Patch("torch.distributed.device_mesh", "init_device_mesh", f"{_CPU}:on_cpu_devices",
+          "upstream asks for a mesh of cuda devices by name", when=platform.active, wraps=True),
+    Patch("openrlhf.trainer.ray.ppo_actor", "stateless_init_process_group",
+          f"{_OURS}.cpu.gloo_group:stateless_init_process_group",
+          "upstream's weight sync is NCCL's", when=platform.active),
+    Patch("deepspeed.runtime.zero.partition_parameters", "Init._allgather_params_coalesced",
+          f"{_CPU}:one_parameter_at_a_time",
+          "a race damages the weights of a model loaded by several CPU ranks",
+          when=platform.active, wraps=True),
+    Patch("deepspeed.runtime.zero.partition_parameters", "zero3_linear_wrap",
+          f"{_CPU}:multiply_in_float32",
+          "bf16 products without bf16 units are 29 times slower than converting",
+          when=platform.emulates_bf16, wraps=True),
+    Patch("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS[sdpa]",
+          f"{_CPU}:attend_in_float32",
+          "the same of attention", when=platform.emulates_bf16, wraps=True),
+    Patch("transformers.modeling_utils", f"ALL_ATTENTION_FUNCTIONS[{platform.PACKED_ATTENTION}]",
+          f"{_CPU}:attend_to_each_packed_sample",
+          "flash-attn's kernel of variable lengths needs CUDA", when=platform.active),
+)  # fmt: skip
+
+#: Modules to patch whose code has run to its end, and the rows that have been applied.
+_imported: set[str] = set()
+_applied: set[Patch] = set()
+
+
+def install() -> None:
+    """The overlay in this process; Ray runs it first in every worker."""
     platform.install()
     jit_builds.install()
-    rotary.install()
+    apply_at_import(PATCHES)
+
+
+def apply_at_import(patches: Iterable[Patch]) -> None:
+    """Have the rows take effect once their modules are imported, or now if they are."""
+    for patch in patches:
+        ours = patch.replacement.partition(":")[0]
+        wrapt.register_post_import_hook(functools.partial(_on_upstream, patch), patch.module)
+        wrapt.register_post_import_hook(functools.partial(_on_ours, patch), ours)
 
 
 def install_driver() -> Any:
-    """Register the overlay in this process and return upstream's training module."""
-    from sg_rlhf.overlay.cpu import platform
+    """:func:`install` in the driver; returns upstream's training module."""
+    install()
+    return importlib.import_module("openrlhf.cli.train_ppo_ray")
 
-    platform.install()
-    import openrlhf.cli.train_ppo_ray as upstream
-    import openrlhf.trainer.ppo_trainer as ppo_trainer
-    import openrlhf.trainer.ray.vllm_engine as vllm_engine
 
-    from sg_rlhf.overlay import policy_actor, rollout_engine, trainer
+def _on_upstream(patch: Patch, _module: Any) -> None:
+    """The module to patch is there. So is ours, or it is imported now; unless it is the one that
+    is importing upstream's: then :func:`_on_ours` follows at its end."""
+    _imported.add(patch.module)
+    ours, _, name = patch.replacement.partition(":")
+    if patch not in _applied and patch.when() and hasattr(importlib.import_module(ours), name):
+        _apply(patch)
 
-    upstream.PolicyModelActor = policy_actor.RemotePolicyModelActor
-    vllm_engine.RolloutRayActor = rollout_engine.RemoteRolloutActor
-    ppo_trainer.PPOTrainer = trainer.RemotePPOTrainer
-    return upstream
+
+def _on_ours(patch: Patch, _module: Any) -> None:
+    if patch not in _applied and patch.module in _imported and patch.when():
+        _apply(patch)
+
+
+def _apply(patch: Patch) -> None:
+    ours, _, name = patch.replacement.partition(":")
+    replacement = getattr(sys.modules[ours], name)
+    if patch.wraps:
+        replacement = replacement(patch.current())
+    owner, last = patch.owner()
+    if patch.name.endswith("]"):
+        owner[last] = replacement
+    else:
+        setattr(owner, last, replacement)
+    _applied.add(patch)

@@ -47,10 +47,6 @@ class StrictSingleTurnExecutor(SingleTurnAgentExecutor):
             raise
 
 
-# RolloutRayActor.__init__ looks this name up in its own module.
-upstream.SingleTurnAgentExecutor = StrictSingleTurnExecutor
-
-
 class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
     """Upstream's engine actor; on the CPU with the settings that vLLM's CPU worker takes."""
 

@@ -11,29 +11,27 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
-
-import wrapt
 
 #: "0" keeps upstream's bf16 frequencies (``sg.rotary_fp32=false``).
 VARIABLE = "SG_ROTARY_FP32"
 
 
-def install() -> None:
-    """Recompute the buffers of every model that upstream's ``Actor`` loads in this process."""
-    if os.environ.get(VARIABLE, "1") != "0":
-        wrapt.register_post_import_hook(_wrap_actor, "openrlhf.models.actor")
+def wanted() -> bool:
+    """Whether this run's models get their frequencies in float32."""
+    return os.environ.get(VARIABLE, "1") != "0"
 
 
-def _wrap_actor(module: Any) -> None:
-    original = module.Actor.__init__
+def with_float32_frequencies(original: Callable[..., None]) -> Callable[..., None]:
+    """Upstream's ``Actor.__init__`` that recomputes the buffers of the model it has loaded."""
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         restore(self.model)
 
-    module.Actor.__init__ = init
+    return init
 
 
 def restore(model: Any) -> int:
@@ -45,13 +43,13 @@ def restore(model: Any) -> int:
     import torch
 
     restored = 0
-    for module in model.modules():
-        buffer = getattr(module, "inv_freq", None)
-        config = getattr(module, "config", None)
+    for layer in model.modules():
+        buffer = getattr(layer, "inv_freq", None)
+        config = getattr(layer, "config", None)
         if buffer is None or config is None or buffer.dtype == torch.float32:
             continue
-        fresh = type(module)(config)
+        fresh = type(layer)(config)
         for name, value in fresh.named_buffers(recurse=False):
-            setattr(module, name, value.to(device=buffer.device, dtype=torch.float32))
+            setattr(layer, name, value.to(device=buffer.device, dtype=torch.float32))
         restored += 1
     return restored

@@ -16,14 +16,8 @@ from openrlhf.utils.logging_utils import WandbLogger
 
 from sg_rlhf.common import run_log
 from sg_rlhf.config import EvalSet
-from sg_rlhf.overlay import evaluation, experience, layout, progress, samples
-from sg_rlhf.overlay.errors import RunStopped, SyncError, TooFewPrompts
-
-# PPOTrainer.evaluate, BasePPOTrainer.__init__ and PPOTrainer.__init__ look these names up in their
-# own module.
-upstream.compute_eval_metrics = evaluation.compute_eval_metrics
-upstream.RemoteExperienceMaker = experience.SGExperienceMaker
-upstream.SamplesGenerator = samples.SGSamplesGenerator
+from sg_rlhf.overlay import evaluation, layout, progress
+from sg_rlhf.overlay.errors import RunStopped, SyncError
 
 #: Rollouts whose log-probs are compared after a weight sync. bf16 moves one token in hundreds by
 #: up to 1, so that a few short responses would pass or fail by such a token.
@@ -64,11 +58,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         Raises:
             TooFewPrompts: the data set does not fill one rollout.
         """
-        if not self._plan.epoch_rollouts:
-            raise TooFewPrompts(
-                f"rollout.batch_size={self.args.rollout.batch_size}: the data set has only "
-                f"{self._plan.prompts} prompts (data.prompt_dataset, data.max_samples)"
-            )
+        layout.check_prompts(self._plan, self.args)
         return self._plan.optimizer_steps
 
     # -- logging -------------------------------------------------------------------------------

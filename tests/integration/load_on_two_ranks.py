@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sg_rlhf.overlay.register import worker_setup
+from sg_rlhf.overlay import register
 
-worker_setup()
+register.install()
 
 import deepspeed  # noqa: E402
 import torch  # noqa: E402

@@ -191,7 +191,7 @@ def test_usage_errors_exit_2_before_anything_starts(data: Data, tmp_path: Path) 
 
 
 def test_zero3_ranks_load_the_checkpoint_undamaged() -> None:
-    """The race that ``platform._wait_for_every_all_gather`` closes, on two real gloo ranks.
+    """The race that ``platform.one_parameter_at_a_time`` closes, on two real gloo ranks.
 
     They also start over the lock of a build that was killed, which torch alone waits for forever.
     """

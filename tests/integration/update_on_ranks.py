@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.overlay.register import worker_setup
+from sg_rlhf.overlay import register
 
-worker_setup()
+register.install()
 
 import torch  # noqa: E402
 from deepspeed.utils import safe_get_full_optimizer_state  # noqa: E402

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from sg_rlhf.config import load_config
-from sg_rlhf.overlay import cli
-from sg_rlhf.train import main, prepare_run_dir, resolve, with_absolute_paths
+from sg_rlhf.overlay import cli, contract
+from sg_rlhf.train import main, prepare_run_dir, prompts_at_most, resolve, with_absolute_paths
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -28,8 +31,8 @@ def test_a_dry_run_prints_the_recipe_and_a_command_line_that_parses(
     *_, comment, command = capsys.readouterr().out.splitlines()
     assert comment == "# upstream command line"
     args = cli.parse(shlex.split(command)[3:])
-    assert (args.actor.policy_loss_type, args.sg.upper, args.actor.adam.lr) == (
-        "grpo_sg", 1.2, 2e-4,
+    assert (args.actor.policy_loss_type, args.sg.weighting["upper"], args.actor.adam.lr) == (
+        "weighted_ppo", 1.2, 2e-4,
     )  # fmt: skip
     assert not run_dir.exists()
 
@@ -103,7 +106,7 @@ def test_a_run_directory_that_cannot_be_written_is_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     data = tmp_path / "train.jsonl"
-    data.touch()
+    data.write_text('{"input": "a puzzle"}\n' * 16)
     recipe = CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml"
     for run_dir in (data, data / "below", Path("/proc/run")):
         assert main([
@@ -126,3 +129,91 @@ def test_a_run_started_with_a_relative_path_resumes(
     assert prepare_run_dir(config, tmp_path)
     assert "resuming from global_step5" in capsys.readouterr().out
     assert load_config(tmp_path / "config.yaml").values == config.values
+
+
+TINY = str(CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml")
+
+
+def refused(capsys: pytest.CaptureFixture[str], run_dir: Path, *arguments: str) -> str:
+    """The one line on stderr of a run that does not start."""
+    assert main(["--config", TINY, "--run-dir", str(run_dir), "eval.dataset=null", *arguments]) == 2
+    assert not run_dir.exists()
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("files", "extra", "prompts"),
+    [
+        ({"a.jsonl": 15}, [], 15),
+        ({"a.jsonl": 9, "b.jsonl": 6}, [], 15),
+        ({"a.parquet": 15}, [], 15),
+        ({"a.jsonl": 100}, ["data.max_samples=7"], 7),
+        ({"a.csv": 100}, ["data.max_samples=7"], 7),
+        ({"a.jsonl": 0}, [], 0),
+    ],
+)
+def test_a_data_set_too_small_for_a_rollout_is_refused_before_ray_starts(
+    files: dict[str, int],
+    extra: list[str],
+    prompts: int,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    for name, rows in files.items():
+        table = pyarrow.table({"input": ["a puzzle"] * rows})
+        if name.endswith(".parquet"):
+            parquet.write_table(table, tmp_path / name)
+        else:  # a blank line is no row
+            (tmp_path / name).write_text("\n" + '{"input": "a puzzle"}\n' * rows)
+    given = ",".join(str(tmp_path / name) for name in files)
+    line = refused(capsys, tmp_path / "run", f"data.prompt_dataset='{given}'", *extra)
+    assert line == (
+        f"error: rollout.batch_size=16: the data set has only {prompts} prompts "
+        "(data.prompt_dataset, data.max_samples)"
+    )
+
+
+def test_data_that_cannot_be_counted_here_are_not_refused(tmp_path: Path) -> None:
+    small = tmp_path / "a.jsonl"
+    small.write_text("{}\n")
+
+    def at_most(names: str, **others: str) -> int:
+        settings = {"prompt_probs": None, "max_samples": 1000, **others}
+        return prompts_at_most(argparse.Namespace(prompt_dataset=names, **settings))
+
+    assert at_most(str(small)) == 1
+    assert at_most("org/dataset") == 1000
+    assert at_most(f"{small},org/dataset@part") == 1000
+    assert at_most(f"{small},{small}", prompt_probs="0.5,0.5") == 1000
+
+
+def test_a_run_without_data_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    line = refused(capsys, tmp_path / "run", "data.prompt_dataset=null")
+    assert line.startswith("error: data.prompt_dataset: not set; ")
+
+
+def test_another_upstream_is_refused_before_anything_is_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "train.jsonl"
+    data.write_text("{}\n" * 16)
+    monkeypatch.setattr(contract, "UPSTREAM_VERSION", "0.12.0")
+    line = refused(capsys, tmp_path / "run", f"data.prompt_dataset={data}")
+    assert line.startswith("error: OpenRLHF 0.11.2 is installed, but the overlay is written")
+
+
+def test_a_wrong_recipe_prints_nothing_but_its_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The lopti rule stands for many: keys that are right alone and wrong together."""
+    for dry_run in ([], ["--dry-run"]):
+        data = tmp_path / "train.jsonl"
+        data.write_text("{}\n" * 16)
+        assert main([
+            "--config", TINY, "--run-dir", str(tmp_path / "run"), *dry_run, "eval.dataset=null",
+            f"data.prompt_dataset={data}", "sg.update=lopti", "actor.entropy_coef=0.1",
+        ]) == 2  # fmt: skip
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("error: actor.entropy_coef=0.1: expected 0 with sg.update=")

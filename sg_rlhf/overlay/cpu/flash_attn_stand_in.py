@@ -11,11 +11,9 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
-
-MODULES = ("flash_attn", "flash_attn.utils", "flash_attn.bert_padding")
-RING = "flash_attn.utils.distributed"
 
 
 def unpad_input(hidden_states: Any, attention_mask: Any) -> tuple[Any, ...]:
@@ -49,15 +47,22 @@ def all_gather(*_args: object, **_kwargs: object) -> NoReturn:
     raise RuntimeError("flash_attn's all_gather needs CUDA; set ds.ring_attn_size=1")
 
 
+#: What upstream imports by name, in the modules it imports them from.
+MODULES: dict[str, tuple[Callable[..., Any], ...]] = {
+    "flash_attn": (),
+    "flash_attn.utils": (),
+    "flash_attn.utils.distributed": (all_gather,),
+    "flash_attn.bert_padding": (unpad_input, pad_input, index_first_axis, rearrange),
+}
+
+
 def install() -> None:
     """Put the stand-in into ``sys.modules`` unless the real package is there."""
     if "flash_attn" in sys.modules or importlib.util.find_spec("flash_attn") is not None:
         return
-    for name in (*MODULES, RING):
+    for name, helpers in MODULES.items():
         module = ModuleType(name)
         module.__spec__ = importlib.machinery.ModuleSpec(name, loader=None, is_package=True)
         module.__path__ = []
+        module.__dict__.update({helper.__name__: helper for helper in helpers})
         sys.modules[name] = module
-    for helper in (unpad_input, pad_input, index_first_axis, rearrange):
-        setattr(sys.modules["flash_attn.bert_padding"], helper.__name__, helper)
-    sys.modules[RING].all_gather = all_gather  # type: ignore[attr-defined]

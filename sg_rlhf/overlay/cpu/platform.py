@@ -1,10 +1,8 @@
 """The CPU platform: every difference from CUDA that upstream meets, in one place.
 
-Upstream calls ``torch.cuda`` directly. Where there is no CUDA, :func:`install` gives those few
-calls a CPU meaning in this process. It runs in the driver and, through Ray's
-``worker_process_setup_hook``, in every worker. Each change waits until the module that it
-concerns is imported, so that a worker which needs no torch does not pay for it. With CUDA nothing
-here runs.
+Upstream calls ``torch.cuda`` directly. Where there is no CUDA, those few calls get a CPU meaning:
+the functions below, which ``sg_rlhf.overlay.register`` puts in their place. With CUDA nothing here
+runs.
 """
 
 from __future__ import annotations
@@ -12,10 +10,9 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
-
-import wrapt
 
 from sg_rlhf.overlay.cpu import flash_attn_stand_in
 
@@ -37,7 +34,7 @@ REQUIRED_SETTINGS = {
 }
 
 _UNPACK = "set ds.packing_samples=false"
-#: Attention of packed samples, in transformers' registry (:func:`_attend_to_each_packed_sample`).
+#: Attention of packed samples, in transformers' registry (:func:`attend_to_each_packed_sample`).
 PACKED_ATTENTION = "each_packed_sample"
 
 
@@ -85,44 +82,49 @@ def environment() -> dict[str, str]:
 
 
 def install() -> None:
-    """Make upstream's CUDA calls mean the CPU in this process; call it once, early."""
+    """What this process needs before upstream is imported; call it once, early."""
     if not active():
         return
     os.environ.update(environment())
     flash_attn_stand_in.install()
-    for module, change in (
-        ("torch", _give_cuda_calls_a_cpu_meaning),
-        ("torch.distributed.device_mesh", _use_cpu_device_mesh),
-        ("deepspeed.runtime.zero.partition_parameters", _wait_for_every_all_gather),
-        ("deepspeed.runtime.zero.partition_parameters", _multiply_in_float32),
-        ("transformers.modeling_utils", _attend_in_float32),
-        ("transformers.modeling_utils", _attend_to_each_packed_sample),
-    ):
-        wrapt.register_post_import_hook(change, module)
 
 
-def _give_cuda_calls_a_cpu_meaning(torch: Any) -> None:
-    cuda = torch.cuda
-    cuda.current_device = lambda: CpuDevice("cpu")
-    cuda.current_stream = lambda *_: SimpleNamespace(cuda_stream=0)
-    # torch.compile's tables want a function object of its own under each name.
-    cuda.set_device = lambda _device: None
-    cuda.empty_cache = lambda: None
-    cuda.synchronize = lambda _device=None: None
+# torch.compile's tables want a function object of its own under each name.
 
 
-def _use_cpu_device_mesh(module: Any) -> None:
-    # Upstream asks for a "cuda" mesh by name.
-    original = module.init_device_mesh
+def current_device() -> CpuDevice:
+    """Of ``torch.cuda``: the CPU."""
+    return CpuDevice("cpu")
+
+
+def current_stream(*_device: Any) -> SimpleNamespace:
+    """Of ``torch.cuda``: there is none; its handle is handed on and never used."""
+    return SimpleNamespace(cuda_stream=0)
+
+
+def set_device(_device: Any) -> None:
+    """Of ``torch.cuda``: there is one device."""
+
+
+def empty_cache() -> None:
+    """Of ``torch.cuda``: there is no cache."""
+
+
+def synchronize(_device: Any = None) -> None:
+    """Of ``torch.cuda``: nothing runs aside."""
+
+
+def on_cpu_devices(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``init_device_mesh`` where "cuda", which upstream asks for by name, means the CPU."""
 
     @functools.wraps(original)
     def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> Any:
         return original("cpu" if device_type == "cuda" else device_type, *args, **kwargs)
 
-    module.init_device_mesh = init_device_mesh
+    return init_device_mesh
 
 
-def _wait_for_every_all_gather(module: Any) -> None:
+def one_parameter_at_a_time(original: Callable[..., None]) -> Callable[..., None]:
     """Close a race in DeepSpeed that starts a model on several CPU ranks with damaged weights.
 
     ``Init._allgather_params_coalesced`` launches one asynchronous all-gather per parameter and
@@ -132,7 +134,6 @@ def _wait_for_every_all_gather(module: Any) -> None:
     or uninitialised memory, and with it NaN. Gathering one parameter at a time makes the last
     handle the only one. (DeepSpeed 0.19.6; see docs/operations.md for how it was found.)
     """
-    original = module.Init._allgather_params_coalesced
 
     @functools.wraps(original)
     def one_at_a_time(
@@ -141,7 +142,7 @@ def _wait_for_every_all_gather(module: Any) -> None:
         for param in param_list:
             original(self, [param], hierarchy, quantize)
 
-    module.Init._allgather_params_coalesced = one_at_a_time
+    return one_at_a_time
 
 
 def has_bf16_units() -> bool:
@@ -152,18 +153,19 @@ def has_bf16_units() -> bool:
     return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())
 
 
-def _multiply_in_float32(module: Any) -> None:
+def emulates_bf16() -> bool:
+    """Whether this process trains on a processor that computes bf16 products by emulation."""
+    return active() and not has_bf16_units()
+
+
+def multiply_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
     """Linear layers of bf16 weights as float32 products, rounded to bf16 once.
 
     On a processor without bf16 units torch's bf16 product is emulated: 29 times slower than
     converting for this project's small model, forward and backward (bench/bf16_on_cpu.py). The
     result is the bf16 product with float32 accumulation, which is what hardware units compute too.
     """
-    if has_bf16_units():
-        return
     import torch
-
-    original = module.zero3_linear_wrap
 
     def linear(input: Any, weight: Any, bias: Any = None) -> Any:
         if input.dtype != torch.bfloat16:
@@ -173,20 +175,16 @@ def _multiply_in_float32(module: Any) -> None:
             output = output + bias.float()
         return output.to(torch.bfloat16)
 
-    module.zero3_linear_wrap = linear
+    return linear
 
 
-def _attend_in_float32(module: Any) -> None:
+def attend_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
     """Transformers' ``sdpa`` attention of bf16 tensors in float32, rounded to bf16 once.
 
     The same emulation makes torch's bf16 attention three times slower (the same bench). Its public
     registry of attention functions is where a model looks the name up at each call.
     """
-    if has_bf16_units():
-        return
     import torch
-
-    original = module.ALL_ATTENTION_FUNCTIONS["sdpa"]
 
     @functools.wraps(original)
     def attention(
@@ -201,10 +199,20 @@ def _attend_in_float32(module: Any) -> None:
         )
         return output.to(torch.bfloat16), None
 
-    module.AttentionInterface.register("sdpa", attention)
+    return attention
 
 
-def _attend_to_each_packed_sample(module: Any) -> None:
+def attend_to_each_packed_sample(
+    layer: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    *,
+    position_ids: Any = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Any, None]:
     """Attention of samples packed into one row, each to itself: one ``sdpa`` call per sample.
 
     What flash-attn's kernel of variable lengths does on CUDA. Transformers' own ``sdpa`` would mask
@@ -212,30 +220,17 @@ def _attend_to_each_packed_sample(module: Any) -> None:
     the padding as well (bench/packing_on_cpu.py). A name without a mask function gets no mask.
     """
     import torch
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    sdpa = module.ALL_ATTENTION_FUNCTIONS["sdpa"]
-
-    def attention(
-        layer: Any,
-        query: Any,
-        key: Any,
-        value: Any,
-        attention_mask: Any,
-        *,
-        position_ids: Any = None,
-        sliding_window: int | None = None,
-        **kwargs: Any,
-    ) -> tuple[Any, None]:
-        if position_ids is None or attention_mask is not None or len(query) != 1:
-            raise RuntimeError(f"{type(layer).__name__} gives no packed row; {_UNPACK}")
-        lengths = sample_lengths(position_ids)
-        if sliding_window is not None and max(lengths) > sliding_window:
-            raise RuntimeError(f"{type(layer).__name__} attends to a sliding window; {_UNPACK}")
-        samples = zip(*(x.split(lengths, dim=2) for x in (query, key, value)), strict=True)
-        outputs = [sdpa(layer, *sample, None, **kwargs)[0] for sample in samples]
-        return torch.cat(outputs, dim=1), None
-
-    module.AttentionInterface.register(PACKED_ATTENTION, attention)
+    if position_ids is None or attention_mask is not None or len(query) != 1:
+        raise RuntimeError(f"{type(layer).__name__} gives no packed row; {_UNPACK}")
+    lengths = sample_lengths(position_ids)
+    if sliding_window is not None and max(lengths) > sliding_window:
+        raise RuntimeError(f"{type(layer).__name__} attends to a sliding window; {_UNPACK}")
+    sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    samples = zip(*(x.split(lengths, dim=2) for x in (query, key, value)), strict=True)
+    outputs = [sdpa(layer, *sample, None, **kwargs)[0] for sample in samples]
+    return torch.cat(outputs, dim=1), None
 
 
 def sample_lengths(position_ids: Any) -> list[int]:

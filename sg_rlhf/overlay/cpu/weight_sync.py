@@ -1,7 +1,7 @@
-"""Weight sync between DeepSpeed and vLLM without NCCL.
+"""The engine's side of the weight sync without NCCL.
 
-Upstream broadcasts one parameter at a time over a NCCL communicator and loads each at once. On
-the CPU the communicator is a stateless gloo group, and the engine loads all parameters together:
+Upstream broadcasts one parameter at a time over a NCCL communicator and loads each at once. On the
+CPU the communicator is a gloo group (``gloo_group``), and the engine loads all parameters together:
 vLLM's CPU linear layers repack their weights after loading, so a single tensor cannot be written
 into them later, but ``reload_weights`` rebuilds the layers from checkpoint-format tensors.
 """
@@ -12,36 +12,12 @@ from typing import Any
 
 import torch
 from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
-from vllm.distributed.utils import stateless_init_torch_distributed_process_group
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     VocabParallelEmbedding,
 )
 
-
-class GlooGroup:
-    """The two calls that upstream makes on its NCCL communicator, over gloo."""
-
-    def __init__(self, host: str, port: int, rank: int, world_size: int) -> None:
-        self._group: Any = stateless_init_torch_distributed_process_group(
-            host, port, rank, world_size, backend="gloo"
-        )
-
-    def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
-        """Send ``tensor`` from group rank ``src`` to all, in place; returns when it is done."""
-        del stream
-        options = torch.distributed.BroadcastOptions()
-        options.rootRank = src
-        options.rootTensor = 0
-        self._group.broadcast([tensor], options).wait()
-
-
-def stateless_init_process_group(
-    master_address: str, master_port: int, rank: int, world_size: int, device: Any
-) -> GlooGroup:
-    """Gloo counterpart of upstream's function of this name (same arguments)."""
-    del device
-    return GlooGroup(master_address, master_port, rank, world_size)
+from sg_rlhf.overlay.cpu.gloo_group import GlooGroup
 
 
 class CpuWorkerWrap(WorkerWrap):

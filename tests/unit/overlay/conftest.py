@@ -1,5 +1,14 @@
-"""OpenRLHF imports flash_attn at module level; without CUDA the stand-in satisfies it."""
+"""Upstream as workers import it, but for the CPU platform: CUDA's calls keep their meaning here.
 
-from sg_rlhf.overlay.cpu import flash_attn_stand_in
+OpenRLHF imports flash_attn at module level; without CUDA the stand-in satisfies it.
+"""
+
+from sg_rlhf.overlay import register
+from sg_rlhf.overlay.cpu import flash_attn_stand_in, platform
 
 flash_attn_stand_in.install()
+register.apply_at_import(
+    patch
+    for patch in register.PATCHES
+    if patch.when not in (platform.active, platform.emulates_bf16)
+)

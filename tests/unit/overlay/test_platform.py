@@ -27,8 +27,8 @@ def in_process(code: str, name: str) -> str:
 
 def test_cuda_calls_mean_the_cpu() -> None:
     code = """
-from sg_rlhf.overlay.cpu import platform
-platform.install()
+from sg_rlhf.overlay import register
+register.install()
 import torch
 device = torch.cuda.current_device()
 torch.cuda.set_device(0); torch.cuda.empty_cache(); torch.cuda.synchronize()
@@ -47,9 +47,10 @@ import openrlhf.models.ring_attn_utils
 
 def test_bf16_attention_is_computed_in_float32_without_bf16_units() -> None:
     code = """
+from sg_rlhf.overlay import register
 from sg_rlhf.overlay.cpu import platform
 platform.has_bf16_units = lambda: False
-platform.install()
+register.install()
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 torch.manual_seed(0)
@@ -79,8 +80,9 @@ print(seen == [{torch.float32}, {torch.float32}], logits.dtype,
 
 def test_packed_samples_get_the_log_probs_and_gradients_of_padded_ones(tmp_path: Path) -> None:
     code = f"""
+from sg_rlhf.overlay import register
 from sg_rlhf.overlay.cpu import platform
-platform.install()
+register.install()
 import torch
 from openrlhf.models.actor import Actor
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -121,8 +123,8 @@ def test_nothing_changes_with_cuda() -> None:
     code = """
 import torch
 before = (torch.cuda.current_device, torch.cuda.synchronize, torch.cuda.empty_cache)
-from sg_rlhf.overlay.cpu import platform
-platform.install()
+from sg_rlhf.overlay import register
+register.install()
 import sys
 print(before == (torch.cuda.current_device, torch.cuda.synchronize, torch.cuda.empty_cache),
       "flash_attn" in sys.modules)

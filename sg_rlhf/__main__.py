@@ -1,0 +1,244 @@
+"""GRPO-SG (arXiv 2511.00066) on an unmodified OpenRLHF: train, evaluate, look at what came out.
+
+Every command is also a module with the same arguments, output and exit status: `sg-rlhf train` is
+`python -m sg_rlhf.train`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import io
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    """One command.
+
+    Attributes:
+        summary: one line for the help.
+        module: what ``python -m`` runs.
+        main: the module of its ``main``, if another.
+        extra: which of setup.cfg's extras it needs, if any.
+    """
+
+    summary: str
+    module: str
+    main: str = ""
+    extra: str = ""
+
+
+#: In the order of the help. A group's commands have its name before theirs.
+COMMANDS = {
+    "train": Command("one training run of a recipe; the same command resumes it", "sg_rlhf.train"),
+    "data": Command(
+        "generate, convert and check the data sets that training reads",
+        "sg_rlhf.data",
+        main="sg_rlhf.data.command",
+    ),
+    "eval": Command("evaluate a model on the paper's benchmarks (--list shows them)", "eval.run"),
+    "report": Command(
+        "one HTML page of figures and samples about one or several runs",
+        "sg_rlhf.report",
+        main="sg_rlhf.report.__main__",
+        extra="plots",
+    ),
+    "summary": Command(
+        "a run in a few lines and two pictures", "sg_rlhf.report.summary", extra="plots"
+    ),
+    "weights": Command(
+        "what a recipe's token weighting does: curve, range, dead zone",
+        "sg_rlhf.weights",
+        main="sg_rlhf.weights.command",
+        extra="plots",
+    ),
+    "study": Command(
+        "many runs by a plan, and their tables and pictures",
+        "sg_rlhf.studies",
+        main="sg_rlhf.studies.command",
+        extra="plots",
+    ),
+    "measure accuracy": Command(
+        "how often checkpoints answer correctly, without an engine",
+        "sg_rlhf.measure.accuracy",
+        extra="models",
+    ),
+    "measure sharpness": Command(
+        "how far the loss rises around a checkpoint (Eq. 14)",
+        "sg_rlhf.measure.sharpness",
+        extra="models",
+    ),
+    "measure token_gradients": Command(
+        "gradient norms of single tokens beside the paper's w (1 - p)",
+        "sg_rlhf.measure.token_gradients",
+        extra="models",
+    ),
+    "measure minibatch_gradients": Command(
+        "what a weighting does to the gradient of one and the same minibatch",
+        "sg_rlhf.measure.minibatch_gradients",
+        extra="models",
+    ),
+    "tiny": Command(
+        "build a small model that learns on a laptop's CPU", "sg_rlhf.tiny.build", extra="models"
+    ),
+    "index": Command(
+        "build a search index of a corpus, lexical or dense",
+        "sg_rlhf.retrieval.index",
+        extra="search",
+    ),
+    "serve": Command(
+        "serve an index to training and evaluation over HTTP",
+        "sg_rlhf.retrieval.server",
+        extra="search",
+    ),
+    "serve-replicas": Command(
+        "the same from several processes, on a Ray cluster too",
+        "sg_rlhf.retrieval.replicas",
+        extra="search",
+    ),
+    "completion": Command(
+        "print the completion script of bash or zsh", "sg_rlhf.config.completion"
+    ),
+}
+
+EXAMPLES = """\
+examples:
+  train the small model on this machine's CPU, after making its data
+    sg-rlhf data kk --out data/kk_tiny --generate people=2-3 per_size=160 test_per_size=100 seed=0
+    sg-rlhf train --config configs/kk/grpo_sg_tiny_cpu.yaml
+  see what a recipe would run on 8 GPUs, and what its weights do, without running it
+    sg-rlhf train --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml --dry-run
+    sg-rlhf weights --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml
+  two runs on one page
+    sg-rlhf report runs/grpo_sg_tiny_cpu runs/grpo_tiny_cpu --out comparison.html
+
+`sg-rlhf COMMAND --help` has the options and examples of a command. In the repository:
+docs/commands.md (every command), docs/method.md (the algorithm), docs/operations.md (running it).
+"""
+
+
+def usage(group: str = "") -> str:
+    """The help text of the whole, or of a group's commands."""
+    names = [name for name in COMMANDS if name.startswith(group)]
+    width = max(map(len, names)) + 2
+    listed = "".join(f"  {name:<{width}}{COMMANDS[name].summary}\n" for name in names)
+    if group:
+        return f"usage: sg-rlhf {group}COMMAND ...\n\ncommands:\n{listed}"
+    return f"usage: sg-rlhf COMMAND ...\n\n{__doc__}\ncommands:\n{listed}\n{EXAMPLES}"
+
+
+def split(words: Sequence[str]) -> tuple[str, list[str]]:
+    """The command's name, or a group's with a space behind it, or ""; and what follows."""
+    for count in (2, 1):
+        name = " ".join(words[:count])
+        if name in COMMANDS and len(words) >= count:
+            return name, list(words[count:])
+    group = f"{words[0]} " if words else ""
+    if group and any(name.startswith(group) for name in COMMANDS):
+        return group, list(words[1:])
+    return "", list(words)
+
+
+def main_module(name: str) -> str:
+    """The module of a command's ``main``."""
+    return COMMANDS[name].main or COMMANDS[name].module
+
+
+def names_behind(group: str = "") -> list[str]:
+    """The commands and groups of a group, or of the whole."""
+    return sorted({c.removeprefix(group).split(" ")[0] for c in COMMANDS if c.startswith(group)})
+
+
+def run(name: str, argv: list[str]) -> int:
+    """A command's own ``main``; help in the words of ``sg-rlhf``.
+
+    Returns:
+        The exit status: the command's, 2 where a package that it needs is not installed, or 141,
+        a shell's number for it, where what reads the output has ended (``| head``).
+    """
+    try:
+        main = importlib.import_module(main_module(name)).main
+        if not {"-h", "--help"} & set(argv):
+            status = int(main(argv) or 0)
+            sys.stdout.flush()
+            return status
+        text = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(text):
+                return int(main(argv) or 0)
+        finally:
+            print(in_our_words(text.getvalue()), end="")
+    except BrokenPipeError:
+        # Python flushes once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("", "sg_rlhf", "eval"):
+            raise
+        extra = COMMANDS[name].extra
+        by_pip = f"pip install '.[{extra}]' in the repository, or " if extra else ""
+        print(
+            f"error: sg-rlhf {name}: {missing} is not installed; {by_pip}scripts/bootstrap.sh for "
+            "all that the pipeline needs",
+            file=sys.stderr,
+        )
+        return 2
+
+
+def in_our_words(help_text: str) -> str:
+    """``sg-rlhf NAME`` for every ``python -m MODULE`` that is a command."""
+    names = {command.module: name for name, command in COMMANDS.items()}
+
+    def named(match: re.Match[str]) -> str:
+        return f"sg-rlhf {names[match[1]]}" if match[1] in names else match[0]
+
+    renamed = re.sub(r"python -m (\w+(?:\.\w+)*)", named, help_text)
+    # The usage's later lines stand under the end of the name.
+    before, _, _ = help_text.partition("\n")
+    now, _, _ = renamed.partition("\n")
+    head, _, rest = renamed.partition("\n\n")
+    return head.replace("\n" + " " * (len(before) - len(now)), "\n") + "\n\n" + rest
+
+
+def _complete(line: str) -> None:
+    """Answer a shell that completes this line."""
+    from sg_rlhf.config import completion
+
+    words = line.split()[1:]
+    finished = words if line[-1:].isspace() else words[:-1]
+    name, _ = split(finished)
+    module = main_module(name) if name in COMMANDS else None
+    completion.complete(name.split(), module, names_behind(name))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: the command's; 2 for one that does not exist."""
+    if "_ARGCOMPLETE" in os.environ:
+        _complete(os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])])
+    words = list(sys.argv[1:] if argv is None else argv)
+    name, rest = split(words)
+    if name in COMMANDS:
+        return run(name, rest)
+    if not rest or rest[0] in ("-h", "--help"):
+        print(usage(name), end="", file=sys.stdout if rest else sys.stderr)
+        return 0 if rest else 2
+    if rest[0] == "--version" and not name:
+        from sg_rlhf import __version__
+
+        print(f"sg-rlhf {__version__}")
+        return 0
+    known = names_behind(name)
+    near = difflib.get_close_matches(rest[0], known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}"
+    print(f"error: sg-rlhf {name}{rest[0]}: no such command; {hint}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,34 @@
+"""The shipped table of upstream's flags, which stands in where OpenRLHF is not installed."""
+
+from __future__ import annotations
+
+import pytest
+
+from sg_rlhf.config import load_config, upstream_flags
+from sg_rlhf.config.upstream_flags import SHIPPED, UpstreamMissing, as_json, flags
+
+WRITE = "from sg_rlhf.config import upstream_flags as u; u.SHIPPED.write_text(u.as_json(u.flags()))"
+
+
+def test_the_shipped_table_is_that_of_the_installed_upstream() -> None:
+    assert SHIPPED.read_text() == as_json(flags()), f"python -c '{WRITE}'"
+    assert as_json(upstream_flags.shipped_flags()) == as_json(flags())
+
+
+def test_a_recipe_can_be_read_without_upstream(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_name: str) -> None:
+        return None
+
+    overrides = ["actor.adam.lr=1e-6", "actor.policy_loss_type=cispo", "ds.packing_samples=true"]
+    real = load_config(None, overrides)
+    argv = real.to_argv()
+    upstream_flags.flags.cache_clear()
+    upstream_flags.main_block.cache_clear()
+    monkeypatch.setattr(upstream_flags.importlib.util, "find_spec", missing)
+    try:
+        with pytest.raises(UpstreamMissing, match=r"scripts/bootstrap\.sh"):
+            upstream_flags.build_parser()
+        found = load_config(None, overrides)
+        assert found == real and found.to_argv() == argv
+    finally:
+        upstream_flags.flags.cache_clear()

@@ -1,0 +1,177 @@
+"""`sg-rlhf`: hands its arguments over unchanged, teaches, and starts without a heavy import."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import resource
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sg_rlhf import __version__
+from sg_rlhf.__main__ import COMMANDS, main, main_module
+from sg_rlhf.config import completion
+from sg_rlhf.weights import command as weights
+
+ROOT = Path(__file__).parents[2]
+TINY = str(ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml")
+
+
+def run(*words: str, code: str = "import runpy; runpy.run_module('sg_rlhf', run_name='__main__')"):
+    return subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.argv[1:] = {list(words)!r}; {code}"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+def test_the_help_teaches() -> None:
+    result = run("--help")
+    assert result.returncode == 0
+    for name, command in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(command.summary)}$", result.stdout, re.MULTILINE)
+    assert result.stdout.count("    sg-rlhf ") >= 3
+    for path in re.findall(r"\b(?:docs|configs)/[\w./-]+\w", result.stdout):
+        assert (ROOT / path).is_file(), path
+    assert max(map(len, result.stdout.splitlines())) <= 110
+
+
+def test_the_help_comes_at_once() -> None:
+    listed = run(
+        "--help",
+        code="""
+from sg_rlhf.__main__ import main
+main(sys.argv[1:])
+print(sorted({"numpy", "omegaconf", "pydantic", "rich", "torch", "yaml"} & {*sys.modules}))
+""",
+    )
+    assert listed.stdout.splitlines()[-1] == "[]"
+    seconds = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "sg_rlhf", "--help"], cwd=ROOT, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(seconds) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["wieghts"], "sg-rlhf wieghts: no such command; did you mean weights?"),
+        (["measure", "shapness"], "sg-rlhf measure shapness: no such command; did you mean"),
+        (["measure", "x"], "sg-rlhf measure x: no such command; expected one of accuracy, mini"),
+        (["--frobnicate"], "sg-rlhf --frobnicate: no such command; expected one of completion, "),
+        (["Train"], "sg-rlhf Train: no such command; did you mean train?"),
+    ],
+)
+def test_an_unknown_command_is_one_line_with_the_nearest_name(
+    capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    (line,) = err.splitlines()
+    assert out == "" and line.startswith(f"error: {message}")
+
+
+def test_without_a_command_the_help_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, wanted in (([], "  train "), (["measure"], "  measure sharpness ")):
+        assert main(words) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and wanted in err
+    assert main(["measure", "--help"]) == 0
+    assert "  measure sharpness " in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"sg-rlhf {__version__}\n"
+
+
+@pytest.mark.parametrize("argv", [[], ["--json"], ["sg.upper=1.2"], ["sg.uper=1.2"], ["--jsn"]])
+def test_arguments_output_and_exit_status_are_the_commands_own(
+    capsys: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    def outcome(main_of_command, words: list[str]) -> tuple[object, str, str]:
+        try:
+            status = main_of_command(words)
+        except SystemExit as error:
+            status = error.code
+        return (status, *capsys.readouterr())
+
+    assert outcome(main, ["weights", *argv]) == outcome(weights.main, argv)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_in_the_words_of_the_command(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([*name.split(), "--help"])
+    assert stopped.value.code == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: sg-rlhf {name} ")
+    usage = out.partition("\n\n")[0].splitlines()
+    assert {len(line) - len(line.lstrip()) for line in usage[1:]} <= {
+        len(f"usage: sg-rlhf {name} ")
+    }
+    modules = {command.module for command in COMMANDS.values()}
+    assert not modules & set(re.findall(r"python -m ([\w.]+)", out))
+    for words in re.findall(r"sg-rlhf ([a-z_-]+(?: [a-z_]+)?)", out):
+        assert any(words == c or words.startswith(f"{c} ") for c in COMMANDS), words
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "completion"])
+def test_python_m_runs_the_same(name: str) -> None:
+    """Each command is a module that can be run, and its `main` takes a list of arguments."""
+    module = importlib.util.find_spec(COMMANDS[name].module)
+    assert module is not None and module.origin
+    path = Path(module.origin)
+    source = path.with_name("__main__.py") if path.name == "__init__.py" else path
+    assert "__main__" in source.read_text()
+    assert callable(importlib.import_module(main_module(name)).main)
+
+
+def test_a_package_that_is_missing_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    for module in ("server", "replicas"):
+        monkeypatch.delitem(sys.modules, f"sg_rlhf.retrieval.{module}", raising=False)
+    assert main(["serve", "--index", "x"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "error: sg-rlhf serve: uvicorn is not installed; pip install '.[search]' in the "
+        "repository, or scripts/bootstrap.sh for all that the pipeline needs"
+    )
+
+
+def test_a_reader_that_ends_is_no_error() -> None:
+    words = f"'{sys.executable}' -m sg_rlhf weights"
+    script = f"{words} | true; echo ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert (result.stdout, result.stderr) == ("141\n", "")
+
+
+def test_every_command_has_its_section_with_examples_that_parse() -> None:
+    """docs/commands.md: the commands in the order of the help."""
+    text = (ROOT / "docs" / "commands.md").read_text()
+    sections = dict(re.findall(r"^### `sg-rlhf ([a-z_ -]+)`\n(.*?)(?=^##|\Z)", text, re.M | re.S))
+    assert list(sections) == list(COMMANDS)
+    for name, section in sections.items():
+        lines = re.sub(r"\\\n\s*", "", "\n".join(re.findall(r"```\n(.*?)```", section, re.S)))
+        examples = [line for line in lines.splitlines() if line.startswith(f"sg-rlhf {name} ")]
+        assert examples, name
+        for example in examples:
+            argv = shlex.split(example)[1 + len(name.split()) :]
+            # The overrides of `measure` are taken out before argparse sees them.
+            argv = [a for a in argv if not re.match(r"[a-z]\w*\.\S+=", a)]
+            completion._parser_of(main_module(name)).parse_args(argv)
+
+
+def test_a_recipe_is_found_by_its_name_outside_the_repository(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "sg_rlhf", "weights", "--config",
+         "configs/kk/grpo_sg_tiny_cpu.yaml", "--json"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == 0 and '"upper": 1.2' in result.stdout
