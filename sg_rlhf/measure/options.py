@@ -8,17 +8,20 @@ import io
 import math
 import os
 import re
+import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from sg_rlhf.algo.weightings import Weighting
-from sg_rlhf.common.command_line import progress_bar
+from sg_rlhf.common.command_line import OneLineParser, progress_bar
 from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.machine import machine
 from sg_rlhf.common.rows import one_line
 from sg_rlhf.config import Config, weighting_of
 from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
@@ -34,13 +37,6 @@ from sg_rlhf.measure.checkpoint import (
 from sg_rlhf.measure.fixed_batch import FixedBatch
 
 _OVERRIDE = re.compile(r"[a-z]\w*(\.\w+)+=.*", re.DOTALL)
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, like all others of the command."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog.removeprefix('python -m ')}: {message}; see --help\n")
 
 
 def new_parser(prog: str, description: str | None, examples: str) -> OneLineParser:
@@ -158,27 +154,25 @@ def recipe_weights(config: Config, overrides: Sequence[str]) -> Weighting | None
     An ``sg.`` override asks for a weighting, whatever the recipe's loss.
 
     Raises:
-        MeasureError: a policy loss that is not the clipped surrogate, or a weight that is not a
-            function of p alone.
+        MeasureError: a policy loss that is not the clipped surrogate.
     """
     if any(override.startswith("sg.") for override in overrides):
-        return curve_weights(config)
+        return weighting_of(config)
     kind = config.value("actor.policy_loss_type")
     if kind not in ("ppo", "weighted_ppo", "grpo_sg"):
         raise MeasureError(
             f"actor.policy_loss_type={kind}: expected ppo or weighted_ppo, whose clipped "
             "surrogate is what is measured here"
         )
-    return curve_weights(config) if kind in POLICY_LOSS_TYPES else None
+    return weighting_of(config) if kind in POLICY_LOSS_TYPES else None
 
 
-def curve_weights(config: Config) -> Weighting:
-    """The weighting of the recipe's ``sg`` section.
+def checked_curve(cfg: Weighting) -> Weighting:
+    """The weighting, if it is a function of the token's p.
 
     Raises:
-        MeasureError: it needs more of a token than p, which no fixed batch holds.
+        MeasureError: it needs more of a token than p.
     """
-    cfg = weighting_of(config)
     if cfg.reads:
         raise MeasureError(
             f"sg.weighting.type={cfg.name}: expected a weight that is a function of p alone, such "
@@ -289,9 +283,14 @@ def batch_facts(batch: FixedBatch) -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str]:
-    """What the numbers depend on, for a JSON result."""
-    return {name: version(name) for name in ("torch", "transformers")}
+def origin(args: argparse.Namespace) -> dict[str, Any]:
+    """Where the numbers come from, for a JSON result: command, date, machine, versions."""
+    return {
+        "command": getattr(args, "command", None),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": {**machine(), "threads": torch.get_num_threads()},
+        "versions": {name: version(name) for name in ("torch", "transformers")},
+    }
 
 
 def plain(value: Any) -> Any:
@@ -327,7 +326,9 @@ def command(
     argv: Sequence[str] | None,
 ) -> int:
     """Parse, measure and print the table; 0, or 2 after one line on stderr."""
-    args = parse_arguments(sys.argv[1:] if argv is None else argv)
+    given = sys.argv[1:] if argv is None else argv
+    args = parse_arguments(given)
+    args.command = shlex.join(["python", "-m", prog, *given])
     with one_line_errors(prog) as failed:
         print(table(run(args)))
     return 2 if failed else 0
