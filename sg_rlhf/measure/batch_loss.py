@@ -142,7 +142,9 @@ class BatchLoss:
     ) -> list[_Held]:
         """Old log-probs, advantages and weights of each pass, at the centre."""
         columns = [
-            torch.tensor([[advantages[i]] for i in indices]).to(at.log_probs_BT).expand_as(at.mask_BT)
+            torch.tensor([[advantages[i]] for i in indices])
+            .to(at.log_probs_BT)
+            .expand_as(at.mask_BT)
             for indices, at in zip(self._passes, centre, strict=True)
         ]
         weights = self._weights(surrogate, columns, centre)

@@ -380,11 +380,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     config = load_config(args.config, args.overrides)
     # Without a recipe the published weighting, since a token weight is what this is about.
     weights = options.checked_curve(
-        (
-            options.recipe_weights(config, args.overrides)
-            if config.sources
-            else weighting_of(config)
-        )
+        (options.recipe_weights(config, args.overrides) if config.sources else weighting_of(config))
         or UNIFORM
     )
     batch = options.make_batch(args, config, [args.model], graded=False)

@@ -18,17 +18,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sg_rlhf.config import Config, ConfigError, load_config
+from sg_rlhf.studies.fingerprint import decisive
 
 DATA = "{data}"
-#: Where and how a run writes: the same run elsewhere is the same cell.
-PLACES = ("sg.run_dir", "ckpt.", "logger.")
-#: Whether padding is computed as well: the same log-probs either way, later.
-LAYOUT = ("ds.packing_samples",)
-#: Start of a value -> what it was when the first cells were trained. The same model and data under
-#: another name are the same run, and finished cells keep their fingerprint.
-RENAMED = {"module:sg_rlhf.tiny.": "module:sg_rlhf.lab."}
-#: Settings of ``sg`` that came later: one at its default trains what was trained before it.
-ADDED: frozenset[str] = frozenset()
 
 
 class _Section(BaseModel):
@@ -178,27 +170,9 @@ class Study:
     def fingerprint(self, cell: Cell) -> str:
         """A hash of everything that decides what the cell trains, but not of where it writes."""
         config = self.config(cell, Path("data"))
-        changed = config.sg.model_dump(exclude_defaults=True)
-        settings = {
-            f"sg.{name}": value
-            for name, value in config.sg.model_dump().items()
-            if name not in ADDED or name in changed
-        }
-        decisive = {
-            key: _as_first_named(value)
-            for key, value in {**config.values, **settings}.items()
-            if not key.startswith(PLACES + LAYOUT)
-        }
-        parts = [decisive, self.file.data, self.file.revision]
+        parts = [decisive(config), self.file.data, self.file.revision]
         text = json.dumps(parts, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _as_first_named(value: Any) -> Any:
-    for name, first in RENAMED.items():
-        if isinstance(value, str) and value.startswith(name):
-            return first + value.removeprefix(name)
-    return value
 
 
 def overrides(settings: dict[str, Any], data: Path) -> list[str]:

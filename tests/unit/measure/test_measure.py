@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from sg_rlhf.algo.policy_loss import policy_loss_terms
 from sg_rlhf.algo.shaping import TokenWeightConfig, token_weights
 from sg_rlhf.algo.sharpness import sharpness
-from sg_rlhf.algo.weightings import TokenContext, token_keys
+from sg_rlhf.algo.weightings import TokenContext, make_weighting, token_keys
 from sg_rlhf.common.rows import DataError
 from sg_rlhf.measure import fixed_batch
 from sg_rlhf.measure.batch_loss import UNIFORM, BatchLoss, Surrogate
@@ -119,8 +119,23 @@ def test_nll_is_the_mean_over_tokens_however_it_is_cut(model):
         TokenWeightConfig(shaping="random", random_seed=4),
         TokenWeightConfig(shaping="ar", placement="outside"),
         TokenWeightConfig(shaping="stapo", stapo_prob=0.3, stapo_entropy=2.0),
+        make_weighting("mask_only"),
+        make_weighting("top_entropy", {"share": 0.4}),
+        make_weighting("grpo_sg", {"probability": "engine"}),
     ],
-    ids=["uniform", "inside", "outside", "batch mean", "zero", "random", "ar", "stapo"],
+    ids=[
+        "uniform",
+        "inside",
+        "outside",
+        "batch mean",
+        "zero",
+        "random",
+        "ar",
+        "stapo",
+        "mask only",
+        "top entropy",
+        "engine",
+    ],
 )
 def test_at_the_centre_value_and_gradient_are_the_trainings_loss(model, weights, token_level):
     """Held weights and pieces change nothing where the training starts: ratio 1."""
@@ -137,13 +152,15 @@ def test_at_the_centre_value_and_gradient_are_the_trainings_loss(model, weights,
         keys[place][out.mask_BT[place]] = alone
     distribution = torch.distributions.Categorical(logits=out.logits_BTV.detach())
     context = TokenContext(
-        old_log_probs=log_probs, advantages=advantages, entropy=distribution.entropy(), keys=keys
-    )
+        old_log_probs=log_probs, engine_log_probs=log_probs, advantages=advantages, keys=keys,
+        entropy=distribution.entropy(),
+    )  # fmt: skip
     expected = policy_loss_terms(
         log_probs, log_probs.detach(), advantages, out.mask_BT, weights, 0.2, 0.24, 10.0,
         token_level_loss=token_level, context=context,
     ).loss  # fmt: skip
-    if weights.shaping == "stapo":
+    if weights.name in ("stapo", "mask_only", "top_entropy"):
+        context = replace(context, eps=(0.2, 0.24))
         used = token_weights(log_probs, weights, out.mask_BT, context=context)[out.mask_BT]
         assert 0 < float(used.mean()) < 1
     assert loss.n_passes > 1

@@ -141,7 +141,7 @@ def test_bad_options_are_one_line(tmp_path, capsys):
     for shaping in ("random", "ar"):
         assert token_gradients.main([*arguments, f"sg.shaping={shaping}", *OUTSIDE]) == 2
         message = capsys.readouterr().err
-        assert f"sg.shaping={shaping}: expected a weight that is a function of p" in message
+        assert f"sg.weighting.type={shaping}: expected a weight that is a function of p" in message
     with pytest.raises(SystemExit, match="2"):
         token_gradients.main([*arguments, "--tokens", "0"])
     assert "--tokens: 0: expected a whole number" in capsys.readouterr().err

@@ -151,13 +151,30 @@ def test_the_committed_cells_are_those_of_the_shipped_study(tmp_path: Path) -> N
 def test_a_later_setting_counts_where_it_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sg_rlhf.studies.plan.ADDED", {"samples_per_step"})
+    monkeypatch.setattr("sg_rlhf.studies.fingerprint.ADDED", {"samples_per_step"})
     prints = []
     for value in (4, 5):
         study = load_study(write(tmp_path, set={**SMALL["set"], "sg.samples_per_step": value}))
         prints.append(study.fingerprint(next(study.cells())))
     without = load_study(write(tmp_path))
     assert without.fingerprint(next(without.cells())) == prints[0] != prints[1]
+
+
+def test_every_parameter_of_a_weighting_decides_a_cell(tmp_path: Path) -> None:
+    def fingerprint(**weighting: Any) -> str:
+        path = write(tmp_path, set={**SMALL["set"], "sg.weighting": weighting})
+        study = load_study(path)
+        return study.fingerprint(next(cell for cell in study.cells() if cell.variant == "grpo"))
+
+    plain = fingerprint(type="grpo_sg")
+    assert plain == fingerprint(type="grpo_sg", tau=9.0, probability="trainer")
+    others = [
+        fingerprint(type="grpo_sg", probability="engine"), fingerprint(type="grpo_sg", tau=7.0),
+        fingerprint(type="reverse"), fingerprint(type="ar", alpha=0.3),
+        fingerprint(type="ar", alpha=0.2), fingerprint(type="top_entropy"),
+        fingerprint(type="top_entropy", share=0.3), fingerprint(type="stapo", prob=0.1),
+    ]  # fmt: skip
+    assert len({plain, *others}) == 1 + len(others)
 
 
 @pytest.mark.parametrize(
