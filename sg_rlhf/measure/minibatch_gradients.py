@@ -73,7 +73,9 @@ examples:
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line, with the teaching help."""
-    parser = options.new_parser("sg_rlhf.measure.minibatch_gradients", __doc__, EXAMPLES)
+    parser = options.new_parser(
+        "sg_rlhf.measure.minibatch_gradients", __doc__, EXAMPLES, one_batch=False
+    )
     parser.add_argument("--model", required=True, metavar="CKPT", help="folder, id or module:NAME")
     parser.add_argument(
         "--algorithm",

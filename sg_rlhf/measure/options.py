@@ -39,8 +39,13 @@ from sg_rlhf.measure.fixed_batch import FixedBatch
 _OVERRIDE = re.compile(r"[a-z]\w*(\.\w+)+=.*", re.DOTALL)
 
 
-def new_parser(prog: str, description: str | None, examples: str) -> OneLineParser:
-    """A parser with the options of every measurement; overrides are taken by ``parse``."""
+def new_parser(
+    prog: str, description: str | None, examples: str, *, one_batch: bool = True
+) -> OneLineParser:
+    """A parser with the options of every measurement; overrides are taken by ``parse``.
+
+    one_batch False: what belongs to a batch that is kept or given is not in the help.
+    """
     parser = OneLineParser(
         prog=f"python -m {prog}",
         description=description,
@@ -49,17 +54,28 @@ def new_parser(prog: str, description: str | None, examples: str) -> OneLinePars
         allow_abbrev=False,
     )
     batch = parser.add_argument_group("the batch")
+
+    def of_one(text: str) -> str:
+        return text if one_batch else argparse.SUPPRESS
+
     batch.add_argument(
         "--data",
         type=Path,
         metavar="FILE",
         help="JSONL: a run's samples.jsonl, rows of prompt, response and advantage, or prompts "
-        "(input, answer) to be answered",
+        "(input, answer) to be answered"
+        if one_batch
+        else "JSONL: prompts (input, answer) to be answered",
     )
     batch.add_argument(
-        "--batch", type=Path, metavar="FILE", help="read the batch if FILE exists, else write it"
+        "--batch",
+        type=Path,
+        metavar="FILE",
+        help=of_one("read the batch if FILE exists, else write it"),
     )
-    batch.add_argument("--sampler", metavar="CKPT", help="who answers prompts [the first --model]")
+    batch.add_argument(
+        "--sampler", metavar="CKPT", help=of_one("who answers prompts [the first --model]")
+    )
     batch.add_argument("--prompts", type=_count, metavar="N", help="prompts to answer [8]")
     batch.add_argument(
         "--group", type=_count, metavar="G", help="responses to each [the recipe, 8]"
@@ -75,9 +91,14 @@ def new_parser(prog: str, description: str | None, examples: str) -> OneLinePars
         "--reward", metavar="FILE", help="file or module:NAME with reward_func [the recipe]"
     )
     batch.add_argument(
-        "--global-step", type=int, metavar="N", help="only this step's rows of a samples.jsonl"
+        "--global-step",
+        type=int,
+        metavar="N",
+        help=of_one("only this step's rows of a samples.jsonl"),
     )
-    batch.add_argument("--limit", type=_count, metavar="N", help="only the first N given responses")
+    batch.add_argument(
+        "--limit", type=_count, metavar="N", help=of_one("only the first N given responses")
+    )
     parser.add_argument(
         "--config", metavar="FILE", action="append", help="a recipe (YAML); the later file wins"
     )
