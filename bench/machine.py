@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import sys
 import time
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
-import psutil
+from sg_rlhf.common.machine import machine, memory_gb, processor
 
-
-def processor() -> str:
-    """The processor's name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or "unknown"
-
-
-def memory_gb() -> float:
-    """Memory in GB (2**30 bytes)."""
-    return round(psutil.virtual_memory().total / 2**30, 1)
+__all__ = ["memory_gb", "processor", "provenance"]
 
 
 def provenance(script: str, *packages: str) -> dict[str, Any]:
@@ -31,11 +17,6 @@ def provenance(script: str, *packages: str) -> dict[str, Any]:
     return {
         "command": " ".join([f"python bench/{script}", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d"),
-        "machine": {
-            "system": platform.platform(),
-            "processor": processor(),
-            "cores": os.cpu_count(),
-            "memory_gb": memory_gb(),
-        },
+        "machine": machine(),
         "versions": {name: metadata.version(name) for name in packages},
     }

@@ -1,16 +1,23 @@
-"""What the subcommands of `python -m sg_rlhf.data` have in common."""
+"""What command lines have in common: errors of one line, progress, the data commands' options."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tqdm import tqdm
 
 from sg_rlhf.common.dataset_folder import MANIFEST, UsageError, sha256_of
 from sg_rlhf.common.rows import DataError
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, like all others of its command."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog.removeprefix('python -m ')}: {message}; see --help\n")
 
 
 def add_task(

@@ -4,12 +4,17 @@ What a run logs while it trains comes from one or two responses to a prompt, and
 difference of two runs is then the luck of these draws. This command answers every prompt many
 times, says how sure the mean is, and gives each checkpoint's difference to the first one, paired by
 prompt. Sizes of puzzles (the rows' datasource) are told apart.
+
+Two intervals: over prompts, for what the checkpoint would do on others of their kind; and over the
+draws of the responses alone, the prompts as they are, which is the noise of this measurement when
+checkpoints are compared on the same prompts. More --samples narrow the second.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +24,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sg_rlhf.common.command_line import progress_bar
+from sg_rlhf.common.command_line import OneLineParser, progress_bar
 from sg_rlhf.common.files import write_whole
-from sg_rlhf.common.statistics import half_width
-from sg_rlhf.measure import fixed_batch, sample_batch
-from sg_rlhf.measure import options as common
+from sg_rlhf.common.statistics import Z95, half_width
+from sg_rlhf.measure import fixed_batch, options, sample_batch
 from sg_rlhf.measure.checkpoint import MeasureError, choose_device, load_model, load_tokenizer
 from sg_rlhf.measure.rollouts import sample_responses
 
@@ -46,7 +50,7 @@ ROWS = 512
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line, with the teaching help."""
-    parser = common.OneLineParser(
+    parser = OneLineParser(
         prog=f"python -m {PROG}",
         description=__doc__,
         epilog=EXAMPLES,
@@ -63,16 +67,16 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--reward", default="module:sg_rlhf.tasks.kk.reward", metavar="FILE",
         help="file or module:NAME whose reward_func reports `correct` [Knights & Knaves]",
     )  # fmt: skip
-    add("--prompts", type=common.count, metavar="N", help="the first N of each file [all]")
-    add("--samples", type=common.count, default=8, metavar="N", help="responses to each [8]")
-    add("--temperature", type=common.positive, default=0.7, metavar="T", help="[0.7]")
-    add("--max-new-tokens", type=common.count, default=256, metavar="N", help="[256]")
+    add("--prompts", type=options.count, metavar="N", help="the first N of each file [all]")
+    add("--samples", type=options.count, default=8, metavar="N", help="responses to each [8]")
+    add("--temperature", type=options.positive, default=0.7, metavar="T", help="[0.7]")
+    add("--max-new-tokens", type=options.count, default=256, metavar="N", help="[256]")
     add("--seed", type=int, default=0, help="of all draws [0]")
     add("--device", default="auto", help="auto, cpu or cuda [auto]")
-    add("--threads", type=common.count, metavar="N", help="CPU threads; 1 is best on busy cores")
+    add("--threads", type=options.count, metavar="N", help="CPU threads; 1 is best on busy cores")
     add("--json", type=Path, metavar="FILE", help="everything, for a script")
     args = parser.parse_args(argv)
-    common.check_outputs(parser, args)
+    options.check_outputs(parser, args)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     named = [_named(text) for text in args.data]
@@ -153,7 +157,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "temperature": args.temperature,
         "max_new_tokens": args.max_new_tokens,
         "seed": args.seed,
-        "versions": common.versions(),
+        **options.origin(args),
         "data": {key: str(path) for key, path in args.data.items()},
         "models": [
             {
@@ -167,7 +171,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         ],
     }
     if args.json is not None:
-        write_whole(args.json, json.dumps(result, indent=1) + "\n")
+        write_whole(args.json, json.dumps(options.plain(result), indent=1) + "\n")
     return result
 
 
@@ -192,14 +196,29 @@ def figures(
         places = [i for i, name in enumerate(sources) if source in ("all", name)]
         shares = [counts[i] / samples for i in places]
         differences = [(counts[i] - first[i]) / samples for i in places]
+        draws = draws_half_width([counts[i] for i in places], samples)
+        others = draws_half_width([first[i] for i in places], samples)
         found[source] = {
             "accuracy": statistics.fmean(shares),
             "ci95": half_width(shares),
+            "draws_ci95": draws,
             "difference": statistics.fmean(differences),
             "difference_ci95": half_width(differences),
+            "difference_draws_ci95": math.hypot(draws, others),
             "prompts": len(places),
         }
     return {**found, "correct": list(counts)}
+
+
+def draws_half_width(counts: Sequence[int], samples: int) -> float:
+    """Half of the 95 % interval of the accuracy on these very prompts; NaN for one response each.
+
+    The variance of a prompt's share is estimated by p (1 - p) / (samples - 1), without bias.
+    """
+    if samples < 2:
+        return math.nan
+    variance = math.fsum(c / samples * (1 - c / samples) / (samples - 1) for c in counts)
+    return Z95 * math.sqrt(variance) / len(counts)
 
 
 def table(result: dict[str, Any]) -> str:
@@ -216,20 +235,30 @@ def table(result: dict[str, Any]) -> str:
             for source, found in model["sets"][key].items():
                 if source == "correct":
                     continue
-                line = f"    {source:12}{found['accuracy']:.3f} +- {found['ci95']:.3f}"
+                line = (
+                    f"    {source:12}{found['accuracy']:.3f} +- {found['ci95']:.3f}"
+                    f"{_of_draws(found['draws_ci95'])}"
+                )
                 if place:
                     line += (
                         f"   {found['difference']:+.3f} +- {found['difference_ci95']:.3f} "
-                        "beside the first"
+                        f"beside the first{_of_draws(found['difference_draws_ci95'])}"
                     )
                 lines.append(line)
-    lines.append("95 % intervals over prompts; differences are paired by prompt")
+    lines.append(
+        "95 % intervals over prompts, and in brackets over the draws of responses to these very "
+        "prompts; differences are paired by prompt"
+    )
     return "\n".join(lines)
+
+
+def _of_draws(half: float) -> str:
+    return "" if math.isnan(half) else f" ({half:.3f})"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; 0, or 2 after one line on stderr."""
-    return common.command(PROG, parse_arguments, run, table, argv)
+    return options.command(PROG, parse_arguments, run, table, argv)
 
 
 if __name__ == "__main__":

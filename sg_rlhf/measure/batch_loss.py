@@ -1,9 +1,9 @@
-"""The losses whose sharpness is measured, over a fixed batch, one pass of rows at a time."""
+"""The losses whose rise and whose gradient are measured, over a fixed batch, pass by pass."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sg_rlhf.algo.policy_loss import policy_loss_terms
-from sg_rlhf.algo.token_weights import token_weights, weight_sum_and_count
-from sg_rlhf.algo.weightings import Uniform, Weighting
-from sg_rlhf.measure.checkpoint import PASS_TOKENS, passes, responses
+from sg_rlhf.algo.token_weights import token_weights
+from sg_rlhf.algo.weightings import TokenContext, Uniform, Weighting
+from sg_rlhf.measure.checkpoint import PASS_TOKENS, Responses, passes, responses
 from sg_rlhf.measure.fixed_batch import FixedBatch
 
 UNIFORM = Uniform()
@@ -37,6 +37,16 @@ class Surrogate:
         return f"{self.weights.describe()}{normalize}, {clip}, {mean}"
 
 
+@dataclass(frozen=True)
+class Centre:
+    """One pass at the parameters where the measurement starts, all [B, T]; no gradient."""
+
+    log_probs_BT: Tensor
+    mask_BT: Tensor
+    keys_BT: Tensor
+    entropy_BT: Tensor | None
+
+
 class BatchLoss:
     """L as ``sg_rlhf.algo.sharpness`` wants it: called, it gives one piece of L per pass.
 
@@ -46,7 +56,11 @@ class BatchLoss:
     construction: the ratio is 1 at the centre, so that each checkpoint is measured at its own first
     update. **The weights are held** at their values at the centre, as the stop-gradient of Eq. 19
     says: L is then a function of theta' alone whose gradient at theta is the update's. Weights
-    recomputed at theta' would move L in ways that its gradient leaves out. The KL term is left out.
+    recomputed at theta' would move L in ways that its gradient leaves out. What a weighting reads
+    besides p is that of the centre too, where the policy that samples is the one that is updated,
+    and the engine's p is this model's.
+    The KL term is left out. centre: what ``centre`` of a loss of this batch gave, where several
+    share it.
 
     Raises:
         MeasureError: the surrogate of a batch without advantages, or with none that is not 0.
@@ -60,13 +74,17 @@ class BatchLoss:
         *,
         pass_tokens: int = PASS_TOKENS,
         on_pass: Callable[[], object] = lambda: None,
+        centre: Sequence[Centre] | None = None,
     ) -> None:
         self._model = model
         self._batch = batch
         self._surrogate = surrogate
         self._on_pass = on_pass
         self._passes = list(passes(batch.rows, pass_tokens))
-        self._held = None if surrogate is None else self._hold(surrogate, batch.advantages())
+        self._held: list[_Held] | None = None
+        if surrogate is not None:
+            found = self.centre([surrogate]) if centre is None else centre
+            self._held = self._hold(surrogate, batch.advantages(), found)
 
     @property
     def n_passes(self) -> int:
@@ -74,54 +92,96 @@ class BatchLoss:
         return len(self._passes)
 
     def __call__(self) -> Iterator[Tensor]:
-        for number, indices in enumerate(self._passes):
-            log_probs_BT, mask_BT = self._log_probs(indices)
-            if self._surrogate is None or self._held is None:
-                yield -log_probs_BT.sum() / self._batch.tokens
-            else:
-                held = self._held[number]
-                yield policy_loss_terms(
-                    log_probs_BT,
-                    held.old_log_probs_BT,
-                    held.advantages_BT,
-                    mask_BT,
-                    UNIFORM,
-                    self._surrogate.eps_low,
-                    self._surrogate.eps_high,
-                    self._surrogate.dual_clip,
-                    token_level_loss=self._surrogate.token_level,
-                    batch_num_tokens=self._batch.tokens,
-                    global_batch_size=len(self._batch.rows),
-                    token_coef_BT=held.coefficient_BT,
-                ).loss
+        for number, passed in enumerate(self.forward()):
+            yield self.piece(number, passed)
             self._on_pass()
 
-    def _log_probs(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        rows = [self._batch.rows[i] for i in indices]
-        found = responses(self._model, rows, self._batch.temperature)
-        return found.log_probs_BT(), found.mask_BT
+    def forward(self) -> Iterator[Responses]:
+        """The passes of L one after another, for ``piece``."""
+        for indices in self._passes:
+            rows = [self._batch.rows[i] for i in indices]
+            yield responses(self._model, rows, self._batch.temperature)
 
     @torch.no_grad()
-    def _hold(self, surrogate: Surrogate, advantages: list[float]) -> list[_Held]:
-        """Old log-probs, advantages and weights of each pass, at the centre."""
-        found = [self._log_probs(indices) for indices in self._passes]
-        columns = [
-            torch.tensor([[advantages[i]] for i in indices]).to(log_probs_BT).expand_as(mask_BT)
-            for indices, (log_probs_BT, mask_BT) in zip(self._passes, found, strict=True)
-        ]
-        cfg = surrogate.weights
-        # Used with normalize=batch_mean alone: the mean is that of the whole batch.
-        sums = [weight_sum_and_count(log_probs, cfg, mask) for log_probs, mask in found]
-        total, count = torch.stack(sums).sum(0)
+    def centre(self, surrogates: Sequence[Surrogate]) -> list[Centre]:
+        """What these surrogates of this batch hold on to, pass by pass."""
+        entropy = any("entropy" in surrogate.weights.reads for surrogate in surrogates)
         return [
-            _hold_weights(
-                log_probs_BT,
-                advantages_BT,
-                token_weights(log_probs_BT, cfg, mask_BT, mean_weight=float(total / count)),
-                inside=cfg.placement == "inside",
+            Centre(
+                passed.log_probs_BT(),
+                passed.mask_BT,
+                passed.keys_BT(),
+                passed.entropy_BT() if entropy else None,
             )
-            for (log_probs_BT, mask_BT), advantages_BT in zip(found, columns, strict=True)
+            for passed in self.forward()
         ]
+
+    def piece(self, number: int, passed: Responses) -> Tensor:
+        """L's piece of pass ``number``; several losses of one batch can share a forward pass."""
+        log_probs_BT = passed.log_probs_BT()
+        if self._surrogate is None or self._held is None:
+            return -log_probs_BT.sum() / self._batch.tokens
+        held = self._held[number]
+        return policy_loss_terms(
+            log_probs_BT,
+            held.old_log_probs_BT,
+            held.advantages_BT,
+            passed.mask_BT,
+            UNIFORM,
+            self._surrogate.eps_low,
+            self._surrogate.eps_high,
+            self._surrogate.dual_clip,
+            token_level_loss=self._surrogate.token_level,
+            batch_num_tokens=self._batch.tokens,
+            global_batch_size=len(self._batch.rows),
+            token_coef_BT=held.coefficient_BT,
+        ).loss
+
+    def _hold(
+        self, surrogate: Surrogate, advantages: list[float], centre: Sequence[Centre]
+    ) -> list[_Held]:
+        """Old log-probs, advantages and weights of each pass, at the centre."""
+        columns = [
+            torch.tensor([[advantages[i]] for i in indices])
+            .to(at.log_probs_BT)
+            .expand_as(at.mask_BT)
+            for indices, at in zip(self._passes, centre, strict=True)
+        ]
+        weights = self._weights(surrogate, columns, centre)
+        return [
+            _hold_weights(at.log_probs_BT, *both, inside=surrogate.weights.placement == "inside")
+            for at, *both in zip(centre, columns, weights, strict=True)
+        ]
+
+    def _weights(
+        self, surrogate: Surrogate, advantages: Sequence[Tensor], centre: Sequence[Centre]
+    ) -> list[Tensor]:
+        """The weights [B, T] of each pass, 1 where there is no token.
+
+        All tokens are weighted as one row, so that a mean or a quantile over tokens is that of the
+        batch however it is cut.
+        """
+        masks = [at.mask_BT for at in centre]
+
+        def row(parts: Sequence[Tensor]) -> Tensor:
+            return torch.cat([part[m] for part, m in zip(parts, masks, strict=True)])[None]
+
+        log_probs_1N = row([at.log_probs_BT for at in centre])
+        entropies = [at.entropy_BT for at in centre if at.entropy_BT is not None]
+        context = TokenContext(
+            old_log_probs=log_probs_1N,
+            engine_log_probs=log_probs_1N,
+            advantages=row(advantages),
+            keys=row([at.keys_BT for at in centre]),
+            entropy=row(entropies) if entropies else None,
+            eps=(surrogate.eps_low, surrogate.eps_high),
+        )
+        weights_N = token_weights(log_probs_1N, surrogate.weights, context=context)[0]
+        found = [at.log_probs_BT.new_ones(at.mask_BT.shape) for at in centre]
+        parts = weights_N.split([int(mask.sum()) for mask in masks])
+        for whole, mask, part in zip(found, masks, parts, strict=True):
+            whole[mask] = part.to(whole.dtype)
+        return found
 
 
 @dataclass(frozen=True)

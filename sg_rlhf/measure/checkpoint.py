@@ -19,6 +19,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from sg_rlhf.algo.weightings import token_keys
 from sg_rlhf.common.rows import one_line
 from sg_rlhf.config import local_path
 
@@ -147,12 +148,15 @@ def passes(rows: Sequence[TokenRow], pass_tokens: int = PASS_TOKENS) -> Iterator
 class Responses:
     """One pass: the logits that predict the tokens at T places, their ids, and which are responses.
 
-    mask_BT is True on each row's response and nowhere else, in order.
+    mask_BT is True on each row's response and nowhere else, in order. sequences_BS: prompts and
+    responses, whose last T places those are. attention_BS: 1 where that is no padding.
     """
 
     logits_BTV: Tensor
     targets_BT: Tensor
     mask_BT: Tensor
+    sequences_BS: Tensor
+    attention_BS: Tensor
 
     def log_probs_BT(self) -> Tensor:
         """Log-probabilities of the responses' tokens, 0 where masked."""
@@ -160,6 +164,16 @@ class Responses:
             self.logits_BTV.flatten(0, 1), self.targets_BT.flatten(), reduction="none"
         )
         return -nll.view_as(self.targets_BT).masked_fill(~self.mask_BT, 0.0)
+
+    def entropy_BT(self) -> Tensor:
+        """Entropy of the policy at each place, in nats, 0 where masked."""
+        log_probs_BTV = self.logits_BTV.log_softmax(-1)
+        entropy_BT = -(log_probs_BTV.exp() * log_probs_BTV).sum(-1)
+        return entropy_BT.masked_fill(~self.mask_BT, 0.0)
+
+    def keys_BT(self) -> Tensor:
+        """A key for each token, see ``token_keys``; no meaning where masked."""
+        return token_keys(self.sequences_BS, self.attention_BS)[:, -self.mask_BT.shape[1] :]
 
 
 def responses(
@@ -180,9 +194,10 @@ def responses(
         for lengths in ([len(row.prompt) for row in rows], [len(row) for row in rows])
     )
     places = torch.arange(width, device=model.device)
+    attention = (places < ends).long()
     output = model(
         input_ids=ids,
-        attention_mask=(places < ends).long(),
+        attention_mask=attention,
         use_cache=False,
         # The prompts' own logits are not wanted; the last place predicts nothing that is here.
         logits_to_keep=width - first + 1,
@@ -193,4 +208,4 @@ def responses(
     if temperature != 1.0:
         logits_BTV = logits_BTV / temperature
     mask_BT = (places >= starts) & (places < ends)
-    return Responses(logits_BTV, ids[:, first:], mask_BT[:, first:])
+    return Responses(logits_BTV, ids[:, first:], mask_BT[:, first:], ids, attention)

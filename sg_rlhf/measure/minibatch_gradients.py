@@ -1,15 +1,28 @@
-"""What a weighting does to the gradient of one and the same minibatch, many times over.
+"""What a weighting does to the update of one and the same minibatch, many times over.
 
 Training runs of two algorithms part after their first update, and from then on luck of the samples
 is in every comparison. Here every algorithm's gradient is taken at the same parameters on the same
 minibatches, sampled and graded as in training, at ratio 1. What differs is the algorithm's alone:
 
-    size       ||g|| over the baseline's, minibatch by minibatch: a constant is a step size
+    size       ||g|| over the baseline's, minibatch by minibatch: a constant is a scale
     cosine     between both gradients: 1 is the same direction
-    spread     std / mean of ||g|| over minibatches, which no step size changes
+    spread     std / mean of ||g|| over minibatches, which no scale changes
     peak       largest ||g|| over the median one, likewise
 
-docs/sharpness.md explains how to read the numbers. The KL term is left out.
+A gradient is not what the parameters move by. AdamW divides its mean by the root of the mean of its
+squares, so that a factor of every gradient cancels, unless the norm clip acts. The same figures are
+therefore given of AdamW's step, in units of the learning rate:
+
+    g~ = g min(1, max_norm / ||g||),  u = m_hat / (sqrt(v_hat) + eps)
+
+m_hat and v_hat: the bias-corrected moments of --warm-up other minibatches' gradients, of the same
+algorithm at the same parameters, and of this minibatch's. Every measured minibatch follows the same
+warm-up, as the next step: so minibatches can be resampled for an interval, and what an exceptional
+one does to the step is seen. A checkpoint's own optimizer state would not do: it is of the
+algorithm that trained it, under whose squares another one's scale would not cancel. Weight decay,
+the same for all of them, and the KL term are left out.
+
+docs/sharpness.md explains how to read the numbers.
 """
 
 from __future__ import annotations
@@ -17,22 +30,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from sg_rlhf.common.command_line import progress_bar
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.config import Config, load_config
-from sg_rlhf.measure import fixed_batch
-from sg_rlhf.measure import options as common
+from sg_rlhf.measure import fixed_batch, options
+from sg_rlhf.measure.adamw import AdamW, Moments
 from sg_rlhf.measure.batch_loss import BatchLoss, Surrogate
 from sg_rlhf.measure.checkpoint import (
     DTYPES,
@@ -42,7 +53,8 @@ from sg_rlhf.measure.checkpoint import (
     load_tokenizer,
 )
 from sg_rlhf.measure.fixed_batch import FixedBatch
-from sg_rlhf.measure.sample_batch import Sampling, sample_batch
+from sg_rlhf.measure.minibatch_figures import Measured, Vector, plot, summarise, table
+from sg_rlhf.measure.sample_batch import RewardFunc, Sampling, sample_batch
 from sg_rlhf.measure.sharpness import surrogate_of
 
 EXAMPLES = """\
@@ -57,23 +69,13 @@ examples:
         --data data/kk/train.jsonl --config configs/kk/grpo_qwen2.5-3b-instruct.yaml \\
         --algorithm configs/algorithms/grpo.yaml configs/algorithms/grpo_sg.yaml --json out/g.json
 """
-#: Resamples of the minibatches for an interval, and the fewest minibatches that get one.
-RESAMPLES, LEAST = 2000, 8
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One algorithm: ||g|| of each minibatch, and the cosine with the baseline's gradient."""
-
-    name: str
-    surrogate: str
-    norms: list[float]
-    cosines: list[float]
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line, with the teaching help."""
-    parser = common.new_parser("sg_rlhf.measure.minibatch_gradients", __doc__, EXAMPLES)
+    parser = options.new_parser(
+        "sg_rlhf.measure.minibatch_gradients", __doc__, EXAMPLES, one_batch=False
+    )
     parser.add_argument("--model", required=True, metavar="CKPT", help="folder, id or module:NAME")
     parser.add_argument(
         "--algorithm",
@@ -84,17 +86,53 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--batches",
-        type=common.count,
+        type=options.count,
         default=20,
         metavar="N",
         help="minibatches of --prompts x --group responses, of the next prompts each [20]",
     )
-    common.add_dtype(parser, "float32", "of the parameters and of all arithmetic")
-    args = common.parse(parser, argv)
+    parser.add_argument(
+        "--warm-up",
+        type=_warm_up,
+        default=20,
+        metavar="N",
+        help="minibatches before those, of newly sampled responses, that AdamW's moments are made "
+        "of; 0: no updates, and a third of the memory, which is three times the model's size for "
+        "each algorithm [20]",
+    )
+    options.add_dtype(parser, "float32", "of the parameters and of all arithmetic")
+    args = options.parse(parser, argv)
     for option in ("batch", "sampler", "limit", "global_step"):
         if getattr(args, option) is not None:
             parser.error(f"--{option.replace('_', '-')}: not taken here, where batches are sampled")
     return args
+
+
+def _warm_up(text: str) -> int:
+    return 0 if text == "0" else options.count(text)
+
+
+def optimizer_of(config: Config) -> AdamW:
+    """AdamW and the norm clip of the recipe; those of configs/base.yaml without one.
+
+    Raises:
+        MeasureError: another optimizer.
+    """
+    keys = {"betas": "actor.adam.betas", "eps": "actor.adam.eps", "max_norm": "actor.max_norm"}
+    kind = config.value("actor.optim")
+    if kind != "adam":
+        raise MeasureError(f"actor.optim={kind}: expected adam for the update, or --warm-up 0")
+    given: dict[str, Any] = {
+        name: config.value(key)
+        for name, key in keys.items()
+        if config.sources or config.values.get(key) is not None
+    }
+    if "betas" in given:
+        given["betas"] = tuple(given["betas"])
+    try:
+        return AdamW(**given)
+    except ValueError as error:
+        raise MeasureError(f"actor: {error}") from None
 
 
 def surrogates(paths: Sequence[str]) -> dict[str, Surrogate]:
@@ -108,43 +146,101 @@ def surrogates(paths: Sequence[str]) -> dict[str, Surrogate]:
         name = Path(path).stem
         if name in found:
             raise MeasureError(f"--algorithm {path}: a second {name}; expected other file names")
+        config = load_config([path], [])
+        if config.sg.update != "together":
+            raise MeasureError(
+                f"--algorithm {path}: sg.update={config.sg.update}: expected together, where a "
+                "minibatch has one gradient"
+            )
         try:
-            found[name] = surrogate_of(load_config([path], []), [])
+            found[name] = surrogate_of(config, [])
         except MeasureError as error:
             raise MeasureError(f"--algorithm {path}: {error}") from None
     return found
 
 
-def gradient(model: PreTrainedModel, loss: BatchLoss) -> Tensor:
-    """The gradient of a minibatch over all parameters as one vector, [D]."""
-    model.zero_grad(set_to_none=True)
-    for piece in loss():
-        piece.backward()
-    parts = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-    model.zero_grad(set_to_none=True)
-    return torch.cat(parts)
+def gradients(
+    model: PreTrainedModel, batch: FixedBatch, losses: Mapping[str, Surrogate], pass_tokens: int
+) -> dict[str, Tensor]:
+    """Each loss's gradient of a minibatch over all parameters as one vector, [D].
 
-
-def compare(
-    model: PreTrainedModel, batch: FixedBatch, losses: dict[str, Surrogate], pass_tokens: int
-) -> dict[str, tuple[float, float]]:
-    """By algorithm: ||g|| on this minibatch, and the cosine with the first algorithm's g."""
-    found: dict[str, tuple[float, float]] = {}
-    baseline: Tensor | None = None
-    for name, surrogate in losses.items():
-        vector = gradient(model, BatchLoss(model, batch, surrogate, pass_tokens=pass_tokens))
-        if baseline is None:
-            baseline = vector
-        norm, other = (
-            float(torch.linalg.vector_norm(v, dtype=torch.float64)) for v in (vector, baseline)
-        )
-        product = float((vector * baseline).sum(dtype=torch.float64))
-        found[name] = (norm, product / (norm * other) if norm * other else float("nan"))
+    One forward pass serves them all; its graph is kept until the last one's backward pass.
+    """
+    params = list(model.parameters())
+    plain = BatchLoss(model, batch, None, pass_tokens=pass_tokens)
+    centre = plain.centre([*losses.values()])
+    functions = {
+        name: BatchLoss(model, batch, surrogate, pass_tokens=pass_tokens, centre=centre)
+        for name, surrogate in losses.items()
+    }
+    found: dict[str, Tensor] = {}
+    for number, passed in enumerate(plain.forward()):
+        for name, function in functions.items():
+            parts = torch.autograd.grad(
+                function.piece(number, passed), params, retain_graph=True, materialize_grads=True
+            )
+            vector = torch.cat([part.flatten() for part in parts])
+            found[name] = found[name].add_(vector) if name in found else vector
     return found
 
 
+def compare(
+    model: PreTrainedModel,
+    batch: FixedBatch,
+    losses: dict[str, Surrogate],
+    pass_tokens: int,
+    moments: Mapping[str, Moments] | None = None,
+) -> dict[str, list[Vector]]:
+    """By algorithm: its gradient on this minibatch beside the first algorithm's.
+
+    Then, if there are moments, the update that AdamW makes of it beside the first algorithm's.
+    """
+    found: dict[str, list[Vector]] = {}
+    baseline: list[Tensor] = []
+    for name, vector in gradients(model, batch, losses, pass_tokens).items():
+        vectors = [vector]
+        if moments:
+            vectors.append(moments[name].update(vector))
+        baseline = baseline or vectors
+        found[name] = [_beside(*pair) for pair in zip(vectors, baseline, strict=True)]
+    return found
+
+
+def _beside(vector: Tensor, baseline: Tensor) -> Vector:
+    norm, other = (
+        float(torch.linalg.vector_norm(v, dtype=torch.float64)) for v in (vector, baseline)
+    )
+    product = float((vector * baseline).sum(dtype=torch.float64))
+    return Vector(norm, product / (norm * other) if norm * other else float("nan"))
+
+
+def warm_up(
+    model: PreTrainedModel,
+    batches: Iterable[FixedBatch],
+    losses: dict[str, Surrogate],
+    pass_tokens: int,
+    optimizer: AdamW,
+) -> dict[str, Moments]:
+    """By algorithm: AdamW's moments of its own gradients on these minibatches."""
+    moments = {name: Moments(optimizer) for name in losses}
+    for batch in batches:
+        if any(row.advantage for row in batch.rows):
+            for name, vector in gradients(model, batch, losses, pass_tokens).items():
+                moments[name].add(vector)
+    return moments
+
+
+def _columns(name: str, rows: Sequence[Mapping[str, Sequence[Vector]]]) -> Iterator[list[Vector]]:
+    """An algorithm's gradients over the minibatches, then its updates, if there are any."""
+    return map(list, zip(*(row[name] for row in rows), strict=True))
+
+
 def measure(
-    args: argparse.Namespace, config: Config, settings: Sampling, losses: dict[str, Surrogate]
+    args: argparse.Namespace,
+    settings: Sampling,
+    losses: dict[str, Surrogate],
+    reward: RewardFunc | None,
+    optimizer: AdamW | None,
 ) -> tuple[list[Measured], int]:
     """Every algorithm on every minibatch; and how many minibatches had no gradient at all.
 
@@ -160,157 +256,78 @@ def measure(
             f"--data {args.data}: {len(data)} prompts; expected {prompts * args.batches} for "
             f"--batches {args.batches} of --prompts {prompts}"
         )
-    reward = common.reward_function(args, config, settings, graded=True)
     model = load_model(args.model, DTYPES[args.dtype], choose_device(args.device))
     tokenizer = load_tokenizer(args.model)
-    rows: list[dict[str, tuple[float, float]]] = []
-    with progress_bar("minibatches", "minibatches", args.batches) as bar:
-        for number in range(args.batches):
-            part = data[number * prompts : (number + 1) * prompts]
-            drawn = replace(settings, seed=settings.seed + number)
-            batch = sample_batch(args.data, part, args.model, model, tokenizer, drawn, reward)
-            if any(row.advantage for row in batch.rows):
-                rows.append(compare(model, batch, losses, args.pass_tokens))
-            bar.update()
-    if len(rows) < 2:
+    count = args.batches + args.warm_up
+    with progress_bar("minibatches", "minibatches", count) as bar:
+
+        def batches(numbers: range) -> Iterator[FixedBatch]:
+            """The minibatches of these numbers; past the last prompt it goes on at the first."""
+            for number in numbers:
+                places = range(number * prompts, (number + 1) * prompts)
+                part = [data[place % len(data)] for place in places]
+                drawn = replace(settings, seed=settings.seed + number)
+                yield sample_batch(args.data, part, args.model, model, tokenizer, drawn, reward)
+                bar.update()
+
+        moments = None
+        if optimizer is not None:
+            others = batches(range(args.batches, count))
+            moments = warm_up(model, others, losses, args.pass_tokens, optimizer)
+        rows = [
+            compare(model, batch, losses, args.pass_tokens, moments)
+            for batch in batches(range(args.batches))
+            if any(row.advantage for row in batch.rows)
+        ]
+    if len(rows) < 2 or (moments and not next(iter(moments.values())).steps):
         raise MeasureError(
             f"--data {args.data}: {len(rows)} of {args.batches} minibatches had prompts that were "
-            "answered right and wrong; expected at least 2 (more --batches, --prompts or --group)"
+            "answered right and wrong; expected at least 2, and 1 of --warm-up (more --batches, "
+            "--prompts or --group)"
         )
     found = [
-        Measured(name, s.describe(), [row[name][0] for row in rows], [row[name][1] for row in rows])
-        for name, s in losses.items()
+        Measured(name, surrogate.describe(), *_columns(name, rows))
+        for name, surrogate in losses.items()
     ]
     return found, args.batches - len(rows)
-
-
-def spread(norms: np.ndarray, axis: int = -1) -> Any:
-    """std / mean."""
-    return norms.std(axis=axis, ddof=1) / norms.mean(axis=axis)
-
-
-def _relative_spread(norms: np.ndarray, baseline: np.ndarray, axis: int = -1) -> Any:
-    return spread(norms, axis) / spread(baseline, axis)
-
-
-def peak(norms: np.ndarray, axis: int = -1) -> Any:
-    """Largest over median."""
-    return norms.max(axis=axis) / np.median(norms, axis=axis)
-
-
-def summarise(found: Sequence[Measured], seed: int = 0) -> list[dict[str, Any]]:
-    """A row per algorithm; intervals are 95 % percentile bootstraps over minibatches, paired."""
-    baseline = np.array(found[0].norms)
-    rows = []
-    for entry in found:
-        norms = np.array(entry.norms)
-        ratio = norms / baseline
-        row: dict[str, Any] = {
-            "algorithm": entry.name,
-            "loss": entry.surrogate,
-            "norm_mean": float(norms.mean()),
-            "size": float(ratio.mean()),
-            "size_range": [float(ratio.min()), float(ratio.max())],
-            "cosine": float(np.mean(entry.cosines)),
-            "cosine_min": float(np.min(entry.cosines)),
-            "spread": float(spread(norms)),
-            "peak": float(peak(norms)),
-        }
-        if entry is not found[0]:
-            row["spread_over_baseline"] = float(_relative_spread(norms, baseline))
-            if len(norms) >= LEAST:
-                interval = stats.bootstrap(
-                    (norms, baseline), _relative_spread, paired=True, vectorized=True,
-                    method="percentile", n_resamples=RESAMPLES, rng=np.random.default_rng(seed),
-                ).confidence_interval  # fmt: skip
-                row["spread_over_baseline_ci95"] = [float(interval.low), float(interval.high)]
-        rows.append(row)
-    return rows
-
-
-def table(report: dict[str, Any]) -> str:
-    """The text that people read."""
-    rows = report["algorithms"]
-    width = max(len(row["algorithm"]) for row in rows)
-    without = report["without_gradient"]
-    lines = [
-        f"{report['minibatches']} minibatches of {report['prompts']} prompts x {report['group']}, "
-        f"temperature {report['temperature']:g}, {report['model']}"
-        + (f"; {without} more had no gradient" if without else ""),
-        "",
-        f"{'':{width}}  mean ||g||   size (range)           cosine (least)   spread"
-        "   over baseline's        peak",
-    ]
-    for row in rows:
-        low, high = row["size_range"]
-        over = ""
-        if "spread_over_baseline" in row:
-            over = f"{row['spread_over_baseline']:.3f}"
-        if "spread_over_baseline_ci95" in row:
-            over += " ({:.3f}, {:.3f})".format(*row["spread_over_baseline_ci95"])
-        lines.append(
-            f"{row['algorithm']:{width}}  {row['norm_mean']:10.4g}   {row['size']:.3f} "
-            f"({low:.3f}, {high:.3f})   {row['cosine']:.4f} ({row['cosine_min']:.4f})   "
-            f"{row['spread']:6.3f}   {over:22} {row['peak']:5.2f}"
-        )
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"size: ||g|| over {rows[0]['algorithm']}'s on the same minibatch. spread: std / mean",
-            "of ||g|| over minibatches, divided by the baseline's with a 95 % bootstrap interval.",
-            "peak: largest ||g|| over the median one.",
-        ]
-    )
-
-
-def plot(found: Sequence[Measured], figure: Any) -> None:
-    """||g|| of each minibatch over the baseline's: on a line, if only the scale differs."""
-    axes = figure.add_subplot()
-    baseline = found[0]
-    ends = [min(baseline.norms), max(baseline.norms)]
-    axes.plot(ends, ends, color="0.4", lw=1, ls="--", label=f"{baseline.name}: y = x")
-    for entry in found[1:]:
-        axes.plot(baseline.norms, entry.norms, ".", label=entry.name)
-    axes.set(
-        xlabel=f"||g|| of a minibatch, {baseline.name}", ylabel="||g|| of the same minibatch",
-        xscale="log", yscale="log",
-    )  # fmt: skip
-    axes.grid(True, color="0.9", lw=0.8)
-    axes.set_axisbelow(True)
-    axes.legend(fontsize=8)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, and write the files that were asked for; returns what ``--json`` holds."""
     losses = surrogates(args.algorithm)
     config = load_config(args.config, args.overrides)
-    settings = common.sampling(args, config)
-    found, without_gradient = measure(args, config, settings, losses)
+    settings = options.sampling(args, config)
+    optimizer = optimizer_of(config) if args.warm_up else None
+    reward = options.reward_function(args, config, settings, graded=True)
+    found, without_gradient = measure(args, settings, losses, reward, optimizer)
     report = {
         "model": args.model,
         "data": str(args.data),
-        "minibatches": len(found[0].norms),
+        "minibatches": len(found[0].gradients),
         "without_gradient": without_gradient,
         "prompts": settings.prompts,
         "group": settings.group,
         "temperature": settings.temperature,
         "seed": settings.seed,
-        "algorithms": summarise(found),
-        "norms": {entry.name: entry.norms for entry in found},
-        "cosines": {entry.name: entry.cosines for entry in found},
-        "versions": common.versions(),
+        "optimizer": None if optimizer is None else {"warm_up": args.warm_up, **asdict(optimizer)},
+        "algorithms": summarise(found, optimizer),
+        "norms": {entry.name: [v.norm for v in entry.gradients] for entry in found},
+        "cosines": {entry.name: [v.cosine for v in entry.gradients] for entry in found},
+        "update_norms": {entry.name: [v.norm for v in entry.updates] for entry in found},
+        "update_cosines": {entry.name: [v.cosine for v in entry.updates] for entry in found},
+        **options.origin(args),
     }
     if args.json is not None:
-        write_whole(args.json, json.dumps(common.plain(report), indent=1) + "\n")
+        write_whole(args.json, json.dumps(options.plain(report), indent=1) + "\n")
     if args.plot is not None:
-        common.save_figure(args.plot, lambda figure: plot(found, figure), (5.6, 4.6))
+        width = 9.8 if optimizer else 5.6
+        options.save_figure(args.plot, lambda figure: plot(found, figure), (width, 4.6))
     return report
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; 0, or 2 after one line on stderr."""
-    return common.command("sg_rlhf.measure.minibatch_gradients", parse_arguments, run, table, argv)
+    return options.command("sg_rlhf.measure.minibatch_gradients", parse_arguments, run, table, argv)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,20 @@ import io
 import math
 import os
 import re
+import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from sg_rlhf.algo.weightings import Weighting
-from sg_rlhf.common.command_line import progress_bar
+from sg_rlhf.common.command_line import OneLineParser, progress_bar
 from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.machine import machine
 from sg_rlhf.common.rows import one_line
 from sg_rlhf.config import Config, weighting_of
 from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
@@ -36,15 +39,13 @@ from sg_rlhf.measure.fixed_batch import FixedBatch
 _OVERRIDE = re.compile(r"[a-z]\w*(\.\w+)+=.*", re.DOTALL)
 
 
-class OneLineParser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, like all others of the command."""
+def new_parser(
+    prog: str, description: str | None, examples: str, *, one_batch: bool = True
+) -> OneLineParser:
+    """A parser with the options of every measurement; overrides are taken by ``parse``.
 
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog.removeprefix('python -m ')}: {message}; see --help\n")
-
-
-def new_parser(prog: str, description: str | None, examples: str) -> OneLineParser:
-    """A parser with the options of every measurement; overrides are taken by ``parse``."""
+    one_batch False: what belongs to a batch that is kept or given is not in the help.
+    """
     parser = OneLineParser(
         prog=f"python -m {prog}",
         description=description,
@@ -53,17 +54,28 @@ def new_parser(prog: str, description: str | None, examples: str) -> OneLinePars
         allow_abbrev=False,
     )
     batch = parser.add_argument_group("the batch")
+
+    def of_one(text: str) -> str:
+        return text if one_batch else argparse.SUPPRESS
+
     batch.add_argument(
         "--data",
         type=Path,
         metavar="FILE",
         help="JSONL: a run's samples.jsonl, rows of prompt, response and advantage, or prompts "
-        "(input, answer) to be answered",
+        "(input, answer) to be answered"
+        if one_batch
+        else "JSONL: prompts (input, answer) to be answered",
     )
     batch.add_argument(
-        "--batch", type=Path, metavar="FILE", help="read the batch if FILE exists, else write it"
+        "--batch",
+        type=Path,
+        metavar="FILE",
+        help=of_one("read the batch if FILE exists, else write it"),
     )
-    batch.add_argument("--sampler", metavar="CKPT", help="who answers prompts [the first --model]")
+    batch.add_argument(
+        "--sampler", metavar="CKPT", help=of_one("who answers prompts [the first --model]")
+    )
     batch.add_argument("--prompts", type=_count, metavar="N", help="prompts to answer [8]")
     batch.add_argument(
         "--group", type=_count, metavar="G", help="responses to each [the recipe, 8]"
@@ -79,9 +91,14 @@ def new_parser(prog: str, description: str | None, examples: str) -> OneLinePars
         "--reward", metavar="FILE", help="file or module:NAME with reward_func [the recipe]"
     )
     batch.add_argument(
-        "--global-step", type=int, metavar="N", help="only this step's rows of a samples.jsonl"
+        "--global-step",
+        type=int,
+        metavar="N",
+        help=of_one("only this step's rows of a samples.jsonl"),
     )
-    batch.add_argument("--limit", type=_count, metavar="N", help="only the first N given responses")
+    batch.add_argument(
+        "--limit", type=_count, metavar="N", help=of_one("only the first N given responses")
+    )
     parser.add_argument(
         "--config", metavar="FILE", action="append", help="a recipe (YAML); the later file wins"
     )
@@ -158,27 +175,25 @@ def recipe_weights(config: Config, overrides: Sequence[str]) -> Weighting | None
     An ``sg.`` override asks for a weighting, whatever the recipe's loss.
 
     Raises:
-        MeasureError: a policy loss that is not the clipped surrogate, or a weight that is not a
-            function of p alone.
+        MeasureError: a policy loss that is not the clipped surrogate.
     """
     if any(override.startswith("sg.") for override in overrides):
-        return curve_weights(config)
+        return weighting_of(config)
     kind = config.value("actor.policy_loss_type")
     if kind not in ("ppo", "weighted_ppo", "grpo_sg"):
         raise MeasureError(
             f"actor.policy_loss_type={kind}: expected ppo or weighted_ppo, whose clipped "
             "surrogate is what is measured here"
         )
-    return curve_weights(config) if kind in POLICY_LOSS_TYPES else None
+    return weighting_of(config) if kind in POLICY_LOSS_TYPES else None
 
 
-def curve_weights(config: Config) -> Weighting:
-    """The weighting of the recipe's ``sg`` section.
+def checked_curve(cfg: Weighting) -> Weighting:
+    """The weighting, if it is a function of the token's p.
 
     Raises:
-        MeasureError: it needs more of a token than p, which no fixed batch holds.
+        MeasureError: it needs more of a token than p.
     """
-    cfg = weighting_of(config)
     if cfg.reads:
         raise MeasureError(
             f"sg.weighting.type={cfg.name}: expected a weight that is a function of p alone, such "
@@ -289,9 +304,14 @@ def batch_facts(batch: FixedBatch) -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str]:
-    """What the numbers depend on, for a JSON result."""
-    return {name: version(name) for name in ("torch", "transformers")}
+def origin(args: argparse.Namespace) -> dict[str, Any]:
+    """Where the numbers come from, for a JSON result: command, date, machine, versions."""
+    return {
+        "command": getattr(args, "command", None),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": {**machine(), "threads": torch.get_num_threads()},
+        "versions": {name: version(name) for name in ("torch", "transformers")},
+    }
 
 
 def plain(value: Any) -> Any:
@@ -327,7 +347,9 @@ def command(
     argv: Sequence[str] | None,
 ) -> int:
     """Parse, measure and print the table; 0, or 2 after one line on stderr."""
-    args = parse_arguments(sys.argv[1:] if argv is None else argv)
+    given = sys.argv[1:] if argv is None else argv
+    args = parse_arguments(given)
+    args.command = shlex.join(["python", "-m", prog, *given])
     with one_line_errors(prog) as failed:
         print(table(run(args)))
     return 2 if failed else 0

@@ -28,7 +28,7 @@ from sg_rlhf.algo.sharpness import Sharpness, parameter_norm, sharpness
 from sg_rlhf.common.command_line import progress_bar
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.config import Config, load_config
-from sg_rlhf.measure import options as common
+from sg_rlhf.measure import options
 from sg_rlhf.measure.batch_loss import UNIFORM, BatchLoss, Surrogate
 from sg_rlhf.measure.checkpoint import DTYPES, choose_device, load_model, load_tokenizer
 from sg_rlhf.measure.fixed_batch import FixedBatch
@@ -58,22 +58,22 @@ RESOLUTION = {"float32": 1e-6, "float64": 1e-9}
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line, with the teaching help."""
-    parser = common.new_parser("sg_rlhf.measure.sharpness", __doc__, EXAMPLES)
+    parser = options.new_parser("sg_rlhf.measure.sharpness", __doc__, EXAMPLES)
     parser.add_argument(
         "--model", nargs="+", required=True, metavar="CKPT", help="folders, hub ids or module:NAME"
     )
     parser.add_argument(
-        "--rho", nargs="+", type=common.positive, required=True, metavar="R", help="radii"
+        "--rho", nargs="+", type=options.positive, required=True, metavar="R", help="radii"
     )
     parser.add_argument(
         "--relative", action="store_true", help="radii are shares of each model's ||theta||"
     )
     parser.add_argument("--loss", choices=("grpo", "nll"), default="grpo", help="L [grpo]")
     parser.add_argument(
-        "--steps", type=common.count, default=8, metavar="K", help="steps of the ascent [8]"
+        "--steps", type=options.count, default=8, metavar="K", help="steps of the ascent [8]"
     )
-    common.add_dtype(parser, "float32", "of the parameters and of all arithmetic")
-    return common.parse(parser, argv)
+    options.add_dtype(parser, "float32", "of the parameters and of all arithmetic")
+    return options.parse(parser, argv)
 
 
 def surrogate_of(config: Config, overrides: Sequence[str]) -> Surrogate:
@@ -87,7 +87,7 @@ def surrogate_of(config: Config, overrides: Sequence[str]) -> Surrogate:
     if dual_clip is None and not config.sources:
         dual_clip = Surrogate.dual_clip
     return Surrogate(
-        weights=common.recipe_weights(config, overrides) or UNIFORM,
+        weights=options.recipe_weights(config, overrides) or UNIFORM,
         eps_low=low,
         eps_high=high,
         dual_clip=dual_clip,
@@ -215,27 +215,27 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     config = load_config(args.config, args.overrides)
     graded = args.loss == "grpo"
     surrogate = surrogate_of(config, args.overrides) if graded else None
-    batch = common.make_batch(args, config, args.model, graded=graded)
+    batch = options.make_batch(args, config, args.model, graded=graded)
     report = {
         "loss": surrogate.describe() if surrogate else "nll: mean over tokens",
         "dtype": args.dtype,
         "steps": args.steps,
         "relative": args.relative,
-        "batch": common.batch_facts(batch),
+        "batch": options.batch_facts(batch),
         "batch_line": batch.describe(),
         "models": measure(args, batch, surrogate),
-        "versions": common.versions(),
+        **options.origin(args),
     }
     if args.json is not None:
-        write_whole(args.json, json.dumps(common.plain(report), indent=2) + "\n")
+        write_whole(args.json, json.dumps(options.plain(report), indent=2) + "\n")
     if args.plot is not None:
-        common.save_figure(args.plot, lambda figure: plot(report, figure), (7.2, 4.6))
+        options.save_figure(args.plot, lambda figure: plot(report, figure), (7.2, 4.6))
     return report
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; 0, or 2 after one line on stderr."""
-    return common.command("sg_rlhf.measure.sharpness", parse_arguments, run, table, argv)
+    return options.command("sg_rlhf.measure.sharpness", parse_arguments, run, table, argv)
 
 
 if __name__ == "__main__":

@@ -30,11 +30,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sg_rlhf.algo.token_gradients import logit_gradient_norms, token_gradient_norms
 from sg_rlhf.algo.token_weights import token_weights
-from sg_rlhf.algo.weightings import Uniform, Weighting
+from sg_rlhf.algo.weightings import Weighting
 from sg_rlhf.common.command_line import progress_bar
 from sg_rlhf.common.files import write_whole
-from sg_rlhf.config import load_config
-from sg_rlhf.measure import options as common
+from sg_rlhf.config import load_config, weighting_of
+from sg_rlhf.measure import options
+from sg_rlhf.measure.batch_loss import UNIFORM
 from sg_rlhf.measure.checkpoint import (
     DTYPES,
     MeasureError,
@@ -90,17 +91,17 @@ class Point:
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line, with the teaching help."""
-    parser = common.new_parser("sg_rlhf.measure.token_gradients", __doc__, EXAMPLES)
+    parser = options.new_parser("sg_rlhf.measure.token_gradients", __doc__, EXAMPLES)
     parser.add_argument("--model", required=True, metavar="CKPT", help="folder, id or module:NAME")
     parser.add_argument(
-        "--tokens", type=common.count, default=512, metavar="N", help="sampled tokens [512]"
+        "--tokens", type=options.count, default=512, metavar="N", help="sampled tokens [512]"
     )
     parser.add_argument(
-        "--chunk", type=common.count, metavar="N", help="backward passes at a time [by memory]"
+        "--chunk", type=options.count, metavar="N", help="backward passes at a time [by memory]"
     )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="one line for each token")
-    common.add_dtype(parser, "float64", "of all arithmetic; float32 blurs 1 - p below 1e-6")
-    return common.parse(parser, argv)
+    options.add_dtype(parser, "float64", "of all arithmetic; float32 blurs 1 - p below 1e-6")
+    return options.parse(parser, argv)
 
 
 def stratified(probs: Tensor, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -378,12 +379,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, and write the files that were asked for; returns what ``--json`` holds."""
     config = load_config(args.config, args.overrides)
     # Without a recipe the published weighting, since a token weight is what this is about.
-    weights = (
-        common.recipe_weights(config, args.overrides)
-        if config.sources
-        else common.curve_weights(config)
-    ) or Uniform()
-    batch = common.make_batch(args, config, [args.model], graded=False)
+    weights = options.checked_curve(
+        (options.recipe_weights(config, args.overrides) if config.sources else weighting_of(config))
+        or UNIFORM
+    )
+    batch = options.make_batch(args, config, [args.model], graded=False)
     tokenizer = load_tokenizer(args.model)
     batch.check_tokenizer(args.model, tokenizer)
     # Batched backward passes need an attention whose every step can be batched.
@@ -397,18 +397,18 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "dtype": args.dtype,
         "weights": weights.describe(),
         "tokens": len(points),
-        "batch": common.batch_facts(batch),
+        "batch": options.batch_facts(batch),
         "batch_line": batch.describe(),
         "summary": summarise(points),
-        "versions": common.versions(),
+        **options.origin(args),
     }
     if args.csv is not None:
         write_whole(args.csv, _csv(points))
     if args.json is not None:
         full = {**report, "points": [asdict(point) for point in points]}
-        write_whole(args.json, json.dumps(common.plain(full)) + "\n")
+        write_whole(args.json, json.dumps(options.plain(full)) + "\n")
     if args.plot is not None:
-        common.save_figure(args.plot, lambda figure: plot(report, points, figure), (9.0, 4.4))
+        options.save_figure(args.plot, lambda figure: plot(report, points, figure), (9.0, 4.4))
     return report
 
 
@@ -422,7 +422,7 @@ def _csv(points: Sequence[Point]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; 0, or 2 after one line on stderr."""
-    return common.command("sg_rlhf.measure.token_gradients", parse_arguments, run, table, argv)
+    return options.command("sg_rlhf.measure.token_gradients", parse_arguments, run, table, argv)
 
 
 if __name__ == "__main__":

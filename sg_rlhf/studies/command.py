@@ -17,9 +17,9 @@ import signal
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from sg_rlhf.common.command_line import progress_bar
+from sg_rlhf.common.command_line import OneLineParser, progress_bar
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.config import ConfigError
 from sg_rlhf.report.runs import RunError
@@ -43,14 +43,9 @@ With GPUs each cell gets as many as the study says, and --jobs defaults to what 
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see --help\n")
-
-
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """The command line, with the teaching help."""
-    parser = _Parser(
+    parser = OneLineParser(
         prog="python -m sg_rlhf.studies",
         description=__doc__,
         epilog=EXAMPLES,
@@ -197,7 +192,7 @@ def main(argv: list[str] | None = None) -> int:
         cells = _chosen(list(study.cells()), arguments.only or "*", arguments.study)
         states = {cell: runner.state(cell) for cell in cells}
     except ConfigError as error:
-        print(f"sg_rlhf.studies.command: {error}", file=sys.stderr)
+        print(f"sg_rlhf.studies: {error}", file=sys.stderr)
         return 2
     todo = [cell for cell in cells if states[cell] is not State.DONE]
     if arguments.list:
@@ -212,7 +207,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             failures = run_cells(runner, todo)
         except ConfigError as error:
-            print(f"sg_rlhf.studies.command: {error}", file=sys.stderr)
+            print(f"sg_rlhf.studies: {error}", file=sys.stderr)
             return 2
         except CellError as error:
             failures = [str(error)]

@@ -18,12 +18,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sg_rlhf.config import Config, ConfigError, load_config
+from sg_rlhf.studies.fingerprint import decisive
 
 DATA = "{data}"
-#: Where and how a run writes: the same run elsewhere is the same cell.
-PLACES = ("sg.run_dir", "ckpt.", "logger.")
-#: Whether padding is computed as well: the same log-probs either way, later.
-LAYOUT = ("ds.packing_samples",)
 
 
 class _Section(BaseModel):
@@ -173,11 +170,7 @@ class Study:
     def fingerprint(self, cell: Cell) -> str:
         """A hash of everything that decides what the cell trains, but not of where it writes."""
         config = self.config(cell, Path("data"))
-        values = {**config.values, **{f"sg.{k}": v for k, v in config.sg.model_dump().items()}}
-        decisive = {
-            key: value for key, value in values.items() if not key.startswith(PLACES + LAYOUT)
-        }
-        parts = [decisive, self.file.data, self.file.revision]
+        parts = [decisive(config), self.file.data, self.file.revision]
         text = json.dumps(parts, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

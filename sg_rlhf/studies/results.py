@@ -20,6 +20,8 @@ from sg_rlhf.weights.describe import RecipeLoss
 MIN_SEEDS = 3
 #: Curves of a cell's file over optimizer steps.
 _STEP_CURVES = ("grad_norm", "entropy", "kl")
+#: Means over the optimizer steps, of those that the run's version logs.
+_STEP_MEANS = ("weight_mean", "weight_std", "zeroed_pos", "zeroed_neg")
 
 
 def collect(
@@ -46,9 +48,11 @@ def collect(
         **norm_figures(norms),
         "entropy_before": steps[0]["entropy"],
         "entropy_after": statistics.fmean(row["entropy"] for row in last),
-        "weight_mean": statistics.fmean(row["sg/weight_mean"] for row in steps),
-        "zeroed_pos": statistics.fmean(row["sg/zeroed_pos"] for row in steps),
-        "zeroed_neg": statistics.fmean(row["sg/zeroed_neg"] for row in steps),
+        **{
+            key: statistics.fmean(row[f"sg/{key}"] for row in steps)
+            for key in _STEP_MEANS
+            if f"sg/{key}" in steps[0]
+        },
         "seconds_per_rollout": statistics.median(row["timing/step_total"] for row in metrics),
     }
     for name, row in (("before", evaluations[0]), ("after", evaluations[-1])):
@@ -64,6 +68,9 @@ def collect(
     if sharpness is not None:
         figures["sharpness"] = sharpness["results"][0]["sharpness"]
         figures["sharpness_first_order"] = sharpness["results"][0]["first_order"]
+    tokens = token_probs(steps)
+    for name, counts in tokens.items():
+        figures[f"sure_{name}"] = counts[-1] / sum(counts)
     curves = {
         "reward": [round(row["rollout/reward_mean"], 4) for row in metrics],
         "response_length": [round(row["sg/response_length"], 1) for row in steps],
@@ -74,11 +81,29 @@ def collect(
     return {
         "figures": figures,
         "curves": curves,
+        **({"prob_hist": tokens} if tokens else {}),
         "sharpness": sharpness,
         "accuracy": accuracy,
         "versions": environment["versions"],
         "date": environment["started"],
     }
+
+
+def token_probs(steps: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
+    """Tokens in equal bins of p, of the ``first`` and of the ``last`` rollout that was trained on.
+
+    p is the token's probability under the policy at the update, at the rollout's temperature; the
+    bins are those of ``sg/prob_hist``, so the last of 20 is p >= .95. {} where no step has tokens,
+    and for runs that log no histogram.
+    """
+    found = {}
+    for name, at in (("first", 0), ("last", -1)):
+        rollout = steps[at].get("global_step")
+        rows = [row.get("sg/prob_hist") for row in steps if row.get("global_step") == rollout]
+        counts = [round(sum(bins)) for bins in zip(*filter(None, rows), strict=True)]
+        if sum(counts):
+            found[name] = counts
+    return found
 
 
 def norm_figures(norms: list[float]) -> dict[str, float]:

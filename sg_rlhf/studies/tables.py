@@ -11,6 +11,8 @@ from sg_rlhf.report.figures import MEDIAN_WINDOW, SPIKE_FACTOR, source_name
 from sg_rlhf.studies.plan import Study
 from sg_rlhf.studies.results import MIN_SEEDS
 
+#: What the first cells did not keep: a column only where there is a run that has it.
+LATER = ("weight_std", "sure_last")
 #: key of a cell, heading, digits
 COLUMNS = (
     ("held_out_after", "held-out", 3),
@@ -24,6 +26,8 @@ COLUMNS = (
     ("sharpness", "sharpness", 4),
     ("entropy_after", "entropy", 3),
     ("weight_mean", "mean w", 3),
+    ("weight_std", "std of w", 3),
+    ("sure_last", "p >= .95", 2),
     ("zeroed_pos", "zeroed A > 0", 3),
     ("seconds_per_rollout", "s/rollout", 1),
 )
@@ -37,7 +41,7 @@ def table(
 ) -> str:
     """Markdown of what `summarize`, `over_regimes` and `beside_published` found."""
     lines = [f"# {study.name}", "", study.file.about + ".", ""]
-    columns = [*COLUMNS]
+    columns = [c for c in COLUMNS if c[0] not in LATER or any(c[0] in row for row in rows)]
     columns[1:1] = [(f"held_out_{size}_after", source_name(size), 3) for size in sizes(rows)]
     for regime, settings in study.file.regimes.items():
         of_regime = [row for row in rows if row["regime"] == regime]
@@ -63,7 +67,13 @@ def table(
         f"what compares with {study.file.baseline} is paired by seed. held-out: of the last "
         "checkpoint. gap: accuracy on training "
         "prompts minus held-out. Gradient norms are before clipping, over all optimizer steps; "
-        f"spikes are those above {SPIKE_FACTOR:g} times the median of the {MEDIAN_WINDOW} before.",
+        f"spikes are those above {SPIKE_FACTOR:g} times the median of the {MEDIAN_WINDOW} before."
+        + (
+            " std of w: within an optimizer step, mean over the steps. p >= .95: share of the "
+            "last rollout's tokens."
+            if any(key in row for key in LATER for row in rows)
+            else ""
+        ),
         "",
     ]
     return "\n".join(lines)

@@ -7,6 +7,7 @@ import math
 import statistics
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sg_rlhf.common.statistics import Z95
@@ -52,7 +53,24 @@ def test_figures_are_paired_by_prompt() -> None:
     half = Z95 * spread / math.sqrt(4)
     assert found["all"]["difference_ci95"] == pytest.approx(half)
     assert (found["a"]["accuracy"], found["a"]["difference_ci95"]) == (0.75, 0.0)
+    draws = [accuracy.draws_half_width(c, 4) for c in (counts, first)]
+    assert found["all"]["draws_ci95"] == draws[0] > 0
+    assert found["all"]["difference_draws_ci95"] == pytest.approx(math.hypot(*draws))
     assert found["b"]["prompts"] == 2 and found["correct"] == counts
+
+
+def test_the_noise_of_the_draws_is_the_binomials() -> None:
+    """Prompts with p = .1, .5, .9, 1, many times over: how far the mean lands from the truth."""
+    generator = np.random.default_rng(0)
+    chances, samples = np.array([0.1, 0.5, 0.9, 1.0]), 8
+    drawn = generator.binomial(samples, chances, size=(4000, 4))
+    halves = [accuracy.draws_half_width(row.tolist(), samples) for row in drawn]
+    misses = np.abs(drawn.mean(1) / samples - chances.mean())
+    expected = Z95 * math.sqrt((chances * (1 - chances)).sum() / samples) / 4
+    assert np.sqrt(np.square(halves).mean()) == pytest.approx(expected, rel=0.02)
+    assert Z95 * math.sqrt(np.square(misses).mean()) == pytest.approx(expected, rel=0.05)
+    assert accuracy.draws_half_width([8, 0, 8], 8) == 0.0
+    assert math.isnan(accuracy.draws_half_width([1, 0], 1))
 
 
 def test_two_checkpoints_and_two_sets_are_one_table(

@@ -9,8 +9,9 @@ import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from sg_rlhf.algo.policy_loss import policy_loss_terms
-from sg_rlhf.algo.shaping import TokenWeightConfig
+from sg_rlhf.algo.shaping import TokenWeightConfig, token_weights
 from sg_rlhf.algo.sharpness import sharpness
+from sg_rlhf.algo.weightings import TokenContext, make_weighting, token_keys
 from sg_rlhf.common.rows import DataError
 from sg_rlhf.measure import fixed_batch
 from sg_rlhf.measure.batch_loss import UNIFORM, BatchLoss, Surrogate
@@ -115,8 +116,26 @@ def test_nll_is_the_mean_over_tokens_however_it_is_cut(model):
         replace(WIDE, placement="outside"),
         replace(WIDE, normalize="batch_mean"),
         TokenWeightConfig(lower=0.0, upper=0.0, allow_constant=True),
+        TokenWeightConfig(shaping="random", random_seed=4),
+        TokenWeightConfig(shaping="ar", placement="outside"),
+        TokenWeightConfig(shaping="stapo", stapo_prob=0.3, stapo_entropy=2.0),
+        make_weighting("mask_only"),
+        make_weighting("top_entropy", {"share": 0.4}),
+        make_weighting("grpo_sg", {"probability": "engine"}),
     ],
-    ids=["uniform", "inside", "outside", "batch mean", "zero"],
+    ids=[
+        "uniform",
+        "inside",
+        "outside",
+        "batch mean",
+        "zero",
+        "random",
+        "ar",
+        "stapo",
+        "mask only",
+        "top entropy",
+        "engine",
+    ],
 )
 def test_at_the_centre_value_and_gradient_are_the_trainings_loss(model, weights, token_level):
     """Held weights and pieces change nothing where the training starts: ratio 1."""
@@ -126,10 +145,24 @@ def test_at_the_centre_value_and_gradient_are_the_trainings_loss(model, weights,
     out = responses(model, batch.rows)
     log_probs = out.log_probs_BT()
     advantages = torch.tensor(batch.advantages(), dtype=torch.float64)[:, None].expand_as(log_probs)
+    keys = torch.zeros_like(out.targets_BT)
+    for place, row in enumerate(batch.rows):  # as of each sequence alone
+        ids = torch.tensor([[*row.prompt, *row.response]])
+        alone = token_keys(ids, torch.ones_like(ids))[0, len(row.prompt) - 1 :]
+        keys[place][out.mask_BT[place]] = alone
+    distribution = torch.distributions.Categorical(logits=out.logits_BTV.detach())
+    context = TokenContext(
+        old_log_probs=log_probs, engine_log_probs=log_probs, advantages=advantages, keys=keys,
+        entropy=distribution.entropy(),
+    )  # fmt: skip
     expected = policy_loss_terms(
         log_probs, log_probs.detach(), advantages, out.mask_BT, weights, 0.2, 0.24, 10.0,
-        token_level_loss=token_level,
+        token_level_loss=token_level, context=context,
     ).loss  # fmt: skip
+    if weights.name in ("stapo", "mask_only", "top_entropy"):
+        context = replace(context, eps=(0.2, 0.24))
+        used = token_weights(log_probs, weights, out.mask_BT, context=context)[out.mask_BT]
+        assert 0 < float(used.mean()) < 1
     assert loss.n_passes > 1
     assert total(loss) == pytest.approx(expected.item(), rel=1e-5, abs=1e-7)
     wanted = torch.cat([g.flatten() for g in torch.autograd.grad(expected, model.parameters())])

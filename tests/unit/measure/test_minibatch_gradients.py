@@ -1,6 +1,7 @@
 """`python -m sg_rlhf.measure.minibatch_gradients`: exact cases, its files, its refusals."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,14 @@ import torch
 
 from sg_rlhf.algo.policy_loss import policy_loss_terms
 from sg_rlhf.algo.shaping import TokenWeightConfig
+from sg_rlhf.config import load_config
 from sg_rlhf.measure import minibatch_gradients
-from sg_rlhf.measure.batch_loss import UNIFORM, BatchLoss, Surrogate
-from sg_rlhf.measure.checkpoint import load_model, responses
+from sg_rlhf.measure.adamw import AdamW
+from sg_rlhf.measure.batch_loss import UNIFORM, Surrogate
+from sg_rlhf.measure.checkpoint import MeasureError, load_model, responses
 from sg_rlhf.measure.fixed_batch import BatchRow, FixedBatch
-from sg_rlhf.measure.minibatch_gradients import Measured, compare, gradient, summarise
+from sg_rlhf.measure.minibatch_figures import Measured, Vector, summarise
+from sg_rlhf.measure.minibatch_gradients import compare, gradients, optimizer_of, warm_up
 
 ALGORITHMS = Path(__file__).parents[3] / "configs" / "algorithms"
 MODEL = "module:sg_rlhf.tiny.kk_tiny"
@@ -35,6 +39,10 @@ def batch():
     return FixedBatch(tuple(rows), 1.0, "", "a test")
 
 
+def gradient(model, batch, surrogate, pass_tokens=8192):
+    return gradients(model, batch, {"it": surrogate}, pass_tokens)["it"]
+
+
 def constant(value, placement):
     # L = U: a weight that is the same for every token, that is a step size.
     return TokenWeightConfig(
@@ -49,25 +57,99 @@ def test_a_constant_weight_changes_the_size_and_nothing_else(model, batch):
         "outside": Surrogate(constant(1.7, "outside")),
     }
     found = compare(model, batch, losses, 8192)
-    norm = found["grpo"][0]
-    assert norm > 0 and found["grpo"][1] == pytest.approx(1)
+    [(norm, cosine)] = found["grpo"]
+    assert norm > 0 and cosine == pytest.approx(1)
     for name, factor in (("inside", 1.1), ("outside", 1.7)):
-        assert found[name] == pytest.approx((factor * norm, 1), rel=1e-5)
+        assert found[name] == [pytest.approx((factor * norm, 1), rel=1e-5)]
+
+
+def other_batches(batch):
+    """Minibatches of the same rows with other advantages; the second has no gradient."""
+    for advantages in ((-0.3, 1.1, -0.8), (0.0, 0.0, 0.0), (0.9, -1.2, 0.3)):
+        rows = zip(batch.rows, advantages, strict=True)
+        yield replace(batch, rows=tuple(replace(row, advantage=a) for row, a in rows))
+
+
+@pytest.mark.parametrize("eps", [1e-12, 1e-4])
+def test_a_constant_weight_does_not_change_the_step_unless_eps_or_the_clip_acts(model, batch, eps):
+    losses = {
+        "grpo": Surrogate(UNIFORM),
+        "outside": Surrogate(constant(1.7, "outside")),
+    }
+    norms = {name: v[0].norm for name, v in compare(model, batch, losses, 8192).items()}
+    for max_norm, cancels in ((None, True), (1.3 * norms["grpo"], False)):
+        moments = warm_up(
+            model, other_batches(batch), losses, 8192, AdamW(eps=eps, max_norm=max_norm)
+        )
+        assert moments["grpo"].steps == 2
+        found = compare(model, batch, losses, 8192, moments)
+        (gradient_size, _), (step, cosine) = found["outside"]
+        assert gradient_size == pytest.approx(1.7 * norms["grpo"], rel=1e-5)
+        same = step == pytest.approx(found["grpo"][1].norm, rel=1e-3)
+        assert same is (cancels and eps < 1e-6)
+        assert not same or cosine == pytest.approx(1, abs=1e-5)
+
+
+def test_the_step_is_that_of_torchs_optimizer(model, batch):
+    losses = {"sg": Surrogate(TokenWeightConfig())}
+    optimizer = AdamW(max_norm=0.05)
+    moments = warm_up(model, other_batches(batch), losses, 8192, optimizer)
+    [_, (found, _)] = compare(model, batch, losses, 8192, moments)["sg"]
+    param = torch.nn.Parameter(torch.zeros(sum(p.numel() for p in model.parameters())).double())
+    theirs = torch.optim.AdamW([param], lr=1.0, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+    before = param.detach().clone()
+    for part in (*other_batches(batch), batch):
+        if not any(row.advantage for row in part.rows):
+            continue
+        before = param.detach().clone()
+        param.grad = gradient(model, part, losses["sg"]).double()
+        torch.nn.utils.clip_grad_norm_([param], 0.05)
+        theirs.step()
+    assert found == pytest.approx(float((param.detach() - before).norm()), rel=1e-6)
+
+
+def test_the_optimizer_is_the_recipes():
+    assert optimizer_of(load_config(None, [])) == AdamW((0.9, 0.999), 1e-8, 1.0)
+    recipe = ALGORITHMS.parent / "kk" / "grpo_tiny_cpu.yaml"
+    config = load_config([str(recipe)], ["actor.adam.betas=[0.8,0.9]", "actor.max_norm=0.2"])
+    assert optimizer_of(config) == AdamW((0.8, 0.9), 1e-8, 0.2)
+    assert optimizer_of(load_config(None, ["actor.adam.eps=0.1"])).eps == 0.1
+    with pytest.raises(MeasureError, match=r"actor.optim=muon: expected adam .* --warm-up 0"):
+        optimizer_of(load_config(None, ["actor.optim=muon"]))
+    with pytest.raises(MeasureError, match=r"actor: betas=\(0.9, 1.0\): expected"):
+        optimizer_of(load_config(None, ["actor.adam.betas=[0.9,1.0]"]))
+
+
+def test_losses_that_share_a_forward_pass_do_not_see_each_other(model, batch):
+    """Nor does a gradient depend on how the minibatch is cut into passes."""
+    losses = {
+        name: Surrogate(TokenWeightConfig(upper=upper, placement=placement, normalize=normalize))
+        for name, upper, placement, normalize in (
+            ("inside", 1.2, "inside", None),
+            ("outside", 1.4, "outside", None),
+            ("normalized", 1.4, "outside", "batch_mean"),
+        )
+    }
+    together = gradients(model, batch, losses, 8192)
+    for name, surrogate in losses.items():
+        torch.testing.assert_close(together[name], gradient(model, batch, surrogate))
+    in_pieces = gradients(model, batch, losses, 1)
+    torch.testing.assert_close(in_pieces, together, rtol=1e-4, atol=1e-7)
 
 
 def test_a_weight_beyond_the_clip_leaves_the_negative_tokens_alone(model, batch):
     """1.4 inside the clip of 0.24: what is left is the gradient of the responses with A < 0."""
     rows = tuple(row for row in batch.rows if row.advantage < 0)
-    weighted = gradient(model, BatchLoss(model, batch, Surrogate(constant(1.4, "inside"))))
+    weighted = gradient(model, batch, Surrogate(constant(1.4, "inside")))
     total, kept = batch.tokens, sum(len(row.response) for row in rows)
     negative = FixedBatch(rows, 1.0, "", "a test")
-    expected = gradient(model, BatchLoss(model, negative, Surrogate(UNIFORM))) * 1.4 * kept / total
+    expected = gradient(model, negative, Surrogate(UNIFORM)) * 1.4 * kept / total
     torch.testing.assert_close(weighted, expected, rtol=1e-4, atol=1e-7)
 
 
 def test_the_gradient_is_the_trainers_losses(model, batch):
     cfg = TokenWeightConfig(upper=1.2)
-    found = gradient(model, BatchLoss(model, batch, Surrogate(cfg)))
+    found = gradient(model, batch, Surrogate(cfg))
     model.zero_grad()
     passed = responses(model, batch.rows)
     log_probs, mask = passed.log_probs_BT(), passed.mask_BT
@@ -84,13 +166,22 @@ def test_spread_does_not_see_a_scale_and_its_interval_holds_what_is_true():
     generator = np.random.default_rng(0)
     base = np.exp(0.3 * generator.standard_normal(60))
     calmer = base.mean() + 0.5 * (base - base.mean())
+
+    def measured(name, norms, cosine, steps):
+        gradients = [Vector(norm, cosine) for norm in norms]
+        return Measured(name, "", gradients, [Vector(step, cosine) for step in steps])
+
     rows = summarise(
         [
-            Measured("grpo", "", base.tolist(), [1.0] * 60),
-            Measured("scaled", "", (1.4 * base).tolist(), [1.0] * 60),
-            Measured("calmer", "", calmer.tolist(), [0.9] * 60),
-        ]
+            measured("grpo", base, 1.0, calmer),
+            measured("scaled", 1.4 * base, 1.0, calmer),
+            measured("calmer", calmer, 0.9, 2 * base),
+        ],
+        AdamW(max_norm=float(base.max())),
     )
+    assert [row["clipped"] for row in rows] == [0, float((1.4 * base > base.max()).mean()), 0]
+    assert rows[1]["update"]["size_range"] == [1, 1] and "clipped" not in rows[1]["update"]
+    assert rows[2]["update"]["spread_over_baseline"] == pytest.approx(2)
     assert "spread_over_baseline" not in rows[0]
     assert rows[1]["size"] == pytest.approx(1.4)
     assert rows[1]["spread_over_baseline_ci95"] == pytest.approx([1, 1])
@@ -105,18 +196,36 @@ def test_the_command_and_its_files(puzzles, tmp_path, capsys):
     out, picture = tmp_path / "o.json", tmp_path / "o.png"
     arguments = [
         "--model", MODEL, "--data", str(puzzles), "--reward", REWARD, "--batches", "2",
-        "--prompts", "3", "--group", "6", "--max-new-tokens", "48", "--algorithm",
-        *(str(ALGORITHMS / f"{name}.yaml") for name in ("grpo", "grpo_sg_quotient", "grpo_sg")),
+        "--prompts", "3", "--group", "6", "--max-new-tokens", "48", "--warm-up", "2",
+        "--algorithm", *(
+            str(ALGORITHMS / f"{name}.yaml")
+            for name in ("grpo", "grpo_sg_quotient", "grpo_sg", "random", "ar", "stapo")
+        ),
         "--json", str(out), "--plot", str(picture),
     ]  # fmt: skip
     assert minibatch_gradients.main(arguments) == 0
     text = capsys.readouterr().out
     report = json.loads(out.read_text())
-    quotient, product = report["algorithms"][1:]
+    quotient, product, random, ar, stapo = report["algorithms"][1:]
     # The printed form with its published constants is GRPO.
     assert quotient["size_range"] == pytest.approx([1, 1])
     assert quotient["cosine_min"] == pytest.approx(1)
+    assert quotient["update"]["cosine_min"] == pytest.approx(1)
     assert 0 < product["cosine"] < 0.999
+    assert 0 < random["cosine"] < 0.999 and 0.7 < ar["size"] <= 1 and 0.5 < stapo["size"] < 1.1
+    assert report["optimizer"] == {
+        "warm_up": 2, "betas": [0.9, 0.999], "eps": 1e-8, "max_norm": 1.0
+    }  # fmt: skip
+    assert report["command"].startswith("python -m sg_rlhf.measure.minibatch_gradients --model")
+    assert report["machine"]["cores"] >= 1
+    assert "AdamW's step over the learning rate after 2 other" in text
+    assert len(report["update_norms"]["grpo_sg"]) == 2
+    # The gradients do not depend on the warm-up.
+    alone = [*arguments[: arguments.index("--json")], "--warm-up", "0", "--json", str(out)]
+    assert minibatch_gradients.main(alone) == 0
+    without = json.loads(out.read_text())
+    assert without["norms"] == report["norms"] and without["optimizer"] is None
+    assert "update" not in without["algorithms"][0] and "update:" not in capsys.readouterr().out
     assert "2 minibatches of 3 prompts x 6" in text and "grpo_sg_quotient" in text
     assert len(report["norms"]["grpo_sg"]) == 2
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -125,10 +234,8 @@ def test_the_command_and_its_files(puzzles, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"--algorithm": [ALGORITHMS / "random.yaml"]},
-            "random.yaml: sg.weighting.type=random: expected",
-        ),
+        ({"--algorithm": [ALGORITHMS / "lopti.yaml"]}, "lopti.yaml: sg.update=lopti: expected"),
+        ({"--warm-up": ["-1"]}, "--warm-up: -1: expected a whole number"),
         ({"--algorithm": [ALGORITHMS / "cispo.yaml"]}, "cispo.yaml: "),
         ({"--algorithm": ["no.yaml"]}, "no.yaml"),
         ({"--algorithm": [ALGORITHMS / "grpo.yaml"] * 2}, "a second grpo"),

@@ -115,10 +115,7 @@ def test_models_of_two_families_are_refused(rollouts, capsys):
         (["--rho", "1", "sg.tau=-1"], "tau=-1"),
         (["--rho", "1", "actor.policy_loss_type=gspo"], "actor.policy_loss_type=gspo: expected"),
         (["--rho", "1", "actor.policy_loss_type=cispo"], "whose clipped surrogate is"),
-        (
-            ["--rho", "1", "sg.shaping=random"],
-            "sg.weighting.type=random: expected a weight that is",
-        ),
+        (["--rho", "1", "sg.shaping=rando"], "'rando': expected one of"),
         (["--rho", "1", "--config", "none.yaml"], "none.yaml: no such recipe"),
         (["--rho", "1", "--json", "/dev/null/x.json"], "--json /dev/null/x.json"),
         (["--rho", "1", "--model", "./none"], "--model ./none: no such folder"),

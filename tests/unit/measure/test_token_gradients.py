@@ -128,12 +128,20 @@ def test_the_summary_by_hand():
     assert reverse["spearman"]["grad_norm_vs_one_minus_p"] == pytest.approx(-1.0)
 
 
+#: AR takes no other placement.
+OUTSIDE = ("sg.placement=outside",)
+
+
 def test_bad_options_are_one_line(tmp_path, capsys):
     missing = tmp_path / "none.jsonl"
     arguments = ["--model", MODEL, "--data", str(missing), "--csv", str(tmp_path / "o.csv")]
     assert token_gradients.main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1 and "none.jsonl: no such file" in captured.err
+    for shaping in ("random", "ar"):
+        assert token_gradients.main([*arguments, f"sg.shaping={shaping}", *OUTSIDE]) == 2
+        message = capsys.readouterr().err
+        assert f"sg.weighting.type={shaping}: expected a weight that is a function of p" in message
     with pytest.raises(SystemExit, match="2"):
         token_gradients.main([*arguments, "--tokens", "0"])
     assert "--tokens: 0: expected a whole number" in capsys.readouterr().err

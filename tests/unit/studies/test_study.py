@@ -138,6 +138,45 @@ def test_what_is_trained_decides_the_fingerprint(tmp_path: Path) -> None:
         assert all(other.fingerprint(cell) != prints[cell.name] for cell in other.cells())
 
 
+def test_the_committed_cells_are_those_of_the_shipped_study(tmp_path: Path) -> None:
+    """A new name or setting of ours must not ask for 111 runs that are there."""
+    runner = study_runner.Runner(
+        load_study(SHIPPED), ROOT / "bench" / "results" / "kk_small", tmp_path, 1
+    )
+    states = {cell.name: runner.state(cell) for cell in runner.study.cells()}
+    assert len(states) == 111
+    assert [name for name, found in states.items() if found is not study_runner.State.DONE] == []
+
+
+def test_a_later_setting_counts_where_it_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sg_rlhf.studies.fingerprint.ADDED", {"samples_per_step"})
+    prints = []
+    for value in (4, 5):
+        study = load_study(write(tmp_path, set={**SMALL["set"], "sg.samples_per_step": value}))
+        prints.append(study.fingerprint(next(study.cells())))
+    without = load_study(write(tmp_path))
+    assert without.fingerprint(next(without.cells())) == prints[0] != prints[1]
+
+
+def test_every_parameter_of_a_weighting_decides_a_cell(tmp_path: Path) -> None:
+    def fingerprint(**weighting: Any) -> str:
+        path = write(tmp_path, set={**SMALL["set"], "sg.weighting": weighting})
+        study = load_study(path)
+        return study.fingerprint(next(cell for cell in study.cells() if cell.variant == "grpo"))
+
+    plain = fingerprint(type="grpo_sg")
+    assert plain == fingerprint(type="grpo_sg", tau=9.0, probability="trainer")
+    others = [
+        fingerprint(type="grpo_sg", probability="engine"), fingerprint(type="grpo_sg", tau=7.0),
+        fingerprint(type="reverse"), fingerprint(type="ar", alpha=0.3),
+        fingerprint(type="ar", alpha=0.2), fingerprint(type="top_entropy"),
+        fingerprint(type="top_entropy", share=0.3), fingerprint(type="stapo", prob=0.1),
+    ]  # fmt: skip
+    assert len({plain, *others}) == 1 + len(others)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -253,6 +292,34 @@ def test_a_cell_is_collected_from_its_run_directory(tmp_path: Path) -> None:
     assert len(found["curves"]["grad_norm"]) == 20
     with pytest.raises(ValueError, match="no finished run"):
         study_results.collect(tmp_path / "empty", None, None)
+
+
+def test_a_cell_keeps_the_spread_of_the_weights_and_the_tokens_probabilities(
+    tmp_path: Path,
+) -> None:
+    folder = run_directory(tmp_path / "run", 0.6, 0.1)
+    old = study_results.collect(folder, None, None)
+    assert "prob_hist" not in old and "weight_std" not in old["figures"]
+    steps = run_log.read(folder / run_log.OPTIMIZER_STEPS)
+    (folder / run_log.OPTIMIZER_STEPS).unlink()
+    for i, row in enumerate(steps):  # two optimizer steps a rollout
+        row |= {"global_step": 1 + i // 2, "sg/weight_std": 0.01 * i}
+        row["sg/prob_hist"] = [1.0, *[0.0] * 18, float(i)]
+    run_log.append(folder / run_log.OPTIMIZER_STEPS, steps)
+    found = study_results.collect(folder, None, None)
+    assert found["prob_hist"] == {"first": [2, *[0] * 18, 1], "last": [2, *[0] * 18, 37]}
+    figures = found["figures"]
+    assert figures["weight_std"] == pytest.approx(0.095)
+    assert figures["sure_first"] == pytest.approx(1 / 3)
+    assert figures["sure_last"] == pytest.approx(37 / 39)
+    # Beside a cell that was made before these were kept.
+    study = load_study(write(tmp_path))
+    rows = study_results.summarize(study, zip(study.cells(), [found, old], strict=False))
+    text = study_tables.table(study, rows, [], [])
+    assert "| mean w | std of w | p >= .95 |" in text
+    assert "| 1.200 | 0.095 | 0.95 |" in text and "| 1.200 |  |  |" in text
+    without = study_tables.table(study, rows[1:], [], [])
+    assert "std of w" not in without and "| mean w | zeroed A > 0 |" in without
 
 
 def test_a_measured_accuracy_stands_for_the_runs_own_last_one(tmp_path: Path) -> None:

@@ -1,0 +1,171 @@
+"""What `minibatch_gradients` makes of norms and cosines: figures with intervals, table, picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from sg_rlhf.measure.adamw import AdamW
+
+#: Resamples of the minibatches for an interval, and the fewest minibatches that get one.
+RESAMPLES, LEAST = 2000, 8
+
+
+class Vector(NamedTuple):
+    """A gradient or an update: its norm, and its cosine with the baseline's."""
+
+    norm: float
+    cosine: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One algorithm on every minibatch; without updates there was no warm-up."""
+
+    name: str
+    surrogate: str
+    gradients: list[Vector]
+    updates: list[Vector] = field(default_factory=list)
+
+
+def spread(norms: np.ndarray, axis: int = -1) -> Any:
+    """std / mean."""
+    return norms.std(axis=axis, ddof=1) / norms.mean(axis=axis)
+
+
+def _relative_spread(norms: np.ndarray, baseline: np.ndarray, axis: int = -1) -> Any:
+    return spread(norms, axis) / spread(baseline, axis)
+
+
+def peak(norms: np.ndarray, axis: int = -1) -> Any:
+    """Largest over median."""
+    return norms.max(axis=axis) / np.median(norms, axis=axis)
+
+
+def summarise(
+    found: Sequence[Measured], optimizer: AdamW | None = None, seed: int = 0
+) -> list[dict[str, Any]]:
+    """A row per algorithm, of its gradient; ``update`` has the same figures of its update.
+
+    Intervals are 95 % percentile bootstraps over minibatches, paired. clipped: the share of the
+    minibatches whose gradient the norm clip shortens.
+    """
+    rows = []
+    for entry in found:
+        row: dict[str, Any] = {
+            "algorithm": entry.name,
+            "loss": entry.surrogate,
+            **_figures(entry.gradients, found[0].gradients, seed),
+        }
+        if optimizer is not None:
+            row["clipped"] = float(np.mean([optimizer.clips(g.norm) for g in entry.gradients]))
+            row["update"] = _figures(entry.updates, found[0].updates, seed)
+        rows.append(row)
+    return rows
+
+
+def _figures(vectors: Sequence[Vector], baseline: Sequence[Vector], seed: int) -> dict[str, Any]:
+    norms, cosines = (np.array(column) for column in zip(*vectors, strict=True))
+    others = np.array([vector.norm for vector in baseline])
+    ratio = norms / others
+    figures: dict[str, Any] = {
+        "norm_mean": float(norms.mean()),
+        "size": float(ratio.mean()),
+        "size_range": [float(ratio.min()), float(ratio.max())],
+        "cosine": float(cosines.mean()),
+        "cosine_min": float(cosines.min()),
+        "spread": float(spread(norms)),
+        "peak": float(peak(norms)),
+    }
+    if vectors is not baseline:
+        figures["spread_over_baseline"] = float(_relative_spread(norms, others))
+        if len(norms) >= LEAST:
+            interval = stats.bootstrap(
+                (norms, others), _relative_spread, paired=True, vectorized=True,
+                method="percentile", n_resamples=RESAMPLES, rng=np.random.default_rng(seed),
+            ).confidence_interval  # fmt: skip
+            figures["spread_over_baseline_ci95"] = [float(interval.low), float(interval.high)]
+    return figures
+
+
+def table(report: dict[str, Any]) -> str:
+    """The text that people read."""
+    rows = report["algorithms"]
+    without = report["without_gradient"]
+    lines = [
+        f"{report['minibatches']} minibatches of {report['prompts']} prompts x {report['group']}, "
+        f"temperature {report['temperature']:g}, {report['model']}"
+        + (f"; {without} more had no gradient" if without else ""),
+        "",
+        *_block("gradient", "||g||", rows, rows),
+    ]
+    optimizer = report["optimizer"]
+    if optimizer:
+        betas = ", ".join(f"{beta:g}" for beta in optimizer["betas"])
+        lines += [
+            "",
+            *_block("update", "||u||", rows, [row["update"] for row in rows]),
+            "",
+            f"update: AdamW's step over the learning rate after {optimizer['warm_up']} other "
+            "minibatches,",
+            f"betas {betas}, eps {optimizer['eps']:g}, max_norm {optimizer['max_norm']}. Gradients "
+            "shortened by max_norm:",
+            ", ".join(f"{row['algorithm']} {row['clipped']:.0%}" for row in rows),
+        ]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"size: norm over {rows[0]['algorithm']}'s on the same minibatch. spread: std / mean",
+            "of it over minibatches, divided by the baseline's with a 95 % bootstrap interval.",
+            "peak: largest norm over the median one.",
+        ]
+    )
+
+
+def _block(
+    title: str, norm: str, rows: Sequence[dict[str, Any]], figures: Sequence[dict[str, Any]]
+) -> list[str]:
+    width = max(len(title), *(len(row["algorithm"]) for row in rows))
+    lines = [
+        f"{title:{width}}  {f'mean {norm}':>10}   size (range)           cosine (least)   spread"
+        "   over baseline's        peak",
+    ]
+    for row, found in zip(rows, figures, strict=True):
+        low, high = found["size_range"]
+        over = ""
+        if "spread_over_baseline" in found:
+            over = f"{found['spread_over_baseline']:.3f}"
+        if "spread_over_baseline_ci95" in found:
+            over += " ({:.3f}, {:.3f})".format(*found["spread_over_baseline_ci95"])
+        lines.append(
+            f"{row['algorithm']:{width}}  {found['norm_mean']:10.4g}   {found['size']:.3f} "
+            f"({low:.3f}, {high:.3f})   {found['cosine']:.4f} ({found['cosine_min']:.4f})   "
+            f"{found['spread']:6.3f}   {over:22} {found['peak']:5.2f}"
+        )
+    return lines
+
+
+def plot(found: Sequence[Measured], figure: Any) -> None:
+    """Norms of each minibatch over the baseline's: on a line, if only the scale differs."""
+    columns = [("||g||", [entry.gradients for entry in found])]
+    if found[0].updates:
+        columns.append(("||u||", [entry.updates for entry in found]))
+    panels = figure.subplots(1, len(columns), squeeze=False)[0]
+    for axes, (norm, vectors) in zip(panels, columns, strict=True):
+        baseline, *others = [[vector.norm for vector in column] for column in vectors]
+        ends = [min(baseline), max(baseline)]
+        axes.plot(ends, ends, color="0.4", lw=1, ls="--", label=f"{found[0].name}: y = x")
+        for entry, norms in zip(found[1:], others, strict=True):
+            axes.plot(baseline, norms, ".", label=entry.name)
+        axes.set(
+            xlabel=f"{norm} of a minibatch, {found[0].name}",
+            ylabel=f"{norm} of the same minibatch", xscale="log", yscale="log",
+        )  # fmt: skip
+        axes.grid(True, color="0.9", lw=0.8)
+        axes.set_axisbelow(True)
+    panels[0].legend(fontsize=8)
