@@ -12,11 +12,16 @@ from pathlib import Path
 
 from eval.questions import EvalError, Question
 from sg_rlhf.common.dataset_folder import sha256_of
+from sg_rlhf.common.pinned_file import Origin, download
 from sg_rlhf.tasks.kk.data import read_parquet
 from sg_rlhf.tasks.kk.puzzle import Puzzle, generate
-from sg_rlhf.tasks.math.data import EVAL_SETS, Origin, find_eval_file, read_eval_set
-from sg_rlhf.tasks.math.download import download, download_eval_set
 from sg_rlhf.tasks.math.prompt import prompt_of
+from sg_rlhf.tasks.math.published import (
+    EVAL_SETS,
+    download_eval_set,
+    find_eval_file,
+    read_eval_set,
+)
 
 KK_SIZES = tuple(range(2, 9))
 #: Sizes that the published runs trained on; 2 and 8 are out of distribution.

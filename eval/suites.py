@@ -14,7 +14,7 @@ from typing import Any
 
 from eval import data, kk_harnesses, qa
 from eval.questions import EvalError, Grader, Question, Settings, Verdict
-from sg_rlhf.tasks.math import data as math_data
+from sg_rlhf.tasks.math import published as math_data
 
 SAMPLED_16 = Settings(temperature=1.0, max_tokens=4096, n=16)
 GREEDY = Settings(temperature=0.0, max_tokens=4096)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,28 +10,6 @@ from tqdm import tqdm
 
 from sg_rlhf.common.dataset_folder import MANIFEST, UsageError, sha256_of
 from sg_rlhf.common.rows import DataError
-
-
-def add_task(
-    tasks: argparse._SubParsersAction[Any], name: str, summary: str, description: str
-) -> argparse.ArgumentParser:
-    """A task's subcommand with its option `--out`."""
-    parser: argparse.ArgumentParser = tasks.add_parser(
-        name,
-        help=summary,
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--out", required=True, metavar="DIR", type=Path, help="folder to write")
-    return parser
-
-
-def add_force(parser: argparse.ArgumentParser) -> None:
-    """The option `--force`, the last of every task."""
-    parser.add_argument(
-        "--force", action="store_true", help="replace our files in a folder that is not empty"
-    )
 
 
 def generate_options(
@@ -82,11 +59,6 @@ def file_entry(path: Path, expected: str) -> dict[str, str]:
 def progress_bar(description: str, unit: str, total: int | None = None) -> Any:
     """A bar on a terminal, and nothing where stderr is not one."""
     return tqdm(desc=description, total=total, unit=f" {unit}", disable=None, leave=False)
-
-
-def print_up_to_date(out: Path) -> None:
-    """What is said where there is nothing to do."""
-    print(f"{out} is up to date: same request, same inputs, files unchanged")
 
 
 def print_files(out: Path, manifest: Mapping[str, Any]) -> None:
