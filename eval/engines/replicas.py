@@ -11,7 +11,7 @@ from typing import Any
 
 from eval.engines.base import Completion, EngineOptions, Request
 from eval.engines.start import start_one
-from eval.questions import EvalError, one_line
+from sg_rlhf.tasks.questions import EvalError, one_line
 
 #: Most requests that one replica holds: more than vLLM runs at a time, so that it never waits.
 HELD = 512

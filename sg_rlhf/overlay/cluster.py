@@ -16,7 +16,7 @@ from sg_rlhf.overlay import engine_log_probs, rotary
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.progress import keep_worker_logs
 from sg_rlhf.overlay.register import WORKER_SETUP_HOOK
-from sg_rlhf.tasks.search import settings as search
+from sg_rlhf.tasks.search.settings import SearchSettings
 
 #: Ray CPUs that upstream's controllers need beside one for each accelerator bundle.
 CONTROLLER_CPUS = 2
@@ -84,7 +84,8 @@ def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
     # Named for the workers: one without a GPU of its own must not take the machine for a CPU one.
     variables[platform.PLATFORM_VARIABLE] = "cpu" if on_cpu else "cuda"
     if args.sg.search is not None:
-        variables[search.VARIABLE] = search.SearchSettings(**args.sg.search).to_variable()
+        chosen = SearchSettings(**args.sg.search)
+        variables[chosen.variable()] = chosen.to_variable()
     if on_cpu:
         variables |= platform.environment()
     job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR) or "{}")

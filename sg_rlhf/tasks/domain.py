@@ -9,18 +9,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from sg_rlhf.tasks.grade import Grade
+from sg_rlhf.tasks.grade import Grader
 
 if TYPE_CHECKING:
     from sg_rlhf.tasks.data_command import DataCommand
     from sg_rlhf.tasks.settings import DomainSettings
     from sg_rlhf.tasks.suite import Suite
     from sg_rlhf.tasks.tiny import TinyModel
-
-#: (response, label) -> its grade. The label is a row's `answer`, always one string.
-Grader: TypeAlias = Callable[[str, str], Grade]
 
 Part = TypeVar("Part")
 

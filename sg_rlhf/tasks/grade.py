@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 
 @dataclass(frozen=True)
@@ -26,3 +27,7 @@ class Grade:
     extracted: str | None = None
     format_ok: bool = True
     logs: Mapping[str, float] = field(default_factory=dict)
+
+
+#: (response, gold) -> its grade. In training the gold is a row's `answer`, always one string.
+Grader: TypeAlias = Callable[[str, str], Grade]

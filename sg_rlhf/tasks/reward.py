@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from sg_rlhf.tasks.domain import Domain, Grader
+from sg_rlhf.tasks.domain import Domain
+from sg_rlhf.tasks.grade import Grader
 
 RewardFunc: TypeAlias = Callable[[list[str], list[str], list[str]], dict[str, Any]]
 

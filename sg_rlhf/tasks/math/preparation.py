@@ -11,7 +11,7 @@ from sg_rlhf.common.command_line import progress_bar
 from sg_rlhf.common.dataset_folder import UsageError
 from sg_rlhf.tasks.math.answer_types import TYPES, answer_type
 from sg_rlhf.tasks.math.data import MathRow, hold_out
-from sg_rlhf.tasks.math.grading import Reason, grade
+from sg_rlhf.tasks.math.grading import grade
 from sg_rlhf.tasks.math.overlap import NGRAM, SetOverlap, find_overlap, normalise
 
 
@@ -74,7 +74,7 @@ def prepare(
             "test": len(test),
         },
         "ungradable": [
-            {"golds": list(golds), "reason": str(reason)} for golds, reason in refused.items()
+            {"golds": list(golds), "reason": reason} for golds, reason in refused.items()
         ],
         "duplicates": _duplicates(answered),
         "answer_types": _answer_types([*unique_train, *test]),
@@ -83,7 +83,7 @@ def prepare(
     return Prepared(unique_train, test, facts)
 
 
-def _refused_golds(rows: Sequence[MathRow]) -> dict[tuple[str, ...], Reason]:
+def _refused_golds(rows: Sequence[MathRow]) -> dict[tuple[str, ...], str]:
     """Golds that earn nothing even as the answer itself: no response could solve such a row."""
     distinct = dict.fromkeys(row.golds for row in rows)
     refused = {}
@@ -91,7 +91,7 @@ def _refused_golds(rows: Sequence[MathRow]) -> dict[tuple[str, ...], Reason]:
         for golds in distinct:
             grades = [grade(f"\\boxed{{{gold}}}", golds) for gold in golds]
             if not any(result.correct for result in grades):
-                refused[golds] = grades[0].reason
+                refused[golds] = str(grades[0].reason)
             bar.update()
     return refused
 

@@ -15,8 +15,8 @@ from sg_rlhf.tasks.search.settings import SearchSettings
 from sg_rlhf.tasks.search.tiny import (
     TINY,
     SearchWarmStart,
-    held_out_problems,
     Turn,
+    held_out_problems,
     held_out_turns,
     phrases,
     turns_of,

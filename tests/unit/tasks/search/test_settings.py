@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from sg_rlhf.config import ConfigError, load_config
-from sg_rlhf.tasks.search.settings import VARIABLE, SearchSettings
+from sg_rlhf.tasks.search.settings import SearchSettings
 
 ROOT = Path(__file__).parents[4]
 RECIPES = sorted((ROOT / "configs" / "search").glob("grpo*.yaml"))
@@ -104,11 +104,11 @@ def test_a_wrong_value_is_one_line(override: str, message: str) -> None:
 
 
 def test_workers_read_the_settings_from_their_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(SearchSettings.variable(), raising=False)
     assert SearchSettings.from_environment() == SearchSettings()
     chosen = SearchSettings(topk=2, url="https://retriever.example/retrieve", reward="f1")
-    monkeypatch.setenv(VARIABLE, chosen.to_variable())
+    monkeypatch.setenv(SearchSettings.variable(), chosen.to_variable())
     assert SearchSettings.from_environment() == chosen
-    monkeypatch.setenv(VARIABLE, '{"topkk": 2}')
+    monkeypatch.setenv(SearchSettings.variable(), '{"topkk": 2}')
     with pytest.raises(ValidationError, match="topkk"):
         SearchSettings.from_environment()
