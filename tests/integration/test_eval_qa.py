@@ -178,8 +178,7 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
     loaded = load_questions(SUITES["qa"].select(["bamboogle"]), world.data, None)
     ((benchmark, questions, sources),) = loaded
     questions = [
-        type(q)(q.id, qa_sets.prompt_of(q.prompt, "short", True, tokenizer), q.gold)
-        for q in questions
+        replace(q, prompt=qa_sets.prompt_of(q.prompt, "short", True, tokenizer)) for q in questions
     ]
     context = context_length(model)
     tasks = plan.make_tasks(
