@@ -7,7 +7,6 @@ registered. Started again with the same run directory it resumes from the last c
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import platform as machine
@@ -19,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common.final_checkpoint import final_checkpoint
-from sg_rlhf.config import Config, ConfigError, load_config, local_path
+from sg_rlhf.config import Config, ConfigError, load_config, local_path, sections
 from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.overlay import cli
-from sg_rlhf.tasks.search.client import RetrieverClient, RetrieverError
 from sg_rlhf.weights.describe import describe_loss
 
 EXAMPLES = """\
@@ -146,28 +144,6 @@ def check_files(config: Config) -> None:
         raise ConfigError(f"actor.model_name_or_path={model}: no Hugging Face model folder there")
 
 
-def check_retriever(config: Config) -> None:
-    """Ask the search engine of a search recipe one question before Ray starts."""
-    search = config.sg.search
-    if search is None:
-        return
-    client = RetrieverClient.from_settings(search)
-
-    async def ask() -> None:
-        try:
-            await client.search("Is anybody there?")
-        finally:
-            await client.aclose()
-
-    try:
-        asyncio.run(ask())
-    except RetrieverError as error:
-        raise ConfigError(
-            f"{error}; start one with `python -m sg_rlhf.retrieval.server --index DIR`, "
-            "or set sg.search.url"
-        ) from None
-
-
 def environment() -> dict[str, Any]:
     """Versions and machine, for the run directory."""
     versions = {name: metadata.version(name) for name in VERSIONED}
@@ -239,7 +215,7 @@ def main(argv: list[str] | None = None) -> int:
         check_files(config)
         args = cli.parse(argv)
         cli.fit_platform(args)
-        check_retriever(config)
+        sections.check(config.sg.domains)
         args.ckpt.load_enable = prepare_run_dir(config, run_dir)
     except (ConfigError, cli.UsageError, UpstreamChanged) as error:
         print(f"error: {error}", file=sys.stderr)

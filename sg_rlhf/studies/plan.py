@@ -15,15 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from sg_rlhf.config import Config, ConfigError, load_config
+from sg_rlhf.tasks import registry
 
 DATA = "{data}"
 #: Where and how a run writes: the same run elsewhere is the same cell.
 PLACES = ("sg.run_dir", "ckpt.", "logger.")
 #: Whether padding is computed as well: the same log-probs either way, later.
 LAYOUT = ("ds.packing_samples",)
+
+#: Sections of domains that are hashed where a recipe has none too, as when the first cells were
+#: trained: finished cells keep their fingerprint.
+SECTIONS = ("search",)
 
 
 class _Section(BaseModel):
@@ -82,7 +87,10 @@ class StudyFile(_Section):
     revision: int = Field(
         1, ge=1, description="raised when corrected code would train the same settings differently"
     )
-    data: dict[str, str] = {}
+    domain: str = Field("kk", description="whose data command makes the data sets")
+    data: dict[str, str] = Field(
+        {}, description="name -> KEY=VALUE pairs of --generate, or any arguments that start with --"
+    )
     set: dict[str, Any] = {}
     sharpness: Sharpness | None = None
     accuracy: Accuracy | None = None
@@ -90,6 +98,12 @@ class StudyFile(_Section):
     variants: dict[str, Variant] = Field(min_length=1)
     plan: list[Block] = Field(min_length=1)
     published: dict[str, Published] = {}
+
+    @field_validator("domain")
+    @classmethod
+    def _is_a_domain(cls, name: str) -> str:
+        registry.find(name)
+        return name
 
     @model_validator(mode="after")
     def _names_exist(self) -> StudyFile:
@@ -173,11 +187,15 @@ class Study:
     def fingerprint(self, cell: Cell) -> str:
         """A hash of everything that decides what the cell trains, but not of where it writes."""
         config = self.config(cell, Path("data"))
-        values = {**config.values, **{f"sg.{k}": v for k, v in config.sg.model_dump().items()}}
+        own = config.sg.model_dump()
+        of_domains = dict.fromkeys(SECTIONS, None) | own.pop("domains")
+        values = {**config.values, **{f"sg.{k}": v for k, v in (own | of_domains).items()}}
         decisive = {
             key: value for key, value in values.items() if not key.startswith(PLACES + LAYOUT)
         }
         parts = [decisive, self.file.data, self.file.revision]
+        if self.file.domain != "kk":
+            parts.append(self.file.domain)
         text = json.dumps(parts, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -64,7 +64,7 @@ def test_a_dialogue_encodes_the_same_whole_and_in_pieces() -> None:
 
 def test_the_recipes_budgets_hold_the_longest_dialogue() -> None:
     config = load_config(CONFIGS / "search" / "grpo_sg_tiny_cpu.yaml")
-    chosen: Any = config.sg.search
+    chosen: Any = config.sg.domains["search"]
     assert isinstance(chosen, SearchSettings)
     for problem in held_out_problems():
         trace = search_trace(problem)

@@ -54,7 +54,7 @@ def test_paper_recipes_have_the_values_of_table_6(name: str) -> None:
 def test_a_dialogue_fits_into_the_context(path: Path) -> None:
     config = load_config(path)
     left = config.value("data.max_len") - config.value("rollout.max_new_tokens")
-    search = config.sg.search
+    search = config.sg.domains["search"]
     assert search is not None and left >= 64
     assert config.value("rollout.max_new_tokens") >= search.turn_tokens + search.observation_tokens
     samples = config.value("rollout.batch_size") * config.value("rollout.n_samples_per_prompt")
@@ -68,11 +68,11 @@ def test_settings_travel_as_upstream_flags_and_come_back(tmp_path: Path) -> None
     config = load_config(path, ["sg.search.topk=5", "sg.search.url=http://127.0.0.1:9/retrieve"])
     argv = config.to_argv()
     assert argv[argv.index("--sg.search.topk") + 1] == "5"
-    assert config.sg.search == SearchSettings(topk=5, url="http://127.0.0.1:9/retrieve")
+    assert config.sg.domains["search"] == SearchSettings(topk=5, url="http://127.0.0.1:9/retrieve")
     (tmp_path / "again.yaml").write_text(config.to_yaml())
     again = load_config(tmp_path / "again.yaml")
     assert (again.values, again.sg) == (config.values, config.sg)
-    assert config.with_values({"sg.run_dir": "x"}).sg.search == config.sg.search
+    assert config.with_values({"sg.run_dir": "x"}).sg.domains == config.sg.domains
     assert "sg.search" not in dict.fromkeys(argv)
     flat = [a for a in argv if a.startswith("--sg.search.")]
     assert len(flat) == len(SearchSettings.model_fields)
@@ -81,7 +81,7 @@ def test_settings_travel_as_upstream_flags_and_come_back(tmp_path: Path) -> None
 
 def test_other_recipes_have_no_search_section() -> None:
     config = load_config(ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml")
-    assert config.sg.search is None
+    assert config.sg.domains == {}
     assert not any(a.startswith("--sg.search") for a in config.to_argv())
     assert "search" not in config.to_yaml()
 
