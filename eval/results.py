@@ -26,11 +26,14 @@ def scores(benchmark: Benchmark, rows: Sequence[Row], seed: int) -> dict[str, Es
     """Every score of a benchmark by name.
 
     Names are the mean's (`accuracy`, `avg@16`), `pass@k`, and the mean of each group as
-    `accuracy/5`. With headline groups the first is the plain mean of those groups' scores.
+    `accuracy/5`. With headline groups the first is the plain mean of those groups' scores, else
+    the mean over all questions.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row["group"], []).append(row)
+    if not benchmark.headline_groups:
+        groups[""] = list(rows)
     by_group: dict[str, Estimate] = {}
     passed: dict[str, Estimate] = {}
     for group in sorted(groups):

@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from eval import dialogues, drive, plan, results, tables
+from eval import dialogues, drive, plan, results, suites, tables
 from eval.engines.base import ENGINES, Engine, EngineOptions
 from eval.engines.start import set_environment, start
 from eval.model import (
@@ -31,7 +31,6 @@ from eval.model import (
     served_model,
 )
 from eval.store import RESULTS, TABLE, Key, Row, Store
-from eval.suites import SUITES, find
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Benchmark, Host, Prepared, Suite, Tokenize
 
@@ -58,6 +57,7 @@ class CommandLine:
     """A parsed command line.
 
     Attributes:
+        suites: all that there are, by name.
         own_options: suite -> the options that it alone has.
     """
 
@@ -67,15 +67,17 @@ class CommandLine:
 
 
 def parse_arguments(argv: Sequence[str]) -> CommandLine:
-    """The command line, with the teaching help.
+    """The command line, with the teaching help; options of the suites included.
 
     Raises:
-        EvalError: `--suite` names a place where no domain is.
+        EvalError: `--suite` or `SG_DOMAINS` names a place where no domain is.
     """
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--suite", nargs="?")
     asked = first.parse_known_args(argv)[0].suite or ""
-    suites = {**SUITES, asked: find(asked)} if ":" in asked else SUITES
+    known = suites.available()
+    if ":" in asked:
+        known[asked] = suites.at(asked)
     parser = argparse.ArgumentParser(
         prog="python -m eval.run",
         description=__doc__,
@@ -84,7 +86,7 @@ def parse_arguments(argv: Sequence[str]) -> CommandLine:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    names = ", ".join(SUITES)
+    names = ", ".join(known)
     add("--suite", metavar="NAME", help=f"what to evaluate on: {names}, or package.module:DOMAIN")
     add("--model", metavar="M", help="a Hugging Face folder or hub id; a server's name for it")
     add("--out", metavar="DIR", type=Path, help="folder for the results")
@@ -102,11 +104,11 @@ def parse_arguments(argv: Sequence[str]) -> CommandLine:
     add("--concurrency", metavar="N", type=_positive, default=128, help="of a server's requests")
     add("--list", action="store_true", help="print suites, sizes, settings and licences")
     own = {}
-    for name, suite in suites.items():
+    for name, suite in known.items():
         group = parser.add_argument_group(f"with --suite {name} alone")
         suite.add_options(group)
         own[name] = list(group._group_actions)
-    return CommandLine(parser.parse_args(argv), suites, own)
+    return CommandLine(parser.parse_args(argv), known, own)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -143,7 +145,12 @@ def check(line: CommandLine) -> tuple[Suite, tuple[Benchmark, ...]]:
     for name in ("suite", "model", "out"):
         if getattr(args, name) is None:
             raise EvalError(f"--{name} is missing; python -m eval.run --help shows examples")
-    suite = line.suites.get(args.suite) or find(args.suite)
+    suite = line.suites.get(args.suite)
+    if suite is None:
+        raise EvalError(
+            f"--suite {args.suite}: expected one of {', '.join(line.suites)}, or "
+            "package.module:NAME of a domain"
+        )
     if args.engine == "openai" and args.base_url is None:
         raise EvalError("--engine openai needs --base-url, such as http://localhost:8000/v1")
     if args.engine != "openai" and args.base_url is not None:

@@ -19,28 +19,39 @@ def suite_of(domain: Domain) -> Suite:
     return load(domain.suite)
 
 
+#: Those of the package's own domains.
 SUITES: dict[str, Suite] = {
     suite.name: suite
-    for domain in registry.domains().values()
+    for domain in map(registry.find, registry.DOMAINS)
     if domain.suite is not None
     for suite in [suite_of(domain)]
 }
 
 
-def find(name: str) -> Suite:
-    """The suite of a name, or of the domain at a place `package.module:NAME`.
+def available() -> dict[str, Suite]:
+    """`SUITES`, and those of the domains that `SG_DOMAINS` names.
 
     Raises:
-        EvalError: there is none; names those that there are.
+        EvalError: it names something that is no domain, or a suite's name is taken.
     """
-    if ":" in name:
-        try:
-            return suite_of(registry.find(name))
-        except ValueError as error:
-            raise EvalError(f"--suite {error}") from None
-    if name not in SUITES:
-        raise EvalError(
-            f"--suite {name}: expected one of {', '.join(SUITES)}, or a domain as "
-            "package.module:NAME"
-        )
-    return SUITES[name]
+    found = dict(SUITES)
+    try:
+        outside = [d for name, d in registry.domains().items() if name not in registry.DOMAINS]
+    except ValueError as error:
+        raise EvalError(str(error)) from None
+    for suite in [suite_of(domain) for domain in outside if domain.suite is not None]:
+        if found.setdefault(suite.name, suite) is not suite:
+            raise EvalError(f"{registry.VARIABLE}: there is a suite {suite.name} already")
+    return found
+
+
+def at(place: str) -> Suite:
+    """The suite of the domain at a place `package.module:NAME`.
+
+    Raises:
+        EvalError: there is none.
+    """
+    try:
+        return suite_of(registry.find(place))
+    except ValueError as error:
+        raise EvalError(f"--suite {error}") from None

@@ -46,6 +46,8 @@ def find(name: str) -> Domain:
     """
     if ":" in name:
         return _domain(name)
+    if name in DOMAINS:
+        return _domain(DOMAINS[name])
     known = domains()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
