@@ -79,7 +79,7 @@ class KnightsData(DataCommand):
             nargs="+",
             metavar="FILE",
             type=Path,
-            help="Logic-RL parquet or K&K jsonl",
+            help="Logic-RL .parquet or K&K .jsonl",
         )
         add(
             "--test-parquet",
