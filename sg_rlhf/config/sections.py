@@ -18,7 +18,17 @@ def _owners() -> dict[str, Domain]:
         found = registry.domains()
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    return {name: domain for name, domain in found.items() if domain.settings is not None}
+    owners = {name: domain for name, domain in found.items() if domain.settings is not None}
+    for name, domain in owners.items():
+        section = _class(domain).section
+        if section != name:
+            raise ConfigError(f"domain {name}: its settings have section = {section!r}")
+    return owners
+
+
+def _class(domain: Domain) -> type[DomainSettings]:
+    assert domain.settings is not None
+    return load(domain.settings)
 
 
 def names() -> tuple[str, ...]:
@@ -28,9 +38,7 @@ def names() -> tuple[str, ...]:
 
 def settings_class(name: str) -> type[DomainSettings]:
     """The settings of a domain that has a section."""
-    settings = _owners()[name].settings
-    assert settings is not None
-    return load(settings)
+    return _class(_owners()[name])
 
 
 def keys() -> dict[str, str]:

@@ -56,6 +56,11 @@ class Domain:
     tiny: TinyModel[Any] | str | None = None
     source_titles: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        # It is part of recipe keys and of a variable's name.
+        if not self.name.isidentifier():
+            raise ValueError(f"domain {self.name!r}: expected a name of letters, digits and _")
+
 
 def load(part: Part | str) -> Part:
     """A part of a domain, imported if it is given by name.
