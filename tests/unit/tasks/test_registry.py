@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from eval import run as evaluation
+from eval.results import scores
 from eval.suites import at
 from sg_rlhf.config import ConfigError, load_config, sections, settings
 from sg_rlhf.data import command as data
@@ -179,3 +180,15 @@ def test_the_rewards_scale_is_the_recipes(monkeypatch):
         info = reward_func([prompt + " d c a b"], [prompt], ["d c b a"])
         assert info["rewards"] == reward and info["scores"] == 0.0
         assert info["extra_logs"] == {"correct": 0.0, "format_ok": 1.0, "in_place": 0.5}
+
+
+def test_groups_without_headline_ones_have_a_mean_over_all_questions():
+    benchmark = load(REVERSE.suite).benchmarks[0]
+    rows = [
+        {"id": f"q{i}", "sample": 0, "group": "3" if i < 6 else "4", "correct": i < 3}
+        for i in range(8)
+    ]
+    found = scores(benchmark, rows, seed=0)
+    assert {name: estimate.value for name, estimate in found.items()} == {
+        "accuracy": 3 / 8, "accuracy/3": 1 / 2, "accuracy/4": 0.0,
+    }  # fmt: skip
