@@ -58,7 +58,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, command: Command, data: Pa
         "sg_rlhf.train", "--config", FOLDER / "tiny_cpu.yaml", "--run-dir", folder / "run",
         f"actor.model_name_or_path={folder / 'model'}",
         f"data.prompt_dataset={data / 'train.jsonl'}", f"eval.dataset={data / 'test.jsonl'}",
-        "sg.samples_per_step=32", "sg.wandb=disabled", "sg.reverse.partial_credit=false",
+        "sg.samples_per_step=32", "sg.wandb=disabled",
     )  # fmt: skip
     return folder / "run"
 
@@ -70,10 +70,11 @@ def test_it_trains_with_its_reward_and_its_settings(trained: Path) -> None:
     samples = run_log.read(trained / run_log.SAMPLES)
     assert len(samples) == 96
     for sample in samples:
-        # The recipe says yes to partial credit, the command line no: it reached the engine.
-        correct = grade(sample["response"], sample["label"]).correct
-        assert sample["reward"] == sample["correct"] == float(correct)
-    assert {sample["reward"] for sample in samples} == {0.0, 1.0}
+        expected = grade(sample["response"], sample["label"])
+        assert sample["correct"] == float(expected.correct)
+        assert sample["reward"] == pytest.approx(expected.logs["in_place"])
+    # Not the default: the recipe's setting reached the engine.
+    assert any(0.0 < sample["reward"] < 1.0 for sample in samples)
     steps = run_log.read(trained / run_log.OPTIMIZER_STEPS)
     assert all(math.isfinite(row["grad_norm"]) and row["grad_norm"] > 0 for row in steps)
 

@@ -27,7 +27,7 @@ class ReverseSettings(DomainSettings):
 
     section: ClassVar[str] = "reverse"
 
-    partial_credit: bool = Field(True, description="reward the share of letters in their place")
+    partial_credit: bool = Field(False, description="reward the share of letters in their place")
 
 
 @dataclass(frozen=True)
