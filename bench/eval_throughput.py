@@ -45,23 +45,25 @@ def questions(count: int) -> list[tuple[str, str]]:
 
 def ours(args: argparse.Namespace) -> dict[str, Any]:
     """Our runner on a suite of its own."""
-    from eval import data, drive, kk_harnesses, run, suites
-    from eval.questions import Question, Settings
+    from eval import drive, run, suites
+    from sg_rlhf.tasks.kk.harnesses import GRADERS
+    from sg_rlhf.tasks.questions import Question, generated_source
+    from sg_rlhf.tasks.suite import Benchmark, Sampling, Suite
 
     asked = [
         Question(f"q{i:04d}", p, gold) for i, (p, gold) in enumerate(questions(args.questions))
     ]
-    benchmark = suites.Benchmark(
+    benchmark = Benchmark(
         name="bench",
         family="bench",
         title="bench",
         size=len(asked),
-        settings=Settings(TEMPERATURE, args.max_tokens, args.n),
-        load=lambda folder: (asked, [data.Source("generated", "", len(asked))]),
-        grade=kk_harnesses.GRADERS["paper"],
+        settings=Sampling(TEMPERATURE, args.max_tokens, args.n),
+        load=lambda folder: (asked, [generated_source("generated", asked)]),
+        grade=GRADERS["paper"],
         licence="ours",
     )
-    suites.SUITES["bench"] = suites.Suite("bench", "Bench", (benchmark,))
+    suites.SUITES["bench"] = Suite("bench", "Bench", (benchmark,))
     seconds = []
     inner = drive.run
 
@@ -97,7 +99,7 @@ def theirs(args: argparse.Namespace) -> dict[str, Any]:
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.models.vllm_causallms import VLLM
 
-    from eval.kk_harnesses import grade_paper
+    from sg_rlhf.tasks.kk.harnesses import grade_paper
 
     rows = [{"prompt": prompt, "gold": gold} for prompt, gold in questions(args.questions)]
     right = []

@@ -1,8 +1,9 @@
-"""Running dialogues with a search engine: many at a time, one engine, token in and token out.
+"""Running dialogues: many at a time, one engine, token in and token out.
 
 The engine stays in the caller's thread. Dialogues are coroutines of an event loop in a thread of
-its own, where searches wait without holding the engine up. A turn is one request whose prompt is
-the dialogue's tokens so far, as they were sampled; the two threads exchange events over a queue.
+its own, where a search or a tool waits without holding the engine up. A turn is one request whose
+prompt is the dialogue's tokens so far, as they were sampled; the two threads exchange events over a
+queue.
 """
 
 from __future__ import annotations
@@ -12,30 +13,24 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from tqdm import tqdm
 
-from eval import qa
 from eval.engines.base import Completion, Engine, Request
 from eval.plan import Sample
-from eval.questions import EvalError, one_line
 from eval.store import Row, Store
-from sg_rlhf.tasks.search.client import RetrieverClient, RetrieverError
-from sg_rlhf.tasks.search.codec import TokenizerCodec
-from sg_rlhf.tasks.search.dialogue import Dialogue, Generation, metrics, run_dialogue
-from sg_rlhf.tasks.search.grading import score
-from sg_rlhf.tasks.search.protocol import STOP, Passage
-from sg_rlhf.tasks.search.settings import SearchSettings
+from sg_rlhf.tasks.questions import EvalError
+from sg_rlhf.tasks.suite import Host, NotHeld, Reply
 
 #: Dialogues under way for each engine. More than vLLM runs at a time, so that it never waits, and
 #: no more: with all of them it would finish every first turn before any second one, so that a
 #: killed run had nothing to show and no dialogue found its beginning in the prefix cache.
 IN_FLIGHT = 1024
-#: Dialogues that may end for want of a search result before the run stops.
+#: Dialogues that may end without a verdict before the run stops.
 MAX_FAILED = 10
 
 #: How long an engine that computes in Python may keep the interpreter to itself. The loop asks for
@@ -43,13 +38,9 @@ MAX_FAILED = 10
 SWITCH_SECONDS = 0.0005
 
 
-class _NoResult(Exception):
-    """A search failed. Not a `SearchFailed`, which the model would be told of and answer to."""
-
-
 @dataclass(frozen=True)
 class _Failed:
-    """A dialogue that ended without a verdict, because a search did."""
+    """A dialogue that ended without a verdict (`NotHeld`)."""
 
     sample: Sample
     problem: str
@@ -70,8 +61,7 @@ def run(
     engine: Engine | None,
     store: Store,
     already: int,
-    settings: SearchSettings,
-    codec: TokenizerCodec,
+    host: Callable[[], Host],
     in_flight: int = IN_FLIGHT,
 ) -> None:
     """Hold, grade and store every dialogue.
@@ -79,11 +69,11 @@ def run(
     Args:
         engine: None if every prompt is too long for the model.
         already: number of samples stored before, for the progress bar.
-        settings: of the dialogues; with `max_turns=0` nothing is searched.
+        host: makes what holds them, in the event loop.
 
     Raises:
-        EvalError: the engine failed, or searches did: what ended before is stored, and a dialogue
-            without its search results is not.
+        EvalError: the engine failed, or dialogues could not be held: what ended before is stored,
+            and these are not.
     """
     events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
     failed = 0
@@ -91,7 +81,7 @@ def run(
     start = time.monotonic()
     with (
         tqdm(total=already + len(samples), initial=already, unit="sample", smoothing=0.0) as bar,
-        _talking(samples, events, settings, codec, in_flight) as table,
+        _in_a_thread(samples, events, host, in_flight) as table,
     ):
         ended = running = 0
         while ended < len(samples):
@@ -106,7 +96,9 @@ def run(
                     if failed >= MAX_FAILED:
                         problem = event.problem
                         store.append(rows)
-                        raise EvalError(f"{failed} dialogues had no search result; {problem}")
+                        raise EvalError(
+                            f"{failed} dialogues could not be held; the last: {problem}"
+                        )
                 elif isinstance(event, _Broken):
                     raise event.error
                 else:
@@ -130,9 +122,7 @@ def run(
                 running -= len(done)
                 table.give(done)
     if failed:
-        raise EvalError(
-            f"{failed} of {len(samples)} dialogues had no search result, see {store.out}"
-        )
+        raise EvalError(f"{failed} of {len(samples)} dialogues could not be held, see {store.out}")
 
 
 def _drain(events: queue.SimpleQueue[_Event], *, block: bool) -> Iterator[_Event]:
@@ -174,16 +164,15 @@ class _Table:
 
 
 @contextmanager
-def _talking(
+def _in_a_thread(
     samples: Sequence[Sample],
     events: queue.SimpleQueue[_Event],
-    settings: SearchSettings,
-    codec: TokenizerCodec,
+    host: Callable[[], Host],
     in_flight: int,
 ) -> Iterator[_Table]:
     """All dialogues in a thread, until they have ended or the block is left."""
     table = _Table(events)
-    talk = _hold_all(samples, table, events, settings, codec, in_flight)
+    talk = _hold_all(samples, table, events, host, in_flight)
     main = table.loop.create_task(talk)
 
     def work() -> None:
@@ -217,38 +206,29 @@ async def _hold_all(
     samples: Sequence[Sample],
     table: _Table,
     events: queue.SimpleQueue[_Event],
-    settings: SearchSettings,
-    codec: TokenizerCodec,
+    host: Callable[[], Host],
     in_flight: int,
 ) -> None:
-    client = RetrieverClient.from_settings(settings)
+    holder = host()
     left = iter(samples)
 
     async def hold_next() -> None:
         for sample in left:
-            events.put(await _event_of(sample, table, client, settings, codec))
+            events.put(await _event_of(sample, table, holder))
 
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(min(in_flight, len(samples))):
                 group.create_task(hold_next())
     finally:
-        await client.aclose()
+        await holder.aclose()
 
 
-async def _event_of(
-    sample: Sample,
-    table: _Table,
-    client: RetrieverClient,
-    settings: SearchSettings,
-    codec: TokenizerCodec,
-) -> _Event:
+async def _event_of(sample: Sample, table: _Table, host: Host) -> _Event:
     request = sample.request
-    if request.max_tokens == 0:
-        return _row(sample, Dialogue(list(request.prompt_ids)), codec, "prompt_too_long")
     turn = 0
 
-    async def generate(context: list[int], max_tokens: int) -> Generation:
+    async def generate(context: Sequence[int], max_tokens: int, stop: tuple[str, ...]) -> Reply:
         nonlocal turn
         turn += 1
         asked = replace(
@@ -256,46 +236,14 @@ async def _event_of(
             key=f"{request.key}/{turn}",
             prompt_ids=tuple(context),
             max_tokens=max_tokens,
-            stop=STOP,
+            stop=stop,
         )
         completion = await table.complete(asked)
-        return Generation(completion.token_ids, completion.finish_reason == "length")
-
-    async def search(query: str) -> list[Passage]:
-        try:
-            return await client.search(query)
-        except RetrieverError as error:
-            raise _NoResult(one_line(error)) from None
+        return Reply(completion.token_ids, completion.finish_reason == "length")
 
     try:
-        dialogue = await run_dialogue(
-            request.prompt_ids, request.max_tokens, generate, search, codec, settings
-        )
-    except _NoResult as error:
+        held = await host.hold(sample.question, request.prompt_ids, request.max_tokens, generate)
+    except NotHeld as error:
         return _Failed(sample, str(error))
-    return _row(sample, dialogue, codec, "length" if dialogue.truncated else "stop")
-
-
-def _row(sample: Sample, dialogue: Dialogue, codec: TokenizerCodec, finish_reason: str) -> Row:
-    golds = sample.question.gold
-    verdict = qa.grade_answer(dialogue.answer, golds)
-    n_prompt = len(sample.request.prompt_ids)
-    facts: dict[str, float] = {}
-    if dialogue.turns:
-        facts = metrics(dialogue, golds, score(dialogue.answer, golds))
-    return {
-        "benchmark": sample.task.benchmark.name,
-        "id": sample.question.id,
-        "group": sample.question.group,
-        "sample": sample.index,
-        "prompt": sample.question.prompt,
-        "response": codec.decode(dialogue.token_ids[n_prompt:]),
-        "turns": dialogue.turns,
-        "gold": golds,
-        "finish_reason": finish_reason,
-        "tokens": sum(end - begin for begin, end in dialogue.action_ranges),
-        "max_tokens": sample.request.max_tokens,
-        "seed": sample.request.seed,
-        "dialogue": facts,
-        **vars(verdict),
-    }
+    row = sample.row(held.response, held.finish_reason, held.tokens, held.grade)
+    return {**row, **held.extra}

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from eval.engines.base import Completion, Engine, drain
 from eval.plan import Sample
-from eval.store import Row, Store
+from eval.store import Store
 
 
 def run(samples: Sequence[Sample], engine: Engine | None, store: Store, already: int) -> None:
@@ -61,24 +61,8 @@ def _grade_and_store(graded: Sequence[tuple[Sample, Completion]], store: Store) 
     benchmarks = {sample.task.benchmark.name: sample.task.benchmark for sample, _ in graded}
     for name, benchmark in benchmarks.items():
         part = [(sample, done) for sample, done in graded if sample.task.benchmark.name == name]
-        verdicts = benchmark.grade([(done.text, sample.question.gold) for sample, done in part])
+        grades = benchmark.grade([(done.text, sample.question.gold) for sample, done in part])
         store.append(
-            _row(sample, completion) | vars(verdict)
-            for (sample, completion), verdict in zip(part, verdicts, strict=True)
+            sample.row(done.text, done.finish_reason, done.tokens, grade)
+            for (sample, done), grade in zip(part, grades, strict=True)
         )
-
-
-def _row(sample: Sample, completion: Completion) -> Row:
-    return {
-        "benchmark": sample.task.benchmark.name,
-        "id": sample.question.id,
-        "group": sample.question.group,
-        "sample": sample.index,
-        "prompt": sample.question.prompt,
-        "response": completion.text,
-        "gold": sample.question.gold,
-        "finish_reason": completion.finish_reason,
-        "tokens": completion.tokens,
-        "max_tokens": sample.request.max_tokens,
-        "seed": sample.request.seed,
-    }

@@ -111,31 +111,3 @@ def response_statistics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "extraction_failure_rate": sum(row["extracted"] is None for row in rows) / n,
         "mean_tokens": sum(row["tokens"] for row in rows) / n,
     }
-
-
-def search_statistics(rows: Sequence[Mapping[str, Any]], failures: int) -> dict[str, float | None]:
-    """What the dialogues of a benchmark did; means over questions unless the name says otherwise.
-
-    A dialogue that had no room for a turn did nothing. `seconds_per_search` is None without one.
-
-    Args:
-        failures: dialogues that were broken off, and held again later, because a search failed.
-    """
-    facts = [row["dialogue"] for row in rows]
-
-    def total(name: str) -> float:
-        return float(sum(fact.get(name, 0.0) for fact in facts))
-
-    n, searches = len(rows), total("searches")
-    return {
-        "searches_per_question": searches / n,
-        "turns_per_question": total("turns") / n,
-        "invalid_actions_per_question": total("invalid_actions") / n,
-        "answered_rate": total("answered") / n,
-        "f1": total("f1") / n,
-        "gold_retrieved_rate": total("gold_retrieved") / n,
-        "answer_retrieved_rate": total("answer_retrieved") / n,
-        "empty_results": total("retrieval_empty"),
-        "retrieval_failures": failures,
-        "seconds_per_search": total("search_seconds") / searches if searches else None,
-    }

@@ -11,8 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from eval.questions import EvalError, one_line
 from sg_rlhf.common.dataset_folder import sha256_of
+from sg_rlhf.tasks.questions import EvalError, one_line
 
 # What decides a response; not the README, optimizer states or a trainer's notes.
 _FILES = (

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from eval.data import Source, drawn, limited, questions_hash
-from eval.engines.base import Request, sample_seed
-from eval.questions import EvalError, Question
-from eval.store import Key
-from eval.suites import Benchmark
-
-#: Prompts -> their tokens; empty lists where only the server could tell.
-Tokenize = Callable[[Sequence[str]], list[list[int]]]
+from eval.engines.base import Request
+from eval.store import Key, Row
+from sg_rlhf.tasks.grade import Grade
+from sg_rlhf.tasks.questions import Question, Source, questions_hash, sample_seed
+from sg_rlhf.tasks.suite import Benchmark, FinishReason, Loaded, Tokenize
 
 
 @dataclass(frozen=True)
@@ -66,43 +62,27 @@ class Sample:
     def key(self) -> Key:
         return (self.task.benchmark.name, self.question.id, self.index)
 
-
-def load_questions(
-    benchmarks: Sequence[Benchmark], folder: Path | None, limit: int | None, seed: int = 0
-) -> list[tuple[Benchmark, list[Question], list[Source]]]:
-    """Read and check every benchmark's questions.
-
-    Args:
-        seed: draws the limited questions of benchmarks that say so; the others give their first.
-
-    Raises:
-        EvalError: a file is missing or another than expected; names it.
-    """
-    loaded = []
-    for benchmark in benchmarks:
-        try:
-            questions, sources = benchmark.load(folder)
-        except ValueError as error:
-            raise EvalError(str(error)) from None
-        if len(questions) != benchmark.size and not benchmark.samples:
-            raise EvalError(
-                f"{benchmark.name}: {len(questions)} questions, expected {benchmark.size}"
-            )
-        if len({question.id for question in questions}) != len(questions):
-            raise EvalError(f"{benchmark.name}: two questions have the same id")
-        if benchmark.samples:
-            kept = drawn(questions, limit, sample_seed(seed, benchmark.name, "limit", 0))
-        else:
-            kept = limited(questions, limit)
-        loaded.append((benchmark, kept, sources))
-    return loaded
+    def row(self, response: str, finish_reason: FinishReason, tokens: int, grade: Grade) -> Row:
+        """Its line in `samples.jsonl`."""
+        return {
+            "benchmark": self.task.benchmark.name,
+            "id": self.question.id,
+            "group": self.question.group,
+            "sample": self.index,
+            "prompt": self.question.prompt,
+            "response": response,
+            "gold": self.question.gold,
+            "finish_reason": finish_reason,
+            "tokens": tokens,
+            "max_tokens": self.request.max_tokens,
+            "seed": self.request.seed,
+            "correct": grade.correct,
+            "extracted": grade.extracted,
+            "reason": str(grade.reason),
+        }
 
 
-def make_tasks(
-    loaded: Sequence[tuple[Benchmark, list[Question], list[Source]]],
-    tokenize: Tokenize,
-    context: int | None,
-) -> list[Task]:
+def make_tasks(loaded: Sequence[Loaded], tokenize: Tokenize, context: int | None) -> list[Task]:
     """Fit every benchmark to the model's context (None: unknown, nothing is cut)."""
     tasks = []
     for benchmark, questions, sources in loaded:

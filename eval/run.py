@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from eval import drive, plan, qa, results, search, tables
-from eval.engines.base import ENGINES, EngineOptions
+from eval import dialogues, drive, plan, results, suites, tables
+from eval.engines.base import ENGINES, Engine, EngineOptions
 from eval.engines.start import set_environment, start
 from eval.model import (
     Model,
@@ -28,9 +30,9 @@ from eval.model import (
     load_tokenizer,
     served_model,
 )
-from eval.questions import EvalError
 from eval.store import RESULTS, TABLE, Key, Row, Store
-from eval.suites import SUITES, Benchmark
+from sg_rlhf.tasks.questions import EvalError
+from sg_rlhf.tasks.suite import Benchmark, Host, Prepared, Suite, Tokenize
 
 EXAMPLES = """\
 examples:
@@ -50,8 +52,32 @@ examples:
 """
 
 
-def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line, with the teaching help."""
+@dataclass(frozen=True)
+class CommandLine:
+    """A parsed command line.
+
+    Attributes:
+        suites: all that there are, by name.
+        own_options: suite -> the options that it alone has.
+    """
+
+    args: argparse.Namespace
+    suites: Mapping[str, Suite]
+    own_options: Mapping[str, Sequence[argparse.Action]]
+
+
+def parse_arguments(argv: Sequence[str]) -> CommandLine:
+    """The command line, with the teaching help; options of the suites included.
+
+    Raises:
+        EvalError: `--suite` or `SG_DOMAINS` names a place where no domain is.
+    """
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--suite", nargs="?")
+    asked = first.parse_known_args(argv)[0].suite or ""
+    known = suites.available()
+    if ":" in asked:
+        known[asked] = suites.at(asked)
     parser = argparse.ArgumentParser(
         prog="python -m eval.run",
         description=__doc__,
@@ -60,7 +86,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--suite", choices=SUITES, help="what to evaluate on")
+    names = ", ".join(known)
+    add("--suite", metavar="NAME", help=f"what to evaluate on: {names}, or package.module:DOMAIN")
     add("--model", metavar="M", help="a Hugging Face folder or hub id; a server's name for it")
     add("--out", metavar="DIR", type=Path, help="folder for the results")
     add("--only", metavar="A,B", default="", help="some benchmarks or harnesses of the suite")
@@ -69,11 +96,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--data-dir", metavar="D", type=Path, help="the original files; else they are downloaded")
     add("--limit", metavar="N", type=_positive, help="questions of each benchmark")
     add("--seed", metavar="S", type=int, default=0, help="of sampling and intervals [0]")
-    add("--retriever", metavar="URL", help="qa: a search engine that runs, http://HOST:PORT")
-    add("--index", metavar="DIR", type=Path, help="qa: an index to serve while the run lasts")
-    add("--no-search", action="store_true", help="qa: one turn from the model's memory alone")
-    add("--prompt", choices=qa.PROMPTS, help="qa: as trained, without template, bare [chat]")
-    add("--search", metavar="K=V", nargs="+", help="qa: settings of a dialogue, such as topk=3")
     add("--resume", action="store_true", help="go on with the run in DIR")
     add("--tensor-parallel", metavar="N", type=_positive, default=1, help="GPUs per engine [1]")
     add("--replicas", metavar="N", type=_positive, default=1, help="engines, as Ray actors [1]")
@@ -81,92 +103,230 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--dtype", default="auto", help="[auto]: the model's own type, float32 without a GPU")
     add("--concurrency", metavar="N", type=_positive, default=128, help="of a server's requests")
     add("--list", action="store_true", help="print suites, sizes, settings and licences")
-    return parser.parse_args(argv)
+    own = {}
+    for name, suite in known.items():
+        group = parser.add_argument_group(f"with --suite {name} alone")
+        suite.add_options(group)
+        own[name] = list(group._group_actions)
+    return CommandLine(parser.parse_args(argv), known, own)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0; 2 for bad input; 1 when the run stopped; 130 when interrupted."""
-    args = parse_arguments(sys.argv[1:] if argv is None else argv)
     # Tables are cut to 80 columns where no terminal says how wide it is.
     console = Console(width=None if sys.stdout.isatty() else 120)
-    if args.list:
-        _list(console)
-        return 0
+    out = None
     try:
-        benchmarks = _check(args)
-        with Store(args.out, args.resume) as store:
-            return _evaluate(args, benchmarks, store, console)
+        line = parse_arguments(sys.argv[1:] if argv is None else argv)
+        out = line.args.out
+        if line.args.list:
+            _list(console, line.suites)
+            return 0
+        suite, benchmarks = check(line)
+        return evaluate(line.args, suite, benchmarks, console)
     except (EvalError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"interrupted; go on with --resume --out {args.out}", file=sys.stderr)
+        print(f"interrupted; go on with --resume --out {out}", file=sys.stderr)
         return 130
 
 
-def _evaluate(
-    args: argparse.Namespace, benchmarks: tuple[Benchmark, ...], store: Store, console: Console
-) -> int:
-    if args.suite == "qa":
-        benchmarks = search.present(benchmarks, args.data_dir)
-    loaded = plan.load_questions(benchmarks, args.data_dir, args.limit, args.seed)
-    cpu = args.engine != "openai" and cpu_only()
-    model, context, tokenize, tokenizer = _model(args, cpu)
-    with contextlib.ExitStack() as stack:
-        dialogues = None
-        if args.suite == "qa":
-            loaded, tokenize = search.prepared(loaded, args, tokenizer)
-            dialogues = search.start(args, tokenizer, stack)
-        tasks = plan.make_tasks(loaded, tokenize, context)
-        request = {
-            "suite": args.suite,
-            "model": model.as_dict(),
-            "engine": args.engine,
-            "dtype": ("float32" if cpu and args.dtype == "auto" else args.dtype),
-            "context": context,
-            "seed": args.seed,
-            "limit": args.limit,
-            **({"search": dialogues.describe()} if dialogues else {}),
-            "benchmarks": {task.benchmark.name: task.describe() for task in tasks},
-        }
-        stored = store.begin(request)
-        samples = plan.samples(tasks, args.seed, known_ids=args.engine != "openai")
-        left = _left(samples, stored, args.out)
-        print(
-            f"{len(samples)} samples, {len(stored)} there already; model {model.name}", flush=True
+def check(line: CommandLine) -> tuple[Suite, tuple[Benchmark, ...]]:
+    """What can be wrong in the command line alone.
+
+    Returns:
+        The suite, and those of its benchmarks that are selected.
+
+    Raises:
+        EvalError: one line for the user.
+    """
+    args = line.args
+    for name in ("suite", "model", "out"):
+        if getattr(args, name) is None:
+            raise EvalError(f"--{name} is missing; python -m eval.run --help shows examples")
+    suite = line.suites.get(args.suite)
+    if suite is None:
+        raise EvalError(
+            f"--suite {args.suite}: expected one of {', '.join(line.suites)}, or "
+            "package.module:NAME of a domain"
         )
-        _announce_cuts(tasks, context)
-        options = EngineOptions(
+    if args.engine == "openai" and args.base_url is None:
+        raise EvalError("--engine openai needs --base-url, such as http://localhost:8000/v1")
+    if args.engine != "openai" and args.base_url is not None:
+        raise EvalError(f"--base-url {args.base_url}: only with --engine openai")
+    if args.engine != "vllm" and args.tensor_parallel > 1:
+        raise EvalError(f"--tensor-parallel {args.tensor_parallel}: only with --engine vllm")
+    if args.engine == "openai" and args.replicas > 1:
+        raise EvalError("--replicas: a server is one engine; start more behind its own router")
+    if args.data_dir is not None and not args.data_dir.is_dir():
+        raise EvalError(f"--data-dir {args.data_dir}: no such folder")
+    for name, options in line.own_options.items():
+        for option in options:
+            if name != args.suite and getattr(args, option.dest) != option.default:
+                raise EvalError(f"{option.option_strings[0]}: only with --suite {name}")
+    suite.check(args)
+    return suite, suite.select([n.strip() for n in args.only.split(",") if n.strip()])
+
+
+def evaluate(
+    args: argparse.Namespace, suite: Suite, benchmarks: Sequence[Benchmark], console: Console
+) -> int:
+    """Prepare, run and report; the exit status."""
+    with Store(args.out, args.resume) as store:
+        with contextlib.ExitStack() as resources:
+            target = functools.cache(lambda: find_target(args))
+            prepared = suite.prepare(benchmarks, args, lambda: target().tokenizer, resources)
+            run = plan_run(args, suite, prepared, target(), store)
+            engine = start_engine(args, run, resources)
+            begun = store.write_request(run.request, results.environment())
+            try:
+                suite.run(prepared, Answers(run, engine, store, args.replicas))
+            except (EvalError, OSError) as error:
+                print(f"error: {error}; go on with --resume", file=sys.stderr)
+                return 1
+        rows = list(store.begin(run.request).values())
+        asked = [loaded.benchmark for loaded in prepared.loaded]
+        report = results.build(suite, asked, run.request, rows, begun, store.failures())
+        store.write_text(RESULTS, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        store.write_text(TABLE, tables.markdown(report, suite))
+        tables.show(report, suite, args.out, console)
+    return 0
+
+
+@dataclass(frozen=True)
+class Target:
+    """The model, and what its prompts have to fit.
+
+    Attributes:
+        context: most tokens of prompt and response; None: a server does not tell.
+        tokenizer: None for a model behind a server.
+    """
+
+    model: Model
+    context: int | None
+    tokenize: Tokenize
+    tokenizer: Any
+    cpu: bool
+
+
+def find_target(args: argparse.Namespace) -> Target:
+    """Look the model up.
+
+    Raises:
+        EvalError: it is not there, or cannot be read.
+    """
+    if args.engine != "openai":
+        cpu = cpu_only()
+        model = find_model(args.model, args.revision)
+        set_environment(args.engine, cpu, args.replicas)
+        tokenizer = load_tokenizer(model)
+        ids: Tokenize = lambda prompts: tokenizer(list(prompts))["input_ids"]  # noqa: E731
+        return Target(model, context_length(model), ids, tokenizer, cpu)
+    from eval.engines.openai import Server
+
+    # A server does not show its weights: a local folder is fingerprinted, a name stands for itself.
+    local = (Path(args.model) / "config.json").is_file()
+    model = find_model(args.model, None) if local else served_model(args.model)
+    server = Server(args.base_url, model.name, model.location)
+    if server.context is None:
+        print("notice: the server does not tell its context; nothing is cut", flush=True)
+    return Target(model, server.context, server.tokenize, None, cpu=False)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Every sample of a run: those that are stored, and those that are left.
+
+    Attributes:
+        request: what must be the same again when it is resumed.
+        context: that the engine needs; 0: unknown.
+    """
+
+    target: Target
+    request: dict[str, Any]
+    stored: Mapping[Key, Row]
+    left: Sequence[plan.Sample]
+    context: int
+
+
+def plan_run(
+    args: argparse.Namespace, suite: Suite, prepared: Prepared, target: Target, store: Store
+) -> Run:
+    """Fit the questions to the model, and see what is there already.
+
+    Raises:
+        EvalError: the folder holds a run that was begun with another request.
+    """
+    tasks = plan.make_tasks(prepared.loaded, prepared.tokenize or target.tokenize, target.context)
+    request = {
+        "suite": suite.name,
+        "model": target.model.as_dict(),
+        "engine": args.engine,
+        "dtype": ("float32" if target.cpu and args.dtype == "auto" else args.dtype),
+        "context": target.context,
+        "seed": args.seed,
+        "limit": args.limit,
+        **prepared.request,
+        "benchmarks": {task.benchmark.name: task.describe() for task in tasks},
+    }
+    stored = store.begin(request)
+    samples = plan.samples(tasks, args.seed, known_ids=args.engine != "openai")
+    left = _left(samples, stored, args.out)
+    name = target.model.name
+    print(f"{len(samples)} samples, {len(stored)} there already; model {name}", flush=True)
+    _announce_cuts(tasks, target.context)
+    context = plan.context_needed(tasks) if target.context is not None else 0
+    return Run(target, request, stored, left, context)
+
+
+def start_engine(
+    args: argparse.Namespace, run: Run, resources: contextlib.ExitStack
+) -> Engine | None:
+    """Start what was asked for, unless nothing is left for it.
+
+    Raises:
+        EvalError: it does not start.
+    """
+    if not any(sample.request.max_tokens for sample in run.left):
+        return None
+    engine = start(
+        EngineOptions(
             name=args.engine,
-            model=model,
-            context=plan.context_needed(tasks) if context is not None else 0,
-            dtype=request["dtype"],
-            cpu=cpu,
+            model=run.target.model,
+            context=run.context,
+            dtype=run.request["dtype"],
+            cpu=run.target.cpu,
             tensor_parallel=args.tensor_parallel,
             replicas=args.replicas,
             base_url=args.base_url,
             concurrency=args.concurrency,
         )
-        engine = None
-        if any(sample.request.max_tokens for sample in left):
-            engine = start(options)
-            stack.callback(engine.close)
-        begun = store.write_request(request, results.environment())
-        try:
-            if left and dialogues is not None:
-                dialogues.hold(left, engine, store, len(stored), args.replicas)
-            elif left:
-                drive.run(left, engine, store, already=len(stored))
-        except (EvalError, OSError) as error:
-            print(f"error: {error}; go on with --resume", file=sys.stderr)
-            return 1
-    rows = list(store.begin(request).values())
-    suite = SUITES[args.suite]
-    report = results.build(suite, benchmarks, request, rows, begun, store.failures())
-    store.write_text(RESULTS, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-    store.write_text(TABLE, tables.markdown(report, suite))
-    tables.show(report, suite, args.out, console)
-    return 0
+    )
+    resources.callback(engine.close)
+    return engine
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Has every sample that is left answered and stored (`tasks.suite.Answering`)."""
+
+    run: Run
+    engine: Engine | None
+    store: Store
+    replicas: int
+
+    def respond(self) -> None:
+        """One response to each prompt."""
+        if self.run.left:
+            drive.run(self.run.left, self.engine, self.store, already=len(self.run.stored))
+
+    def converse(self, host: Callable[[], Host]) -> None:
+        """One dialogue from each prompt."""
+        if self.run.left:
+            in_flight = dialogues.IN_FLIGHT * self.replicas
+            stored = len(self.run.stored)
+            dialogues.run(self.run.left, self.engine, self.store, stored, host, in_flight)
 
 
 def _announce_cuts(tasks: Sequence[plan.Task], context: int | None) -> None:
@@ -181,46 +341,7 @@ def _announce_cuts(tasks: Sequence[plan.Task], context: int | None) -> None:
             )
 
 
-def _check(args: argparse.Namespace) -> tuple[Benchmark, ...]:
-    """What can be wrong in the command line alone."""
-    for name in ("suite", "model", "out"):
-        if getattr(args, name) is None:
-            raise EvalError(f"--{name} is missing; python -m eval.run --help shows examples")
-    if args.engine == "openai" and args.base_url is None:
-        raise EvalError("--engine openai needs --base-url, such as http://localhost:8000/v1")
-    if args.engine != "openai" and args.base_url is not None:
-        raise EvalError(f"--base-url {args.base_url}: only with --engine openai")
-    if args.engine != "vllm" and args.tensor_parallel > 1:
-        raise EvalError(f"--tensor-parallel {args.tensor_parallel}: only with --engine vllm")
-    if args.engine == "openai" and args.replicas > 1:
-        raise EvalError("--replicas: a server is one engine; start more behind its own router")
-    if args.data_dir is not None and not args.data_dir.is_dir():
-        raise EvalError(f"--data-dir {args.data_dir}: no such folder")
-    search.check(args)
-    only = [name.strip() for name in args.only.split(",") if name.strip()]
-    return SUITES[args.suite].select(only)
-
-
-def _model(args: argparse.Namespace, cpu: bool) -> tuple[Model, int | None, plan.Tokenize, Any]:
-    """The model, its context, how its prompts are tokenised, and its tokenizer if it is here."""
-    if args.engine != "openai":
-        model = find_model(args.model, args.revision)
-        set_environment(args.engine, cpu, args.replicas)
-        tokenizer = load_tokenizer(model)
-        ids: plan.Tokenize = lambda prompts: tokenizer(list(prompts))["input_ids"]  # noqa: E731
-        return model, context_length(model), ids, tokenizer
-    from eval.engines.openai import Server
-
-    # A server does not show its weights: a local folder is fingerprinted, a name stands for itself.
-    local = (Path(args.model) / "config.json").is_file()
-    model = find_model(args.model, None) if local else served_model(args.model)
-    server = Server(args.base_url, model.name, model.location)
-    if server.context is None:
-        print("notice: the server does not tell its context; nothing is cut", flush=True)
-    return model, server.context, server.tokenize, None
-
-
-def _left(samples: list[plan.Sample], stored: dict[Key, Row], out: Path) -> list[plan.Sample]:
+def _left(samples: list[plan.Sample], stored: Mapping[Key, Row], out: Path) -> list[plan.Sample]:
     keys = {sample.key for sample in samples}
     foreign = next((key for key in stored if key not in keys), None)
     if foreign is not None:
@@ -228,9 +349,9 @@ def _left(samples: list[plan.Sample], stored: dict[Key, Row], out: Path) -> list
     return [sample for sample in samples if sample.key not in stored]
 
 
-def _list(console: Console) -> None:
-    for suite in SUITES.values():
-        table = Table(title=f"--suite {suite.name}: {suite.title}", title_justify="left")
+def _list(console: Console, suites: Mapping[str, Suite]) -> None:
+    for name, suite in suites.items():
+        table = Table(title=f"--suite {name}: {suite.title}", title_justify="left")
         for title in ("--only", "benchmark", "questions", "settings", "scores", "licence"):
             table.add_column(title)
         for b in suite.benchmarks:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from eval.questions import EvalError
+from sg_rlhf.tasks.questions import EvalError
 
 REQUEST = "run.json"
 SAMPLES = "samples.jsonl"

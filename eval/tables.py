@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from eval import paper_numbers
-from eval.data import KK_SIZES, KK_TRAINED_SIZES
-from eval.suites import Suite
-
-EMPTY = "–"
-_MATH_COLUMNS = (
-    "OlympiadBench", "Minerva", "MATH-500", "AMC avg@16", "AIME pass@16", "AIME avg@16", "Avg.",
-)  # fmt: skip
-
-Results = Mapping[str, Any]
+from sg_rlhf.common.markdown import EMPTY, table_head, table_row
+from sg_rlhf.tasks.suite import Results, Suite
 
 
 def markdown(results: Results, suite: Suite) -> str:
@@ -32,13 +22,12 @@ def markdown(results: Results, suite: Suite) -> str:
             for name in limited
         )
         parts.append(f"**Limited run, not comparable with the paper:** questions of {sizes}.")
-    if suite.name in _BESIDE_THE_PAPER:
-        parts.append("\n".join(_BESIDE_THE_PAPER[suite.name](results, suite)))
+    if suite.beside_the_paper is not None:
+        parts.append("\n".join(suite.beside_the_paper(results, suite)))
     parts.append("\n".join(["## Each score", "", *_details(results, suite)]))
-    searched = _search_rows(results)
-    if searched:
-        parts.append("\n".join(["## Searches", "", *_head(_SEARCH), *map(_line, searched)]))
-        parts.append(_SEARCH_NOTE)
+    for extra in suite.tables(results):
+        lines = [*table_head(extra.heads), *map(table_row, extra.rows)]
+        parts += ["\n".join([f"## {extra.title}", "", *lines]), extra.note]
     parts += _notices(results)
     return "\n\n".join(parts) + "\n"
 
@@ -51,16 +40,16 @@ def show(results: Results, suite: Suite, out: Path, console: Console) -> None:
     for cells in _detail_rows(results, suite):
         table.add_row(*cells)
     console.print(table)
-    searched = _search_rows(results)
-    if searched:
-        table = Table(title="Searches, means over questions")
-        for title in _SEARCH:
-            table.add_column(title.lower(), justify="left" if title == "Set" else "right")
-        for cells in searched:
-            table.add_row(*cells)
+    for extra in suite.tables(results):
+        table = Table(title=f"{extra.title}, {extra.about}")
+        for number, title in enumerate(extra.heads):
+            table.add_column(title.lower(), justify="right" if number else "left")
+        for row in extra.rows:
+            table.add_row(*row)
         console.print(table)
+    drawn = {benchmark.name for benchmark in suite.benchmarks if benchmark.samples}
     for name, b in results["benchmarks"].items():
-        if suite.name == "qa" and b["limited"]:
+        if name in drawn and b["limited"]:
             line = f"{name}: {b['n_questions']:,} of {b['full_size']:,} questions, a sample"
             console.print(line, markup=False, highlight=False)
     for notice in _notices(results):
@@ -84,119 +73,12 @@ def _provenance(results: Results) -> str:
     )
 
 
-def _math(results: Results, suite: Suite) -> list[str]:
-    lines = _head(("Model", "Source", *_MATH_COLUMNS))
-    for name, numbers in paper_numbers.MATH.items():
-        lines.append(_line([name, "*paper*, Table 1", *(f"{v:.2f}" for v in numbers)]))
-    found = [_score(results, benchmark, name) for benchmark, name in suite.average]
-    values = [*found, results["average"]]
-    cells = [EMPTY if v is None else f"**{100 * v['value']:.2f}**" for v in values]
-    lines.append(_line([f"`{results['model']['name']}`", "this run", *cells]))
-    return ["Per cent of questions; greedy unless avg@16 or pass@16 (T = 1).", "", *lines]
-
-
-def _kk(results: Results, suite: Suite) -> list[str]:
-    extra = [size for size in KK_SIZES if size not in KK_TRAINED_SIZES]
-    heads = (
-        [str(size) for size in KK_TRAINED_SIZES] + ["Avg."] + [f"{size} (OOD)" for size in extra]
-    )
-    lines = _head(("Model", "Source", *heads))
-    for table, rows in paper_numbers.KK.items():
-        for name, numbers in rows.items():
-            cells = [*(f"{v:.2f}" for v in numbers), *(EMPTY for _ in extra)]
-            lines.append(_line([name, f"*paper*, {table}", *cells]))
-    for benchmark, described in results["benchmarks"].items():
-        names = [f"accuracy/{size}" for size in KK_TRAINED_SIZES]
-        names += ["accuracy"] + [f"accuracy/{size}" for size in extra]
-        values = [_score(results, benchmark, name) for name in names]
-        cells = [EMPTY if v is None else f"**{v['value']:.2f}**" for v in values]
-        source = f"this run, {described['title']}"
-        lines.append(_line([f"`{results['model']['name']}`", source, *cells]))
-    return [
-        "Accuracy by number of people. The paper says that it follows the official harness, and "
-        "trains and prompts as Logic-RL does; which of the harnesses below its numbers come from "
-        "is not stated.",
-        "",
-        *lines,
-    ]
-
-
-def _qa(results: Results, suite: Suite) -> list[str]:
-    titles = [b.title for b in suite.benchmarks]
-    lines = _head(("Model", "Source", *titles, "Avg."))
-    for name, numbers in paper_numbers.QA.items():
-        lines.append(_line([name, "*paper*, Table 2", *(f"{v:.2f}" for v in numbers)]))
-    values = [_score(results, benchmark, name) for benchmark, name in suite.average]
-    cells = [EMPTY if v is None else f"**{100 * v['value']:.2f}**" for v in values]
-    for i, b in enumerate(suite.benchmarks):
-        described = results["benchmarks"].get(b.name)
-        if described and described["limited"]:
-            cells[i] += f" ({described['n_questions']:,} of {described['full_size']:,})"
-    average = results["average"]
-    cells.append(EMPTY if average is None else f"**{100 * average['value']:.2f}**")
-    search = results["search"]
-    source = "this run" if search["enabled"] else "this run, no search"
-    lines.append(_line([f"`{results['model']['name']}`", source, *cells]))
-    how = (
-        f"{search['topk']} passages a search, {search['max_turns']} turns that may search"
-        if search["enabled"]
-        else "from the model's memory alone"
-    )
-    return [
-        f"Per cent exact match, greedy, {how}, prompt `{search['prompt']}`. The paper's averages "
-        "of the two trained Qwen3-4B rows are as printed; their columns give 35.51 and 39.67.",
-        "",
-        *lines,
-    ]
-
-
-_SEARCH = (
-    "Set", "Searches", "Turns", "Invalid", "Answered", "F1", "Gold found", "Answer found",
-    "Empty results", "Failures", "Seconds a search",
-)  # fmt: skip
-_SEARCH_NOTE = (
-    "Means over questions; empty results are a count, failures the dialogues that were broken "
-    "off and held again because a search failed. Gold found: a gold answer stands in what was "
-    "retrieved."
-)
-
-
-def _search_rows(results: Results) -> list[list[str]]:
-    rows = []
-    for name, described in results["benchmarks"].items():
-        found = described.get("search")
-        if found is None:
-            continue
-        seconds = found["seconds_per_search"]
-        rows.append(
-            [
-                name,
-                f"{found['searches_per_question']:.2f}",
-                f"{found['turns_per_question']:.2f}",
-                f"{found['invalid_actions_per_question']:.2f}",
-                f"{found['answered_rate']:.1%}",
-                f"{found['f1']:.3f}",
-                f"{found['gold_retrieved_rate']:.1%}",
-                f"{found['answer_retrieved_rate']:.1%}",
-                f"{found['empty_results']:.0f}",
-                f"{found['retrieval_failures']:.0f}",
-                EMPTY if seconds is None else f"{seconds:.3f}",
-            ]
-        )
-    return rows
-
-
-#: Suite -> its table with the paper's rows. A suite without one has its scores alone.
-_BESIDE_THE_PAPER: Mapping[str, Callable[[Results, Suite], list[str]]] = {
-    "math": _math,
-    "kk": _kk,
-    "qa": _qa,
-}
-
-
 def _details(results: Results, suite: Suite) -> list[str]:
     heads = ("Score", "Value", "95 % interval", "Questions", "Truncated", "Unreadable", "Tokens")
-    return [*_head(heads), *(_line(cells) for cells in _detail_rows(results, suite))]
+    return [
+        *table_head(heads),
+        *(table_row(cells) for cells in _detail_rows(results, suite)),
+    ]
 
 
 def _detail_rows(results: Results, suite: Suite) -> list[list[str]]:
@@ -241,15 +123,3 @@ def _notices(results: Results) -> list[str]:
     if results["begun"]["versions"] != results["finished"]["versions"]:
         notices.append("**Versions** changed between the run's start and its end: results.json.")
     return notices
-
-
-def _score(results: Results, benchmark: str, name: str) -> Any:
-    return results["benchmarks"].get(benchmark, {}).get("scores", {}).get(name)
-
-
-def _head(cells: tuple[str, ...]) -> list[str]:
-    return [_line(cells), _line(["---"] * len(cells))]
-
-
-def _line(cells: Any) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"

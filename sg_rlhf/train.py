@@ -8,7 +8,6 @@ directory it resumes from the last checkpoint.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import io
 import json
@@ -23,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common.final_checkpoint import final_checkpoint
-from sg_rlhf.config import Config, ConfigError, load_config, local_path
+from sg_rlhf.config import Config, ConfigError, load_config, local_path, sections
 from sg_rlhf.config.upstream_flags import UpstreamChanged, UpstreamMissing
 from sg_rlhf.overlay import cli, contract, layout
 from sg_rlhf.overlay.errors import TooFewPrompts
-from sg_rlhf.tasks.search.client import RetrieverClient, RetrieverError
 from sg_rlhf.weights.describe import describe_loss
 
 EXAMPLES = """\
@@ -126,7 +124,7 @@ def load(arguments: argparse.Namespace) -> Run:
 
 
 def check(run: Run) -> argparse.Namespace:
-    """Everything that can be known before Ray starts: upstream, files, flags, machine, retriever.
+    """Everything that can be known before Ray starts: upstream, files, flags, machine, domains.
 
     Returns:
         Upstream's nested namespace with ``sg``.
@@ -140,7 +138,7 @@ def check(run: Run) -> argparse.Namespace:
     args = cli.parse(run.argv)
     cli.fit_platform(args)
     layout.check_prompts(layout.plan(prompts_at_most(args.data), args), args)
-    check_retriever(run.config)
+    sections.check(run.config.sg.domains)
     return args
 
 
@@ -231,28 +229,6 @@ def _rows(path: Path) -> int | None:
 
         return int(parquet.read_metadata(path).num_rows)
     return None
-
-
-def check_retriever(config: Config) -> None:
-    """Ask the search engine of a search recipe one question before Ray starts."""
-    search = config.sg.search
-    if search is None:
-        return
-    client = RetrieverClient.from_settings(search)
-
-    async def ask() -> None:
-        try:
-            await client.search("Is anybody there?")
-        finally:
-            await client.aclose()
-
-    try:
-        asyncio.run(ask())
-    except RetrieverError as error:
-        raise ConfigError(
-            f"{error}; start one with `python -m sg_rlhf.retrieval.server --index DIR`, "
-            "or set sg.search.url"
-        ) from None
 
 
 def environment() -> dict[str, Any]:

@@ -6,17 +6,15 @@ that its own scheduler batches them and a killed run loses only what was under w
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 from eval.model import Model
+from sg_rlhf.tasks.suite import FinishReason
 
 EngineName = Literal["vllm", "openai", "hf"]
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
-
-FinishReason = Literal["stop", "length", "prompt_too_long"]
 
 
 @dataclass(frozen=True)
@@ -104,9 +102,3 @@ def drain(engine: Engine, requests: Sequence[Request]) -> Iterator[list[Completi
             left.remove(completion.key)
         if done:
             yield done
-
-
-def sample_seed(seed: int, benchmark: str, question: str, sample: int) -> int:
-    """The seed of one sample: the same in every run, whatever was done before. Below 2^31."""
-    text = f"{seed}/{benchmark}/{question}/{sample}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1

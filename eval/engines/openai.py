@@ -10,8 +10,9 @@ from typing import Any
 
 import httpx
 
-from eval.engines.base import Completion, EngineOptions, FinishReason, Request
-from eval.questions import EvalError, one_line
+from eval.engines.base import Completion, EngineOptions, Request
+from sg_rlhf.tasks.questions import EvalError, one_line
+from sg_rlhf.tasks.suite import FinishReason
 
 ATTEMPTS = 5
 # A response of many thousand tokens on a loaded server takes its time.

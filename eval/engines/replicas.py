@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
-from eval.engines.base import Completion, EngineOptions, Request
-from eval.engines.start import start_one
-from eval.questions import EvalError, one_line
+from eval.engines.base import Completion, Engine, EngineOptions, Request
+from sg_rlhf.tasks.questions import EvalError, one_line
+
+StartEngine: TypeAlias = Callable[[EngineOptions], Engine]
 
 #: Most requests that one replica holds: more than vLLM runs at a time, so that it never waits.
 HELD = 512
@@ -22,8 +23,8 @@ DEALT = 2 / 3
 class _Worker:
     """One engine in a Ray actor."""
 
-    def __init__(self, options: EngineOptions) -> None:
-        self._engine = start_one(options)
+    def __init__(self, options: EngineOptions, start: StartEngine) -> None:
+        self._engine = start(options)
 
     def ready(self) -> bool:
         return True
@@ -42,9 +43,12 @@ class Replicas:
     """Engines behind one queue: whoever has room takes the next requests.
 
     Joins the cluster of `RAY_ADDRESS`, or starts Ray here.
+
+    Args:
+        start_one: starts an engine in the process that calls it.
     """
 
-    def __init__(self, options: EngineOptions) -> None:
+    def __init__(self, options: EngineOptions, start_one: StartEngine) -> None:
         import ray
 
         from sg_rlhf.common import ray_cluster
@@ -77,9 +81,8 @@ class Replicas:
         try:
             self._check(gpus)
             actor = ray.remote(num_cpus=1, num_gpus=options.tensor_parallel)(_Worker)
-            self._actors = [
-                actor.remote(replace(options, replicas=1)) for _ in range(options.replicas)
-            ]
+            one = replace(options, replicas=1)
+            self._actors = [actor.remote(one, start_one) for _ in range(options.replicas)]
             ray.get([worker.ready.remote() for worker in self._actors])
         except ray.exceptions.RayError as error:
             self.close()

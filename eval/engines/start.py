@@ -39,7 +39,7 @@ def start(options: EngineOptions) -> Engine:
     if options.replicas > 1:
         from eval.engines.replicas import Replicas
 
-        return Replicas(options)
+        return Replicas(options, start_one)
     return start_one(options)
 
 

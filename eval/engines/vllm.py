@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from eval.engines.base import Completion, EngineOptions, FinishReason, Request
-from eval.questions import EvalError, one_line
+from eval.engines.base import Completion, EngineOptions, Request
+from sg_rlhf.tasks.questions import EvalError, one_line
+from sg_rlhf.tasks.suite import FinishReason
 
 
 def cpu_settings(context: int) -> dict[str, Any]:

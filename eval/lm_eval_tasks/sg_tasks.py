@@ -3,7 +3,7 @@
 ``lm_eval run --include_path eval/lm_eval_tasks --tasks sg_aime --model vllm --model_args ...``
 with `SG_EVAL_DATA` naming the folder that `--data-dir` would (else the files are downloaded). The
 harness sets the sampling of a task from its YAML file; `tests/unit/eval` holds those to
-`eval/suites.py`.
+the suites' own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 from datasets import Dataset, DatasetDict
 
 from eval.metrics import pass_at_k
-from eval.suites import SUITES, Benchmark
+from eval.suites import SUITES
+from sg_rlhf.tasks.suite import Benchmark
 
 
 def benchmark(name: str) -> Benchmark:
@@ -50,8 +51,8 @@ def grade(doc: dict[str, Any], results: list[list[str]]) -> dict[str, float]:
     """Scores of one question: the mean over its responses, and pass@k where the suite has it."""
     asked = benchmark(doc["benchmark"])
     responses = results[0]
-    verdicts = asked.grade([(response, doc["gold"]) for response in responses])
-    right = sum(verdict.correct for verdict in verdicts)
+    grades = asked.grade([(response, doc["gold"]) for response in responses])
+    right = sum(grade.correct for grade in grades)
     scores = {"score": right / len(responses)}
     for k in asked.pass_at:
         scores[f"pass_at_{k}"] = pass_at_k(len(responses), right, k)

@@ -20,28 +20,6 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog.removeprefix('python -m ')}: {message}; see --help\n")
 
 
-def add_task(
-    tasks: argparse._SubParsersAction[Any], name: str, summary: str, description: str
-) -> argparse.ArgumentParser:
-    """A task's subcommand with its option `--out`."""
-    parser: argparse.ArgumentParser = tasks.add_parser(
-        name,
-        help=summary,
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--out", required=True, metavar="DIR", type=Path, help="folder to write")
-    return parser
-
-
-def add_force(parser: argparse.ArgumentParser) -> None:
-    """The option `--force`, the last of every task."""
-    parser.add_argument(
-        "--force", action="store_true", help="replace our files in a folder that is not empty"
-    )
-
-
 def generate_options(
     tokens: Sequence[str],
     defaults: Mapping[str, Any],
@@ -89,11 +67,6 @@ def file_entry(path: Path, expected: str) -> dict[str, str]:
 def progress_bar(description: str, unit: str, total: int | None = None) -> Any:
     """A bar on a terminal, and nothing where stderr is not one."""
     return tqdm(desc=description, total=total, unit=f" {unit}", disable=None, leave=False)
-
-
-def print_up_to_date(out: Path) -> None:
-    """What is said where there is nothing to do."""
-    print(f"{out} is up to date: same request, same inputs, files unchanged")
 
 
 def print_files(out: Path, manifest: Mapping[str, Any]) -> None:

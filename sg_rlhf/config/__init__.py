@@ -9,11 +9,10 @@ from sg_rlhf.config.recipe import (
     objective_of,
     weighting_of,
 )
-from sg_rlhf.config.settings import SG_KEYS, EvalSet, SGSettings
+from sg_rlhf.config.settings import EvalSet, SGSettings, sg_keys
 
 __all__ = [
     "MODULE_KEYS",
-    "SG_KEYS",
     "Config",
     "ConfigError",
     "EvalSet",
@@ -21,5 +20,6 @@ __all__ = [
     "load_config",
     "local_path",
     "objective_of",
+    "sg_keys",
     "weighting_of",
 ]

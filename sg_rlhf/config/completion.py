@@ -105,13 +105,13 @@ def _recipes(prefix: str, **_about: Any) -> Iterator[str]:
 
 def _overrides(prefix: str, **_about: Any) -> Iterator[str]:
     """``key=`` of every key of a recipe, and behind it the values that the key can have."""
-    from sg_rlhf.config import SG_KEYS
+    from sg_rlhf.config.settings import sg_keys
     from sg_rlhf.config.upstream_flags import flags
 
     key, equals, _ = prefix.partition("=")
     table = flags()
     if not equals:
-        yield from (f"{name}=" for name in (*table, *SG_KEYS))
+        yield from (f"{name}=" for name in (*table, *sg_keys()))
     elif key in table:
         flag = table[key]
         values = ("true", "false") if flag.kind == "switch" else flag.choices or ()

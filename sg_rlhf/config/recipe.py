@@ -25,8 +25,9 @@ from yaml import YAMLError
 from sg_rlhf.algo.objectives import Objective
 from sg_rlhf.algo.weightings import Weighting, weighting_class
 from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS, parameter_of
+from sg_rlhf.config import sections
 from sg_rlhf.config.errors import ConfigError
-from sg_rlhf.config.settings import SG_KEYS, SHORT_KEYS, SGSettings, validation_message
+from sg_rlhf.config.settings import SHORT_KEYS, SGSettings, sg_keys, validation_message
 from sg_rlhf.config.shipped_recipes import recipe_path
 from sg_rlhf.config.token_weighting import (
     COMMAND_LINE,
@@ -38,7 +39,6 @@ from sg_rlhf.config.token_weighting import (
     built_weighting,
 )
 from sg_rlhf.config.upstream_flags import Flag, flags
-from sg_rlhf.tasks.search.settings import SearchSettings
 
 #: ``module:NAME`` means the file (or the folder) of that installed module, on any machine.
 MODULE_PREFIX = "module:"
@@ -61,8 +61,9 @@ class Config:
 
     def value(self, key: str) -> Any:
         """The value of a dotted key: the recipe's, else upstream's or ``sg``'s default."""
-        if key.startswith("sg.search."):
-            return getattr(self.sg.search or SearchSettings(), key.removeprefix("sg.search."))
+        if (of_domain := sections.split(key)) is not None:
+            name, field = of_domain
+            return getattr(self.sg.domains.get(name) or sections.settings_class(name)(), field)
         if key == SHORT_TYPE:
             return self.sg.weighting["type"]
         if key.startswith(f"{LONG}.") or key.startswith(f"{OBJECTIVE}."):
@@ -110,9 +111,11 @@ class Config:
 
 def _flat_sg(config: Config) -> dict[str, Any]:
     own = config.sg.model_dump()
-    search = own.pop("search") or {}
+    of_domains = own.pop("domains")
     flat = {f"sg.{k}": v for k, v in own.items()}
-    return flat | {f"sg.search.{k}": v for k, v in search.items()}
+    for name, section in of_domains.items():
+        flat |= {f"sg.{name}.{k}": v for k, v in section.items()}
+    return flat
 
 
 def _text(value: Any) -> str:
@@ -266,17 +269,17 @@ def _check(
     sources: tuple[str, ...],
     statements: Statements,
 ) -> Config:
-    table = flags()
+    table, known = flags(), sg_keys()
     values: dict[str, Any] = {}
     sg: dict[str, Any] = {}
     for key, value in flat.items():
         where = origin.get(key, "recipe")
-        if key in SG_KEYS:
+        if key in known:
             sg[key] = value
         elif key in table:
             values[key] = _checked_value(table[key], value, where)
         else:
-            raise ConfigError(_unknown_key(key, where, [*table, *SG_KEYS]))
+            raise ConfigError(_unknown_key(key, where, [*table, *known]))
     loss = values.get("actor.policy_loss_type") or table["actor.policy_loss_type"].default
     settings = sg_settings(sg, statements, str(loss), origin)
     if settings.eval_sets and values.get("eval.dataset"):
@@ -300,13 +303,19 @@ def sg_settings(
         ConfigError: a value that its key does not take.
     """
     settled = {"weighting": statements.weighting(), "objective": statements.objective_for(loss)}
+    own = _nest({k.removeprefix("sg."): v for k, v in values.items()})
+    of_domains = {name: own.pop(name) for name in sections.names() if name in own}
+    chosen, section = {}, "sg"
     try:
-        return SGSettings(**_nest({k.removeprefix("sg."): v for k, v in values.items()}), **settled)
+        for name, given in of_domains.items():
+            section = f"sg.{name}"
+            chosen[name] = sections.settings_class(name)(**given)
+        section = "sg"
+        return SGSettings(**own, **settled, domains=chosen)
     except ValidationError as error:
-        key, message = validation_message(error)
-        depth = 3 if key.startswith("sg.search.") else 2
-        section = ".".join(key.split(".")[:depth])
-        raise ConfigError(f"{(origin or {}).get(section, 'recipe')}: {message}") from None
+        key, message = validation_message(error, section)
+        stated = ".".join(key.split(".")[: section.count(".") + 2])
+        raise ConfigError(f"{(origin or {}).get(stated, 'recipe')}: {message}") from None
 
 
 def sg_settings_of_flags(given: dict[str, str | None], loss: str) -> SGSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any, Literal
 
@@ -9,13 +10,15 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    SerializeAsAny,
     ValidationError,
     field_validator,
     model_validator,
 )
 
 from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS
-from sg_rlhf.tasks.search.settings import SearchSettings
+from sg_rlhf.config import sections
+from sg_rlhf.tasks.settings import DomainSettings
 
 
 class EvalSet(BaseModel):
@@ -89,8 +92,8 @@ class SGSettings(BaseModel):
         "auto", description="auto: online with a key, else an offline run in the run directory"
     )
     verbose: bool = Field(False, description="print the workers' output instead of a progress bar")
-    search: SearchSettings | None = Field(
-        None, description="dialogues with a search engine: sg.search.topk and further keys"
+    domains: dict[str, SerializeAsAny[DomainSettings]] = Field(
+        {}, description="the sections of domains, sg.NAME.KEY, by name; see `sections`"
     )
 
     @field_validator("eval_sets", mode="before")
@@ -113,30 +116,32 @@ def _short_form(flat: str) -> str:
     return f"{owner.ranges()[name].about} (short for {name} {where})"
 
 
-#: Key of ``sg`` -> what it is. Those of ``sg.search`` are keys of their own, like upstream's flags;
-#: the short forms are what `token_weighting` makes ``sg.weighting`` of.
+#: The short forms, which `token_weighting` makes ``sg.weighting`` of, and what they are.
 SHORT_KEYS: dict[str, str] = {
     "sg.shaping": "token weighting by its name (short for the type of sg.weighting)",
     **{f"sg.{flat}": _short_form(flat) for flat in SHORT_FORMS},
 }
-SG_KEYS: dict[str, str] = {
-    **{
+
+
+@functools.cache
+def sg_keys() -> dict[str, str]:
+    """Key of ``sg`` -> what it is; keys of a domain's section are keys of their own.
+
+    Raises:
+        ConfigError: `SG_DOMAINS` names something that is no domain.
+    """
+    own = {
         f"sg.{name}": info.description or ""
         for name, info in SGSettings.model_fields.items()
-        if name != "search"
-    },
-    **{
-        f"sg.search.{name}": info.description or ""
-        for name, info in SearchSettings.model_fields.items()
-    },
-    **SHORT_KEYS,
-}
+        if name != "domains"
+    }
+    return {**own, **sections.keys(), **SHORT_KEYS}
 
 
-def validation_message(error: ValidationError) -> tuple[str, str]:
-    """The ``sg`` key of a pydantic error, and one line about it."""
+def validation_message(error: ValidationError, section: str = "sg") -> tuple[str, str]:
+    """The key of a pydantic error in a section, and one line about it."""
     first = error.errors()[0]
-    key = "sg." + ".".join(map(str, first["loc"]))
+    key = ".".join([section, *map(str, first["loc"])])
     if first["type"] == "missing":
         return key, f"{key}: not set"
     return key, f"{key}={first.get('input')!r}: {first['msg'].removeprefix('Value error, ')}"

@@ -1,10 +1,9 @@
-"""Make the JSONL files that a training run reads: `python -m sg_rlhf.data TASK --out DIR ...`.
+"""Make the JSONL files that a training run reads: `python -m sg_rlhf.data DOMAIN --out DIR ...`.
 
-Every task writes `train.jsonl`, `test.jsonl` and `manifest.json` (see `tasks.dataset_folder`). Bad
-input is one line on stderr and exit status 2, and DIR stays as it was.
+Every domain writes `train.jsonl`, `test.jsonl` and `manifest.json` (see `common.dataset_folder`).
+Bad input is one line on stderr and exit status 2, and DIR stays as it was.
 
-A new task is a module with `add_parser(tasks)` that sets `run(args, load_tokenizer)`, and its name
-in `TASKS`.
+The subcommands are the domains of `sg_rlhf.tasks.registry`, each with its `Domain.data`.
 """
 
 from __future__ import annotations
@@ -12,24 +11,60 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
-from sg_rlhf.tasks.kk import command as kk
-from sg_rlhf.tasks.math import command as math
-from sg_rlhf.tasks.search import command as search
+from sg_rlhf import __version__
+from sg_rlhf.common.command_line import print_files
+from sg_rlhf.common.dataset_folder import check_writable, current_manifest, write_dataset
+from sg_rlhf.tasks import registry
+from sg_rlhf.tasks.data_command import DataCommand
+from sg_rlhf.tasks.domain import Domain, load
 
-TASKS = (kk, math, search)
+PROG = "python -m sg_rlhf.data"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status (0, or 2 for bad input)."""
-    args = _parser().parse_args(argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        args.run(args, _load_tokenizer)
+        domains = registry.domains()
+        asked = next((word for word in arguments if not word.startswith("-")), "")
+        if ":" in asked:
+            domains[asked] = registry.find(asked)
+        # A domain's options are read when it is asked for: the list of all costs no import.
+        command = load(domains[asked].data) if asked in domains else None
+        args = _parser(domains, asked, command).parse_args(arguments)
+        assert command is not None  # argparse refuses another first word
+        make(domains[asked].name, command, args)
     except (ValueError, OSError) as error:
         print(f"sg_rlhf.data: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
+
+
+def make(task: str, command: DataCommand, args: argparse.Namespace) -> None:
+    """Read or generate a domain's data and write it, unless it is there already.
+
+    Raises:
+        ValueError: bad arguments or data; the message is one line for the user.
+    """
+    out: Path = args.out.resolve()
+    plan = command.plan(args, _load_tokenizer)
+    request = {"task": task, "version": __version__, **plan.request}
+    manifest = current_manifest(out, request)
+    if manifest is not None:
+        print(f"{out} is up to date: same request, same inputs, files unchanged")
+    else:
+        check_writable(out, args.force)
+        made = plan.make()
+        manifest = write_dataset(out, made.files, request, made.facts)
+        for line in command.report(manifest):
+            print(line)
+        print_files(out, manifest)
+    step = command.next_step(out, manifest)
+    if step is not None:
+        print(f"Next: {step}")
 
 
 def _load_tokenizer(model: str) -> Any:
@@ -46,14 +81,26 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see --help)\n")
 
 
-def _parser() -> _Parser:
+def _parser(domains: dict[str, Domain], asked: str, command: DataCommand | None) -> _Parser:
     parser = _Parser(
-        prog="python -m sg_rlhf.data",
+        prog=PROG,
         description="Generate, convert and check the data sets that training reads.",
-        epilog="`python -m sg_rlhf.data TASK --help` shows a task's options with examples.",
+        epilog=f"`{PROG} DOMAIN --help` shows a domain's options with examples.",
         allow_abbrev=False,
     )
-    tasks = parser.add_subparsers(dest="task", required=True, metavar="TASK")
-    for task in TASKS:
-        task.add_parser(tasks)
+    tasks = parser.add_subparsers(dest="task", required=True, metavar="DOMAIN")
+    for name, domain in domains.items():
+        sub = tasks.add_parser(
+            name,
+            help=domain.title,
+            description=command.description if command is not None and name == asked else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        sub.add_argument("--out", required=True, metavar="DIR", type=Path, help="folder to write")
+        if command is not None and name == asked:
+            command.add_options(sub)
+        sub.add_argument(
+            "--force", action="store_true", help="replace our files in a folder that is not empty"
+        )
     return parser

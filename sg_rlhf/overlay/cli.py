@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.config import SG_KEYS, ConfigError
+from sg_rlhf.config import ConfigError, sg_keys
 from sg_rlhf.config.recipe import sg_settings_of_flags
 from sg_rlhf.config.upstream_flags import (
     KL_ESTIMATORS,
@@ -46,7 +46,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         SystemExit: argparse's usage error (status 2).
     """
     parser = build_parser()
-    for key, about in SG_KEYS.items():
+    for key, about in sg_keys().items():
         parser.add_argument(f"--{key}", default=None, help=about)
     flat = vars(parser.parse_args(argv))
     given = {key: flat.pop(key) for key in list(flat) if key.startswith("sg.")}

@@ -1,4 +1,4 @@
-"""The figures about what was evaluated: each set along training, each puzzle size at the end."""
+"""The figures about what was evaluated: each set along training, each data source at the end."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def held_out_sources(groups: list[Group]) -> list[str]:
 
 
 def accuracy_by_source(groups: list[Group]) -> Figure:
-    """Held-out accuracy by puzzle size or data source (Figure 4), first and last evaluation."""
+    """Held-out accuracy by data source (Figure 4), first and last evaluation."""
     names = held_out_sources(groups)
     if not names:
         raise Missing("No held-out evaluation names its data sources.")

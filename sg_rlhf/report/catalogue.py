@@ -62,8 +62,9 @@ FIGURES = (
         accuracy_figures.accuracy_by_set, wide=True,
     ),
     Entry(
-        "accuracy_by_source", "Accuracy by puzzle size or source",
-        "Last held-out evaluation, as the paper's Figure 4; the line across a bar is the first "
+        "accuracy_by_source", "Accuracy by source",
+        "Last held-out evaluation by the rows' data source (the size of a puzzle), as the paper's "
+        "Figure 4; the line across a bar is the first "
         "evaluation. Error bars: 95 % interval over prompts, or the range of the seeds.",
         accuracy_figures.accuracy_by_source,
     ),

@@ -8,6 +8,7 @@ raises :class:`Missing` with a sentence where the runs do not hold its data, and
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
 import statistics
@@ -24,6 +25,7 @@ from sg_rlhf.report.evaluations import Evaluated, held_out_accuracy, held_out_la
 from sg_rlhf.report.runs import Curve, Group, Row, Run, curve, number, per_rollout
 from sg_rlhf.report.text import drawn, one_line
 from sg_rlhf.report.weighting import weighting_of
+from sg_rlhf.tasks import registry
 
 #: A spike is a norm above this multiple of the running median (method.md).
 SPIKE_FACTOR = 3.0
@@ -183,12 +185,19 @@ def sources(evaluations: list[Row]) -> list[str]:
 
 
 def source_name(source: str) -> str:
-    """``kk_3ppl`` as "3 people", also behind the name of a set; other names as they are."""
-    match = re.fullmatch(r"(?:(.+)_)?kk_(\d+)ppl", source)
-    if not match:
-        return one_line(source)
-    people = f"{match[2]} people"
-    return f"{one_line(match[1])}: {people}" if match[1] else people
+    """A data source as its domain calls it, also behind the name of a set; others as they are."""
+    for pattern, title in _source_titles():
+        match = re.fullmatch(rf"(?:(?P<set>.+)_)?(?P<source>{pattern})", source)
+        if match:
+            shown = re.sub(pattern, title, match["source"])
+            return f"{one_line(match['set'])}: {shown}" if match["set"] else shown
+    return one_line(source)
+
+
+@functools.cache
+def _source_titles() -> list[tuple[str, str]]:
+    domains = registry.domains().values()
+    return [pair for domain in domains for pair in domain.source_titles.items()]
 
 
 def grad_norm(groups: list[Group]) -> Figure:

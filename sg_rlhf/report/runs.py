@@ -15,7 +15,7 @@ from yaml import YAMLError
 
 from sg_rlhf.common import run_log
 from sg_rlhf.common.final_checkpoint import final_checkpoint_complete
-from sg_rlhf.config import Config, ConfigError, load_config
+from sg_rlhf.config import Config, ConfigError, load_config, sections
 from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.report.names import group_names, run_names
 from sg_rlhf.report.text import one_line
@@ -65,7 +65,8 @@ class Run:
     def setting(self, key: str) -> Any:
         """The value of a dotted key, upstream's default where the run does not set it."""
         if self.config is not None:
-            if key.startswith("sg.search.") and self.config.sg.search is None:
+            of_domain = sections.split(key)
+            if of_domain is not None and of_domain[0] not in self.config.sg.domains:
                 return None
             try:
                 return self.config.value(key)

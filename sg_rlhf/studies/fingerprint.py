@@ -19,6 +19,8 @@ PLACES = ("sg.run_dir", "ckpt.", "logger.")
 LAYOUT = ("ds.packing_samples",)
 #: Settings and parameters of every weighting that came later.
 ADDED = frozenset({"probability"})
+#: Sections of domains that the first recipes had, empty where they set nothing.
+SECTIONS = ("search",)
 #: Values, or their starts, that were called otherwise.
 RENAMED = {"module:sg_rlhf.tiny.": "module:sg_rlhf.lab.", "weighted_ppo": "grpo_sg"}
 
@@ -28,6 +30,7 @@ def decisive(config: Config) -> dict[str, Any]:
     changed = config.sg.model_dump(exclude_defaults=True)
     own = config.sg.model_dump()
     weighting, objective = own.pop("weighting"), own.pop("objective")
+    own |= dict.fromkeys(SECTIONS, None) | own.pop("domains")
     settings = {
         f"sg.{name}": value for name, value in own.items() if name not in ADDED or name in changed
     }

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from sg_rlhf.config import Config, ConfigError, load_config
 from sg_rlhf.studies.fingerprint import decisive
+from sg_rlhf.tasks import registry
 
 DATA = "{data}"
 
@@ -79,7 +80,10 @@ class StudyFile(_Section):
     revision: int = Field(
         1, ge=1, description="raised when corrected code would train the same settings differently"
     )
-    data: dict[str, str] = {}
+    domain: str = Field("kk", description="whose data command makes the data sets")
+    data: dict[str, str] = Field(
+        {}, description="name -> KEY=VALUE pairs of --generate, or any arguments that start with --"
+    )
     set: dict[str, Any] = {}
     sharpness: Sharpness | None = None
     accuracy: Accuracy | None = None
@@ -87,6 +91,12 @@ class StudyFile(_Section):
     variants: dict[str, Variant] = Field(min_length=1)
     plan: list[Block] = Field(min_length=1)
     published: dict[str, Published] = {}
+
+    @field_validator("domain")
+    @classmethod
+    def _is_a_domain(cls, name: str) -> str:
+        registry.find(name)
+        return name
 
     @model_validator(mode="after")
     def _names_exist(self) -> StudyFile:
@@ -171,6 +181,8 @@ class Study:
         """A hash of everything that decides what the cell trains, but not of where it writes."""
         config = self.config(cell, Path("data"))
         parts = [decisive(config), self.file.data, self.file.revision]
+        if self.file.domain != "kk":
+            parts.append(self.file.domain)
         text = json.dumps(parts, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

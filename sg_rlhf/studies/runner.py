@@ -130,8 +130,9 @@ class Runner:
         for name, arguments in self.study.file.data.items():
             log = self.data / f"{name}.log"
             folder = self.data / name
-            command = ["-m", "sg_rlhf.data", "kk", "--out", str(folder)]
-            self._run([*command, "--generate", *arguments.split()], log, None)
+            command = ["-m", "sg_rlhf.data", self.study.file.domain, "--out", str(folder)]
+            options = [] if arguments.startswith("--") else ["--generate"]
+            self._run([*command, *options, *arguments.split()], log, None)
 
     def run(self, cell: Cell) -> dict[str, Any]:
         """Train and measure one cell and write its file.

@@ -136,7 +136,7 @@ def _markdown(headings: Sequence[str], entries: Iterable[Sequence[str]]) -> list
 
 
 def sizes(rows: list[dict[str, Any]]) -> list[str]:
-    """The data sources (puzzle sizes) that held-out accuracy was measured by."""
+    """The data sources that held-out accuracy was measured by."""
     keys = [key for row in rows for key in row]
     matches = [re.fullmatch(r"held_out_(.+)_after", key) for key in keys]
     return sorted({match[1] for match in matches if match})

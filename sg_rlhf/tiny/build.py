@@ -1,9 +1,11 @@
 """The tiny models: a Qwen2 of 0.86 M parameters for one domain, built from nothing in minutes.
 
 Machines without a GPU train it through the whole real pipeline. The package ships one build for
-each domain (`Domain.shipped`); this command makes it again:
+each of its own domains (`shipped`); this command makes it again, or one for any other domain:
 
-    python -m sg_rlhf.tiny.build --out DIR [--domain kk|math|search]
+    python -m sg_rlhf.tiny.build --out DIR [--domain kk|math|search|package.module:NAME]
+
+What it learns is the domain's own file `tiny.py` (`Domain.tiny`).
 
 docs/tiny_model.md says why the recipe is what it is, and what reinforcement learning makes of it.
 """
@@ -29,16 +31,33 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, 
 from transformers.utils import logging as transformers_logging
 
 from sg_rlhf.measure.rollouts import sample_responses
-from sg_rlhf.tiny.arithmetic import ARITHMETIC
-from sg_rlhf.tiny.domain import Domain, Item, Recipe
-from sg_rlhf.tiny.kk import KK
-from sg_rlhf.tiny.search import SEARCH
+from sg_rlhf.tasks import registry
+from sg_rlhf.tasks.domain import load
+from sg_rlhf.tasks.tiny import Item, Recipe, TinyModel
 from sg_rlhf.tiny.tokenizer import build_tokenizer
 from sg_rlhf.tiny.warm_start import train
 
-DOMAINS: dict[str, Domain] = {"kk": KK, "math": ARITHMETIC, "search": SEARCH}
 MANIFEST = "manifest.json"
 CONTEXT = 1024
+
+
+def shipped(name: str) -> Path:
+    """The checkpoint that the package ships for one of its domains; recipes name it as
+    `module:sg_rlhf.tiny.NAME_tiny`.
+    """
+    return Path(__file__).parent / f"{name}_tiny"
+
+
+def find(name: str) -> TinyModel[Any]:
+    """What the tiny model of a domain learns.
+
+    Raises:
+        ValueError: no such domain, or it has none.
+    """
+    domain = registry.find(name)
+    if domain.tiny is None:
+        raise ValueError(f"domain {domain.name} has no tiny model")
+    return load(domain.tiny)
 
 
 def new_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
@@ -61,7 +80,7 @@ def new_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM
 
 
 def measure(
-    domain: Domain[Item],
+    domain: TinyModel[Item],
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     items: Sequence[Item],
@@ -84,7 +103,7 @@ def measure(
     grades = [domain.grade(text, item) for text, item in zip(texts, items, strict=True)]
     result = {
         "accuracy": _mean([grade.correct for grade in grades]),
-        "well_formed": _mean([grade.well_formed for grade in grades]),
+        "well_formed": _mean([grade.format_ok for grade in grades]),
         "guesses": _mean([domain.guess in text for text in texts]),
         "mean_tokens": _mean([len(r) for r in responses]),
         "max_tokens": float(max(map(len, responses))),
@@ -101,7 +120,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def build(
-    domain: Domain,
+    domain: TinyModel[Any],
     out: Path,
     recipe: Recipe,
     seed: int,
@@ -197,12 +216,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sg_rlhf.tiny.build", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--domain", choices=DOMAINS, default="kk", help="what it learns [kk]")
+    parser.add_argument("--domain", metavar="NAME", default="kk", help="what it learns [kk]")
     parser.add_argument("--seed", type=int, default=0, help="weights and data [0]")
     parser.add_argument("--steps", type=int, help="optimizer steps [the domain's recipe]")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads [2]")
     args = parser.parse_args(argv)
-    domain = DOMAINS[args.domain]
+    try:
+        domain = find(args.domain)
+    except ValueError as error:
+        print(f"tiny_model: --domain: {error}", file=sys.stderr)
+        return 2
     recipe = domain.recipe
     if args.steps is not None:
         recipe = replace(recipe, steps=args.steps)

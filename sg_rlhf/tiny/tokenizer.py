@@ -8,14 +8,15 @@ decoding.
 
 from __future__ import annotations
 
+from typing import Any
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from sg_rlhf.tiny.domain import Domain
+from sg_rlhf.tasks.tiny import EOS, TinyModel
 
 PAD = "<|endoftext|>"
 TURN_START = "<|im_start|>"
-EOS = "<|im_end|>"
 CONTROL = (PAD, TURN_START, EOS)
 
 # What phrases leave of it goes to BPE merges. A multiple of 8 suits matrix kernels.
@@ -28,23 +29,10 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
-# What BPE sees of ordinary language: enough for digits, spaces and short words of other prompts
-# not to cost one token per letter. Written for this purpose; nothing is learnt from it but
-# merges.
-MERGE_TEXT = (
-    "Let's think step by step and output the final answer within \\boxed{}. Find the value"
-    " of the number x such that the sum of the terms is equal to the product. How many of"
-    " the integers from 1 to 100 are there? Answer the given question. You must think "
-    "about what you know, then search for the information that you need, and give the "
-    "answer when you have it. Who was the first person that wrote the book? Where is the "
-    "river in the country? There are 12 apples and 24 pears; the other one has more. In "
-    "the end the total is 36. Suppose that the function is continuous on the interval and"
-    " that for every point there is another point. The reasoning must be right, the "
-    "result must be stated clearly, and the question must be answered in full."
-)
 
-
-def build_tokenizer(domain: Domain, vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
+def build_tokenizer(
+    domain: TinyModel[Any], vocab_size: int = VOCAB_SIZE
+) -> PreTrainedTokenizerFast:
     """The tiny model's tokenizer for one domain; the same code always gives the same ids.
 
     Phrases are matched before BPE runs, the longest at each position first, so the whole system

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sg_rlhf.tiny.domain import Recipe
+from sg_rlhf.tasks.tiny import Recipe
 from sg_rlhf.tiny.muon import Muon
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from eval.kk_harnesses import grade_paper
+from sg_rlhf.tasks.kk.harnesses import grade_paper
 from tests.integration.conftest import ROOT, environment
 from tests.unit.eval.puzzle_files import write_puzzle_files
 

@@ -9,25 +9,27 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
-from eval import dialogues, plan, qa, retriever
+from eval import dialogues, plan
 from eval.engines.base import Completion, EngineOptions, Request
 from eval.engines.hf import HfEngine
 from eval.model import context_length, find_model
-from eval.questions import EvalError
 from eval.store import Store
 from eval.suites import SUITES
 from sg_rlhf.retrieval.index import build
-from sg_rlhf.tasks.search import encyclopedia
+from sg_rlhf.tasks.questions import EvalError
+from sg_rlhf.tasks.search import encyclopedia, qa_sets, serving
 from sg_rlhf.tasks.search.codec import TokenizerCodec
 from sg_rlhf.tasks.search.grading import score
 from sg_rlhf.tasks.search.settings import SearchSettings
+from sg_rlhf.tasks.search.suite import SearchHost
+from sg_rlhf.tasks.suite import Loaded, load_questions
 from tests.integration.conftest import ROOT, environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -173,31 +175,34 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     codec = TokenizerCodec(tokenizer)
     model = find_model(str(TINY), None)
-    loaded = plan.load_questions(SUITES["qa"].select(["bamboogle"]), world.data, None)
+    loaded = load_questions(SUITES["qa"].select(["bamboogle"]), world.data, None)
     ((benchmark, questions, sources),) = loaded
     questions = [
-        type(q)(q.id, qa.prompt_of(q.prompt, "short", True, tokenizer), q.gold) for q in questions
+        replace(q, prompt=qa_sets.prompt_of(q.prompt, "short", True, tokenizer)) for q in questions
     ]
     context = context_length(model)
     tasks = plan.make_tasks(
-        [(benchmark, questions, sources)], lambda texts: list(map(codec.encode, texts)), context
+        [Loaded(benchmark, questions, sources)],
+        lambda texts: list(map(codec.encode, texts)),
+        context,
     )
     samples = plan.samples(tasks, 0, known_ids=True)
     engine = RecordingEngine(EngineOptions("hf", model, context, "float32", cpu=True))
     out = tmp_path / "hf"
     with Store(out) as store:
-        with retriever.serve(world.index) as url:
+        with serving.serve(world.index) as url:
             gone = url
         settings = SearchSettings(url=gone, retries=1, backoff_s=0.01, **SETTINGS)
-        with pytest.raises(EvalError, match=r"of 6 dialogues had no search result"):
-            dialogues.run(samples, engine, store, 0, settings, codec)
+        with pytest.raises(EvalError, match=r"of 6 dialogues could not be held"):
+            dialogues.run(samples, engine, store, 0, lambda: SearchHost(settings, codec))
         searchers = {i for i, row in rows(whole).items() if row["dialogue"]["searches"]}
         assert searchers and not searchers & rows(out).keys()
         assert store.failures() == {"bamboogle": len(searchers)}
-        with retriever.serve(world.index) as url:
+        with serving.serve(world.index) as url:
             settings = settings.model_copy(update={"url": url})
             left = [sample for sample in samples if sample.question.id in searchers]
-            dialogues.run(left, engine, store, len(samples) - len(left), settings, codec)
+            already = len(samples) - len(left)
+            dialogues.run(left, engine, store, already, lambda: SearchHost(settings, codec))
     engine.close()
     # Another engine, other company in the batch, an interruption: the same dialogues.
     assert {i: stable(row) for i, row in rows(out).items()} == {

@@ -5,31 +5,31 @@ Puzzles of our own, four samples each, so that pass@k is resumed too without any
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
-from eval import data, kk_harnesses
-from eval.questions import Question, Settings
 from eval.run import main
-from eval.suites import SUITES, Benchmark, Suite
+from eval.suites import SUITES
+from sg_rlhf.tasks.kk.harnesses import grade_paper
+from sg_rlhf.tasks.kk.prompt import build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate
+from sg_rlhf.tasks.questions import Question, Source, generated_source
+from sg_rlhf.tasks.suite import Benchmark, Sampling, Suite, one_by_one
 
 
-def questions(_folder: Path | None) -> tuple[list[Question], list[data.Source]]:
+def questions(_folder: Path | None) -> tuple[list[Question], list[Source]]:
     found = [
         Question(
             f"toy-{size}-{number}",
-            kk_harnesses.PROMPTS["paper"](puzzle.quiz),
+            build_prompt(puzzle.quiz),
             puzzle.solution_text_format,
         )
         for size in (2, 3)
         for number, puzzle in enumerate(generate(size, 12, seed=3))
     ]
-    digest = hashlib.sha256(repr(found).encode()).hexdigest()
-    return found, [data.Source("generated", digest, len(found))]
+    return found, [generated_source("generated", found)]
 
 
-def benchmark(name: str, settings: Settings, pass_at: tuple[int, ...]) -> Benchmark:
+def benchmark(name: str, settings: Sampling, pass_at: tuple[int, ...]) -> Benchmark:
     return Benchmark(
         name=name,
         family=name,
@@ -37,7 +37,7 @@ def benchmark(name: str, settings: Settings, pass_at: tuple[int, ...]) -> Benchm
         size=24,
         settings=settings,
         load=questions,
-        grade=kk_harnesses.GRADERS["paper"],
+        grade=one_by_one(grade_paper),
         licence="ours",
         pass_at=pass_at,
     )
@@ -47,9 +47,9 @@ SUITES["toy"] = Suite(
     "toy",
     "Toy",
     (
-        benchmark("sampled", Settings(temperature=1.0, max_tokens=256, n=4), (2, 4)),
-        benchmark("nucleus", Settings(temperature=0.7, max_tokens=200, n=2, top_p=0.9), ()),
-        benchmark("greedy", Settings(temperature=0.0, max_tokens=256), ()),
+        benchmark("sampled", Sampling(temperature=1.0, max_tokens=256, n=4), (2, 4)),
+        benchmark("nucleus", Sampling(temperature=0.7, max_tokens=200, n=2, top_p=0.9), ()),
+        benchmark("greedy", Sampling(temperature=0.0, max_tokens=256), ()),
     ),
 )
 

@@ -15,10 +15,11 @@ from functools import partial
 import pytest
 
 from sg_rlhf.common.dataset_folder import sha256_of
+from sg_rlhf.common.pinned_file import Origin, download_url
+from sg_rlhf.common.rows import DataError
 from sg_rlhf.data import command as data
-from sg_rlhf.tasks.math import command, download
-from sg_rlhf.tasks.math import data as math_data
-from sg_rlhf.tasks.math.data import EVAL_SETS, DataError, Origin, golds_of
+from sg_rlhf.tasks.math import published
+from sg_rlhf.tasks.math.data import golds_of
 from sg_rlhf.tasks.math.prompt import prompt_of
 from tests.unit.data_command import contents, lines, refusal
 from tests.unit.tasks.math.fixtures import orz_row, reference_row, write_json, write_jsonl
@@ -64,14 +65,13 @@ def eval_dir(tmp_path, monkeypatch):
         "amc": [LONG + "(b)", "Short."],
     }
     pinned = {}
-    for name, eval_set in EVAL_SETS.items():
+    for name, eval_set in published.EVAL_SETS.items():
         texts = problems.get(name, [f"Only in {name}."])
         rows = [reference_row(text, float(i), i, f"{name}_dsr") for i, text in enumerate(texts)]
         path = parquet(folder / eval_set.file, rows)
         origin = replace(eval_set.origin, sha256=sha256_of(path))
         pinned[name] = replace(eval_set, rows=len(rows), origin=origin)
-    monkeypatch.setattr(math_data, "EVAL_SETS", pinned)
-    monkeypatch.setattr(command, "EVAL_SETS", pinned)
+    monkeypatch.setattr(published, "EVAL_SETS", pinned)
     return folder
 
 
@@ -313,7 +313,7 @@ def test_a_published_file_is_downloaded_and_checked(
     monkeypatch.setattr(Origin, "url", property(lambda self: f"{address}/{self.path}"))
     (folder / "train.parquet").write_bytes(train_file.read_bytes())
     good = Origin("a/b", "c" * 40, "train.parquet", sha256=sha256_of(train_file))
-    monkeypatch.setattr(command, "ORIGINS", {"dsr_uniform": good})
+    monkeypatch.setattr(published, "ORIGINS", {"dsr_uniform": good})
     manifest = make(tmp_path / "math", "--source", "dsr_uniform")
     assert manifest["counts"]["read"] == 12
     assert manifest["source"]["sha256"] == good.sha256
@@ -323,7 +323,7 @@ def test_a_published_file_is_downloaded_and_checked(
         (replace(good, sha256="0" * 64), f"SHA-256 {good.sha256}, expected {'0' * 64}"),
         (replace(good, path="gone"), "cannot download: HTTP Error 404"),
     ):
-        monkeypatch.setattr(command, "ORIGINS", {"dsr_uniform": origin})
+        monkeypatch.setattr(published, "ORIGINS", {"dsr_uniform": origin})
         line = refused(capsys, "--out", tmp_path / "math", "--source", "dsr_uniform")
         assert complaint in line
     assert contents(tmp_path / "math") == before
@@ -333,22 +333,22 @@ def test_missing_evaluation_sets_are_downloaded(tmp_path, server, eval_dir, monk
     folder, address = server
     monkeypatch.setattr(Origin, "url", property(lambda self: f"{address}/{self.path}"))
     (folder / "data" / "deepscaler").mkdir(parents=True)
-    for eval_set in command.EVAL_SETS.values():
+    for eval_set in published.EVAL_SETS.values():
         (eval_dir / eval_set.file).rename(folder / eval_set.origin.path)
     out = tmp_path / "math"
     assert "no such file" in refused(capsys, "--out", out, *ARITHMETIC, "--eval-dir", eval_dir)
     make(out, *ARITHMETIC, "--eval-dir", eval_dir, "--download-eval")
     assert sorted(p.name for p in eval_dir.iterdir()) == sorted(
-        eval_set.file for eval_set in EVAL_SETS.values()
+        eval_set.file for eval_set in published.EVAL_SETS.values()
     )
 
 
 def test_a_refused_connection_is_one_line(tmp_path, server):
     _, address = server
     with pytest.raises(DataError, match="cannot download: .*get the file by hand"):
-        download.download_url("http://127.0.0.1:1/x", tmp_path / "x", lambda path: None)
+        download_url("http://127.0.0.1:1/x", tmp_path / "x", lambda path: None)
     with pytest.raises(DataError, match="HTTP Error 404"):
-        download.download_url(f"{address}/x", tmp_path / "x", lambda path: None)
+        download_url(f"{address}/x", tmp_path / "x", lambda path: None)
     assert [p.name for p in tmp_path.iterdir()] == ["served"]
 
 

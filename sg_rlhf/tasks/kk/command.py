@@ -6,26 +6,17 @@ import argparse
 import hashlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf import __version__
 from sg_rlhf.common.command_line import (
-    add_force,
-    add_task,
     file_entry,
     generate_options,
-    print_files,
-    print_up_to_date,
     progress_bar,
 )
-from sg_rlhf.common.dataset_folder import (
-    UsageError,
-    check_writable,
-    current_manifest,
-    write_dataset,
-)
+from sg_rlhf.common.dataset_folder import UsageError
+from sg_rlhf.tasks.data_command import DataCommand, LoadTokenizer, Made, Plan
 from sg_rlhf.tasks.kk.data import (
     FILES,
     Splits,
@@ -75,56 +66,83 @@ statements, solution) and manifest.json (counts, source, seed, SHA-256 of each f
 """
 
 
-def add_parser(tasks: argparse._SubParsersAction[Any]) -> None:
-    """Add the subcommand `kk` with its options; its `run` is `args.run`."""
-    parser = add_task(tasks, "kk", "Knights & Knaves logic puzzles", _HELP)
-    add = parser.add_argument
-    add("--generate", nargs="*", metavar="KEY=VALUE", help="generate puzzles; keys above")
-    add("--parquet", nargs="+", metavar="FILE", type=Path, help="Logic-RL .parquet or K&K .jsonl")
-    add("--test-parquet", nargs="+", metavar="FILE", type=Path, help="held-out files for --parquet")
-    add("--test-fraction", type=float, help="held out without --test-parquet [0.1]")
-    add("--seed", type=int, help="seed of the held-out rows [0]")
-    add(
-        "--chat-template",
-        metavar="MODEL",
-        help="write prompts through this model's chat template (id or folder) instead of "
-        "Logic-RL's own ChatML text, which fits Qwen2.5",
-    )
-    add("--no-system-role", action="store_true", help="for chat templates without system messages")
-    add_force(parser)
-    parser.set_defaults(run=run)
+class KnightsData(DataCommand):
+    """Generates puzzles, or converts Logic-RL's files."""
+
+    description = _HELP
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--generate", nargs="*", metavar="KEY=VALUE", help="generate puzzles; keys above")
+        add(
+            "--parquet",
+            nargs="+",
+            metavar="FILE",
+            type=Path,
+            help="Logic-RL .parquet or K&K .jsonl",
+        )
+        add(
+            "--test-parquet",
+            nargs="+",
+            metavar="FILE",
+            type=Path,
+            help="held-out files for --parquet",
+        )
+        add("--test-fraction", type=float, help="held out without --test-parquet [0.1]")
+        add("--seed", type=int, help="seed of the held-out rows [0]")
+        add(
+            "--chat-template",
+            metavar="MODEL",
+            help="write prompts through this model's chat template (id or folder) instead of "
+            "Logic-RL's own ChatML text, which fits Qwen2.5",
+        )
+        add(
+            "--no-system-role",
+            action="store_true",
+            help="for chat templates without system messages",
+        )
+
+    def plan(self, args: argparse.Namespace, load_tokenizer: LoadTokenizer) -> Plan:
+        prompt = _prompt(args, load_tokenizer)
+        source, build = _source(args)
+        request = {
+            "prompt": {
+                "version": PROMPT_VERSION,
+                "chat_template": args.chat_template,
+                # Catches a template that changed under the same name.
+                "sha256": hashlib.sha256(prompt("").encode()).hexdigest(),
+            },
+            "source": source,
+        }
+        return Plan(request, lambda: _made(build(), prompt))
+
+    def report(self, manifest: Mapping[str, Any]) -> Iterator[str]:
+        train, test = manifest["counts"]["train"], manifest["counts"]["test"]
+        yield "Knights & Knaves\n  people    train     test"
+        for size in sorted({*train, *test}, key=int):
+            yield f"  {size:>6} {train.get(size, 0):>8} {test.get(size, 0):>8}"
+        yield f"  {'all':>6} {sum(train.values()):>8} {sum(test.values()):>8}"
+        yield "  puzzles in both splits                0  (by who says what, and by quiz text)"
+        yield f"  duplicates dropped                 {manifest['duplicates_dropped']:>4}"
+        yield (
+            f"  test statements found in train     {manifest['test_structures_in_train']:>4}"
+            "  (with other names or wording)"
+        )
+
+    def next_step(self, out: Path, manifest: Mapping[str, Any]) -> str:
+        sizes = (int(size) for counts in manifest["counts"].values() for size in counts)
+        tiny = max(sizes, default=0) <= TINY_MODEL_PEOPLE
+        recipe = "grpo_sg_tiny_cpu.yaml" if tiny else "grpo_sg_qwen2.5-3b-instruct.yaml"
+        return (
+            f"python -m sg_rlhf.train --config configs/kk/{recipe} "
+            f"data.prompt_dataset={out / 'train.jsonl'} eval.dataset={out / 'test.jsonl'}"
+        )
 
 
-def run(args: argparse.Namespace, load_tokenizer: Callable[[str], Any]) -> None:
-    """Make or convert the data and write it.
+COMMAND = KnightsData()
 
-    Args:
-        load_tokenizer: model id or folder -> tokenizer, for `--chat-template`; passed in because
-            the tasks do not import transformers.
 
-    Raises:
-        ValueError: bad arguments or data; the message is one line for the user.
-    """
-    out: Path = args.out.resolve()
-    prompt = _prompt(args, load_tokenizer)
-    source, build = _source(args)
-    request = {
-        "task": "kk",
-        "version": __version__,
-        "prompt": {
-            "version": PROMPT_VERSION,
-            "chat_template": args.chat_template,
-            # Catches a template that changed under the same name.
-            "sha256": hashlib.sha256(prompt("").encode()).hexdigest(),
-        },
-        "source": source,
-    }
-    if (manifest := current_manifest(out, request)) is not None:
-        print_up_to_date(out)
-        _print_next(out, manifest)
-        return
-    check_writable(out, args.force)
-    splits = build()
+def _made(splits: Splits, prompt: Callable[[str], str]) -> Made:
     if not splits.train and not splits.test:
         raise UsageError("nothing to write: both per_size and test_per_size are 0")
     for name, puzzles in (("train", splits.train), ("test", splits.test)):
@@ -139,10 +157,10 @@ def run(args: argparse.Namespace, load_tokenizer: Callable[[str], Any]) -> None:
         "train.jsonl": to_records(shuffled(splits.train), prompt),
         "test.jsonl": to_records(shuffled(splits.test), prompt),
     }
-    _print_report(out, write_dataset(out, files, request, facts))
+    return Made(files, facts)
 
 
-def _prompt(args: argparse.Namespace, load_tokenizer: Callable[[str], Any]) -> Callable[[str], str]:
+def _prompt(args: argparse.Namespace, load_tokenizer: LoadTokenizer) -> Callable[[str], str]:
     if args.chat_template is None:
         if args.no_system_role:
             raise UsageError("--no-system-role needs --chat-template MODEL")
@@ -244,29 +262,3 @@ def _read(paths: Sequence[Path]) -> list[Puzzle]:
 def _per_size(puzzles: Iterable[Puzzle]) -> dict[str, int]:
     counts = Counter(puzzle.n_people for puzzle in puzzles)
     return {str(n_people): counts[n_people] for n_people in sorted(counts)}
-
-
-def _print_report(out: Path, manifest: Mapping[str, Any]) -> None:
-    train, test = manifest["counts"]["train"], manifest["counts"]["test"]
-    print("Knights & Knaves\n  people    train     test")
-    for size in sorted({*train, *test}, key=int):
-        print(f"  {size:>6} {train.get(size, 0):>8} {test.get(size, 0):>8}")
-    print(f"  {'all':>6} {sum(train.values()):>8} {sum(test.values()):>8}")
-    print("  puzzles in both splits                0  (by who says what, and by quiz text)")
-    print(f"  duplicates dropped                 {manifest['duplicates_dropped']:>4}")
-    print(
-        f"  test statements found in train     {manifest['test_structures_in_train']:>4}"
-        "  (with other names or wording)"
-    )
-    print_files(out, manifest)
-    _print_next(out, manifest)
-
-
-def _print_next(out: Path, manifest: Mapping[str, Any]) -> None:
-    sizes = (int(size) for counts in manifest["counts"].values() for size in counts)
-    tiny = max(sizes, default=0) <= TINY_MODEL_PEOPLE
-    recipe = "grpo_sg_tiny_cpu.yaml" if tiny else "grpo_sg_qwen2.5-3b-instruct.yaml"
-    print(
-        f"Next: python -m sg_rlhf.train --config configs/kk/{recipe} "
-        f"data.prompt_dataset={out / 'train.jsonl'} eval.dataset={out / 'test.jsonl'}"
-    )

@@ -9,10 +9,11 @@ and every name must match `Name is a knight|knave` (any case, any white space be
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Literal, get_args
+
+from sg_rlhf.tasks.grade import Grade
 
 Scheme = Literal["reference", "table5"]
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
@@ -29,24 +30,7 @@ class Reason(StrEnum):
     BAD_FORMAT = "bad_format"
 
 
-@dataclass(frozen=True)
-class Score:
-    """The reward of one response.
-
-    `n_right` counts the people whose identity is right; 0 where no answer could be read.
-    """
-
-    reward: float
-    correct: bool
-    reason: Reason
-    n_right: int = 0
-
-    @property
-    def format_ok(self) -> bool:
-        return self.reason is not Reason.BAD_FORMAT
-
-
-def score(response: str, solution_text_format: str, scheme: Scheme = "reference") -> Score:
+def score(response: str, solution_text_format: str, scheme: Scheme = "reference") -> Grade:
     """Grade a response (the text after the prompt) against the gold answer.
 
     | outcome                                     | `reference` | `table5` |
@@ -64,6 +48,9 @@ def score(response: str, solution_text_format: str, scheme: Scheme = "reference"
 
     Linear in the length of the response, and defined for any text.
 
+    `extracted` is the answer block if every identity could be read, which `logs["parsed"]` says
+    too.
+
     Args:
         solution_text_format: the gold, "(1) Zoey is a knight\\n(2) Jack is a knave".
 
@@ -75,16 +62,27 @@ def score(response: str, solution_text_format: str, scheme: Scheme = "reference"
     gold = parse_answer_key(solution_text_format)
     answer = extract_answer(response)
     if answer is None:
-        return Score(-3.0, False, Reason.BAD_FORMAT)
+        return _grade(-3.0, Reason.BAD_FORMAT)
     roles = _parse_roles(answer, solution_text_format)
     if roles is None:
-        return Score(-1.0 if scheme == "reference" else -3.0, False, Reason.UNPARSEABLE)
+        return _grade(-1.0 if scheme == "reference" else -3.0, Reason.UNPARSEABLE)
     n_right = sum(roles[name] == role for name, role in gold.items())
     if n_right == len(gold):
-        return Score(3.0, True, Reason.CORRECT, n_right)
+        return _grade(3.0, Reason.CORRECT, answer)
     if scheme == "reference":
-        return Score(-0.5, False, Reason.WRONG, n_right)
-    return Score(-2.5 if n_right else -3.0, False, Reason.WRONG, n_right)
+        return _grade(-0.5, Reason.WRONG, answer)
+    return _grade(-2.5 if n_right else -3.0, Reason.WRONG, answer)
+
+
+def _grade(reward: float, reason: Reason, answer: str | None = None) -> Grade:
+    return Grade(
+        reward=reward,
+        correct=reason is Reason.CORRECT,
+        reason=reason,
+        extracted=answer,
+        format_ok=reason is not Reason.BAD_FORMAT,
+        logs={"parsed": float(answer is not None)},
+    )
 
 
 def extract_answer(response: str) -> str | None:

@@ -1,7 +1,9 @@
-"""Knights & Knaves reward with the totals of the paper's Table 5; see `reward.py`."""
+"""Knights & Knaves reward with the totals of the paper's Table 5 (`grading.score`)."""
 
-from __future__ import annotations
+from functools import partial
 
-from sg_rlhf.tasks.kk.reward import make_reward_func
+from sg_rlhf.tasks.kk.domain import KK
+from sg_rlhf.tasks.kk.grading import score
+from sg_rlhf.tasks.reward import reward_function
 
-reward_func = make_reward_func("table5")
+reward_func = reward_function(KK, partial(score, scheme="table5"))

@@ -1,4 +1,4 @@
-"""Mathematics data: the published training and evaluation files, in one row type.
+"""Mathematics data: the rows of every kind of file that is read, in one row type.
 
 Read are the parquet files of the reference runs, Open-Reasoner-Zero's two-item lists, DeepScaleR's
 `{problem, answer}` and the records that `to_records` writes.
@@ -6,7 +6,6 @@ Read are the parquet files of the reference runs, Open-Reasoner-Zero's two-item 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import random
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.dataset_folder import sha256_of
 from sg_rlhf.common.rows import (
     DataError,
     Tick,
@@ -49,149 +47,6 @@ class MathRow:
     source: str
 
 
-@dataclass(frozen=True)
-class Origin:
-    """A file in a public GitHub repository at one commit, and what proves that it is that file.
-
-    Attributes:
-        sha256: of the file; "" where only its git id is known.
-        git_blob: git's id of the file's content (a SHA-1), from the commit's tree.
-    """
-
-    repository: str
-    commit: str
-    path: str
-    sha256: str = ""
-    git_blob: str = ""
-
-    @property
-    def url(self) -> str:
-        """Where the file can be downloaded."""
-        return f"https://raw.githubusercontent.com/{self.repository}/{self.commit}/{self.path}"
-
-    def check(self, path: Path) -> None:
-        """Compare a file with this one.
-
-        Raises:
-            DataError: it is another file; both checksums are named.
-        """
-        if self.sha256:
-            kind, expected, actual = "SHA-256", self.sha256, sha256_of(path)
-        else:
-            kind, expected, actual = "git blob id", self.git_blob, git_blob_of(path)
-        if actual != expected:
-            raise DataError(f"{path}: {kind} {actual}, expected {expected}, the file of {self.url}")
-
-
-def git_blob_of(path: Path) -> str:
-    """Git's id of a file's content, in hex (what `git hash-object` prints)."""
-    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-@dataclass(frozen=True)
-class EvalSet:
-    """A published evaluation set: its file, how many rows it has, and where it is from.
-
-    Attributes:
-        name: as the commands take it.
-        file: name in the data folder; the name in the origin's repository is looked for as well.
-        rows: how many problems there are.
-        origin: the repository of the reference runs.
-        title: as in the paper's tables.
-    """
-
-    name: str
-    file: str
-    rows: int
-    origin: Origin
-    title: str
-
-    @property
-    def sha256(self) -> str:
-        """SHA-256 of the file, in hex."""
-        return self.origin.sha256
-
-
-def _reference(path: str, sha256: str) -> Origin:
-    commit = "b92ba16c014e39a550bef50bda8a2ea444e458be"
-    return Origin("zhyang2226/AR-Lopti", commit, f"data/{path}", sha256=sha256)
-
-
-# 10,000 rows drawn with replacement from DeepScaleR, about equally from each tenth of difficulty.
-DSR_UNIFORM = _reference(
-    "deepscaler_c/deepscaler_uniform_train.parquet",
-    "0eab171b089e0a18c70b5e59387b6352ae95af99a800cb6468f1c025462f77bc",
-)
-
-# Unchanged in its repository since the first commit, 2025-02-20.
-ORZ_57K = Origin(
-    "Open-Reasoner-Zero/Open-Reasoner-Zero",
-    "3fdd9a07b4fb01e06005e6e74fc56690cde8a341",
-    "data/orz_math_57k_collected.json",
-    git_blob="08812d4a47aadf8fa80a43f11431e6d41ba55b64",
-)
-
-EVAL_SETS: Mapping[str, EvalSet] = {
-    eval_set.name: eval_set
-    for eval_set in (
-        EvalSet(
-            "aime",
-            "aime_eval.parquet",
-            30,
-            _reference(
-                "deepscaler/aime_dsr.parquet",
-                "421b81847fcd2d86d90c7fb7efb8b04fd41ecfa1f93d58c818183edbb1f37ef2",
-            ),
-            "AIME 2024",
-        ),
-        EvalSet(
-            "amc",
-            "amc_eval.parquet",
-            83,
-            _reference(
-                "deepscaler/amc_dsr.parquet",
-                "ba543ce7cb7cefd4d22308f72ed212425bc1d0b4035644a7872cf2b37b345669",
-            ),
-            "AMC 2022-23",
-        ),
-        EvalSet(
-            "math500",
-            "math_eval.parquet",
-            500,
-            _reference(
-                "deepscaler/math_dsr.parquet",
-                "095d27979af6cec1cf332e741beca70100675554e16c715883a1e82f51e0bf91",
-            ),
-            "MATH-500",
-        ),
-        EvalSet(
-            "minerva",
-            "minerva_eval.parquet",
-            272,
-            _reference(
-                "deepscaler/minerva_dsr.parquet",
-                "17553bc9ace8650615126c3faccf87ee4c69c312faece56fcafd46b65b754a32",
-            ),
-            "Minerva",
-        ),
-        EvalSet(
-            "olympiadbench",
-            "olympiad_bench_eval.parquet",
-            675,
-            _reference(
-                "deepscaler/olympiad_bench_dsr.parquet",
-                "aadff6e47f67c74b3a75e2b8c438cc54ef7d584796b7395530958a9198d4d7b8",
-            ),
-            "OlympiadBench",
-        ),
-    )
-}
-
-
 def read_rows(
     path: str | Path,
     *,
@@ -220,43 +75,6 @@ def read_rows(
         return row
 
     return read_each(path, _items(path), parse, "problem", on_row)
-
-
-def read_eval_set(name: str, data_dir: str | Path) -> list[MathRow]:
-    """Read one of `EVAL_SETS` from a folder, exactly as it was published.
-
-    Raises:
-        DataError: an unknown name, no file, another file than expected (by SHA-256), or another
-            number of rows; the message says what was expected and where to get it.
-    """
-    eval_set = EVAL_SETS.get(name)
-    if eval_set is None:
-        raise DataError(f"evaluation set {name!r}: unknown, expected one of {', '.join(EVAL_SETS)}")
-    path = find_eval_file(eval_set, Path(data_dir))
-    try:
-        eval_set.origin.check(path)
-    except DataError as error:
-        raise DataError(f"{error} ({eval_set.title}, {eval_set.rows} rows)") from None
-    rows = read_rows(path, source=eval_set.name)
-    if len(rows) != eval_set.rows:
-        raise DataError(f"{path}: {len(rows)} rows, expected {eval_set.rows} ({eval_set.title})")
-    return rows
-
-
-def find_eval_file(eval_set: EvalSet, data_dir: Path) -> Path:
-    """The set's file in a folder, by our name or the repository's.
-
-    Raises:
-        DataError: neither is there; the message says where to get the file.
-    """
-    names = (eval_set.file, Path(eval_set.origin.path).name)
-    for name in names:
-        if (data_dir / name).is_file():
-            return data_dir / name
-    raise DataError(
-        f"{data_dir / eval_set.file}: no such file, expected {eval_set.title} "
-        f"({eval_set.rows} rows) from {eval_set.origin.url}"
-    )
 
 
 def to_records(rows: Iterable[MathRow]) -> Iterator[dict[str, Any]]:

@@ -18,9 +18,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.math.extraction import last_box
 from sg_rlhf.tasks.math.notation import same, tidy
-from sg_rlhf.tasks.math.outcome import Grade, Reason
+from sg_rlhf.tasks.math.outcome import Reason
 from sg_rlhf.tasks.math.refusal import MAX_CHARACTERS, refusal
 from sg_rlhf.tasks.math.worker_pool import WorkerPool, shared_pool
 
@@ -36,8 +37,12 @@ def grade(response: str, golds: str | Sequence[str], pool: WorkerPool | None = N
     Thread-safe. Microseconds for an answer that text or exact numbers decide, milliseconds for one
     that needs math-verify, the pool's limit plus 0.2 s at most; the first one starts the pool.
 
-    >>> grade(r"So it is $\boxed{\frac{6}{8}}$.", "3/4")
-    Grade(correct=True, extracted='\\frac{6}{8}', reason=<Reason.CORRECT: 'correct'>)
+    The reward is 1 or 0; `extracted` is the text of the box that was graded, None where the
+    response has none, and `format_ok` says whether there is one.
+
+    >>> found = grade(r"So it is $\boxed{\frac{6}{8}}$.", "3/4")
+    >>> (found.reward, found.reason, found.extracted)
+    (1.0, <Reason.CORRECT: 'correct'>, '\\frac{6}{8}')
 
     Args:
         golds: as in the data, with or without dollar signs.
@@ -115,4 +120,15 @@ def _decide(extracted: str | None, golds: tuple[str, ...]) -> Reason | tuple[str
 def _count(extracted: str | None, reason: Reason) -> Grade:
     with _counts_lock:
         _counts[reason] += 1
-    return Grade(reason is Reason.CORRECT, extracted, reason)
+    correct = reason is Reason.CORRECT
+    return Grade(
+        reward=float(correct),
+        correct=correct,
+        reason=reason,
+        extracted=extracted,
+        format_ok=extracted is not None,
+        logs={
+            "timeout": float(reason is Reason.TIMEOUT),
+            "crash": float(reason is Reason.CRASH),
+        },
+    )

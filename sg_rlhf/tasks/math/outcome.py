@@ -1,8 +1,7 @@
-"""What grading a mathematics answer yields."""
+"""How grading a mathematics answer can end."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -37,15 +36,3 @@ class Reason(StrEnum):
     UNREADABLE_GOLD = "unreadable_gold"
     TIMEOUT = "timeout"
     CRASH = "crash"
-
-
-@dataclass(frozen=True)
-class Grade:
-    """The verdict on one response.
-
-    `extracted` is the text of the box that was graded; None where the response has none.
-    """
-
-    correct: bool
-    extracted: str | None
-    reason: Reason

@@ -139,6 +139,29 @@ class RetrieverClient:
         return RetrieverError(f"retriever {self.url}: {problem}")
 
 
+def check(settings: SearchSettings) -> None:
+    """Ask the search engine of a recipe one question, before Ray starts.
+
+    Raises:
+        ValueError: it does not answer; says how to start one.
+    """
+    client = RetrieverClient.from_settings(settings)
+
+    async def ask() -> None:
+        try:
+            await client.search("Is anybody there?")
+        finally:
+            await client.aclose()
+
+    try:
+        asyncio.run(ask())
+    except RetrieverError as error:
+        raise ValueError(
+            f"{error}; start one with `python -m sg_rlhf.retrieval.server --index DIR`, "
+            "or set sg.search.url"
+        ) from None
+
+
 class FailureRate:
     """The share of failed searches among the latest ones, and whether it is too high.
 

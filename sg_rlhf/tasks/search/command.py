@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf import __version__
 from sg_rlhf.common.command_line import (
-    add_force,
-    add_task,
     file_entry,
     generate_options,
-    print_files,
-    print_up_to_date,
     progress_bar,
 )
-from sg_rlhf.common.dataset_folder import (
-    UsageError,
-    check_writable,
-    current_manifest,
-    write_dataset,
-)
+from sg_rlhf.common.dataset_folder import UsageError
 from sg_rlhf.common.hub import download_from_hub
 from sg_rlhf.common.rows import DataError
+from sg_rlhf.tasks.data_command import DataCommand, LoadTokenizer, Made, Plan
 from sg_rlhf.tasks.search import encyclopedia
 from sg_rlhf.tasks.search.data import (
     NQ_HOTPOTQA,
@@ -87,45 +78,76 @@ class Source:
     make: Callable[[], tuple[Splits, list[dict[str, str]]]]
 
 
-def add_parser(tasks: argparse._SubParsersAction[Any]) -> None:
-    """Add the subcommand `search` with its options; its `run` is `args.run`."""
-    parser = add_task(tasks, "search", "questions to answer with a search engine", _HELP)
-    add = parser.add_argument
-    add("--source", required=True, nargs="+", metavar="SOURCE", help="see above")
-    add("--revision", metavar="COMMIT", help="the hub's commit for nq_hotpotqa, 40 hex digits")
-    add("--test-file", nargs="+", metavar="FILE", type=Path, help="held-out files for --source")
-    add("--test-fraction", type=float, help="held out without --test-file [0.02]")
-    add("--seed", type=int, help="seed of the held-out rows [0]")
-    add("--generate", nargs="*", metavar="KEY=VALUE", help="of the encyclopedia; keys above")
-    add("--prompt", choices=STYLES, help="search_r1, or short [search_r1; encyclopedia: short]")
-    add_force(parser)
-    parser.set_defaults(run=run)
+class SearchData(DataCommand):
+    """Reads files of questions, or generates a small encyclopedia."""
+
+    description = _HELP
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--source", required=True, nargs="+", metavar="SOURCE", help="see above")
+        add("--revision", metavar="COMMIT", help="the hub's commit for nq_hotpotqa, 40 hex digits")
+        add("--test-file", nargs="+", metavar="FILE", type=Path, help="held-out files for --source")
+        add("--test-fraction", type=float, help="held out without --test-file [0.02]")
+        add("--seed", type=int, help="seed of the held-out rows [0]")
+        add("--generate", nargs="*", metavar="KEY=VALUE", help="of the encyclopedia; keys above")
+        add(
+            "--prompt",
+            choices=STYLES,
+            help="search_r1, or short [search_r1; encyclopedia: short]",
+        )
+
+    def plan(self, args: argparse.Namespace, _load_tokenizer: LoadTokenizer) -> Plan:
+        generated = args.source == ["encyclopedia"]
+        style: Style = args.prompt or ("short" if generated else "search_r1")
+        source = _encyclopedia(args) if generated else _files(args)
+        request = {
+            "prompt": {"version": PROMPT_VERSION, "style": style},
+            "source": source.entry,
+        }
+
+        def make() -> Made:
+            splits, corpus = source.make()
+            if not splits.train:
+                sources = " ".join(args.source)
+                raise DataError(f"--source {sources}: no question is left to train on")
+            return _made(splits, corpus, style)
+
+        return Plan(request, make)
+
+    def report(self, manifest: Mapping[str, Any]) -> Iterator[str]:
+        train, test = manifest["counts"]["train"], manifest["counts"]["test"]
+        width = max(len(name) for name in ("source", *train, *test))
+        yield f"Search questions\n  {'source':<{width}}    train     test"
+        for name in sorted({*train, *test}):
+            yield f"  {name:<{width}} {train.get(name, 0):>8} {test.get(name, 0):>8}"
+        yield f"  {'all':<{width}} {sum(train.values()):>8} {sum(test.values()):>8}"
+        yield "  questions in both splits           0"
+        yield (
+            f"  duplicates dropped                 {manifest['duplicates_dropped']}"
+            f"  ({manifest['duplicates_with_other_golds']} of them with other gold answers)"
+        )
+        yield (
+            "  train questions dropped because they are in the test set  "
+            f"{manifest['train_questions_found_in_test_dropped']}"
+        )
+
+    def next_step(self, out: Path, _manifest: Mapping[str, Any]) -> str:
+        if (out / CORPUS).is_file():
+            return (
+                f"python -m sg_rlhf.retrieval.index --corpus {out / CORPUS} --encoder bm25 "
+                f"--out {out / 'index'}"
+            )
+        return (
+            "python -m sg_rlhf.train --config configs/search/grpo_sg_qwen2.5-3b.yaml "
+            f"data.prompt_dataset={out / 'train.jsonl'} eval.dataset={out / 'test.jsonl'}"
+        )
 
 
-def run(args: argparse.Namespace, _load_tokenizer: Callable[[str], Any]) -> None:
-    """Make or convert the questions and write them.
+COMMAND = SearchData()
 
-    Raises:
-        ValueError: bad arguments or data; the message is one line for the user.
-    """
-    out: Path = args.out.resolve()
-    generated = args.source == ["encyclopedia"]
-    style: Style = args.prompt or ("short" if generated else "search_r1")
-    source = _encyclopedia(args) if generated else _files(args)
-    request = {
-        "task": "search",
-        "version": __version__,
-        "prompt": {"version": PROMPT_VERSION, "style": style},
-        "source": source.entry,
-    }
-    if current_manifest(out, request) is not None:
-        print_up_to_date(out)
-        _print_next(out)
-        return
-    check_writable(out, args.force)
-    splits, corpus = source.make()
-    if not splits.train:
-        raise DataError(f"--source {' '.join(args.source)}: no question is left to train on")
+
+def _made(splits: Splits, corpus: list[dict[str, str]], style: Style) -> Made:
     facts = {
         "counts": {"train": _by_source(splits.train), "test": _by_source(splits.test)},
         "duplicates_dropped": splits.duplicates,
@@ -138,7 +160,7 @@ def run(args: argparse.Namespace, _load_tokenizer: Callable[[str], Any]) -> None
     }
     if corpus:
         files[CORPUS] = corpus
-    _print_report(out, write_dataset(out, files, request, facts))
+    return Made(files, facts)
 
 
 def parse_generate(tokens: Sequence[str]) -> dict[str, Any]:
@@ -220,36 +242,3 @@ def _read(paths: Sequence[Path]) -> list[Question]:
 
 def _by_source(questions: Iterable[Question]) -> dict[str, int]:
     return dict(sorted(Counter(question.source for question in questions).items()))
-
-
-def _print_report(out: Path, manifest: Mapping[str, Any]) -> None:
-    train, test = manifest["counts"]["train"], manifest["counts"]["test"]
-    width = max(len(name) for name in ("source", *train, *test))
-    print(f"Search questions\n  {'source':<{width}}    train     test")
-    for name in sorted({*train, *test}):
-        print(f"  {name:<{width}} {train.get(name, 0):>8} {test.get(name, 0):>8}")
-    print(f"  {'all':<{width}} {sum(train.values()):>8} {sum(test.values()):>8}")
-    print("  questions in both splits           0")
-    print(
-        f"  duplicates dropped                 {manifest['duplicates_dropped']}"
-        f"  ({manifest['duplicates_with_other_golds']} of them with other gold answers)"
-    )
-    print(
-        "  train questions dropped because they are in the test set  "
-        f"{manifest['train_questions_found_in_test_dropped']}"
-    )
-    print_files(out, manifest)
-    _print_next(out)
-
-
-def _print_next(out: Path) -> None:
-    if (out / CORPUS).is_file():
-        print(
-            f"Next: python -m sg_rlhf.retrieval.index --corpus {out / CORPUS} --encoder bm25 "
-            f"--out {out / 'index'}"
-        )
-    else:
-        print(
-            "Next: python -m sg_rlhf.train --config configs/search/grpo_sg_qwen2.5-3b.yaml "
-            f"data.prompt_dataset={out / 'train.jsonl'} eval.dataset={out / 'test.jsonl'}"
-        )

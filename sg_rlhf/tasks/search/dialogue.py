@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sg_rlhf.tasks.search.grading import Score, occurs_in
+from sg_rlhf.tasks.grade import Grade
+from sg_rlhf.tasks.search.grading import occurs_in
 from sg_rlhf.tasks.search.protocol import (
     CHARS_PER_TOKEN,
     CORRECTION,
@@ -220,7 +221,7 @@ def encode_observation(body: str, codec: Codec, cap: int) -> list[int]:
     return kept + closing
 
 
-def metrics(dialogue: Dialogue, golds: Sequence[str], score: Score) -> dict[str, float]:
+def metrics(dialogue: Dialogue, golds: Sequence[str], grade: Grade) -> dict[str, float]:
     """What is logged of a rollout; the same keys for each, as OpenRLHF needs.
 
     The log holds means over rollouts, so seconds for one search are `search_seconds / searches`.
@@ -232,8 +233,8 @@ def metrics(dialogue: Dialogue, golds: Sequence[str], score: Score) -> dict[str,
     written = sum(end - start for start, end in dialogue.action_ranges)
     first = dialogue.action_ranges[0][0]
     return {
-        "correct": float(score.correct),
-        "f1": score.f1,
+        "correct": float(grade.correct),
+        "f1": grade.logs["f1"],
         "format_ok": float(dialogue.format_ok),
         "answered": float(dialogue.answer is not None),
         "turns": float(len(dialogue.turns)),

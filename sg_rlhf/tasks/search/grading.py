@@ -10,10 +10,10 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
 
+from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.labels import golds_in
 
 Scheme = Literal["sign", "binary", "f1"]
@@ -23,16 +23,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-@dataclass(frozen=True)
-class Score:
-    """The reward of one answer; `f1` is the best token F1 over the golds."""
-
-    reward: float
-    correct: bool
-    f1: float
-
-
-def score(answer: str | None, golds: Sequence[str], scheme: Scheme = "sign") -> Score:
+def score(answer: str | None, golds: Sequence[str], scheme: Scheme = "sign") -> Grade:
     """Grade the answer that a dialogue ended with; None means that it ended without one.
 
     | scheme   | right | wrong | no answer |                                            |
@@ -40,6 +31,9 @@ def score(answer: str | None, golds: Sequence[str], scheme: Scheme = "sign") -> 
     | `sign`   | +1    | -1    | -1        | Eq. 20 of arXiv 2511.00066                 |
     | `binary` | 1     | 0     | 0         | Search-R1's                                |
     | `f1`     | 1     | F1    | 0         | partial credit; `correct` stays exact match |
+
+    `logs["f1"]` is the best token F1 over the golds, whatever the scheme; `format_ok` says whether
+    there is an answer with any text.
 
     Raises:
         ValueError: there is no gold, or the scheme is unknown.
@@ -50,10 +44,20 @@ def score(answer: str | None, golds: Sequence[str], scheme: Scheme = "sign") -> 
         raise ValueError("no gold answer, expected at least one")
     correct = answer is not None and any(_is_match(answer, gold) for gold in golds)
     f1 = 0.0 if answer is None else max(token_f1(answer, gold) for gold in golds)
+    reward = float(correct)
     if scheme == "f1":
-        return Score(1.0 if correct else f1, correct, f1)
-    wrong = -1.0 if scheme == "sign" else 0.0
-    return Score(1.0 if correct else wrong, correct, f1)
+        reward = 1.0 if correct else f1
+    elif scheme == "sign" and not correct:
+        reward = -1.0
+    wrong = "no_answer" if answer is None else "wrong"
+    return Grade(
+        reward=reward,
+        correct=correct,
+        reason="correct" if correct else wrong,
+        extracted=answer,
+        format_ok=bool(answer),
+        logs={"f1": f1},
+    )
 
 
 def normalise(text: str) -> str:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
+from typing import ClassVar
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from sg_rlhf.tasks.search.grading import Scheme
+from sg_rlhf.tasks.settings import DomainSettings
 
-#: Ray workers read the settings from this variable, as JSON.
-VARIABLE = "SG_SEARCH"
 #: A shorter cap has no room for the tags around a result.
 MIN_OBSERVATION_TOKENS = 32
 
 
-class SearchSettings(BaseModel):
+class SearchSettings(DomainSettings):
     """Limits of a dialogue and of the retriever's client; defaults are Search-R1's (v0.2)."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
+    section: ClassVar[str] = "search"
+    about: ClassVar[str] = "dialogues with a search engine"
 
     url: str = Field("http://127.0.0.1:8000/retrieve", description="where queries are posted")
     topk: int = Field(3, ge=1, le=100, description="passages for a query")
@@ -66,12 +65,3 @@ class SearchSettings(BaseModel):
                 "the run could never stop"
             )
         return self
-
-    def to_variable(self) -> str:
-        """The value of `VARIABLE` for a worker."""
-        return json.dumps(self.model_dump())
-
-    @classmethod
-    def from_environment(cls) -> SearchSettings:
-        """The settings that `VARIABLE` holds, or the defaults where it is not set."""
-        return cls(**json.loads(os.environ.get(VARIABLE) or "{}"))

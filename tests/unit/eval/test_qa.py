@@ -7,15 +7,20 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from eval import paper_numbers, plan, qa, results, retriever, search, tables
-from eval.questions import EvalError
+from eval import results, tables
 from eval.run import main
 from eval.suites import SUITES
+from sg_rlhf.tasks.questions import EvalError
+from sg_rlhf.tasks.search import qa_sets, serving
+from sg_rlhf.tasks.search import suite as search
+from sg_rlhf.tasks.search.grading import score
+from sg_rlhf.tasks.search.paper import QA
 from sg_rlhf.tasks.search.prompt import build_prompt
+from sg_rlhf.tasks.suite import load_questions
 
 SUITE = SUITES["qa"]
-NAMES = [qa_set.name for qa_set in qa.SETS]
-BAMBOOGLE = qa.SETS[-1]
+NAMES = [qa_set.name for qa_set in qa_sets.SETS]
+BAMBOOGLE = qa_sets.SETS[-1]
 TINY = Path(__file__).parents[3] / "sg_rlhf" / "tiny" / "search_tiny"
 ENVIRONMENT = {"date": "2026-01-02T03:04:05Z", "versions": {"torch": "1"}, "commit": "a" * 40}
 
@@ -31,7 +36,7 @@ def write(path: Path, count: int) -> Path:
 
 
 def test_the_sets_are_the_papers():
-    assert sum(qa_set.size for qa_set in qa.SETS) == 51713
+    assert sum(qa_set.size for qa_set in qa_sets.SETS) == 51713
     assert [b.size for b in SUITE.select(["general"])] == [3610, 11313, 14267]
     assert [b.size for b in SUITE.select(["multihop"])] == [7405, 12576, 2417, 125]
     assert len(SUITE.average) == 7
@@ -47,8 +52,8 @@ def test_a_file_is_found_under_flashrags_name_or_a_flat_one(name, tmp_path):
     path = write(tmp_path / name, 9)
     write(tmp_path / "bamboogle_dev9.jsonl", 9)  # another split
     write(tmp_path / "bamboogle_old_9.jsonl", 9)
-    assert qa.find_file(BAMBOOGLE, tmp_path) == path
-    found, (source,) = qa.questions(BAMBOOGLE, tmp_path)
+    assert qa_sets.find_file(BAMBOOGLE, tmp_path) == path
+    found, (source,) = qa_sets.questions(BAMBOOGLE, tmp_path)
     assert (source.name, source.rows) == (name, 9)
     assert [q.id for q in found] == [f"q{i}" for i in range(9)]
     assert found[3].gold == ["3", "No. 3"]
@@ -58,17 +63,17 @@ def test_two_flat_files_are_refused_and_the_published_one_wins(tmp_path):
     write(tmp_path / "bamboogle_5.jsonl", 5)
     write(tmp_path / "bamboogle_6.jsonl", 6)
     with pytest.raises(EvalError, match=r"bamboogle_5.jsonl and bamboogle_6.jsonl are both"):
-        qa.find_file(BAMBOOGLE, tmp_path)
+        qa_sets.find_file(BAMBOOGLE, tmp_path)
     published = write(tmp_path / "bamboogle" / "test.jsonl", 7)
-    assert qa.find_file(BAMBOOGLE, tmp_path) == published
+    assert qa_sets.find_file(BAMBOOGLE, tmp_path) == published
 
 
 def test_more_questions_than_the_set_has_are_no_sample(tmp_path):
     write(tmp_path / "bamboogle.jsonl", 125)
-    assert len(qa.questions(BAMBOOGLE, tmp_path)[0]) == 125
+    assert len(qa_sets.questions(BAMBOOGLE, tmp_path)[0]) == 125
     write(tmp_path / "bamboogle.jsonl", 126)
     with pytest.raises(EvalError, match=r"126 questions, but Bamboogle's test set has 125"):
-        qa.questions(BAMBOOGLE, tmp_path)
+        qa_sets.questions(BAMBOOGLE, tmp_path)
 
 
 def test_sets_without_a_file_are_skipped_and_named(tmp_path, capsys):
@@ -85,9 +90,7 @@ def test_a_limit_draws_by_seed_and_a_larger_one_keeps_the_smaller(tmp_path):
     write(tmp_path / "bamboogle.jsonl", 100)
 
     def ids(limit, seed):
-        ((_, questions, _),) = plan.load_questions(
-            SUITE.select(["bamboogle"]), tmp_path, limit, seed
-        )
+        ((_, questions, _),) = load_questions(SUITE.select(["bamboogle"]), tmp_path, limit, seed)
         return [question.id for question in questions]
 
     everything = ids(None, 0)
@@ -102,25 +105,25 @@ def test_a_limit_draws_by_seed_and_a_larger_one_keeps_the_smaller(tmp_path):
 def test_prompts():
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     text = "Who wrote Faust?"
-    assert qa.prompt_of(text, "raw", True, tokenizer) == build_prompt(text)
-    assert qa.prompt_of(text, "short", True, tokenizer) == build_prompt(text, "short")
-    chat = qa.prompt_of(text, "chat", True, tokenizer)
+    assert qa_sets.prompt_of(text, "raw", True, tokenizer) == build_prompt(text)
+    assert qa_sets.prompt_of(text, "short", True, tokenizer) == build_prompt(text, "short")
+    chat = qa_sets.prompt_of(text, "chat", True, tokenizer)
     assert chat.startswith("<|im_start|>user\nAnswer the") and build_prompt(text) in chat
     assert chat.endswith("<|im_start|>assistant\n")
-    closed = qa.prompt_of(text, "raw", False, tokenizer)
+    closed = qa_sets.prompt_of(text, "raw", False, tokenizer)
     assert closed.endswith("Question: Who wrote Faust?\n")
     assert "search" not in closed and "<answer>" in closed
     tokenizer.chat_template = None
     with pytest.raises(EvalError, match="no chat template; expected raw or short"):
-        qa.prompt_of(text, "chat", True, tokenizer)
+        qa_sets.prompt_of(text, "chat", True, tokenizer)
 
 
 def test_the_grade_is_exact_match_of_any_gold():
-    assert qa.grade_answer("The Moon!", ["sun", "moon"]).correct
-    assert not qa.grade_answer("the full moon", ["sun", "moon"]).correct
-    missing = qa.grade_answer(None, ["moon"])
+    assert score("The Moon!", ["sun", "moon"]).correct
+    assert not score("the full moon", ["sun", "moon"]).correct
+    missing = score(None, ["moon"])
     assert (missing.correct, missing.extracted, missing.reason) == (False, None, "no_answer")
-    (read,) = qa.grade([("<think> x </think><answer> Moon </answer>", ["moon"])])
+    (read,) = search.grade_responses([("<think> x </think><answer> Moon </answer>", ["moon"])])
     assert read.correct and read.extracted == "Moon"
 
 
@@ -133,7 +136,7 @@ def test_the_grade_is_exact_match_of_any_gold():
     ],
 )
 def test_an_address_may_leave_the_path_out(given, posted):
-    assert retriever.address(given) == posted
+    assert serving.address(given) == posted
 
 
 def arguments(**given):
@@ -269,16 +272,14 @@ def test_search_statistics():
 
 def test_the_papers_rows_are_there_and_marked():
     text = tables.markdown(report(["nq"], 4), SUITE)
-    assert text.count("*paper*, Table 2 |") == len(paper_numbers.QA) == 6
+    assert text.count("*paper*, Table 2 |") == len(QA) == 6
     row = "41.80 | 52.30 | 39.10 | 24.50 | 20.30 | 5.00 | 8.00 | 27.29"
     assert f"| Qwen2.5-3B + GRPO-SG | *paper*, Table 2 | {row} |" in text
 
 
 def test_which_of_the_papers_averages_are_means_of_its_columns():
-    means = {name: sum(row[:7]) / 7 for name, row in paper_numbers.QA.items()}
+    means = {name: sum(row[:7]) / 7 for name, row in QA.items()}
     wrong = {
-        name: round(mean, 2)
-        for name, mean in means.items()
-        if abs(mean - paper_numbers.QA[name][7]) > 0.011
+        name: round(mean, 2) for name, mean in means.items() if abs(mean - QA[name][7]) > 0.011
     }
     assert wrong == {"Qwen3-4B + GRPO": 35.51, "Qwen3-4B + GRPO-SG": 39.67}

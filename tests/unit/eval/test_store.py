@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from eval.questions import EvalError
 from eval.store import Store, differences
+from sg_rlhf.tasks.questions import EvalError
 
 REQUEST = {"suite": "kk", "model": {"fingerprint": "a"}, "seed": 0}
 

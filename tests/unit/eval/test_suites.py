@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from eval import data, plan
-from eval.questions import EvalError, Question, Settings
-from eval.suites import SUITES, Benchmark
+from eval import plan
+from eval.suites import SUITES
 from sg_rlhf.tasks.kk.data import read_parquet
 from sg_rlhf.tasks.kk.prompt import build_prompt
+from sg_rlhf.tasks.questions import EvalError, Question, limited, questions_hash
+from sg_rlhf.tasks.suite import Benchmark, Loaded, Sampling
 
 TASKS = Path(__file__).parents[3] / "eval" / "lm_eval_tasks"
 # Of one turn, so that a response is a completion; the others are dialogues (test_qa.py).
@@ -17,18 +18,18 @@ BENCHMARKS = {b.name: b for name in ("math", "kk") for b in SUITES[name].benchma
 
 
 def test_settings_and_sizes_are_the_published_ones():
-    sampled = Settings(temperature=1.0, max_tokens=4096, n=16, top_p=1.0)
-    greedy = Settings(temperature=0.0, max_tokens=4096)
+    sampled = Sampling(temperature=1.0, max_tokens=4096, n=16, top_p=1.0)
+    greedy = Sampling(temperature=0.0, max_tokens=4096)
     assert {name: (b.size, b.settings) for name, b in BENCHMARKS.items()} == {
         "olympiadbench": (675, greedy),
         "minerva": (272, greedy),
         "math500": (500, greedy),
         "amc": (83, sampled),
         "aime": (30, sampled),
-        "official": (700, Settings(temperature=0.0, max_tokens=2048)),
-        "logic_rl": (700, Settings(temperature=1.0, max_tokens=8192)),
+        "official": (700, Sampling(temperature=0.0, max_tokens=2048)),
+        "logic_rl": (700, Sampling(temperature=1.0, max_tokens=8192)),
         "paper_greedy": (700, greedy),
-        "paper_t1": (700, Settings(temperature=1.0, max_tokens=4096)),
+        "paper_t1": (700, Sampling(temperature=1.0, max_tokens=4096)),
     }
     assert BENCHMARKS["aime"].pass_at == (16,)
     assert len(SUITES["math"].average) == 6
@@ -90,7 +91,7 @@ def test_sizes_outside_the_files_are_generated_the_same_each_time(puzzle_folder,
     assert questions == again
     assert sources[0].name == "generated people=2 seed=0"
     assert sources[-1].name == "generated people=8 seed=0"
-    assert data.questions_hash(questions) == data.questions_hash(again)
+    assert questions_hash(questions) == questions_hash(again)
 
 
 def test_a_file_with_too_few_puzzles_is_named(puzzle_folder, tmp_path):
@@ -120,17 +121,17 @@ def test_offline_without_files_says_what_to_do(name, monkeypatch, tmp_path):
 
 def test_a_limit_takes_from_every_group():
     questions = [Question(f"{g}{i}", "p", "g", g) for g in "abc" for i in range(4)]
-    kept = data.limited(questions, 7)
+    kept = limited(questions, 7)
     assert [question.id for question in kept] == ["a0", "a1", "a2", "b0", "b1", "c0", "c1"]
-    assert data.limited(questions, None) == questions
-    assert data.limited(questions, 100) == questions
+    assert limited(questions, None) == questions
+    assert limited(questions, 100) == questions
 
 
 def test_responses_are_cut_to_what_the_context_leaves():
     benchmark = BENCHMARKS["aime"]
     questions = [Question(str(n), "x" * n, ["1"]) for n in (10, 500, 999, 1000, 2000)]
     tasks = plan.make_tasks(
-        [(benchmark, questions, [])], lambda ps: [[7] * len(p) for p in ps], 1000
+        [Loaded(benchmark, questions, [])], lambda ps: [[7] * len(p) for p in ps], 1000
     )
     assert tasks[0].max_tokens == [990, 500, 1, 0, 0]
     assert tasks[0].describe()["context_cuts"] == {
@@ -139,7 +140,7 @@ def test_responses_are_cut_to_what_the_context_leaves():
         "prompts_too_long": 2,
     }
     free = plan.make_tasks(
-        [(benchmark, questions, [])], lambda ps: [[7] * len(p) for p in ps], 9000
+        [Loaded(benchmark, questions, [])], lambda ps: [[7] * len(p) for p in ps], 9000
     )
     assert set(free[0].max_tokens) == {4096}
     assert plan.context_needed(free) == 2000 + 4096
@@ -148,7 +149,7 @@ def test_responses_are_cut_to_what_the_context_leaves():
 def test_samples_are_complete_longest_first_and_each_has_its_own_seed():
     questions = [Question(str(n), "x" * n, ["1"]) for n in (10, 30, 20)]
     tasks = plan.make_tasks(
-        [(BENCHMARKS["aime"], questions, [])], lambda ps: [[7] * len(p) for p in ps], None
+        [Loaded(BENCHMARKS["aime"], questions, [])], lambda ps: [[7] * len(p) for p in ps], None
     )
     samples = plan.samples(tasks, seed=0, known_ids=True)
     assert [s.question.id for s in samples] == ["30"] * 16 + ["20"] * 16 + ["10"] * 16

@@ -3,8 +3,11 @@
 import pytest
 from rich.console import Console
 
-from eval import paper_numbers, results, tables
-from eval.suites import SUITES, Benchmark
+from eval import results, tables
+from eval.suites import SUITES
+from sg_rlhf.tasks.kk.paper import KK
+from sg_rlhf.tasks.math.paper import MATH
+from sg_rlhf.tasks.suite import Benchmark
 
 ENVIRONMENT = {"date": "2026-01-02T03:04:05Z", "versions": {"torch": "1"}, "commit": "a" * 40}
 
@@ -89,21 +92,21 @@ def test_a_limited_run_says_so():
 def test_every_row_of_the_paper_is_there_and_marked():
     text = tables.markdown(report("math", ["aime"]), SUITES["math"])
     paper = [line for line in text.splitlines() if "*paper*, Table 1 |" in line]
-    assert len(paper) == len(paper_numbers.MATH) == 5
+    assert len(paper) == len(MATH) == 5
     numbers = "38.48 | 32.35 | 79.40 | 46.84 | 43.33 | 18.13 | 43.09"
     assert f"| DSR + GRPO-SG | *paper*, Table 1 | {numbers} |" in paper
     text = tables.markdown(report("kk", ["official"], 70), SUITES["kk"])
-    for table, rows in paper_numbers.KK.items():
+    for table, rows in KK.items():
         assert text.count(f"*paper*, {table}") == len(rows)
 
 
-@pytest.mark.parametrize("values", paper_numbers.MATH.values(), ids=paper_numbers.MATH)
+@pytest.mark.parametrize("values", MATH.values(), ids=MATH)
 def test_the_papers_averages_are_means_of_its_six_columns(values):
     assert sum(values[:6]) / 6 == pytest.approx(values[6], abs=0.011)
 
 
 def test_the_papers_puzzle_averages_are_means_of_five_sizes():
-    for rows in paper_numbers.KK.values():
+    for rows in KK.values():
         for values in rows.values():
             assert sum(values[:5]) / 5 == pytest.approx(values[5], abs=0.0101)
 

@@ -17,9 +17,9 @@ from sg_rlhf.measure import fixed_batch
 from sg_rlhf.measure.batch_loss import UNIFORM, BatchLoss, Surrogate
 from sg_rlhf.measure.checkpoint import MeasureError, TokenRow, passes, responses, vocabulary
 from sg_rlhf.measure.fixed_batch import BatchRow, FixedBatch, from_responses
-from sg_rlhf.tiny.kk import KK
+from sg_rlhf.tiny.build import shipped
 
-TOKENIZER = AutoTokenizer.from_pretrained(KK.shipped)
+TOKENIZER = AutoTokenizer.from_pretrained(shipped("kk"))
 WIDE = TokenWeightConfig(lower=0.5, upper=1.5)
 
 

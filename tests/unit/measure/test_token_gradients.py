@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from sg_rlhf.algo.shaping import TokenWeightConfig
 from sg_rlhf.measure import token_gradients
 from sg_rlhf.measure.token_gradients import EDGES, Point, stratified, summarise
-from sg_rlhf.tiny.kk import KK
+from sg_rlhf.tiny.build import shipped
 
 MODEL = "module:sg_rlhf.tiny.kk_tiny"
 PROMPT, RESPONSE = "Try", "Guess</think><answer>(1) Luke ok"
@@ -39,8 +39,8 @@ def measured(tmp_path_factory):
 def test_norms_are_autograds_and_finite_differences(measured):
     """One plain backward per token, with another attention; and the slope along the gradient."""
     points = [point for point in measured[0] if point["row"] == 0]
-    tokenizer = AutoTokenizer.from_pretrained(KK.shipped)
-    model = AutoModelForCausalLM.from_pretrained(KK.shipped, dtype=torch.float64).eval()
+    tokenizer = AutoTokenizer.from_pretrained(shipped("kk"))
+    model = AutoModelForCausalLM.from_pretrained(shipped("kk"), dtype=torch.float64).eval()
     prompt, response = tokenizer(PROMPT)["input_ids"], tokenizer(RESPONSE)["input_ids"]
     ids = torch.tensor([[*prompt, *response]])
     params = list(model.parameters())

@@ -11,7 +11,7 @@ from ray.runtime_env.runtime_env import _merge_runtime_env
 
 from sg_rlhf.overlay import cluster
 
-ARGS = SimpleNamespace(sg=SimpleNamespace(rotary_fp32=True, search=None, weighting={}))
+ARGS = SimpleNamespace(sg=SimpleNamespace(rotary_fp32=True, domains={}, weighting={}))
 
 
 @pytest.mark.parametrize("platform", ["cuda", "cpu"])

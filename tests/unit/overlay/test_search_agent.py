@@ -42,7 +42,7 @@ from sg_rlhf.overlay.samples import SGSamplesGenerator
 from sg_rlhf.overlay.search_agent import AgentExecutor
 from sg_rlhf.tasks.search.codec import TokenizerCodec
 from sg_rlhf.tasks.search.protocol import CORRECTION, STOP
-from sg_rlhf.tasks.search.settings import VARIABLE, SearchSettings
+from sg_rlhf.tasks.search.settings import SearchSettings
 from tests.unit.tasks.search.http_retriever import Retriever, passages, running
 
 END_OF_TURN = "<|im_end|>"
@@ -361,7 +361,7 @@ def test_no_passage_found_is_told_to_the_model(retriever: Retriever) -> None:
 def test_upstream_loads_the_file_with_the_settings_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(VARIABLE, SearchSettings(topk=7, max_turns=1).to_variable())
+    monkeypatch.setenv(SearchSettings.variable(), SearchSettings(topk=7, max_turns=1).to_variable())
     path = local_path("train.agent_func_path", "module:sg_rlhf.overlay.search_agent")
     executor = _load_agent_executor(path)
     assert executor.settings == SearchSettings(topk=7, max_turns=1)

@@ -28,7 +28,7 @@ def test_every_figure_is_there_for_a_whole_run(tmp_path: Path) -> None:
     text = build(write_run(tmp_path / "run", sets=True))
     for entry in page.catalogue.FIGURES:
         assert f'<figure id="figure-{entry.key}"' in text, entry.key
-    assert "Accuracy by puzzle size" in text and "held_out: 3 people" in text
+    assert "Accuracy by source" in text and "held_out: 3 people" in text
     assert "every token trained on" in text
     assert ": 1 spike<" in text
     ids = re.findall(r'\bid="([^"]+)"', text)

@@ -490,3 +490,28 @@ def test_tables_are_written_from_the_cells_that_are_there(
     printed = capsys.readouterr()
     assert f"failed: page of base: {run_dir}: not a run" in printed.err
     assert printed.err.count("\n") == 1 and str(out / "results.md") in printed.out
+
+
+def test_the_data_is_made_by_the_studys_domain(tmp_path: Path) -> None:
+    sets = {
+        "pairs": "--source arithmetic --generate count=6 test_count=2",
+        "small": "people=2 per_size=2 test_per_size=1",
+    }
+    for domain, name in (("math", "pairs"), ("kk", "small")):
+        path = write(tmp_path, domain=domain, data={name: sets[name]})
+        runner = study_runner.Runner(load_study(path), tmp_path, tmp_path / "runs", 1)
+        runner.make_data()
+        manifest = json.loads((runner.data / name / "manifest.json").read_text())
+        assert manifest["task"] == domain
+
+
+def test_a_domain_that_is_not_there_is_one_line_and_another_one_is_another_cell(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigError, match=r"small.yaml: domain: domain 'kkk': expected one of kk"):
+        load_study(write(tmp_path, domain="kkk"))
+    fingerprints = []
+    for changes in ({}, {"domain": "kk"}, {"domain": "math"}):
+        study = load_study(write(tmp_path, **changes))
+        fingerprints.append(study.fingerprint(next(study.cells())))
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]

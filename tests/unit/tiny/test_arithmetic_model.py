@@ -11,11 +11,13 @@ from transformers import AutoTokenizer
 
 from sg_rlhf.tasks.math.arithmetic import NAMES, THINGS, generate, problems, trace
 from sg_rlhf.tasks.math.prompt import SUFFIX, prompt_of
-from sg_rlhf.tiny.arithmetic import ARITHMETIC, ArithmeticWarmStart, held_out_problems, phrases
-from sg_rlhf.tiny.tokenizer import CONTROL, EOS, build_tokenizer
+from sg_rlhf.tasks.math.tiny import TINY, ArithmeticWarmStart, held_out_problems, phrases
+from sg_rlhf.tasks.tiny import EOS
+from sg_rlhf.tiny.build import shipped
+from sg_rlhf.tiny.tokenizer import CONTROL, build_tokenizer
 from tests.unit.tiny.texts import texts_with
 
-TOKENIZER = AutoTokenizer.from_pretrained(ARITHMETIC.shipped)
+TOKENIZER = AutoTokenizer.from_pretrained(shipped("math"))
 RECIPE = ArithmeticWarmStart()
 
 
@@ -38,7 +40,7 @@ def test_any_text_survives(text):
 
 def test_the_code_builds_the_shipped_tokenizer():
     """A changed template or name changes ids, and the shipped weights would read nonsense."""
-    assert build_tokenizer(ARITHMETIC).get_vocab() == TOKENIZER.get_vocab()
+    assert build_tokenizer(TINY).get_vocab() == TOKENIZER.get_vocab()
 
 
 def test_every_phrase_name_and_digit_is_one_token():
@@ -61,7 +63,7 @@ def test_prompts_and_responses_are_short_and_survive_apart():
     assert max(len(encode(prompt)) for prompt, _ in demos) <= 24
     rng = random.Random(0)
     longest = max(len(encode(trace(p, rng, "columns", 0.3))) for p in generate(2000, seed=7))
-    assert longest < ARITHMETIC.max_new_tokens
+    assert longest < TINY.max_new_tokens
 
 
 def test_demonstrations_depend_on_the_seed_alone():
@@ -71,15 +73,15 @@ def test_demonstrations_depend_on_the_seed_alone():
 
 def test_shares_of_the_mixture():
     mixed = [response for _, response in demonstrations(3000, clean=False)]
-    share = sum(ARITHMETIC.guess in response for response in mixed) / len(mixed)
+    share = sum(TINY.guess in response for response in mixed) / len(mixed)
     assert share == pytest.approx(RECIPE.guess_share, abs=0.03)
     clean = [response for _, response in demonstrations(500, clean=True)]
-    assert not any(ARITHMETIC.guess in response for response in clean)
+    assert not any(TINY.guess in response for response in clean)
 
 
 def test_no_demonstration_is_held_out_or_in_the_data_commands_test_split():
     shown = {prompt for clean in (True, False) for prompt, _ in demonstrations(5000, clean=clean)}
-    assert not shown & {ARITHMETIC.prompt(problem) for problem in held_out_problems()}
+    assert not shown & {TINY.prompt(problem) for problem in held_out_problems()}
     for seed in (0, 1):
         test_split = problems(200, seed, held_out=True, max_operands=3, max_digits=2)
         assert not shown & {prompt_of(text) for text, _ in test_split}
@@ -99,4 +101,5 @@ def test_no_demonstration_is_held_out_or_in_the_data_commands_test_split():
 )
 def test_the_last_complete_box_is_graded(response, correct, well_formed):
     problem = next(p for p in generate(5000, seed=0) if p.gold == "96")
-    assert ARITHMETIC.grade(response, problem) == (correct, well_formed)
+    found = TINY.grade(response, problem)
+    assert (found.correct, found.format_ok) == (correct, well_formed)

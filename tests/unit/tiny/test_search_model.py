@@ -12,20 +12,22 @@ from sg_rlhf.config import load_config
 from sg_rlhf.tasks.search import encyclopedia
 from sg_rlhf.tasks.search.protocol import CORRECTION, parse_action
 from sg_rlhf.tasks.search.settings import SearchSettings
-from sg_rlhf.tasks.search.traces import search_trace
-from sg_rlhf.tiny.build import check
-from sg_rlhf.tiny.search import (
-    SEARCH,
+from sg_rlhf.tasks.search.tiny import (
+    TINY,
     SearchWarmStart,
+    Turn,
     held_out_problems,
     held_out_turns,
     phrases,
     turns_of,
 )
-from sg_rlhf.tiny.tokenizer import CONTROL, EOS, build_tokenizer
+from sg_rlhf.tasks.search.traces import search_trace
+from sg_rlhf.tasks.tiny import EOS
+from sg_rlhf.tiny.build import check, shipped
+from sg_rlhf.tiny.tokenizer import CONTROL, build_tokenizer
 from tests.unit.config.test_config import CONFIGS
 
-TOKENIZER = build_tokenizer(SEARCH)
+TOKENIZER = build_tokenizer(TINY)
 
 
 def encode(text: str) -> list[int]:
@@ -37,11 +39,11 @@ def demonstrations(n: int, *, clean: bool, seed: int = 0) -> list[tuple[str, str
 
 
 def test_the_shipped_build_is_that_of_the_recipe_and_the_code() -> None:
-    manifest = check(SEARCH.shipped)
+    manifest = check(shipped("search"))
     assert manifest["recipe"] == asdict(SearchWarmStart())
-    shipped = AutoTokenizer.from_pretrained(SEARCH.shipped)
+    built = AutoTokenizer.from_pretrained(shipped("search"))
     # A changed template or name changes ids, and the shipped weights would read nonsense.
-    assert shipped.get_vocab() == TOKENIZER.get_vocab()
+    assert built.get_vocab() == TOKENIZER.get_vocab()
     # It can read an answer out of a passage, and has not the habit of searching for it.
     assert manifest["greedy"]["accuracy_answer_after_1"] > 0.95
     assert manifest["sampled_at_0.7"]["accuracy_search_after_0"] < 0.6
@@ -62,7 +64,7 @@ def test_a_dialogue_encodes_the_same_whole_and_in_pieces() -> None:
 
 def test_the_recipes_budgets_hold_the_longest_dialogue() -> None:
     config = load_config(CONFIGS / "search" / "grpo_sg_tiny_cpu.yaml")
-    chosen: Any = config.sg.search
+    chosen: Any = config.sg.domains["search"]
     assert isinstance(chosen, SearchSettings)
     for problem in held_out_problems():
         trace = search_trace(problem)
@@ -118,16 +120,20 @@ def test_demonstrations_depend_on_the_seed_alone() -> None:
 
 
 def test_the_grade_of_a_turn_is_its_action() -> None:
+    def verdict(response: str, turn: Turn) -> tuple[bool, bool]:
+        found = TINY.grade(response, turn)
+        return found.correct, found.format_ok
+
     turns = held_out_turns()
-    assert {SEARCH.group(turn) for turn in turns} == {
+    assert {TINY.group(turn) for turn in turns} == {
         "search_after_0", "search_after_1", "answer_after_1", "answer_after_2",
     }  # fmt: skip
     for turn in turns[:50]:
         action = turn.expected
         right = f"<{action.kind}> {action.content} </{action.kind}>"
-        assert SEARCH.grade(right + EOS, turn) == (True, True)
-        assert SEARCH.grade("<search> Nobody </search>" + EOS, turn) == (False, True)
-        assert SEARCH.grade(right.removesuffix(">") + EOS, turn) == (False, False)
+        assert verdict(right + EOS, turn) == (True, True)
+        assert verdict("<search> Nobody </search>" + EOS, turn) == (False, True)
+        assert verdict(right.removesuffix(">") + EOS, turn) == (False, False)
         assert parse_action(right) == action
 
 

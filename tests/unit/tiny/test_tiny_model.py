@@ -10,28 +10,30 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sg_rlhf.measure.rollouts import sample_responses
-from sg_rlhf.tiny.build import DOMAINS, build, check, main, measure, new_model
-from sg_rlhf.tiny.kk import KK
+from sg_rlhf.tasks.kk.tiny import TINY as KK
+from sg_rlhf.tasks.registry import DOMAINS
+from sg_rlhf.tiny.build import build, check, find, main, measure, new_model
+from sg_rlhf.tiny.build import shipped as folder_of
 from sg_rlhf.tiny.tokenizer import build_tokenizer
 
 
 @pytest.fixture(scope="module", params=DOMAINS)
 def shipped(request):
-    domain = DOMAINS[request.param]
-    model = AutoModelForCausalLM.from_pretrained(domain.shipped, dtype=torch.float32).eval()
-    return domain, model, AutoTokenizer.from_pretrained(domain.shipped)
+    folder = folder_of(request.param)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return find(request.param), model, AutoTokenizer.from_pretrained(folder)
 
 
 @pytest.mark.parametrize("name", DOMAINS)
 def test_files_match_the_manifest(name):
-    folder = DOMAINS[name].shipped
+    folder = folder_of(name)
     manifest = check(folder)
     assert manifest["parameters"] == 855_168
     assert sum(file.stat().st_size for file in folder.iterdir()) < 2_000_000
 
 
 def test_a_changed_file_is_named(tmp_path):
-    copy = shutil.copytree(KK.shipped, tmp_path / "copy")
+    copy = shutil.copytree(folder_of("kk"), tmp_path / "copy")
     (copy / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"config\.json: SHA-256 is"):
         check(copy)
@@ -42,8 +44,8 @@ def test_a_changed_file_is_named(tmp_path):
 
 @pytest.mark.parametrize("name", DOMAINS)
 def test_the_shipped_recipe_is_the_default(name):
-    domain = DOMAINS[name]
-    assert check(domain.shipped)["recipe"] == json.loads(json.dumps(vars(domain.recipe)))
+    domain = find(name)
+    assert check(folder_of(name))["recipe"] == json.loads(json.dumps(vars(domain.recipe)))
 
 
 def test_shipped_model_is_well_formed_and_fallible(shipped):
@@ -57,7 +59,7 @@ def test_shipped_model_is_well_formed_and_fallible(shipped):
 
 @pytest.mark.parametrize("name", DOMAINS)
 def test_weights_are_bf16(name):
-    model = AutoModelForCausalLM.from_pretrained(DOMAINS[name].shipped, dtype="auto")
+    model = AutoModelForCausalLM.from_pretrained(folder_of(name), dtype="auto")
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
 
 
@@ -83,7 +85,7 @@ def test_sampling_stops_at_the_limit():
 @pytest.mark.parametrize("name", DOMAINS)
 def test_build_writes_a_checkpoint_that_loads(tmp_path, name):
     out = tmp_path / "tiny"
-    domain = DOMAINS[name]
+    domain = find(name)
     recipe = replace(domain.recipe, steps=2, rows=2)
     manifest = build(domain, out, recipe, seed=0, eval_limit=4, progress=False)
     assert check(out) == json.loads(json.dumps(manifest))
@@ -96,7 +98,7 @@ def test_build_writes_a_checkpoint_that_loads(tmp_path, name):
         build(domain, out, recipe, seed=0)
 
 
-@pytest.mark.parametrize("options", [["--steps", "0"], ["--threads", "0"]])
+@pytest.mark.parametrize("options", [["--steps", "0"], ["--threads", "0"], ["--domain", "kkk"]])
 def test_bad_options_are_one_line_and_status_2(tmp_path, capsys, options):
     assert main(["--out", str(tmp_path / "x"), *options]) == 2
     assert capsys.readouterr().err.count("\n") == 1

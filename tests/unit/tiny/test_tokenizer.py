@@ -10,12 +10,14 @@ from transformers import AutoTokenizer
 from sg_rlhf.tasks.kk.prompt import build_chat_prompt, build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate
 from sg_rlhf.tasks.kk.render import NAMES
+from sg_rlhf.tasks.kk.tiny import TINY, phrases
 from sg_rlhf.tasks.kk.traces import trace
-from sg_rlhf.tiny.kk import KK, phrases
-from sg_rlhf.tiny.tokenizer import CONTROL, EOS, build_tokenizer
+from sg_rlhf.tasks.tiny import EOS
+from sg_rlhf.tiny.build import shipped
+from sg_rlhf.tiny.tokenizer import CONTROL, build_tokenizer
 from tests.unit.tiny.texts import texts_with
 
-TOKENIZER = AutoTokenizer.from_pretrained(KK.shipped)
+TOKENIZER = AutoTokenizer.from_pretrained(shipped("kk"))
 
 
 def encode(text: str) -> list[int]:
@@ -78,9 +80,9 @@ def test_special_tokens():
 
 def test_the_code_builds_the_shipped_tokenizer():
     """A changed name, frame or prompt changes ids, and the shipped weights would read nonsense."""
-    assert build_tokenizer(KK).get_vocab() == TOKENIZER.get_vocab()
+    assert build_tokenizer(TINY).get_vocab() == TOKENIZER.get_vocab()
 
 
 def test_too_small_a_vocabulary_is_refused():
     with pytest.raises(ValueError, match="vocab_size must be at least 3"):
-        build_tokenizer(KK, vocab_size=300)
+        build_tokenizer(TINY, vocab_size=300)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sg_rlhf.tasks.kk.data import generate_splits
+from sg_rlhf.tasks.kk.tiny import TINY, WarmStart, held_out_puzzles
 from sg_rlhf.tiny.build import new_model
-from sg_rlhf.tiny.kk import KK, WarmStart, held_out_puzzles
 from sg_rlhf.tiny.tokenizer import build_tokenizer
 from sg_rlhf.tiny.warm_start import (
     Demonstration,
@@ -17,7 +17,7 @@ from sg_rlhf.tiny.warm_start import (
     train,
 )
 
-TOKENIZER = build_tokenizer(KK)
+TOKENIZER = build_tokenizer(TINY)
 SHORT = WarmStart(steps=5, rows=2)
 
 

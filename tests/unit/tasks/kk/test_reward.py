@@ -14,11 +14,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sg_rlhf.tasks.kk import reward
-from sg_rlhf.tasks.kk.grading import Reason, parse_answer_key
+from sg_rlhf.tasks.kk.domain import KK
+from sg_rlhf.tasks.kk.grading import Reason, parse_answer_key, score
 from sg_rlhf.tasks.kk.prompt import build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate
 from sg_rlhf.tasks.kk.render import render_answer
-from sg_rlhf.tasks.kk.reward import response_of, score
+from sg_rlhf.tasks.reward import response_of
 
 PUZZLES = [puzzle for n in range(2, 9) for puzzle in generate(n, 12, seed=9)]
 GOLD = "(1) Zoey is a knight\n(2) Jack is a knave\n(3) Mia is a knight"
@@ -58,7 +59,7 @@ def test_gold_and_every_flip(puzzle):
         text = answered(render_answer(puzzle.names, flipped))
         result = score(text, gold)
         assert (result.reward, result.correct, result.reason) == (-0.5, False, Reason.WRONG)
-        assert result.n_right == puzzle.n_people - 1
+        assert result.extracted == render_answer(puzzle.names, flipped)
         assert score(text, gold, "table5").reward == -2.5
     nobody = answered(render_answer(puzzle.names, [not k for k in puzzle.solution]))
     assert score(nobody, gold).reward == -0.5
@@ -228,7 +229,7 @@ PROMPT = build_prompt(PUZZLES[0].quiz)
     ],
 )
 def test_only_the_response_is_graded(query_of, response):
-    assert response_of(query_of(PROMPT, response), PROMPT) == response
+    assert response_of(query_of(PROMPT, response), PROMPT, KK.prompt_end) == response
 
 
 def load_as_upstream(name: str) -> ModuleType:

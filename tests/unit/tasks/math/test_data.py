@@ -10,23 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sg_rlhf.tasks.math import data
+from sg_rlhf.common.dataset_folder import sha256_of
+from sg_rlhf.common.pinned_file import Origin, git_blob_of
+from sg_rlhf.common.rows import DataError
+from sg_rlhf.tasks.labels import label_of
+from sg_rlhf.tasks.math import published
 from sg_rlhf.tasks.math.answer_types import answer_type
-from sg_rlhf.tasks.math.data import (
-    DSR_UNIFORM,
-    EVAL_SETS,
-    ORZ_57K,
-    DataError,
-    MathRow,
-    Origin,
-    git_blob_of,
-    golds_of,
-    hold_out,
-    label_of,
-    read_eval_set,
-    read_rows,
-    to_records,
-)
+from sg_rlhf.tasks.math.data import MathRow, golds_of, hold_out, read_rows, to_records
+from sg_rlhf.tasks.math.published import DSR_UNIFORM, EVAL_SETS, ORZ_57K, read_eval_set
 from tests.unit.tasks.math.fixtures import (
     SUFFIX,
     orz_row,
@@ -238,9 +229,9 @@ def small_amc(tmp_path, monkeypatch):
     golds = (142.0, 144.0, 3.5)
     rows = [reference_row(f"P{i}", gold, i, "amc_dsr") for i, gold in enumerate(golds)]
     path = write_parquet(tmp_path / "amc_eval.parquet", rows)
-    origin = Origin("a/b", "c" * 40, "data/amc_dsr.parquet", sha256=data.sha256_of(path))
+    origin = Origin("a/b", "c" * 40, "data/amc_dsr.parquet", sha256=sha256_of(path))
     pinned = replace(EVAL_SETS["amc"], rows=3, origin=origin)
-    monkeypatch.setattr(data, "EVAL_SETS", {**EVAL_SETS, "amc": pinned})
+    monkeypatch.setattr(published, "EVAL_SETS", {**EVAL_SETS, "amc": pinned})
     return path
 
 
@@ -256,17 +247,17 @@ def test_read_eval_set(small_amc):
 
 def test_a_wrong_eval_file_is_named_with_what_was_expected(small_amc, monkeypatch):
     folder = small_amc.parent
-    pinned = data.EVAL_SETS["amc"]
+    pinned = published.EVAL_SETS["amc"]
     with pytest.raises(DataError, match="'gsm8k': unknown, expected one of aime, amc, math500"):
         read_eval_set("gsm8k", folder)
     with pytest.raises(
         DataError, match=r"aime_eval.parquet: no such file, expected AIME 2024 \(30"
     ):
         read_eval_set("aime", folder)
-    monkeypatch.setattr(data, "EVAL_SETS", {"amc": replace(pinned, rows=83)})
+    monkeypatch.setattr(published, "EVAL_SETS", {"amc": replace(pinned, rows=83)})
     with pytest.raises(DataError, match=r"amc_eval.parquet: 3 rows, expected 83"):
         read_eval_set("amc", folder)
-    monkeypatch.setattr(data, "EVAL_SETS", {"amc": pinned})
+    monkeypatch.setattr(published, "EVAL_SETS", {"amc": pinned})
     write_parquet(small_amc, [reference_row("P", 1.0)])
     with pytest.raises(DataError) as error:
         read_eval_set("amc", folder)

@@ -159,12 +159,14 @@ def test_every_gold_is_its_own_answer(gold, pool):
 
 
 def test_only_the_last_complete_box_counts(pool):
-    assert grade(r"\boxed{5} or rather \boxed{6}", "5", pool) == Grade(False, "6", Reason.WRONG)
-    assert grade(r"\boxed{5} or rather \boxed{6", "5", pool) == Grade(True, "5", Reason.CORRECT)
-    assert grade(r"5, so output it within \boxed{}", "5", pool) == Grade(
-        False, "", Reason.EMPTY_BOX
-    )
-    assert grade("5", "5", pool) == Grade(False, None, Reason.NO_BOX)
+    logs = {"timeout": 0.0, "crash": 0.0}
+    for response, expected in {
+        r"\boxed{5} or rather \boxed{6}": Grade(0.0, False, Reason.WRONG, "6", True, logs),
+        r"\boxed{5} or rather \boxed{6": Grade(1.0, True, Reason.CORRECT, "5", True, logs),
+        r"5, so output it within \boxed{}": Grade(0.0, False, Reason.EMPTY_BOX, "", True, logs),
+        "5": Grade(0.0, False, Reason.NO_BOX, None, False, logs),
+    }.items():
+        assert grade(response, "5", pool) == expected
 
 
 def test_any_gold_is_enough(pool):

@@ -10,10 +10,11 @@ from types import ModuleType
 
 import pytest
 
+from sg_rlhf.tasks.labels import label_of
 from sg_rlhf.tasks.math import reward
-from sg_rlhf.tasks.math.data import label_of
+from sg_rlhf.tasks.math.domain import MATH
 from sg_rlhf.tasks.math.prompt import prompt_of
-from sg_rlhf.tasks.math.reward import response_of
+from sg_rlhf.tasks.reward import response_of
 
 # Minerva's problems hold the box of an earlier part; here it is even the gold answer.
 PROMPT = prompt_of("Part 0 gave \\boxed{42}. Now double $x = 21$. " + "Think well. " * 20)
@@ -79,11 +80,11 @@ def test_any_gold_will_do():
     ],
 )
 def test_only_the_response_is_graded(query_of, response):
-    assert response_of(query_of(PROMPT, response), PROMPT) == response
+    assert response_of(query_of(PROMPT, response), PROMPT, MATH.prompt_end) == response
 
 
 def test_a_prompt_that_is_not_found_earns_nothing():
-    assert response_of("xyz", PROMPT) == "xyz"
+    assert response_of("xyz", PROMPT, MATH.prompt_end) == "xyz"
     mangled = PROMPT.upper().replace("\\BOXED", "\\boxed")
     assert reward.reward_func([mangled + " no box"], [PROMPT], [LABEL])["rewards"] == 0.0
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from sg_rlhf.tasks.search.grading import (
     SCHEMES,
-    Score,
     normalise,
     occurs_in,
     parse_golds,
@@ -65,7 +64,10 @@ def test_rewards_of_each_scheme() -> None:
         pytest.approx(2 / 3),
         0.0,
     ]
-    assert score(near, golds, "f1") == Score(pytest.approx(2 / 3), False, pytest.approx(2 / 3))
+    found = score(near, golds, "f1")
+    assert (found.correct, found.reason, found.format_ok) == (False, "wrong", True)
+    assert found.logs == {"f1": pytest.approx(2 / 3)} == score(near, golds, "sign").logs
+    assert (score(none, golds).reason, score("", golds).format_ok) == ("no_answer", False)
 
 
 def test_f1_counts_a_repeated_word_once_for_each_time() -> None:
@@ -83,9 +85,9 @@ def test_bad_schemes_and_no_golds_are_refused() -> None:
 @given(st.text(), st.lists(st.text(min_size=1), min_size=1, max_size=4), st.sampled_from(SCHEMES))
 def test_scores_agree_with_each_other(answer: str, golds: list[str], scheme: str) -> None:
     result = score(answer, golds, scheme)  # type: ignore[arg-type]
-    assert 0.0 <= result.f1 <= 1.0
+    assert 0.0 <= result.logs["f1"] <= 1.0
     assert (result.reward == 1.0) >= result.correct
-    assert not result.correct or result.f1 == 1.0
+    assert not result.correct or result.logs["f1"] == 1.0
     for gold in golds:
         assert score(gold, golds).correct
 

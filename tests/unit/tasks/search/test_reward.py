@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from sg_rlhf.tasks.reward import response_of
+from sg_rlhf.tasks.search.domain import SEARCH
 from sg_rlhf.tasks.search.prompt import build_prompt
-from sg_rlhf.tasks.search.reward import response_of, reward_func
+from sg_rlhf.tasks.search.reward import reward_func
 
 PROMPT = (
     "<|im_start|>user\n" + build_prompt("What is the capital of China") + "<|im_end|>\n"
@@ -30,7 +32,7 @@ def test_nor_where_a_tokenizer_changed_the_prompt() -> None:
     changed = PROMPT.replace("Answer the", "Answer  the")
     assert reward("", query=changed + "no answer") == -1.0
     assert reward("", query=changed + "<answer>Beijing</answer>") == 1.0
-    cut = response_of(PROMPT[-150:] + "mine", PROMPT)
+    cut = response_of(PROMPT[-150:] + "mine", PROMPT, SEARCH.prompt_end)
     assert cut.endswith("mine") and "<answer>" not in cut
 
 

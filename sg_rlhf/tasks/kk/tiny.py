@@ -5,16 +5,15 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-from sg_rlhf.tasks.kk.grading import Reason, score
+from sg_rlhf.tasks.grade import Grade
+from sg_rlhf.tasks.kk.grading import score
 from sg_rlhf.tasks.kk.prompt import SYSTEM, THINK, build_prompt
 from sg_rlhf.tasks.kk.puzzle import Puzzle, generate
 from sg_rlhf.tasks.kk.render import FRAMES, INTRO, NAMES, QUESTION
 from sg_rlhf.tasks.kk.traces import trace
-from sg_rlhf.tiny.domain import Domain, Grade
-from sg_rlhf.tiny.tokenizer import MERGE_TEXT
+from sg_rlhf.tasks.tiny import TinyModel
 
 # Most people in a puzzle whose answer lines are one entry each; longer answers are spelt out.
 _ANSWER_LINES = 8
@@ -49,7 +48,7 @@ _TRACE_PHRASES = (
 
 @dataclass(frozen=True)
 class WarmStart:
-    """The recipe (see `domain.Recipe`): searches first, then mostly guesses."""
+    """The recipe (see `tasks.tiny.Recipe`): searches first, then mostly guesses."""
 
     steps: int = 1000
     people: tuple[int, ...] = (2, 3)
@@ -119,16 +118,14 @@ def phrases() -> list[str]:
 def grade(response: str, puzzle: Puzzle) -> Grade:
     """The training reward's own verdict."""
     result = score(response, puzzle.solution_text_format)
-    return Grade(result.correct, result.reason in (Reason.CORRECT, Reason.WRONG))
+    return replace(result, format_ok=result.extracted is not None)
 
 
-KK = Domain(
+TINY = TinyModel(
     what="Knights & Knaves",
     items="puzzles",
-    shipped=Path(__file__).parent / "kk_tiny",
     recipe=WarmStart(),
     phrases=phrases,
-    merge_text=MERGE_TEXT,
     held_out=lambda recipe: held_out_puzzles(recipe.people),
     prompt=lambda puzzle: build_prompt(puzzle.quiz),
     grade=grade,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.kk_harnesses import (
+from sg_rlhf.tasks.kk.harnesses import (
     GRADERS,
     PROMPTS,
     grade_logic_rl,

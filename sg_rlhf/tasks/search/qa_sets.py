@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from eval.data import Source
-from eval.questions import EvalError, Question, Verdict
 from sg_rlhf.common.dataset_folder import sha256_of
+from sg_rlhf.tasks.questions import EvalError, Question, Source
 from sg_rlhf.tasks.search.data import read_questions
-from sg_rlhf.tasks.search.grading import score
 from sg_rlhf.tasks.search.prompt import build_prompt
-from sg_rlhf.tasks.search.protocol import answer_of
 
 #: Of turns and search results together, as the recipes train (`rollout.max_new_tokens`).
 DIALOGUE_TOKENS = 4096
@@ -128,16 +124,3 @@ def prompt_of(question: str, prompt: Prompt, searches: bool, tokenizer: Any) -> 
         raise EvalError("--prompt chat: the model has no chat template; expected raw or short")
     messages = [{"role": "user", "content": text}]
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-
-
-def grade(pairs: Sequence[tuple[str, Any]]) -> list[Verdict]:
-    """Exact match of responses that are the model's own text alone, as without a search engine."""
-    return [grade_answer(answer_of(response), golds) for response, golds in pairs]
-
-
-def grade_answer(answer: str | None, golds: Sequence[str]) -> Verdict:
-    """Exact match of the answer that a dialogue ended with; None: it ended without."""
-    if answer is None:
-        return Verdict(False, None, "no_answer")
-    correct = score(answer, golds).correct
-    return Verdict(correct, answer, "correct" if correct else "wrong")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
+from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.math import grading
 from sg_rlhf.tasks.math.arithmetic import (
     DEEDS,
@@ -24,8 +24,7 @@ from sg_rlhf.tasks.math.arithmetic import (
     trace,
 )
 from sg_rlhf.tasks.math.prompt import SUFFIX, prompt_of
-from sg_rlhf.tiny.domain import Domain, Grade
-from sg_rlhf.tiny.tokenizer import MERGE_TEXT
+from sg_rlhf.tasks.tiny import MERGE_TEXT, TinyModel
 
 # Held out are a tenth of all problems (`Problem.held_out`); these are measured. The data command
 # draws its test split from the same tenth.
@@ -42,7 +41,7 @@ _TRACE_PHRASES = (
 
 @dataclass(frozen=True)
 class ArithmeticWarmStart:
-    """The recipe (see `domain.Recipe`): work in columns first, then mostly guesses."""
+    """The recipe (see `tasks.tiny.Recipe`): work in columns first, then mostly guesses."""
 
     steps: int = 500
     max_operands: int = 3
@@ -100,7 +99,7 @@ def grade(response: str, problem: Problem) -> Grade:
     """The training reward's own verdict; well-formed is a whole number in the last box."""
     result = grading.grade(response, problem.gold)
     readable = result.extracted is not None and re.fullmatch(r"-?\d+", result.extracted) is not None
-    return Grade(result.correct, readable)
+    return replace(result, format_ok=readable)
 
 
 def _group(problem: Problem) -> str:
@@ -109,10 +108,9 @@ def _group(problem: Problem) -> str:
     return f"{len(problem.steps) + 1}_operands"
 
 
-ARITHMETIC = Domain(
+TINY = TinyModel(
     what="arithmetic",
     items="problems",
-    shipped=Path(__file__).parent / "math_tiny",
     recipe=ArithmeticWarmStart(),
     phrases=phrases,
     # Without digits no two of them are merged: each is one token.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
+from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.search import encyclopedia
 from sg_rlhf.tasks.search.protocol import (
     CORRECTION,
@@ -23,8 +23,7 @@ from sg_rlhf.tasks.search.protocol import (
     parse_action,
 )
 from sg_rlhf.tasks.search.traces import Demonstration, draw, search_trace
-from sg_rlhf.tiny.domain import Domain, Grade
-from sg_rlhf.tiny.tokenizer import EOS, MERGE_TEXT
+from sg_rlhf.tasks.tiny import EOS, TinyModel
 
 #: The encyclopedia that the data command generates by default: its held-out part is measured.
 HELD_OUT_SEED = 0
@@ -53,7 +52,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class SearchWarmStart:
-    """The recipe (see `domain.Recipe`): right dialogues first, then mostly guesses.
+    """The recipe (see `tasks.tiny.Recipe`): right dialogues first, then mostly guesses.
 
     Facts change from one demonstration to the next, so nothing is there to be learnt by heart.
     """
@@ -116,20 +115,20 @@ def phrases() -> list[str]:
 def grade(response: str, turn: Turn) -> Grade:
     """Right: the action of the right dialogue."""
     action = parse_action(response.removesuffix(EOS))
-    return Grade(action == turn.expected, action.kind is not Kind.INVALID)
+    readable = action.kind is not Kind.INVALID
+    correct = action == turn.expected
+    return Grade(float(correct), correct, str(action.kind), action.content, readable)
 
 
 def _entries(problems: list[encyclopedia.Problem]) -> set[str]:
     return {step.query for problem in problems for step in problem.steps}
 
 
-SEARCH = Domain(
+TINY = TinyModel(
     what="search dialogue",
     items="turns",
-    shipped=Path(__file__).parent / "search_tiny",
     recipe=SearchWarmStart(),
     phrases=phrases,
-    merge_text=MERGE_TEXT,
     held_out=lambda recipe: held_out_turns(),
     prompt=lambda turn: turn.context,
     grade=grade,

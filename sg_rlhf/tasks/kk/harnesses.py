@@ -15,12 +15,12 @@ Sources: mem-kk-logic `dataset/kk.py` and `prompt.py` (MIT, arXiv 2410.23123); L
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
-from eval.questions import Grader, Verdict
-from sg_rlhf.tasks.kk.grading import Reason, parse_answer_key, score
+from sg_rlhf.tasks.grade import Grade
+from sg_rlhf.tasks.kk.grading import parse_answer_key, score
 from sg_rlhf.tasks.kk.prompt import build_prompt
+from sg_rlhf.tasks.suite import GradeMany, one_by_one
 
 # The official zero-shot prompt that asks for reasoning. It is used raw, as the official runner
 # does with open models; the response continues the last sentence.
@@ -51,7 +51,7 @@ def official_prompt(quiz: str) -> str:
     return f"{OFFICIAL_INSTRUCTION}\n\n### Question: {quiz}\n### Answer: Let's think step by step"
 
 
-def grade_official(response: str, solution_text_format: str) -> Verdict:
+def grade_official(response: str, solution_text_format: str) -> Grade:
     """The official harness: substrings of the conclusion.
 
     Its quirks are kept: the text between the first and the second "CONCLUSION:" counts; "if"
@@ -64,19 +64,19 @@ def grade_official(response: str, solution_text_format: str) -> Verdict:
     if text is None:
         # Without the word, a complete numbered list makes the whole response the conclusion.
         if not all(f"({i})" in response for i in range(1, len(key) + 1)):
-            return Verdict(False, None, "no_conclusion")
+            return _verdict(False, None, "no_conclusion")
         text = response
     for phrase in _FINISHED:
         text = text.split(phrase)[0]
     if f"({len(key) + 1})" in text:
-        return Verdict(False, text, "beyond_list")
+        return _verdict(False, text, "beyond_list")
     if "if" in text:
-        return Verdict(False, text, "contains_if")
+        return _verdict(False, text, "contains_if")
     right = all(f"{name} is a {role}" in text for name, role in key.items())
-    return Verdict(right, text, "correct" if right else "wrong")
+    return _verdict(right, text, "correct" if right else "wrong")
 
 
-def grade_logic_rl(response: str, solution_text_format: str) -> Verdict:
+def grade_logic_rl(response: str, solution_text_format: str) -> Grade:
     """Logic-RL's harness: the tags once and in order, then the first role word after each name.
 
     Looser than the reward: "is not a knight" reads as knight, any words may stand between, the
@@ -85,26 +85,27 @@ def grade_logic_rl(response: str, solution_text_format: str) -> Verdict:
     key = parse_answer_key(solution_text_format)
     positions = [response.find(tag) for tag in _TAGS]
     if any(response.count(tag) != 1 for tag in _TAGS) or positions != sorted(positions):
-        return Verdict(False, None, "bad_format")
+        return _verdict(False, None, "bad_format")
     answer = response[positions[1] + len(_TAGS[1]) : positions[2]].strip()
     if not answer:
-        return Verdict(False, None, "bad_format")
+        return _verdict(False, None, "bad_format")
     roles = {}
     for name in key:
         role = _role_after(name, answer)
         if role is None:
-            return Verdict(False, None, "unparseable")
+            return _verdict(False, None, "unparseable")
         roles[name] = role
     right = roles == key
-    return Verdict(right, answer, "correct" if right else "wrong")
+    return _verdict(right, answer, "correct" if right else "wrong")
 
 
-def grade_paper(response: str, solution_text_format: str) -> Verdict:
+def grade_paper(response: str, solution_text_format: str) -> Grade:
     """The training reward's own grader: right is a reward of +3."""
-    result = score(response, solution_text_format)
-    readable = result.reason in (Reason.CORRECT, Reason.WRONG)
-    extracted = response[response.find(_TAGS[1]) + len(_TAGS[1]) : response.find(_TAGS[2])]
-    return Verdict(result.correct, extracted if readable else None, str(result.reason))
+    return score(response, solution_text_format)
+
+
+def _verdict(correct: bool, extracted: str | None, reason: str) -> Grade:
+    return Grade(float(correct), correct, reason, extracted, format_ok=extracted is not None)
 
 
 def _role_after(name: str, answer: str) -> str | None:
@@ -128,20 +129,13 @@ def _conclusion(response: str) -> str | None:
     return None
 
 
-def _each(grade: Callable[[str, str], Verdict]) -> Grader:
-    def grade_all(pairs: Sequence[tuple[str, Any]]) -> list[Verdict]:
-        return [grade(response, gold) for response, gold in pairs]
-
-    return grade_all
-
-
 PROMPTS: Mapping[str, Callable[[str], str]] = {
     "official": official_prompt,
     "logic_rl": build_prompt,
     "paper": build_prompt,
 }
-GRADERS: Mapping[str, Grader] = {
-    "official": _each(grade_official),
-    "logic_rl": _each(grade_logic_rl),
-    "paper": _each(grade_paper),
+GRADERS: Mapping[str, GradeMany] = {
+    "official": one_by_one(grade_official),
+    "logic_rl": one_by_one(grade_logic_rl),
+    "paper": one_by_one(grade_paper),
 }

@@ -1,20 +1,65 @@
-"""Downloads of the published files: pinned to a commit, checked, and never half there."""
+"""Published files: pinned to a commit, checked, and never half there."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 import urllib.request
 from collections.abc import Callable
+from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
 from tqdm import tqdm
 
+from sg_rlhf.common.dataset_folder import sha256_of
 from sg_rlhf.common.rows import DataError
-from sg_rlhf.tasks.math.data import EvalSet, Origin, find_eval_file
 
 TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A file in a public GitHub repository at one commit, and what proves that it is that file.
+
+    Attributes:
+        sha256: of the file; "" where only its git id is known.
+        git_blob: git's id of the file's content (a SHA-1), from the commit's tree.
+    """
+
+    repository: str
+    commit: str
+    path: str
+    sha256: str = ""
+    git_blob: str = ""
+
+    @property
+    def url(self) -> str:
+        """Where the file can be downloaded."""
+        return f"https://raw.githubusercontent.com/{self.repository}/{self.commit}/{self.path}"
+
+    def check(self, path: Path) -> None:
+        """Compare a file with this one.
+
+        Raises:
+            DataError: it is another file; both checksums are named.
+        """
+        if self.sha256:
+            kind, expected, actual = "SHA-256", self.sha256, sha256_of(path)
+        else:
+            kind, expected, actual = "git blob id", self.git_blob, git_blob_of(path)
+        if actual != expected:
+            raise DataError(f"{path}: {kind} {actual}, expected {expected}, the file of {self.url}")
+
+
+def git_blob_of(path: Path) -> str:
+    """Git's id of a file's content, in hex (what `git hash-object` prints)."""
+    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def download(origin: Origin, folder: Path, name: str) -> Path:
@@ -57,15 +102,3 @@ def download_url(url: str, path: Path, check: Callable[[Path], None]) -> Path:
         check(part)
         os.replace(part, path)
     return path
-
-
-def download_eval_set(eval_set: EvalSet, data_dir: Path) -> Path:
-    """The set's file in `data_dir`, downloaded if it is not there yet.
-
-    Raises:
-        DataError: see `download`.
-    """
-    try:
-        return find_eval_file(eval_set, data_dir)
-    except DataError:
-        return download(eval_set.origin, data_dir, eval_set.file)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from eval.questions import EvalError
+from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.search.client import RetrieverClient, RetrieverError
 from sg_rlhf.tasks.search.settings import SearchSettings
 

@@ -1,16 +1,13 @@
-"""The published numbers that stand beside ours, as printed in arXiv 2511.00066."""
+"""Tables 3, 7 and 8 of arXiv 2511.00066 as printed, and ours beside them."""
 
 from __future__ import annotations
 
-#: Table 1, per cent: OlympiadBench, Minerva, MATH-500, AMC avg@16, AIME pass@16, AIME avg@16, Avg.
-#: (The text of Section 4.2.1 swaps AIME's two columns.)
-MATH: dict[str, tuple[float, ...]] = {
-    "Qwen2.5-7B": (27.64, 18.38, 63.00, 22.21, 30.00, 5.00, 27.71),
-    "DSR + GRPO": (36.50, 29.66, 74.67, 47.72, 28.89, 16.46, 38.98),
-    "DSR + GRPO-SG": (38.48, 32.35, 79.40, 46.84, 43.33, 18.13, 43.09),
-    "ORZ + GRPO": (38.23, 27.69, 78.33, 49.57, 32.22, 12.92, 39.83),
-    "ORZ + GRPO-SG": (40.12, 30.51, 78.60, 45.48, 43.33, 16.88, 42.49),
-}
+from sg_rlhf.common.markdown import EMPTY, table_head, table_row
+from sg_rlhf.tasks.suite import Results, Suite, score_of
+
+#: People of a puzzle: all sizes, and those that the published runs trained on.
+SIZES = tuple(range(2, 9))
+TRAINED_SIZES = tuple(range(3, 8))
 
 #: Accuracy at 3, 4, 5, 6, 7 people and the average.
 KK: dict[str, dict[str, tuple[float, ...]]] = {
@@ -50,13 +47,27 @@ KK: dict[str, dict[str, tuple[float, ...]]] = {
     },
 }
 
-#: Table 2, per cent exact match: NQ, TriviaQA, PopQA, HotpotQA, 2Wiki, MuSiQue, Bamboogle, Avg.
-#: (The last two averages are as printed; the seven columns give 35.51 and 39.67.)
-QA: dict[str, tuple[float, ...]] = {
-    "Qwen2.5-3B": (0.50, 1.20, 0.80, 0.50, 1.50, 0.00, 0.00, 0.64),
-    "Qwen2.5-3B + GRPO": (13.50, 29.40, 11.50, 14.50, 16.30, 1.30, 10.40, 13.84),
-    "Qwen2.5-3B + GRPO-SG": (41.80, 52.30, 39.10, 24.50, 20.30, 5.00, 8.00, 27.29),
-    "Qwen3-4B": (31.68, 60.00, 38.60, 27.59, 14.89, 6.70, 23.20, 28.95),
-    "Qwen3-4B + GRPO": (46.48, 59.84, 40.39, 35.54, 28.87, 10.26, 27.20, 35.21),
-    "Qwen3-4B + GRPO-SG": (48.23, 64.11, 46.00, 36.60, 30.89, 10.26, 41.60, 40.18),
-}
+
+def beside_the_paper(results: Results, suite: Suite) -> list[str]:
+    """The table's lines."""
+    extra = [size for size in SIZES if size not in TRAINED_SIZES]
+    heads = [str(size) for size in TRAINED_SIZES] + ["Avg."] + [f"{size} (OOD)" for size in extra]
+    lines = table_head(("Model", "Source", *heads))
+    for table, rows in KK.items():
+        for name, numbers in rows.items():
+            cells = [*(f"{v:.2f}" for v in numbers), *(EMPTY for _ in extra)]
+            lines.append(table_row([name, f"*paper*, {table}", *cells]))
+    for benchmark, described in results["benchmarks"].items():
+        names = [f"accuracy/{size}" for size in TRAINED_SIZES]
+        names += ["accuracy"] + [f"accuracy/{size}" for size in extra]
+        values = [score_of(results, benchmark, name) for name in names]
+        cells = [EMPTY if v is None else f"**{v['value']:.2f}**" for v in values]
+        source = f"this run, {described['title']}"
+        lines.append(table_row([f"`{results['model']['name']}`", source, *cells]))
+    return [
+        "Accuracy by number of people. The paper says that it follows the official harness, and "
+        "trains and prompts as Logic-RL does; which of the harnesses below its numbers come from "
+        "is not stated.",
+        "",
+        *lines,
+    ]

@@ -1,0 +1,85 @@
+"""The contract of a domain: what training, data, evaluation and the tiny models need of it.
+
+A domain is a folder with a `Domain` in it, named in `sg_rlhf.tasks.registry` (or, outside the
+package, in the variable `SG_DOMAINS`). docs/extending.md shows a whole one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from sg_rlhf.tasks.grade import Grader
+
+if TYPE_CHECKING:
+    from sg_rlhf.tasks.data_command import DataCommand
+    from sg_rlhf.tasks.settings import DomainSettings
+    from sg_rlhf.tasks.suite import Suite
+    from sg_rlhf.tasks.tiny import TinyModel
+
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One kind of problem.
+
+    A part is the object itself, or "package.module:NAME" of it where importing it takes time:
+    listing domains then costs nothing. `load` gives it either way.
+
+    Attributes:
+        name: of its data command, its tiny model and its section of a recipe.
+        title: one line for people.
+        grade: the reward's grader; light to import, for it is loaded in every rollout engine.
+        prompt_end: text near the prompt's end that a tokenizer round trip keeps; the reward finds
+            the response behind it (`reward.response_of`).
+        data: `python -m sg_rlhf.data NAME`.
+        settings: of the recipe's section `sg.NAME`, for a domain that has one.
+        check: called with these settings before Ray starts; a `ValueError` says in one line what a
+            run needs and does not find.
+        suite: `python -m eval.run --suite ...`.
+        tiny: what `python -m sg_rlhf.tiny.build --domain NAME` trains on.
+        source_titles: pattern of a row's `datasource` -> its name in figures, with the pattern's
+            groups as \\1, \\2 and so on.
+    """
+
+    name: str
+    title: str
+    grade: Grader
+    prompt_end: str
+    data: DataCommand | str
+    settings: type[DomainSettings] | str | None = None
+    check: Callable[[Any], None] | str | None = None
+    suite: Suite | str | None = None
+    tiny: TinyModel[Any] | str | None = None
+    source_titles: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # It is part of recipe keys and of a variable's name.
+        if not self.name.isidentifier():
+            raise ValueError(f"domain {self.name!r}: expected a name of letters, digits and _")
+
+
+def load(part: Part | str) -> Part:
+    """A part of a domain, imported if it is given by name.
+
+    Raises:
+        ValueError: the name is not "package.module:NAME", or nothing is there.
+    """
+    if not isinstance(part, str):
+        return part
+    module, colon, name = part.partition(":")
+    if not colon or not module or not name:
+        raise ValueError(f"{part!r}: expected package.module:NAME")
+    try:
+        found = vars(importlib.import_module(module)).get(name)
+    except ModuleNotFoundError as error:
+        # Another module that is missing inside of it is not a wrong name.
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(f"{part}: no module {error.name}") from None
+    if found is None:
+        raise ValueError(f"{part}: no {name} in {module}")
+    return cast(Part, found)

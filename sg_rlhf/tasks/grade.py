@@ -1,0 +1,33 @@
+"""The verdict on one response: one type for training rewards, tiny models and evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+
+@dataclass(frozen=True)
+class Grade:
+    """What a domain's grader says of one response.
+
+    Attributes:
+        reward: what trains.
+        correct: what counts as accuracy, whatever the reward's scale.
+        reason: one word on how the verdict came about.
+        extracted: the answer as read from the response; None where none could be read.
+        format_ok: the response has the form that the prompt asks for.
+        logs: further figures of the domain; the same keys for every response, since OpenRLHF logs
+            their means.
+    """
+
+    reward: float
+    correct: bool
+    reason: str
+    extracted: str | None = None
+    format_ok: bool = True
+    logs: Mapping[str, float] = field(default_factory=dict)
+
+
+#: (response, gold) -> its grade. In training the gold is a row's `answer`, always one string.
+Grader: TypeAlias = Callable[[str, str], Grade]

@@ -1,0 +1,18 @@
+"""Knights & Knaves: logic puzzles with exactly one solution (Logic-RL, arXiv 2502.14768)."""
+
+from __future__ import annotations
+
+from sg_rlhf.tasks.domain import Domain
+from sg_rlhf.tasks.kk.grading import score
+from sg_rlhf.tasks.kk.prompt import THINK
+
+KK = Domain(
+    name="kk",
+    title="Knights & Knaves logic puzzles",
+    grade=score,
+    prompt_end=THINK,
+    data="sg_rlhf.tasks.kk.command:COMMAND",
+    suite="sg_rlhf.tasks.kk.suite:SUITE",
+    tiny="sg_rlhf.tasks.kk.tiny:TINY",
+    source_titles={r"kk_(\d+)ppl": r"\1 people"},
+)

@@ -1,0 +1,139 @@
+"""From the rows of a source to those that are written, with what was found on the way."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sg_rlhf.common.command_line import progress_bar
+from sg_rlhf.common.dataset_folder import UsageError
+from sg_rlhf.tasks.math.answer_types import TYPES, answer_type
+from sg_rlhf.tasks.math.data import MathRow, hold_out
+from sg_rlhf.tasks.math.grading import grade
+from sg_rlhf.tasks.math.overlap import NGRAM, SetOverlap, find_overlap, normalise
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Rows to write, and the facts for the manifest and the report."""
+
+    train: list[MathRow]
+    test: list[MathRow]
+    facts: dict[str, Any]
+
+
+def prepare(
+    train: list[MathRow],
+    test: list[MathRow],
+    eval_sets: Mapping[str, Sequence[MathRow]],
+    *,
+    ngram: int = NGRAM,
+    drop_overlap: str | None = None,
+    dedup: bool = False,
+    test_fraction: float | None = None,
+    seed: int = 0,
+) -> Prepared:
+    """Drop what cannot be trained on, and hold out a part.
+
+    Dropped are rows without an answer or with golds that the grader refuses, then (`drop_overlap`,
+    a level of `overlap.LEVELS`) problems of the evaluation sets, then (`dedup`) repeated problems.
+
+    Args:
+        test: rows that the source itself holds out; `test_fraction` draws others by `seed`.
+
+    Raises:
+        UsageError: no training row is left.
+        DataError: the fraction is outside [0, 1).
+    """
+    with_gold = [row for row in train if row.golds]
+    refused = _refused_golds(with_gold)
+    answered = [row for row in with_gold if row.golds not in refused]
+    overlap = _overlap([*answered, *test], eval_sets, ngram)
+    kept = answered
+    if drop_overlap:
+        leaked = {key for found in overlap for key in found.train_keys[drop_overlap]}
+        kept = [row for row in answered if normalise(row.problem) not in leaked]
+        test = [row for row in test if normalise(row.problem) not in leaked]
+    unique = _first_of_each(kept) if dedup else kept
+    if test_fraction is not None:
+        unique_train, test = hold_out(unique, test_fraction, seed, normalise)
+    else:
+        unique_train = unique
+    if not unique_train:
+        raise UsageError(f"no training row is left of {len(train)}; nothing was written")
+    facts = {
+        "counts": {
+            "read": len(train),
+            "without_answer_dropped": len(train) - len(with_gold),
+            "ungradable_dropped": len(with_gold) - len(answered),
+            "overlap_dropped": len(answered) - len(kept),
+            "duplicates_dropped": len(kept) - len(unique),
+            "train": len(unique_train),
+            "test": len(test),
+        },
+        "ungradable": [
+            {"golds": list(golds), "reason": reason} for golds, reason in refused.items()
+        ],
+        "duplicates": _duplicates(answered),
+        "answer_types": _answer_types([*unique_train, *test]),
+        "overlap": {found.name: found.facts() for found in overlap},
+    }
+    return Prepared(unique_train, test, facts)
+
+
+def _refused_golds(rows: Sequence[MathRow]) -> dict[tuple[str, ...], str]:
+    """Golds that earn nothing even as the answer itself: no response could solve such a row."""
+    distinct = dict.fromkeys(row.golds for row in rows)
+    refused = {}
+    with progress_bar("grading the golds", "rows", len(distinct)) as bar:
+        for golds in distinct:
+            grades = [grade(f"\\boxed{{{gold}}}", golds) for gold in golds]
+            if not any(result.correct for result in grades):
+                refused[golds] = str(grades[0].reason)
+            bar.update()
+    return refused
+
+
+def _overlap(
+    rows: Sequence[MathRow], eval_sets: Mapping[str, Sequence[MathRow]], ngram: int
+) -> list[SetOverlap]:
+    if not eval_sets:
+        return []
+    with progress_bar("comparing with the evaluation sets", "rows", len(rows)) as bar:
+        return find_overlap(rows, eval_sets, n=ngram, on_row=bar.update)
+
+
+def _first_of_each(rows: Sequence[MathRow]) -> list[MathRow]:
+    first: dict[str, MathRow] = {}
+    for row in rows:
+        first.setdefault(normalise(row.problem), row)
+    return list(first.values())
+
+
+def _duplicates(rows: Sequence[MathRow]) -> dict[str, Any]:
+    """How often problems repeat, and which ones come with different golds."""
+    golds: dict[str, dict[tuple[str, ...], str]] = defaultdict(dict)
+    for row in rows:
+        golds[normalise(row.problem)].setdefault(row.golds, row.id)
+    differing = [list(found.items()) for found in golds.values() if len(found) > 1]
+    return {
+        "different_texts": len({row.problem for row in rows}),
+        "different_problems": len(golds),
+        "problems_with_different_golds": len(differing),
+        "examples": [[{"id": i, "golds": list(g)} for g, i in found] for found in differing[:5]],
+    }
+
+
+def _answer_types(rows: Sequence[MathRow]) -> dict[str, Any]:
+    counts: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    for row in rows:
+        # Further golds are other ways to write the first.
+        name = answer_type(row.golds[0])
+        counts[name] += 1
+        examples.setdefault(name, row.golds[0])
+    return {
+        name: {"rows": counts[name], "example": examples[name]} for name in TYPES if name in counts
+    }

@@ -1,0 +1,109 @@
+"""Questions of an evaluation: the types, and choosing some of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class EvalError(ValueError):
+    """An evaluation that cannot run as asked; the message is one line for the user."""
+
+
+def one_line(error: BaseException, limit: int = 300) -> str:
+    """A library's message for the user: its words on one line, the class if it has none."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+@dataclass(frozen=True)
+class Question:
+    """One prompt with its gold answer.
+
+    Attributes:
+        id: unique in its benchmark.
+        prompt: raw text; no chat template is applied to it.
+        gold: what the grader needs, as JSON can hold it.
+        group: questions are also scored by group (number of people of a puzzle); "" for none.
+    """
+
+    id: str
+    prompt: str
+    gold: Any
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where questions came from.
+
+    Attributes:
+        name: file name, or what generated them.
+        sha256: of the file, or of the generated questions.
+        rows: number of questions taken from it.
+    """
+
+    name: str
+    sha256: str
+    rows: int
+
+
+def generated_source(name: str, questions: Sequence[Question]) -> Source:
+    """The source of questions that are made and not read."""
+    return Source(name, questions_hash(questions), len(questions))
+
+
+def questions_hash(questions: Iterable[Question]) -> str:
+    """SHA-256 over ids, prompts and golds: equal iff the same is asked and graded."""
+    digest = hashlib.sha256()
+    for question in questions:
+        row = [question.id, question.prompt, question.gold, question.group]
+        digest.update(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def limited(questions: list[Question], limit: int | None) -> list[Question]:
+    """The first `limit` questions, taken from each group in turn so that all groups are there."""
+    if limit is None or limit >= len(questions):
+        return questions
+    rank: dict[str, int] = {}
+    turns = []
+    for position, question in enumerate(questions):
+        turn = rank.get(question.group, 0)
+        rank[question.group] = turn + 1
+        turns.append((turn, position))
+    kept = sorted(position for _, position in sorted(turns)[:limit])
+    return [questions[position] for position in kept]
+
+
+def drawn(questions: list[Question], limit: int | None, seed: int) -> list[Question]:
+    """`limit` questions at random, in their order; a larger limit keeps those of a smaller one."""
+    order = list(range(len(questions)))
+    random.Random(seed).shuffle(order)
+    return [questions[position] for position in sorted(order[:limit])]
+
+
+def sample_seed(seed: int, benchmark: str, question: str, sample: int) -> int:
+    """The seed of one sample: the same in every run, whatever was done before. Below 2^31."""
+    text = f"{seed}/{benchmark}/{question}/{sample}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+
+
+def cache_folder() -> Path:
+    """Where downloaded files stay.
+
+    Raises:
+        EvalError: `HF_HUB_OFFLINE` forbids downloads.
+    """
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}:
+        raise EvalError(
+            "HF_HUB_OFFLINE is set, so nothing is downloaded; give --data-dir with the files "
+            "(docs/evaluation.md says which)"
+        )
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sg_rlhf" / "eval"

@@ -1,0 +1,37 @@
+"""Questions to answer with a search engine (Search-R1, arXiv 2503.09516)."""
+
+from __future__ import annotations
+
+from sg_rlhf.tasks.domain import Domain
+from sg_rlhf.tasks.grade import Grade
+from sg_rlhf.tasks.search.grading import parse_golds, score
+from sg_rlhf.tasks.search.protocol import answer_of
+
+
+def grade(response: str, label: str) -> Grade:
+    """+1 for a right answer and -1 otherwise (Eq. 20 of arXiv 2511.00066), by exact match.
+
+    For answering without a search engine: the baseline beside the agent, which grades its
+    dialogues itself, with the same grader.
+
+    Args:
+        label: a JSON array of gold answers.
+
+    Raises:
+        ValueError: the label is something else.
+    """
+    return score(answer_of(response), parse_golds(label))
+
+
+SEARCH = Domain(
+    name="search",
+    title="questions to answer with a search engine",
+    grade=grade,
+    # Near the prompt's end in every style and chat template.
+    prompt_end="Question:",
+    data="sg_rlhf.tasks.search.command:COMMAND",
+    settings="sg_rlhf.tasks.search.settings:SearchSettings",
+    check="sg_rlhf.tasks.search.client:check",
+    suite="sg_rlhf.tasks.search.suite:SUITE",
+    tiny="sg_rlhf.tasks.search.tiny:TINY",
+)

@@ -1,0 +1,310 @@
+"""`--suite qa`: questions answered with a search engine, dialogue by dialogue (Table 2)."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from sg_rlhf.tasks.grade import Grade
+from sg_rlhf.tasks.questions import EvalError, Question, one_line
+from sg_rlhf.tasks.search import qa_sets, serving, statistics
+from sg_rlhf.tasks.search.client import RetrieverClient, RetrieverError
+from sg_rlhf.tasks.search.codec import TokenizerCodec
+from sg_rlhf.tasks.search.dialogue import Dialogue, Generation, metrics, run_dialogue
+from sg_rlhf.tasks.search.grading import score
+from sg_rlhf.tasks.search.paper import beside_the_paper
+from sg_rlhf.tasks.search.prompt import PROMPT_VERSION
+from sg_rlhf.tasks.search.protocol import STOP, Passage, answer_of
+from sg_rlhf.tasks.search.qa_sets import QaSet
+from sg_rlhf.tasks.search.settings import SearchSettings
+from sg_rlhf.tasks.suite import (
+    Answering,
+    Benchmark,
+    ExtraTable,
+    FinishReason,
+    Generate,
+    Held,
+    Loaded,
+    NotHeld,
+    Prepared,
+    Results,
+    Sampling,
+    Suite,
+    load_questions,
+)
+
+#: What decides a dialogue, and so must be the same again when a run is resumed.
+_DECISIVE = ("topk", "max_turns", "turn_tokens", "observation_tokens", "max_query_chars")
+#: What `--search` may set: the rest belongs to training.
+_ALLOWED = (*_DECISIVE, "timeout_s", "retries", "backoff_s", "max_connections")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchPrepared(Prepared):
+    """How the questions of a run are answered, beside what they are."""
+
+    settings: SearchSettings
+    codec: TokenizerCodec
+
+
+class SearchHost:
+    """Holds dialogues with a search engine (`tasks.suite.Host`).
+
+    Args:
+        settings: of the dialogues; with `max_turns=0` nothing is searched.
+    """
+
+    def __init__(self, settings: SearchSettings, codec: TokenizerCodec) -> None:
+        self._settings = settings
+        self._codec = codec
+        self._client = RetrieverClient.from_settings(settings)
+
+    async def hold(
+        self, question: Question, prompt_ids: Sequence[int], max_tokens: int, generate: Generate
+    ) -> Held:
+        """Hold and grade one dialogue.
+
+        Raises:
+            NotHeld: a search failed. The model is not told, as it is in training: its answer would
+                be the search engine's fault.
+        """
+        if max_tokens == 0:
+            return self._held(question, Dialogue(list(prompt_ids)), prompt_ids, "prompt_too_long")
+
+        async def turn(context: list[int], limit: int) -> Generation:
+            reply = await generate(context, limit, STOP)
+            return Generation(reply.token_ids, reply.cut)
+
+        dialogue = await run_dialogue(
+            prompt_ids, max_tokens, turn, self._search, self._codec, self._settings
+        )
+        reason: FinishReason = "length" if dialogue.truncated else "stop"
+        return self._held(question, dialogue, prompt_ids, reason)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def _search(self, query: str) -> list[Passage]:
+        try:
+            return await self._client.search(query)
+        except RetrieverError as error:
+            raise NotHeld(one_line(error)) from None
+
+    def _held(
+        self,
+        question: Question,
+        dialogue: Dialogue,
+        prompt_ids: Sequence[int],
+        reason: FinishReason,
+    ) -> Held:
+        grade = score(dialogue.answer, question.gold)
+        facts = metrics(dialogue, question.gold, grade) if dialogue.turns else {}
+        return Held(
+            response=self._codec.decode(dialogue.token_ids[len(prompt_ids) :]),
+            tokens=sum(end - begin for begin, end in dialogue.action_ranges),
+            finish_reason=reason,
+            grade=grade,
+            extra={"turns": dialogue.turns, "dialogue": facts},
+        )
+
+
+@dataclass(frozen=True)
+class SearchSuite(Suite):
+    """Dialogues instead of single responses, with a search engine that runs or is started."""
+
+    def add_options(self, parser: argparse._ActionsContainer) -> None:
+        add = parser.add_argument
+        add("--retriever", metavar="URL", help="a search engine that runs, http://HOST:PORT")
+        add("--index", metavar="DIR", type=Path, help="an index to serve while the run lasts")
+        add("--no-search", action="store_true", help="one turn from the model's memory alone")
+        add("--prompt", choices=qa_sets.PROMPTS, help="as trained, without template, bare [chat]")
+        add("--search", metavar="K=V", nargs="+", help="settings of a dialogue, such as topk=3")
+
+    def check(self, args: argparse.Namespace) -> None:
+        if args.engine == "openai":
+            raise EvalError(
+                "--engine openai: dialogues need the tokens that were sampled, which a completions "
+                "server does not give; expected vllm or hf"
+            )
+        if args.data_dir is None:
+            raise EvalError(
+                "--suite qa needs --data-dir with FlashRAG's files (nq/test.jsonl and so on, "
+                "https://huggingface.co/datasets/RUC-NLPIR/FlashRAG_datasets)"
+            )
+        given = {
+            "--retriever": args.retriever is not None,
+            "--index": args.index is not None,
+            "--no-search": args.no_search,
+        }
+        engines = [option for option, value in given.items() if value]
+        if len(engines) != 1:
+            found = " and ".join(engines) or "none"
+            raise EvalError(f"--suite qa: one of --retriever, --index, --no-search; found {found}")
+        if args.index is not None and not args.index.is_dir():
+            raise EvalError(f"--index {args.index}: no such folder")
+        settings_of(args, serving.address(args.retriever) if args.retriever else None)
+
+    def prepare(
+        self,
+        benchmarks: Sequence[Benchmark],
+        args: argparse.Namespace,
+        tokenizer: Callable[[], Any],
+        resources: ExitStack,
+    ) -> SearchPrepared:
+        """The questions of the files that are there, with prompts as in training.
+
+        Starts or finds the search engine and asks it once.
+        """
+        there = present(benchmarks, args.data_dir)
+        loaded = load_questions(there, args.data_dir, args.limit, args.seed)
+        loaded_tokenizer = tokenizer()
+        style: qa_sets.Prompt = args.prompt or "chat"
+        asked = [_asked(each, args, style, loaded_tokenizer) for each in loaded]
+        url = None
+        if args.index is not None:
+            print(f"serving {args.index}", flush=True)
+            url = resources.enter_context(serving.serve(args.index))
+        elif args.retriever is not None:
+            url = serving.address(args.retriever)
+        settings = settings_of(args, url)
+        corpus = None if args.no_search else asyncio.run(serving.probe(settings))
+        codec = TokenizerCodec(loaded_tokenizer)
+        described = {
+            "enabled": not args.no_search,
+            "prompt": style,
+            "prompt_version": PROMPT_VERSION,
+            **{name: getattr(settings, name) for name in _DECISIVE},
+            # Stands for what the search engine finds.
+            "probe_sha256": corpus,
+        }
+        return SearchPrepared(
+            loaded=asked,
+            request={"search": described},
+            tokenize=lambda texts: [codec.encode(text) for text in texts],
+            settings=settings,
+            codec=codec,
+        )
+
+    def run(self, prepared: Prepared, answering: Answering) -> None:
+        assert isinstance(prepared, SearchPrepared)
+        settings, codec = prepared.settings, prepared.codec
+        answering.converse(lambda: SearchHost(settings, codec))
+
+    def statistics(self, rows: Sequence[Mapping[str, Any]], failures: int) -> dict[str, Any]:
+        if not any("dialogue" in row for row in rows):
+            return {}
+        return {"search": statistics.of_benchmark(rows, failures)}
+
+    def tables(self, results: Results) -> Sequence[ExtraTable]:
+        table = statistics.table(results)
+        return () if table is None else (table,)
+
+
+def settings_of(args: argparse.Namespace, url: str | None) -> SearchSettings:
+    """Search-R1's defaults with what `--search` changes.
+
+    Raises:
+        EvalError: an unknown key, or a value out of range.
+    """
+    values: dict[str, Any] = {"url": url} if url else {}
+    for token in args.search or ():
+        key, equals, value = token.partition("=")
+        if not equals or key not in _ALLOWED:
+            raise EvalError(f"--search {token}: expected KEY=VALUE, of {', '.join(_ALLOWED)}")
+        values[key] = value
+    if args.no_search:
+        values["max_turns"] = 0
+    try:
+        return SearchSettings(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "search"
+        raise EvalError(f"--search {key}={first['input']}: {first['msg']}") from None
+
+
+def present(benchmarks: Sequence[Benchmark], folder: Path) -> tuple[Benchmark, ...]:
+    """The benchmarks whose file is there; says which are not.
+
+    Raises:
+        EvalError: none is.
+    """
+    found = []
+    for qa_set in qa_sets.SETS:
+        benchmark = next((b for b in benchmarks if b.name == qa_set.name), None)
+        if benchmark is None:
+            continue
+        if qa_sets.find_file(qa_set, folder) is None:
+            expected = qa_sets.expected_names(qa_set)
+            print(f"notice: {qa_set.name}: skipped, no {expected} in {folder}")
+        else:
+            found.append(benchmark)
+    if not found:
+        names = ", ".join(b.name for b in benchmarks)
+        raise EvalError(f"--data-dir {folder}: no file of {names} there")
+    return tuple(found)
+
+
+def _asked(
+    loaded: Loaded, args: argparse.Namespace, style: qa_sets.Prompt, tokenizer: Any
+) -> Loaded:
+    """The same questions with their prompts, and the tokens that a dialogue may take."""
+    benchmark, questions, sources = loaded
+    if sources[0].rows != benchmark.size:
+        print(
+            f"notice: {benchmark.name}: {sources[0].name} is a sample, "
+            f"{sources[0].rows:,} of {benchmark.size:,} questions"
+        )
+    searches = not args.no_search
+    asked = [
+        replace(q, prompt=qa_sets.prompt_of(q.prompt, style, searches, tokenizer))
+        for q in questions
+    ]
+    budget = qa_sets.DIALOGUE_TOKENS if searches else settings_of(args, None).turn_tokens
+    limited = replace(benchmark, settings=replace(benchmark.settings, max_tokens=budget))
+    return Loaded(limited, asked, sources)
+
+
+def grade_responses(pairs: Sequence[tuple[str, Any]]) -> list[Grade]:
+    """Exact match of responses that are the model's own text alone, as without a search engine."""
+    return [score(answer_of(response), golds) for response, golds in pairs]
+
+
+def _benchmark(qa_set: QaSet) -> Benchmark:
+    return Benchmark(
+        name=qa_set.name,
+        family=qa_set.family,
+        title=qa_set.title,
+        size=qa_set.size,
+        settings=Sampling(temperature=0.0, max_tokens=qa_sets.DIALOGUE_TOKENS),
+        load=lambda folder: qa_sets.questions(qa_set, folder),
+        grade=grade_responses,
+        licence=qa_set.licence,
+        metric="exact match",
+        samples=True,
+    )
+
+
+def _exact_matches(*families: str) -> tuple[tuple[str, str], ...]:
+    return tuple((s.name, "exact match") for s in qa_sets.SETS if s.family in families)
+
+
+SUITE = SearchSuite(
+    "qa",
+    "Search question answering (Table 2)",
+    tuple(_benchmark(qa_set) for qa_set in qa_sets.SETS),
+    average=_exact_matches(qa_sets.GENERAL, qa_sets.MULTI_HOP),
+    average_title="average of Table 2",
+    groups={
+        "General": _exact_matches(qa_sets.GENERAL),
+        "Multi-hop": _exact_matches(qa_sets.MULTI_HOP),
+    },
+    beside_the_paper=beside_the_paper,
+)

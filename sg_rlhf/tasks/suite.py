@@ -1,0 +1,325 @@
+"""The contract of an evaluation suite: what is asked, under which settings, and who grades.
+
+A benchmark is a set of questions under one setting. Where a data set is scored under several
+settings (Knights & Knaves), each is a benchmark of its own: responses made under one setting are
+never graded as if they had been made under another.
+
+`python -m eval.run` drives a suite: `check`, `prepare`, `run`, and then the report, to which
+`statistics` and `tables` add what is the suite's own. One whose questions take one response each
+needs none of these methods: its benchmarks are all that it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+from sg_rlhf.tasks.grade import Grade, Grader
+from sg_rlhf.tasks.questions import (
+    EvalError,
+    Question,
+    Source,
+    drawn,
+    limited,
+    sample_seed,
+)
+
+#: (response, gold) pairs -> a grade for each, in order.
+GradeMany: TypeAlias = Callable[[Sequence[tuple[str, Any]]], list[Grade]]
+#: Prompts -> their tokens; empty lists where only the server could tell.
+Tokenize: TypeAlias = Callable[[Sequence[str]], list[list[int]]]
+#: Everything of `results.json`.
+Results: TypeAlias = Mapping[str, Any]
+FinishReason: TypeAlias = Literal["stop", "length", "prompt_too_long"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the responses of a benchmark are sampled.
+
+    Attributes:
+        temperature: 0 is greedy.
+        max_tokens: tokens of the response alone; cut to what the model's context leaves.
+        n: responses per question.
+        top_p: nucleus; 1 is all tokens.
+    """
+
+    temperature: float
+    max_tokens: int
+    n: int = 1
+    top_p: float = 1.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Questions under one setting, with their grader.
+
+    Attributes:
+        name: as `--only` takes it.
+        family: `--only FAMILY` selects all benchmarks that share it.
+        title: as in the tables.
+        size: number of questions of the whole set; another number is an error, unless `samples`.
+        settings: how responses are sampled.
+        load: folder with the data -> questions and where they are from.
+        grade: (response, gold) pairs -> grades, in order.
+        licence: of the questions.
+        pass_at: the k of pass@k that are reported beside the mean over samples.
+        headline_groups: groups whose scores are averaged into the benchmark's score; empty means
+            one mean over all questions.
+        metric: name of the mean over questions, where there is one response to each.
+        samples: a file may be a sample of the set, which is then reported as one, and a limit
+            draws questions at random instead of taking the first.
+    """
+
+    name: str
+    family: str
+    title: str
+    size: int
+    settings: Sampling
+    load: Callable[[Path | None], tuple[list[Question], list[Source]]]
+    grade: GradeMany
+    licence: str
+    pass_at: tuple[int, ...] = ()
+    headline_groups: tuple[str, ...] = ()
+    metric: str = "accuracy"
+    samples: bool = False
+
+    @property
+    def mean_name(self) -> str:
+        """Name of the mean over samples: the metric's, or `avg@n` for several samples."""
+        return self.metric if self.settings.n == 1 else f"avg@{self.settings.n}"
+
+
+def one_by_one(grade: Grader) -> GradeMany:
+    """A benchmark's grader of one that takes a response at a time."""
+
+    def grade_many(pairs: Sequence[tuple[str, Any]]) -> list[Grade]:
+        return [grade(response, gold) for response, gold in pairs]
+
+    return grade_many
+
+
+class Loaded(NamedTuple):
+    """A benchmark with the questions that are asked, and the files that they came from."""
+
+    benchmark: Benchmark
+    questions: list[Question]
+    sources: list[Source]
+
+
+def load_questions(
+    benchmarks: Sequence[Benchmark], folder: Path | None, limit: int | None, seed: int = 0
+) -> list[Loaded]:
+    """Read and check every benchmark's questions.
+
+    Args:
+        seed: draws the limited questions of benchmarks that say so; the others give their first.
+
+    Raises:
+        EvalError: a file is missing or another than expected; names it.
+    """
+    loaded = []
+    for benchmark in benchmarks:
+        try:
+            questions, sources = benchmark.load(folder)
+        except ValueError as error:
+            raise EvalError(str(error)) from None
+        if len(questions) != benchmark.size and not benchmark.samples:
+            raise EvalError(
+                f"{benchmark.name}: {len(questions)} questions, expected {benchmark.size}"
+            )
+        if len({question.id for question in questions}) != len(questions):
+            raise EvalError(f"{benchmark.name}: two questions have the same id")
+        if benchmark.samples:
+            kept = drawn(questions, limit, sample_seed(seed, benchmark.name, "limit", 0))
+        else:
+            kept = limited(questions, limit)
+        loaded.append(Loaded(benchmark, kept, sources))
+    return loaded
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What `Suite.prepare` found; a suite may give one of its own with more in it.
+
+    Attributes:
+        loaded: what is asked.
+        request: what must be the same again when the run is resumed, beside what every run has;
+            a part of `results.json`.
+        tokenize: of the prompts; None: as the model's tokenizer does by default.
+    """
+
+    loaded: Sequence[Loaded]
+    request: Mapping[str, Any] = field(default_factory=dict)
+    tokenize: Tokenize | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the model wrote in one turn; `cut`: the limit ended it."""
+
+    token_ids: Sequence[int]
+    cut: bool
+
+
+#: (tokens so far, most new tokens, strings that end the turn) -> what the model wrote.
+Generate: TypeAlias = Callable[[Sequence[int], int, tuple[str, ...]], Awaitable[Reply]]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A dialogue that has ended.
+
+    Attributes:
+        response: everything behind the prompt, as text.
+        tokens: how many of its tokens the model wrote.
+        extra: further fields of its row in `samples.jsonl`.
+    """
+
+    response: str
+    tokens: int
+    finish_reason: FinishReason
+    grade: Grade
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class NotHeld(Exception):
+    """A dialogue that ended without a verdict, for want of something that is not the model's.
+
+    It is noted and not stored; `--resume` holds it again.
+    """
+
+
+class Host(Protocol):
+    """Holds dialogues, many at a time, in one event loop."""
+
+    async def hold(
+        self, question: Question, prompt_ids: Sequence[int], max_tokens: int, generate: Generate
+    ) -> Held:
+        """Hold one dialogue; `max_tokens=0`: the prompt fills the context.
+
+        Raises:
+            NotHeld: it cannot be held now.
+        """
+
+    async def aclose(self) -> None:
+        """Called once, when all have ended."""
+
+
+class Answering(Protocol):
+    """What `Suite.run` may ask of `eval.run`: that every question left is answered and stored."""
+
+    def respond(self) -> None:
+        """One response to each prompt, graded by its benchmark."""
+
+    def converse(self, host: Callable[[], Host]) -> None:
+        """One dialogue from each prompt, graded by the host, which is made in its event loop."""
+
+
+@dataclass(frozen=True)
+class ExtraTable:
+    """A table of the report beside the scores; `about`: what its figures are, for its title."""
+
+    title: str
+    about: str
+    heads: tuple[str, ...]
+    rows: Sequence[Sequence[str]]
+    note: str
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Benchmarks that are reported together.
+
+    Attributes:
+        average: (benchmark, score) columns whose mean is the paper's average; empty where every
+            benchmark has a mean of its own.
+        average_title: what the tables call it.
+        groups: further means over columns by title, each given where all its columns were run.
+        beside_the_paper: the Markdown lines of the table with the paper's rows; None without one.
+    """
+
+    name: str
+    title: str
+    benchmarks: tuple[Benchmark, ...]
+    average: tuple[tuple[str, str], ...] = ()
+    average_title: str = ""
+    groups: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    beside_the_paper: Callable[[Results, Suite], list[str]] | None = None
+
+    def select(self, only: Sequence[str]) -> tuple[Benchmark, ...]:
+        """The benchmarks named (by name or family), in the suite's order; all where none is.
+
+        Raises:
+            EvalError: a name is unknown; says which there are.
+        """
+        known = {b.name for b in self.benchmarks} | {b.family for b in self.benchmarks}
+        for name in only:
+            if name not in known:
+                raise EvalError(
+                    f"--only {name}: not in suite {self.name}, "
+                    f"expected one of {', '.join(sorted(known))}"
+                )
+        return tuple(b for b in self.benchmarks if not only or {b.name, b.family} & set(only))
+
+    def add_options(self, parser: argparse._ActionsContainer) -> None:
+        """Options that this suite alone has; with another one they are refused."""
+
+    def check(self, args: argparse.Namespace) -> None:
+        """What can be wrong in the command line alone.
+
+        Raises:
+            EvalError: one line for the user.
+        """
+
+    def prepare(
+        self,
+        benchmarks: Sequence[Benchmark],
+        args: argparse.Namespace,
+        tokenizer: Callable[[], Any],
+        resources: ExitStack,
+    ) -> Prepared:
+        """Read the questions, and start what the run needs.
+
+        Args:
+            benchmarks: those that were selected.
+            tokenizer: loads the model's; None for a model behind a server.
+            resources: stops at the end what was started.
+
+        Raises:
+            EvalError: something is missing or does not start.
+        """
+        return Prepared(load_questions(benchmarks, args.data_dir, args.limit, args.seed))
+
+    def run(self, prepared: Prepared, answering: Answering) -> None:
+        """Have every question answered that is left.
+
+        Raises:
+            EvalError: the run stopped; what ended before is stored.
+        """
+        answering.respond()
+
+    def statistics(self, rows: Sequence[Mapping[str, Any]], failures: int) -> dict[str, Any]:
+        """Further figures of one benchmark's rows, for `results.json`.
+
+        Args:
+            failures: how often a dialogue of it could not be held.
+        """
+        return {}
+
+    def tables(self, results: Results) -> Sequence[ExtraTable]:
+        """Tables of these figures."""
+        return ()
+
+
+def score_of(results: Results, benchmark: str, name: str) -> Any:
+    """One score of `results.json` (`value`, `ci95`, ...); None if it was not run."""
+    return results["benchmarks"].get(benchmark, {}).get("scores", {}).get(name)

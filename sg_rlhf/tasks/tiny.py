@@ -1,0 +1,104 @@
+"""What a tiny model needs to know of a domain: what it reads, what it is shown, how it is graded.
+
+The tokenizer, the warm start and the build are the same for all of them (`sg_rlhf.tiny`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from sg_rlhf.tasks.grade import Grade
+
+Item = TypeVar("Item")
+
+#: Ends a turn of the tiny models, which speak ChatML.
+EOS = "<|im_end|>"
+
+# What BPE sees of ordinary language: enough for digits, spaces and short words of other prompts
+# not to cost one token per letter. Written for this purpose; nothing is learnt from it but
+# merges.
+MERGE_TEXT = (
+    "Let's think step by step and output the final answer within \\boxed{}. Find the value"
+    " of the number x such that the sum of the terms is equal to the product. How many of"
+    " the integers from 1 to 100 are there? Answer the given question. You must think "
+    "about what you know, then search for the information that you need, and give the "
+    "answer when you have it. Who was the first person that wrote the book? Where is the "
+    "river in the country? There are 12 apples and 24 pears; the other one has more. In "
+    "the end the total is 36. Suppose that the function is continuous on the interval and"
+    " that for every point there is another point. The reasoning must be right, the "
+    "result must be stated clearly, and the question must be answered in full."
+)
+
+
+class Recipe(Protocol):
+    """What decides the weights, beside the code and the seed; a frozen dataclass per domain."""
+
+    # What makes a class a dataclass to a type checker.
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps in all."""
+
+    @property
+    def clean_share(self) -> float:
+        """The share of steps, at the start, that see right work alone: the skill takes most of the
+        compute, the bad habits that follow are quickly learnt.
+        """
+
+    @property
+    def rows(self) -> int:
+        """Rows of a batch, filled with packed demonstrations."""
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of a row; a longer demonstration is left out."""
+
+    @property
+    def muon_lr(self) -> float:
+        """Learning rate of the matrices."""
+
+    @property
+    def adamw_lr(self) -> float:
+        """Learning rate of embeddings and norms."""
+
+    def texts(self, seed: int, *, clean: bool) -> Iterator[tuple[str, str]]:
+        """An endless stream of (prompt, response), never with a held-out item; clean: right work
+        alone.
+        """
+
+
+@dataclass(frozen=True)
+class TinyModel(Generic[Item]):
+    """How a tiny model learns one domain; an item is one problem with its answer.
+
+    Attributes:
+        what: in the sentence "warm-started on synthetic ... traces".
+        items: what an item is called, in the plural.
+        recipe: the warm start.
+        phrases: the tokenizer's phrases, one entry each.
+        held_out: recipe -> the items that are measured.
+        prompt: of an item.
+        grade: (response with its end token, item) -> the training reward's verdict; `format_ok`:
+            an answer could be read.
+        group: accuracy is also given for each of these groups of items.
+        guess: the word that a response without work starts with.
+        max_new_tokens: of a response, when it is measured.
+        merge_text: the text that BPE learns its merges from.
+        goal: the measured key that reinforcement learning is to raise.
+    """
+
+    what: str
+    items: str
+    recipe: Recipe
+    phrases: Callable[[], list[str]]
+    held_out: Callable[[Any], list[Item]]
+    prompt: Callable[[Item], str]
+    grade: Callable[[str, Item], Grade]
+    group: Callable[[Item], str]
+    guess: str
+    max_new_tokens: int
+    merge_text: str = MERGE_TEXT
+    goal: str = "accuracy"

@@ -1,0 +1,102 @@
+"""A fourth domain, in a folder outside the package, through all that a domain goes through."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sg_rlhf.common import run_log
+from sg_rlhf.tasks.registry import VARIABLE
+from tests.domains.reverse.domain import grade
+from tests.integration.conftest import ROOT, environment
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+FOLDER = ROOT / "tests" / "domains" / "reverse"
+
+Command = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def command() -> Command:
+    """Runs a module with the domain registered; what it prints."""
+    variables = {VARIABLE: "tests.domains.reverse.domain:REVERSE", "PYTHONPATH": str(ROOT)}
+
+    def run(module: str, *arguments: object) -> str:
+        result = subprocess.run(
+            [sys.executable, "-m", module, *map(str, arguments)],
+            cwd=ROOT, env={**environment(), **variables}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+        return result.stdout
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, command: Command) -> Path:
+    out = tmp_path_factory.mktemp("reverse") / "data"
+    said = command(
+        "sg_rlhf.data", "reverse", "--out", out, "--generate", "count=24", "test_count=8"
+    )
+    assert said.startswith("Reverse: 24 rows to train on")
+    return out
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, command: Command, data: Path) -> Path:
+    """Three rollouts with a tiny model that is built for it."""
+    folder = tmp_path_factory.mktemp("reverse_run")
+    command("sg_rlhf.tiny.build", "--domain", "reverse", "--out", folder / "model", "--threads", 1)
+    command(
+        "sg_rlhf.train", "--config", FOLDER / "tiny_cpu.yaml", "--run-dir", folder / "run",
+        f"actor.model_name_or_path={folder / 'model'}",
+        f"data.prompt_dataset={data / 'train.jsonl'}", f"eval.dataset={data / 'test.jsonl'}",
+        "sg.samples_per_step=32", "sg.wandb=disabled",
+    )  # fmt: skip
+    return folder / "run"
+
+
+def test_it_trains_with_its_reward_and_its_settings(trained: Path) -> None:
+    rows = run_log.read(trained / run_log.METRICS)
+    assert [row["global_step"] for row in rows] == [1, 2, 3]
+    assert all(0.0 <= row["in_place"] <= 1.0 and row["format_ok"] > 0 for row in rows)
+    samples = run_log.read(trained / run_log.SAMPLES)
+    assert len(samples) == 96
+    for sample in samples:
+        expected = grade(sample["response"], sample["label"])
+        assert sample["correct"] == float(expected.correct)
+        assert sample["reward"] == pytest.approx(expected.logs["in_place"])
+    # Not the default: the recipe's setting reached the engine.
+    assert any(0.0 < sample["reward"] < 1.0 for sample in samples)
+    steps = run_log.read(trained / run_log.OPTIMIZER_STEPS)
+    assert all(math.isfinite(row["grad_norm"]) and row["grad_norm"] > 0 for row in steps)
+
+
+def test_its_evaluation_in_training_names_its_sources(trained: Path, command: Command) -> None:
+    last = run_log.read(trained / run_log.EVALUATIONS)[-1]
+    sources = [key for key in last if key.startswith("eval_reverse_") and key.endswith("_accuracy")]
+    assert sources
+    command("sg_rlhf.report", trained)
+    assert "5 letters" in (trained / "report.html").read_text()
+
+
+def test_its_suite_evaluates_the_checkpoint(
+    trained: Path, command: Command, tmp_path: Path
+) -> None:
+    out = tmp_path / "eval"
+    model = trained / "checkpoints" / "final"
+    command("eval.run", "--suite", "reverse", "--model", model, "--out", out, "--engine", "hf")
+    found = json.loads((out / "results.json").read_text())
+    assert found["suite"] == "reverse"
+    scores = found["benchmarks"]["reverse"]["scores"]
+    assert scores["accuracy"]["n_questions"] == 24 and "accuracy/4" in scores
+    lines = (out / "samples.jsonl").read_text().splitlines()
+    for row in map(json.loads, lines):
+        assert row["correct"] == grade(row["response"], row["gold"]).correct
