@@ -123,15 +123,20 @@ def run(args: argparse.Namespace) -> None:
         ClusterError: the cluster is too small.
     """
     contract.check()
-    from sg_rlhf.overlay import cluster, register
+    from sg_rlhf.overlay import phases
     from sg_rlhf.overlay.errors import RunStopped, TooFewPrompts
 
     local = True
     with _output(args):
-        upstream = register.install_driver()
+        with phases.phase(phases.DRIVER, "importing PyTorch, vLLM and OpenRLHF"):
+            from sg_rlhf.overlay import cluster, register
+
+            upstream = register.install_driver()
         try:
-            local = cluster.connect(args)
-            upstream.train(args)
+            with phases.phase(phases.DRIVER, "starting Ray"):
+                local = cluster.connect(args)
+            with phases.phase(phases.DRIVER, phases.WORKERS):
+                upstream.train(args)
         except Exception as error:
             cause = _stop_cause(error, RunStopped, TooFewPrompts)
             if cause is not None:

@@ -93,10 +93,12 @@ def install() -> None:
     for module, change in (
         ("torch", _give_cuda_calls_a_cpu_meaning),
         ("torch.distributed.device_mesh", _use_cpu_device_mesh),
+        ("deepspeed.comm.torch", _build_no_shared_memory_op),
         ("deepspeed.runtime.zero.partition_parameters", _wait_for_every_all_gather),
         ("deepspeed.runtime.zero.partition_parameters", _multiply_in_float32),
         ("transformers.modeling_utils", _attend_in_float32),
         ("transformers.modeling_utils", _attend_to_each_packed_sample),
+        ("vllm.model_executor.models.registry", _inspect_models_in_this_process),
     ):
         wrapt.register_post_import_hook(change, module)
 
@@ -120,6 +122,24 @@ def _use_cpu_device_mesh(module: Any) -> None:
         return original("cpu" if device_type == "cuda" else device_type, *args, **kwargs)
 
     module.init_device_mesh = init_device_mesh
+
+
+def _build_no_shared_memory_op(module: Any) -> None:
+    """DeepSpeed compiles this one whenever CPU ranks meet, and calls it from nothing we use.
+
+    It replaces gloo in ``inference_all_reduce`` alone, which only tensor-parallel layers call, and
+    those need CUDA (:data:`REQUIRED_SETTINGS`). 20 seconds of compiling before the first start.
+    """
+    module.build_shm_op = lambda: None
+
+
+def _inspect_models_in_this_process(module: Any) -> None:
+    """vLLM asks a model class what it supports in a process of its own, to leave CUDA untouched.
+
+    Without CUDA that process imports vLLM again for nothing: 10 seconds of the first start, and of
+    every start whose home directory keeps no cache.
+    """
+    module._run_in_subprocess = lambda function: function()
 
 
 def _wait_for_every_all_gather(module: Any) -> None:
