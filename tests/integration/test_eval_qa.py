@@ -30,7 +30,7 @@ from sg_rlhf.tasks.search.grading import score
 from sg_rlhf.tasks.search.settings import SearchSettings
 from tests.integration.conftest import ROOT, environment
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(600)]
 
 TINY = ROOT / "sg_rlhf" / "tiny" / "search_tiny"
 QUESTIONS = 6
