@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -128,13 +129,17 @@ def run(args: argparse.Namespace) -> None:
 
     local = True
     with _output(args):
-        with phases.phase(phases.DRIVER, "importing PyTorch, vLLM and OpenRLHF"):
-            from sg_rlhf.overlay import cluster, register
+        from sg_rlhf.overlay import cluster, register
 
-            upstream = register.install_driver()
         try:
-            with phases.phase(phases.DRIVER, "starting Ray"):
+            # Side by side: importing keeps one core busy, and Ray's start hardly any.
+            with (
+                phases.phase(phases.DRIVER, "starting Ray; importing PyTorch, vLLM and OpenRLHF"),
+                ThreadPoolExecutor(1) as importer,
+            ):
+                imported = importer.submit(register.install_driver)
                 local = cluster.connect(args)
+                upstream = imported.result()
             with phases.phase(phases.DRIVER, phases.WORKERS):
                 upstream.train(args)
         except Exception as error:
