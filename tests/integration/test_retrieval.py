@@ -320,6 +320,7 @@ def test_no_generated_request_is_a_server_error(limited: Server, mode: Generatio
     assert (200 if mode == GenerationMode.POSITIVE else 422) in statuses
 
 
+@pytest.mark.full
 def test_replicas_behind_one_address(files: Files) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -348,6 +349,7 @@ def test_replicas_behind_one_address(files: Files) -> None:
     ]
 
 
+@pytest.mark.full
 def test_replicas_beyond_the_machine_are_refused(files: Files) -> None:
     result = subprocess.run(
         command("replicas", "--index", files.bm25, "--replicas", 9999),
