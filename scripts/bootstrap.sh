@@ -6,19 +6,21 @@
 #   SG_PYTHON=/path/to/python3.11 ...         choose the interpreter
 #
 # Callers run it first and then use .venv/bin/python. Up to date it prints nothing and takes a moment; two at once
-# wait for each other; an interrupted one is begun again by the next run. pip's own configuration (indexes, proxies,
-# PIP_* variables) counts; its output is in .venv/bootstrap.log.
+# wait for each other; an interrupted one is begun again by the next run. uv installs, from where pip is configured to
+# (indexes, proxies, PIP_* variables: scripts/uv_settings.py), and from what UV_* variables say; all output is in
+# .venv/bootstrap.log.
 # Exit status: 2 when the machine lacks something, 1 when an installation step fails.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 cd "$root"
 # Another environment must not leak into this one, nor pip be sent elsewhere.
 unset VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PIP_TARGET PIP_PREFIX PIP_ROOT PIP_USER PIP_PYTHON
-unset PIP_REQUIREMENT PIP_CONSTRAINT PIP_REQUIRE_VIRTUALENV
+unset PIP_REQUIREMENT PIP_CONSTRAINT PIP_REQUIRE_VIRTUALENV CONDA_PREFIX UV_SYSTEM_PYTHON UV_CONSTRAINT UV_OVERRIDE
+unset UV_REQUIRE_HASHES UV_RESOLUTION UV_TORCH_BACKEND
 
 readonly venv=.venv log=.venv/bootstrap.log stamp=.venv/.sg_stamp
 readonly cpu_disk_gb=6 cpu_disk_gb_with_cuda_torch=10 cuda_disk_gb=30
-pip_options=(--no-input --progress-bar off --no-compile --disable-pip-version-check --no-warn-script-location)
+uv_options=()
 
 say() { printf 'bootstrap: [%3d s] %s\n' "$SECONDS" "$*"; }
 
@@ -63,8 +65,13 @@ run() {
   wait $child
 }
 
-pip_install() {
-  run $venv/bin/python -m pip install "${pip_options[@]}" "$@" || fail "pip install $*"
+# uv ARGUMENTS...: `uv pip install` into .venv.
+uv() {
+  run $venv/bin/python -m uv pip install --python $venv/bin/python ${uv_options[@]+"${uv_options[@]}"} "$@"
+}
+
+uv_install() {
+  uv "$@" || fail "uv pip install $*"
 }
 
 choose_kind() {
@@ -158,31 +165,60 @@ make_venv() {
   run "$base_python" -m venv $venv || fail "python -m venv"
 }
 
-# PyPI has only torch's CUDA build: several GB that a machine without a GPU has no use for.
+# uv itself, by pip, in the lock's version; then pip's settings as uv's.
+install_uv() {
+  run $venv/bin/python -m pip install --no-input --progress-bar off --disable-pip-version-check --no-deps \
+    "$(grep '^uv==' $lock)" || fail "pip install uv"
+  local settings
+  settings=$($venv/bin/python scripts/uv_settings.py 2>>$log) || fail "reading pip's configuration"
+  eval "$settings"
+}
+
+# torch, and what DeepSpeed's operators are compiled with. PyPI has only torch's CUDA build: several GB that a machine
+# without a GPU has no use for.
 install_torch_for_cpu() {
-  local wanted
-  wanted=$(grep '^torch==' $lock)
-  run $venv/bin/python -m pip install "${pip_options[@]}" --no-deps "$wanted" && return
-  grep -q 'No matching distribution found for torch' $log || fail "pip install $wanted"
-  say "pip's indexes have no $wanted: installing the CUDA build instead, several GB; for the small one interrupt this," \
-    "point PIP_EXTRA_INDEX_URL at PyTorch's index of CPU wheels (its 'Get started' page) and run it again"
+  local torch deepspeed
+  torch=$(grep '^torch==' $lock)
+  deepspeed=("$(grep '^deepspeed==' $lock)" wrapt filelock --constraint $venv/packages.txt --build-constraint $lock)
+  uv "$torch" "${deepspeed[@]}" && return
+  grep -q 'no version of torch\|torch.* was not found' $log || fail "uv pip install $torch"
+  say "the configured indexes have no $torch: asking PyTorch's own"
+  uv --torch-backend cpu "$torch" "${deepspeed[@]}" && return
+  say "that one is out of reach: installing the CUDA build instead, several GB; for the small one interrupt this," \
+    "point PIP_EXTRA_INDEX_URL at an index of PyTorch's CPU wheels and run it again"
   check_disk $cpu_disk_gb_with_cuda_torch
-  grep -v '^torch==' $lock >$venv/constraints.txt
-  pip_install --constraint $venv/constraints.txt "${wanted%+cpu}"
+  uv_install "${torch%+cpu}" "${deepspeed[@]}"
+}
+
+# The one operator that a CPU run needs: 20 s of compiling, on a core that the installation leaves free.
+build_operator() {
+  set -m
+  nice $venv/bin/python -m sg_rlhf.overlay.jit_builds >$venv/operator.log 2>&1 </dev/null &
+  operator=$!
+  set +m
+}
+
+await_operator() {
+  [ -n "$operator" ] || return 0
+  # Not fatal: the first run builds it, and says so.
+  wait $operator || say "DeepSpeed's operator was not built; the first run will try: $venv/operator.log"
 }
 
 install_packages() {
-  say "installing $(grep -c '^[a-zA-Z]' $lock) packages; pip's output: $log"
-  pip_install --no-deps "$(grep '^pip==' $lock)"
-  [ $kind = cuda ] || install_torch_for_cpu
+  say "installing $(grep -c '^[a-zA-Z]' $lock) packages; the output: $log"
   grep -v '^torch==.*+cpu$' $lock >$venv/packages.txt
+  install_uv
+  if [ $kind = cpu ]; then
+    install_torch_for_cpu
+    build_operator
+  fi
   # deepspeed comes as source: build it with the lock's setuptools.
-  pip_install --no-deps --build-constraint $lock -r $venv/packages.txt
+  uv_install --no-deps --build-constraint $lock -r $venv/packages.txt
   if [ $kind = cuda ]; then
     say "compiling flash-attn: an hour on few cores, and MAX_JOBS bounds the memory it takes"
-    pip_install --no-deps --no-build-isolation -r requirements/cuda-build.lock
+    uv_install --no-deps --no-build-isolation -r requirements/cuda-build.lock
   fi
-  # On all cores, without what is hardly ever imported: a third of the time that pip's own compilation takes.
+  # On all cores, without what is hardly ever imported: a third of the time that a whole compilation takes.
   say "compiling to bytecode"
   run $venv/bin/python -m compileall -q -j 0 $venv/lib/python3.11/site-packages \
     -x '/(tests|testing|rllib)/|/transformers/models/(?!auto|llama|qwen)' || true
@@ -191,8 +227,9 @@ install_packages() {
 install_project() {
   say "installing the project"
   # "compat" puts the repository itself on the path, so that a package added later needs no new installation.
-  pip_install --no-deps --no-build-isolation --config-settings editable_mode=compat -e .
+  uv_install --no-deps --no-build-isolation --config-settings editable_mode=compat -e .
   run $venv/bin/python -c 'import ray, torch; torch.ones(1) + 1' || fail "importing torch and ray"
+  await_operator
 }
 
 check_platform
@@ -210,6 +247,7 @@ if ! flock -n 9; then
   if up_to_date; then exit 0; fi
 fi
 
+operator=
 trap interrupted INT TERM HUP
 check_compilers
 find_python

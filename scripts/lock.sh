@@ -1,34 +1,72 @@
 #!/usr/bin/env bash
-# Rewrite requirements/cuda.lock and requirements/cpu.lock from the .in files beside them.
+# Rewrite requirements/cuda.lock and requirements/cpu.lock from the .in files beside them: every package, pinned.
 #
 #   scripts/lock.sh [cuda|cpu] [--upgrade | --check]
 #
 # Without a name: both, cuda first, as cpu.lock takes the versions of cuda.lock for the packages they share.
 # Without --upgrade only what the .in files force to move is moved; --check writes nothing and says whether the locks
-# are what the .in files resolve to. Needs Linux on x86_64, Python 3.11
-# (SG_PYTHON names one), and a pip that finds torch's "+cpu" wheels: see scripts/bootstrap.sh.
+# are what the .in files resolve to. Nothing is installed. A line `# without: NAME  reason` in an .in file leaves a
+# package out that some metadata asks for. Needs Linux on x86_64, Python 3.11 (SG_PYTHON names one), and a pip that
+# finds torch's "+cpu" wheels: see scripts/bootstrap.sh.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-unset PYTHONPATH PYTHONHOME VIRTUAL_ENV
+unset PYTHONPATH PYTHONHOME VIRTUAL_ENV UV_CONSTRAINT UV_OVERRIDE UV_RESOLUTION UV_TORCH_BACKEND
 
-kinds=()
-options=()
+kinds=() upgrade=() check=
 for argument in "$@"; do
   case $argument in
     cuda | cpu) kinds+=("$argument") ;;
-    --upgrade | --check) options+=("$argument") ;;
+    --upgrade) upgrade=(--upgrade) ;;
+    --check) check=1 ;;
     *)
       echo "lock.sh: unknown argument '$argument': expected cuda, cpu, --upgrade or --check" >&2
       exit 2
       ;;
   esac
 done
+if [ -n "$check" ] && [ ${#upgrade[@]} -gt 0 ]; then
+  echo "lock.sh: --check compares with the lock, --upgrade leaves it: expected one of them" >&2
+  exit 2
+fi
 [ ${#kinds[@]} -gt 0 ] || kinds=(cuda cpu)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+python=$work/venv/bin/python
 "${SG_PYTHON:-python3.11}" -m venv "$work/venv"
-"$work/venv/bin/python" -m pip install --quiet "$(grep '^pip==' requirements/common.in)" packaging
+"$python" -m pip install --quiet "$(grep '^uv==' requirements/common.in)"
+uv_options=()
+eval "$("$python" scripts/uv_settings.py)"
+
+status=0
 for kind in "${kinds[@]}"; do
-  "$work/venv/bin/python" scripts/lock.py "$kind" ${options[@]+"${options[@]}"}
+  lock=requirements/$kind.lock
+  sed -n 's/^# without: \([^ ]*\).*/\1/p' requirements/common.in "requirements/$kind.in" >"$work/without"
+  # torch differs between the two kinds.
+  if [ "$kind" = cpu ]; then grep -v '^torch==' requirements/cuda.lock; fi >"$work/shared"
+  cp "$lock" "$work/new" 2>/dev/null || true # uv keeps the versions that it finds there
+  echo "resolving requirements/$kind.in"
+  "$python" -m uv pip compile --quiet --python "$python" --no-header --no-annotate \
+    ${uv_options[@]+"${uv_options[@]}"} ${upgrade[@]+"${upgrade[@]}"} \
+    --excludes "$work/without" --constraint "$work/shared" --output-file "$work/new" "requirements/$kind.in"
+  # "===" where the .in file says so: see cuda.in on torch.
+  sed -n 's/^\([a-z-]*\)===.*/s|^\1==|\1===|/p' "requirements/$kind.in" | sed -i -f - "$work/new"
+  count=$(grep -c . "$work/new")
+  if diff <(grep -v '^#' "$lock") "$work/new" >"$work/changes"; then
+    echo "$kind.lock: $count packages, nothing new"
+  elif [ -n "$check" ]; then
+    echo "$kind.lock: not what $kind.in resolves to:" >&2
+    cat "$work/changes" >&2
+    status=1
+  else
+    {
+      echo "# $count packages for requirements/$kind.in on Linux x86_64 with Python 3.11, all pinned."
+      echo "# Written by \`scripts/lock.sh $kind\` (add --upgrade to take newer versions); do not edit by hand."
+      echo "# Complete, so install it without resolving: pip install --no-deps -r requirements/$kind.lock"
+      cat "$work/new"
+    } >"$lock"
+    echo "$kind.lock: $count packages, $(grep -c '^>' "$work/changes") new or changed," \
+      "$(grep -c '^<' "$work/changes") changed or gone"
+  fi
 done
+exit $status

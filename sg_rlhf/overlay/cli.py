@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -126,15 +127,24 @@ def run(args: argparse.Namespace) -> None:
         TooFewPrompts: the data set does not fill one rollout.
         ClusterError: the cluster is too small.
     """
-    from sg_rlhf.overlay import cluster, register
+    from sg_rlhf.overlay import phases
     from sg_rlhf.overlay.errors import RunStopped, TooFewPrompts
 
     local = True
     with _output(args):
-        upstream = register.install_driver()
+        from sg_rlhf.overlay import cluster, register
+
         try:
-            local = cluster.connect(args)
-            upstream.train(args)
+            # Side by side: importing keeps one core busy, and Ray's start hardly any.
+            with (
+                phases.phase(phases.DRIVER, "starting Ray; importing PyTorch, vLLM and OpenRLHF"),
+                ThreadPoolExecutor(1) as importer,
+            ):
+                imported = importer.submit(register.install_driver)
+                local = cluster.connect(args)
+                upstream = imported.result()
+            with phases.phase(phases.DRIVER, phases.WORKERS):
+                upstream.train(args)
         except Exception as error:
             cause = _stop_cause(error, RunStopped, TooFewPrompts)
             if cause is not None:

@@ -1,4 +1,7 @@
-"""DeepSpeed's C++ operators, compiled at first use, survive a killed run.
+"""DeepSpeed's C++ operators: compiled once per environment, surviving a killed build.
+
+A CPU run needs one, the Adam step. ``python -m sg_rlhf.overlay.jit_builds`` builds it, which
+scripts/bootstrap.sh does beside its other work; a run that does not find it builds it itself.
 
 torch guards such a build with a plain file named ``lock``. A process killed while it compiles
 leaves that file behind, and every later run that needs the operator waits for its removal without
@@ -15,6 +18,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from sg_rlhf.overlay import phases
 
 VARIABLE = "TORCH_EXTENSIONS_DIR"
 
@@ -43,8 +48,26 @@ def under_a_lock(original: Callable[..., Any]) -> Callable[..., Any]:
     def load(name: str, *args: Any, **kwargs: Any) -> Any:
         build = folder() / name
         build.mkdir(parents=True, exist_ok=True)
-        with FileLock(build.with_suffix(".flock")):
+        # Debug symbols double the compiler's work (17 MB of them) and change no instruction.
+        flags = [flag for flag in kwargs.get("extra_cflags") or [] if flag != "-g"]
+        with phases.inside(f"DeepSpeed's operator {name}"), FileLock(build.with_suffix(".flock")):
             (build / "lock").unlink(missing_ok=True)
-            return original(name, *args, **kwargs)
+            return original(name, *args, **{**kwargs, "extra_cflags": flags})
 
     return load
+
+
+def main() -> None:
+    """Build what the first run on this machine's CPU would have to wait for."""
+    from sg_rlhf.overlay import register
+    from sg_rlhf.overlay.cpu import platform
+
+    os.environ[platform.PLATFORM_VARIABLE] = "cpu"
+    register.install()
+    from deepspeed.ops.op_builder import FusedAdamBuilder
+
+    FusedAdamBuilder().load()
+
+
+if __name__ == "__main__":
+    main()

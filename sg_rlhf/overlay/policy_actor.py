@@ -16,7 +16,7 @@ from sg_rlhf.algo import lopti
 from sg_rlhf.algo.diagnostics import TokenStatistics
 from sg_rlhf.algo.token_weights import weight_sum_and_count
 from sg_rlhf.algo.weightings.top_entropy import TopEntropy
-from sg_rlhf.overlay import kl
+from sg_rlhf.overlay import kl, phases
 from sg_rlhf.overlay.errors import NonFiniteError
 from sg_rlhf.overlay.losses import PolicyLossWithStatistics, kl_dispatcher, sequence_context
 
@@ -262,6 +262,11 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
 
     actor: Any
     trainer: Any
+
+    def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+        """Upstream's, shown on the terminal: it may have to build an operator."""
+        with phases.phase(phases.TRAINER, "loading the model into DeepSpeed"):
+            return super().init_model_from_pretrained(*args, **kwargs)
 
     def prompt_log_probs(self, sequences: list[list[int]]) -> list[list[float]]:
         """The trainer's log-probabilities of fixed sequences at temperature 1, one at a time.

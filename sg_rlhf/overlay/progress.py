@@ -1,4 +1,4 @@
-"""What the terminal shows while Ray's workers train: a bar, and a line for each evaluation.
+"""What the terminal shows of a run: what it waits for, a bar, and a line for each evaluation.
 
 The workers' own output is long and interleaved, so it goes to files (``logs/`` in the run
 directory) unless ``sg.verbose=true``. A thread of the driver reads the run directory, which works
@@ -8,76 +8,158 @@ wherever the trainer runs as long as the directory is shared.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from tqdm import tqdm
 
 from sg_rlhf.common import run_log
+from sg_rlhf.overlay import phases
 
 PLAN = "plan.json"
 LOGS = "logs"
 POLL_SECONDS = 0.5
+#: Without a terminal, seconds after which a phase that goes on is named again.
+REPEAT_SECONDS = 15.0
+
+
+@dataclass
+class Busy:
+    """A process and what it does."""
+
+    who: str
+    what: str
+    since: float
+    done: int | None = None
+    of: int | None = None
+
+    def text(self, now: float) -> str:
+        counted = f" {self.done}/{self.of}" if self.of else ""
+        return f"{self.label()}{counted} ({now - self.since:.0f} s)"
+
+    def label(self) -> str:
+        return self.what if self.who == phases.DRIVER else f"{self.who}: {self.what}"
 
 
 class Progress:
     """Follows a run directory until closed; use as a context manager.
 
+    While it is open, phases of this process are shown too.
+
     Args:
         run_dir: the run directory.
-        terminal: where the lines and the bar go.
+        terminal: where the lines and the bar go. A live line only where it is a terminal.
     """
 
     def __init__(self, run_dir: Path, terminal: TextIO) -> None:
         self._run_dir = run_dir
         self._terminal = terminal
+        self._live = terminal.isatty()
         self._started = time.time()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
         self._bar: tqdm[Any] | None = None
+        self._status: tqdm[Any] | None = None
+        self._busy: dict[tuple[int, str], Busy] = {}
+        self._named: set[str] = set()
+        self._spoke = self._started
+        (run_dir / PLAN).unlink(missing_ok=True)
+        self._phases_file = run_dir / LOGS / phases.FILE
+        self._phases_file.unlink(missing_ok=True)
+        self._phases = run_log.Tail(self._phases_file)
         self._rollouts = run_log.Tail(run_dir / run_log.METRICS)
         self._evaluations = run_log.Tail(run_dir / run_log.EVALUATIONS)
-        (run_dir / PLAN).unlink(missing_ok=True)
 
     def __enter__(self) -> Progress:
-        self.say("starting Ray, the rollout engine and the trainer (about a minute) ...")
+        os.environ[phases.VARIABLE] = str(self._phases_file)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        os.environ.pop(phases.VARIABLE, None)
         self._stop.set()
         self._thread.join()
         self._read()
-        if self._bar is not None:
-            self._bar.close()
+        for bar in (self._status, self._bar):
+            if bar is not None:
+                bar.close()
 
     def say(self, text: str) -> None:
         """One line above the bar."""
-        tqdm.write(f"[{time.time() - self._started:5.0f}s] {text}", file=self._terminal)
+        self._spoke = time.time()
+        tqdm.write(f"[{self._spoke - self._started:5.0f}s] {text}", file=self._terminal)
         self._terminal.flush()
 
     def _follow(self) -> None:
         while not self._stop.wait(POLL_SECONDS):
             self._read()
+            self._show()
 
     def _read(self) -> None:
-        if self._bar is None:
-            path = self._run_dir / PLAN
-            if not path.exists():
-                return
-            plan = json.loads(path.read_text())
-            # A resumed run has rewritten its earlier rows before it writes the plan.
-            if plan.get("remark"):
-                self.say(plan["remark"])
-            self._bar = tqdm(total=plan["rollouts"], desc="rollouts", file=self._terminal)
+        for row in self._phases.new_rows():
+            self._note(row)
+        if self._bar is None and not self._open_bar():
+            return
+        assert self._bar is not None
         for row in self._evaluations.new_rows():
             self.say(evaluation_line(row))
         for row in self._rollouts.new_rows():
             self._bar.set_postfix_str(rollout_line(row), refresh=False)
             self._bar.update(row["global_step"] - self._bar.n)
+
+    def _open_bar(self) -> bool:
+        path = self._run_dir / PLAN
+        if not path.exists():
+            return False
+        plan = json.loads(path.read_text())
+        # A resumed run has rewritten its earlier rows before it writes the plan.
+        if plan.get("remark"):
+            self.say(plan["remark"])
+        if self._status is not None:
+            self._status.close()
+            self._status = None
+        self._bar = tqdm(total=plan["rollouts"], desc="rollouts", file=self._terminal)
+        return True
+
+    def _note(self, row: dict[str, Any]) -> None:
+        key = (row["pid"], row["who"])
+        before = self._busy.get(key)
+        if row["what"] is None:
+            if before is not None:
+                del self._busy[key]
+            return
+        if before is None or before.what != row["what"]:
+            before = self._busy[key] = Busy(row["who"], row["what"], row["time"])
+            # Once each: ranks do the same, and later evaluations have a line at their end.
+            if before.label() not in self._named:
+                self._named.add(before.label())
+                self.say(f"{before.label()} ...")
+        before.done, before.of = row.get("done"), row.get("of")
+
+    def waiting_for(self) -> str:
+        """What is going on now, the longest first."""
+        now = time.time()
+        latest = {busy.label(): busy for busy in self._busy.values()}
+        if len(latest) > 1 or self._bar is not None:
+            latest.pop(phases.WORKERS, None)
+        return "; ".join(b.text(now) for b in sorted(latest.values(), key=lambda b: b.since))
+
+    def _show(self) -> None:
+        text = self.waiting_for()
+        if self._bar is not None and self._live:
+            self._bar.set_description_str(text or "rollouts")
+        elif self._live and text:
+            if self._status is None:
+                self._status = tqdm(bar_format="{desc}", file=self._terminal, leave=False)
+            elapsed = time.time() - self._started
+            self._status.set_description_str(f"[{elapsed:5.0f}s] {text}")
+        elif text and not self._bar and time.time() - self._spoke >= REPEAT_SECONDS:
+            self.say(f"still {text}")
 
 
 def rollout_line(row: dict[str, Any]) -> str:

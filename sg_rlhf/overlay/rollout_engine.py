@@ -11,7 +11,7 @@ import ray
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 from vllm import SamplingParams
 
-from sg_rlhf.overlay import engine_log_probs
+from sg_rlhf.overlay import engine_log_probs, phases
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.errors import RewardError
 
@@ -62,7 +62,8 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
                 kwargs["dtype"] = "float32"
         kwargs |= engine_log_probs.engine_options()
         self._expects_reward = bool(remote_rm_url)
-        await super().__init__(*args, remote_rm_url=remote_rm_url, **kwargs)
+        with phases.phase(phases.ENGINE, "starting vLLM and loading the model"):
+            await super().__init__(*args, remote_rm_url=remote_rm_url, **kwargs)
 
     async def generate_responses(
         self, prompt: str, label: str, *args: Any, hf_tokenizer: Any, **kwargs: Any

@@ -9,7 +9,7 @@ from typing import Any
 
 import openrlhf.trainer.ppo_utils.samples_generator as upstream
 
-from sg_rlhf.overlay import engine_log_probs
+from sg_rlhf.overlay import engine_log_probs, phases
 
 
 class SGSamplesGenerator(upstream.SamplesGenerator):
@@ -24,6 +24,17 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
     """
 
     args: Any
+    #: Samples of the current evaluation that are finished; None while rollouts are generated.
+    _evaluated: int | None = None
+
+    def generate_eval_samples(self, **generate_kwargs: Any) -> list[Any]:
+        """Upstream's, with a count of the finished samples for the terminal."""
+        self._evaluated = 0
+        try:
+            found: list[Any] = super().generate_eval_samples(**generate_kwargs)
+            return found
+        finally:
+            self._evaluated = None
 
     def _generate_vllm(
         self, dataloader_iter: Iterator[Any], num_prompts: int, dynamic_filtering: bool, **kw: Any
@@ -62,4 +73,8 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
     def _process_response_into_experience(self, response: Any, **generate_kwargs: Any) -> Any:
         experience = super()._process_response_into_experience(response, **generate_kwargs)
         experience.response_length = experience.action_mask.sum(dim=-1)
+        if self._evaluated is not None:
+            self._evaluated += 1
+            samples = generate_kwargs["n_samples_per_prompt"]
+            phases.count(self._evaluated, len(self.eval_dataloader) * samples)
         return experience

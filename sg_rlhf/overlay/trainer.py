@@ -16,7 +16,7 @@ from openrlhf.utils.logging_utils import WandbLogger
 
 from sg_rlhf.common import run_log
 from sg_rlhf.config import EvalSet
-from sg_rlhf.overlay import evaluation, layout, progress
+from sg_rlhf.overlay import evaluation, layout, phases, progress
 from sg_rlhf.overlay.errors import RunStopped, SyncError
 
 #: Rollouts whose log-probs are compared after a weight sync. bf16 moves one token in hundreds by
@@ -42,7 +42,8 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._samples: list[dict[str, Any]] = []
         self._evaluated: int | None = None
         self._resumed: dict[str, Any] | None = None
-        super().__init__(pretrain, strategy, *args, **kwargs)
+        with phases.phase(phases.CONTROLLER, "reading the data"):
+            super().__init__(pretrain, strategy, *args, **kwargs)
         sets = [EvalSet(**s) for s in self._sg.eval_sets]
         self._eval_sets = [
             (s, evaluation.dataloader(s, self.args, strategy, self.tokenizer)) for s in sets
@@ -238,11 +239,12 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         # Upstream sends this many prompts at a time and waits for the slowest of them.
         trained_on, rollout.batch_size = rollout.batch_size, max(EVALUATED, rollout.batch_size)
         try:
-            logs: dict[str, float] = (
-                self._evaluate_sets(global_step, generate_kwargs)
-                if self._eval_sets
-                else super().evaluate(global_step, **generate_kwargs)
-            )
+            with phases.phase(phases.CONTROLLER, "evaluating"):
+                logs: dict[str, float] = (
+                    self._evaluate_sets(global_step, generate_kwargs)
+                    if self._eval_sets
+                    else super().evaluate(global_step, **generate_kwargs)
+                )
         finally:
             rollout.batch_size = trained_on
         self._evaluated = global_step
@@ -271,7 +273,8 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
 
     def broadcast_to_vllm(self) -> None:
         """Upstream's weight sync, then the check that engine and trainer are one policy."""
-        super().broadcast_to_vllm()
+        with phases.phase(phases.CONTROLLER, "syncing weights"):
+            super().broadcast_to_vllm()
         self._sync_metrics = {}
         self._evaluate_resumed()
         if not self._probe:  # a resumed run syncs before its first rollout

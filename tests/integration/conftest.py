@@ -1,15 +1,22 @@
-"""One small data set and one trained run, shared by the tests that read them."""
+"""One small data set and one run, interrupted and resumed, shared by the tests that read them."""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
+
+from sg_rlhf.common import run_log
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
@@ -99,10 +106,67 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
     return Data(folder)
 
 
+@dataclass(frozen=True)
+class Pipeline:
+    """A run of four rollouts that was interrupted after the second and started again.
+
+    Its processes before the interruption, those of them alive after it, and what it had written.
+    """
+
+    run_dir: Path
+    status: int
+    output: str
+    children: set[int]
+    survivors: list[int]
+    checkpoint: str
+    metrics: list[dict[str, Any]]
+    resumed: subprocess.CompletedProcess[str]
+
+
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory, data: Data) -> Path:
-    """Two rollouts through everything: engine, reward, reference, ZeRO-3, weight sync."""
+def pipeline(tmp_path_factory: pytest.TempPathFactory, data: Data) -> Pipeline:
+    """Everything at once: engine, reward, reference, ZeRO-3, weight sync, Ctrl-C, resuming."""
     run_dir = tmp_path_factory.mktemp("runs") / "trained"
-    result = train(run_dir, data)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return run_dir
+    # 18 prompts: two too many for 4 rollouts of 4, and too few for 5.
+    more = ["data.max_samples=18"]
+    process = subprocess.Popen(
+        command(run_dir, data, *more), cwd=ROOT, env=environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    latest = run_dir / "checkpoints" / "deepspeed" / "_actor" / "latest"
+    children: set[int] = set()
+    deadline = time.time() + 600
+    while process.poll() is None and time.time() < deadline:
+        children |= {c.pid for c in psutil.Process(process.pid).children(recursive=True)}
+        if latest.exists() and latest.read_text().strip() not in ("", "global_step1"):
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=120)[0]
+    time.sleep(1)
+    checkpoint = latest.read_text().strip()
+    metrics = run_log.read(run_dir / run_log.METRICS)
+    # As if killed after the checkpoint, while it evaluated.
+    evaluations = run_dir / run_log.EVALUATIONS
+    done = int(checkpoint.removeprefix("global_step"))
+    kept = [row for row in run_log.read(evaluations) if row["global_step"] != done]
+    evaluations.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    survivors = [pid for pid in children if is_alive(pid)]
+    resumed = train(run_dir, data, *more, "sg.sync_check_every=0")
+    return Pipeline(
+        run_dir, process.returncode, output, children, survivors, checkpoint, metrics, resumed
+    )
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture(scope="session")
+def trained(pipeline: Pipeline) -> Path:
+    """The run's directory when it was through."""
+    assert pipeline.resumed.returncode == 0, pipeline.resumed.stdout + pipeline.resumed.stderr
+    return pipeline.run_dir

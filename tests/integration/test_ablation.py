@@ -18,7 +18,7 @@ import yaml
 from sg_rlhf.common import run_log
 from tests.integration.conftest import ROOT, SMALL, environment
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(1200)]
 
 STUDY = {
     "about": "one algorithm, one rollout",

@@ -21,7 +21,7 @@ from sg_rlhf.tasks.kk.harnesses import grade_paper
 from tests.integration.conftest import ROOT, environment
 from tests.unit.eval.puzzle_files import write_puzzle_files
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(1200)]
 
 TINY = ROOT / "sg_rlhf" / "tiny" / "kk_tiny"
 FILES = ["results.json", "run.json", "samples.jsonl", "table.md"]

@@ -32,7 +32,7 @@ from sg_rlhf.tasks.search.suite import SearchHost
 from sg_rlhf.tasks.suite import Loaded, load_questions
 from tests.integration.conftest import ROOT, environment
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(600)]
 
 TINY = ROOT / "sg_rlhf" / "tiny" / "search_tiny"
 QUESTIONS = 6

@@ -4,31 +4,58 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-import signal
-import subprocess
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sg_rlhf.common import run_log
 from sg_rlhf.overlay import jit_builds
-from tests.integration.conftest import ROOT, Data, command, environment, run_ranks, train
+from sg_rlhf.train import main
+from tests.integration.conftest import ROOT, Data, Pipeline, command, run_ranks, train
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
+
+
+def test_an_interrupted_run_resumes_and_leaves_no_process(
+    pipeline: Pipeline, trained: Path
+) -> None:
+    assert pipeline.status == 130, pipeline.output
+    assert "interrupted; the same command resumes from the last checkpoint" in pipeline.output
+    assert pipeline.children and not pipeline.survivors
+    assert f"resuming from {pipeline.checkpoint}" in pipeline.resumed.stdout
+    assert "2 of 18 prompts are left out of each epoch" in pipeline.resumed.stdout
+    # What was there before the kill is there after it, and the lost evaluation was made.
+    done = int(pipeline.checkpoint.removeprefix("global_step"))
+    assert run_log.read(trained / run_log.METRICS)[:done] == pipeline.metrics[:done]
+    # The first sync after a rollout of a resumed run is checked, and with 0 no other.
+    checked = ["sync/log_prob_diff_mean" in r for r in run_log.read(trained / run_log.METRICS)]
+    assert checked == [True] * done + [True] + [False] * (3 - done)
+
+
+def test_the_terminal_named_what_it_waited_for(pipeline: Pipeline) -> None:
+    for text in (
+        "] starting Ray; importing PyTorch, vLLM and OpenRLHF ...",
+        "] rollout engine: starting vLLM and loading the model ...",
+        "] trainer: loading the model into DeepSpeed ...", "] controller: evaluating ...",
+    ):  # fmt: skip
+        assert text in pipeline.output
+
+
+def test_a_run_on_one_machine_compiles_one_operator(pipeline: Pipeline, trained: Path) -> None:
+    logs = "".join(path.read_text() for path in (trained / "logs").iterdir() if path.is_file())
+    assert "deepspeed_shm_comm" not in logs
+    assert (jit_builds.folder() / "fused_adam" / "fused_adam.so").is_file()
 
 
 def test_the_run_directory_holds_every_step(trained: Path) -> None:
     metrics = run_log.read(trained / run_log.METRICS)
     steps = run_log.read(trained / run_log.OPTIMIZER_STEPS)
-    assert [row["global_step"] for row in metrics] == [1, 2]
+    assert [row["global_step"] for row in metrics] == [1, 2, 3, 4]
     # 4 prompts x 4 responses in steps of 8 samples: two optimizer steps per rollout
-    assert [row["optimizer_step"] for row in steps] == [1, 2, 3, 4]
-    assert [row["global_step"] for row in steps] == [1, 1, 2, 2]
+    assert [row["optimizer_step"] for row in steps] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [row["global_step"] for row in steps] == [1, 1, 2, 2, 3, 3, 4, 4]
     for row in steps:
         assert row["micro_batches"] == 2
         assert math.isfinite(row["grad_norm"]) and math.isfinite(row["policy_loss"])
@@ -41,7 +68,7 @@ def test_the_run_directory_holds_every_step(trained: Path) -> None:
         assert 0.0 <= row["rollout/accuracy"] <= 1.0
         assert -3.0 <= row["rollout/reward_mean"] <= 3.0
     samples = run_log.read(trained / run_log.SAMPLES)
-    assert len(samples) == 8
+    assert len(samples) == 16
     for sample in samples:
         assert len(sample["tokens"]) == len(sample["log_probs"])
         assert sample["reward"] in (3.0, -0.5, -1.0, -3.0)
@@ -51,14 +78,16 @@ def test_the_run_directory_holds_every_step(trained: Path) -> None:
 
 def test_evaluation_is_accuracy_before_and_after(trained: Path) -> None:
     rows = run_log.read(trained / run_log.EVALUATIONS)
-    assert [row["global_step"] for row in rows] == [0, 2]
+    assert [row["global_step"] for row in rows] == [0, 2, 4]
     for row in rows:
         assert 0.0 <= row["eval_accuracy"] <= 1.0 and row["eval_num_prompts"] == 8
         assert {"eval_kk_2ppl_accuracy", "eval_kk_3ppl_accuracy"} <= row.keys()
 
 
 def test_engine_and_trainer_are_one_policy_after_every_sync(trained: Path) -> None:
-    for row in run_log.read(trained / run_log.METRICS):
+    rows = [r for r in run_log.read(trained / run_log.METRICS) if "sync/log_prob_diff_mean" in r]
+    assert len(rows) >= 3
+    for row in rows:
         # Rounding alone is .002. An output head left behind by the syncs: .007 after the second.
         assert row["sync/log_prob_diff_mean"] < 0.005
         assert row["sync/log_prob_diff_max"] < 0.5
@@ -83,56 +112,7 @@ def test_the_checkpoint_is_a_plain_hugging_face_folder(trained: Path) -> None:
     assert all(torch.isfinite(p).all() for p in after.parameters())
 
 
-def test_a_second_start_resumes_and_ctrl_c_leaves_no_process(
-    trained: Path, data: Data, tmp_path: Path
-) -> None:
-    run_dir = tmp_path / "resumed"
-    shutil.copytree(trained, run_dir)
-    evaluations = run_dir / run_log.EVALUATIONS
-    first_line = evaluations.read_text().splitlines(keepends=True)[0]
-    evaluations.write_text(first_line)  # as if killed after the checkpoint, while it evaluated
-    # 18 prompts: two too many for 4 rollouts of 4, and too few for 5.
-    more = ["data.max_samples=18", "sg.sync_check_every=0"]
-    more.append(f"ckpt.path={run_dir}/checkpoints/deepspeed")
-    process = subprocess.Popen(
-        command(run_dir, data, *more), cwd=ROOT, env=environment(), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
-    children: set[int] = set()
-    deadline = time.time() + 600
-    while process.poll() is None and time.time() < deadline:
-        children |= {c.pid for c in psutil.Process(process.pid).children(recursive=True)}
-        if len(run_log.read(run_dir / run_log.METRICS)) > 2:
-            break
-        time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    output = process.communicate(timeout=120)[0]
-    assert process.returncode == 130, output
-    assert "resuming from global_step2" in output and "interrupted" in output
-    time.sleep(1)
-    assert not [pid for pid in children if psutil.pid_exists(pid) and _is_alive(pid)]
-
-    result = train(run_dir, data, *more)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "2 of 18 prompts are left out of each epoch" in result.stdout
-    steps = [row["global_step"] for row in run_log.read(run_dir / run_log.METRICS)]
-    assert steps == [1, 2, 3, 4]
-    assert [row["global_step"] for row in run_log.read(evaluations)] == [0, 2, 4]
-    # The first sync after a rollout of a resumed run is checked.
-    assert any("sync/log_prob_diff_mean" in r for r in run_log.read(run_dir / run_log.METRICS)[2:])
-    optimizer = [r["optimizer_step"] for r in run_log.read(run_dir / run_log.OPTIMIZER_STEPS)]
-    assert optimizer == [1, 2, 3, 4, 5, 6, 7, 8]
-    first = run_log.read(trained / run_log.METRICS)
-    assert run_log.read(run_dir / run_log.METRICS)[:2] == first
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
+@pytest.mark.full
 def test_a_failing_reward_stops_the_run_with_the_sample(data: Data, tmp_path: Path) -> None:
     reward = tmp_path / "reward.py"
     reward.write_text(
@@ -145,6 +125,7 @@ def test_a_failing_reward_stops_the_run_with_the_sample(data: Data, tmp_path: Pa
     assert "is a kn" in line and "the sample ends:" in line
 
 
+@pytest.mark.full
 def test_two_zero3_ranks_two_engines_grpo_and_several_eval_sets(data: Data, tmp_path: Path) -> None:
     run_dir, test_set = tmp_path / "two", str(data.folder / "test.jsonl")
     result = train(
@@ -172,7 +153,13 @@ def test_two_zero3_ranks_two_engines_grpo_and_several_eval_sets(data: Data, tmp_
     assert evaluated["eval_accuracy"] == pytest.approx(mean)
 
 
-def test_usage_errors_exit_2_before_anything_starts(data: Data, tmp_path: Path) -> None:
+def test_usage_errors_exit_2_before_anything_starts(
+    data: Data,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("SG_PLATFORM", "cpu")
     for overrides, words in (
         (["sg.form=quotient", "sg.upper=1.4"], ["plain GRPO", "allow_constant"]),
         (["data.prompt_dataset=gone.jsonl"], ["data.prompt_dataset=gone.jsonl", "no such file"]),
@@ -182,21 +169,15 @@ def test_usage_errors_exit_2_before_anything_starts(data: Data, tmp_path: Path) 
         (["actor.adam.lrr=1"], ["did you mean actor.adam.lr?"]),
     ):
         run_dir = tmp_path / "never"
-        result = train(run_dir, data, *overrides)
-        assert result.returncode == 2, result.stderr
-        (line,) = [x for x in result.stderr.splitlines() if x.startswith("error:")]
+        assert main(command(run_dir, data, *overrides)[3:]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error:")
         for word in words:
             assert word in line, line
         assert not run_dir.exists()
 
 
 def test_zero3_ranks_load_the_checkpoint_undamaged() -> None:
-    """The race that ``platform.one_parameter_at_a_time`` closes, on two real gloo ranks.
-
-    They also start over the lock of a build that was killed, which torch alone waits for forever.
-    """
-    build = jit_builds.folder() / "deepspeed_shm_comm"
-    build.mkdir(parents=True, exist_ok=True)
-    (build / "lock").touch()
+    """The race that ``platform.one_parameter_at_a_time`` closes, on two real gloo ranks."""
     for output in run_ranks("load_on_two_ranks.py", 2):
         assert output.splitlines()[-1] == "5 loads, 0 damaged parameters, rotary float32"

@@ -26,6 +26,7 @@ from hypothesis import given, settings
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi import checks
 
+from sg_rlhf.retrieval import index, replicas, server
 from sg_rlhf.retrieval.index import build
 from sg_rlhf.retrieval.random_encoder import save_random_encoder
 from sg_rlhf.retrieval.search import open_index
@@ -38,6 +39,9 @@ pytestmark = pytest.mark.timeout(600)
 needs_real_data = pytest.mark.skipif(
     not (REAL / "corpus.jsonl").is_file(), reason=f"no corpus.jsonl in {REAL} (set SG_QA_DATA)"
 )
+
+
+MAIN = {"index": index.main, "server": server.main, "replicas": replicas.main}
 
 
 @dataclass(frozen=True)
@@ -119,23 +123,32 @@ def serving(*arguments: object, module: str = "server", port: int = 0) -> Iterat
             process.wait()
 
 
-def refused(module: str, *arguments: object) -> str:
-    """The last line on stderr of a command that refuses its flags."""
-    result = subprocess.run(
-        command(module, *arguments), cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
-    assert result.returncode == 2
-    error = result.stderr.strip().splitlines()[-1]
+def refused(capsys: pytest.CaptureFixture[str], module: str, *arguments: object) -> str:
+    """The last line on stderr of a command that refuses its flags, without starting anything."""
+    try:
+        status = MAIN[module]([str(argument) for argument in arguments])
+    except SystemExit as stop:  # argparse
+        status = int(stop.code or 0)
+    captured = capsys.readouterr()
+    assert status == 2
+    error = captured.err.strip().splitlines()[-1]
     assert f"sg_rlhf.retrieval.{module}: " in error
-    assert result.stdout == ""
+    assert captured.out == ""
     return error
 
 
-def test_it_says_where_it_listens_and_what_it_serves(files: Files) -> None:
-    with serving("--index", files.bm25) as server:
-        assert server.announcement[0] == f"serving 600 passages of {files.corpus}, BM25"
-        assert server.url.startswith("http://127.0.0.1:")
-        assert server.client.get(f"{server.url}/health").json()["status"] == "ok"
+@pytest.fixture(scope="module")
+def limited(files: Files) -> Iterator[Server]:
+    """A server of small limits, so that requests beyond them are small too."""
+    limits = ("--max-queries", 4, "--max-query-chars", 20, "--max-topk", 5)
+    with serving("--index", files.bm25, *limits) as server:
+        yield server
+
+
+def test_it_says_where_it_listens_and_what_it_serves(limited: Server, files: Files) -> None:
+    assert limited.announcement[0] == f"serving 600 passages of {files.corpus}, BM25"
+    assert limited.url.startswith("http://127.0.0.1:")
+    assert limited.client.get(f"{limited.url}/health").json()["status"] == "ok"
 
 
 def test_a_plain_faiss_file_answers_like_its_folder(files: Files) -> None:
@@ -164,38 +177,56 @@ def test_a_plain_faiss_file_answers_like_its_folder(files: Files) -> None:
 )
 @pytest.mark.parametrize("module", ["server", "replicas"])
 def test_bad_flags_are_one_line(
-    files: Files, arguments: list[str], message: str, module: str
+    files: Files,
+    arguments: list[str],
+    message: str,
+    module: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert message in refused(module, *(part.format(bm25=files.bm25) for part in arguments))
+    assert message in refused(capsys, module, *(part.format(bm25=files.bm25) for part in arguments))
 
 
-def test_a_taken_port_is_one_line(files: Files) -> None:
+def test_a_taken_port_is_one_line(files: Files, capfd: pytest.CaptureFixture[str]) -> None:
     # The server's alone: of the replicas Ray's proxy binds the port, and says so itself.
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        error = refused("server", "--index", files.bm25, "--port", taken.getsockname()[1])
+        error = refused(capfd, "server", "--index", files.bm25, "--port", taken.getsockname()[1])
     assert "Address already in use" in error
 
 
-@pytest.mark.parametrize("module", ["index", "server", "replicas"])
-def test_help_has_examples(module: str) -> None:
-    result = subprocess.run(
-        command(module, "--help"), cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
-    assert result.returncode == 0
-    assert f"python -m sg_rlhf.retrieval.{module} --" in result.stdout
+@pytest.mark.parametrize("module", MAIN)
+def test_help_has_examples(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        MAIN[module](["--help"])
+    assert f"python -m sg_rlhf.retrieval.{module} --" in capsys.readouterr().out
 
 
-def test_sigterm_loses_no_accepted_request(files: Files) -> None:
+@pytest.fixture(scope="module")
+def batching(files: Files) -> Iterator[Server]:
+    """A server of small batches that remembers no answer."""
+    with serving("--index", files.flat, "--max-batch", 16, "--cache-size", 0) as server:
+        yield server
+
+
+def test_concurrent_answers_are_those_of_a_single_client(batching: Server) -> None:
+    queries = [f"{word} {number}" for number in range(50) for word in ("film", "river", "war")]
+    server = batching
+    with ThreadPoolExecutor(32) as pool:
+        alone = [server.ask([query]).json() for query in queries]
+        assert list(pool.map(lambda query: server.ask([query]).json(), queries)) == alone
+        assert server.metric("batch_size_count") < 2 * len(queries), "nothing was merged"
+
+
+def test_sigterm_loses_no_accepted_request(batching: Server) -> None:
+    """The last one of its server."""
+    server = batching
     requests = [[f"request {i} query {j} film" for j in range(100)] for i in range(30)]
-    with (
-        serving("--index", files.flat, "--max-batch", 16, "--cache-size", 0) as server,
-        ThreadPoolExecutor(len(requests)) as pool,
-    ):
+    served = server.metric("cache_misses_total")
+    with ThreadPoolExecutor(len(requests)) as pool:
         sent = [pool.submit(server.ask, queries) for queries in requests]
         deadline = time.monotonic() + 200
-        while server.metric("cache_misses_total") < 3000 and time.monotonic() < deadline:
+        while server.metric("cache_misses_total") < served + 3000 and time.monotonic() < deadline:
             time.sleep(0.01)
         waiting = server.metric("pending")
         server.process.send_signal(signal.SIGTERM)
@@ -235,17 +266,6 @@ def test_overload_is_refused_at_once(files: Files) -> None:
     assert np.median([seconds for _, seconds in refused]) < slowest
 
 
-def test_concurrent_answers_are_those_of_a_single_client(files: Files) -> None:
-    queries = [f"{word} {number}" for number in range(50) for word in ("film", "river", "war")]
-    with (
-        serving("--index", files.flat, "--cache-size", 0) as server,
-        ThreadPoolExecutor(32) as pool,
-    ):
-        alone = [server.ask([query]).json() for query in queries]
-        assert list(pool.map(lambda query: server.ask([query]).json(), queries)) == alone
-        assert server.metric("batch_size_count") < 2 * len(queries), "nothing was merged"
-
-
 def test_a_killed_build_goes_on(files: Files, tmp_path: Path) -> None:
     out, partial = tmp_path / "index", tmp_path / "index.partial"
     arguments = command(
@@ -271,38 +291,36 @@ def test_a_killed_build_goes_on(files: Files, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-def test_no_generated_request_is_a_server_error(files: Files, mode: GenerationMode) -> None:
+def test_no_generated_request_is_a_server_error(limited: Server, mode: GenerationMode) -> None:
     """Valid and invalid requests that schemathesis makes from the server's own OpenAPI schema."""
     statuses: set[int] = set()
-    # Small limits, so that requests beyond them are small too.
-    limits = ("--max-queries", 4, "--max-query-chars", 20, "--max-topk", 5)
-    with serving("--index", files.bm25, *limits) as server:
-        schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
-        for result in schema.get_all_operations():
-            operation = result.ok()
-            if mode == GenerationMode.NEGATIVE and operation.method != "post":
-                continue  # the others take nothing that could be wrong
+    schema = schemathesis.openapi.from_url(f"{limited.url}/openapi.json")
+    for result in schema.get_all_operations():
+        operation = result.ok()
+        if mode == GenerationMode.NEGATIVE and operation.method != "post":
+            continue  # the others take nothing that could be wrong
 
-            @given(case=operation.as_strategy(generation_mode=mode))
-            @settings(max_examples=60, deadline=None, derandomize=True, database=None)
-            def check(case: Any) -> None:
-                response = case.call()
-                statuses.add(response.status_code)
-                case.validate_response(
-                    response,
-                    checks=[
-                        schemathesis.checks.not_a_server_error,
-                        checks.response_schema_conformance,
-                        checks.status_code_conformance,
-                        checks.content_type_conformance,
-                    ],
-                )
+        @given(case=operation.as_strategy(generation_mode=mode))
+        @settings(max_examples=60, deadline=None, derandomize=True, database=None)
+        def check(case: Any) -> None:
+            response = case.call()
+            statuses.add(response.status_code)
+            case.validate_response(
+                response,
+                checks=[
+                    schemathesis.checks.not_a_server_error,
+                    checks.response_schema_conformance,
+                    checks.status_code_conformance,
+                    checks.content_type_conformance,
+                ],
+            )
 
-            check()
+        check()
     assert max(statuses) < 500
     assert (200 if mode == GenerationMode.POSITIVE else 422) in statuses
 
 
+@pytest.mark.full
 def test_replicas_behind_one_address(files: Files) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -331,6 +349,7 @@ def test_replicas_behind_one_address(files: Files) -> None:
     ]
 
 
+@pytest.mark.full
 def test_replicas_beyond_the_machine_are_refused(files: Files) -> None:
     result = subprocess.run(
         command("replicas", "--index", files.bm25, "--replicas", 9999),

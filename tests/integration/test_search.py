@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -21,9 +22,10 @@ import pytest
 from sg_rlhf.common import run_log
 from sg_rlhf.tasks.search.grading import parse_golds, score
 from sg_rlhf.tasks.search.protocol import answer_of
+from sg_rlhf.train import main
 from tests.integration.conftest import ROOT, SMALL, environment
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(1800)]
 RECIPE = ROOT / "configs" / "search" / "grpo_sg_tiny_cpu.yaml"
 
 
@@ -94,26 +96,50 @@ def training(run_dir: Path, world: World, url: str, *overrides: str) -> list[str
     ]  # fmt: skip
 
 
-def train(
-    run_dir: Path, world: World, url: str, *overrides: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        training(run_dir, world, url, *overrides),
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Stopped:
+    """A run whose retriever was killed after the second rollout and its evaluation."""
+
+    run_dir: Path
+    url: str
+    status: int
+    error: str
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, world: World) -> Path:
+def stopped(tmp_path_factory: pytest.TempPathFactory, world: World) -> Stopped:
     run_dir = tmp_path_factory.mktemp("runs") / "search"
-    with server(world) as (url, _):
-        result = train(run_dir, world, url, "sg.samples_per_step=16")
-    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
-    return run_dir
+    with server(world) as (url, process):
+        run = subprocess.Popen(
+            training(
+                run_dir, world, url, "train.num_episodes=50", "sg.samples_per_step=16",
+                "sg.search.retries=1", "sg.eval_at_end=false",
+            ),
+            cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+        try:
+            deadline = time.monotonic() + 600
+            while len(run_log.read(run_dir / run_log.EVALUATIONS)) < 2:
+                assert run.poll() is None, run.communicate()[1]
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            process.send_signal(signal.SIGKILL)
+            _, error = run.communicate(timeout=300)
+        finally:
+            if run.poll() is None:
+                os.kill(run.pid, signal.SIGTERM)
+                run.wait(timeout=60)
+    return Stopped(run_dir, url, run.returncode, error)
 
 
-def test_dialogues_are_logged_and_graded_as_the_reward_says(trained: Path) -> None:
-    samples = run_log.read(trained / run_log.SAMPLES)
+def begun(run_dir: Path, name: str) -> list[dict[str, Any]]:
+    """The rows of the two rollouts that had a retriever to the end."""
+    return [row for row in run_log.read(run_dir / name) if row["global_step"] <= 2]
+
+
+def test_dialogues_are_logged_and_graded_as_the_reward_says(stopped: Stopped) -> None:
+    samples = begun(stopped.run_dir, run_log.SAMPLES)
     assert len(samples) == 32
     searched = [s for s in samples if "dialogue" in s]
     assert searched, "no rollout searched"
@@ -130,11 +156,11 @@ def test_dialogues_are_logged_and_graded_as_the_reward_says(trained: Path) -> No
         assert len(sample["tokens"]) == len(sample["log_probs"])
 
 
-def test_passages_are_those_of_the_corpus(trained: Path, world: World) -> None:
+def test_passages_are_those_of_the_corpus(stopped: Stopped, world: World) -> None:
     corpus = (world.data / "corpus.jsonl").read_text()
     shown = [
         sample["dialogue"].split('Doc 1(Title: "')[1].split('"')[0]
-        for sample in run_log.read(trained / run_log.SAMPLES)
+        for sample in begun(stopped.run_dir, run_log.SAMPLES)
         if 'Doc 1(Title: "' in sample.get("dialogue", "")
     ]
     assert shown
@@ -142,8 +168,8 @@ def test_passages_are_those_of_the_corpus(trained: Path, world: World) -> None:
         assert json.dumps(f'"{title}"\n')[1:-1] in corpus
 
 
-def test_metrics_of_every_rollout(trained: Path) -> None:
-    rows = run_log.read(trained / run_log.METRICS)
+def test_metrics_of_every_rollout(stopped: Stopped) -> None:
+    rows = begun(stopped.run_dir, run_log.METRICS)
     assert [row["global_step"] for row in rows] == [1, 2]
     for row in rows:
         assert row["rollout/accuracy"] == pytest.approx((row["reward"] + 1) / 2, abs=1e-5)
@@ -153,53 +179,37 @@ def test_metrics_of_every_rollout(trained: Path) -> None:
         assert row["sync/log_prob_diff_mean"] < 0.05
         # Tokens that the search engine wrote are not in the response.
         assert row["response_length"] + row["observation_tokens"] <= row["total_length"]
-    steps = run_log.read(trained / run_log.OPTIMIZER_STEPS)
+    steps = begun(stopped.run_dir, run_log.OPTIMIZER_STEPS)
     assert sum(row["sg/n_tokens"] for row in steps) == pytest.approx(
         sum(row["response_length"] for row in rows) * 16
     )
     assert all(math.isfinite(row["grad_norm"]) for row in steps)
 
 
-def test_evaluation_has_an_accuracy_for_one_and_for_two_hops(trained: Path) -> None:
-    rows = run_log.read(trained / run_log.EVALUATIONS)
+def test_evaluation_has_an_accuracy_for_one_and_for_two_hops(stopped: Stopped) -> None:
+    rows = begun(stopped.run_dir, run_log.EVALUATIONS)
     for source in ("encyclopedia_1hop", "encyclopedia_2hop"):
         assert 0 <= rows[-1][f"eval_{source}_accuracy"] <= 1
     assert rows[-1]["eval_num_prompts"] == 8  # data.max_samples
 
 
-def test_a_run_without_a_retriever_does_not_start(tmp_path: Path, world: World) -> None:
+def test_a_retriever_that_dies_stops_the_run(stopped: Stopped) -> None:
+    assert stopped.status == 1, stopped.error
+    last = stopped.error.strip().splitlines()[-1]
+    assert last.startswith("stopped: ") and "searches of a rollout engine failed" in last
+    assert "sg.search.max_failure_rate=0.1" in last and stopped.url in last
+
+
+def test_a_run_without_a_retriever_does_not_start(
+    tmp_path: Path,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("SG_PLATFORM", "cpu")
     url = f"http://127.0.0.1:{free_port()}/retrieve"
-    result = train(tmp_path / "run", world, url, "sg.search.retries=0")
-    assert result.returncode == 2
-    last = result.stderr.strip().splitlines()[-1]
+    assert main(training(tmp_path / "run", world, url, "sg.search.retries=0")[3:]) == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith(f"error: retriever {url}: no connection")
     assert "python -m sg_rlhf.retrieval.server" in last
     assert not (tmp_path / "run").exists()
-
-
-def test_a_retriever_that_dies_stops_the_run(tmp_path: Path, world: World) -> None:
-    with server(world) as (url, process):
-        command = training(
-            tmp_path / "run", world, url, "data.max_samples=64", "train.num_episodes=50",
-            "sg.search.retries=1", "sg.eval_at_start=false", "sg.eval_at_end=false",
-        )  # fmt: skip
-        run = subprocess.Popen(
-            command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        try:
-            metrics = tmp_path / "run" / run_log.METRICS
-            deadline = time.monotonic() + 600
-            while not metrics.exists() and time.monotonic() < deadline:
-                assert run.poll() is None, run.communicate()[1]
-                time.sleep(0.5)
-            process.send_signal(signal.SIGKILL)
-            _, error = run.communicate(timeout=300)
-        finally:
-            if run.poll() is None:
-                os.kill(run.pid, signal.SIGTERM)
-                run.wait(timeout=60)
-    assert run.returncode == 1
-    last = error.strip().splitlines()[-1]
-    assert last.startswith("stopped: ") and "searches of a rollout engine failed" in last
-    assert "sg.search.max_failure_rate=0.1" in last and url in last

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 #: What the script may use of the machine, besides Python and a compiler.
 TOOLS = [
-    "awk", "bash", "cat", "cut", "dirname", "find", "flock", "grep", "ls", "mkdir", "rm",
+    "awk", "bash", "cat", "cut", "dirname", "find", "flock", "grep", "ls", "mkdir", "nice", "rm",
     "sed", "sha256sum", "sleep", "tail", "uname",
 ]  # fmt: skip
 
@@ -33,15 +33,19 @@ case $* in
   *"import ensurepip"*) exit "${FAKE_NO_VENV:-0}" ;;
   *sysconfig*) echo "${FAKE_INCLUDE-@INCLUDE@}"; exit ;;
 esac
-for name in VIRTUAL_ENV PYTHONPATH PYTHONHOME PIP_TARGET PIP_USER; do
+for name in VIRTUAL_ENV PYTHONPATH PYTHONHOME PIP_TARGET PIP_USER UV_SYSTEM_PYTHON UV_CONSTRAINT; do
   [ -z "${!name:-}" ] || echo "leaked $name" >>"@CALLS@"
 done
 echo "$*" >>"@CALLS@"
 case $* in
   "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
-  *"torch=="*+cpu*)
-    [ -z "${FAKE_NO_CPU_TORCH:-}" ] ||
-      { echo "ERROR: No matching distribution found for torch"; exit 1; } ;;
+  *uv_settings.py) echo "${FAKE_SETTINGS:-}" ;;
+  *" torch=="*+cpu*)
+    case "${FAKE_NO_CPU_TORCH:-} $*" in
+      " "* | "configured "*--torch-backend*) ;;
+      *) echo "Because there is no version of torch==2.13.0+cpu, we can conclude"; exit 1 ;;
+    esac ;;
+  *jit_builds) [ -z "${FAKE_NO_OPERATOR:-}" ] || { echo "g++ said no"; exit 1; } ;;
   *"-r .venv/packages.txt"*)
     sleep "${FAKE_SLOW:-0}"
     [ -z "${FAKE_BROKEN:-}" ] || { echo "no route to the index"; exit 1; } ;;
@@ -113,25 +117,30 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def installed(calls: list[str]) -> list[str]:
-    """The arguments of `pip install` that differ from call to call."""
-    common = "--no-input --progress-bar off --no-compile --disable-pip-version-check "
-    pips = [call for call in calls if call.startswith("-m pip install ")]
-    return [call.partition(common + "--no-warn-script-location ")[2] for call in pips]
+    """The arguments of `uv pip install` that differ from call to call."""
+    common = "-m uv pip install --python .venv/bin/python "
+    return [call.removeprefix(common) for call in calls if call.startswith(common)]
 
 
 def test_first_run_installs_the_lock_and_the_project_in_order(tree: Tree) -> None:
-    done = tree.bootstrap(VIRTUAL_ENV="/x", PYTHONPATH="/x", PIP_TARGET="/x", PIP_USER="1")
+    done = tree.bootstrap(
+        VIRTUAL_ENV="/x", PYTHONPATH="/x", PIP_TARGET="/x", PIP_USER="1", UV_SYSTEM_PYTHON="1",
+        UV_CONSTRAINT="/x",
+    )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
     calls = tree.calls()
     assert calls[0].startswith("-m venv")
     assert not [call for call in calls if "leaked" in call]
+    (pip,) = [call for call in calls if call.startswith("-m pip install")]
+    assert pip.endswith("--no-deps uv==0.13.9")
+    constraints = "--constraint .venv/packages.txt --build-constraint requirements/cpu.lock"
     assert installed(calls) == [
-        "--no-deps pip==26.0",
-        "--no-deps torch==2.13.0+cpu",
+        f"torch==2.13.0+cpu deepspeed==0.19.6 wrapt filelock {constraints}",
         "--no-deps --build-constraint requirements/cpu.lock -r .venv/packages.txt",
         "--no-deps --no-build-isolation --config-settings editable_mode=compat -e .",
     ]
+    assert calls.count("-m sg_rlhf.overlay.jit_builds") == 1
     packages = (tree.root / ".venv" / "packages.txt").read_text()
     assert "\nray==" in packages
     assert "\ntorch==" not in packages
@@ -173,10 +182,12 @@ def test_a_gpu_is_detected_and_flash_attn_comes_last(tree: Tree) -> None:
     done = tree.bootstrap(SG_HARDWARE="", CUDA_HOME=str(cuda(tree)))
 
     assert done.returncode == 0, done.stderr
-    assert installed(tree.calls())[1:3] == [
+    calls = tree.calls()
+    assert installed(calls)[:2] == [
         "--no-deps --build-constraint requirements/cuda.lock -r .venv/packages.txt",
         "--no-deps --no-build-isolation -r requirements/cuda-build.lock",
     ]
+    assert "-m sg_rlhf.overlay.jit_builds" not in calls
     assert "\ntorch===" in (tree.root / ".venv" / "packages.txt").read_text()
 
 
@@ -195,7 +206,7 @@ def test_a_changed_lock_is_installed_into_the_same_environment(tree: Tree) -> No
 
     assert done.returncode == 0, done.stderr
     assert "making .venv" not in done.stdout
-    assert len(installed(tree.calls())) == 4
+    assert len(installed(tree.calls())) == 3
     assert "another==1.0" in (tree.root / ".venv" / "packages.txt").read_text()
     assert tree.bootstrap().stdout == ""
 
@@ -253,7 +264,7 @@ def test_an_interrupted_run_is_begun_again(tree: Tree, sent: signal.Signals) -> 
     again = tree.bootstrap()
     assert again.returncode == 0, again.stderr
     assert "waiting" not in again.stdout, "what the first one started is still running"
-    assert len(installed(tree.calls())) == 4
+    assert len(installed(tree.calls())) == 3
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -272,7 +283,7 @@ def test_two_at_once_make_one_environment(tree: Tree) -> None:
 
     assert (first.returncode, second.returncode) == (0, 0)
     assert "waiting for another bootstrap" in out
-    assert len(installed(tree.calls())) == 4
+    assert len(installed(tree.calls())) == 3
 
 
 def test_a_failing_step_shows_the_end_of_the_log(tree: Tree) -> None:
@@ -283,12 +294,35 @@ def test_a_failing_step_shows_the_end_of_the_log(tree: Tree) -> None:
     assert not (tree.root / ".venv" / ".sg_stamp").exists()
 
 
-def test_without_cpu_wheels_the_large_torch_is_announced_and_installed(tree: Tree) -> None:
-    done = tree.bootstrap(FAKE_NO_CPU_TORCH="1")
+def test_pips_indexes_are_uvs(tree: Tree) -> None:
+    done = tree.bootstrap(FAKE_SETTINGS="export UV_INDEX=here; uv_options+=(--no-index)")
+    assert done.returncode == 0, done.stderr
+    assert all(arguments.startswith("--no-index ") for arguments in installed(tree.calls()))
+
+
+def test_without_cpu_wheels_pytorchs_own_index_is_asked(tree: Tree) -> None:
+    done = tree.bootstrap(FAKE_NO_CPU_TORCH="configured")
+    assert done.returncode == 0, done.stderr
+    assert "asking PyTorch's own" in done.stdout and "several GB" not in done.stdout
+    assert [x[:43] for x in installed(tree.calls())[:2]] == [
+        "torch==2.13.0+cpu deepspeed==0.19.6 wrapt f",
+        "--torch-backend cpu torch==2.13.0+cpu deeps",
+    ]
+
+
+def test_without_any_cpu_wheels_the_large_torch_is_announced_and_installed(tree: Tree) -> None:
+    done = tree.bootstrap(FAKE_NO_CPU_TORCH="anywhere")
     assert done.returncode == 0, done.stderr
     assert "several GB" in done.stdout
     assert "PIP_EXTRA_INDEX_URL" in done.stdout
-    assert "--constraint .venv/constraints.txt torch==2.13.0" in installed(tree.calls())
+    assert installed(tree.calls())[2].startswith("torch==2.13.0 deepspeed==0.19.6 ")
+
+
+def test_an_operator_that_cannot_be_built_is_said_and_left_to_the_first_run(tree: Tree) -> None:
+    done = tree.bootstrap(FAKE_NO_OPERATOR="1")
+    assert done.returncode == 0, done.stderr
+    assert "DeepSpeed's operator was not built; the first run will try" in done.stdout
+    assert "g++ said no" in (tree.root / ".venv" / "operator.log").read_text()
 
 
 def hide(*names: str) -> Callable[[Tree], None]:

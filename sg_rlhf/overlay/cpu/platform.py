@@ -124,6 +124,23 @@ def on_cpu_devices(original: Callable[..., Any]) -> Callable[..., Any]:
     return init_device_mesh
 
 
+def build_no_operator() -> None:
+    """Of ``deepspeed.comm.torch``: no shared-memory operator, which nothing we use calls.
+
+    It replaces gloo in ``inference_all_reduce`` alone, which only tensor-parallel layers call, and
+    those need CUDA (:data:`REQUIRED_SETTINGS`). 20 seconds of compiling before the first start.
+    """
+
+
+def run_here(function: Callable[[], Any]) -> Any:
+    """Of vLLM's registry: ask a model class what it supports in this process.
+
+    A process of its own leaves CUDA untouched; without CUDA it imports vLLM again for nothing: 10
+    seconds of the first start, and of every start whose home directory keeps no cache.
+    """
+    return function()
+
+
 def one_parameter_at_a_time(original: Callable[..., None]) -> Callable[..., None]:
     """Close a race in DeepSpeed that starts a model on several CPU ranks with damaged weights.
 

@@ -1,0 +1,107 @@
+"""What the terminal says of a start: every phase with its seconds, live or as plain lines."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sg_rlhf.overlay import phases, progress
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., progress.Progress]:
+    """A progress over a fresh run directory, and phases of this process in its file."""
+    monkeypatch.setattr(progress, "POLL_SECONDS", 0.02)
+    monkeypatch.delenv(phases.VARIABLE, raising=False)
+    return lambda terminal: progress.Progress(tmp_path, terminal)
+
+
+def wait_for(terminal: io.StringIO, text: str) -> None:
+    end = time.monotonic() + 20
+    while text not in terminal.getvalue():
+        assert time.monotonic() < end, terminal.getvalue()
+        time.sleep(0.01)
+
+
+def test_each_phase_is_a_line_once_and_without_a_terminal_repeated(
+    busy: Callable[..., progress.Progress], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "REPEAT_SECONDS", 0.2)
+    terminal = io.StringIO()
+    with busy(terminal):
+        with phases.phase(phases.DRIVER, "starting Ray"):
+            wait_for(terminal, "starting Ray ...")
+            wait_for(terminal, "still starting Ray (0 s)")
+        for _ in range(2):
+            with phases.phase(phases.CONTROLLER, "syncing weights"):
+                wait_for(terminal, "controller: syncing weights ...")
+    said = terminal.getvalue()
+    assert said.count("starting Ray ...") == said.count("syncing weights ...") == 1
+    assert all(line.startswith("[    0s] ") for line in said.splitlines())
+    assert phases.VARIABLE not in os.environ
+
+
+def test_a_terminal_has_one_live_line_with_all_that_is_waited_for(
+    busy: Callable[..., progress.Progress], tmp_path: Path
+) -> None:
+    terminal = Screen()
+    with busy(terminal), phases.phase(phases.DRIVER, phases.WORKERS):
+        wait_for(terminal, f"] {phases.WORKERS} (0 s)")
+        with phases.phase(phases.TRAINER, "loading the model"):
+            # A worker is busy, which says more than that the workers start.
+            wait_for(terminal, "] trainer: loading the model (0 s)")
+            with phases.inside("building fused_adam"):
+                wait_for(terminal, "] trainer: building fused_adam (0 s)")
+        (tmp_path / progress.PLAN).write_text(json.dumps({"rollouts": 3, "remark": None}))
+        wait_for(terminal, "rollouts:   0%")
+        with phases.phase(phases.CONTROLLER, "evaluating"):
+            phases.count(4, 4)
+            wait_for(terminal, "controller: evaluating 4/4 (0 s):   0%")
+    assert "still" not in terminal.getvalue()
+
+
+def test_other_processes_write_into_the_same_file_and_ranks_are_one(
+    busy: Callable[..., progress.Progress],
+) -> None:
+    script = (
+        "from sg_rlhf.overlay import phases\nwith phases.phase(phases.ENGINE, 'loading'): input()\n"
+    )
+    terminal = Screen()
+    with busy(terminal) as shown:
+        ranks = [
+            subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, text=True)
+            for _ in range(2)
+        ]
+        wait_for(terminal, "rollout engine: loading (0 s)")
+        for rank in ranks:
+            rank.communicate("\n", timeout=60)
+        end = time.monotonic() + 20
+        while shown.waiting_for():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    assert terminal.getvalue().count("rollout engine: loading ...") == 1
+
+
+def test_without_a_run_directory_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(phases.VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    with phases.phase(phases.DRIVER, "starting Ray"), phases.inside("more"):
+        phases.count(1, 1)
+    with phases.inside("nobody is busy"):
+        pass
+    assert not list(tmp_path.iterdir())
