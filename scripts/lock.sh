@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Rewrite requirements/cuda.lock and requirements/cpu.lock from the .in files beside them: every package, pinned.
+# Rewrite requirements/{cuda,cpu,docs}.lock from the .in files beside them: every package, pinned.
 #
-#   scripts/lock.sh [cuda|cpu] [--upgrade | --check]
+#   scripts/lock.sh [cuda|cpu|docs] [--upgrade | --check]
 #
-# Without a name: both, cuda first, as cpu.lock takes the versions of cuda.lock for the packages they share.
+# Without a name: all, cuda first, as cpu.lock takes the versions of cuda.lock for the packages they share.
 # Without --upgrade only what the .in files force to move is moved; --check writes nothing and says whether the locks
 # are what the .in files resolve to. Nothing is installed. A line `# without: NAME  reason` in an .in file leaves a
 # package out that some metadata asks for. Needs Linux on x86_64, Python 3.11 (SG_PYTHON names one), and a pip that
@@ -15,11 +15,11 @@ unset PYTHONPATH PYTHONHOME VIRTUAL_ENV UV_CONSTRAINT UV_OVERRIDE UV_RESOLUTION 
 kinds=() upgrade=() check=
 for argument in "$@"; do
   case $argument in
-    cuda | cpu) kinds+=("$argument") ;;
+    cuda | cpu | docs) kinds+=("$argument") ;;
     --upgrade) upgrade=(--upgrade) ;;
     --check) check=1 ;;
     *)
-      echo "lock.sh: unknown argument '$argument': expected cuda, cpu, --upgrade or --check" >&2
+      echo "lock.sh: unknown argument '$argument': expected cuda, cpu, docs, --upgrade or --check" >&2
       exit 2
       ;;
   esac
@@ -28,7 +28,7 @@ if [ -n "$check" ] && [ ${#upgrade[@]} -gt 0 ]; then
   echo "lock.sh: --check compares with the lock, --upgrade leaves it: expected one of them" >&2
   exit 2
 fi
-[ ${#kinds[@]} -gt 0 ] || kinds=(cuda cpu)
+[ ${#kinds[@]} -gt 0 ] || kinds=(cuda cpu docs)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
