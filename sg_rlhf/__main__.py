@@ -212,9 +212,9 @@ def _complete(line: str) -> None:
 
     words = line.split()[1:]
     finished = words if line[-1:].isspace() else words[:-1]
-    name, _ = split(finished)
+    name, rest = split(finished)
     module = main_module(name) if name in COMMANDS else None
-    completion.complete(name.split(), module, names_behind(name))
+    completion.complete(name.split(), rest, module, names_behind(name))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

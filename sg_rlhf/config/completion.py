@@ -37,18 +37,19 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def complete(typed: list[str], module: str | None, names: list[str]) -> NoReturn:
+def complete(typed: list[str], rest: list[str], module: str | None, names: list[str]) -> NoReturn:
     """Answer the shell's question, which is in the environment, and end the process.
 
     Args:
         typed: the finished words that name the command, without the program.
+        rest: the finished words behind them.
         module: the command's, if they name one; it has a ``main``.
         names: what can follow them, if they do not.
     """
     import argcomplete
 
     if module:
-        parser = _parser_of(module)
+        parser = _parser_of(module, rest)
     else:
         parser = argparse.ArgumentParser()
         parser.add_argument("command", choices=names)
@@ -67,21 +68,24 @@ class _Built(BaseException):
         self.parser = parser
 
 
-def _parser_of(module: str) -> argparse.ArgumentParser:
-    """The parser of a command, taken when its ``main`` is about to parse.
+def _parser_of(module: str, argv: list[str]) -> argparse.ArgumentParser:
+    """The parser of a command, taken when its ``main`` is about to parse these words.
 
     Raises:
         ModuleNotFoundError: a package that the command needs is not installed.
     """
 
-    def take(self: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
+    original = argparse.ArgumentParser.parse_known_args
+
+    def take(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
+        if not self.add_help:  # a first look at one option, which decides about the others
+            return original(self, *args, **kwargs)
         raise _Built(self)
 
     main = importlib.import_module(module).main
-    original = argparse.ArgumentParser.parse_known_args
     argparse.ArgumentParser.parse_known_args = take  # type: ignore[method-assign]
     try:
-        main([])
+        main(argv)
     except _Built as built:
         return built.parser
     finally:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.integration.conftest import ROOT
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:

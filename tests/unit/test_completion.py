@@ -76,6 +76,8 @@ def _read(terminal: int, until: str, seconds: float = 60) -> str:
         ("sg-rlhf measure mini", "sg-rlhf measure minibatch_gradients "),
         ("sg-rlhf train --dry", "sg-rlhf train --dry-run "),
         ("sg-rlhf data k", "sg-rlhf data kk "),
+        ("sg-rlhf eval --suite qa --no-s", "sg-rlhf eval --suite qa --no-search "),
+        ("sg-rlhf data kk --gen", "sg-rlhf data kk --generate "),
         ("sg-rlhf weights actor.adam.l", "sg-rlhf weights actor.adam.lr="),
         ("sg-rlhf train sg.lopti_t", "sg-rlhf train sg.lopti_threshold="),
         (
