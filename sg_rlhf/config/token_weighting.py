@@ -184,3 +184,16 @@ def built_weighting(settings: dict[str, Any], *, allow_constant: bool | None = N
 def built_objective(loss: str, settings: dict[str, Any]) -> Objective:
     """The objective of ``actor.policy_loss_type`` and a settled ``sg.objective``."""
     return make_objective(OBJECTIVE_OF_LOSS[loss], settings)
+
+
+def check_update(update: str, loss: str) -> None:
+    """Refuse ``sg.update=lopti`` with a loss of upstream, which knows no passes.
+
+    Raises:
+        ConfigError: naming the losses that do.
+    """
+    if update == "lopti" and loss not in POLICY_LOSS_TYPES:
+        raise ConfigError(
+            f"actor.policy_loss_type={loss}: expected one of {', '.join(POLICY_LOSS_TYPES)} with "
+            "sg.update=lopti (weighting uniform is GRPO)"
+        )

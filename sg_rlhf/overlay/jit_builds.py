@@ -1,7 +1,6 @@
 """DeepSpeed's C++ operators: compiled once per environment, surviving a killed build.
 
-A CPU run needs one, the Adam step. ``python -m sg_rlhf.overlay.jit_builds`` builds it, which
-scripts/bootstrap.sh does beside its other work; a run that does not find it builds it itself.
+A CPU run needs one, the Adam step (``sg_rlhf.overlay.build_operators``).
 
 torch guards such a build with a plain file named ``lock``. A process killed while it compiles
 leaves that file behind, and every later run that needs the operator waits for its removal without
@@ -55,19 +54,3 @@ def under_a_lock(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(name, *args, **{**kwargs, "extra_cflags": flags})
 
     return load
-
-
-def main() -> None:
-    """Build what the first run on this machine's CPU would have to wait for."""
-    from sg_rlhf.overlay import register
-    from sg_rlhf.overlay.cpu import platform
-
-    os.environ[platform.PLATFORM_VARIABLE] = "cpu"
-    register.install()
-    from deepspeed.ops.op_builder import FusedAdamBuilder
-
-    FusedAdamBuilder().load()
-
-
-if __name__ == "__main__":
-    main()

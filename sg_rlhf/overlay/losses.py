@@ -23,7 +23,7 @@ from sg_rlhf.algo.policy_loss import check_objective, policy_loss_terms
 from sg_rlhf.algo.rollout_correction import RolloutCorrectionConfig, rollout_correction
 from sg_rlhf.algo.token_weights import token_weights
 from sg_rlhf.algo.weightings import TokenContext, Uniform, Weighting, token_keys
-from sg_rlhf.config.token_weighting import built_objective, built_weighting
+from sg_rlhf.config.token_weighting import built_objective, built_weighting, check_update
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES
 from sg_rlhf.overlay.errors import NonFiniteError
 
@@ -46,7 +46,7 @@ def check(args: Any) -> None:
     loss, kl = args.actor.policy_loss_type, args.algo.kl
     is_ours = loss in POLICY_LOSS_TYPES
     if args.sg.update == "lopti":
-        _check_lopti(args, is_ours)
+        _check_lopti(args)
     if not needs_weights(args):
         return
     weighting = weighting_of(args)
@@ -77,12 +77,8 @@ def check(args: Any) -> None:
         )
 
 
-def _check_lopti(args: Any, is_ours: bool) -> None:
-    if not is_ours:
-        raise ValueError(
-            f"actor.policy_loss_type={args.actor.policy_loss_type}: expected one of "
-            f"{', '.join(POLICY_LOSS_TYPES)} with sg.update=lopti (weighting uniform is GRPO)"
-        )
+def _check_lopti(args: Any) -> None:
+    check_update(args.sg.update, args.actor.policy_loss_type)
     if args.actor.entropy_coef:
         raise ValueError(
             f"actor.entropy_coef={args.actor.entropy_coef}: expected 0 with sg.update=lopti, "

@@ -11,7 +11,7 @@ from sg_rlhf.algo.parameters import ParameterError
 from sg_rlhf.algo.weightings import Weighting
 from sg_rlhf.config import Config, ConfigError, weighting_of
 from sg_rlhf.config.algorithms import losses
-from sg_rlhf.config.token_weighting import built_objective
+from sg_rlhf.config.token_weighting import built_objective, check_update
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES
 
 PAPER_CLIP = (0.2, 0.24)
@@ -89,11 +89,7 @@ class RecipeLoss:
                 f"actor.eps_clip_low_high=[{eps_low:g}, {eps_high:g}]: expected 0 or more"
             )
         is_ours = loss in POLICY_LOSS_TYPES
-        if config.sg.update == "lopti" and not is_ours:
-            raise ConfigError(
-                f"actor.policy_loss_type={loss}: expected one of {', '.join(POLICY_LOSS_TYPES)} "
-                "with sg.update=lopti (weighting uniform is GRPO)"
-            )
+        check_update(config.sg.update, loss)
         kl = _chosen(config, "algo.kl.estimator", None)
         weighting = None
         if is_ours or kl in KL_ESTIMATORS:

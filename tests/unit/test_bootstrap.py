@@ -140,7 +140,7 @@ def test_first_run_installs_the_lock_and_the_project_in_order(tree: Tree) -> Non
         "--no-deps --build-constraint requirements/cpu.lock -r .venv/packages.txt",
         "--no-deps --no-build-isolation --config-settings editable_mode=compat -e .",
     ]
-    assert calls.count("-m sg_rlhf.overlay.jit_builds") == 1
+    assert calls.count("-m sg_rlhf.overlay.build_operators") == 1
     packages = (tree.root / ".venv" / "packages.txt").read_text()
     assert "\nray==" in packages
     assert "\ntorch==" not in packages
@@ -187,7 +187,7 @@ def test_a_gpu_is_detected_and_flash_attn_comes_last(tree: Tree) -> None:
         "--no-deps --build-constraint requirements/cuda.lock -r .venv/packages.txt",
         "--no-deps --no-build-isolation -r requirements/cuda-build.lock",
     ]
-    assert "-m sg_rlhf.overlay.jit_builds" not in calls
+    assert "-m sg_rlhf.overlay.build_operators" not in calls
     assert "\ntorch===" in (tree.root / ".venv" / "packages.txt").read_text()
 
 
