@@ -84,15 +84,6 @@ class Config:
         low, high = self.value("actor.eps_clip_low_high") or [self.value("actor.eps_clip")] * 2
         return low, high
 
-    def with_values(self, extra: dict[str, Any]) -> Config:
-        """A copy with further keys set (checked like overrides)."""
-        own = _flat_sg(self)
-        statements = Statements()
-        for key in (LONG, OBJECTIVE):
-            statements.take(key, own.pop(key), "recipe")
-        rest = {k: v for k, v in extra.items() if not statements.take(k, v, "recipe")}
-        return _check({**own, **self.values, **rest}, {}, self.sources, statements)
-
     def to_yaml(self) -> str:
         """The resolved recipe; feeding it back gives the same configuration."""
         flat = {**self.values, **_flat_sg(self)}

@@ -1,6 +1,6 @@
 """Build DeepSpeed's operators that a CPU run needs: ``python -m sg_rlhf.overlay.build_operators``.
 
-scripts/bootstrap.sh does so beside its other work; a run that does not find them builds them itself.
+scripts/bootstrap.sh does so beside its other work; a run that finds none builds them itself.
 """
 
 from __future__ import annotations

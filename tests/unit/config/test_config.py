@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -192,7 +193,7 @@ def test_every_upstream_flag_is_a_key_and_survives_the_round_trip() -> None:
             one = flag.choices[0] if flag.choices else {int: 3, float: 0.5}.get(flag.type, "text")
             value = [one] * (flag.nargs if isinstance(flag.nargs, int) else 1)
             value = value if flag.kind == "list" else one
-        argv = load_config(None, []).with_values({key: value}).to_argv()
+        argv = load_config(None, [f"{key}={json.dumps(value)}"]).to_argv()
         cut = next(i for i, a in enumerate(argv) if a.startswith("--sg."))
         assert vars(build_parser().parse_args(argv[:cut]))[key] == value, key
 

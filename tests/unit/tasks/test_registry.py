@@ -146,10 +146,11 @@ def test_its_data_command(outside, tmp_path, capsys):
 
 
 def test_its_section_of_a_recipe(outside):
-    config = load_config(ROOT / "tests" / "domains" / "reverse" / "tiny_cpu.yaml")
+    recipe = ROOT / "tests" / "domains" / "reverse" / "tiny_cpu.yaml"
+    config = load_config(recipe)
     assert config.value("sg.reverse.partial_credit") is True
     assert "--sg.reverse.partial_credit true" in " ".join(config.to_argv())
-    again = config.with_values({"sg.reverse.partial_credit": False})
+    again = load_config(recipe, ["sg.reverse.partial_credit=false"])
     assert sections.worker_variables(again.sg.model_dump()["domains"]) == {
         "SG_REVERSE": '{"partial_credit": false}'
     }
