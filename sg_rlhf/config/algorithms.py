@@ -9,7 +9,7 @@ from __future__ import annotations
 from sg_rlhf.algo.objectives import OBJECTIVES
 from sg_rlhf.algo.weightings import WEIGHTINGS
 from sg_rlhf.config.shipped_recipes import CONFIGS
-from sg_rlhf.config.token_weighting import OBJECTIVE_OF_LOSS
+from sg_rlhf.config.weighting import OBJECTIVE_OF_LOSS
 
 UPSTREAM_LOSSES = {
     "ppo": "upstream's clipped ratio loss: GRPO (arXiv 2402.03300)",

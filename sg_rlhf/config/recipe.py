@@ -29,7 +29,8 @@ from sg_rlhf.config import sections
 from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.settings import SHORT_KEYS, SGSettings, sg_keys, validation_message
 from sg_rlhf.config.shipped_recipes import recipe_path
-from sg_rlhf.config.token_weighting import (
+from sg_rlhf.config.upstream_flags import Flag, flags
+from sg_rlhf.config.weighting import (
     COMMAND_LINE,
     LONG,
     OBJECTIVE,
@@ -38,7 +39,6 @@ from sg_rlhf.config.token_weighting import (
     built_objective,
     built_weighting,
 )
-from sg_rlhf.config.upstream_flags import Flag, flags
 
 #: ``module:NAME`` means the file (or the folder) of that installed module, on any machine.
 MODULE_PREFIX = "module:"

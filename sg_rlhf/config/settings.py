@@ -44,7 +44,7 @@ class EvalSet(BaseModel):
 class SGSettings(BaseModel):
     """The ``sg`` section with its defaults.
 
-    weighting and objective are names with all their parameters, as ``token_weighting`` settled
+    weighting and objective are names with all their parameters, as ``weighting`` settled
     them; the classes of ``sg_rlhf.algo`` own the parameters and check them.
     """
 
@@ -116,7 +116,7 @@ def _short_form(flat: str) -> str:
     return f"{owner.ranges()[name].about} (short for {name} {where})"
 
 
-#: The short forms, which `token_weighting` makes ``sg.weighting`` of, and what they are.
+#: The short forms, which `weighting` makes ``sg.weighting`` of, and what they are.
 SHORT_KEYS: dict[str, str] = {
     "sg.shaping": "token weighting by its name (short for the type of sg.weighting)",
     **{f"sg.{flat}": _short_form(flat) for flat in SHORT_FORMS},

@@ -23,8 +23,8 @@ from sg_rlhf.algo.policy_loss import check_objective, policy_loss_terms
 from sg_rlhf.algo.rollout_correction import RolloutCorrectionConfig, rollout_correction
 from sg_rlhf.algo.token_weights import token_weights
 from sg_rlhf.algo.weightings import TokenContext, Uniform, Weighting, token_keys
-from sg_rlhf.config.token_weighting import built_objective, built_weighting, check_update
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES
+from sg_rlhf.config.weighting import built_objective, built_weighting, check_update
 from sg_rlhf.overlay.errors import NonFiniteError
 
 

@@ -11,8 +11,8 @@ from sg_rlhf.algo.parameters import ParameterError
 from sg_rlhf.algo.weightings import Weighting
 from sg_rlhf.config import Config, ConfigError, weighting_of
 from sg_rlhf.config.algorithms import losses
-from sg_rlhf.config.token_weighting import built_objective, check_update
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES
+from sg_rlhf.config.weighting import built_objective, check_update
 
 PAPER_CLIP = (0.2, 0.24)
 
