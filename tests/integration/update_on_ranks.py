@@ -28,11 +28,11 @@ from transformers import AutoTokenizer  # noqa: E402
 from sg_rlhf.config import load_config  # noqa: E402
 from sg_rlhf.overlay import cli  # noqa: E402
 from sg_rlhf.overlay.policy_actor import SGActorPPOTrainer  # noqa: E402
-from sg_rlhf.tiny import kk  # noqa: E402
+from sg_rlhf.tasks.kk.tiny import WarmStart  # noqa: E402
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RESPONSES = 8
-MODEL = Path(kk.__file__).parent / "kk_tiny"
+MODEL = CONFIGS.parent / "sg_rlhf" / "tiny" / "kk_tiny"
 
 
 #: Of the policy to the old one: ratios .61, .90, 1, 1.11 and 1.65.
@@ -83,7 +83,7 @@ def rollout(actor: Any) -> list[Experience]:
     experiences = []
     actor.eval()
     for index, (prompt, response) in zip(
-        range(RESPONSES), kk.WarmStart().texts(0, clean=False), strict=False
+        range(RESPONSES), WarmStart().texts(0, clean=False), strict=False
     ):
         prompt_ids = tokenizer(prompt, return_tensors="pt").input_ids
         response_ids = tokenizer(response, return_tensors="pt").input_ids
