@@ -45,8 +45,22 @@ SWITCHED_OFF = {
     "stapo": ["sg.stapo_prob=0", "sg.allow_constant=true"],
     **{
         name: ["sg.upper=1.0", "sg.allow_constant=true"]
-        for name in ("grpo_sg", "grpo_sg_outside", "grpo_sg_normalized", "reverse", "tr_grpo")
+        for name in (
+            "grpo_sg",
+            "grpo_sg_outside",
+            "grpo_sg_normalized",
+            "reverse",
+            "tr_grpo",
+            "grpo_sg_engine",
+            "grpo_sg_centred",
+            "linear",
+            "power",
+            "mask_only",
+        )
     },
+    "negative_only": ["sg.weighting.positive=1", "sg.allow_constant=true"],
+    "reshape_reversed": ["sg.weighting.c=0", "sg.allow_constant=true"],
+    "top_entropy": ["sg.weighting.share=1", "sg.allow_constant=true"],
 }
 
 
