@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -38,11 +39,11 @@ class TopEntropy(Weighting):
         )
 
     def threshold(self, entropy_N: Tensor) -> Tensor:
-        """The entropy that ``share`` of these tokens have at least; [] for no tokens is 0."""
+        """The entropy that ``share`` of these tokens have at least; -inf for all of them."""
         n = entropy_N.numel()
-        if n == 0:
-            return entropy_N.new_zeros(())
         kept = max(1, round(self.share * n))
+        if kept >= n:  # not the least entropy: another pass over the same tokens rounds otherwise
+            return entropy_N.new_full((), -math.inf)
         return entropy_N.kthvalue(n - kept + 1).values
 
     def weights(self, p_BT: Tensor, context: TokenContext) -> Tensor:
