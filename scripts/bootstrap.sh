@@ -193,7 +193,7 @@ install_torch_for_cpu() {
 # The one operator that a CPU run needs: 20 s of compiling, on a core that the installation leaves free.
 build_operator() {
   set -m
-  nice $venv/bin/python -m sg_rlhf.overlay.build_operators >$venv/operator.log 2>&1 </dev/null &
+  $venv/bin/python -m sg_rlhf.overlay.build_operators >$venv/operator.log 2>&1 </dev/null &
   operator=$!
   set +m
 }

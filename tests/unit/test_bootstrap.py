@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 #: What the script may use of the machine, besides Python and a compiler.
 TOOLS = [
-    "awk", "bash", "cat", "cut", "dirname", "find", "flock", "grep", "ls", "mkdir", "nice", "rm",
+    "awk", "bash", "cat", "cut", "dirname", "find", "flock", "grep", "ls", "mkdir", "rm",
     "sed", "sha256sum", "sleep", "tail", "uname",
 ]  # fmt: skip
 
