@@ -45,7 +45,7 @@ case $* in
       " "* | "configured "*--torch-backend*) ;;
       *) echo "Because there is no version of torch==2.13.0+cpu, we can conclude"; exit 1 ;;
     esac ;;
-  *jit_builds) [ -z "${FAKE_NO_OPERATOR:-}" ] || { echo "g++ said no"; exit 1; } ;;
+  *build_operators) [ -z "${FAKE_NO_OPERATOR:-}" ] || { echo "g++ said no"; exit 1; } ;;
   *"-r .venv/packages.txt"*)
     sleep "${FAKE_SLOW:-0}"
     [ -z "${FAKE_BROKEN:-}" ] || { echo "no route to the index"; exit 1; } ;;
