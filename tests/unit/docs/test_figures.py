@@ -81,19 +81,58 @@ def ratio_and_interval(algorithm: dict[str, Any], digits: int) -> str:
     return f"{algorithm['spread_over_baseline']:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
-def test_minibatch_gradients_before_training() -> None:
+def figures(a: dict[str, Any]) -> list[str]:
+    low, high = a["size_range"]
+    return [
+        f"{a['size']:.2f} ({low:.2f} to {high:.2f})",
+        f"{a['cosine']:.3f} ({a['cosine_min']:.3f})",
+        ratio_and_interval(a, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    "result", ["minibatch_gradients_start", "minibatch_updates_grpo_s0"], ids=["before", "after"]
+)
+def test_gradients_and_steps_of_minibatches(result: str) -> None:
     page = rows("docs/sharpness.md")
-    for a in read("kk_small/minibatch_gradients_start.json")["algorithms"]:
-        low, high = a["size_range"]
-        row = [
-            a["algorithm"],
-            f"{a['size']:.2f} ({low:.2f} to {high:.2f})",
-            f"{a['cosine']:.3f} ({a['cosine_min']:.3f})",
-            f"{a['spread']:.3f}",
-            ratio_and_interval(a, 3),
-            f"{a['peak']:.2f}",
-        ]
-        assert "|".join(row) in page
+    text = (ROOT / "docs/sharpness.md").read_text()
+    baseline, *others = read(f"kk_small/{result}.json")["algorithms"]
+    assert len(others) == 10
+    for a in others:
+        assert "|".join([a["algorithm"], *figures(a), *figures(a["update"])]) in page
+        assert a["clipped"] == 0
+    step = baseline["update"]
+    assert (
+        f"GRPO's own spread is {short(baseline['spread'])} for the gradient and "
+        f"{short(step['spread'])} for the step, its largest minibatch {baseline['peak']:.2f} and "
+        f"{step['peak']:.2f} medians."
+    ) in " ".join(text.split())
+
+
+def test_steps_beside_each_other() -> None:
+    text = " ".join((ROOT / "docs/sharpness.md").read_text().split())
+    both = read("kk_small/minibatch_updates_mask_only_grpo_sg.json")["algorithms"][1]
+    assert f"{both['size']:.2f} times as long with cosine {short(both['cosine'])}" in text
+    step = both["update"]
+    assert f"its step {step['size']:.2f} times, {short(step['cosine'])} (" in text
+    name = "kk_small/minibatch_updates_grpo_sg_outside_grpo_sg_normalized.json"
+    both = read(name)["algorithms"][1]
+    assert f"gradients of 1 and {short(round(both['size'], 2))[:3]} and one step" in text
+    assert abs(both["update"]["size"] - 1) < 0.0003
+
+
+def test_noise_of_an_accuracy() -> None:
+    text = " ".join((ROOT / "docs/sharpness.md").read_text().split())
+    prompts, draws = [], []
+    for samples in (8, 64):
+        trained = read(f"kk_small/accuracy_grpo_{samples}.json")["models"][1:]
+        found = [model["sets"]["held_out"]["all"] for model in trained]
+        assert len(found) == 3
+        prompts.append(sum(f["ci95"] for f in found) / 3)
+        draws.append(sum(f["draws_ci95"] for f in found) / 3)
+    assert f"the second is +- {short(draws[0])} with [8" in text
+    assert f"and +- {short(draws[1])} with [64" in text
+    assert f"the first +- {short(prompts[0])} and +- {short(prompts[1])}." in text
 
 
 def test_minibatch_gradients_at_the_checkpoints() -> None:
