@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import NoReturn
 
+from sg_rlhf.common.command_line import OneLineParser
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.report.runs import RunError
 
@@ -29,14 +29,9 @@ docs/report.md says how to read the page.
 FORMATS = ("png", "svg", "pdf")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"sg_rlhf.report: {message}; see --help\n")
-
-
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line, with the teaching help."""
-    parser = _Parser(
+    parser = OneLineParser(
         prog="python -m sg_rlhf.report",
         description=__doc__,
         epilog=EXAMPLES,

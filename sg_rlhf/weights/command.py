@@ -12,10 +12,11 @@ import json
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from sg_rlhf.algo.weightings import Weighting
 from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS, parameter_of
+from sg_rlhf.common.command_line import OneLineParser
 from sg_rlhf.config import ConfigError, load_config
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, UpstreamChanged
 from sg_rlhf.weights.describe import RecipeLoss
@@ -59,14 +60,9 @@ TABLE_P = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 CONSTANTS = ("form", "alpha", "mu", "tau", "lower", "upper")  # of Eq. 19
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"sg_rlhf.weights: {message}; see --help\n")
-
-
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line, with the teaching help; flags and overrides in any order."""
-    parser = _Parser(
+    parser = OneLineParser(
         prog="python -m sg_rlhf.weights",
         description=__doc__,
         epilog=EXAMPLES,
