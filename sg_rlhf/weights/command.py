@@ -189,6 +189,7 @@ def _dead_zone_notes(rule: RecipeLoss, report: dict[str, Any]) -> list[str]:
         if dead.zone:
             verb = "exceeds" if above else "is below"
             span = f"for p from {dead.zone[0]:.4g} to {dead.zone[1]:.4g}"
+            span += ", but not for every p between," if dead.gaps else ""
             text = f"{span} the weight {verb} {bound}, so a token with"
         else:
             text = f"a token with a weight {'above' if above else 'below'} {bound} and"

@@ -30,7 +30,8 @@ class DeadZone(NamedTuple):
 
     positive: the sign of their advantage, True for A > 0. relation, name and level: the weight
     there, such as w ``>`` ``1 + eps_high`` = 1.24. zone: (first, last) p; None where the weight is
-    not a function of p, so that its value alone tells.
+    not a function of p, so that its value alone tells. gaps: some p in between is not dead, as
+    under a weight that rises and falls.
     """
 
     positive: bool
@@ -38,6 +39,7 @@ class DeadZone(NamedTuple):
     name: str
     level: float
     zone: tuple[float, float] | None
+    gaps: bool = False
 
     @property
     def kind(self) -> str:
@@ -168,11 +170,18 @@ class RecipeLoss:
                 dead_zones.dual_clip_zone(self.weighting, self.dual_clip),
             ]
             pairs = zip(found, zones, strict=False)
-            return [dead._replace(zone=zone) for dead, zone in pairs if zone]
+            return [self._over(dead, zone) for dead, zone in pairs if zone]
         if "advantages" in self.weighting.uses:  # the range says nothing of one sign
             return []
         low, high = self.limits()
         return [dead for dead in found if dead.holds(high if dead.relation == ">" else low)]
+
+    def _over(self, dead: DeadZone, zone: tuple[float, float]) -> DeadZone:
+        from sg_rlhf.algo.weightings.base import grid
+
+        assert self.weighting is not None
+        inside = self.weighting.curve(grid(*zone)).tolist()
+        return dead._replace(zone=zone, gaps=not all(map(dead.holds, inside)))
 
     def describe(self) -> str:
         """One line: which loss with which weights this is."""
@@ -228,6 +237,8 @@ def _tokens_of(dead: DeadZone) -> str:
     if dead.zone is None:
         return f" and w {dead.relation} {dead.level:g}"
     first, last = dead.zone
+    if dead.gaps:
+        return f", p from {first:.3f} to {last:.3f} and w {dead.relation} {dead.level:g}"
     if last == 1:
         return f" and p > {first:.3f}"
     return f" and p < {last:.3f}" if first == 0 else f" and p from {first:.3f} to {last:.3f}"

@@ -387,3 +387,23 @@ def test_as_a_command():
     )
     values = json.loads(result.stdout)
     assert values["constant"] is True and values["tau"] == 20.0
+
+
+def test_a_weight_that_rises_and_falls_has_a_zone_with_gaps(tmp_path, monkeypatch, capsys):
+    (tmp_path / "hump.py").write_text(
+        """
+from dataclasses import dataclass
+from sg_rlhf.algo.weightings import Weighting
+
+@dataclass(frozen=True, kw_only=True)
+class Hump(Weighting):
+    "w = 0.5 + 2.4 * p * (1 - p)"
+
+    def weights(self, p_BT, context):
+        return 0.5 + 2.4 * p_BT * (1 - p_BT)
+"""
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    said = text(capsys, "sg.weighting.type=hump:Hump")
+    assert "for p from 0 to 1, but not for every p between," in " ".join(said.split())
+    assert "but not for every" not in text(capsys)
