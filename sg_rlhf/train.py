@@ -299,6 +299,7 @@ def show(run: Run) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status 0; 2 for a wrong recipe; 1 when the run stopped; 130 when interrupted."""
+    cli.heed_interrupts()
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
     try:
         run = load(arguments)
@@ -310,6 +311,9 @@ def main(argv: list[str] | None = None) -> int:
     except (ConfigError, cli.UsageError, TooFewPrompts, UpstreamChanged) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted before the run began", file=sys.stderr)
+        return 130
     print(run.weighting, f"run directory: {run.directory}", sep="\n", flush=True)
     return cli.execute(args)
 

@@ -212,9 +212,7 @@ def execute(args: argparse.Namespace) -> int:
     from sg_rlhf.common.ray_cluster import ClusterError
     from sg_rlhf.overlay.errors import RunStopped, TooFewPrompts
 
-    # A shell starts background jobs with SIGINT ignored; whoever sends it means it.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+    heed_interrupts()
     try:
         run(args)
     except (UpstreamChanged, ClusterError, TooFewPrompts) as error:
@@ -240,6 +238,15 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return execute(args)
+
+
+def heed_interrupts() -> None:
+    """SIGINT and SIGTERM end the run as Ctrl-C does, from now on.
+
+    A shell starts background jobs with SIGINT ignored; whoever sends it means it.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
 
 
 def _interrupt(_signum: int, _frame: Any) -> None:
