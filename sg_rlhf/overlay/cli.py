@@ -15,7 +15,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -135,14 +134,12 @@ def run(args: argparse.Namespace) -> None:
         from sg_rlhf.overlay import cluster, register
 
         try:
-            # Side by side: importing keeps one core busy, and Ray's start hardly any.
-            with (
-                phases.phase(phases.DRIVER, "starting Ray; importing PyTorch, vLLM and OpenRLHF"),
-                ThreadPoolExecutor(1) as importer,
-            ):
-                imported = importer.submit(register.install_driver)
+            # Ray first: its processes start while this one imports. Never in a thread beside it:
+            # Ray forks, and Python's import lock was seen to stay locked for good.
+            with phases.phase(phases.DRIVER, "starting Ray"):
                 local = cluster.connect(args)
-                upstream = imported.result()
+            with phases.phase(phases.DRIVER, "importing PyTorch, vLLM and OpenRLHF"):
+                upstream = register.install_driver()
             with phases.phase(phases.DRIVER, phases.WORKERS):
                 upstream.train(args)
         except Exception as error:

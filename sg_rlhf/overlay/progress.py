@@ -77,6 +77,11 @@ class Progress:
 
     def __enter__(self) -> Progress:
         os.environ[phases.VARIABLE] = str(self._phases_file)
+        # Here and not in the thread: both import, and beside a main thread that starts Ray, which
+        # forks, a thread that imports was seen to wait for Python's import lock for good.
+        tqdm.get_lock()
+        if self._live:
+            self._status = tqdm(bar_format="{desc}", file=self._terminal, leave=False)
         self._thread.start()
         return self
 
@@ -153,9 +158,7 @@ class Progress:
         text = self.waiting_for()
         if self._bar is not None and self._live:
             self._bar.set_description_str(text or "rollouts")
-        elif self._live and text:
-            if self._status is None:
-                self._status = tqdm(bar_format="{desc}", file=self._terminal, leave=False)
+        elif self._status is not None and text:
             elapsed = time.time() - self._started
             self._status.set_description_str(f"[{elapsed:5.0f}s] {text}")
         elif text and not self._bar and time.time() - self._spoke >= REPEAT_SECONDS:

@@ -36,7 +36,7 @@ def test_an_interrupted_run_resumes_and_leaves_no_process(
 
 def test_the_terminal_named_what_it_waited_for(pipeline: Pipeline) -> None:
     for text in (
-        "] starting Ray; importing PyTorch, vLLM and OpenRLHF ...",
+        "] starting Ray ...", "] importing PyTorch, vLLM and OpenRLHF ...",
         "] rollout engine: starting vLLM and loading the model ...",
         "] trainer: loading the model into DeepSpeed ...", "] controller: evaluating ...",
     ):  # fmt: skip
