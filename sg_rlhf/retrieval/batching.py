@@ -21,7 +21,7 @@ Search = Callable[[Sequence[str], int], list[list[Hit]]]
 Key = tuple[str, int]
 
 
-#: Seconds that a slow search may make its successor wait for company.
+#: Seconds that a slow search may make its successor wait for a batch to fill.
 LONGEST_WAIT = 0.1
 
 
@@ -35,8 +35,8 @@ class Batcher:
     Args:
         search: `(queries, topk) -> hits`, called in the worker thread.
         max_batch: queries in one search.
-        max_wait: seconds that a query waits for company, or a tenth of the last search if that is
-            longer. It waits for as many as there were last, so a lone client never does.
+        max_wait: seconds that a query waits for a batch to fill, or a tenth of the last search if
+            that is longer. It waits for as many as there were last, so a lone client never does.
         max_pending: queries waiting or being searched, beyond which new ones are refused.
         cache_size: results kept, by (query, topk); 0 keeps none.
     """
@@ -117,7 +117,7 @@ class Batcher:
 
     async def _serve(self) -> None:
         clock = asyncio.get_running_loop().time
-        company, seconds = 1, 0.0
+        expected_size, seconds = 1, 0.0
         while True:
             while not self._waiting:
                 if self._closing:
@@ -126,18 +126,18 @@ class Batcher:
                 await self._changed.wait()
             # Clients that were answered together return one after the other. Searching for the
             # first of them alone would let all others wait for it.
-            patience = max(self._max_wait, min(seconds / 10, LONGEST_WAIT))
-            await self._gather(min(company, self._max_batch), patience)
+            wait_limit = max(self._max_wait, min(seconds / 10, LONGEST_WAIT))
+            await self._gather(min(expected_size, self._max_batch), wait_limit)
             start = clock()
             size = await self._search_batch()
             seconds = clock() - start
-            company = size + len(self._waiting)
+            expected_size = size + len(self._waiting)
 
-    async def _gather(self, company: int, seconds: float) -> None:
-        """Wait until `company` queries are there, `seconds` have passed, or the server closes."""
+    async def _gather(self, expected_size: int, seconds: float) -> None:
+        """Wait until `expected_size` queries are there, time is up, or the server closes."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while len(self._waiting) < company and not self._closing:
+                while len(self._waiting) < expected_size and not self._closing:
                     self._changed.clear()
                     await self._changed.wait()
 

@@ -1,7 +1,7 @@
 """What a cell trains, in the words that settings had when the first cells were trained.
 
-A finished cell is recognised by a hash of its settings. A setting that gets another name, place or
-company later trains the same run, and must not ask for it again: so the hash is of the first words,
+A finished cell is recognised by a hash of its settings. A setting that gets another name or
+place later trains the same run, and must not ask for it again: so the hash is of the first words,
 and of what has no such word where it is not at its default.
 """
 

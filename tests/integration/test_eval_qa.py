@@ -204,7 +204,7 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
             already = len(samples) - len(left)
             dialogues.run(left, engine, store, already, lambda: SearchHost(settings, codec))
     engine.close()
-    # Another engine, other company in the batch, an interruption: the same dialogues.
+    # Another engine, other requests in the batch, an interruption: the same dialogues.
     assert {i: stable(row) for i, row in rows(out).items()} == {
         i: stable(row) for i, row in rows(whole).items()
     }

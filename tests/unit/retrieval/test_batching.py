@@ -186,7 +186,7 @@ def test_the_cache_is_bounded_and_knows_the_topk() -> None:
     assert asked == [("a", 1), ("a", 2), ("b", 1), ("a", 1)]
 
 
-def test_a_lone_client_does_not_wait_for_company() -> None:
+def test_a_lone_client_does_not_wait_for_a_batch() -> None:
     search = Search()
 
     async def scenario() -> float:
@@ -220,7 +220,7 @@ def test_clients_that_return_one_by_one_are_searched_together() -> None:
     assert [len(queries) for queries, _ in search.batches][:4] == [6, 6, 6, 6]
 
 
-def test_waiting_for_company_is_bounded() -> None:
+def test_waiting_for_a_batch_is_bounded() -> None:
     search = Search()
 
     async def scenario() -> None:
