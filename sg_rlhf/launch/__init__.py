@@ -1,0 +1,1 @@
+"""One recipe as a job of SLURM, KubeRay or SkyPilot."""

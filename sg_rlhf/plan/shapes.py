@@ -1,0 +1,133 @@
+"""Shapes of language models: what their Hugging Face ``config.json`` says, and what follows.
+
+The models of the papers, and those that people reach for beside them, are in ``model_configs.json``
+(the fields that matter of each published ``config.json``), so that a plan needs no download. Any
+other model is read from its folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TABLE = Path(__file__).with_name("model_configs.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """A dense decoder with grouped-query attention and a gated MLP.
+
+    Attributes:
+        name: hub id or folder.
+        gated: whether the hub gives it only to those who accepted its licence, with a token.
+    """
+
+    name: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    tied: bool
+    qkv_bias: bool
+    qk_norm: bool
+    max_positions: int
+    gated: bool = False
+
+    @property
+    def attention_parameters(self) -> int:
+        """Of one layer: the four projections, their biases and norms."""
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        weights = self.hidden_size * (2 * queries + 2 * keys)
+        biases = queries + 2 * keys if self.qkv_bias else 0
+        return weights + biases + (2 * self.head_dim if self.qk_norm else 0)
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of one layer: attention, gated MLP, two norms."""
+        return (
+            self.attention_parameters
+            + 3 * self.hidden_size * self.intermediate_size
+            + 2 * self.hidden_size
+        )
+
+    @property
+    def head_parameters(self) -> int:
+        """Of the output head (and of the embedding, which has as many)."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model; a tied head counts once."""
+        embeddings = self.head_parameters * (1 if self.tied else 2)
+        return embeddings + self.num_layers * self.layer_parameters + self.hidden_size
+
+    @property
+    def tensors(self) -> int:
+        """Parameters as a weight sync counts them, one message each."""
+        per_layer = 4 + 3 + 2 + (3 if self.qkv_bias else 0) + (2 if self.qk_norm else 0)
+        return self.num_layers * per_layer + (1 if self.tied else 2) + 1
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of one token in all layers, 2 bytes each."""
+        return 2 * 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+
+def from_config(name: str, config: Mapping[str, Any]) -> ModelShape:
+    """The shape that a ``config.json`` describes.
+
+    Raises:
+        ValueError: a field is missing, or the model is no dense decoder.
+    """
+    if "num_experts" in config or "num_local_experts" in config:
+        raise ValueError(f"{name}: a mixture of experts; shapes of dense models alone are known")
+    try:
+        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        kind = config["model_type"]
+        return ModelShape(
+            name=name,
+            hidden_size=hidden,
+            num_layers=config["num_hidden_layers"],
+            num_heads=heads,
+            num_kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or hidden // heads,
+            intermediate_size=config["intermediate_size"],
+            vocab_size=config["vocab_size"],
+            tied=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=bool(config.get("attention_bias", kind == "qwen2")),
+            qk_norm=kind == "qwen3",
+            max_positions=config.get("max_position_embeddings", 0),
+            gated=bool(config.get("gated", False)),
+        )
+    except KeyError as missing:
+        raise ValueError(f"{name}: its config.json has no {missing}") from None
+
+
+@functools.cache
+def table() -> dict[str, dict[str, Any]]:
+    """Hub id -> the fields of its ``config.json`` that matter here."""
+    published: dict[str, dict[str, Any]] = json.loads(TABLE.read_text())
+    return published
+
+
+def shape_of(model: str) -> ModelShape | None:
+    """The shape of a hub id in the table or of a local folder; None where neither is known.
+
+    Raises:
+        ValueError: a folder's ``config.json`` is unreadable or describes another kind of model.
+    """
+    file = Path(model) / "config.json"
+    if file.is_file():
+        try:
+            return from_config(model, json.loads(file.read_text()))
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{file}: {error}") from None
+    published = table().get(model)
+    return from_config(model, published) if published else None
