@@ -52,3 +52,7 @@ def aggregate_loss():  # type: ignore[no-untyped-def]
 
 def compute_approx_kl():  # type: ignore[no-untyped-def]
     return _module("utils").compute_approx_kl
+
+
+def log_probs_from_logits():  # type: ignore[no-untyped-def]
+    return _module("utils").log_probs_from_logits
