@@ -27,7 +27,13 @@ from sg_rlhf.algo.weightings import Weighting, weighting_class
 from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS, parameter_of
 from sg_rlhf.config import sections
 from sg_rlhf.config.errors import ConfigError
-from sg_rlhf.config.settings import SHORT_KEYS, SGSettings, sg_keys, validation_message
+from sg_rlhf.config.settings import (
+    BESIDE_UPSTREAMS,
+    SHORT_KEYS,
+    SGSettings,
+    sg_keys,
+    validation_message,
+)
 from sg_rlhf.config.shipped_recipes import recipe_path
 from sg_rlhf.config.upstream_flags import Flag, flags
 from sg_rlhf.config.weighting import (
@@ -178,6 +184,7 @@ def load_config(
     statements = Statements()
 
     def take(key: str, value: Any, where: str) -> None:
+        key = BESIDE_UPSTREAMS.get(key, key)
         if not statements.take(key, value, where):
             flat[key], origin[key] = value, where
 

@@ -20,6 +20,9 @@ from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS
 from sg_rlhf.config import sections
 from sg_rlhf.tasks.settings import DomainSettings
 
+#: Keys of ours that stand beside upstream's, where a user looks for them, and what they are.
+BESIDE_UPSTREAMS = {"actor.fused_logprobs": "sg.fused_logprobs"}
+
 
 class EvalSet(BaseModel):
     """One held-out set with settings of its own; upstream has one temperature and n for all."""
@@ -87,6 +90,9 @@ class SGSettings(BaseModel):
     )
     rotary_fp32: bool = Field(
         True, description="keep rotary frequencies in float32 under ZeRO-3, as vLLM has them"
+    )
+    fused_logprobs: bool = Field(
+        True, description="log-probs of the policy and the reference without full logits"
     )
     wandb: Literal["auto", "disabled"] = Field(
         "auto", description="auto: online with a key, else an offline run in the run directory"

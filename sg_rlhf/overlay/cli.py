@@ -20,13 +20,14 @@ from typing import Any
 
 from sg_rlhf.config import ConfigError, sg_keys
 from sg_rlhf.config.recipe import sg_settings_of_flags
+from sg_rlhf.config.settings import BESIDE_UPSTREAMS
 from sg_rlhf.config.upstream_flags import (
     KL_ESTIMATORS,
     UpstreamChanged,
     build_parser,
     validate_args,
 )
-from sg_rlhf.overlay import contract, layout
+from sg_rlhf.overlay import contract, layout, switches
 from sg_rlhf.overlay.cpu import platform
 
 
@@ -47,7 +48,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """
     parser = build_parser()
     for key, about in sg_keys().items():
-        parser.add_argument(f"--{key}", default=None, help=about)
+        parser.add_argument(f"--{key}", *_other_names(key), dest=key, default=None, help=about)
     flat = vars(parser.parse_args(argv))
     given = {key: flat.pop(key) for key in list(flat) if key.startswith("sg.")}
     try:
@@ -77,7 +78,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
             print(line)
     args.sg = argparse.Namespace(**settings.model_dump())
     _check(args)
+    if args.sg.fused_logprobs and not switches.fused_log_probs_fit(args):
+        print("actor.fused_logprobs: off, since ds.tensor_parallel_size cuts the head over ranks")
     return args
+
+
+def _other_names(key: str) -> list[str]:
+    return [f"--{name}" for name, own in BESIDE_UPSTREAMS.items() if own == key]
 
 
 def _check(args: Any) -> None:

@@ -13,7 +13,7 @@ from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
 from sg_rlhf.common import ray_cluster
 from sg_rlhf.config import sections
-from sg_rlhf.overlay import engine_log_probs, phases, rotary
+from sg_rlhf.overlay import engine_log_probs, phases, rotary, switches
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.progress import keep_worker_logs
 from sg_rlhf.overlay.register import WORKER_SETUP_HOOK
@@ -81,6 +81,7 @@ def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
     }
     variables[engine_log_probs.VARIABLE] = "1" if engine_log_probs.wanted(args) else "0"
     variables[rotary.VARIABLE] = "1" if args.sg.rotary_fp32 else "0"
+    variables[switches.FUSED_LOG_PROBS] = "1" if switches.fused_log_probs_fit(args) else "0"
     # Named for the workers: one without a GPU of its own must not take the machine for a CPU one.
     variables[platform.PLATFORM_VARIABLE] = "cpu" if on_cpu else "cuda"
     if phases.VARIABLE in os.environ:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import wrapt
 
-from sg_rlhf.overlay import jit_builds, rotary
+from sg_rlhf.overlay import jit_builds, rotary, switches
 from sg_rlhf.overlay.cpu import platform
 
 WORKER_SETUP_HOOK = "sg_rlhf.overlay.register.install"
@@ -98,6 +98,10 @@ PATCHES = (
           f"{_OURS}.rotary:with_float32_frequencies",
           "ZeRO-3 loads rotary frequencies in bf16, another model than the one that samples",
           when=rotary.wanted, wraps=True),
+    Patch("openrlhf.models.actor", "Actor.forward",
+          f"{_OURS}.fused_log_probs:without_logits",
+          "float32 logits of every token take half of a GPU's memory at 3B and 7B",
+          when=switches.fused_log_probs, wraps=True),
     Patch("torch.utils.cpp_extension", "load",
           f"{_OURS}.jit_builds:under_a_lock",
           "a build killed half-way leaves a lock file that every later run waits for",
@@ -169,7 +173,9 @@ def _on_upstream(patch: Patch, _module: Any) -> None:
     is importing upstream's: then :func:`_on_ours` follows at its end."""
     _imported.add(patch.module)
     ours, _, name = patch.replacement.partition(":")
-    if patch not in _applied and patch.when() and hasattr(importlib.import_module(ours), name):
+    # Imported first: its own import may already have applied the row.
+    there = patch.when() and hasattr(importlib.import_module(ours), name)
+    if there and patch not in _applied:
         _apply(patch)
 
 

@@ -149,11 +149,14 @@ def gradient(actor: Any) -> torch.Tensor:
     return torch.cat([part.float().flatten() for part in parts])
 
 
-def prepare(args: Any) -> tuple[Any, Any, Any, Any]:
+def prepare(args: Any, in_float32: bool = False) -> tuple[Any, Any, Any, Any]:
     """This rank's strategy, actor with its DeepSpeed engine, optimizer and scheduler."""
     args.local_rank = -1
     strategy = get_strategy(args)
     strategy.setup_distributed()
+    if in_float32:
+        given = strategy.get_ds_train_config
+        strategy.get_ds_train_config = lambda *a, **k: given(*a, **k) | {"bf16": {"enabled": False}}
     actor = Actor(
         args.actor.model_name_or_path,
         attn_implementation="sdpa",

@@ -254,6 +254,22 @@ def test_eval_sets_and_eval_dataset_exclude_each_other() -> None:
     assert load_config(None, [sets, "eval.dataset=null"]).sg.eval_sets
 
 
+def test_a_key_of_ours_beside_upstreams(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is said once in the resolved recipe, whichever name it was given by."""
+    recipe, tiny = tmp_path / "recipe.yaml", CONFIGS / "kk" / "grpo_tiny_cpu.yaml"
+    recipe.write_text(f"extends: {tiny}\nactor: {{fused_logprobs: false}}\n")
+    config = load_config(recipe)
+    assert not config.sg.fused_logprobs and "actor.fused_logprobs" not in config.values
+    assert not cli.parse(config.to_argv()).sg.fused_logprobs
+    argv = load_config(tiny).to_argv()
+    assert cli.parse(argv).sg.fused_logprobs
+    assert not cli.parse([*argv, "--actor.fused_logprobs", "false"]).sg.fused_logprobs
+    capsys.readouterr()
+    layout = ["actor.num_gpus_per_node=2", "ref.num_gpus_per_node=2", "vllm.num_engines=2"]
+    cli.parse(load_config(tiny, [*layout, "ds.tensor_parallel_size=2"]).to_argv())
+    assert "actor.fused_logprobs: off" in capsys.readouterr().out
+
+
 def test_null_is_upstreams_default_as_no_flag_is_given() -> None:
     config = load_config(None, ["actor.policy_loss_type=null", "actor.eps_clip=null"])
     assert "--actor.eps_clip" not in config.to_argv()

@@ -11,7 +11,10 @@ from ray.runtime_env.runtime_env import _merge_runtime_env
 
 from sg_rlhf.overlay import cluster
 
-ARGS = SimpleNamespace(sg=SimpleNamespace(rotary_fp32=True, domains={}, weighting={}))
+ARGS = SimpleNamespace(
+    sg=SimpleNamespace(rotary_fp32=True, fused_logprobs=True, domains={}, weighting={}),
+    ds=SimpleNamespace(tensor_parallel_size=1),
+)
 
 
 @pytest.mark.parametrize("platform", ["cuda", "cpu"])

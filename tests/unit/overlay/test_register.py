@@ -115,6 +115,8 @@ for patch in register.PATCHES:
     if patch.wraps:
         code = getattr(found, "__code__", None)
         is_ours = code is not None and code.co_filename == new.__code__.co_filename
+        inner = getattr(getattr(found, "__wrapped__", None), "__code__", None)
+        assert inner is None or inner.co_filename != code.co_filename, ("twice", patch)
     else:
         is_ours = found is new
     print(is_ours, patch in register._applied, patch.module, patch.name)

@@ -1,0 +1,78 @@
+"""One rank of a test: four optimizer steps with and without logits, by the real trainer.
+
+    python fused_on_ranks.py {fused,logits} {packed,padded} OUT
+
+In float32, so that what differs is the path and not the rounding of 16 bits. Rank 0 writes
+{"before": parameters, "after": parameters, "rows": the optimizer steps} to OUT.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from sg_rlhf.overlay import switches
+
+os.environ[switches.FUSED_LOG_PROBS] = "1" if sys.argv[1] == "fused" else "0"
+
+import openrlhf.utils.utils
+import torch
+import update_on_ranks as update
+from deepspeed.utils import safe_get_full_fp32_param
+from openrlhf.models import Actor
+
+from sg_rlhf.overlay.cpu import platform
+
+MICRO_BATCH = 2
+
+
+def parameters(actor: Any) -> torch.Tensor:
+    """Every parameter in float32, in one vector."""
+    parts = [safe_get_full_fp32_param(parameter) for parameter in actor.model.parameters()]
+    return torch.cat([part.flatten() for part in parts])
+
+
+def main(way: str, rows: str, out: Path) -> None:
+    packed = rows == "packed"
+    args = update.arguments(
+        update.cases()["grpo_sg"][0],
+        [
+            "actor.adam.lr=1e-3", "actor.adam.betas=[0.9,0.999]", "actor.entropy_coef=0.01",
+            f"train.batch_size={update.RESPONSES // 2}", f"ds.packing_samples={packed}",
+        ],
+        MICRO_BATCH,
+    )  # fmt: skip
+    # Upstream knows bf16 and fp16 alone.
+    openrlhf.utils.utils.convert_to_torch_dtype = lambda _name: torch.float32
+    attention = platform.PACKED_ATTENTION if packed else "sdpa"
+    Actor.__init__ = functools.partialmethod(
+        Actor.__init__, packing_samples=packed, attn_implementation=attention
+    )
+    strategy, actor, optimizer, scheduler = update.prepare(args, in_float32=True)
+    trainer = update.trainer_of(strategy, actor, optimizer, scheduler, MICRO_BATCH)
+    experiences = update.rollout(actor)
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    before = parameters(actor)
+    steps: list[dict[str, Any]] = []
+    widths: list[int] = []
+    head = actor.model.module.get_output_embeddings()
+    head.register_forward_hook(lambda _module, _inputs, made: widths.append(made.shape[-1]))
+    # Two optimizer steps each time.
+    for _ in range(2):
+        for experience in experiences[rank::ranks]:
+            trainer.replay_buffer.append(experience)
+        torch.manual_seed(0)  # upstream shuffles the responses
+        status = trainer.ppo_train(args.algo.kl.init_coef)
+        steps += status["sg_optimizer_steps"]
+        trainer.replay_buffer.clear()
+    after = parameters(actor)
+    assert set(widths) == ({1} if way == "fused" else {head.out_features}), widths
+    if rank == 0:
+        torch.save({"before": before, "after": after, "rows": steps}, out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
