@@ -219,16 +219,20 @@ class _SelectedLogProbs(torch.autograd.Function):
         chosen_N = torch.cat([empty, *(state.chosen_N for state in states)])
         entropy_N = torch.cat([empty, *(s.entropy() for s in states)]) if with_entropy else None
         ctx.save_for_backward(hidden, weight, bias, targets, lse_N, entropy_N)
+        # An entropy that is only logged has no gradient, and costs nothing in backward.
+        ctx.set_materialize_grads(False)
         ctx.settings = temperature, parts, blocks
         return chosen_N - lse_N, entropy_N
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, grad_log_probs_N: Tensor, grad_entropy_N: Tensor | None
+        ctx: Any, grad_log_probs_N: Tensor | None, grad_entropy_N: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, lse_N, entropy_N = ctx.saved_tensors
         temperature, parts, blocks = ctx.settings
+        if grad_log_probs_N is None:
+            grad_log_probs_N = torch.zeros_like(lse_N)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         rows, dtype = _factor(hidden), hidden.dtype
         new: dict[str, Any] = {"dtype": _wide(dtype), "device": hidden.device}

@@ -108,6 +108,15 @@ def test_gradcheck():
     )
 
 
+def test_the_entropys_gradient_alone():
+    hidden, weight, bias, targets = problem()
+    ours = selected_log_probs(hidden, weight, targets, bias=bias, with_entropy=True)[1:]
+    theirs = reference(hidden, weight, bias, targets)[1:]
+    found, expected = (gradients(x, (hidden, weight, bias)) for x in (ours, theirs))
+    for mine, other in zip(found, expected, strict=True):
+        assert_near(mine, other, 1e-11)
+
+
 @pytest.mark.parametrize(
     "needed", [(True, False, False), (False, True, False), (False, False, True)]
 )
