@@ -27,7 +27,7 @@ from sg_rlhf.config.upstream_flags import (
     build_parser,
     validate_args,
 )
-from sg_rlhf.overlay import contract, layout, switches
+from sg_rlhf.overlay import contract, flash_attn_stand_in, layout, packed_attention, switches
 from sg_rlhf.overlay.cpu import platform
 
 
@@ -47,6 +47,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         SystemExit: argparse's usage error (status 2).
     """
     parser = build_parser()
+    # Upstream's own is flash-attn, which the locks do not have.
+    parser.set_defaults(**{"ds.attn_implementation": packed_attention.VARLEN})
     for key, about in sg_keys().items():
         parser.add_argument(f"--{key}", *_other_names(key), dest=key, default=None, help=about)
     flat = vars(parser.parse_args(argv))
@@ -72,10 +74,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
         ) from None
     for line in remarks.getvalue().splitlines():
         # Upstream recommends k2 or k3 as a loss, and wk3 is k3 with weights; and flash-attn for
-        # packed samples, which have an attention of their own without CUDA.
+        # packed samples, which have an attention of their own.
         known = "as a loss" in line and args.algo.kl.estimator in KL_ESTIMATORS
-        if not known and not ("with flash_attention" in line and platform.active()):
+        if not known and "with flash_attention" not in line:
             print(line)
+    args.ds.attn_implementation = packed_attention.chosen(
+        str(flat["ds.attn_implementation"]), args.ds.packing_samples, args.ds.ring_attn_size
+    )
     args.sg = argparse.Namespace(**settings.model_dump())
     _check(args)
     if args.sg.fused_logprobs and not switches.fused_log_probs_fit(args):
@@ -105,7 +110,8 @@ def _check(args: Any) -> None:
 
 
 def fit_platform(args: Any) -> None:
-    """Refuse settings that cannot work on this machine; give packed samples an attention that can.
+    """Refuse settings that cannot work on this machine. Without CUDA packed samples get the one
+    attention that can, whatever is asked for.
 
     Raises:
         NotOnThisMachine: naming each key and what to use instead.
@@ -115,6 +121,12 @@ def fit_platform(args: Any) -> None:
         return functools.reduce(getattr, key.split("."), args)
 
     if not platform.active():
+        if "flash_attention_2" in args.ds.attn_implementation and flash_attn_stand_in.absent():
+            raise NotOnThisMachine(
+                f"ds.attn_implementation={args.ds.attn_implementation}: flash-attn is not "
+                f"installed; use {packed_attention.VARLEN}, torch's own kernel, or install "
+                f"{flash_attn_stand_in.PINNED} (docs/operations.md)"
+            )
         return
     problems = platform.unmet_settings(value)
     if problems:
@@ -122,7 +134,7 @@ def fit_platform(args: Any) -> None:
             "; ".join(problems) + " (no CUDA here; SG_PLATFORM=cuda if the cluster's nodes have it)"
         )
     if args.ds.packing_samples:
-        args.ds.attn_implementation = platform.PACKED_ATTENTION
+        args.ds.attn_implementation = packed_attention.VARLEN
 
 
 def run(args: argparse.Namespace) -> None:

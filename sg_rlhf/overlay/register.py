@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import wrapt
 
-from sg_rlhf.overlay import jit_builds, rotary, switches
+from sg_rlhf.overlay import flash_attn_stand_in, jit_builds, packed_attention, rotary, switches
 from sg_rlhf.overlay.cpu import platform
 
 WORKER_SETUP_HOOK = "sg_rlhf.overlay.register.install"
@@ -106,6 +106,24 @@ PATCHES = (
           f"{_OURS}.jit_builds:under_a_lock",
           "a build killed half-way leaves a lock file that every later run waits for",
           when=jit_builds.wanted, wraps=True),
+    # Without flash-attn, which would have to be compiled.
+    Patch("transformers.modeling_utils", f"ALL_ATTENTION_FUNCTIONS[{packed_attention.VARLEN}]",
+          f"{_OURS}.packed_attention:attention",
+          "attention of packed samples with torch's own kernel"),
+    Patch("openrlhf.models.actor", "log_probs_from_logits",
+          "sg_rlhf.algo.token_logprobs:log_probs_from_logits",
+          "without flash-attn upstream's makes all logits' gradient for every 1,024 rows",
+          when=flash_attn_stand_in.absent),
+    # With it.
+    Patch("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS[flash_attention_2]",
+          f"{_OURS}.packed_attention:with_lengths_known",
+          "looks for the packed samples in every layer, waiting for the GPU three times",
+          when=flash_attn_stand_in.installed, wraps=True),
+    # On CUDA.
+    Patch("deepspeed.ops.adam.fused_adam", "FusedAdamBuilder", f"{_OURS}.adam:FusedAdamBuilder",
+          "compiles with nvcc what torch has", when=platform.on_cuda),
+    Patch("deepspeed.ops.adam.cpu_adam", "CPUAdamBuilder", f"{_OURS}.adam:CPUAdamBuilder",
+          "compiles what torch has, against a CUDA toolkit", when=platform.on_cuda),
     # Without CUDA.
     Patch("torch.cuda", "current_device", f"{_CPU}:current_device",
           "upstream asks for the CUDA device and puts tensors on it", when=platform.active),
@@ -137,9 +155,6 @@ PATCHES = (
     Patch("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS[sdpa]",
           f"{_CPU}:attend_in_float32",
           "the same of attention", when=platform.emulates_bf16, wraps=True),
-    Patch("transformers.modeling_utils", f"ALL_ATTENTION_FUNCTIONS[{platform.PACKED_ATTENTION}]",
-          f"{_CPU}:attend_to_each_packed_sample",
-          "flash-attn's kernel of variable lengths needs CUDA", when=platform.active),
 )  # fmt: skip
 
 #: Modules to patch whose code has run to its end, and the rows that have been applied.
@@ -150,6 +165,7 @@ _applied: set[Patch] = set()
 def install() -> None:
     """The overlay in this process; Ray runs it first in every worker."""
     platform.install()
+    flash_attn_stand_in.install()
     jit_builds.install()
     apply_at_import(PATCHES)
 

@@ -8,13 +8,10 @@ runs.
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
-
-from sg_rlhf.overlay.cpu import flash_attn_stand_in
 
 #: Set by the driver for every worker, so that workers need not ask torch again.
 PLATFORM_VARIABLE = "SG_PLATFORM"
@@ -32,10 +29,6 @@ REQUIRED_SETTINGS = {
     "vllm.sync_backend": ("gloo",),
     "vllm.sync_with_ray": (False,),
 }
-
-_UNPACK = "set ds.packing_samples=false"
-#: Attention of packed samples, in transformers' registry (:func:`attend_to_each_packed_sample`).
-PACKED_ATTENTION = "each_packed_sample"
 
 
 class CpuDevice(str):
@@ -57,6 +50,11 @@ def active() -> bool:
     import torch
 
     return not torch.cuda.is_available()
+
+
+def on_cuda() -> bool:
+    """Whether this process trains on CUDA."""
+    return not active()
 
 
 def environment() -> dict[str, str]:
@@ -83,10 +81,8 @@ def environment() -> dict[str, str]:
 
 def install() -> None:
     """What this process needs before upstream is imported; call it once, early."""
-    if not active():
-        return
-    os.environ.update(environment())
-    flash_attn_stand_in.install()
+    if active():
+        os.environ.update(environment())
 
 
 # torch.compile's tables want a function object of its own under each name.
@@ -219,43 +215,6 @@ def attend_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
     return attention
 
 
-def attend_to_each_packed_sample(
-    layer: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    attention_mask: Any,
-    *,
-    position_ids: Any = None,
-    sliding_window: int | None = None,
-    **kwargs: Any,
-) -> tuple[Any, None]:
-    """Attention of samples packed into one row, each to itself: one ``sdpa`` call per sample.
-
-    What flash-attn's kernel of variable lengths does on CUDA. Transformers' own ``sdpa`` would mask
-    the square of the row instead, and without packing every product of the model is computed for
-    the padding as well (bench/packing_on_cpu.py). A name without a mask function gets no mask.
-    """
-    import torch
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    if position_ids is None or attention_mask is not None or len(query) != 1:
-        raise RuntimeError(f"{type(layer).__name__} gives no packed row; {_UNPACK}")
-    lengths = sample_lengths(position_ids)
-    if sliding_window is not None and max(lengths) > sliding_window:
-        raise RuntimeError(f"{type(layer).__name__} attends to a sliding window; {_UNPACK}")
-    sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    samples = zip(*(x.split(lengths, dim=2) for x in (query, key, value)), strict=True)
-    outputs = [sdpa(layer, *sample, None, **kwargs)[0] for sample in samples]
-    return torch.cat(outputs, dim=1), None
-
-
-def sample_lengths(position_ids: Any) -> list[int]:
-    """Tokens of each sample in a packed row ``[1, T]``, whose positions restart at 0."""
-    starts = (position_ids[0] == 0).nonzero().flatten().tolist()
-    return [end - start for start, end in itertools.pairwise([*starts, position_ids.shape[1]])]
-
-
 def unmet_settings(value: Any) -> list[str]:
     """One sentence for each setting that cannot work here.
 
@@ -265,7 +224,7 @@ def unmet_settings(value: Any) -> list[str]:
     problems = []
     for key, allowed in REQUIRED_SETTINGS.items():
         if key == "ds.attn_implementation" and value("ds.packing_samples"):
-            continue  # upstream writes flash_attention_2 there; PACKED_ATTENTION replaces it
+            continue  # replaced: see packed_attention
         if value(key) not in allowed:
             choices = " or ".join(str(a).lower() for a in allowed)
             problems.append(f"{key}={value(key)}: without CUDA use {choices}")

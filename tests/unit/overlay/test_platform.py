@@ -35,14 +35,8 @@ torch.cuda.set_device(0); torch.cuda.empty_cache(); torch.cuda.synchronize()
 torch.cuda.current_stream()
 zero = torch.zeros(1, device=device)
 print(torch.zeros(1).to(device).device, torch.device(f"cuda:{device}"), zero.device)
-import flash_attn.bert_padding
-try:
-    import flash_attn.ops.triton.cross_entropy
-except ImportError as error:
-    print("falls back")
-import openrlhf.models.ring_attn_utils
 """
-    assert in_process(code, "cpu").split("\n")[:2] == ["cpu cuda:0 cpu", "falls back"]
+    assert in_process(code, "cpu").strip() == "cpu cuda:0 cpu"
 
 
 def test_bf16_attention_is_computed_in_float32_without_bf16_units() -> None:
@@ -81,7 +75,7 @@ print(seen == [{torch.float32}, {torch.float32}], logits.dtype,
 def test_packed_samples_get_the_log_probs_and_gradients_of_padded_ones(tmp_path: Path) -> None:
     code = f"""
 from sg_rlhf.overlay import register
-from sg_rlhf.overlay.cpu import platform
+from sg_rlhf.overlay.packed_attention import VARLEN
 register.install()
 import torch
 from openrlhf.models.actor import Actor
@@ -94,7 +88,7 @@ Qwen2ForCausalLM(Qwen2Config(
 tokens = torch.randint(32, (3, 9))
 mask = torch.tensor([[1] * 9, [0] * 3 + [1] * 4 + [0] * 2, [1] + [0] * 8])
 seen = []
-for packed, attention in ((False, "sdpa"), (True, platform.PACKED_ATTENTION)):
+for packed, attention in ((False, "sdpa"), (True, VARLEN)):
     actor = Actor({str(tmp_path)!r}, attn_implementation=attention, packing_samples=packed)
     actor.model.float()
     log_probs, output = actor(
@@ -105,18 +99,8 @@ for packed, attention in ((False, "sdpa"), (True, platform.PACKED_ATTENTION)):
     gradient = torch.cat([x.grad.flatten() for x in actor.model.parameters()])
     seen.append((log_probs * pairs, output.entropy * pairs, gradient))
 print([torch.allclose(a, b, atol=1e-5) for a, b in zip(*seen)], seen[0][2].abs().max() > 0.1)
-
-layer = actor.model.model.layers[0].self_attn
-layer.sliding_window = 4
-try:
-    actor(tokens, mask[:, 1:], mask)
-except RuntimeError as error:
-    print(error)
 """
-    assert in_process(code, "cpu").splitlines()[-2:] == [
-        "[True, True, True] tensor(True)",
-        "Qwen2Attention attends to a sliding window; set ds.packing_samples=false",
-    ]
+    assert in_process(code, "cpu").splitlines()[-1] == "[True, True, True] tensor(True)"
 
 
 def test_nothing_changes_with_cuda() -> None:
@@ -125,11 +109,9 @@ import torch
 before = (torch.cuda.current_device, torch.cuda.synchronize, torch.cuda.empty_cache)
 from sg_rlhf.overlay import register
 register.install()
-import sys
-print(before == (torch.cuda.current_device, torch.cuda.synchronize, torch.cuda.empty_cache),
-      "flash_attn" in sys.modules)
+print(before == (torch.cuda.current_device, torch.cuda.synchronize, torch.cuda.empty_cache))
 """
-    assert in_process(code, "cuda").strip() == "True False"
+    assert in_process(code, "cuda").strip() == "True"
 
 
 def test_settings_that_need_cuda_are_named() -> None:

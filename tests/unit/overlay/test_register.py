@@ -5,19 +5,19 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from sg_rlhf.config.upstream_flags import UpstreamChanged
-from sg_rlhf.overlay import contract, register
+from sg_rlhf.overlay import contract, flash_attn_stand_in, register
 from sg_rlhf.overlay.cpu import platform
 
 OVERLAY = Path(register.__file__).parent
 FILES = sorted(OVERLAY.rglob("*.py"))
-#: Makes modules of its own, where flash-attn cannot be installed.
-STAND_IN = OVERLAY / "cpu" / "flash_attn_stand_in.py"
+#: Makes modules of its own, where flash-attn is not installed.
+STAND_IN = OVERLAY / "flash_attn_stand_in.py"
 
 
 def foreign_names(tree: ast.AST) -> set[str]:
@@ -142,21 +142,32 @@ def applied(platform_name: str, order: str, first: str = "") -> dict[str, bool]:
     return found
 
 
+#: Of the machine's kind, and of flash-attn, which the locks do not have.
+OF_CPU = (platform.active, platform.emulates_bf16)
+OF_CUDA = (platform.on_cuda,)
+OF_FLASH_ATTN = (flash_attn_stand_in.installed,)
+
+
+def rows_but(*conditions: Callable[[], bool]) -> dict[str, bool]:
+    """As :func:`applied`: those with one of these conditions are left out."""
+    return {f"{p.module} {p.name}": p.when not in conditions for p in register.PATCHES}
+
+
 def test_every_row_is_applied_where_upstreams_code_imports_its_modules() -> None:
     found = applied("cpu", "patch.module", first="platform.has_bf16_units = lambda: False")
-    assert found == {f"{patch.module} {patch.name}": True for patch in register.PATCHES}
+    assert found == rows_but(*OF_CUDA, *OF_FLASH_ATTN)
 
 
 def test_rows_are_applied_where_ray_imports_ours_by_name_and_torch_is_there_already() -> None:
     """Those whose condition does not hold are left out."""
     first = "import torch; before = torch.cuda.synchronize; platform.has_bf16_units = lambda: True"
     found = applied("cpu", "patch.replacement.split(':')[0]", first=first)
-    emulated = {
-        f"{patch.module} {patch.name}"
-        for patch in register.PATCHES
-        if patch.when is platform.emulates_bf16
-    }
-    assert emulated and {name for name, there in found.items() if not there} == emulated
+    assert found == rows_but(platform.emulates_bf16, *OF_CUDA, *OF_FLASH_ATTN)
+
+
+def test_rows_of_a_machine_with_cuda() -> None:
+    found = applied("cuda", "patch.module")
+    assert found == rows_but(*OF_CPU, *OF_FLASH_ATTN)
 
 
 def test_a_name_that_upstream_has_no_more_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,19 +1,34 @@
-"""Satisfies upstream's module-level ``import flash_attn`` where flash-attn cannot be built.
+"""Satisfies upstream's module-level ``import flash_attn`` where flash-attn is not installed.
 
 ``openrlhf/models/ring_attn_utils.py`` imports five helpers when it is loaded. The four that pack
-samples are arithmetic on indices and work here; the fifth serves ring attention, which the CPU
-platform does not offer. Any other flash_attn module still raises ImportError, so that code which
-asks for it falls back as if it were absent.
+samples are arithmetic on indices; the fifth serves ring attention, which needs flash-attn itself.
+Only the two modules that it names are made, not ``flash_attn`` above them: ``find_spec`` and any
+other import find none, so transformers, vLLM and upstream fall back as they do without it.
 """
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Callable
+from importlib import machinery, metadata
 from types import ModuleType
 from typing import Any, NoReturn
+
+#: The version that openrlhf's metadata pins.
+PINNED = "flash-attn==2.8.3"
+
+
+def installed() -> bool:
+    """Whether flash-attn itself is there, compiled here or from a prebuilt wheel."""
+    try:
+        return bool(metadata.version("flash-attn"))
+    except metadata.PackageNotFoundError:
+        return False
+
+
+def absent() -> bool:
+    """The contrary."""
+    return not installed()
 
 
 def unpad_input(hidden_states: Any, attention_mask: Any) -> tuple[Any, ...]:
@@ -43,14 +58,12 @@ def rearrange(tensor: Any, pattern: str, **sizes: int) -> Any:
 
 
 def all_gather(*_args: object, **_kwargs: object) -> NoReturn:
-    """Refuses: ring attention needs CUDA."""
-    raise RuntimeError("flash_attn's all_gather needs CUDA; set ds.ring_attn_size=1")
+    """Refuses: ring attention needs flash-attn."""
+    raise RuntimeError(f"ring attention needs {PINNED}; set ds.ring_attn_size=1")
 
 
 #: What upstream imports by name, in the modules it imports them from.
 MODULES: dict[str, tuple[Callable[..., Any], ...]] = {
-    "flash_attn": (),
-    "flash_attn.utils": (),
     "flash_attn.utils.distributed": (all_gather,),
     "flash_attn.bert_padding": (unpad_input, pad_input, index_first_axis, rearrange),
 }
@@ -58,11 +71,10 @@ MODULES: dict[str, tuple[Callable[..., Any], ...]] = {
 
 def install() -> None:
     """Put the stand-in into ``sys.modules`` unless the real package is there."""
-    if "flash_attn" in sys.modules or importlib.util.find_spec("flash_attn") is not None:
+    if installed():
         return
     for name, helpers in MODULES.items():
         module = ModuleType(name)
-        module.__spec__ = importlib.machinery.ModuleSpec(name, loader=None, is_package=True)
-        module.__path__ = []
+        module.__spec__ = machinery.ModuleSpec(name, loader=None)
         module.__dict__.update({helper.__name__: helper for helper in helpers})
         sys.modules[name] = module
