@@ -94,7 +94,7 @@ short_hash() { sha256sum | cut -c1-16; }
 # The stamp's three words: the venv itself, the packages in it, the project. Each changes with what it is made from.
 choose_target() {
   venv_id=$kind:$(short_hash <<<"$root")
-  packages_id=$(cat "$lock" requirements/cuda-build.lock | short_hash)
+  packages_id=$(short_hash <"$lock")
   project_id=$(cat setup.cfg pyproject.toml | short_hash)
 }
 
@@ -112,15 +112,9 @@ check_platform() {
   esac
 }
 
-check_compilers() {
+check_compiler() {
   command -v "${CXX:-g++}" >/dev/null ||
-    refuse "no C++ compiler (${CXX:-g++}); DeepSpeed compiles its ops when first used: apt-get install g++"
-  [ $kind = cuda ] || return 0
-  # torch looks for the toolkit one folder above nvcc, which is wrong where nvcc is a link or a wrapper.
-  if [ -z "${CUDA_HOME:-}" ] && [ -x /usr/local/cuda/bin/nvcc ]; then export CUDA_HOME=/usr/local/cuda; fi
-  command -v "${CUDA_HOME:+$CUDA_HOME/bin/}nvcc" >/dev/null ||
-    refuse "no nvcc; flash-attn is compiled from source: install the CUDA 13 toolkit and set CUDA_HOME," \
-      "or set SG_HARDWARE=cpu"
+    refuse "no C++ compiler (${CXX:-g++}); DeepSpeed, and Triton on a GPU, compile when first used: apt-get install g++"
 }
 
 # check_disk GB
@@ -148,7 +142,8 @@ find_python() {
   "$base_python" -c 'import ensurepip, venv' 2>/dev/null ||
     refuse "$base_python has no venv module: apt-get install python3.11-venv, or set SG_PYTHON to another one"
   [ -f "$("$base_python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] ||
-    refuse "$base_python has no Python.h; DeepSpeed compiles its ops when first used: apt-get install python3.11-dev"
+    refuse "$base_python has no Python.h; DeepSpeed, and Triton on a GPU, compile when first used:" \
+      "apt-get install python3.11-dev"
 }
 
 make_venv() {
@@ -214,10 +209,6 @@ install_packages() {
   fi
   # deepspeed comes as source: build it with the lock's setuptools.
   uv_install --no-deps --build-constraint $lock -r $venv/packages.txt
-  if [ $kind = cuda ]; then
-    say "compiling flash-attn: an hour on few cores, and MAX_JOBS bounds the memory it takes"
-    uv_install --no-deps --no-build-isolation -r requirements/cuda-build.lock
-  fi
   # On all cores, without what no run imports.
   say "compiling to bytecode"
   local unused='tests?|testing|benchmarks|rllib|anthropic|lm_eval|mypyc?|nltk|sentry_sdk|pip|setuptools|vllm/models'
@@ -251,7 +242,7 @@ fi
 
 operator=
 trap interrupted INT TERM HUP
-check_compilers
+check_compiler
 find_python
 case $made in
   "$venv_id $packages_id"*) ;;

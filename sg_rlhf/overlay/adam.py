@@ -8,9 +8,8 @@ the tensors comes from here: ``torch.optim``'s fused Adam. Both compute, with de
     m = b1 m + (1 - b1) g,   v = b2 v + (1 - b2) g^2
     p = p - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps) - lr wd p
 
-(AdamW, arXiv 1711.05101) and differ in rounding alone. On two CPU cores and 50 M parameters torch's
-step takes 21 ms and DeepSpeed's 22 ms. DeepSpeed's own kernels for a CPU run stay: bootstrap.sh
-has built them, without CUDA.
+(AdamW, arXiv 1711.05101) and differ in rounding alone; on a CPU in the same time
+(bench/adam_on_cpu.py). A run without CUDA keeps DeepSpeed's own, which bootstrap.sh has built.
 """
 
 from __future__ import annotations

