@@ -53,7 +53,9 @@ def update(
     if not parameters:
         return
     # The kernel counts each of them up by one.
-    steps = torch.full((len(parameters),), float(step - 1), device=parameters[0].device)
+    steps = torch.full(
+        (len(parameters),), step - 1, dtype=torch.float32, device=parameters[0].device
+    )
     rule = adamw.adamw if decoupled else adam.adam
     with torch.no_grad():
         rule(
