@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -247,3 +251,47 @@ def test_flash_attn_that_is_asked_for_and_absent_is_refused_on_cuda(
         "ds.attn_implementation=flash_attention_2: flash-attn is not installed; use varlen, "
         "torch's own kernel, or install flash-attn==2.8.3 (docs/operations.md)"
     )
+
+
+UNDER_ZERO_3 = """
+import sys
+from sg_rlhf.overlay import register
+register.install()
+import deepspeed, torch
+from openrlhf.models.actor import Actor
+from openrlhf.utils.deepspeed.deepspeed_utils import get_train_ds_config
+from sg_rlhf.overlay import packed_attention
+from sg_rlhf.tiny import kk_tiny
+deepspeed.init_distributed("gloo", auto_mpi_discovery=False, init_method="file://" + sys.argv[1],
+                           rank=0, world_size=1)
+original, seen = packed_attention.packed_row, []
+packed_attention.packed_row = lambda position_ids: seen.append(1) or original(position_ids)
+optimizer = {"type": "AdamW", "params": {"lr": 1e-3}}
+config = get_train_ds_config(False, False, 3, zpg=1, optim_config=optimizer)
+config["train_micro_batch_size_per_gpu"] = 1
+actor = Actor(kk_tiny.__path__[0], attn_implementation=packed_attention.VARLEN,
+              packing_samples=True, ds_config=config)
+actor.model = deepspeed.initialize(model=actor.model, config=config)[0]
+actor.train()
+tokens = torch.randint(10, 200, (3, 9))
+mask = torch.tensor([[1] * 9, [0] * 3 + [1] * 4 + [0] * 2, [1] + [0] * 8])
+for reentrant in (False, True):
+    actor.model.module.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    log_probs = actor(tokens, mask[:, 1:], mask)
+    with torch.no_grad():  # replaces the row before the first one is recomputed
+        actor(tokens.flip(0), mask.flip(0)[:, 1:], mask.flip(0))
+    actor.model.backward(log_probs.sum())
+    actor.model.step()
+    print(actor.model.module.config.num_hidden_layers, len(seen))
+    seen.clear()
+"""
+
+
+def test_deepspeeds_engine_hands_the_same_positions_to_every_layer(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", UNDER_ZERO_3, str(tmp_path / "rendezvous")],
+        env={**os.environ, "SG_PLATFORM": "cpu", "LOCAL_RANK": "0"},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["4 2", "4 2"], "layers, and once for each forward"
