@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from eval.engines.base import Engine, EngineName, EngineOptions
+from sg_rlhf.common import vllm_settings
 
 
 def set_environment(name: EngineName, cpu: bool, replicas: int) -> None:
@@ -15,6 +16,8 @@ def set_environment(name: EngineName, cpu: bool, replicas: int) -> None:
     wanted = {"TOKENIZERS_PARALLELISM": "false"}
     if name == "vllm":
         wanted["VLLM_LOGGING_LEVEL"] = "ERROR"
+    if name == "vllm" and not cpu:
+        wanted |= vllm_settings.cuda_variables()
     if name == "vllm" and cpu:
         wanted |= {
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eval.engines.base import Completion, EngineOptions, Request
+from sg_rlhf.common import vllm_settings
 from sg_rlhf.tasks.questions import EvalError, one_line
 from sg_rlhf.tasks.suite import FinishReason
 
@@ -44,6 +45,7 @@ class VllmEngine:
                 max_model_len=options.context,
                 tensor_parallel_size=options.tensor_parallel,
                 disable_log_stats=True,
+                **vllm_settings.engine_settings_here(),
                 **(cpu_settings(options.context) if options.cpu else {}),
             )
             self._engine = LLMEngine.from_engine_args(

@@ -11,7 +11,7 @@ import psutil
 import ray
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
-from sg_rlhf.common import ray_cluster
+from sg_rlhf.common import ray_cluster, vllm_settings
 from sg_rlhf.config import sections
 from sg_rlhf.overlay import engine_log_probs, phases, rotary, switches
 from sg_rlhf.overlay.cpu import platform
@@ -87,8 +87,7 @@ def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
     if phases.VARIABLE in os.environ:
         variables[phases.VARIABLE] = os.environ[phases.VARIABLE]
     variables |= sections.worker_variables(args.sg.domains)
-    if on_cpu:
-        variables |= platform.environment()
+    variables |= platform.environment() if on_cpu else vllm_settings.cuda_variables()
     job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR) or "{}")
     from_job = (job.get("runtime_env") or {}).get("env_vars") or {}
     return {name: value for name, value in variables.items() if name not in from_job}

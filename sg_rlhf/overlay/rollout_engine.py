@@ -11,6 +11,7 @@ import ray
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 from vllm import SamplingParams
 
+from sg_rlhf.common import vllm_settings
 from sg_rlhf.overlay import engine_log_probs, phases
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.errors import RewardError
@@ -60,6 +61,7 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
             if not platform.has_bf16_units():
                 # The bf16 weights as they are; only the products are computed in float32.
                 kwargs["dtype"] = "float32"
+        kwargs = vllm_settings.engine_settings_here() | kwargs
         kwargs |= engine_log_probs.engine_options()
         self._expects_reward = bool(remote_rm_url)
         with phases.phase(phases.ENGINE, "starting vLLM and loading the model"):
