@@ -44,6 +44,14 @@ SIGNATURES: dict[tuple[str, str], str] = {
         "self, tag, client_states, metric_value, metric_key"
     ),
     ("utils/deepspeed/deepspeed.py", "DeepspeedStrategy.get_grad_norm"): "self, model",
+    ("utils/deepspeed/deepspeed.py", "DeepspeedStrategy.save_ckpt"): (
+        "self, model, save_dir, tag, max_num, max_mem, client_state, save_latest, metric_value, "
+        "metric_key"
+    ),
+    ("utils/deepspeed/deepspeed.py", "DeepspeedStrategy.load_ckpt"): (
+        "self, model, load_dir, tag, load_module_strict, load_optimizer_states, "
+        "load_lr_scheduler_states, load_module_only"
+    ),
     ("utils/distributed_util.py", "stateless_init_process_group"): (
         "master_address, master_port, rank, world_size, device"
     ),
@@ -119,10 +127,15 @@ CALL_ORDER: dict[tuple[str, str], tuple[str, ...]] = {
         "backward",
         "optimizer_step",
     ),
+    # The plain folder of a save is counted after both are written.
+    ("trainer/ray/ppo_actor.py", "PolicyModelActor.save_checkpoint"): ("save_ckpt", "save_model"),
     ("trainer/ray/ppo_actor.py", "ActorPPOTrainer._init_vllm_sync_group"): (
         "stateless_init_process_group",
     ),
+    # A loaded optimizer is offloaded at once, into the buffers that its state has.
     ("trainer/ray/ppo_actor.py", "PolicyModelActor.init_model_from_pretrained"): (
+        "load_ckpt",
+        "offload_deepspeed_states",
         "ActorPPOTrainer",
     ),
     ("trainer/ray/vllm_engine.py", "create_vllm_engines"): ("RolloutRayActor",),

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import openrlhf.trainer.ray.ppo_actor as upstream
@@ -16,7 +17,7 @@ from sg_rlhf.algo import lopti
 from sg_rlhf.algo.diagnostics import TokenStatistics
 from sg_rlhf.algo.token_weights import weight_sum_and_count
 from sg_rlhf.algo.weightings.top_entropy import TopEntropy
-from sg_rlhf.overlay import kl, phases
+from sg_rlhf.overlay import checkpoints, kl, phases
 from sg_rlhf.overlay.errors import NonFiniteError
 from sg_rlhf.overlay.losses import PolicyLossWithStatistics, kl_dispatcher, sequence_context
 
@@ -262,11 +263,21 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
 
     actor: Any
     trainer: Any
+    strategy: Any
 
     def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> Any:
         """Upstream's, shown on the terminal: it may have to build an operator."""
         with phases.phase(phases.TRAINER, "loading the model into DeepSpeed"):
             return super().init_model_from_pretrained(*args, **kwargs)
+
+    def save_checkpoint(self, tag: str, *args: Any, **kwargs: Any) -> None:
+        """Upstream's; then the plain folders of checkpoints that are gone are gone too."""
+        super().save_checkpoint(tag, *args, **kwargs)
+        if self.save_hf_ckpt and self.strategy.is_rank_0():
+            ckpt = self.strategy.args.ckpt
+            checkpoints.delete_superseded_weights(
+                Path(ckpt.path), ckpt.max_num, not ckpt.disable_ds, Path(ckpt.output_dir)
+            )
 
     def prompt_log_probs(self, sequences: list[list[int]]) -> list[list[float]]:
         """The trainer's log-probabilities of fixed sequences at temperature 1, one at a time.
@@ -291,6 +302,8 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
         finally:
             self.actor.temperature = temperature
             self.actor.train()
+            # An engine on the same GPU takes its cache back next.
+            torch.cuda.empty_cache()
         return results
 
 

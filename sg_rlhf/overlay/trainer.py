@@ -285,14 +285,15 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             self._sync_metrics = self._check_sync()
 
     def _check_sync(self) -> dict[str, float]:
-        if self.args.vllm.enable_sleep:
-            batch_vllm_engine_call(self.vllm_engines, "wake_up", tags=["kv_cache"])
         sequences = [ids for ids, _ in self._probe]
         trainer = ray.get(
             self.actor_model_group.async_run_method(
                 method_name="prompt_log_probs", sequences=sequences
             )
         )[0]
+        # The engines' weights are awake. Their cache takes what the trainer needed until now.
+        if self.args.vllm.enable_sleep:
+            batch_vllm_engine_call(self.vllm_engines, "wake_up", tags=["kv_cache"])
         differences = []
         for engine in self.vllm_engines:
             found = ray.get([engine.prompt_log_probs.remote(ids) for ids in sequences])

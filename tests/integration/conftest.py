@@ -128,7 +128,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory, data: Data) -> Pipeline:
     """Everything at once: engine, reward, reference, ZeRO-3, weight sync, Ctrl-C, resuming."""
     run_dir = tmp_path_factory.mktemp("runs") / "trained"
     # 18 prompts: two too many for 4 rollouts of 4, and too few for 5.
-    more = ["data.max_samples=18"]
+    more = ["data.max_samples=18", "ckpt.save_hf=true", "ckpt.max_num=2"]
     process = subprocess.Popen(
         command(run_dir, data, *more), cwd=ROOT, env=environment(), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,

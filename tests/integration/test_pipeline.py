@@ -112,6 +112,15 @@ def test_the_checkpoint_is_a_plain_hugging_face_folder(trained: Path) -> None:
     assert all(torch.isfinite(p).all() for p in after.parameters())
 
 
+def test_only_the_last_checkpoints_are_kept_in_both_forms(trained: Path) -> None:
+    checkpoints = trained / "checkpoints" / "deepspeed"
+    kept = {path.name for path in (checkpoints / "_actor").iterdir() if path.is_dir()}
+    assert kept == {"global_step3", "global_step4"}
+    plain = {path.name for path in checkpoints.iterdir() if path.name.endswith("_hf")}
+    assert plain == {f"{tag}_hf" for tag in kept}
+    assert all((checkpoints / name / "model.safetensors").is_file() for name in plain)
+
+
 @pytest.mark.full
 def test_a_failing_reward_stops_the_run_with_the_sample(data: Data, tmp_path: Path) -> None:
     reward = tmp_path / "reward.py"
