@@ -27,7 +27,15 @@ from sg_rlhf.config.upstream_flags import (
     build_parser,
     validate_args,
 )
-from sg_rlhf.overlay import contract, flash_attn_stand_in, layout, packed_attention, switches
+from sg_rlhf.overlay import (
+    contract,
+    cuda_toolkit,
+    flash_attn_stand_in,
+    layout,
+    packages,
+    packed_attention,
+    switches,
+)
 from sg_rlhf.overlay.cpu import platform
 
 
@@ -67,6 +75,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
             args = validate_args(argparse.Namespace(**flat))
     except AssertionError as error:
         raise UsageError(f"upstream refuses these flags: {error}") from None
+    except ModuleNotFoundError as error:  # the only package that it asks for already here
+        raise NotOnThisMachine(
+            "; ".join(packages.missing(flat.__getitem__)) or str(error)
+        ) from None
     except Exception as error:  # its checks take for granted that many flags are set
         raise UsageError(
             f"upstream cannot check these flags, one of which is missing or null: "
@@ -121,18 +133,24 @@ def fit_platform(args: Any) -> None:
         return functools.reduce(getattr, key.split("."), args)
 
     if not platform.active():
+        problems = [*packages.missing(value), *cuda_toolkit.unmet(value)]
         if "flash_attention_2" in args.ds.attn_implementation and flash_attn_stand_in.absent():
-            raise NotOnThisMachine(
+            problems.append(
                 f"ds.attn_implementation={args.ds.attn_implementation}: flash-attn is not "
                 f"installed; use {packed_attention.VARLEN}, torch's own kernel, or install "
                 f"{flash_attn_stand_in.PINNED} (docs/operations.md)"
             )
+        if problems:
+            raise NotOnThisMachine("; ".join(problems))
         return
     problems = platform.unmet_settings(value)
     if problems:
         raise NotOnThisMachine(
             "; ".join(problems) + " (no CUDA here; SG_PLATFORM=cuda if the cluster's nodes have it)"
         )
+    problems = packages.missing(value)
+    if problems:
+        raise NotOnThisMachine("; ".join(problems))
     if args.ds.packing_samples:
         args.ds.attn_implementation = packed_attention.VARLEN
 

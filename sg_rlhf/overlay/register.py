@@ -18,7 +18,14 @@ from typing import Any, NamedTuple
 
 import wrapt
 
-from sg_rlhf.overlay import flash_attn_stand_in, jit_builds, packed_attention, rotary, switches
+from sg_rlhf.overlay import (
+    cuda_toolkit,
+    flash_attn_stand_in,
+    jit_builds,
+    packed_attention,
+    rotary,
+    switches,
+)
 from sg_rlhf.overlay.cpu import platform
 
 WORKER_SETUP_HOOK = "sg_rlhf.overlay.register.install"
@@ -130,6 +137,10 @@ PATCHES = (
           "compiles with nvcc what torch has", when=platform.on_cuda),
     Patch("deepspeed.ops.adam.cpu_adam", "CPUAdamBuilder", f"{_OURS}.adam:CPUAdamBuilder",
           "compiles what torch has, against a CUDA toolkit", when=platform.on_cuda),
+    Patch("deepspeed.ops.op_builder.builder", "assert_no_cuda_mismatch",
+          f"{_OURS}.cuda_toolkit:within_a_major_version",
+          "refuses toolkits from 13.1 on, as its table of minor versions ends at 12",
+          when=platform.on_cuda, wraps=True),
     # Without CUDA.
     Patch("torch.cuda", "current_device", f"{_CPU}:current_device",
           "upstream asks for the CUDA device and puts tensors on it", when=platform.active),
@@ -172,6 +183,8 @@ def install() -> None:
     """The overlay in this process; Ray runs it first in every worker."""
     platform.install()
     flash_attn_stand_in.install()
+    if platform.on_cuda():
+        cuda_toolkit.install()
     jit_builds.install()
     apply_at_import(PATCHES)
 

@@ -1,0 +1,86 @@
+"""Flags of upstream that need a package which the locks leave out.
+
+Upstream imports it in a worker, minutes after the start. A flag whose package is locked has no row;
+``bitsandbytes`` is locked where there is CUDA, and without CUDA the flag is refused anyway.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Need(NamedTuple):
+    """One flag that needs packages.
+
+    Attributes:
+        key: upstream's flag.
+        used: whether a value of it needs them.
+        modules: what upstream, or what it asks to, imports then.
+        install: what to install them with, in versions that fit the locked ones.
+        instead: a value that needs none.
+    """
+
+    key: str
+    used: Callable[[Any], bool]
+    modules: tuple[str, ...]
+    install: str
+    instead: str
+
+
+def _more_than_one(value: Any) -> bool:
+    return int(value) > 1
+
+
+def _is(*values: str) -> Callable[[Any], bool]:
+    return lambda value: value in values
+
+
+NEEDS = (
+    # openrlhf/utils/deepspeed/deepspeed.py, setup_ring_attn; its kernels are flash-attn's own.
+    Need("ds.ring_attn_size", _more_than_one, ("ring_flash_attn", "flash_attn"),
+         "pip install ring-flash-attn==0.1.8; pip install --no-build-isolation flash-attn==2.8.3",
+         "1"),
+    # openrlhf/models/actor.py; its fused loss also passes our token weights by.
+    Need("ds.use_liger_kernel", bool, ("liger_kernel",), "pip install liger-kernel==0.8.5",
+         "false"),
+    # openrlhf/models/actor.py, through transformers.
+    Need("ds.load_in_4bit", bool, ("bitsandbytes",), "pip install bitsandbytes==0.50.2", "false"),
+    # transformers/integrations/deepgemm.py loads the kernel with it from the hub.
+    Need("ds.experts_implementation", _is("deepgemm"), ("kernels",),
+         "pip install 'kernels>=0.16,<0.17'", "grouped_mm"),
+    # openrlhf/trainer/ray/ppo_actor.py: ray.util.collective's NCCL group is CuPy's.
+    Need("vllm.sync_with_ray", bool, ("cupy",), "pip install cupy-cuda13x", "false"),
+    # openrlhf/cli/train_ppo_ray.py and datasets/utils.py: models and data of another hub.
+    Need("use_ms", bool, ("modelscope",), "pip install modelscope", "false"),
+)  # fmt: skip
+
+
+def missing(
+    value: Callable[[str], Any], installed: Callable[[str], bool] | None = None
+) -> list[str]:
+    """One sentence for each flag whose package is not installed.
+
+    Args:
+        value: a function from a dotted key to its resolved value.
+        installed: whether a module is there; by default whether this environment has it.
+    """
+    has = installed or is_installed
+    problems = []
+    for need in NEEDS:
+        given = value(need.key)
+        lacking = [name for name in need.modules if not has(name)] if need.used(given) else []
+        if lacking:
+            shown = str(given).lower() if isinstance(given, bool) else given
+            problems.append(
+                f"{need.key}={shown}: needs {' and '.join(lacking)}, which is not "
+                f"installed: {need.install}; or set {need.key}={need.instead}"
+            )
+    return problems
+
+
+def is_installed(module: str) -> bool:
+    """Whether this environment has a module; our stand-in for flash-attn is none."""
+    found = importlib.util.find_spec(module)
+    return found is not None and found.loader is not None
