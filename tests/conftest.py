@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import host
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("WANDB_MODE", "disabled")
@@ -17,8 +19,16 @@ settings.register_profile("repository", deadline=None, derandomize=True)
 settings.load_profile("repository")
 
 
+def pytest_report_header() -> list[str]:
+    why = host.why_no_engine()
+    return [f"tests/integration: most are skipped: {why}"] if why else []
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     integration = Path(__file__).parent / "integration"
+    why = host.why_no_engine()
     for item in items:
         if integration in item.path.parents:
             item.add_marker(pytest.mark.integration)
+            if why and item.path.name not in host.WITHOUT_ENGINE:
+                item.add_marker(pytest.mark.skip(reason=why))

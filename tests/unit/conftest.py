@@ -1,4 +1,13 @@
 import json
+import os
+
+from tests import host
+
+# These tests are of the CPU platform, also on a machine with GPUs, which tests/gpu is for. Before
+# anything asks torch; a build for CPUs has no GPU to hide.
+os.environ["SG_PLATFORM"] = "cpu"
+if host.is_for_cuda():
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import pytest
 import torch

@@ -36,7 +36,11 @@ def configured(folder: Path, context: int = CONTEXT, **settings: Any) -> Any:
     from vllm.engine.arg_utils import EngineArgs
 
     arguments = EngineArgs(
-        model=str(folder), skip_tokenizer_init=True, max_model_len=context, **settings
+        model=str(folder),
+        skip_tokenizer_init=True,
+        max_model_len=context,
+        dtype="float32",  # bf16 is refused where the GPU is hidden
+        **settings,
     )
     return arguments.create_model_config()
 
