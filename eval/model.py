@@ -154,6 +154,9 @@ def cpu_only() -> bool:
     # torch reads OMP_NUM_THREADS when it is imported, which is to be set before.
     if metadata.version("torch").endswith("+cpu"):
         return True
+    # By the driver's library: torch would initialise CUDA, and a process that vLLM then forks for
+    # its engine could not.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     import torch
 
     return not torch.cuda.is_available()

@@ -41,3 +41,15 @@ def test_without_variables_of_a_job_every_one_is_named(
         monkeypatch.setenv(RAY_JOB_CONFIG_JSON_ENV_VAR, json.dumps(job))
     variables = cluster.worker_variables(ARGS, on_cpu=False)
     assert variables["SG_PLATFORM"] == "cuda" and "NCCL_DEBUG" in variables
+
+
+@pytest.mark.parametrize(("exported", "found"), [(None, "0"), ("1", "1")])
+def test_the_engines_of_a_run_compile_no_sampler(
+    monkeypatch: pytest.MonkeyPatch, exported: str | None, found: str
+) -> None:
+    name = "VLLM_USE_FLASHINFER_SAMPLER"
+    monkeypatch.delenv(name, raising=False)
+    if exported:
+        monkeypatch.setenv(name, exported)
+    assert cluster.worker_variables(ARGS, on_cpu=False)[name] == found
+    assert name not in cluster.worker_variables(ARGS, on_cpu=True)
