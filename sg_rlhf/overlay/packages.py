@@ -74,7 +74,7 @@ def missing(
         if lacking:
             shown = str(given).lower() if isinstance(given, bool) else given
             problems.append(
-                f"{need.key}={shown}: needs {' and '.join(lacking)}, which is not "
+                f"{need.key}={shown}: needs {' and '.join(lacking)}, not "
                 f"installed: {need.install}; or set {need.key}={need.instead}"
             )
     return problems
