@@ -24,7 +24,7 @@ import update_on_ranks as update
 from deepspeed.utils import safe_get_full_fp32_param
 from openrlhf.models import Actor
 
-from sg_rlhf.overlay.cpu import platform
+from sg_rlhf.overlay import packed_attention
 
 MICRO_BATCH = 2
 
@@ -47,7 +47,7 @@ def main(way: str, rows: str, out: Path) -> None:
     )  # fmt: skip
     # Upstream knows bf16 and fp16 alone.
     openrlhf.utils.utils.convert_to_torch_dtype = lambda _name: torch.float32
-    attention = platform.PACKED_ATTENTION if packed else "sdpa"
+    attention = packed_attention.VARLEN if packed else "sdpa"
     Actor.__init__ = functools.partialmethod(
         Actor.__init__, packing_samples=packed, attn_implementation=attention
     )
