@@ -1,4 +1,4 @@
-"""The machines that a plan is for: by name, as ``SG_HARDWARE`` takes it, or the one that is here."""
+"""The machine that a plan is for: by name, as ``SG_HARDWARE`` takes it, or the one at hand."""
 
 from __future__ import annotations
 

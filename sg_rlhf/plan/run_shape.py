@@ -31,6 +31,7 @@ class RunShape:
         engines_sleep: ``vllm.enable_sleep``: while the policy trains, weights in host memory and no
             KV cache.
         trainer_sleeps: ``ds.enable_sleep``: while vLLM samples, optimizer states in host memory.
+        eager_engines: ``vllm.enforce_eager``: without CUDA graphs.
         gpu_memory_utilization: share of a GPU that vLLM may take.
         prefix_caching: whether responses of a prompt share its keys and values.
         sync_backend: ``vllm.sync_backend``.
@@ -41,6 +42,7 @@ class RunShape:
         adam_offload: optimizer states always in host memory, stepped by the CPU.
         reference_offload: the reference's parameters in host memory.
         reference: whether there is a reference model (``algo.kl.init_coef`` above 0).
+        reference_beside: whether it is on the policy's GPUs.
         ema: whether a moving average of the policy is kept, on the host.
         lora_rank: 0 trains every parameter.
         grad_bytes: of one gradient entry as it accumulates: 4 with
@@ -60,13 +62,13 @@ class RunShape:
         checkpointing: ``actor.gradient_checkpointing_enable``.
         packing: without padding (``ds.packing_samples``).
         logits: see :data:`Logits`.
-        attention: ``ds.attn_implementation``.
         save_steps: rollouts from one checkpoint to the next; 0 for none before the end.
         keep: checkpoints that are kept (``ckpt.max_num``).
         save_hf: whether each is also a Hugging Face folder.
         save_optimizer: whether each is a DeepSpeed folder, from which a run can resume.
         best: whether the best checkpoint by an evaluation is kept beside them.
         turns: model turns of a response: 1 without an environment.
+        local_model: whether the model is a folder, so that nothing is downloaded.
     """
 
     model: ModelShape
@@ -79,6 +81,7 @@ class RunShape:
     colocated: bool
     engines_sleep: bool
     trainer_sleeps: bool
+    eager_engines: bool
     gpu_memory_utilization: float
     prefix_caching: bool
     sync_backend: str
@@ -88,6 +91,7 @@ class RunShape:
     adam_offload: bool
     reference_offload: bool
     reference: bool
+    reference_beside: bool
     ema: bool
     lora_rank: int
     grad_bytes: int
@@ -106,13 +110,13 @@ class RunShape:
     checkpointing: bool
     packing: bool
     logits: Logits
-    attention: str
     save_steps: int
     keep: int
     save_hf: bool
     save_optimizer: bool
     best: bool
     turns: int
+    local_model: bool
 
     @property
     def ranks(self) -> int:
@@ -193,6 +197,7 @@ def run_shape(config: Config, *, logits: Logits = "full") -> RunShape | None:
         colocated=bool(value("train.colocate_all")),
         engines_sleep=bool(value("vllm.enable_sleep")),
         trainer_sleeps=bool(value("ds.enable_sleep")),
+        eager_engines=bool(value("vllm.enforce_eager")),
         gpu_memory_utilization=float(value("vllm.gpu_memory_utilization")),
         prefix_caching=bool(value("vllm.enable_prefix_caching")),
         sync_backend=value("vllm.sync_backend"),
@@ -202,6 +207,7 @@ def run_shape(config: Config, *, logits: Logits = "full") -> RunShape | None:
         adam_offload=bool(value("ds.adam_offload")),
         reference_offload=bool(value("ref.offload")),
         reference=value("algo.kl.init_coef") > 0,
+        reference_beside=bool(value("train.colocate_all") or value("train.colocate_actor_ref")),
         ema=bool(value("train.enable_ema")),
         lora_rank=value("ds.lora.rank"),
         grad_bytes=4 if value("ds.grad_accum_dtype") == "fp32" else 2,
@@ -220,13 +226,13 @@ def run_shape(config: Config, *, logits: Logits = "full") -> RunShape | None:
         checkpointing=bool(value("actor.gradient_checkpointing_enable")),
         packing=bool(value("ds.packing_samples")),
         logits=logits,
-        attention=value("ds.attn_implementation"),
         save_steps=max(0, value("ckpt.save_steps")),
         keep=value("ckpt.max_num"),
         save_hf=bool(value("ckpt.save_hf")),
         save_optimizer=not value("ckpt.disable_ds"),
         best=value("ckpt.best_metric_key") != "none",
         turns=_turns(config),
+        local_model=Path(model.name).is_dir(),
     )
 
 
