@@ -86,11 +86,13 @@ def largest_gradient(run: RunShape) -> float:
 def gathered(run: RunShape) -> float:
     """Parameters that ZeRO-3 has whole at a time: at most 1e9 of them, 2 bytes each.
 
-    ``stage3_max_live_parameters``; with one rank there is nothing to gather.
+    ``stage3_max_live_parameters``, or one tensor that has more; with one rank there is nothing to
+    gather.
     """
     if run.zero_stage < 3 or run.ranks == 1:
         return 0.0
-    return 2.0 * min(run.model.parameters, MAX_LIVE_PARAMETERS)
+    live = min(run.model.parameters, MAX_LIVE_PARAMETERS)
+    return 2.0 * max(live, run.model.head_parameters)
 
 
 def checkpoints(run: RunShape) -> float:

@@ -1,50 +1,32 @@
-"""Whether a run fits: memory of a GPU and of a node in each phase, and disk.
+"""Whether a run fits: its phases and its disk beside what a machine has.
 
-The lines are in `gpu_memory` and `host_memory`; here they are put together. The largest phase of a
-rollout decides. All of it is the worst case: every sample as long as ``data.max_len`` allows.
+The largest phase of a rollout decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from sg_rlhf.plan import gpu_memory as gpu
-from sg_rlhf.plan import host_memory as host
+from sg_rlhf.plan import text
 from sg_rlhf.plan.gpu_memory import GIB
 from sg_rlhf.plan.hardware import Hardware
+from sg_rlhf.plan.phases import (
+    CONTEXTS,
+    ENGINE,
+    Cache,
+    Moment,
+    cache_of,
+    disk_lines,
+    host_lines,
+    largest,
+    moments,
+)
 from sg_rlhf.plan.run_shape import RunShape
 
-PHASES = ("load", "sample", "score", "update", "sync")
 #: A phase that leaves less than this share of the GPU may still fail, by fragmentation.
 TIGHT = 0.05
-
-
-class Moment(NamedTuple):
-    """A moment of a phase and what is in memory then, bytes by line."""
-
-    phase: str
-    lines: dict[str, float]
-
-    @property
-    def total(self) -> float:
-        """Bytes."""
-        return sum(self.lines.values())
-
-
-class Cache(NamedTuple):
-    """vLLM's keys and values.
-
-    Attributes:
-        gib: of one GPU.
-        sequences: of ``data.max_len`` that fit at a time in one engine.
-        wanted: what one engine is given of a rollout, or 128, vLLM's limit.
-    """
-
-    gib: float
-    sequences: float
-    wanted: int
 
 
 @dataclass(frozen=True)
@@ -92,6 +74,13 @@ class MemoryPlan:
         return self.moments[self.peak_phase].total / GIB if self.moments else 0.0
 
     @property
+    def policy_allocated_gib(self) -> float:
+        """What torch allocates in the policy's process at most, as a run measures it."""
+        lines = self.moments["update"].lines
+        own = sum(size for name, size in lines.items() if name not in (CONTEXTS, ENGINE))
+        return round((own - gpu.reference(self.run)) / GIB, 2)
+
+    @property
     def host_gib(self) -> float:
         """Memory of a node."""
         return sum(self.host.values()) / GIB
@@ -101,151 +90,41 @@ class MemoryPlan:
         """Disk of a run at its end, GB (1e9)."""
         return sum(self.disk.values()) / 1e9
 
-    def lines(self) -> list[str]:
-        """The plan as text; see :mod:`sg_rlhf.plan.text`."""
-        from sg_rlhf.plan.text import memory_lines
+    def lines(self, why: str = "") -> list[str]:
+        """As text: a table of a GPU by phase, the node, the disk, the verdict.
 
-        return memory_lines(self)
+        Args:
+            why: how the machine was chosen.
+        """
+        of_what = f" ({why})" if why else ""
+        found = [f"memory plan for {self.hardware.describe()}{of_what}"]
+        if self.moments:
+            found += ["", *text.gpu_table(self.moments, self.hardware.gpu_memory_gib)]
+        if self.cache:
+            found.append(
+                f"vLLM: {max(0.0, self.cache.gib):.1f} GiB of keys and values a GPU, "
+                f"{self.cache.sequences:.0f} sequences of {self.run.max_len:,} tokens an engine"
+            )
+        of_host = f"host memory, GiB a node: {self.host_gib:,.1f} of "
+        found += [
+            "",
+            *text.sizes(of_host + f"{self.hardware.host_memory_gib:,.0f}", self.host, GIB),
+        ]
+        free = self.hardware.disk_free_gb
+        of_free = "" if free is None else f" of {free:,.0f} that are free"
+        found += ["", *text.sizes(f"disk, GB: {self.disk_gb:,.1f}{of_free}", self.disk, 1e9)]
+        return [*found, "", *self.verdict()]
 
-
-def moments(run: RunShape, hardware: Hardware) -> list[Moment]:
-    """What one of the policy's GPUs holds, moment by moment."""
-    weights = {"policy and reference, bf16": gpu.policy(run) + gpu.reference(run)}
-    states = {
-        "fp32 master and Adam's moments": gpu.optimizer(run),
-        "gradient shard": gpu.gradients(run),
-    }
-    bucket = {"gradient buckets": gpu.bucket(run)}
-    asleep = run.trainer_sleeps and not run.adam_offload
-    resident = weights if asleep else weights | states | bucket
-    contexts = {"CUDA contexts, NCCL": gpu.contexts(run)}
-    engine_off, engine_weights, engine_on = _engine(run, hardware)
-    training = contexts | weights | states | engine_off
-    gathered = {"layers gathered by ZeRO-3": gpu.gathered(run)}
-    reduction = {"gradient buckets": gpu.bucket(run) + gpu.reduction(run)}
-    kept = gpu.checkpoints(run)
-    return [
-        Moment(
-            "load",
-            training | {"gradient buckets": gpu.bucket(run) + gpu.building(run)},
-        ),
-        Moment("sample", contexts | resident | engine_on),
-        Moment(
-            "score",
-            contexts
-            | resident
-            | engine_off
-            | gathered
-            | {"activations": gpu.scoring_layer(run), "logits": gpu.logits_of_scoring(run)},
-        ),
-        Moment(
-            "update",
-            training
-            | gathered
-            | {"gradient buckets": gpu.bucket(run) + gpu.largest_gradient(run)}
-            | {"activations": kept, "logits": gpu.logits_of_update(run)},
-        ),
-        Moment(
-            "update",
-            training
-            | gathered
-            | reduction
-            | {
-                "activations": kept + gpu.recomputed_layer(run),
-                "logits": gpu.logits_in_layers(run),
-            },
-        ),
-        Moment(
-            "update",
-            training | {"gradient buckets": gpu.bucket(run) + gpu.optimizer_step(run)},
-        ),
-        Moment(
-            "sync",
-            contexts
-            | resident
-            | engine_weights
-            | {"layers gathered by ZeRO-3": gpu.sync_buffers(run)},
-        ),
-    ]
-
-
-def _engine(
-    run: RunShape, hardware: Hardware
-) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """vLLM's line while it sleeps, has its weights alone, and samples."""
-    name = "vLLM"
-    if not run.colocated or not run.engines:
-        return {}, {}, {}
-    awake = {name: gpu.engine_awake(run, hardware)}
-    if not run.engines_sleep:
-        return awake, awake, awake
-    asleep = gpu.engine_asleep(run)
-    return {name: asleep}, {name: asleep + gpu.engine_weights(run)}, awake
-
-
-def largest(of: Iterable[Moment]) -> dict[str, Moment]:
-    """The largest moment of each phase."""
-    found: dict[str, Moment] = {}
-    for moment in of:
-        if moment.phase not in found or moment.total > found[moment.phase].total:
-            found[moment.phase] = moment
-    return found
-
-
-def cache_of(run: RunShape, hardware: Hardware) -> Cache:
-    """vLLM's keys and values on this hardware."""
-    free = gpu.kv_cache(run, hardware)
-    per_sequence = gpu.kv_bytes_per_token(run) * run.max_len
-    wanted = -(-run.samples // max(1, run.engines))
-    return Cache(
-        gib=free / GIB,
-        sequences=max(0.0, free / per_sequence),
-        wanted=min(wanted, gpu.ENGINE_SEQUENCES),
-    )
-
-
-def host_lines(run: RunShape) -> dict[str, float]:
-    """What a node holds, bytes by line."""
-    lines = {
-        "Python processes": host.processes(run),
-        "vLLM's sleep backup": host.sleep_backup(run),
-        "optimizer states (offloaded)": host.optimizer_states(run),
-        "reference or average (offloaded)": host.offloaded_weights(run),
-        "model file, in the page cache": host.model_file(run),
-        "weights being saved": host.consolidated(run),
-        "Ray's object store (/dev/shm)": host.object_store(run),
-    }
-    if run.cpu:
-        ranks = run.gpus_per_node
-        lines |= {
-            "vLLM's sleep backup": 0.0,
-            "optimizer states (offloaded)": 0.0,
-            "weights, gradients, Adam's states": (
-                (gpu.policy(run) + gpu.reference(run)) * ranks
-                + 12.0 * run.trainable
-                + gpu.gradients(run) * ranks
-            ),
-            "activations and logits": ranks
-            * max(
-                gpu.checkpoints(run) + gpu.logits_of_update(run),
-                gpu.scoring_layer(run) + gpu.logits_of_scoring(run),
-            ),
-            "vLLM's weights": gpu.engine_weights(run) * run.engines,
-        }
-    return {name: size for name, size in lines.items() if size}
-
-
-def disk_lines(run: RunShape) -> dict[str, float]:
-    """What a run leaves on disk, bytes by line; one folder more while the next is written."""
-    kept = run.keep + 1 + run.best if run.save_steps else 0
-    lines = {
-        f"{kept} DeepSpeed folders": kept * host.deepspeed_folder(run) * run.save_optimizer,
-        f"{kept} Hugging Face folders": kept * host.hugging_face_folder(run) * run.save_hf,
-        "the trained model": host.hugging_face_folder(run),
-        "the model's download": 0.0 if run.local_model else host.model_file(run),
-        "logs, samples, pictures": host.LOGS,
-    }
-    return {name: size for name, size in lines.items() if size}
+    def verdict(self) -> list[str]:
+        """Fits or not, by how much, and what to do."""
+        if not self.fits:
+            first = "does not fit:"
+        elif self.moments:
+            left = self.hardware.gpu_memory_gib - self.peak_gib
+            first = f"fits: {self.peak_phase} takes most, {left:.1f} GiB of a GPU stay free"
+        else:
+            first = "fits"
+        return [first, *(f"  {line}" for line in (*self.problems, *self.remarks))]
 
 
 def memory_plan(run: RunShape, hardware: Hardware) -> MemoryPlan:
@@ -283,7 +162,12 @@ def _largest_micro(run: RunShape, hardware: Hardware, field: str, phase: str) ->
             continue
         if run.train_tokens:  # by tokens, whatever the number
             return int(getattr(run, field))
-        found = largest(moments(replace(run, **{field: size}), hardware))
+        tried = (
+            replace(run, train_micro=size)
+            if phase == "update"
+            else replace(run, rollout_micro=size)
+        )
+        found = largest(moments(tried, hardware))
         if found[phase].total <= hardware.gpu_memory_gib * GIB:
             return size
     return 0
