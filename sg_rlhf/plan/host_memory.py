@@ -9,10 +9,12 @@ from __future__ import annotations
 from sg_rlhf.plan.gpu_memory import GIB, SUB_GROUP
 from sg_rlhf.plan.run_shape import RunShape
 
-#: A Python process with torch, DeepSpeed or vLLM, without models. Assumed.
+#: A Python process with torch, DeepSpeed or vLLM, without models: assumed on a GPU's host, measured
+#: on the CPU (bench/results/kk_cpu.json: 5.7 to 5.8 GB for six).
 PROCESS = 2.5 * GIB
+PROCESS_CPU = 0.9e9
 #: Metrics, samples, pictures, logs of a run. Assumed.
-LOGS = 1.0 * GIB
+LOGS = 1e9
 
 
 def pinned(size: float) -> float:
@@ -112,7 +114,7 @@ def processes(run: RunShape) -> float:
     """Python processes of a node: policy, reference, engines (two each), controller and driver."""
     trainers = run.gpus_per_node * (1 + (run.reference and run.reference_beside))
     engines = 2 * -(-engine_gpus_of_node(run) // max(1, run.engine_tp))
-    return PROCESS * (trainers + engines + 2)
+    return (PROCESS_CPU if run.cpu else PROCESS) * (trainers + engines + 2)
 
 
 def deepspeed_folder(run: RunShape) -> float:

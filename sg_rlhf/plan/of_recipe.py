@@ -48,6 +48,13 @@ class Plan:
             return [*found, "time: no estimate for a machine without GPUs"]
         return [*found, *self.time.lines(self.run, self.rollouts)]
 
+    def brief(self) -> list[str]:
+        """What a run says of it when it starts: nothing where there is no GPU and it fits."""
+        verdict = [f"memory plan: {self.memory.verdict()[0]}", *self.memory.verdict()[1:]]
+        if self.time is None:
+            return [] if self.memory.fits else verdict
+        return [*verdict, self.time.line(self.rollouts)]
+
     def as_json(self) -> dict[str, Any]:
         """For scripts, and for the run directory."""
         memory = self.memory

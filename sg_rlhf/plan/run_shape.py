@@ -6,8 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sg_rlhf.config import Config, local_path
+from sg_rlhf.config import Config, ConfigError, local_path
 from sg_rlhf.plan.shapes import ModelShape, shape_of
+
+#: Keys that count something of which there must be one.
+COUNTS = (
+    "actor.num_nodes", "actor.num_gpus_per_node", "vllm.tensor_parallel_size",
+    "ds.ring_attn_size", "ds.tensor_parallel_size", "rollout.batch_size",
+    "rollout.n_samples_per_prompt", "rollout.micro_batch_size", "train.batch_size",
+    "train.micro_batch_size", "train.max_epochs", "data.max_len",
+)  # fmt: skip
 
 #: full: logits of every token in float32, as upstream has them. fused: log-probs from the hidden
 #: states in chunks, logits of the whole batch never exist.
@@ -172,11 +180,14 @@ def run_shape(config: Config, *, logits: Logits = "full") -> RunShape | None:
         logits: how the trainer gets log-probs.
 
     Raises:
-        ConfigError: the model is a module that is not installed.
+        ConfigError: the model is a module that is not installed, or a count is below 1.
         ValueError: a local model's ``config.json`` is unreadable or describes another kind of
             model.
     """
     value = config.value
+    for key in COUNTS:
+        if value(key) is None or value(key) < 1:
+            raise ConfigError(f"{key}={value(key)}: expected 1 or more")
     named = value("actor.model_name_or_path")
     model = shape_of(local_path("actor.model_name_or_path", str(named))) if named else None
     if model is None:
