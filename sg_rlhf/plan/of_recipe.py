@@ -10,6 +10,7 @@ from typing import Any
 
 from sg_rlhf.config import Config, ConfigError, load_config
 from sg_rlhf.config.shipped_recipes import CONFIGS
+from sg_rlhf.plan.choice import fastest
 from sg_rlhf.plan.gpu_memory import GIB
 from sg_rlhf.plan.hardware import Hardware, detected, named, of_gpus
 from sg_rlhf.plan.memory import MemoryPlan, memory_plan
@@ -44,16 +45,20 @@ class Plan:
     def lines(self) -> list[str]:
         """For the terminal."""
         found = self.memory.lines(self.why)
+        if not self.memory.fits:
+            remedy = fastest(self.run, self.hardware)
+            changed = " ".join(remedy.overrides(self.run)) if remedy else ""
+            return [*found, f"  fits with {changed}"] if changed else found
         if self.time is None:
             return [*found, "time: no estimate for a machine without GPUs"]
         return [*found, *self.time.lines(self.run, self.rollouts)]
 
     def brief(self) -> list[str]:
         """What a run says of it when it starts: nothing where there is no GPU and it fits."""
-        verdict = [f"memory plan: {self.memory.verdict()[0]}", *self.memory.verdict()[1:]]
-        if self.time is None:
+        if not self.memory.fits or self.time is None:
+            verdict = [f"memory plan: {self.memory.verdict()[0]}", *self.memory.verdict()[1:]]
             return [] if self.memory.fits else verdict
-        return [*verdict, self.time.line(self.rollouts)]
+        return [f"memory plan: {self.memory.verdict()[0]}", self.time.line(self.rollouts)]
 
     def as_json(self) -> dict[str, Any]:
         """For scripts, and for the run directory."""
@@ -166,11 +171,15 @@ def load_for(
     shipped = CONFIGS / "hardware" / f"{hardware}.yaml"
     if shipped.is_file():
         return load_config([*files, shipped], tuple(overrides)), machine
-    config = load_config(list(files), tuple(overrides))
+    return on_ranks_of(load_config(list(files), tuple(overrides)), machine), machine
+
+
+def on_ranks_of(config: Config, machine: Hardware) -> Config:
+    """The recipe with a rank on each GPU, and as many engines as they hold."""
     ranks = {"num_nodes": machine.nodes, "num_gpus_per_node": machine.gpus_per_node}
     sizes = {f"{of}.{key}": value for of in ("actor", "ref") for key, value in ranks.items()}
     engines = max(1, machine.gpus // config.value("vllm.tensor_parallel_size"))
-    return replace(config, values={**config.values, **sizes, "vllm.num_engines": engines}), machine
+    return replace(config, values=config.values | sizes | {"vllm.num_engines": engines})
 
 
 def write_predicted(plan: Plan | None, run_dir: Path) -> None:

@@ -17,7 +17,7 @@ from sg_rlhf.plan.phases import cache_of
 from sg_rlhf.plan.run_shape import RunShape
 
 #: Tokens at a time in the simulation of sampling.
-STEP = 16
+STEP = 32
 PARTS = ("sampling", "scoring", "update", "optimizer", "weight sync", "offload", "saving")
 
 
@@ -213,17 +213,21 @@ def sampling(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) ->
     read = kind.bandwidth * 1e9 * given.bandwidth
     flops = kind.tflops * 1e12 * given.prefill_mfu
     link = hardware.link_gb_per_s * 1e9 * given.link
+    weights, of_token, prompt = (
+        gpu.engine_weights(run),
+        gpu.kv_bytes_per_token(run),
+        given.prompt(run),
+    )
     seconds = 0.0
     for sequences, done in in_batches([written * n for n in lengths], at_once, STEP):
-        context = given.prompt(run) + done / written
-        loaded = gpu.engine_weights(run) + sequences * context * gpu.kv_bytes_per_token(run)
-        computed = 2 * model.parameters * sequences / parts
+        loaded = weights + sequences * (prompt + done / written) * of_token
+        computed = weights * sequences
         step = max(loaded / read, computed / flops) + given.step_seconds
         if parts > 1:
             moved = 2 * 2 * model.hidden_size * sequences
             step += 2 * model.num_layers * (given.reduce_seconds + moved / link)
         seconds += STEP * step
-    prefilled = given.prompt(run) + (1 - written) * mean
+    prefilled = prompt + (1 - written) * mean
     if run.turns > 1 and not run.prefix_caching:
         prefilled += run.turns * mean / 2
     seconds += of_engine * forward_flops(run, prefilled) / (flops * parts)
