@@ -84,7 +84,7 @@ def test_what_was_planned_is_beside_what_was_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(tmp_path)
-    assert "planned" not in summary.render(summary.summarize(tmp_path), tmp_path)
+    assert ", planned " not in summary.render(summary.summarize(tmp_path), tmp_path)
     predicted = {"time": {"seconds": 4.0}, "gpu_memory_gib": 50.0, "policy_allocated_gib": 40.0}
     (tmp_path / "predicted.json").write_text(json.dumps(predicted))
     run_log.append(
@@ -107,4 +107,4 @@ def test_what_was_planned_is_beside_what_was_measured(
     assert (figures["peak_allocated_gib"], figures["planned_peak_allocated_gib"]) == (39.0, 40.0)
     # A plan for a machine without GPUs has no time and no GPU.
     (tmp_path / "predicted.json").write_text('{"time": null, "gpu_memory_gib": null}')
-    assert "planned" not in summary.render(summary.summarize(tmp_path), tmp_path)
+    assert ", planned " not in summary.render(summary.summarize(tmp_path), tmp_path)
