@@ -16,6 +16,8 @@ GIB = 2**30
 REDUCE_BUCKET = 500_000_000
 MAX_LIVE_PARAMETERS = 1_000_000_000
 SUB_GROUP = 1_000_000_000
+#: A block of the fused head: float32 logits of 512 tokens and 8,192 of the vocabulary.
+FUSED_BLOCK, FUSED_VOCABULARY = 16 * 2**20, 8192
 #: A CUDA context with its kernels and cuBLAS's workspace. Assumed: 0.5 to 0.7 GiB are usual.
 CONTEXT = 0.6 * GIB
 #: NCCL's buffers of one process group of several ranks. Assumed.
@@ -120,11 +122,14 @@ def logits_of_update(run: RunShape) -> float:
     the backward pass begins there are the logits, their gradient, and at T != 1 the gradient
     divided by the temperature: 3 copies; at T = 1 the gradient in bf16 instead: 2.5. An entropy
     that is only logged is compiled into one pass and adds none.
-    fused: blocks of 16 MiB, of which the backward pass holds three, and the hidden states'
-    gradient in float32, 4 h T (sg_rlhf.algo.token_logprobs).
+    fused (`sg_rlhf.algo.token_logprobs`): blocks of 16 MiB, of which the backward pass holds three,
+    the gradient of a block of the head in float32, and of every token the hidden state, its float32
+    gradient and its bf16 one, 8 h T. It answers for response tokens alone; counted are all.
     """
     if run.logits == "fused":
-        return 48 * 2**20 + 4.0 * run.model.hidden_size * run.train_pass_tokens
+        hidden = run.model.hidden_size
+        block = 4.0 * min(FUSED_VOCABULARY, run.model.vocab_size) * hidden
+        return 3 * FUSED_BLOCK + block + 8.0 * hidden * run.train_pass_tokens
     copies = 2.5 if run.temperature == 1.0 else 3.0
     return copies * _copy_of_logits(run, run.train_pass_tokens)
 
@@ -137,7 +142,7 @@ def logits_in_layers(run: RunShape) -> float:
 def logits_of_scoring(run: RunShape) -> float:
     """Without gradients: the bf16 logits and their float32 copy, 1.5 copies; fused: a block."""
     if run.logits == "fused":
-        return 32.0 * 2**20
+        return 2.0 * FUSED_BLOCK
     return 1.5 * _copy_of_logits(run, run.rollout_pass_tokens)
 
 

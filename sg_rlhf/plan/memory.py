@@ -232,5 +232,13 @@ def _remarks(plan: MemoryPlan) -> Iterable[str]:
             f"vLLM: {cache.sequences:.0f} of an engine's {cache.wanted} sequences run at a time "
             "if all are as long as they may be; the others wait"
         )
-    if not run.cpu and run.train_tokens is None and plan.train_micro > run.train_micro:
-        yield f"train.micro_batch_size={plan.train_micro} would fit"
+    larger = [
+        f"{key}={most}"
+        for key, now, most in (
+            ("train.micro_batch_size", run.train_micro, plan.train_micro),
+            ("rollout.micro_batch_size", run.rollout_micro, plan.rollout_micro),
+        )
+        if most > now and run.train_tokens is None
+    ]
+    if larger:
+        yield f"{' and '.join(larger)} would fit"

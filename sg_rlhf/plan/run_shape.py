@@ -21,6 +21,9 @@ COUNTS = (
 #: states in chunks, logits of the whole batch never exist.
 Logits = Literal["full", "fused"]
 
+#: Families whose log-probs come without logits (`sg_rlhf.overlay.fused_log_probs`).
+FUSED_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunShape:
@@ -172,12 +175,8 @@ def lora_parameters(model: ModelShape, rank: int) -> int:
     return model.num_layers * rank * (attention + 3 * (hidden + middle))
 
 
-def run_shape(config: Config, *, logits: Logits = "full") -> RunShape | None:
+def run_shape(config: Config) -> RunShape | None:
     """The sizes of a loaded recipe; None where the model's shape is known neither here nor on disk.
-
-    Args:
-        config: the recipe.
-        logits: how the trainer gets log-probs.
 
     Raises:
         ConfigError: the model is a module that is not installed, or a count is below 1.
@@ -236,7 +235,7 @@ def run_shape(config: Config, *, logits: Logits = "full") -> RunShape | None:
         entropy=value("actor.entropy_coef") is not None,
         checkpointing=bool(value("actor.gradient_checkpointing_enable")),
         packing=bool(value("ds.packing_samples")),
-        logits=logits,
+        logits=_logits(config, model),
         save_steps=max(0, value("ckpt.save_steps")),
         keep=value("ckpt.max_num"),
         save_hf=bool(value("ckpt.save_hf")),
@@ -251,6 +250,12 @@ def _hardware(sources: tuple[str, ...]) -> str:
     """The last file of a folder ``hardware`` that the recipe was made of."""
     names = [Path(file).stem for file in sources if Path(file).parent.name == "hardware"]
     return names[-1] if names else ""
+
+
+def _logits(config: Config, model: ModelShape) -> Logits:
+    whole_head = config.value("ds.tensor_parallel_size") == 1
+    fused = config.sg.fused_logprobs and whole_head and model.family in FUSED_FAMILIES
+    return "fused" if fused else "full"
 
 
 def _turns(config: Config) -> int:

@@ -23,6 +23,7 @@ class ModelShape:
 
     Attributes:
         name: hub id or folder.
+        family: ``model_type`` of its configuration.
         gated: whether the hub gives it only to those who accepted its licence, with a token.
     """
 
@@ -38,6 +39,7 @@ class ModelShape:
     qkv_bias: bool
     qk_norm: bool
     max_positions: int
+    family: str = ""
     gated: bool = False
 
     @property
@@ -123,6 +125,7 @@ def from_config(name: str, config: Mapping[str, Any]) -> ModelShape:
             qkv_bias=bool(config.get("attention_bias", kind == "qwen2")),
             qk_norm=kind == "qwen3",
             max_positions=config.get("max_position_embeddings", 0),
+            family=kind,
             gated=bool(config.get("gated", False)),
         )
     except KeyError as missing:

@@ -149,7 +149,7 @@ def test_activations_of_a_layer_are_what_autograd_keeps(family: str, kv_heads: i
 )
 def test_peak_on_eight_h100s_is_that_of_the_audit(model: str, peak: float) -> None:
     """Added up by hand from upstream's source, before there were formulas."""
-    plan = memory_plan(run_of(model), EIGHT)
+    plan = memory_plan(run_of(model, logits="full"), EIGHT)
     assert plan.peak_phase == "update" and plan.fits
     assert plan.peak_gib == pytest.approx(peak, rel=0.1)
 
@@ -158,7 +158,7 @@ def test_lines_of_the_audit() -> None:
     """GiB of a GPU: shards 1.4 and 3.5, fp32 states 4.3 and 10.6, logits 34.8 of both."""
     audit = {"3B-Instruct": (1.4, 4.3), "7B-Instruct-1M": (3.5, 10.6)}
     for name, (shards, states) in audit.items():
-        run = run_of(f"Qwen/Qwen2.5-{name}")
+        run = run_of(f"Qwen/Qwen2.5-{name}", logits="full")
         assert (gpu.policy(run) + gpu.reference(run)) / GIB == pytest.approx(shards, abs=0.06)
         assert gpu.optimizer(run) / GIB == pytest.approx(states, abs=0.06)
         assert gpu.logits_of_update(run) / GIB == pytest.approx(34.8, abs=0.1)
@@ -233,15 +233,16 @@ def test_the_named_micro_batches_are_the_largest_that_fit(run: RunShape) -> None
 
 
 def test_forty_gigabytes_are_too_few_and_the_plan_says_by_how_much() -> None:
-    plan = memory_plan(run_of(), named("8x40gb"))
+    run = run_of(logits="full")
+    plan = memory_plan(run, named("8x40gb"))
     assert not plan.fits
     update = next(line for line in plan.problems if line.startswith("update"))
     over = plan.moments["update"].total / GIB - named("8x40gb").gpu_memory_gib
     assert f"{over:.1f} GiB too much; train.micro_batch_size=2 is the largest" in update
-    small = replace(run_of(), train_micro=2, rollout_micro=4)
+    small = replace(run, train_micro=2, rollout_micro=4)
     assert memory_plan(small, named("8x40gb")).fits
     assert "does not fit:" in plan.lines()
-    assert any(line.startswith("fits: update") for line in memory_plan(run_of(), EIGHT).lines())
+    assert any(line.startswith("fits: update") for line in memory_plan(run, EIGHT).lines())
 
 
 def test_what_is_missing_is_named() -> None:
@@ -255,8 +256,10 @@ def test_what_is_missing_is_named() -> None:
 
 
 def test_a_fused_head_makes_room() -> None:
-    full = memory_plan(run_of("Qwen/Qwen2.5-7B-Instruct-1M"), EIGHT)
-    fused = memory_plan(run_of("Qwen/Qwen2.5-7B-Instruct-1M", logits="fused"), EIGHT)
+    full, fused = (
+        memory_plan(run_of("Qwen/Qwen2.5-7B-Instruct-1M", logits=logits), EIGHT)
+        for logits in ("full", "fused")
+    )
     assert full.moments["update"].total - fused.moments["update"].total > 25 * GIB
     assert fused.train_micro > full.train_micro
 
