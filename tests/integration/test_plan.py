@@ -14,6 +14,8 @@ from sg_rlhf.plan import host_memory
 from sg_rlhf.plan.of_recipe import PREDICTED
 from sg_rlhf.plan.run_shape import run_shape
 
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
+
 
 def test_predicted_beside_measured(trained: Path) -> None:
     predicted = json.loads((trained / PREDICTED).read_text())
