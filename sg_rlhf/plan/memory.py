@@ -148,7 +148,8 @@ def memory_plan(run: RunShape, hardware: Hardware) -> MemoryPlan:
         train_micro=_largest_micro(run, hardware, "train_micro", "update"),
         rollout_micro=_largest_micro(run, hardware, "rollout_micro", "score"),
     )
-    return replace(plan, problems=tuple(_problems(plan)), remarks=tuple(_remarks(plan)))
+    plan = replace(plan, problems=tuple(_problems(plan)))
+    return replace(plan, remarks=tuple(_remarks(plan)))
 
 
 def _largest_micro(run: RunShape, hardware: Hardware, field: str, phase: str) -> int:
@@ -238,7 +239,7 @@ def _remarks(plan: MemoryPlan) -> Iterable[str]:
             ("train.micro_batch_size", run.train_micro, plan.train_micro),
             ("rollout.micro_batch_size", run.rollout_micro, plan.rollout_micro),
         )
-        if most > now and run.train_tokens is None
+        if most > now and run.train_tokens is None and plan.fits
     ]
     if larger:
         yield f"{' and '.join(larger)} would fit"
