@@ -147,8 +147,7 @@ def host_lines(run: RunShape) -> dict[str, float]:
         "vLLM's sleep backup": host.sleep_backup(run),
         "optimizer states (offloaded)": host.optimizer_states(run),
         "reference or average (offloaded)": host.offloaded_weights(run),
-        "model file, in the page cache": host.model_file(run),
-        "weights being saved": host.consolidated(run),
+        "model being loaded or saved": max(host.model_file(run), host.consolidated(run)),
         "Ray's object store (/dev/shm)": host.object_store(run),
     }
     if run.cpu:
