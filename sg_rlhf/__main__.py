@@ -57,6 +57,11 @@ COMMANDS = {
         main="sg_rlhf.weights.command",
         extra="plots",
     ),
+    "plan": Command(
+        "whether a recipe fits on a machine, and how long a rollout takes",
+        "sg_rlhf.plan",
+        main="sg_rlhf.plan.command",
+    ),
     "study": Command(
         "many runs by a plan, and their tables and pictures",
         "sg_rlhf.studies",

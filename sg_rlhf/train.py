@@ -26,6 +26,7 @@ from sg_rlhf.config import Config, ConfigError, load_config, local_path, section
 from sg_rlhf.config.upstream_flags import UpstreamChanged, UpstreamMissing
 from sg_rlhf.overlay import cli, contract, layout
 from sg_rlhf.overlay.errors import TooFewPrompts
+from sg_rlhf.plan.of_recipe import Plan, plan_of, write_predicted
 from sg_rlhf.weights.describe import describe_loss
 
 EXAMPLES = """\
@@ -82,7 +83,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print the resolved recipe and the exact upstream command line, then stop",
+        help="print the resolved recipe, its plan and the exact upstream command line, then stop",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
     return parser.parse_args(argv)
@@ -273,8 +274,29 @@ def prepare_run_dir(config: Config, run_dir: Path) -> bool:
     return resuming
 
 
+def planned(run: Run) -> Plan | None:
+    """What the run will take of the machine, and how long; None where that is not known."""
+    named = str(run.config.value("data.prompt_dataset") or "")
+    counts = [_rows(Path(name.strip())) for name in named.split(",")]
+    rollouts = None
+    if None not in counts and not run.config.value("data.prompt_probs"):
+        prompts = min(int(run.config.value("data.max_samples")), sum(filter(None, counts)))
+        each = prompts // max(1, run.config.value("rollout.batch_size"))
+        rollouts = each * run.config.value("train.num_episodes")
+    try:
+        return plan_of(run.config, folder=run.directory, rollouts=rollouts or None)
+    except ValueError:  # a model of another kind: what it takes is not known
+        return None
+
+
+def plan_lines(run: Run) -> list[str]:
+    """The plan, as `python -m sg_rlhf.plan` prints it."""
+    plan = planned(run)
+    return plan.lines() if plan else ["no memory plan: the model's shape is not known here"]
+
+
 def show(run: Run) -> None:
-    """What ``--dry-run`` prints: the recipe, its weighting, and the upstream command line.
+    """What ``--dry-run`` prints: the recipe, its weighting, its plan, and upstream's command line.
 
     A dry run may be for another machine: what would not start here is only a remark.
 
@@ -292,6 +314,7 @@ def show(run: Run) -> None:
     print(f"# resolved recipe, from {' <- '.join(reversed(run.config.sources))}")
     print(run.config.to_yaml())
     print(f"# {run.weighting}".replace("\n", "\n# "))
+    print(*(f"# {line}".rstrip() for line in plan_lines(run)), sep="\n")
     print("# upstream command line")
     print(shlex.join(["python", "-m", "sg_rlhf.overlay.cli", *run.argv]))
     print(remarks.getvalue(), end="")
@@ -308,13 +331,16 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         args = check(run)
         args.ckpt.load_enable = prepare_run_dir(run.config, run.directory)
+        plan = planned(run)
+        write_predicted(plan, run.directory)
     except (ConfigError, cli.UsageError, TooFewPrompts, UpstreamChanged) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted before the run began", file=sys.stderr)
         return 130
-    print(run.weighting, f"run directory: {run.directory}", sep="\n", flush=True)
+    print(run.weighting, *(plan.brief() if plan else ()), sep="\n")
+    print(f"run directory: {run.directory}", flush=True)
     return cli.execute(args)
 
 

@@ -17,7 +17,7 @@ from sg_rlhf.algo import lopti
 from sg_rlhf.algo.diagnostics import TokenStatistics
 from sg_rlhf.algo.token_weights import weight_sum_and_count
 from sg_rlhf.algo.weightings.top_entropy import TopEntropy
-from sg_rlhf.overlay import checkpoints, kl, phases
+from sg_rlhf.overlay import checkpoints, kl, memory, phases
 from sg_rlhf.overlay.errors import NonFiniteError
 from sg_rlhf.overlay.losses import PolicyLossWithStatistics, kl_dispatcher, sequence_context
 
@@ -61,6 +61,7 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         """Upstream's epoch over the replay buffer, twice for Lopti; adds its optimizer steps."""
         self._rows, self._window = [], []
         self._rollout_statistics = TokenStatistics.zeros()
+        memory.start()
         if self._weighting.normalize == "batch_mean":
             self.actor_loss_fn.mean_weight = self._rollout_mean_weight()
         if isinstance(self._weighting, TopEntropy):
@@ -76,6 +77,7 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
             status["grad_norm_max"] = max(norms)
             status["grad_norm_std"] = statistics.pstdev(norms)
             status |= {f"sg/{k}": v for k, v in self._rollout_statistics.metrics().items()}
+        status |= memory.of_all_ranks(self.strategy)
         status["sg_optimizer_steps"] = self._rows
         return status
 

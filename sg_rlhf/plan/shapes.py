@@ -23,6 +23,7 @@ class ModelShape:
 
     Attributes:
         name: hub id or folder.
+        family: ``model_type`` of its configuration.
         gated: whether the hub gives it only to those who accepted its licence, with a token.
     """
 
@@ -38,6 +39,7 @@ class ModelShape:
     qkv_bias: bool
     qk_norm: bool
     max_positions: int
+    family: str = ""
     gated: bool = False
 
     @property
@@ -75,6 +77,25 @@ class ModelShape:
         return self.num_layers * per_layer + (1 if self.tied else 2) + 1
 
     @property
+    def activation_bytes(self) -> int:
+        """What autograd keeps of one layer for its backward pass, bytes per token in bf16.
+
+        By tensor, with h hidden, q and k the widths of queries and of keys, f of the MLP: each of
+        the two norms its input and its square root in float32 (4h + 4), the normalized input (2h)
+        and its product with the weight (2h), which the projections read; attention its queries,
+        keys, values and output (4q + 4k) and a float32 number per head; the MLP gate, its
+        activation, the other branch and their product (8f); a norm of queries and keys, 6 of their
+        bytes and a number per head. Inputs that a residual adds are none of them. Equal, to the
+        byte, to what ``torch.autograd.graph.saved_tensors_hooks`` sees.
+        """
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        norms = 2 * (8 * self.hidden_size + 4)
+        attention = 4 * queries + 4 * keys + 4 * self.num_heads
+        if self.qk_norm:
+            attention += 6 * (queries + keys) + 4 * (self.num_heads + self.num_kv_heads)
+        return norms + attention + 8 * self.intermediate_size
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Keys and values of one token in all layers, 2 bytes each."""
         return 2 * 2 * self.num_layers * self.num_kv_heads * self.head_dim
@@ -104,6 +125,7 @@ def from_config(name: str, config: Mapping[str, Any]) -> ModelShape:
             qkv_bias=bool(config.get("attention_bias", kind == "qwen2")),
             qk_norm=kind == "qwen3",
             max_positions=config.get("max_position_embeddings", 0),
+            family=kind,
             gated=bool(config.get("gated", False)),
         )
     except KeyError as missing:

@@ -46,6 +46,7 @@ class Run:
     Attributes:
         settings: the resolved configuration, dotted keys; empty without a readable config.yaml.
         config: the same as a checked recipe; None where this version does not take it.
+        predicted: memory and time that were expected; empty where they were not.
         notes: what the reader of the page must know about these files, a sentence each.
     """
 
@@ -59,6 +60,7 @@ class Run:
     config: Config | None = None
     environment: dict[str, Any] = field(default_factory=dict)
     planned: int | None = None
+    predicted: dict[str, Any] = field(default_factory=dict)
     finished: bool = False
     notes: tuple[str, ...] = ()
 
@@ -145,6 +147,7 @@ def read_run(path: Path) -> Run:
         config=config,
         environment=_json_object(path / "environment.json"),
         planned=_json_object(path / "plan.json").get("rollouts"),
+        predicted=_json_object(path / "predicted.json"),
         finished=final_checkpoint_complete(path),
         notes=tuple(notes),
     )

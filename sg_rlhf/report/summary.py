@@ -16,7 +16,7 @@ from typing import Any
 from sg_rlhf.common import run_log
 from sg_rlhf.common.final_checkpoint import final_checkpoint, final_checkpoint_complete
 from sg_rlhf.report.evaluations import held_out_accuracy, held_out_sets, set_names
-from sg_rlhf.report.runs import Run, RunError, grouped, read_run
+from sg_rlhf.report.runs import Run, RunError, curve, grouped, read_run
 
 
 def summarize(run_dir: Path) -> dict[str, Any]:
@@ -53,7 +53,28 @@ def _figures(run: Run) -> dict[str, Any]:
         "zeroed_pos": statistics.fmean(row["sg/zeroed_pos"] for row in rows),
         "seconds_per_rollout": statistics.median(row["timing/step_total"] for row in metrics),
     }
-    return {**summary, **_held_out(run)}
+    return {**summary, **_planned(run), **_held_out(run)}
+
+
+#: Metric -> the plan's figure of the same.
+MEASURED = {
+    "memory/device_used_gib": "gpu_memory_gib",
+    "memory/peak_allocated_gib": "policy_allocated_gib",
+}
+
+
+def _planned(run: Run) -> dict[str, Any]:
+    """What was predicted before the run, and of the memory what was measured."""
+    found: dict[str, Any] = {}
+    seconds = (run.predicted.get("time") or {}).get("seconds")
+    if isinstance(seconds, (int, float)):
+        found["planned_seconds_per_rollout"] = seconds
+    for metric, planned in MEASURED.items():
+        values = [value for _, value in curve(run.metrics, metric)]
+        if values and isinstance(run.predicted.get(planned), (int, float)):
+            found[metric.removeprefix("memory/")] = max(values)
+            found[f"planned_{metric.removeprefix('memory/')}"] = run.predicted[planned]
+    return found
 
 
 def _held_out(run: Run) -> dict[str, Any]:
@@ -93,7 +114,15 @@ def render(summary: dict[str, Any], run_dir: Path) -> str:
         f"{summary['grad_norm_std']:.3f}, max {summary['grad_norm_max']:.3f}",
         f"  token weight        mean {summary['weight_mean']:.3f}; "
         f"{summary['zeroed_pos']:.1%} of positive tokens zeroed by the clip",
-        f"  time                {summary['seconds_per_rollout']:.1f} s per rollout (median)",
+        f"  time                {summary['seconds_per_rollout']:.1f} s per rollout (median)"
+        + _beside(summary, "planned_seconds_per_rollout", "s"),
+    ]
+    if "device_used_gib" in summary:
+        used = f"{summary['device_used_gib']:.1f} GiB of a GPU at most"
+        lines.append(
+            f"  memory              {used}{_beside(summary, 'planned_device_used_gib', 'GiB')}"
+        )
+    lines += [
         f"  run directory       {run_dir}",
         f"  plots               {run_dir / 'reward.png'}",
         f"                      {run_dir / 'grad_norm.png'}",
@@ -102,6 +131,10 @@ def render(summary: dict[str, Any], run_dir: Path) -> str:
         folder = final_checkpoint(run_dir)
         lines.append(f"  checkpoint          {folder}  (Hugging Face folder; vLLM loads it)")
     return "\n".join(lines)
+
+
+def _beside(summary: dict[str, Any], key: str, unit: str) -> str:
+    return f", planned {summary[key]:.1f} {unit}" if key in summary else ""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,0 +1,142 @@
+"""Makes the tables of docs/scale.md and docs/images/scale.png: where the time goes as a run grows.
+
+    python docs/make_scale.py [--check]
+
+All of it is computed from sg_rlhf.plan. ``--check`` writes nothing and fails if a table of the page
+is not the one that would be written.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from sg_rlhf.config import load_config  # noqa: E402
+from sg_rlhf.config.shipped_recipes import CONFIGS  # noqa: E402
+from sg_rlhf.plan import overview  # noqa: E402
+from sg_rlhf.plan.choice import Choice, fastest  # noqa: E402
+from sg_rlhf.plan.hardware import of_gpus  # noqa: E402
+from sg_rlhf.plan.run_shape import RunShape, run_shape  # noqa: E402
+from sg_rlhf.plan.time import PARTS  # noqa: E402
+
+PAGE = ROOT / "docs" / "scale.md"
+PICTURE = ROOT / "docs" / "images" / "scale.png"
+RECIPE = CONFIGS / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml"
+MODELS = {
+    "3B": "Qwen/Qwen2.5-3B-Instruct",
+    "7B": "Qwen/Qwen2.5-7B-Instruct",
+    "32B": "Qwen/Qwen2.5-32B-Instruct",
+    "70B": "meta-llama/Llama-3.1-70B-Instruct",
+}
+GPUS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@cache
+def recipe(model: str) -> RunShape:
+    """The Knights & Knaves recipe, of another model."""
+    run = run_shape(load_config(RECIPE, [f"actor.model_name_or_path={MODELS[model]}"]))
+    assert run is not None
+    return run
+
+
+@cache
+def chosen(model: str, gpus: int) -> Choice | None:
+    """The fastest settings that fit on so many H100s of 80 GB, eight to a node."""
+    nodes, of_node = max(1, gpus // 8), min(8, gpus)
+    run = replace(recipe(model), nodes=nodes, gpus_per_node=of_node, engines=gpus)
+    return fastest(run, of_gpus("h100", nodes=nodes, gpus_per_node=of_node))
+
+
+def scale_table() -> list[str]:
+    """A row of each model and number of GPUs."""
+    lines = [
+        "| model | GPUs | s a rollout | takes most | GPU hours, 100 rollouts | settings that fit |",
+        "|---|--:|--:|---|--:|---|",
+    ]
+    for model in MODELS:
+        for gpus in GPUS:
+            choice = chosen(model, gpus)
+            if choice is None:
+                lines.append(f"| {model} | {gpus} | does not fit | | | |")
+                continue
+            run, time = choice.run, choice.time
+            share = time.parts[time.largest] / time.seconds
+            settings = [
+                f"engines of {run.engine_tp}" if run.engine_tp > 1 else "",
+                "`ds.adam_offload`" if run.adam_offload else "",
+                f"vLLM {run.gpu_memory_utilization:g}",
+                f"micro-batches {run.train_micro}, {run.rollout_micro}",
+            ]
+            lines.append(
+                f"| {model} | {gpus} | {time.seconds:.0f} | {time.largest}, {share:.0%} | "
+                f"{100 * gpus * time.seconds / 3600:.0f} | {', '.join(filter(None, settings))} |"
+            )
+    return lines
+
+
+TABLES = {"recipes": overview.table, "scale": scale_table}
+
+
+def with_tables(page: str) -> str:
+    """The page with its tables as they are computed now."""
+    for name, make in TABLES.items():
+        begin, end = f"<!-- table: {name} -->\n", f"<!-- end: {name} -->"
+        assert page.count(begin) == page.count(end) == 1, f"docs/scale.md: no place for {name}"
+        lines = "\n".join(make())
+        page = re.sub(
+            f"{begin}.*?{end}",
+            lambda _, text=lines, a=begin, b=end: f"{a}\n{text}\n\n{b}",
+            page,
+            flags=re.DOTALL,
+        )
+    return page
+
+
+def draw() -> None:
+    """Seconds of a rollout by part, a bar of each number of GPUs, a panel of each model."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(MODELS), figsize=(13, 4.2), constrained_layout=True)
+    colours = dict(zip(PARTS, pyplot.get_cmap("tab10").colors, strict=False))
+    for axis, model in zip(axes, MODELS, strict=True):
+        found = {gpus: choice for gpus in GPUS if (choice := chosen(model, gpus))}
+        foot = [0.0] * len(found)
+        for part in PARTS:
+            heights = [choice.time.parts[part] for choice in found.values()]
+            labels = [str(gpus) for gpus in found]
+            axis.bar(labels, heights, bottom=foot, color=colours[part], label=part)
+            foot = [a + b for a, b in zip(foot, heights, strict=True)]
+        axis.set_title(f"{model} parameters")
+        axis.set_xlabel("H100s")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("estimated seconds a rollout")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(PARTS), frameon=False)
+    figure.suptitle("512 responses of up to 4,096 tokens: where the time goes (an estimate, unrun)")
+    figure.savefig(PICTURE, dpi=110)
+
+
+def main() -> int:
+    """Exit status 0; 1 where ``--check`` finds another table."""
+    page = PAGE.read_text()
+    made = with_tables(page)
+    if "--check" in sys.argv[1:]:
+        if made != page:
+            print("docs/scale.md: its tables are not those of sg_rlhf.plan; run this", sys.argv[0])
+        return int(made != page)
+    PAGE.write_text(made)
+    draw()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

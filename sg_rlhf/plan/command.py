@@ -1,0 +1,98 @@
+"""Whether a recipe fits on a machine, and how long a rollout takes, before anything is started.
+
+Memory of a GPU in each phase, of a node, and on disk; the largest micro-batches that fit; seconds
+per rollout by a roofline. The machine is the one at hand; where it has no GPU, the recipe's. The
+training command's --dry-run prints the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+
+from sg_rlhf.common.command_line import OneLineParser
+from sg_rlhf.config import ConfigError
+from sg_rlhf.config.upstream_flags import UpstreamChanged
+from sg_rlhf.plan import overview
+from sg_rlhf.plan.of_recipe import load_for, plan_of
+from sg_rlhf.plan.time import DEFAULT
+
+EXAMPLES = """\
+examples:
+  a recipe on this machine, or on the one it is for
+    python -m sg_rlhf.plan --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml
+  the same on eight GPUs of 40 GB, with shorter responses
+    python -m sg_rlhf.plan --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml \\
+        --hardware 8x40gb data.max_len=3072 rollout.max_new_tokens=2048
+  as JSON for a script: exit status 0 if it fits, 1 if not
+    python -m sg_rlhf.plan --config configs/math/grpo_dsr_qwen2.5-7b.yaml --json
+  every shipped recipe on every hardware
+    python -m sg_rlhf.plan --all
+
+hardware: cpu, or [NODESx]COUNTx and a size (24gb, 40gb, 80gb) or a type (h100, h200, l40s, ...):
+8x80gb, 2x8xh100, 4xl40s. Where configs/hardware has a file of the name it is put on top of the
+recipe. All figures are estimates; docs/scale.md has the formulas' sources and what was checked.
+"""
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """The command line, with the teaching help; flags and overrides in any order."""
+    parser = OneLineParser(
+        prog="python -m sg_rlhf.plan",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", action="append", help="a recipe (YAML); the later file wins"
+    )
+    parser.add_argument(
+        "--hardware", metavar="NAME", help="a machine other than this one, such as 8x40gb"
+    )
+    parser.add_argument(
+        "--response-tokens",
+        metavar="N",
+        type=float,
+        help="mean length of a response for the time (default: a quarter of the longest)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    parser.add_argument("--all", action="store_true", help="every shipped recipe on every hardware")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
+    return parser.parse_intermixed_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status 0; 1 where the recipe does not fit; 2 after one line on stderr."""
+    arguments = parse_arguments(argv)
+    if arguments.all:
+        print("\n".join(overview.table()))
+        return 0
+    if not arguments.config:
+        return _fail("--config: not set; give a recipe, or --all for every shipped one")
+    if arguments.response_tokens is not None and not arguments.response_tokens >= 1:
+        return _fail(f"--response-tokens {arguments.response_tokens}: expected 1 or more")
+    try:
+        config, machine = load_for(arguments.config, arguments.overrides, arguments.hardware)
+        plan = plan_of(
+            config,
+            hardware=machine,
+            why=f"--hardware {arguments.hardware}",
+            assumptions=replace(DEFAULT, response_tokens=arguments.response_tokens),
+        )
+    except (ConfigError, UpstreamChanged, ValueError) as error:
+        return _fail(str(error))
+    if plan is None:
+        return _fail(
+            f"actor.model_name_or_path={config.value('actor.model_name_or_path')}: its shape is "
+            "not known here; give its folder, or one of the models of "
+            "sg_rlhf/plan/model_configs.json"
+        )
+    print(json.dumps(plan.as_json()) if arguments.json else "\n".join(plan.lines()))
+    return 0 if plan.memory.fits else 1
+
+
+def _fail(message: str) -> int:
+    print(f"sg_rlhf.plan: {' '.join(message.split())}", file=sys.stderr)
+    return 2

@@ -1,0 +1,223 @@
+"""Memory of one GPU of a run, bytes: each function a line of the plan, with its formula and source.
+
+P is the number of parameters, P' of those that are trained, n of the ranks, V of the vocabulary, T
+of the tokens of a pass. What DeepSpeed does was read in 0.19.6 as OpenRLHF 0.11.2 configures it
+(openrlhf/utils/deepspeed/deepspeed_utils.py: every bucket and limit "auto", which is DeepSpeed's
+default), vLLM in 0.29.0.
+"""
+
+from __future__ import annotations
+
+from sg_rlhf.plan.hardware import Hardware
+from sg_rlhf.plan.run_shape import RunShape
+
+GIB = 2**30
+#: DeepSpeed's defaults (deepspeed/runtime/zero/config.py), in entries.
+REDUCE_BUCKET = 500_000_000
+MAX_LIVE_PARAMETERS = 1_000_000_000
+SUB_GROUP = 1_000_000_000
+#: A block of the fused head: float32 logits of 512 tokens and 8,192 of the vocabulary.
+FUSED_BLOCK, FUSED_VOCABULARY = 16 * 2**20, 8192
+#: A CUDA context with its kernels and cuBLAS's workspace. Assumed: 0.5 to 0.7 GiB are usual.
+CONTEXT = 0.6 * GIB
+#: NCCL's buffers of one process group of several ranks. Assumed.
+NCCL = 0.6 * GIB
+#: What a vLLM engine keeps asleep, beside its context: CUDA graphs and workspaces. Assumed.
+ENGINE_GRAPHS = 1.4 * GIB
+ENGINE_EAGER = 0.4 * GIB
+#: vLLM's defaults of an asynchronous engine (vllm/config/scheduler.py).
+ENGINE_BATCHED_TOKENS = 2048
+ENGINE_SEQUENCES = 128
+
+
+def policy(run: RunShape) -> float:
+    """bf16 weights: 2P, under ZeRO-3 a shard of 2P / n (arXiv 1910.02054, table 1)."""
+    return 2 * run.model.parameters / (run.ranks if run.zero_stage == 3 else tensor_parts(run))
+
+
+def reference(run: RunShape) -> float:
+    """As the policy's weights; none of it where it is offloaded or on GPUs of its own."""
+    if not run.reference or not run.reference_beside or run.reference_offload:
+        return 0.0
+    return policy(run)
+
+
+def tensor_parts(run: RunShape) -> int:
+    """GPUs over which DeepSpeed splits each tensor."""
+    return run.shards // run.ring
+
+
+def optimizer(run: RunShape) -> float:
+    """float32 master weights and Adam's two moments: 12 P' / n; none with ``ds.adam_offload``."""
+    if run.adam_offload:
+        return 0.0
+    return 12 * run.trainable / (run.ranks if run.zero_stage else tensor_parts(run))
+
+
+def gradients(run: RunShape) -> float:
+    """The shard that accumulates: 2 P' / n (4 with ``ds.grad_accum_dtype=fp32``).
+
+    Under ZeRO-3 it is there from the start (stage3.py, ``grad_partitions_flat_buffer``), on the
+    host with ``ds.adam_offload``. ZeRO 0 and 1 hold all gradients.
+    """
+    if run.zero_stage < 2:
+        return run.grad_bytes * run.trainable / tensor_parts(run)
+    return 0.0 if run.adam_offload else run.grad_bytes * run.trainable / run.ranks
+
+
+def bucket(run: RunShape) -> float:
+    """What gradients are collected in before they are reduced: 2 bytes, 5e8 entries."""
+    return 2.0 * REDUCE_BUCKET
+
+
+def reduction(run: RunShape) -> float:
+    """While gradients are reduced: a copy of the bucket, and a gradient that fits in none.
+
+    ``reduce_scatter_coalesced`` concatenates the bucket's shards; the embedding's gradient of
+    2 V h bytes is whole before it is copied or, above the bucket's size, reduced by itself.
+    """
+    copy = min(REDUCE_BUCKET, run.trainable) if run.ranks > 1 else 0
+    return 2.0 * copy + largest_gradient(run)
+
+
+def largest_gradient(run: RunShape) -> float:
+    """Of the embedding or head: 2 V h bytes."""
+    return 2.0 * run.model.head_parameters if not run.lora_rank else 0.0
+
+
+def gathered(run: RunShape) -> float:
+    """Parameters that ZeRO-3 has whole at a time: at most 1e9 of them, 2 bytes each.
+
+    ``stage3_max_live_parameters``, or one tensor that has more; with one rank there is nothing to
+    gather.
+    """
+    if run.zero_stage < 3 or run.ranks == 1:
+        return 0.0
+    live = min(run.model.parameters, MAX_LIVE_PARAMETERS)
+    return 2.0 * max(live, run.model.head_parameters)
+
+
+def checkpoints(run: RunShape) -> float:
+    """What a forward pass leaves for the backward pass, without the head.
+
+    With gradient checkpointing the input of every layer, 2 h T L bytes (arXiv 1604.06174); without
+    it all of :attr:`ModelShape.activation_bytes`. Both: the last norm's, 6h + 4.
+    """
+    model, tokens = run.model, run.train_pass_tokens
+    layer = 2 * model.hidden_size if run.checkpointing else model.activation_bytes
+    return tokens * (model.num_layers * layer + 6 * model.hidden_size + 4) / tensor_parts(run)
+
+
+def recomputed_layer(run: RunShape) -> float:
+    """With checkpointing, one layer's activations while its backward pass runs."""
+    if not run.checkpointing:
+        return 0.0
+    return run.train_pass_tokens * run.model.activation_bytes / tensor_parts(run)
+
+
+def logits_of_update(run: RunShape) -> float:
+    """The largest that logits and their gradients are in an update.
+
+    full: fp32 logits of every token, 4 V T bytes a copy (upstream's Actor.forward casts them). When
+    the backward pass begins there are the logits, their gradient, and at T != 1 the gradient
+    divided by the temperature: 3 copies; at T = 1 the gradient in bf16 instead: 2.5. An entropy
+    that is only logged is compiled into one pass and adds none.
+    fused (`sg_rlhf.algo.token_logprobs`): blocks of 16 MiB, of which the backward pass holds three,
+    the gradient of a block of the head in float32, and of every token the hidden state, its float32
+    gradient and its bf16 one, 8 h T. It answers for response tokens alone; counted are all.
+    """
+    if run.logits == "fused":
+        hidden = run.model.hidden_size
+        block = 4.0 * min(FUSED_VOCABULARY, run.model.vocab_size) * hidden
+        return 3 * FUSED_BLOCK + block + 8.0 * hidden * run.train_pass_tokens
+    copies = 2.5 if run.temperature == 1.0 else 3.0
+    return copies * _copy_of_logits(run, run.train_pass_tokens)
+
+
+def logits_in_layers(run: RunShape) -> float:
+    """While the layers' backward passes run: upstream still holds the logits it returned."""
+    return 0.0 if run.logits == "fused" else _copy_of_logits(run, run.train_pass_tokens)
+
+
+def logits_of_scoring(run: RunShape) -> float:
+    """Without gradients: the bf16 logits and their float32 copy, 1.5 copies; fused: a block."""
+    if run.logits == "fused":
+        return 2.0 * FUSED_BLOCK
+    return 1.5 * _copy_of_logits(run, run.rollout_pass_tokens)
+
+
+def _copy_of_logits(run: RunShape, tokens: int) -> float:
+    return 4.0 * run.model.vocab_size * tokens
+
+
+def scoring_layer(run: RunShape) -> float:
+    """A layer's forward pass without gradients: two hidden states and the MLP's four, bf16."""
+    model = run.model
+    return (
+        run.rollout_pass_tokens
+        * (4 * model.hidden_size + 8 * model.intermediate_size)
+        / tensor_parts(run)
+    )
+
+
+def optimizer_step(run: RunShape) -> float:
+    """A sub-group's gradients, flattened and in float32: 6 bytes of at most 1e9 entries."""
+    if run.adam_offload:
+        return 0.0
+    return 6.0 * min(SUB_GROUP, run.trainable / (run.ranks if run.zero_stage else 1))
+
+
+def building(run: RunShape) -> float:
+    """While DeepSpeed builds its optimizer: float32 weights of a sub-group twice, 4 bytes."""
+    if run.adam_offload:
+        return 0.0
+    return 4.0 * min(SUB_GROUP, run.trainable / (run.ranks if run.zero_stage else 1))
+
+
+def sync_buffers(run: RunShape) -> float:
+    """The largest tensor gathered and, over CUDA IPC, cloned: 2 bytes an entry each."""
+    copies = 2 if run.sync_backend == "nccl" and run.colocated else 1
+    return 2.0 * run.model.head_parameters * copies
+
+
+def contexts(run: RunShape) -> float:
+    """CUDA contexts and NCCL's buffers of the trainer's processes on a GPU."""
+    processes = 1 + (run.reference and run.reference_beside)
+    return processes * (CONTEXT + (NCCL if run.ranks > 1 else 0.0))
+
+
+def engine_weights(run: RunShape) -> float:
+    """vLLM's bf16 weights: 2P over its tensor-parallel GPUs."""
+    return 2 * run.model.parameters / run.engine_tp
+
+
+def engine_asleep(run: RunShape) -> float:
+    """What a sleeping engine keeps: its context, and CUDA graphs unless it runs eagerly."""
+    return CONTEXT + (ENGINE_EAGER if run.eager_engines else ENGINE_GRAPHS)
+
+
+def engine_awake(run: RunShape, hardware: Hardware) -> float:
+    """All that vLLM takes: ``vllm.gpu_memory_utilization`` of the GPU."""
+    return run.gpu_memory_utilization * hardware.gpu_memory_gib * GIB
+
+
+def engine_activations(run: RunShape) -> float:
+    """What vLLM's profiling run measures: a batch of 2,048 tokens, and the sampler's logits.
+
+    The MLP's widest moment, 6f + 4h bytes a token, and three float32 copies of 128 sequences'
+    logits (the model's, processed, sorted or exponentiated).
+    """
+    model = run.model
+    wide = 6 * model.intermediate_size / run.engine_tp + 4 * model.hidden_size
+    return ENGINE_BATCHED_TOKENS * wide + 3 * 4.0 * ENGINE_SEQUENCES * model.vocab_size
+
+
+def kv_cache(run: RunShape, hardware: Hardware) -> float:
+    """What is left of vLLM's share for keys and values; below 0 where the weights do not fit."""
+    taken = engine_weights(run) + engine_activations(run) + engine_asleep(run)
+    return engine_awake(run, hardware) - taken
+
+
+def kv_bytes_per_token(run: RunShape) -> float:
+    """On one GPU of an engine: heads of keys are split as far as there are any."""
+    return run.model.kv_bytes_per_token / min(run.engine_tp, run.model.num_kv_heads)

@@ -1,0 +1,189 @@
+"""The machine that a plan is for: by name, as ``SG_HARDWARE`` takes it, or the one at hand."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sg_rlhf.plan.gpu_types import BY_SIZE, GPUS, Gpu, gpu_of
+
+#: Host memory that a machine is taken to have per GPU, GiB: about the smallest that clouds sell
+#: with GPUs of the size (an A100 80 GB comes with 170 GB, one of 40 GB with 85).
+HOST_GIB_PER_GPU = {24: 64, 40: 80, 80: 160}
+#: Names that are older than the pattern, and what they stand for.
+OLDER_NAMES = {"1xgpu": "1x24gb", "8xh100": "8xh100"}
+NAMES = "cpu, 1x24gb, 8x40gb, 8x80gb, 2x8x80gb, 4xl40s, 8xh200, ..."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """Nodes of equal machines.
+
+    Attributes:
+        nodes: machines.
+        gpus_per_node: GPUs of each; 0 for a machine without.
+        gpu: their type, a key of :data:`sg_rlhf.plan.gpu_types.GPUS`; "" without.
+        gpu_memory_gib: what CUDA can give of one GPU, GiB.
+        host_memory_gib: memory of one node (its cgroup's limit where that is less), GiB.
+        disk_free_gb: free space where the run is written, GB (1e9); None where it is not known.
+        link: what connects the GPUs of a node, ``nvlink`` or ``pcie``; "" without GPUs.
+    """
+
+    nodes: int
+    gpus_per_node: int
+    gpu: str
+    gpu_memory_gib: float
+    host_memory_gib: float
+    disk_free_gb: float | None
+    link: str
+
+    @property
+    def gpus(self) -> int:
+        """Of all nodes."""
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def type(self) -> Gpu:
+        """Figures of the GPUs.
+
+        Raises:
+            KeyError: there are none.
+        """
+        return GPUS[self.gpu]
+
+    @property
+    def link_gb_per_s(self) -> float:
+        """Between two GPUs of a node, GB/s in one direction."""
+        return self.type.nvlink if self.link == "nvlink" else self.type.pcie
+
+    def describe(self) -> str:
+        """In a few words."""
+        host = f"{self.host_memory_gib:,.0f} GiB of host memory"
+        if not self.gpus:
+            return f"no GPU, {host}"
+        of_node = f"{self.gpus_per_node} x {self.type.name} ({self.link}), {host}"
+        return of_node if self.nodes == 1 else f"{self.nodes} nodes of {of_node} each"
+
+
+def named(name: str) -> Hardware:
+    """The hardware of a name: ``[NODESx]COUNTx{SIZEgb|TYPE}`` or ``cpu``.
+
+    A size stands for its commonest type (`BY_SIZE`); host memory is a usual amount, the disk is not
+    known.
+
+    Raises:
+        ValueError: one line that says what a name looks like.
+    """
+    if name == "cpu":
+        return Hardware(
+            nodes=1, gpus_per_node=0, gpu="", gpu_memory_gib=0.0,
+            host_memory_gib=host_memory_gib(), disk_free_gb=None, link="",
+        )  # fmt: skip
+    known = OLDER_NAMES.get(name, name).lower()
+    match = re.fullmatch(r"(?:(\d+)x)?(\d+)x(?:(\d+)gb|([a-z0-9-]+))", known)
+    kind = match and (BY_SIZE.get(int(match[3])) if match[3] else match[4])
+    if match is None or kind not in GPUS or not int(match[1] or 1) * int(match[2]):
+        raise ValueError(
+            f"{name}: no such hardware; expected cpu or [NODESx]COUNTx followed by a size "
+            f"({', '.join(f'{size}gb' for size in BY_SIZE)}) or a type ({', '.join(GPUS)})"
+        )
+    return of_gpus(kind, nodes=int(match[1] or 1), gpus_per_node=int(match[2]))
+
+
+def of_gpus(kind: str, *, nodes: int = 1, gpus_per_node: int = 1) -> Hardware:
+    """Machines of so many GPUs of a type, with a usual amount of host memory."""
+    gpu = GPUS[kind]
+    size = max(size for size in HOST_GIB_PER_GPU if size <= gpu.memory_gb)
+    return Hardware(
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        gpu=kind,
+        gpu_memory_gib=gpu.usable_gib,
+        host_memory_gib=float(HOST_GIB_PER_GPU[size] * gpus_per_node),
+        disk_free_gb=None,
+        link="nvlink" if gpu.nvlink else "pcie",
+    )
+
+
+def of_machine(
+    gpu_names: Sequence[str],
+    gpu_memory_mib: Sequence[float],
+    *,
+    nvlink: bool,
+    host_memory_gib: float,
+    disk_free_gb: float | None = None,
+    nodes: int = 1,
+) -> Hardware:
+    """What was found on a machine; of unequal GPUs the smallest counts.
+
+    Args:
+        gpu_names: as ``nvidia-smi --query-gpu=name`` prints them.
+        gpu_memory_mib: as ``--query-gpu=memory.total`` prints it.
+        nvlink: whether the GPUs are linked by it.
+        host_memory_gib: of the machine, or its cgroup's limit.
+        disk_free_gb: where the run is written.
+        nodes: machines of this kind.
+    """
+    if not gpu_names:
+        return replace(
+            named("cpu"), host_memory_gib=host_memory_gib, disk_free_gb=disk_free_gb, nodes=nodes
+        )
+    smallest = min(range(len(gpu_names)), key=lambda i: gpu_memory_mib[i])
+    reported = gpu_memory_mib[smallest] / 1024
+    kind, gpu = gpu_of(gpu_names[smallest], reported)
+    # CUDA gives a little less than nvidia-smi reports.
+    usable = min(gpu.usable_gib, reported) if abs(gpu.usable_gib / reported - 1) < 0.1 else reported
+    return Hardware(
+        nodes=nodes,
+        gpus_per_node=len(gpu_names),
+        gpu=kind,
+        gpu_memory_gib=usable,
+        host_memory_gib=host_memory_gib,
+        disk_free_gb=disk_free_gb,
+        link="nvlink" if nvlink and gpu.nvlink else "pcie",
+    )
+
+
+def detected(folder: str | Path = ".") -> Hardware:
+    """This machine; its disk is that of ``folder`` or of the nearest parent that exists."""
+    gpus = _query("--query-gpu=name,memory.total", "--format=csv,noheader,nounits").splitlines()
+    rows = [line.rsplit(",", 1) for line in gpus if "," in line]
+    rows = [row for row in rows if row[1].strip().isdigit()]
+    there = Path(folder).absolute()
+    while not there.exists():
+        there = there.parent
+    return of_machine(
+        [name.strip() for name, _ in rows],
+        [float(memory) for _, memory in rows],
+        # One link per pair is printed as NV4, NV12, NV18.
+        nvlink=bool(re.search(r"\bNV\d+\b", _query("topo", "-m"))) if len(rows) > 1 else True,
+        host_memory_gib=host_memory_gib(),
+        disk_free_gb=shutil.disk_usage(there).free / 1e9,
+    )
+
+
+def host_memory_gib() -> float:
+    """Memory that this process may use: the machine's, or its cgroup's limit where that is less."""
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        file = Path("/sys/fs/cgroup") / name
+        text = file.read_text().strip() if file.is_file() else ""
+        if text.isdigit():
+            found = min(found, int(text))
+    return found / 2**30
+
+
+def _query(*arguments: str) -> str:
+    """What ``nvidia-smi`` prints; "" where it is not there or fails."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

@@ -1,0 +1,245 @@
+"""Whether a run fits: its phases and its disk beside what a machine has.
+
+The largest phase of a rollout decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from sg_rlhf.plan import gpu_memory as gpu
+from sg_rlhf.plan import text
+from sg_rlhf.plan.gpu_memory import GIB
+from sg_rlhf.plan.hardware import Hardware
+from sg_rlhf.plan.phases import (
+    CONTEXTS,
+    ENGINE,
+    Cache,
+    Moment,
+    cache_of,
+    disk_lines,
+    host_lines,
+    largest,
+    moments,
+)
+from sg_rlhf.plan.run_shape import RunShape
+
+#: A phase that leaves less than this share of the GPU may still fail, by fragmentation.
+TIGHT = 0.05
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What a run takes, beside what there is.
+
+    Attributes:
+        run: the run.
+        hardware: the machine.
+        moments: for each phase its largest moment on a GPU; of the CPU, none.
+        host: bytes of a node by line.
+        disk: bytes by line.
+        cache: vLLM's keys and values; None without GPUs.
+        problems: why it does not fit, one line each.
+        remarks: what a user should know beside that.
+        train_micro: the largest ``train.micro_batch_size`` that fits and divides the batch; 0 if
+            not even 1 does.
+        rollout_micro: the same of ``rollout.micro_batch_size``.
+    """
+
+    run: RunShape
+    hardware: Hardware
+    moments: Mapping[str, Moment]
+    host: Mapping[str, float]
+    disk: Mapping[str, float]
+    cache: Cache | None
+    problems: tuple[str, ...]
+    remarks: tuple[str, ...]
+    train_micro: int
+    rollout_micro: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether nothing stands against it."""
+        return not self.problems
+
+    @property
+    def peak_phase(self) -> str:
+        """The phase that takes most of a GPU; "" without GPUs."""
+        return max(self.moments, key=lambda phase: self.moments[phase].total, default="")
+
+    @property
+    def peak_gib(self) -> float:
+        """GPU memory of that phase."""
+        return self.moments[self.peak_phase].total / GIB if self.moments else 0.0
+
+    @property
+    def policy_allocated_gib(self) -> float:
+        """What torch allocates in the policy's process at most, as a run measures it."""
+        lines = self.moments["update"].lines
+        own = sum(size for name, size in lines.items() if name not in (CONTEXTS, ENGINE))
+        return round((own - gpu.reference(self.run)) / GIB, 2)
+
+    @property
+    def host_gib(self) -> float:
+        """Memory of a node."""
+        return sum(self.host.values()) / GIB
+
+    @property
+    def disk_gb(self) -> float:
+        """Disk of a run at its end, GB (1e9)."""
+        return sum(self.disk.values()) / 1e9
+
+    def lines(self, why: str = "") -> list[str]:
+        """As text: a table of a GPU by phase, the node, the disk, the verdict.
+
+        Args:
+            why: how the machine was chosen.
+        """
+        of_what = f" ({why})" if why else ""
+        found = [f"memory plan for {self.hardware.describe()}{of_what}"]
+        if self.moments:
+            found += ["", *text.gpu_table(self.moments, self.hardware.gpu_memory_gib)]
+        if self.cache:
+            found.append(
+                f"vLLM: {max(0.0, self.cache.gib):.1f} GiB of keys and values a GPU, "
+                f"{self.cache.sequences:.0f} sequences of {self.run.max_len:,} tokens an engine"
+            )
+        of_host = f"host memory, GiB a node: {self.host_gib:,.1f} of "
+        found += [
+            "",
+            *text.sizes(of_host + f"{self.hardware.host_memory_gib:,.0f}", self.host, GIB),
+        ]
+        free = self.hardware.disk_free_gb
+        of_free = "" if free is None else f" of {free:,.0f} that are free"
+        found += ["", *text.sizes(f"disk, GB: {self.disk_gb:,.1f}{of_free}", self.disk, 1e9)]
+        return [*found, "", *self.verdict()]
+
+    def verdict(self) -> list[str]:
+        """Fits or not, by how much, and what to do."""
+        if not self.fits:
+            first = "does not fit:"
+        elif self.moments:
+            left = self.hardware.gpu_memory_gib - self.peak_gib
+            first = f"fits: {self.peak_phase} takes most, {left:.1f} GiB of a GPU stay free"
+        else:
+            first = "fits"
+        return [first, *(f"  {line}" for line in (*self.problems, *self.remarks))]
+
+
+def memory_plan(run: RunShape, hardware: Hardware) -> MemoryPlan:
+    """What a run takes of a machine.
+
+    Args:
+        run: from :func:`sg_rlhf.plan.run_shape.run_shape`.
+        hardware: the machine; for a run without GPUs only its host counts.
+    """
+    on_gpu = {} if run.cpu else largest(moments(run, hardware))
+    cache = None if run.cpu or not run.engines else cache_of(run, hardware)
+    plan = MemoryPlan(
+        run=run,
+        hardware=hardware,
+        moments=on_gpu,
+        host=host_lines(run),
+        disk=disk_lines(run),
+        cache=cache,
+        problems=(),
+        remarks=(),
+        train_micro=_largest_micro(run, hardware, "train_micro", "update"),
+        rollout_micro=_largest_micro(run, hardware, "rollout_micro", "score"),
+    )
+    plan = replace(plan, problems=tuple(_problems(plan)))
+    return replace(plan, remarks=tuple(_remarks(plan)))
+
+
+def _largest_micro(run: RunShape, hardware: Hardware, field: str, phase: str) -> int:
+    """The largest micro-batch of a phase that divides its batch and fits."""
+    if run.cpu:
+        return int(getattr(run, field))
+    batch = run.train_batch if field == "train_micro" else run.samples
+    of_rank = max(1, batch // run.data_parallel)
+    for size in range(of_rank, 0, -1):
+        if of_rank % size:
+            continue
+        if run.train_tokens:  # by tokens, whatever the number
+            return int(getattr(run, field))
+        tried = (
+            replace(run, train_micro=size)
+            if phase == "update"
+            else replace(run, rollout_micro=size)
+        )
+        found = largest(moments(tried, hardware))
+        if found[phase].total <= hardware.gpu_memory_gib * GIB:
+            return size
+    return 0
+
+
+def _problems(plan: MemoryPlan) -> Iterable[str]:
+    run, hardware = plan.run, plan.hardware
+    if not run.cpu:
+        yield from _gpu_problems(plan)
+    if plan.host_gib > hardware.host_memory_gib:
+        yield (
+            f"host memory: {plan.host_gib:.0f} GiB a node, "
+            f"{plan.host_gib - hardware.host_memory_gib:.0f} GiB more than there are"
+        )
+    free = hardware.disk_free_gb
+    if free is not None and plan.disk_gb > free:
+        yield f"disk: {plan.disk_gb:.0f} GB, {plan.disk_gb - free:.0f} GB more than are free"
+
+
+def _gpu_problems(plan: MemoryPlan) -> Iterable[str]:
+    run, hardware = plan.run, plan.hardware
+    gpus = run.ranks if run.colocated else run.ranks + run.engines * run.engine_tp
+    if gpus > hardware.gpus:
+        yield f"GPUs: {gpus}, and there are {hardware.gpus}"
+    for phase, moment in plan.moments.items():
+        over = moment.total / GIB - hardware.gpu_memory_gib
+        if over <= 0:
+            continue
+        line = f"{phase}: {moment.total / GIB:.1f} GiB a GPU, {over:.1f} GiB too much"
+        key, size = {
+            "update": ("train.micro_batch_size", plan.train_micro),
+            "score": ("rollout.micro_batch_size", plan.rollout_micro),
+        }.get(phase, ("", 0))
+        if size:
+            line += f"; {key}={size} is the largest that fits"
+        elif key:
+            line += f"; no {key} fits"
+        elif phase == "sample":
+            line += "; a smaller vllm.gpu_memory_utilization leaves room"
+        yield line
+    cache = plan.cache
+    if cache and cache.sequences < 1:
+        yield (
+            f"vLLM: {cache.gib:.1f} GiB for keys and values, less than one sequence of "
+            f"data.max_len={run.max_len}; vllm.tensor_parallel_size or "
+            "vllm.gpu_memory_utilization must be larger"
+        )
+
+
+def _remarks(plan: MemoryPlan) -> Iterable[str]:
+    run, hardware, cache = plan.run, plan.hardware, plan.cache
+    tight = [
+        phase
+        for phase, moment in plan.moments.items()
+        if 0 <= hardware.gpu_memory_gib - moment.total / GIB < TIGHT * hardware.gpu_memory_gib
+        and phase != "sample"
+    ]
+    if tight:
+        yield f"tight: {', '.join(tight)} leaves less than {TIGHT:.0%} for fragmentation"
+    if cache and 1 <= cache.sequences < cache.wanted:
+        yield (
+            f"vLLM: {cache.sequences:.0f} of an engine's {cache.wanted} sequences run at a time "
+            "if all are as long as they may be; the others wait"
+        )
+    larger = [
+        f"{key}={most}"
+        for key, now, most in (
+            ("train.micro_batch_size", run.train_micro, plan.train_micro),
+            ("rollout.micro_batch_size", run.rollout_micro, plan.rollout_micro),
+        )
+        if most > now and run.train_tokens is None and plan.fits
+    ]
+    if larger:
+        yield f"{' and '.join(larger)} would fit"

@@ -1,0 +1,195 @@
+"""The plan of a recipe: for which machine, whether it fits, how long a rollout takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sg_rlhf.config import Config, ConfigError, load_config
+from sg_rlhf.config.shipped_recipes import CONFIGS
+from sg_rlhf.plan.choice import fastest
+from sg_rlhf.plan.gpu_memory import GIB
+from sg_rlhf.plan.hardware import Hardware, detected, named, of_gpus
+from sg_rlhf.plan.memory import MemoryPlan, memory_plan
+from sg_rlhf.plan.run_shape import RunShape, run_shape
+from sg_rlhf.plan.time import DEFAULT, Assumptions, TimePlan, time_plan
+
+#: In a run directory: what was predicted, beside which `sg_rlhf.report.summary` prints what was
+#: measured.
+PREDICTED = "predicted.json"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe's plan.
+
+    Attributes:
+        run: the sizes of the recipe.
+        hardware: the machine it is for.
+        why: how that was chosen.
+        memory: what it takes of it.
+        time: how long a rollout takes; None without GPUs.
+        rollouts: of the run, where that is known.
+    """
+
+    run: RunShape
+    hardware: Hardware
+    why: str
+    memory: MemoryPlan
+    time: TimePlan | None
+    rollouts: int | None
+
+    def lines(self) -> list[str]:
+        """For the terminal."""
+        found = self.memory.lines(self.why)
+        if not self.memory.fits:
+            remedy = fastest(self.run, self.hardware)
+            changed = " ".join(remedy.overrides(self.run)) if remedy else ""
+            return [*found, f"  fits with {changed}"] if changed else found
+        if self.time is None:
+            return [*found, "time: no estimate for a machine without GPUs"]
+        return [*found, *self.time.lines(self.run, self.rollouts)]
+
+    def brief(self) -> list[str]:
+        """What a run says of it when it starts: nothing where there is no GPU and it fits."""
+        if not self.memory.fits or self.time is None:
+            verdict = [f"memory plan: {self.memory.verdict()[0]}", *self.memory.verdict()[1:]]
+            return [] if self.memory.fits else verdict
+        return [f"memory plan: {self.memory.verdict()[0]}", self.time.line(self.rollouts)]
+
+    def as_json(self) -> dict[str, Any]:
+        """For scripts, and for the run directory."""
+        memory = self.memory
+        phases = {
+            phase: {
+                "gib": round(moment.total / GIB, 2),
+                "lines": {name: round(size / GIB, 3) for name, size in moment.lines.items()},
+            }
+            for phase, moment in memory.moments.items()
+        }
+        return {
+            "model": self.run.model.name,
+            "hardware": {**asdict(self.hardware), "why": self.why},
+            "fits": memory.fits,
+            "problems": list(memory.problems),
+            "remarks": list(memory.remarks),
+            "gpu_memory": phases,
+            "gpu_memory_gib": round(memory.peak_gib, 2) if phases else None,
+            "gpu_memory_phase": memory.peak_phase or None,
+            "policy_allocated_gib": memory.policy_allocated_gib if phases else None,
+            "kv_cache_gib": round(memory.cache.gib, 2) if memory.cache else None,
+            "kv_cache_sequences": round(memory.cache.sequences, 1) if memory.cache else None,
+            "host_memory_gib": round(memory.host_gib, 2),
+            "host_memory": {name: round(size / GIB, 3) for name, size in memory.host.items()},
+            "disk_gb": round(memory.disk_gb, 2),
+            "disk": {name: round(size / 1e9, 3) for name, size in memory.disk.items()},
+            "largest_micro_batch_size": {
+                "train": memory.train_micro, "rollout": memory.rollout_micro,
+            },
+            "time": self.time.as_json() if self.time else None,
+            "rollouts": self.rollouts,
+        }  # fmt: skip
+
+
+def plan_of(
+    config: Config,
+    *,
+    hardware: Hardware | None = None,
+    why: str = "",
+    folder: str | Path = ".",
+    rollouts: int | None = None,
+    assumptions: Assumptions = DEFAULT,
+) -> Plan | None:
+    """The plan of a loaded recipe; None where its model's shape is not known.
+
+    Args:
+        config: the recipe.
+        hardware: the machine; None for the one at hand, or, where that has no GPU, the recipe's.
+        why: how ``hardware`` was chosen.
+        folder: where the run will be written.
+        rollouts: of the run.
+        assumptions: of the time estimate.
+
+    Raises:
+        ConfigError: the model is a module that is not installed.
+        ValueError: a local model's ``config.json`` is unreadable or describes another kind of
+            model.
+    """
+    run = run_shape(config)
+    if run is None:
+        return None
+    if hardware is None:
+        hardware, why = machine_for(run, folder)
+    return Plan(
+        run=run,
+        hardware=hardware,
+        why=why,
+        memory=memory_plan(run, hardware),
+        time=time_plan(run, hardware, assumptions),
+        rollouts=rollouts,
+    )
+
+
+def machine_for(run: RunShape, folder: str | Path = ".") -> tuple[Hardware, str]:
+    """The machine at hand, or, where that has no GPU and the recipe needs one, the recipe's.
+
+    Returns:
+        It, and why, in a few words.
+    """
+    here = detected(folder)
+    if run.cpu:
+        return replace(here, gpus_per_node=0, gpu="", gpu_memory_gib=0.0, link=""), "this machine"
+    if here.gpus:
+        return replace(here, nodes=run.nodes), "this machine"
+    try:
+        return named(run.hardware), f"configs/hardware/{run.hardware}.yaml; no GPU is here"
+    except ValueError:
+        guess = of_gpus("h100", nodes=run.nodes, gpus_per_node=run.gpus_per_node)
+        return guess, "assumed; no GPU is here and the recipe names no hardware"
+
+
+def load_for(
+    files: Sequence[str], overrides: Sequence[str], hardware: str | None
+) -> tuple[Config, Hardware | None]:
+    """A recipe as it would run on named hardware: with its file on top, as the scripts do it.
+
+    Without such a file the recipe keeps its settings, and has as many ranks and engines as the
+    hardware has GPUs.
+
+    Raises:
+        ConfigError: the recipe is wrong, or there is no such hardware.
+    """
+    if hardware is None:
+        return load_config(list(files), tuple(overrides)), None
+    try:
+        machine = named(hardware)
+    except ValueError as error:
+        raise ConfigError(f"--hardware {error}") from None
+    shipped = CONFIGS / "hardware" / f"{hardware}.yaml"
+    if shipped.is_file():
+        return load_config([*files, shipped], tuple(overrides)), machine
+    return on_ranks_of(load_config(list(files), tuple(overrides)), machine), machine
+
+
+def on_ranks_of(config: Config, machine: Hardware) -> Config:
+    """The recipe with a rank on each GPU, and as many engines as they hold."""
+    ranks = {"num_nodes": machine.nodes, "num_gpus_per_node": machine.gpus_per_node}
+    sizes = {f"{of}.{key}": value for of in ("actor", "ref") for key, value in ranks.items()}
+    engines = max(1, machine.gpus // config.value("vllm.tensor_parallel_size"))
+    return replace(config, values=config.values | sizes | {"vllm.num_engines": engines})
+
+
+def write_predicted(plan: Plan | None, run_dir: Path) -> None:
+    """Into the run directory; a run without a plan has no such file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    file = run_dir / PREDICTED
+    if plan is None:
+        file.unlink(missing_ok=True)
+        return
+    file.write_text(json.dumps(plan.as_json(), indent=1) + "\n")

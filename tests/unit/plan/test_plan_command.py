@@ -1,0 +1,134 @@
+"""``python -m sg_rlhf.plan``, the plan of a dry run, and what a run writes of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from sg_rlhf.plan import of_recipe, overview
+from sg_rlhf.plan.command import main
+from sg_rlhf.plan.hardware import named
+from sg_rlhf.train import main as train
+from tests.unit.plan.runs import RECIPE
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+
+@pytest.fixture(autouse=True)
+def no_gpu_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SG_PLATFORM", "cpu")
+    monkeypatch.setattr(of_recipe, "detected", lambda folder: named("cpu"))
+
+
+def test_a_recipe_on_its_own_hardware(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config", RECIPE, "actor.fused_logprobs=false"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("memory plan for 8 x H100 80 GB (nvlink), ")
+    assert re.search(r"\(configs/hardware/8x(h100|80gb)\.yaml; no GPU is here\)", out)
+    assert "\nfits: update takes most, " in out and "\ntime, an estimate: " in out
+
+
+def test_the_machine_at_hand_comes_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_recipe, "detected", lambda folder: named("8x40gb"))
+    assert main(["--config", RECIPE, "actor.fused_logprobs=false"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("memory plan for 8 x A100 40 GB (nvlink), ")
+    assert "(this machine)" in out and "does not fit:" in out
+
+
+def test_other_hardware_and_other_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["data.max_len=2048", "rollout.max_new_tokens=1024", "rollout.micro_batch_size=4"]
+    assert main(["--config", RECIPE, "--hardware", "16xa100-40gb", "--json", *small]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["fits"] and plan["hardware"]["gpus_per_node"] == 16
+    assert plan["gpu_memory"]["update"]["gib"] <= plan["gpu_memory_gib"] < 39
+    assert plan["policy_allocated_gib"] < plan["gpu_memory_gib"]
+    assert plan["time"]["seconds"] == pytest.approx(sum(plan["time"]["parts"].values()), abs=0.01)
+    assert main(["--config", RECIPE, "--json", "--response-tokens", "3000"]) == 0
+    longer = json.loads(capsys.readouterr().out)
+    assert longer["time"]["assumptions"]["response_tokens"] == 3000
+
+
+def test_a_shipped_file_of_the_hardware_is_put_on_top() -> None:
+    config, machine = of_recipe.load_for([str(CONFIGS / RECIPE[8:])], (), "1xgpu")
+    assert machine == named("1xgpu")
+    assert config.sources[-1].endswith("hardware/1xgpu.yaml")
+    assert config.value("ds.adam_offload") and config.value("actor.num_gpus_per_node") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "--config: not set"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["--config", RECIPE, "--hardware", "8x33gb"], "--hardware 8x33gb: no such hardware"),
+        (["--config", RECIPE, "train.micro_batch_size=0"], "train.micro_batch_size=0: expected 1"),
+        (["--config", RECIPE, "vllm.num_engine=1"], "did you mean"),
+        (["--config", RECIPE, "--response-tokens", "0"], "--response-tokens 0"),
+        (
+            ["--config", RECIPE, "actor.model_name_or_path=some/model"],
+            "actor.model_name_or_path=some/model: its shape is not known here",
+        ),
+    ],
+)
+def test_wrong_input_is_one_line(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and said in err
+
+
+@pytest.mark.parametrize("name", ["kk/grpo_sg_qwen2.5-3b-instruct", "kk/grpo_sg_tiny_cpu"])
+def test_a_dry_run_prints_the_same(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    recipe = str(CONFIGS / f"{name}.yaml")
+    main(["--config", recipe])
+    plan = capsys.readouterr().out.rstrip().splitlines()
+    assert train(["--config", recipe, "--run-dir", str(tmp_path / "run"), "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "\n".join(f"# {line}".rstrip() for line in plan) in printed
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_of_an_unknown_model_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = str(CONFIGS / "kk/grpo_sg_tiny_cpu.yaml")
+    assert train(["--config", recipe, "--dry-run", "actor.model_name_or_path=some/model"]) == 0
+    assert "# no memory plan: the model's shape is not known here" in capsys.readouterr().out
+
+
+def test_a_run_directory_gets_what_was_predicted(tmp_path: Path) -> None:
+    config, machine = of_recipe.load_for([RECIPE], (), "8xh100")
+    plan = of_recipe.plan_of(config, hardware=machine, why="asked for", rollouts=350)
+    assert plan is not None
+    of_recipe.write_predicted(plan, tmp_path)
+    found = json.loads((tmp_path / of_recipe.PREDICTED).read_text())
+    assert found["rollouts"] == 350 and found["time"]["seconds"] > 0
+    assert found["gpu_memory_gib"] == pytest.approx(plan.memory.peak_gib, abs=0.01)
+    of_recipe.write_predicted(None, tmp_path)
+    assert not (tmp_path / of_recipe.PREDICTED).exists()
+
+
+def test_every_shipped_recipe_has_a_plan_and_fits_where_it_belongs() -> None:
+    recipes = overview.recipes()
+    assert len(recipes) >= 10 and RECIPE in recipes
+    for recipe in recipes:
+        config, _ = of_recipe.load_for([recipe], (), None)
+        plan = of_recipe.plan_of(config)
+        assert plan is not None and plan.time is not None
+        if plan.hardware.gpus == 8:
+            assert plan.memory.fits, (recipe, plan.memory.problems)
+
+
+def test_the_cpus_recipes_are_planned_as_measured() -> None:
+    """bench/results/kk_cpu.json: 5.7 to 5.8 GB at most."""
+    config, _ = of_recipe.load_for([str(CONFIGS / "kk/grpo_sg_tiny_cpu.yaml")], (), None)
+    plan = of_recipe.plan_of(config)
+    assert plan is not None and plan.time is None and plan.memory.fits
+    assert plan.memory.host_gib * 2**30 / 1e9 == pytest.approx(5.75, rel=0.15)
