@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sg_rlhf.doctor.check import FAILED, SKIPPED, WARNING, Check, exit_status
 from sg_rlhf.doctor.checks import check
-from sg_rlhf.doctor.facts import Facts, FactsError, read
+from sg_rlhf.doctor.facts import Facts, read
 from sg_rlhf.doctor.gather import Wanted, gather
 from sg_rlhf.doctor.needs import Needs, of_hardware
 from sg_rlhf.doctor.report import coloured, table, verdict
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for one in checks:
             if one.status in (WARNING, FAILED):
                 kind = "" if one.status == FAILED else "warning: "
-                print(f"doctor: {kind}{one.line()}", file=sys.stderr)
+                print(f"bootstrap: {kind}{one.line()}", file=sys.stderr)
     elif arguments.json:
         found = {"facts": facts.to_json(), "checks": [one.to_json() for one in checks]}
         print(json.dumps({**found, "verdict": verdict(checks, facts, needs)}, indent=2))
@@ -113,7 +113,8 @@ def _look(arguments: argparse.Namespace) -> tuple[Facts, Needs, list[Check]]:
         needs = replace(of_hardware("cuda"), install=arguments.install, gpus=gpus)
         return _facts(arguments, Wanted(hub=False, seconds=5.0)), needs, []
     if not arguments.config and not arguments.overrides:
-        return _facts(arguments, Wanted(run_dir=Path(arguments.run_dir or "runs"))), of_hardware(named), []
+        wanted = Wanted(run_dir=Path(arguments.run_dir or "runs"))
+        return _facts(arguments, wanted), of_hardware(named), []
     missing = _missing_for_recipes()
     if missing:
         remedy = "scripts/bootstrap.sh, then .venv/bin/sg-rlhf doctor (or pip install .)"
@@ -122,8 +123,8 @@ def _look(arguments: argparse.Namespace) -> tuple[Facts, Needs, list[Check]]:
     from sg_rlhf.doctor import recipe
 
     run = recipe.load(arguments.config or [], arguments.overrides, arguments.run_dir)
-    facts = _facts(arguments, recipe.wanted(run))
-    return facts, run.needs, recipe.plan_checks(run, facts)
+    facts = _facts(arguments, run.wanted())
+    return facts, *recipe.judge(run, facts)
 
 
 def _facts(arguments: argparse.Namespace, wanted: Wanted) -> Facts:

@@ -91,14 +91,16 @@ class Facts:
         driver: NVIDIA's, such as "580.65.06".
         driver_cuda: the newest CUDA that the driver's library speaks; with NVIDIA's package for
             forward compatibility newer than the driver.
-        mig: GPUs are cut into MIG slices.
+        mig: GPUs are cut into MIG slices; `gpus` is then the one slice that CUDA gives a process.
         nvlink: all pairs of GPUs have it, some, none.
         cuda_toolkit: nvcc's release, such as "13.0".
         cgroup_memory_gib: the limit of this container or job, GiB; None without one.
         ulimit_nofile: open files that a process may have, the hard limit.
         cores: that this process may use, by affinity and quota.
         ports_in_use: of Ray's.
-        installed: scripts/bootstrap.sh has made the environment.
+        flash_attn: the package flash-attn is installed.
+        written_gb: what the run directory already has, GB: a resumed run.
+        installed: the packages are there.
         retriever: who listens at the recipe's retriever URL.
         models: name -> folder, cache or absent.
         data: name of a file that the recipe reads -> whether it is there.
@@ -123,6 +125,8 @@ class Facts:
     ulimit_nofile: int | None = None
     cores: int | None = None
     ports_in_use: list[int] | None = None
+    flash_attn: bool | None = None
+    written_gb: float | None = None
     installed: bool | None = None
     retriever: str | None = None
     hub: Hub | None = None
@@ -252,6 +256,8 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "ulimit_nofile": ("a whole number", _whole),
     "cores": ("a whole number", _whole),
     "ports_in_use": ("a list of ports", _list(_whole)),
+    "flash_attn": (_YES, _flag),
+    "written_gb": (_GB, _number),
     "installed": (_YES, _flag),
     "retriever": _one_of(RETRIEVER, STRANGER, NOBODY),
     "hub": ("{host, reachable, offline, token}", _mapping),

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 
 from sg_rlhf.doctor import gpus, host, network
@@ -48,6 +49,14 @@ def environment_folder() -> Path:
     return ROOT / ".venv" if (ROOT / "scripts" / "bootstrap.sh").is_file() else Path(sys.prefix)
 
 
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 def gather(wanted: Wanted, environment: Mapping[str, str] | None = None) -> Facts:
     """The facts of this machine. Nothing here raises for what a machine has not."""
     variables = dict(os.environ if environment is None else environment)
@@ -71,7 +80,9 @@ def gather(wanted: Wanted, environment: Mapping[str, str] | None = None) -> Fact
         ulimit_nofile=host.open_files(),
         cores=host.cores(),
         ports_in_use=network.ports_in_use(RAY_PORTS),
-        installed=(folder / ".sg_stamp").is_file() or folder == Path(sys.prefix),
+        flash_attn=_is_installed("flash-attn"),
+        written_gb=host.size_gb(wanted.run_dir),
+        installed=(folder / ".sg_stamp").is_file() or _is_installed("ray"),
         models=models,
         data={name: Path(name).is_file() for name in wanted.data},
         wandb=network.wandb(variables, wanted.wandb_key),

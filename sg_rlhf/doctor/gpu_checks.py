@@ -1,8 +1,8 @@
 """Checks of GPUs, their driver and CUDA's toolkit.
 
 The stack is torch 2.13 with CUDA 13.0. CUDA 13.x needs driver 580 or later
-(docs.nvidia.com/deploy/cuda-compatibility); an older one speaks it with NVIDIA's package for forward
-compatibility. Compute capability 8.0 has bf16, and vLLM's flash attention.
+(docs.nvidia.com/deploy/cuda-compatibility); an older one speaks it with NVIDIA's package for
+forward compatibility. Compute capability 8.0 has bf16, and vLLM's flash attention.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def before_installing(facts: Facts, needs: Needs) -> list[Check]:
 
 
 def _of_gpus(facts: Facts, needs: Needs) -> list[Check]:
-    if not (facts.gpus or facts.gpu_problem or needs.gpus or needs.install):
+    if facts.gpus == [] and not facts.gpu_problem and not needs.install:
         return []
     return [driver(facts), capability(facts, needs), toolkit(facts, needs)]
 
@@ -61,7 +61,7 @@ def _together(facts: Facts, needs: Needs) -> list[Check]:
     if len(gpus) > 1:
         found.append(nvlink(facts, len(gpus)))
     if facts.mig and gpus:
-        found.append(mig(needs))
+        found.append(mig())
     return [check for check in found if check]
 
 
@@ -79,6 +79,7 @@ def count(facts: Facts, needs: Needs) -> Check:
     found = _described(facts)
     wanted = needs.gpus
     needed = f"{wanted}" if wanted else "any number"
+    needed += f" on each of {needs.nodes} nodes" if needs.nodes > 1 else ""
     if facts.gpu_problem and not facts.gpus:
         found = f"none; nvidia-smi: {facts.gpu_problem}"
         remedy = "repair the driver until `nvidia-smi` lists the GPUs (dmesg says more)"
@@ -93,7 +94,9 @@ def count(facts: Facts, needs: Needs) -> Check:
         return Check("GPUs", FAILED, found, needed, f"{remedy}: configs/kk/grpo_sg_tiny_cpu.yaml")
     if len(facts.gpus) < wanted:
         name = suggested_hardware(facts.gpus)
-        remedy = f"SG_HARDWARE={name} fits these" if name else "fewer ranks: actor.num_gpus_per_node"
+        remedy = (
+            f"SG_HARDWARE={name} fits these" if name else "fewer ranks: actor.num_gpus_per_node"
+        )
         return Check("GPUs", FAILED, found, needed, remedy)
     spare = len(facts.gpus) - wanted
     remedy = f"{spare} stay idle; SG_HARDWARE={suggested_hardware(facts.gpus)} uses more"
@@ -135,7 +138,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def toolkit(facts: Facts, needs: Needs) -> Check:
-    """nvcc of CUDA 13, where something is compiled; any minor version (DS_SKIP_CUDA_CHECK)."""
+    """nvcc of CUDA 13, where something is compiled; its minor version does not matter."""
     needed = f"{CUDA}.x, to compile {needs.nvcc_for}" if needs.nvcc_for else "none"
     found = facts.cuda_toolkit
     if found is None:
@@ -147,7 +150,7 @@ def toolkit(facts: Facts, needs: Needs) -> Check:
         return Check("CUDA toolkit", FAILED, found, needed, f"{get}, or {ON_CPU}")
     if found == NONE:
         return Check("CUDA toolkit", OK, found, needed)
-    remedy = "nothing is compiled with it now; ds.adam_offload and a flash-attn build would be"
+    remedy = "nothing here is compiled with it; flash-attn or another kernel of your own would be"
     return Check("CUDA toolkit", WARNING, found, needed, remedy)
 
 
@@ -192,11 +195,7 @@ def nvlink(facts: Facts, gpus: int) -> Check:
     return Check("NVLink", WARNING, found, needed, remedy)
 
 
-def mig(needs: Needs) -> Check:
-    """Slices are smaller than the memory above, and NCCL does not connect them."""
-    several = needs.gpus is not None and needs.gpus > 1
-    remedy = "`nvidia-smi -mig 0` (as root) joins them again"
-    if not several:
-        remedy = f"CUDA sees one slice, smaller than the GPU; {remedy}"
-    found = "on: the GPUs are cut into slices"
-    return Check("MIG", FAILED if several else WARNING, found, "off", remedy)
+def mig() -> Check:
+    """CUDA gives a process one slice, however many there are, and NCCL does not connect them."""
+    remedy = "CUDA sees one slice alone; `nvidia-smi -mig 0` (as root) joins them again"
+    return Check("MIG", WARNING, "on", "off", remedy)

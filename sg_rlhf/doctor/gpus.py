@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from sg_rlhf.doctor.facts import NONE, Gpu
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 _FIELDS = (
     "index", "uuid", "name", "memory.total", "memory.used", "driver_version", "compute_cap",
-    "mig.mode.current",
 )  # fmt: skip
 #: Those that drivers of CUDA 11.3 and before have, too.
 _OLD_FIELDS = _FIELDS[:6]
@@ -39,6 +39,7 @@ class NvidiaSmi:
         self._gpus = self._ask(*_query(_FIELDS))
         self._header = self._ask()
         self._links = self._ask("topo", "-m")
+        self._list = self._ask("-L")
 
     def _ask(self, *arguments: str) -> Question:
         assert self._program is not None
@@ -50,14 +51,15 @@ class NvidiaSmi:
         if self._program is None:
             return {"gpus": [], "driver": loaded or NONE}
         status, text = self._gpus.answer(self._deadline)
-        header, links = (q.answer(self._deadline)[1] for q in (self._header, self._links))
+        more = (self._header, self._links, self._list)
+        header, links, listed = (question.answer(self._deadline)[1] for question in more)
         if status is None:
             return {
                 "gpus": None,
                 "driver": loaded,
                 "gpu_problem": f"it gave no answer within {self._seconds:g} s",
             }
-        names = _FIELDS
+        names: tuple[str, ...] = _FIELDS
         if status and "not a valid field" in text:
             names = _OLD_FIELDS
             status, text = self._ask(*_query(names)).answer(self._deadline)
@@ -66,12 +68,13 @@ class NvidiaSmi:
             problem = next((line.strip() for line in text.splitlines() if line.strip()), "")
             return {"gpus": [], "driver": loaded or NONE, "gpu_problem": problem or "no output"}
         seen = visible(rows, self._environment.get("CUDA_VISIBLE_DEVICES"))
+        slices = mig_slices(listed)
         speaks = re.search(r"CUDA Version:\s*(\d+\.\d+)", header)
         return {
-            "gpus": [_gpu(row) for row in seen],
+            "gpus": [replace(_gpu(seen[0]), **slices)] if seen and slices else [*map(_gpu, seen)],
             "driver": _known(rows[0]["driver_version"]) or loaded,
             "driver_cuda": speaks[1] if speaks else None,
-            "mig": any(row.get("mig.mode.current") == "Enabled" for row in seen),
+            "mig": bool(slices),
             "nvlink": nvlink(links, [int(row["index"]) for row in seen]),
         }
 
@@ -99,13 +102,24 @@ def _gpu(row: dict[str, str]) -> Gpu:
     )
 
 
+def mig_slices(listed: str) -> dict[str, Any]:
+    """Name and memory of the smallest MIG slice that ``nvidia-smi -L`` lists; {} without."""
+    found = re.findall(r"^\s+MIG (\S*?(\d+)gb\S*)", listed, re.MULTILINE)
+    if not found:
+        return {}
+    name, gb = min(found, key=lambda slice: int(slice[1]))
+    return {"name": f"MIG {name}", "memory_mib": float(gb) * 1000, "used_mib": None}
+
+
 def visible(rows: list[dict[str, str]], chosen: str | None) -> list[dict[str, str]]:
     """The rows that CUDA_VISIBLE_DEVICES leaves, in its order; as CUDA does, up to a bad entry."""
     if chosen is None:
         return rows
     found = []
     for name in filter(None, (part.strip() for part in chosen.split(","))):
-        fit = [r for r in rows if r["index"] == name or (r["uuid"].startswith(name) and len(name) > 4)]
+        fit = [
+            r for r in rows if r["index"] == name or (r["uuid"].startswith(name) and len(name) > 4)
+        ]
         if not fit:
             break
         found.append(fit[0])

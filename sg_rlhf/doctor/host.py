@@ -109,6 +109,16 @@ def disks(places: Mapping[str, Path]) -> list[Disk]:
     ]
 
 
+def size_gb(folder: Path) -> float:
+    """What a folder's files take, GB; links are not followed."""
+    sizes = [
+        os.lstat(os.path.join(base, name)).st_size
+        for base, _, names in os.walk(folder)
+        for name in names
+    ]
+    return round(sum(sizes) / 1e9, 1)
+
+
 def open_files() -> int | None:
     """The hard limit of open files, to which Ray raises the soft one; None without."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

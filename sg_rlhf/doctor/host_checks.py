@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
-from sg_rlhf.doctor.facts import ABSENT, NONE
+from sg_rlhf.doctor.facts import CACHE, FOLDER, NONE
 from sg_rlhf.doctor.gpu_checks import used
 
 TYPE_CHECKING = False
@@ -16,7 +16,8 @@ CPU_HOST_GIB = 8
 #: Disk of the packages and of what pip has in hand meanwhile, GB: as scripts/bootstrap.sh asks for.
 CPU_INSTALL_GB, CUDA_INSTALL_GB = 6, 30
 #: NCCL's shared-memory transport takes a segment of 9.2 MiB (its log: "size 9637888") for each
-#: channel of a pair, at least 2 channels a GPU and 2 communicators (DeepSpeed's and the weight sync's).
+#: channel of a pair: at least 2 channels a GPU, and 2 communicators (DeepSpeed's, the weight
+#: sync's).
 NCCL_SHM_MIB_PER_GPU = 2 * 2 * 9637888 / 2**20
 #: Ray puts its object store (30 % of the memory, at most 10 GB then) below /tmp where shared memory
 #: cannot hold it (_private/services.py, determine_plasma_store_config). A private one of a run
@@ -24,6 +25,8 @@ NCCL_SHM_MIB_PER_GPU = 2 * 2 * 9637888 / 2**20
 RAY_SHARE, RAY_SHM_MIB, RAY_CPU_SHM_MIB = 0.3, 1e10 / 2**20, 512
 #: Ray's controllers beside one CPU per GPU.
 CONTROLLER_CPUS = 2
+#: A plan is an estimate of the worst case: missing it by less is a warning.
+SLACK = 0.05
 OPEN_FILES, OPEN_FILES_GOOD = 4096, 65536
 
 
@@ -48,13 +51,16 @@ def where(facts: Facts) -> list[Check]:
     if facts.slurm:
         inside.append("a SLURM job")
     found = " in ".join(str(name) for name in inside)
-    return [Check("inside", OK, found, remedy="its limits count, not the machine's")] if found else []
+    return (
+        [Check("inside", OK, found, remedy="its limits count, not the machine's")] if found else []
+    )
 
 
 def memory(facts: Facts, needs: Needs) -> Check:
     """Of the host, or what its cgroup leaves."""
     have = facts.memory_gib
-    least = needs.host_gib if used(facts, needs) or needs.gpus else CPU_HOST_GIB
+    on_gpus = bool(used(facts, needs) or needs.gpus)
+    least = needs.host_gib or (None if on_gpus else CPU_HOST_GIB)
     needed = f"{least:,.0f} GiB" if least is not None else ""
     if have is None:
         return Check("host memory", SKIPPED, "unknown", needed)
@@ -64,10 +70,9 @@ def memory(facts: Facts, needs: Needs) -> Check:
         found += f" (the cgroup's limit, of {facts.host_memory_gib:,.0f})"
     if least is None or have >= least:
         return Check("host memory", OK, found, needed)
-    if not needs.host_gib:
-        return Check("host memory", WARNING, found, needed, "the small models' runs take 6 GB")
     remedy = "ask the container or job for more" if limited else "a machine with more"
-    return Check("host memory", FAILED, found, needed, f"{remedy}, or a smaller model")
+    status = FAILED if on_gpus and have < least * (1 - SLACK) else WARNING
+    return Check("host memory", status, found, needed, f"{remedy}, or a smaller model")
 
 
 def shared_memory(facts: Facts, needs: Needs) -> Check:
@@ -93,7 +98,9 @@ def shared_memory(facts: Facts, needs: Needs) -> Check:
     }.get(facts.container or "", "as root: mount -o remount,size=16g /dev/shm")
     if have < nccl:
         return Check("/dev/shm", FAILED, found, needed, more)
-    return Check("/dev/shm", WARNING, found, needed, f"Ray keeps objects below /tmp instead; {more}")
+    return Check(
+        "/dev/shm", WARNING, found, needed, f"Ray keeps objects below /tmp instead; {more}"
+    )
 
 
 def disks(facts: Facts, needs: Needs) -> list[Check]:
@@ -106,14 +113,14 @@ def disks(facts: Facts, needs: Needs) -> list[Check]:
 def _disk(disk: Disk, facts: Facts, needs: Needs) -> Check:
     on_gpus = bool(used(facts, needs) or needs.gpus)
     install = CUDA_INSTALL_GB if on_gpus else CPU_INSTALL_GB
-    download = needs.model_gb if facts.models.get(needs.model) == ABSENT else 0
+    download = 0 if facts.models.get(needs.model) in (FOLDER, CACHE) else needs.model_gb
     wanted = {
         "environment": (0 if facts.installed else install, "the packages"),
         "models": (download, "the model"),
-        "run": (needs.run_gb, "checkpoints"),
+        "run": (max(0, (needs.run_gb or 0) - (facts.written_gb or 0)), "checkpoints"),
     }
     parts = [wanted[name] for name in disk.holds]
-    total = sum(gb or 0 for gb, _ in parts)
+    total = sum(gb for gb, _ in parts if gb)
     found = f"{disk.free_gb:,.0f} GB free at {disk.path}"
     needed = " + ".join(f"{gb:,.0f} GB for {what}" for gb, what in parts if gb)
     if disk.free_gb >= total:

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
     from sg_rlhf.doctor.facts import Gpu
 
-#: Memory in the name -> MiB that the smallest card of that name reports (an A10 of 24 GB: 23,028).
-SIZES = {80: 78_000, 40: 39_000, 24: 22_000}
+#: Memory in the name -> MiB that a GPU of it reports at least (an A10 of 24 GB: 23,028); the
+#: training scripts choose by the same figures.
+SIZES = {80: 75_000, 40: 39_000, 24: 22_000}
 COUNTS = (8, 4, 2, 1)
 #: Names that are older than COUNTxSIZEgb: how many GPUs, of how many GB.
 _OLDER = {"1xgpu": (1, 24), "8xh100": (8, 80), "cuda": (None, None)}
@@ -28,13 +29,13 @@ class Needs:
         nodes: machines; facts are of one of them.
         install: "cpu" or "cuda" when scripts/bootstrap.sh is about to install that; "" otherwise.
         recipe: a recipe is judged, not the machine in general.
-        nvcc_for: what has to be compiled with nvcc; "" for nothing.
+        nvcc_for: what somebody must compile with nvcc first; "" for nothing, as in the recipes.
         host_gib: host memory of a node.
         model: id or folder of the policy.
         gated: the hub gives it only to those with a token.
         model_gb: of its download.
         data: files that the recipe reads.
-        run_gb: checkpoints of the run.
+        run_gb: all that the run writes, checkpoints for the most part.
         retriever: where the recipe's retriever answers.
     """
 
@@ -53,15 +54,6 @@ class Needs:
     retriever: str = ""
 
 
-def compiled_with_nvcc(adam_offload: bool) -> str:
-    """What DeepSpeed compiles when a run on GPUs first starts.
-
-    Its Adam step either way: fused_adam on the GPU, or cpu_adam, whose builder asks nvcc for its
-    release too.
-    """
-    return "cpu_adam (ds.adam_offload)" if adam_offload else "fused_adam"
-
-
 def of_hardware(name: str) -> Needs:
     """The needs of hardware by its name, as SG_HARDWARE takes it; "" is whatever is there.
 
@@ -69,7 +61,7 @@ def of_hardware(name: str) -> Needs:
         ValueError: it is no name.
     """
     if not name:
-        return Needs(nvcc_for=compiled_with_nvcc(False))
+        return Needs()
     if name == "cpu":
         return Needs(gpus=0)
     nodes = 1
@@ -83,7 +75,7 @@ def of_hardware(name: str) -> Needs:
                 f"of {', '.join(map(str, sorted(SIZES)))}"
             )
         nodes, gpus, size = int(found[1] or 1), int(found[2]), int(found[3])
-    return Needs(gpus=gpus, gpu_gb=size, nodes=nodes, nvcc_for=compiled_with_nvcc(False))
+    return Needs(gpus=gpus, gpu_gb=size, nodes=nodes)
 
 
 def size_of(memory_mib: float) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
-from sg_rlhf.doctor.facts import ABSENT, CACHE, NOBODY, RETRIEVER, STRANGER
+from sg_rlhf.doctor.facts import CACHE, FOLDER, NOBODY, RETRIEVER, STRANGER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,8 +15,24 @@ def checks(facts: Facts, needs: Needs) -> list[Check]:
     """Of the recipe's surroundings; of the hub alone where there is no recipe."""
     if not needs.recipe:
         return [hub(facts)]
-    found = [model(facts, needs), data(facts, needs), retriever(facts, needs), wandb(facts)]
+    found = [
+        cluster(facts, needs),
+        model(facts, needs),
+        data(facts, needs),
+        retriever(facts, needs),
+        wandb(facts),
+    ]
     return [check for check in found if check]
+
+
+def cluster(facts: Facts, needs: Needs) -> Check | None:
+    """A recipe of several nodes joins a Ray cluster; these checks are of one of its nodes."""
+    if needs.nodes < 2 or facts.ray_address:
+        return None
+    remedy = (
+        "`ray start --head` on one, `ray start --address=` on the others, then `ray job submit`"
+    )
+    return Check("cluster", WARNING, "no RAY_ADDRESS", f"{needs.nodes} nodes", remedy)
 
 
 def _out_of_reach(facts: Facts) -> tuple[str, str] | None:
@@ -32,7 +48,7 @@ def _out_of_reach(facts: Facts) -> tuple[str, str] | None:
 
 def hub(facts: Facts) -> Check:
     """Where models and data sets come from, unless they are here."""
-    needed = "models and data sets, unless they are local"
+    needed = "models, data sets"
     problem = _out_of_reach(facts)
     if problem:
         found, remedy = problem
@@ -49,12 +65,13 @@ def model(facts: Facts, needs: Needs) -> Check | None:
     if not needs.model:
         return None
     place, needed = facts.models.get(needs.model), needs.model
-    if place is None:
+    is_id = not needs.model.startswith((".", "/")) and needs.model.count("/") == 1
+    if place is None and not is_id:
         return Check("model", SKIPPED, "unknown", needed)
-    if place != ABSENT:
+    if place in (FOLDER, CACHE):
         found = "in the hub's cache" if place == CACHE else "a local folder"
         return Check("model", OK, found, needed)
-    if needs.model.startswith((".", "/")) or needs.model.count("/") != 1:
+    if not is_id:
         remedy = "a folder with config.json and weights, or an id of the hub"
         return Check("model", FAILED, "no model folder there", needed, remedy)
     problem = _out_of_reach(facts)
