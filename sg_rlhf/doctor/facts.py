@@ -163,6 +163,8 @@ def read(file: Path) -> Facts:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise FactsError(f"--facts {file}: cannot be read as JSON: {reason}") from None
+    if isinstance(found, dict) and set(found) == {"facts", "checks", "verdict"}:
+        found = found["facts"]  # what --json printed
     try:
         return parse(found)
     except FactsError as error:
