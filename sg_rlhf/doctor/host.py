@@ -91,7 +91,10 @@ def dev_shm_mib(path: str = "/dev/shm") -> float | None:
 
 
 def disks(places: Mapping[str, Path]) -> list[Disk]:
-    """The file systems of these places, or of the nearest parents that exist; each once."""
+    """The file systems of these places, or of the nearest parents that exist; each once.
+
+    One without a size, as /proc, is none.
+    """
     found: dict[int, list[tuple[str, Path]]] = {}
     for name, place in places.items():
         there = Path(os.path.realpath(place))
@@ -106,6 +109,7 @@ def disks(places: Mapping[str, Path]) -> list[Disk]:
             free_gb=round(shutil.disk_usage(str(ours[0][1])).free / 1e9, 1),
         )
         for ours in found.values()
+        if shutil.disk_usage(str(ours[0][1])).total
     ]
 
 

@@ -220,6 +220,7 @@ def test_a_file_system_counts_once(tmp_path: Path) -> None:
     (ours, shm) = host.disks(places)
     assert (ours.holds, ours.path) == (["environment", "run"], str(tmp_path))
     assert shm.holds == ["models"]
+    assert host.disks({"run": Path("/proc/run")}) == []
 
 
 def test_what_a_run_directory_has_already(tmp_path: Path) -> None:
