@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from sg_rlhf.doctor import gpus, host, network
-from sg_rlhf.doctor.facts import Facts
+from sg_rlhf.doctor.facts import ABSENT, Facts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Wanted:
         data: files that the recipe reads.
         retriever: ``sg.search.url``, if the recipe searches.
         wandb_key: the recipe has one.
-        hub: ask whether the hub can be reached.
+        hub: ask whether the hub can be reached, unless all models are here.
         seconds: for all that has to answer.
     """
 
@@ -67,7 +67,8 @@ def gather(wanted: Wanted, environment: Mapping[str, str] | None = None) -> Fact
     smi = gpus.NvidiaSmi(variables, wanted.seconds)
     nvcc, compiler = gpus.Nvcc(variables), host.Compiler(variables)
     python = host.Python311(variables)
-    hub = network.HubProbe(variables, wanted.hub, wanted.seconds)
+    needed = not models or ABSENT in models.values()
+    hub = network.HubProbe(variables, wanted.hub and needed, wanted.seconds)
     retriever = None
     if wanted.retriever:
         retriever = network.RetrieverProbe(wanted.retriever, variables, wanted.seconds)

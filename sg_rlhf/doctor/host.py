@@ -115,12 +115,12 @@ def disks(places: Mapping[str, Path]) -> list[Disk]:
 
 def size_gb(folder: Path) -> float:
     """What a folder's files take, GB; links are not followed."""
-    sizes = [
-        os.lstat(os.path.join(base, name)).st_size
-        for base, _, names in os.walk(folder)
-        for name in names
-    ]
-    return round(sum(sizes) / 1e9, 1)
+    total = 0
+    for base, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(base, name)).st_size
+    return round(total / 1e9, 1)
 
 
 def open_files() -> int | None:

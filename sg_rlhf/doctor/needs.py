@@ -78,6 +78,16 @@ def of_hardware(name: str) -> Needs:
     return Needs(gpus=gpus, gpu_gb=size, nodes=nodes)
 
 
+def models_of(gpus: int, size: int) -> str:
+    """The largest models that the training scripts train on so many GPUs of a size in GB.
+
+    As examples/scripts/common.sh has them.
+    """
+    if size == 80 or (size == 40 and gpus >= 4):
+        return "models of 3B to 8B"
+    return "models of 3B" if size == 40 or gpus >= 4 else "reduced recipes of 0.5B"
+
+
 def size_of(memory_mib: float) -> int | None:
     """The largest size, in GB, that a GPU's memory has; None for less than the smallest."""
     return next((size for size, least in SIZES.items() if memory_mib >= least), None)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.config import Config, load_config, local_path
+from sg_rlhf.config import Config, ConfigError, load_config, local_path
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
 from sg_rlhf.doctor.facts import Facts
 from sg_rlhf.doctor.gather import Wanted
@@ -89,7 +89,7 @@ def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:
     """The recipe's needs, and the check of its memory plan on this machine.
 
     Raises:
-        ValueError: the model's ``config.json`` is unreadable or of another kind of model.
+        ConfigError: the model is a module that is not installed.
     """
     value, without = recipe.config.value, recipe.without_gpus
     needs = Needs(
@@ -101,11 +101,16 @@ def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:
         data=recipe.data(),
         retriever=recipe.retriever,
     )
-    shape = run_shape(recipe.config)
+    unknown = "this model's shape is not known here"
+    try:
+        shape = run_shape(recipe.config)
+    except ConfigError:
+        raise
+    except ValueError as error:  # a model of another kind
+        shape, unknown = None, str(error)
     if shape is None:
-        found = "this model's shape is not known here"
-        remedy = "download it first, and give its folder"
-        return needs, [Check("memory plan", SKIPPED, found, recipe.model, remedy)]
+        remedy = "the folder of a dense model has one"
+        return needs, [Check("memory plan", SKIPPED, unknown, "config.json", remedy)]
     plan = memory_plan(shape, _hardware(facts, needs))
     if needs.gpus:
         host = plan.host_gib

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING
-from sg_rlhf.doctor.needs import suggested_hardware
+from sg_rlhf.doctor.needs import models_of, of_hardware, suggested_hardware
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,5 +53,8 @@ def verdict(checks: Sequence[Check], facts: Facts, needs: Needs) -> str:
     if needs.recipe or needs.install or facts.gpus is None:
         return works
     name = suggested_hardware(facts.gpus)
-    used = f"the training scripts choose SG_HARDWARE={name} here" if name else ""
-    return f"{works}; {used}" if used else works
+    if not name:
+        return works
+    needed = of_hardware(name)
+    models = models_of(needed.gpus, needed.gpu_gb or 0) if needed.gpus else "the small models"
+    return f"{works}; the training scripts choose SG_HARDWARE={name} here: {models}"

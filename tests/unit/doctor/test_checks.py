@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +14,7 @@ from sg_rlhf.doctor import gpu_checks, host_checks, run_checks
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check, exit_status
 from sg_rlhf.doctor.checks import check
 from sg_rlhf.doctor.facts import Disk, Facts, Gpu, Hub, Python, read
-from sg_rlhf.doctor.needs import SIZES, Needs, of_hardware, size_of, suggested_hardware
+from sg_rlhf.doctor.needs import SIZES, Needs, models_of, of_hardware, size_of, suggested_hardware
 from sg_rlhf.doctor.recipe import judge, load
 
 ROOT = Path(__file__).parents[3]
@@ -165,6 +166,19 @@ def test_sizes_by_what_cards_report(memory: float, size: int | None) -> None:
 def test_hardware_that_is_suggested(count: int, memory: float, name: str) -> None:
     assert suggested_hardware([Gpu("GPU", memory)] * count) == name
     assert not name or of_hardware(name).gpus == count or count in (3, 7)
+
+
+@pytest.mark.parametrize("size", [24, 40, 80])
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
+def test_models_are_those_of_the_training_scripts(gpus: int, size: int) -> None:
+    script = 'source examples/scripts/common.sh; echo "$models"'
+    chosen = subprocess.run(
+        ["bash", "-c", script],
+        env={"PATH": os.environ["PATH"], "SG_HARDWARE": f"{gpus}x{size}gb"},
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    said = {"1b": "reduced recipes of 0.5B", "3b": "models of 3B", "8b": "models of 3B to 8B"}
+    assert models_of(gpus, size) == said[chosen[-1]]
 
 
 def test_names_of_hardware() -> None:
@@ -350,6 +364,17 @@ def test_data_and_wandb() -> None:
     for said in ("key", "offline", "netrc"):
         wandb = run_checks.wandb(Facts(wandb=said))
         assert wandb is not None and wandb.status == OK
+
+
+def test_a_model_that_no_plan_knows(tmp_path: Path) -> None:
+    experts = tmp_path / "experts"
+    experts.mkdir()
+    (experts / "config.json").write_text('{"num_experts": 64, "hidden_size": 1}')
+    for model, said in ((str(experts), "a mixture of experts"), ("org/new", "is not known here")):
+        checks = checks_of(EIGHT, SEVEN, f"actor.model_name_or_path={model}")
+        plan = next(one for one in checks if one.name == "memory plan")
+        assert plan.status == SKIPPED and said in plan.found
+        assert named(checks, FAILED) == []
 
 
 def test_a_cluster_is_not_judged_by_the_drivers_node() -> None:

@@ -35,8 +35,16 @@ def facts_of(name: str) -> list[str]:
 @pytest.mark.parametrize(
     ("machine", "status", "verdict"),
     [
-        ("h100x8", 0, "fine; the training scripts choose SG_HARDWARE=8x80gb here"),
-        ("cpu-2cores", 0, "fine; the training scripts choose SG_HARDWARE=cpu here"),
+        (
+            "h100x8",
+            0,
+            "fine; the training scripts choose SG_HARDWARE=8x80gb here: models of 3B to 8B",
+        ),
+        (
+            "cpu-2cores",
+            0,
+            "fine; the training scripts choose SG_HARDWARE=cpu here: the small models",
+        ),
         ("toolkit-12.8", 1, "works, with warnings: CUDA toolkit; the training scripts choose"),
         ("driver-550", 2, "cannot work: driver"),
         ("shm-64mb", 2, "cannot work: /dev/shm"),

@@ -326,7 +326,7 @@ def server():
         thread.join()
 
 
-def test_a_hub_that_answers_and_one_that_does_not(server: HTTPServer) -> None:
+def test_a_hub_that_answers_and_one_that_does_not(server: HTTPServer, tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{server.server_port}"
     variables = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
 
@@ -338,6 +338,10 @@ def test_a_hub_that_answers_and_one_that_does_not(server: HTTPServer) -> None:
     assert reachable(HF_ENDPOINT=url) is True
     assert reachable(HF_ENDPOINT="http://127.0.0.1:9") is False
     assert reachable(HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="1") is None
+    (tmp_path / "config.json").write_text("{}")
+    wanted = Wanted(models=(str(tmp_path),), seconds=5)
+    local = gather(wanted, {**variables, "HF_ENDPOINT": url})
+    assert local.hub is not None and local.hub.reachable is None  # nobody needs it
     hidden = url.replace("//", "//user:word@")
     assert reachable(HF_ENDPOINT="https://hub.invalid", https_proxy=hidden) is True
 
