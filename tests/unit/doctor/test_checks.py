@@ -15,7 +15,10 @@ from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check, exit_statu
 from sg_rlhf.doctor.checks import check
 from sg_rlhf.doctor.facts import Disk, Facts, Gpu, Hub, Python, read
 from sg_rlhf.doctor.needs import SIZES, Needs, models_of, of_hardware, size_of, suggested_hardware
-from sg_rlhf.doctor.recipe import judge, load
+from sg_rlhf.doctor.recipe import DOWNLOAD, PROCESSES, judge, load
+from sg_rlhf.plan.hardware import named as named_hardware
+from sg_rlhf.plan.memory import memory_plan
+from sg_rlhf.plan.run_shape import run_shape
 
 ROOT = Path(__file__).parents[3]
 MACHINES = Path(__file__).parent / "machines"
@@ -65,7 +68,7 @@ SEVEN = "kk/grpo_sg_qwen2.5-7b-instruct-1m.yaml"
     ("machine", "reason"),
     [
         ("h100x4", "GPUs"),
-        ("a100-40x8", "memory plan"),
+        ("4090x1", "memory plan"),
         ("driver-550", "driver"),
         ("shm-64mb", "/dev/shm"),
         ("disk-100gb", "disk"),
@@ -171,6 +174,8 @@ def test_hardware_that_is_suggested(count: int, memory: float, name: str) -> Non
 @pytest.mark.parametrize("size", [24, 40, 80])
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])
 def test_models_are_those_of_the_training_scripts(gpus: int, size: int) -> None:
+    if "models=" not in (ROOT / "examples" / "scripts" / "common.sh").read_text():
+        pytest.skip("the scripts choose by the number of GPUs alone")
     script = 'source examples/scripts/common.sh; echo "$models"'
     chosen = subprocess.run(
         ["bash", "-c", script],
@@ -375,6 +380,19 @@ def test_a_model_that_no_plan_knows(tmp_path: Path) -> None:
         plan = next(one for one in checks if one.name == "memory plan")
         assert plan.status == SKIPPED and said in plan.found
         assert named(checks, FAILED) == []
+
+
+def test_lines_of_the_plan_that_are_judged_apart() -> None:
+    recipe = load([str(ROOT / "configs" / SEVEN)], [], None)
+    shape = run_shape(recipe.config)
+    assert shape is not None
+    plan = memory_plan(shape, named_hardware("8x80gb"))
+    assert plan.disk[DOWNLOAD] > 15e9 and PROCESSES in plan.host
+    needs, _ = judge(recipe, EIGHT)
+    assert needs.model_gb == pytest.approx(15.2, abs=0.1)
+    assert needs.run_gb == pytest.approx(plan.disk_gb - needs.model_gb)
+    cpu, _ = judge(load([str(ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml")], [], None), EIGHT)
+    assert cpu.host_gib == host_checks.CPU_HOST_GIB
 
 
 def test_a_cluster_is_not_judged_by_the_drivers_node() -> None:
