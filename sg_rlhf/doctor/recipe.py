@@ -128,8 +128,11 @@ def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:
 
 def _to_compile(config: Config, facts: Facts) -> str:
     """flash-attn comes as source, where a recipe wants it and it is not there."""
-    wanted = config.value("ds.attn_implementation") == "flash_attention_2"
-    return "flash-attn (ds.attn_implementation)" if wanted and not facts.flash_attn else ""
+    if facts.flash_attn:
+        return ""
+    if config.value("ds.attn_implementation") == "flash_attention_2":
+        return "flash-attn (ds.attn_implementation)"
+    return "flash-attn (ds.ring_attn_size)" if (config.value("ds.ring_attn_size") or 1) > 1 else ""
 
 
 def gpus_per_node(config: Config) -> int:

@@ -139,6 +139,8 @@ def test_flash_attn_is_compiled_only_where_it_is_wanted_and_missing() -> None:
     old = replace(EIGHT, cuda_toolkit="12.8")
     wanted = "ds.attn_implementation=flash_attention_2"
     assert "CUDA toolkit" in named(checks_of(old, SEVEN, wanted), FAILED)
+    ring = checks_of(old, SEVEN, "ds.attn_implementation=sdpa", "ds.ring_attn_size=2")
+    assert "CUDA toolkit" in named(ring, FAILED)
     there = replace(old, flash_attn=True)
     assert "CUDA toolkit" in named(checks_of(there, SEVEN, wanted), WARNING)
     assert "CUDA toolkit" in named(checks_of(old, SEVEN, "ds.attn_implementation=sdpa"), WARNING)
@@ -257,6 +259,12 @@ def test_shared_memory(gpus: int, free: float, memory: float, status: str) -> No
 def test_more_shared_memory_where_it_is_asked_for(container: str | None, remedy: str) -> None:
     facts = Facts(gpus=[H100] * 8, dev_shm_mib=64, container=container)
     assert remedy in host_checks.shared_memory(facts, Needs()).remedy
+
+
+def test_disk_of_an_installation_is_what_bootstrap_asks_for() -> None:
+    script = (ROOT / "scripts" / "bootstrap.sh").read_text()
+    for name, gb in (("cpu", host_checks.CPU_INSTALL_GB), ("cuda", host_checks.CUDA_INSTALL_GB)):
+        assert f" {name}_disk_gb={gb}" in script
 
 
 def test_disks_are_summed_by_file_system() -> None:
