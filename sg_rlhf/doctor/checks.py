@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sg_rlhf.doctor import gpu_checks, host_checks, run_checks
 from sg_rlhf.doctor.check import SKIPPED, Check
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from sg_rlhf.doctor.facts import Facts
     from sg_rlhf.doctor.needs import Needs

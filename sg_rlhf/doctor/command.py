@@ -14,6 +14,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sg_rlhf.doctor.check import FAILED, SKIPPED, WARNING, Check, exit_status
 from sg_rlhf.doctor.checks import check
@@ -22,7 +23,6 @@ from sg_rlhf.doctor.gather import Wanted, gather
 from sg_rlhf.doctor.needs import Needs, of_hardware
 from sg_rlhf.doctor.report import coloured, table, verdict
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn

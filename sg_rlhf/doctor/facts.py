@@ -9,8 +9,8 @@ from __future__ import annotations
 import difflib
 import json
 from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path

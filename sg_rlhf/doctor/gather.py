@@ -8,11 +8,11 @@ import time
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sg_rlhf.doctor import gpus, host, network
 from sg_rlhf.doctor.facts import ABSENT, Facts
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 

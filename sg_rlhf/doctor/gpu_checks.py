@@ -8,12 +8,12 @@ forward compatibility. Compute capability 8.0 has bf16, and vLLM's flash attenti
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
 from sg_rlhf.doctor.facts import NONE
 from sg_rlhf.doctor.needs import SIZES, suggested_hardware
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from sg_rlhf.doctor.facts import Facts, Gpu
     from sg_rlhf.doctor.needs import Needs

@@ -7,11 +7,11 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sg_rlhf.doctor.facts import NONE, Gpu
 from sg_rlhf.doctor.questions import Question
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any

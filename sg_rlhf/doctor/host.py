@@ -13,11 +13,11 @@ import shutil
 import sys
 import sysconfig
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sg_rlhf.doctor.facts import NONE, Disk, Python
 from sg_rlhf.doctor.questions import Question
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
 from sg_rlhf.doctor.facts import CACHE, FOLDER, NONE
 from sg_rlhf.doctor.gpu_checks import used
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from sg_rlhf.doctor.facts import Disk, Facts
     from sg_rlhf.doctor.needs import Needs

@@ -11,11 +11,11 @@ import socket
 import urllib.parse
 import urllib.request
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sg_rlhf.doctor.facts import ABSENT, CACHE, FOLDER, NOBODY, RETRIEVER, STRANGER, Hub
 from sg_rlhf.doctor.questions import Question, python
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 

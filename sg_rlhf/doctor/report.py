@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING
 from sg_rlhf.doctor.needs import models_of, of_hardware, suggested_hardware
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import TextIO

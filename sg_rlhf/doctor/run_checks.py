@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
 from sg_rlhf.doctor.facts import CACHE, FOLDER, NOBODY, RETRIEVER, STRANGER
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from sg_rlhf.doctor.facts import Facts
     from sg_rlhf.doctor.needs import Needs
