@@ -146,8 +146,8 @@ find_python() {
       "apt-get install python3.11-dev"
 }
 
-# GPUs, driver, toolkit: what would be found out after gigabytes and an hour, said in seconds. A doctor that cannot
-# speak (status 1 is a warning, too) keeps nobody from trying.
+# Driver and GPUs: what would be found out after gigabytes of download, said in seconds. A doctor that cannot speak
+# (status 1, as with warnings) keeps nobody from trying.
 ask_doctor() {
   [ -d sg_rlhf/doctor ] || return 0
   "$base_python" -E -S -m sg_rlhf.doctor --install $kind </dev/null || [ $? -ne 2 ] || exit 2
