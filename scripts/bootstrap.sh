@@ -146,6 +146,13 @@ find_python() {
       "apt-get install python3.11-dev"
 }
 
+# Driver and GPUs: what would be found out after gigabytes of download, said in seconds. A doctor that cannot speak
+# (status 1, as with warnings) keeps nobody from trying.
+ask_doctor() {
+  [ -d sg_rlhf/doctor ] || return 0
+  "$base_python" -E -S -m sg_rlhf.doctor --install $kind </dev/null || [ $? -ne 2 ] || exit 2
+}
+
 make_venv() {
   if [ -d $venv ] && [ ! -e $log ] && [ -n "$(ls -A $venv)" ]; then
     refuse "$root/$venv exists and was not made by this script: move it away"
@@ -244,6 +251,7 @@ operator=
 trap interrupted INT TERM HUP
 check_compiler
 find_python
+ask_doctor
 case $made in
   "$venv_id $packages_id"*) ;;
   # Only the lock has changed. (What it no longer names stays installed: harmless, and tests find imports of it.)

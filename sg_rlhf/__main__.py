@@ -41,6 +41,11 @@ COMMANDS = {
         "sg_rlhf.data",
         main="sg_rlhf.data.command",
     ),
+    "doctor": Command(
+        "what this machine lacks, in general or for a recipe, and what to do",
+        "sg_rlhf.doctor",
+        main="sg_rlhf.doctor.command",
+    ),
     "eval": Command("evaluate a model on the paper's benchmarks (--list shows them)", "eval.run"),
     "report": Command(
         "one HTML page of figures and samples about one or several runs",

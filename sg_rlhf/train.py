@@ -24,6 +24,7 @@ from typing import Any
 from sg_rlhf.common.final_checkpoint import final_checkpoint
 from sg_rlhf.config import Config, ConfigError, load_config, local_path, sections
 from sg_rlhf.config.upstream_flags import UpstreamChanged, UpstreamMissing
+from sg_rlhf.doctor.before_run import UnfitMachine, before_run
 from sg_rlhf.overlay import cli, contract, layout
 from sg_rlhf.overlay.errors import TooFewPrompts
 from sg_rlhf.plan.of_recipe import Plan, plan_of, write_predicted
@@ -132,11 +133,15 @@ def check(run: Run) -> argparse.Namespace:
 
     Raises:
         ConfigError, UsageError, TooFewPrompts: one line naming the key, its value and the remedy.
+        UnfitMachine: the machine lacks something, a line each.
         UpstreamChanged: the installed OpenRLHF is not the one that the overlay is written against.
     """
     contract.check()
     check_files(run.config)
     args = cli.parse(run.argv)
+    # Before the flags are fitted to it: a GPU whose driver is too old looks like none to torch.
+    for line in before_run(run.config, run.directory):
+        print(f"warning: {line}")
     cli.fit_platform(args)
     layout.check_prompts(layout.plan(prompts_at_most(args.data), args), args)
     sections.check(run.config.sg.domains)
@@ -333,7 +338,7 @@ def main(argv: list[str] | None = None) -> int:
         args.ckpt.load_enable = prepare_run_dir(run.config, run.directory)
         plan = planned(run)
         write_predicted(plan, run.directory)
-    except (ConfigError, cli.UsageError, TooFewPrompts, UpstreamChanged) as error:
+    except (ConfigError, cli.UsageError, TooFewPrompts, UnfitMachine, UpstreamChanged) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

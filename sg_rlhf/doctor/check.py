@@ -1,0 +1,47 @@
+"""One check and its outcome."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
+
+
+@dataclass(frozen=True)
+class Check:
+    """The outcome of one check.
+
+    Attributes:
+        name: what was looked at.
+        status: ok; warning (works, but); failed (cannot work); skipped (not known, not needed).
+        found: what there is.
+        needed: what there must be.
+        remedy: what to do, or a remark.
+    """
+
+    name: str
+    status: str
+    found: str
+    needed: str = ""
+    remedy: str = ""
+
+    def line(self) -> str:
+        """For a terminal or a log that shows this check alone."""
+        needed = f", needed: {self.needed}" if self.needed else ""
+        remedy = f": {self.remedy}" if self.remedy else ""
+        return f"{self.name}: found {self.found}{needed}{remedy}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def exit_status(checks: Iterable[Check]) -> int:
+    """0; 1 with warnings; 2 when it cannot work."""
+    statuses = {check.status for check in checks}
+    return 2 if FAILED in statuses else 1 if WARNING in statuses else 0

@@ -1,0 +1,180 @@
+"""What ``nvidia-smi``, the driver and ``nvcc`` say."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sg_rlhf.doctor.facts import NONE, Gpu
+from sg_rlhf.doctor.questions import Question
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+_FIELDS = (
+    "index", "uuid", "name", "memory.total", "memory.used", "driver_version", "compute_cap",
+)  # fmt: skip
+#: Those that drivers of CUDA 11.3 and before have, too.
+_OLD_FIELDS = _FIELDS[:6]
+#: Where WSL has it, outside the PATH.
+_PLACES = ("/usr/lib/wsl/lib/nvidia-smi",)
+
+
+class NvidiaSmi:
+    """The questions to ``nvidia-smi``, asked when this is made."""
+
+    def __init__(self, environment: Mapping[str, str], seconds: float) -> None:
+        places = [shutil.which("nvidia-smi", path=environment.get("PATH", ""))]
+        self._program = next((p for p in [*places, *_PLACES] if p and Path(p).exists()), None)
+        self._environment = environment
+        self._seconds = seconds
+        if self._program is None:
+            return
+        self._deadline = time.monotonic() + seconds
+        self._gpus = self._ask(*_query(_FIELDS))
+        self._header = self._ask()
+        self._links = self._ask("topo", "-m")
+        self._list = self._ask("-L")
+
+    def _ask(self, *arguments: str) -> Question:
+        assert self._program is not None
+        return Question([self._program, *arguments], self._environment)
+
+    def facts(self) -> dict[str, Any]:
+        """Of `Facts`: gpus, gpu_problem, driver, driver_cuda, mig, nvlink."""
+        loaded = loaded_driver()
+        if self._program is None:
+            return {"gpus": [], "driver": loaded or NONE}
+        status, text = self._gpus.answer(self._deadline)
+        more = (self._header, self._links, self._list)
+        header, links, listed = (question.answer(self._deadline)[1] for question in more)
+        if status is None:
+            return {
+                "gpus": None,
+                "driver": loaded,
+                "gpu_problem": f"it gave no answer within {self._seconds:g} s",
+            }
+        names: tuple[str, ...] = _FIELDS
+        if status and "not a valid field" in text:
+            names = _OLD_FIELDS
+            status, text = self._ask(*_query(names)).answer(self._deadline)
+        rows = [_row(names, line) for line in text.splitlines() if line.count(",") >= 5]
+        if status or not rows:
+            problem = next((line.strip() for line in text.splitlines() if line.strip()), "")
+            return {"gpus": [], "driver": loaded or NONE, "gpu_problem": problem or "no output"}
+        seen = visible(rows, self._environment.get("CUDA_VISIBLE_DEVICES"))
+        slices = mig_slices(listed)
+        speaks = re.search(r"CUDA Version:\s*(\d+\.\d+)", header)
+        return {
+            "gpus": [replace(_gpu(seen[0]), **slices)] if seen and slices else [*map(_gpu, seen)],
+            "driver": _known(rows[0]["driver_version"]) or loaded,
+            "driver_cuda": speaks[1] if speaks else None,
+            "mig": bool(slices),
+            "nvlink": nvlink(links, [int(row["index"]) for row in seen]),
+        }
+
+
+def _query(names: tuple[str, ...]) -> tuple[str, str]:
+    return f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"
+
+
+def _row(names: tuple[str, ...], line: str) -> dict[str, str]:
+    return {names[i]: cell.strip() for i, cell in enumerate(line.split(",")) if i < len(names)}
+
+
+def _known(cell: str | None) -> str | None:
+    """A value; None for ``[N/A]``, ``[Not Supported]``, ``[Insufficient Permissions]``."""
+    return cell if cell and not cell.startswith("[") else None
+
+
+def _gpu(row: dict[str, str]) -> Gpu:
+    used = _known(row["memory.used"])
+    return Gpu(
+        name=row["name"],
+        memory_mib=float(_known(row["memory.total"]) or 0),
+        compute_capability=_known(row.get("compute_cap")),
+        used_mib=None if used is None else float(used),
+    )
+
+
+def mig_slices(listed: str) -> dict[str, Any]:
+    """Name and memory of the smallest MIG slice that ``nvidia-smi -L`` lists; {} without."""
+    found = re.findall(r"^\s+MIG (\S*?(\d+)gb\S*)", listed, re.MULTILINE)
+    if not found:
+        return {}
+    name, gb = min(found, key=lambda slice: int(slice[1]))
+    return {"name": f"MIG {name}", "memory_mib": float(gb) * 1000, "used_mib": None}
+
+
+def visible(rows: list[dict[str, str]], chosen: str | None) -> list[dict[str, str]]:
+    """The rows that CUDA_VISIBLE_DEVICES leaves, in its order; as CUDA does, up to a bad entry."""
+    if chosen is None:
+        return rows
+    found = []
+    for name in filter(None, (part.strip() for part in chosen.split(","))):
+        fit = [
+            r for r in rows if r["index"] == name or (r["uuid"].startswith(name) and len(name) > 4)
+        ]
+        if not fit:
+            break
+        found.append(fit[0])
+    return found
+
+
+def nvlink(matrix: str, indices: list[int]) -> str | None:
+    """Which pairs have NVLink, by what ``nvidia-smi topo -m`` prints: all, some or none.
+
+    None where there is no pair, or no matrix.
+    """
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", matrix)
+    rows = {}
+    for line in plain.splitlines():
+        found = re.match(r"GPU(\d+)\s+(.*)", line.strip())
+        # The heading begins with GPU0 as well, and has names for cells.
+        if found and not found[2].startswith("GPU"):
+            rows[int(found[1])] = found[2].split()
+    order = sorted(rows)
+    cells = [
+        rows[i][order.index(j)]
+        for i in order
+        for j in order
+        if i < j and i in indices and j in indices and len(rows[i]) >= len(order)
+    ]
+    if not cells:
+        return None
+    linked = [cell.startswith("NV") for cell in cells]
+    return "all" if all(linked) else "some" if any(linked) else NONE
+
+
+def loaded_driver(root: Path = Path("/")) -> str | None:
+    """The version of the kernel's driver; None where none is loaded."""
+    try:
+        text = (root / "proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    found = re.search(r"Module\s.*?(\d+\.\d+(?:\.\d+)?)", text)
+    return found[1] if found else None
+
+
+class Nvcc:
+    """The question to ``nvcc``, which torch would compile with."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        home = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
+        on_path = shutil.which("nvcc", path=environment.get("PATH", ""))
+        places = [f"{home}/bin/nvcc"] if home else [on_path, "/usr/local/cuda/bin/nvcc"]
+        program = next((p for p in places if p and Path(p).exists()), None)
+        self._question = Question([program, "--version"], environment) if program else None
+
+    def release(self, deadline: float) -> str | None:
+        """Such as "13.0"; "none" without nvcc, None where it does not tell."""
+        if self._question is None:
+            return NONE
+        _, text = self._question.answer(deadline)
+        found = re.search(r"release (\d+\.\d+)", text)
+        return found[1] if found else None

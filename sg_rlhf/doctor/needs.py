@@ -1,0 +1,102 @@
+"""What an installation, a machine in general or one recipe needs; see `checks` for the judging."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sg_rlhf.doctor.facts import Gpu
+
+#: Memory in the name -> MiB that a GPU of it reports at least (an A10 of 24 GB: 23,028); the
+#: training scripts choose by the same figures.
+SIZES = {80: 75_000, 40: 39_000, 24: 22_000}
+COUNTS = (8, 4, 2, 1)
+#: Names that are older than COUNTxSIZEgb: how many GPUs, of how many GB.
+_OLDER = {"1xgpu": (1, 24), "8xh100": (8, 80), "cuda": (None, None)}
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What is needed, as far as it is known; the defaults are a machine's in general.
+
+    Attributes:
+        gpus: of one node; 0 for a run without, None for whatever is there.
+        gpu_gb: memory of each, by the name of the hardware.
+        nodes: machines; facts are of one of them.
+        install: "cpu" or "cuda" when scripts/bootstrap.sh is about to install that; "" otherwise.
+        recipe: a recipe is judged, not the machine in general.
+        nvcc_for: what somebody must compile with nvcc first; "" for nothing, as in the recipes.
+        host_gib: host memory of a node.
+        model: id or folder of the policy.
+        gated: the hub gives it only to those with a token.
+        model_gb: of its download.
+        data: files that the recipe reads.
+        run_gb: all that the run writes, checkpoints for the most part.
+        retriever: where the recipe's retriever answers.
+    """
+
+    gpus: int | None = None
+    gpu_gb: int | None = None
+    nodes: int = 1
+    install: str = ""
+    recipe: bool = False
+    nvcc_for: str = ""
+    host_gib: float | None = None
+    model: str = ""
+    gated: bool = False
+    model_gb: float | None = None
+    data: tuple[str, ...] = ()
+    run_gb: float | None = None
+    retriever: str = ""
+
+
+def of_hardware(name: str) -> Needs:
+    """The needs of hardware by its name, as SG_HARDWARE takes it; "" is whatever is there.
+
+    Raises:
+        ValueError: it is no name.
+    """
+    if not name:
+        return Needs()
+    if name == "cpu":
+        return Needs(gpus=0)
+    nodes = 1
+    if name in _OLDER:
+        gpus, size = _OLDER[name]
+    else:
+        found = re.match(r"(?:([1-9]\d*)x)?([1-9]\d*)x(\d+)gb$", name)
+        if not found or int(found[3]) not in SIZES:
+            raise ValueError(
+                f"SG_HARDWARE={name}: expected cpu, or COUNTxSIZEgb such as 8x80gb, with a size "
+                f"of {', '.join(map(str, sorted(SIZES)))}"
+            )
+        nodes, gpus, size = int(found[1] or 1), int(found[2]), int(found[3])
+    return Needs(gpus=gpus, gpu_gb=size, nodes=nodes)
+
+
+def models_of(gpus: int, size: int) -> str:
+    """The largest models that the training scripts train on so many GPUs of a size in GB.
+
+    As examples/scripts/common.sh has them.
+    """
+    if size == 80 or (size == 40 and gpus >= 4):
+        return "models of 3B to 8B"
+    return "models of 3B" if size == 40 or gpus >= 4 else "reduced recipes of 0.5B"
+
+
+def size_of(memory_mib: float) -> int | None:
+    """The largest size, in GB, that a GPU's memory has; None for less than the smallest."""
+    return next((size for size, least in SIZES.items() if memory_mib >= least), None)
+
+
+def suggested_hardware(gpus: Sequence[Gpu]) -> str:
+    """The SG_HARDWARE that uses most of these GPUs; "" where they are too small for any."""
+    size = size_of(min((gpu.memory_mib for gpu in gpus), default=0))
+    if not gpus:
+        return "cpu"
+    count = next(count for count in COUNTS if count <= len(gpus))
+    return f"{count}x{size}gb" if size else ""

@@ -1,0 +1,179 @@
+"""What one recipe needs of the machine: out of its keys, and out of its memory plan.
+
+Needs the packages that read recipes (pydantic, omegaconf) and Python 3.11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sg_rlhf.config import Config, ConfigError, load_config, local_path
+from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
+from sg_rlhf.doctor.facts import Facts
+from sg_rlhf.doctor.gather import Wanted
+from sg_rlhf.doctor.gpu_checks import used
+from sg_rlhf.doctor.host_checks import CPU_HOST_GIB, SLACK
+from sg_rlhf.doctor.needs import SIZES, Needs, size_of, suggested_hardware
+from sg_rlhf.plan.hardware import Hardware, of_machine
+from sg_rlhf.plan.memory import MemoryPlan, memory_plan
+from sg_rlhf.plan.run_shape import run_shape
+
+_FILES = {".json", ".jsonl", ".parquet", ".csv"}
+#: The plan's line that is written to the hub's cache and not to the run directory.
+DOWNLOAD = "the model's download"
+#: The plan's line of what every process takes without a model.
+PROCESSES = "Python processes"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe, and where its run would be.
+
+    Attributes:
+        without_gpus: it will run without GPUs, whatever there is.
+    """
+
+    config: Config
+    run_dir: Path
+    without_gpus: bool
+
+    @property
+    def model(self) -> str:
+        """Id or folder of the policy."""
+        key = "actor.model_name_or_path"
+        return local_path(key, str(self.config.value(key) or ""))
+
+    @property
+    def retriever(self) -> str:
+        """Where its searches go; "" for a recipe without an environment."""
+        if not self.config.value("train.agent_func_path"):
+            return ""
+        found: list[Any] = [getattr(s, "url", "") for s in self.config.sg.domains.values()]
+        return next((str(url) for url in found if url), "")
+
+    def data(self) -> tuple[str, ...]:
+        """Local files that it names; other names are ids of the hub."""
+        named = [self.config.value("data.prompt_dataset"), self.config.value("eval.dataset")]
+        named += [one.dataset for one in self.config.sg.eval_sets]
+        names = [name.strip() for given in named for name in str(given or "").split(",")]
+        return tuple(dict.fromkeys(name for name in names if Path(name).suffix in _FILES))
+
+    def wanted(self, **more: Any) -> Wanted:
+        """What to look for on the machine."""
+        return Wanted(
+            run_dir=self.run_dir,
+            models=(self.model,) if self.model else (),
+            data=self.data(),
+            retriever=self.retriever or None,
+            wandb_key=bool(self.config.value("logger.wandb.key")),
+            **more,
+        )
+
+
+def load(files: Sequence[str], overrides: Sequence[str], run_dir: str | None) -> Recipe:
+    """A recipe as `sg_rlhf.train` would run it.
+
+    Raises:
+        ConfigError: one line naming the file, the key, the value and what was expected.
+    """
+    config = load_config(files, tuple(overrides))
+    name = "_".join(Path(file).stem for file in files) or "run"
+    without = config.value("vllm.sync_backend") == "gloo"
+    return Recipe(config, Path(run_dir or Path("runs") / name), without)
+
+
+def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:
+    """The recipe's needs, and the check of its memory plan on this machine.
+
+    Raises:
+        ConfigError: the model is a module that is not installed.
+    """
+    value, without = recipe.config.value, recipe.without_gpus
+    needs = Needs(
+        gpus=0 if without else gpus_per_node(recipe.config),
+        nodes=value("actor.num_nodes") or 1,
+        recipe=True,
+        nvcc_for="" if without else _to_compile(recipe.config, facts),
+        model=recipe.model,
+        data=recipe.data(),
+        retriever=recipe.retriever,
+    )
+    unknown = "this model's shape is not known here"
+    try:
+        shape = run_shape(recipe.config)
+    except ConfigError:
+        raise
+    except ValueError as error:  # a model of another kind
+        shape, unknown = None, str(error)
+    if shape is None:
+        remedy = "the folder of a dense model has one"
+        return needs, [Check("memory plan", SKIPPED, unknown, "config.json", remedy)]
+    plan = memory_plan(shape, _hardware(facts, needs))
+    if needs.gpus:
+        host = plan.host_gib
+    else:  # what a run of the small model was measured to take has its processes in it
+        host = max(CPU_HOST_GIB, plan.host_gib - plan.host.get(PROCESSES, 0) / 2**30)
+    needs = replace(
+        needs,
+        host_gib=host,
+        gated=shape.model.gated,
+        model_gb=plan.disk.get(DOWNLOAD, 0) / 1e9,
+        run_gb=plan.disk_gb - plan.disk.get(DOWNLOAD, 0) / 1e9,
+    )
+    return needs, [_memory(plan, facts)] if needs.gpus else []
+
+
+def _to_compile(config: Config, facts: Facts) -> str:
+    """flash-attn comes as source, where a recipe wants it and it is not there."""
+    if facts.flash_attn:
+        return ""
+    if config.value("ds.attn_implementation") == "flash_attention_2":
+        return "flash-attn (ds.attn_implementation)"
+    return "flash-attn (ds.ring_attn_size)" if (config.value("ds.ring_attn_size") or 1) > 1 else ""
+
+
+def gpus_per_node(config: Config) -> int:
+    """GPUs that the recipe takes of a node: of all models and engines, or of those that share."""
+    value = config.value
+    actor, nodes = value("actor.num_gpus_per_node") or 1, value("actor.num_nodes") or 1
+    if value("train.colocate_all"):
+        return int(actor)
+    apart = value("algo.kl.init_coef") > 0 and not value("train.colocate_actor_ref")
+    reference = value("ref.num_nodes") * value("ref.num_gpus_per_node") if apart else 0
+    engines = (value("vllm.num_engines") or 0) * value("vllm.tensor_parallel_size")
+    return int(actor - (-(reference + engines) // nodes))
+
+
+def _hardware(facts: Facts, needs: Needs) -> Hardware:
+    """The machine as a plan sees it; disks are judged here, by file system."""
+    gpus = used(facts, needs)
+    return of_machine(
+        [gpu.name for gpu in gpus],
+        [gpu.memory_mib for gpu in gpus],
+        nvlink=facts.nvlink == "all",
+        host_memory_gib=facts.memory_gib or float("inf"),
+        nodes=needs.nodes,
+    )
+
+
+def _memory(plan: MemoryPlan, facts: Facts) -> Check:
+    """Whether the largest moment of each phase fits a GPU."""
+    least = f"{plan.peak_gib:.0f} GiB a GPU"
+    if not facts.gpus:
+        return Check("memory plan", SKIPPED, "no GPU to plan for", f"{least} ({plan.peak_phase})")
+    has = plan.hardware.gpu_memory_gib
+    found = f"{has:.0f} GiB a GPU"
+    needed = f"{plan.peak_gib:.0f} GiB, {plan.peak_phase}"
+    # The number of GPUs, the host and the disks have checks of their own.
+    mine = [p for p in plan.problems if p.split(":")[0] not in ("GPUs", "host memory", "disk")]
+    if not mine:
+        tight = [remark for remark in plan.remarks if remark.startswith("tight")]
+        return Check("memory plan", WARNING if tight else OK, found, needed, "; ".join(tight))
+    name = suggested_hardware(facts.gpus)
+    if name and size_of(facts.gpus[0].memory_mib) != max(SIZES):
+        mine.append(f"SG_HARDWARE={name} has settings for these")
+    status = FAILED if plan.peak_gib > has * (1 + SLACK) else WARNING
+    return Check("memory plan", status, found, needed, "; ".join(mine))
