@@ -44,6 +44,11 @@ class VllmEngine:
                 max_model_len=options.context,
                 tensor_parallel_size=options.tensor_parallel,
                 disable_log_stats=True,
+                # Mistral's repositories hold other files too, which vLLM would prefer; prompts are
+                # encoded by the Hugging Face tokenizer, and checkpoints have no others.
+                tokenizer_mode="hf",
+                config_format="hf",
+                load_format="hf",
                 **(cpu_settings(options.context) if options.cpu else {}),
             )
             self._engine = LLMEngine.from_engine_args(
@@ -66,6 +71,7 @@ class VllmEngine:
                 seed=None if greedy else request.seed,
                 output_kind=RequestOutputKind.FINAL_ONLY,
                 stop=list(request.stop),
+                stop_token_ids=list(request.stop_ids),
                 include_stop_str_in_output=bool(request.stop),
             )
             prompt = TokensPrompt(prompt_token_ids=list(request.prompt_ids))

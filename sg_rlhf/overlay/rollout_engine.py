@@ -14,8 +14,12 @@ from vllm import SamplingParams
 from sg_rlhf.overlay import engine_log_probs, phases
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.errors import RewardError
+from sg_rlhf.tasks import chat
 
 CPU_WORKER_EXTENSION = "sg_rlhf.overlay.cpu.weight_sync.CpuWorkerWrap"
+#: Mistral's repositories hold the model twice. vLLM prefers Mistral's own files: other tokenizer
+#: code than the trainer's, and a second download of the weights.
+HUGGING_FACE_FILES = {"tokenizer_mode": "hf", "config_format": "hf", "load_format": "hf"}
 SHOWN_CHARACTERS = 600
 
 
@@ -60,17 +64,32 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
             if not platform.has_bf16_units():
                 # The bf16 weights as they are; only the products are computed in float32.
                 kwargs["dtype"] = "float32"
-        kwargs |= engine_log_probs.engine_options()
+        kwargs |= engine_log_probs.engine_options() | HUGGING_FACE_FILES
         self._expects_reward = bool(remote_rm_url)
         with phases.phase(phases.ENGINE, "starting vLLM and loading the model"):
             await super().__init__(*args, remote_rm_url=remote_rm_url, **kwargs)
 
     async def generate_responses(
-        self, prompt: str, label: str, *args: Any, hf_tokenizer: Any, **kwargs: Any
+        self,
+        prompt: str,
+        label: str,
+        sampling_params: Any,
+        *args: Any,
+        hf_tokenizer: Any,
+        **kwargs: Any,
     ) -> Any:
-        """Upstream's rollouts of one prompt; raises :class:`RewardError` if one has no reward."""
+        """Upstream's rollouts of one prompt, which end where a turn of its chat form does.
+
+        Raises:
+            RewardError: one of them has no reward.
+        """
+        ends = chat.turn_end_ids(prompt, hf_tokenizer)
+        if ends:
+            sampling_params = sampling_params.clone()
+            sampling_params.stop_token_ids = [*(sampling_params.stop_token_ids or []), *ends]
+            sampling_params.all_stop_token_ids.update(ends)  # what min_tokens holds back
         outputs = await super().generate_responses(
-            prompt, label, *args, hf_tokenizer=hf_tokenizer, **kwargs
+            prompt, label, sampling_params, *args, hf_tokenizer=hf_tokenizer, **kwargs
         )
         if self._expects_reward:
             for output in outputs:
