@@ -30,7 +30,7 @@ from sg_rlhf.tasks.kk.prompt import SYSTEM, build_chat_prompt, build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate as puzzles
 from sg_rlhf.tasks.math.prompt import prompt_of
 from sg_rlhf.tasks.search import prompt as search
-from tests.unit.overlay.families import FAMILIES, Family
+from tests.unit.families import FAMILIES, Family
 
 PUZZLE = puzzles(3, 1, seed=0)[0]
 GOLD = PUZZLE.solution_text_format
