@@ -2,7 +2,8 @@
 # Sourced by the training scripts, before anything is installed: sets `hardware` to a name of
 # configs/hardware and `models` to the largest models that it holds (tiny, 1b, 3b, 8b); choose_recipe
 # sets `config` and `configs`; report_run ends the scripts.
-# SG_HARDWARE says which; without it, what nvidia-smi finds.
+# SG_HARDWARE says which; without it, what nvidia-smi finds. SG_HOST_MEMORY_GIB: the host's memory,
+# where a limit of the cluster is not seen.
 
 refuse() { echo "error: $*" >&2; exit 2; }
 
@@ -49,6 +50,32 @@ find_hardware() {
   echo "${used}x${size}gb"
 }
 
+# GiB of memory that a run may use: the machine's, or its container's where that is less.
+host_gib() {
+  local kib limit
+  kib=$(awk '/^MemTotal:/ { print $2 }' /proc/meminfo)
+  for limit in /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes; do
+    # "max" and version 1's huge number are no limits.
+    limit=$(cat "$limit" 2>/dev/null || true)
+    if [[ $limit =~ ^[0-9]{1,15}$ ]] && ((limit / 1024 < kib)); then kib=$((limit / 1024)); fi
+  done
+  echo $((kib / 1024 / 1024))
+}
+
+# Optimizer states, the sleeping engines' weights and Python itself are in host memory: GiB that the
+# largest models need with so many GPUs (fitted to sg_rlhf.plan, which has the sum in detail).
+fit_host() {
+  local gib count=${hardware%%x*} need
+  gib=${SG_HOST_MEMORY_GIB:-$(host_gib)}
+  for size in 8b 3b; do
+    [[ $models == "$size" ]] || continue
+    if [[ $size == 8b ]]; then need=$((160 + 36 * count)); else need=$((65 + 20 * count)); fi
+    ((gib < need)) || return 0
+    echo "host memory: $gib GiB, and ${size^^} parameters on ${count} GPU(s) need about $need" >&2
+    if [[ $size == 8b ]]; then models=3b; else models=1b; fi
+  done
+}
+
 hardware=${SG_HARDWARE:-}
 if [[ -z $hardware ]]; then hardware=$(find_hardware); fi
 case $hardware in
@@ -59,6 +86,9 @@ case $hardware in
   *) refuse "SG_HARDWARE=$hardware: expected cpu, {1,2,4,8}x{24,40,80}gb such as 8x80gb, 2x8x80gb" \
     "(nodes x GPUs), 1xgpu or 8xh100" ;;
 esac
+
+# A name that is given may be another machine's.
+if [[ -z ${SG_HARDWARE:-} ]]; then fit_host; fi
 
 # RECIPE: sets `config` to it, or to SG_CONFIG; and `configs` to the flags of the training command,
 # which name the hardware last, so that it wins over what the recipe extends.
@@ -73,8 +103,8 @@ choose_recipe() {
   esac
   if [[ $hardware != cpu ]]; then configs+=(--config "configs/hardware/$hardware.yaml"); fi
   echo "hardware: $hardware; recipe: $config"
-  if [[ -z ${SG_CONFIG:-} && $models == 1b ]]; then
-    echo "the paper's models do not fit: this is a reduced recipe (docs/operations.md)"
+  if [[ -z ${SG_CONFIG:-} && $config == *_1xgpu.yaml ]]; then
+    echo "the paper's model does not fit: this is a reduced recipe (docs/operations.md)"
   fi
 }
 

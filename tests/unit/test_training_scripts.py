@@ -25,6 +25,8 @@ NAMES = [
     "1xgpu",
     "8xh100",
 ]
+#: The host that the tests run on has too little memory for most recipes.
+LARGE_HOST = {"SG_HOST_MEMORY_GIB": "2000"}
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def sourced(folder: Path, machine: Machine, **variables: str) -> subprocess.Comp
     kept = {k: v for k, v in os.environ.items() if k not in ("SG_HARDWARE", "CUDA_VISIBLE_DEVICES")}
     return subprocess.run(
         ["bash", "-c", f"set -euo pipefail\nsource '{SCRIPTS / 'common.sh'}'\necho $hardware"],
-        env=kept | {"PATH": f"{folder}:{os.environ['PATH']}", **variables},
+        env=kept | {"PATH": f"{folder}:{os.environ['PATH']}", **LARGE_HOST, **variables},
         capture_output=True, text=True,
     )  # fmt: skip
 
@@ -212,7 +214,8 @@ def run_script(
         } | variables  # fmt: skip
     return subprocess.run(
         ["bash", f"examples/scripts/train_grpo_sg_{domain}.sh", *arguments],
-        cwd=tree, env=kept | {"PATH": f"{tree}/bin:{os.environ['PATH']}", **variables},
+        cwd=tree,
+        env=kept | {"PATH": f"{tree}/bin:{os.environ['PATH']}", **LARGE_HOST, **variables},
         capture_output=True, text=True,
     )  # fmt: skip
 
@@ -255,8 +258,8 @@ def test_each_machine_gets_a_recipe_that_parses(tree: Path, name: str, domain: s
     recipe = RECIPES[LARGEST.get(hardware, "8b")][domain]
     last = [] if hardware == "cpu" else [f"configs/hardware/{hardware}.yaml"]
     assert configs_of(command) == [recipe, *last]
-    reduced = "the paper's models do not fit: this is a reduced recipe" in found.stdout
-    assert reduced == (hardware in ("1x24gb", "2x24gb"))
+    reduced = "the paper's model does not fit: this is a reduced recipe" in found.stdout
+    assert reduced == recipe.endswith("_1xgpu.yaml")
     args = cli.parse(load_config([ROOT / path for path in (recipe, *last)]).to_argv())
     size = hardware.split("x")
     assert args.actor.num_gpus_per_node == (1 if hardware == "cpu" else int(size[-2]))
@@ -322,3 +325,46 @@ def test_orz_is_trained_on_orz(tree: Path) -> None:
     lines = (tree / "called").read_text()
     assert "sg_rlhf.data math --out data/math_orz --source orz57k --eval-dir" in lines
     assert "data.prompt_dataset=data/math_orz/train.jsonl" in called(tree, "train")
+
+
+@pytest.mark.parametrize(
+    ("machine", "gib", "kk", "math"),
+    [
+        (gpus(1, 81559), 225, "3b", "8b"),
+        (gpus(1, 81559), 158, "3b", "1b"),
+        (gpus(1, 81559), 64, "1b", "1b"),
+        (gpus(1, 40960), 79, "1b", "1b"),
+        (gpus(4, 24564), 120, "1b", "1b"),
+        (gpus(8, 81559), 500, "8b", "8b"),
+        (gpus(8, 81559), 300, "3b", "1b"),
+        (gpus(1, 24564), 32, "1b", "1b"),
+        (Machine(status=127), 4, "tiny", "tiny"),
+    ],
+)
+def test_a_small_host_gets_a_smaller_model_and_hears_why(
+    tree: Path, machine: Machine, gib: int, kk: str, math: str
+) -> None:
+    for domain, size in (("kk", kk), ("math", math)):
+        found = run_script(tree, domain, machine, SG_HOST_MEMORY_GIB=str(gib))
+        assert found.returncode == 0, found.stderr
+        assert configs_of(called(tree, "train"))[0] == RECIPES[size][domain]
+    said = f"host memory: {gib} GiB, and " in found.stderr
+    full = run_script(tree, "math", machine)
+    assert said == (full.stderr != found.stderr)
+    assert configs_of(called(tree, "train"))[0] == RECIPES[largest(machine)]["math"]
+
+
+def largest(machine: Machine) -> str:
+    hardware = next(name for found, name in MACHINES.values() if found == machine)
+    return LARGEST.get(hardware, "8b")
+
+
+def test_the_host_is_read_where_nobody_tells_it(tmp_path: Path) -> None:
+    asked = "set -euo pipefail\nsource '{}'\nhost_gib"
+    found = subprocess.run(
+        ["bash", "-c", asked.format(SCRIPTS / "common.sh")],
+        env=os.environ | {"SG_HARDWARE": "cpu"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    kib = int(Path("/proc/meminfo").read_text().split()[1])
+    assert 0 < int(found.stdout) <= kib // 2**20
