@@ -23,6 +23,8 @@ class PromptDataset(Upstream):
     def __init__(self, dataset: Any, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
         """Upstream's reading; raises :class:`UnfitPrompts` for another model's chat form."""
         super().__init__(dataset, tokenizer, *args, **kwargs)
+        # A processor of images has a tokenizer inside.
+        tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
         try:
             for prompt in self.prompts[:1]:  # they are all written by one template
                 chat.check_form(prompt, tokenizer)

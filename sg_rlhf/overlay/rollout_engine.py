@@ -83,7 +83,8 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         Raises:
             RewardError: one of them has no reward.
         """
-        ends = chat.turn_end_ids(prompt, hf_tokenizer)
+        # A processor of images has a tokenizer inside.
+        ends = chat.turn_end_ids(prompt, getattr(hf_tokenizer, "tokenizer", hf_tokenizer))
         if ends:
             sampling_params = sampling_params.clone()
             sampling_params.stop_token_ids = [*(sampling_params.stop_token_ids or []), *ends]
