@@ -52,11 +52,11 @@ find_hardware() {
 
 # GiB of memory that a run may use: the machine's, or its container's where that is less.
 host_gib() {
-  local kib limit
+  local kib file limit
   kib=$(awk '/^MemTotal:/ { print $2 }' /proc/meminfo)
-  for limit in /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes; do
+  for file in /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes; do
     # "max" and version 1's huge number are no limits.
-    limit=$(cat "$limit" 2>/dev/null || true)
+    limit=$(cat "$file" 2>/dev/null || true)
     if [[ $limit =~ ^[0-9]{1,15}$ ]] && ((limit / 1024 < kib)); then kib=$((limit / 1024)); fi
   done
   echo $((kib / 1024 / 1024))
@@ -65,7 +65,7 @@ host_gib() {
 # Optimizer states, the sleeping engines' weights and Python itself are in host memory: GiB that the
 # largest models need with so many GPUs (fitted to sg_rlhf.plan, which has the sum in detail).
 fit_host() {
-  local gib count=${hardware%%x*} need
+  local gib size need count=${hardware%%x*}
   gib=${SG_HOST_MEMORY_GIB:-$(host_gib)}
   for size in 8b 3b; do
     [[ $models == "$size" ]] || continue
