@@ -21,13 +21,20 @@ class PromptDataset(Upstream):
     prompts: list[str]
 
     def __init__(self, dataset: Any, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
-        """Upstream's reading; raises :class:`UnfitPrompts` for another model's chat form."""
+        """Upstream's reading, with the BOS."""
         super().__init__(dataset, tokenizer, *args, **kwargs)
         # A processor of images has a tokenizer inside.
-        tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+        self._text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+        self.prompts = chat.with_bos(self.prompts, self._text_tokenizer)
+
+    def check(self) -> None:
+        """Refuse another family's prompts. Apart, as Ray loses the cause of a failed start.
+
+        Raises:
+            UnfitPrompts: one line with the remedy.
+        """
         try:
             for prompt in self.prompts[:1]:  # they are all written by one template
-                chat.check_form(prompt, tokenizer)
+                chat.check_form(prompt, self._text_tokenizer)
         except ValueError as error:
             raise UnfitPrompts(str(error)) from None
-        self.prompts = chat.with_bos(self.prompts, tokenizer)

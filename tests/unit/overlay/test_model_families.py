@@ -121,6 +121,7 @@ def test_a_puzzle_is_read_answered_graded_and_trained_on(
     family, tokenizer = FAMILIES[name], upstreams_tokenizer(folders[name])
     prompt = prompt_for(tokenizer, chatml=name.startswith("qwen2.5"))
     data = read([{"input": prompt, "answer": GOLD}], tokenizer, apply_template=False)
+    data.check()
     assert data.prompts == [prompt] and prompt.endswith("<think>")
     answer = f"{REASONING}{GOLD}</answer>"
     written = f"{answer}{family.turn_end}{behind.format(turn='<|im_start|>')}"
@@ -235,8 +236,9 @@ def test_a_question_goes_through_the_chat_template(folders: dict[str, Path], nam
 @pytest.mark.parametrize("name", ["llama-3.1-instruct", "mistral-v0.3", "mistral-old-tokenizer"])
 def test_prompts_in_another_familys_form_are_refused(folders: dict[str, Path], name: str) -> None:
     row = {"input": build_prompt(PUZZLE.quiz), "answer": GOLD}
+    data = read([row], upstreams_tokenizer(folders[name]), apply_template=False)
     with pytest.raises(UnfitPrompts) as refusal:
-        read([row], upstreams_tokenizer(folders[name]), apply_template=False)
+        data.check()
     assert "written in ChatML (Qwen)'s form" in str(refusal.value)
     assert "no token <|im_start|>" in str(refusal.value) and "\n" not in str(refusal.value)
 
