@@ -2,7 +2,7 @@
 # Make .venv in the repository root: Python 3.11 with every package of requirements/{cpu,cuda}.lock, and this project.
 #
 #   scripts/bootstrap.sh                      cuda where nvidia-smi lists a GPU, else cpu
-#   SG_HARDWARE=cpu|cuda|8x80gb... ...      choose instead; an environment once made keeps its kind until then
+#   SG_HARDWARE=cpu|cuda|8x80gb|... ...       choose instead; an environment once made keeps its kind until then
 #   SG_PYTHON=/path/to/python3.11 ...         choose the interpreter
 #
 # Callers run it first and then use .venv/bin/python. Up to date it prints nothing and takes a moment; two at once
