@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## make .venv (SG_HARDWARE=cpu|1xgpu|8xh100 overrides detection)
+setup: ## make .venv (SG_HARDWARE=cpu|8x80gb|... overrides detection)
 	@scripts/bootstrap.sh
 
 lint: setup ## ruff, mypy, the arrows between packages

@@ -8,6 +8,7 @@ from typing import Any
 
 from eval.engines.base import Request
 from eval.store import Key, Row
+from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.questions import Question, Source, questions_hash, sample_seed
 from sg_rlhf.tasks.suite import Benchmark, FinishReason, Loaded, Tokenize
@@ -105,7 +106,9 @@ def context_needed(tasks: Sequence[Task]) -> int:
     return max(needs, default=0)
 
 
-def samples(tasks: Sequence[Task], seed: int, *, known_ids: bool) -> list[Sample]:
+def samples(
+    tasks: Sequence[Task], seed: int, *, known_ids: bool, tokenizer: Any = None
+) -> list[Sample]:
     """Every sample of every question, longest prompts first.
 
     Long prompts at the end would leave the engine with a few slow responses; at the beginning
@@ -113,6 +116,7 @@ def samples(tasks: Sequence[Task], seed: int, *, known_ids: bool) -> list[Sample
 
     Args:
         known_ids: the tasks hold real tokens, which the requests then carry.
+        tokenizer: the model's; None for one behind a server.
     """
     found = []
     for task in tasks:
@@ -120,6 +124,7 @@ def samples(tasks: Sequence[Task], seed: int, *, known_ids: bool) -> list[Sample
         for question, ids, limit in zip(
             task.questions, task.prompt_ids, task.max_tokens, strict=True
         ):
+            ends = () if tokenizer is None else chat.turn_end_ids(question.prompt, tokenizer)
             for index in range(settings.n):
                 request = Request(
                     key=f"{name}/{question.id}/{index}",
@@ -129,6 +134,7 @@ def samples(tasks: Sequence[Task], seed: int, *, known_ids: bool) -> list[Sample
                     top_p=settings.top_p,
                     max_tokens=limit,
                     seed=sample_seed(seed, name, question.id, index),
+                    stop_ids=ends,
                 )
                 length = len(ids) or len(question.prompt)
                 found.append((length, Sample(task, question, index, request)))

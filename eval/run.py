@@ -31,6 +31,7 @@ from eval.model import (
     served_model,
 )
 from eval.store import RESULTS, TABLE, Key, Row, Store
+from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Benchmark, Host, Prepared, Suite, Tokenize
 
@@ -221,7 +222,7 @@ def find_target(args: argparse.Namespace) -> Target:
         model = find_model(args.model, args.revision)
         set_environment(args.engine, cpu, args.replicas)
         tokenizer = load_tokenizer(model)
-        ids: Tokenize = lambda prompts: tokenizer(list(prompts))["input_ids"]  # noqa: E731
+        ids: Tokenize = lambda prompts: chat.encode(prompts, tokenizer)  # noqa: E731
         return Target(model, context_length(model), ids, tokenizer, cpu)
     from eval.engines.openai import Server
 
@@ -271,7 +272,9 @@ def plan_run(
         "benchmarks": {task.benchmark.name: task.describe() for task in tasks},
     }
     stored = store.begin(request)
-    samples = plan.samples(tasks, args.seed, known_ids=args.engine != "openai")
+    samples = plan.samples(
+        tasks, args.seed, known_ids=args.engine != "openai", tokenizer=target.tokenizer
+    )
     left = _left(samples, stored, args.out)
     name = target.model.name
     print(f"{len(samples)} samples, {len(stored)} there already; model {name}", flush=True)

@@ -2,7 +2,7 @@
 # Make .venv in the repository root: Python 3.11 with every package of requirements/{cpu,cuda}.lock, and this project.
 #
 #   scripts/bootstrap.sh                      cuda where nvidia-smi lists a GPU, else cpu
-#   SG_HARDWARE=cpu|1xgpu|8xh100|cuda ...     choose instead; an environment once made keeps its kind until then
+#   SG_HARDWARE=cpu|cuda|8x80gb|... ...       choose instead; an environment once made keeps its kind until then
 #   SG_PYTHON=/path/to/python3.11 ...         choose the interpreter
 #
 # Callers run it first and then use .venv/bin/python. Up to date it prints nothing and takes a moment; two at once
@@ -77,14 +77,14 @@ uv_install() {
 choose_kind() {
   case ${SG_HARDWARE:-} in
     cpu) kind=cpu ;;
-    cuda | 1xgpu | 8xh100) kind=cuda ;;
+    cuda | 1xgpu | 8xh100 | [1248]x24gb | [1248]x40gb | [1248]x80gb | 2x8x80gb) kind=cuda ;;
     '')
       kind=${made%%:*}
       if [ -z "$kind" ]; then
         case $(nvidia-smi -L 2>/dev/null || true) in "GPU "*) kind=cuda ;; *) kind=cpu ;; esac
       fi
       ;;
-    *) refuse "SG_HARDWARE='$SG_HARDWARE': expected cpu, 1xgpu, 8xh100 or cuda" ;;
+    *) refuse "SG_HARDWARE='$SG_HARDWARE': expected cpu, cuda or a name of configs/hardware" ;;
   esac
   lock=requirements/$kind.lock
 }

@@ -87,7 +87,8 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         help="print the resolved recipe, its plan and the exact upstream command line, then stop",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
-    return parser.parse_args(argv)
+    # An override may stand behind an option that stands behind another override.
+    return parser.parse_intermixed_args(argv)
 
 
 @dataclass(frozen=True)

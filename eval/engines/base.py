@@ -30,6 +30,7 @@ class Request:
         max_tokens: of the response; prompt and response fit into the model's context.
         seed: of this sample alone, so that its response does not depend on what else is sampled.
         stop: the response ends with the token that completes one of these, which belongs to it.
+        stop_ids: tokens that end it beside the model's own ends.
     """
 
     key: str
@@ -40,6 +41,7 @@ class Request:
     max_tokens: int
     seed: int
     stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -43,12 +43,13 @@ class HfEngine:
         self._queue += requests
 
     def step(self) -> list[Completion]:
-        # Rows of one call share the temperature and the nucleus.
+        # Rows of one call share the temperature, the nucleus and the ends.
         first = self._queue[0]
         same = [
             request
             for request in self._queue
-            if (request.temperature, request.top_p) == (first.temperature, first.top_p)
+            if (request.temperature, request.top_p, request.stop_ids)
+            == (first.temperature, first.top_p, first.stop_ids)
         ][:BATCH]
         keys = {request.key for request in same}
         self._queue = [request for request in self._queue if request.key not in keys]
@@ -80,6 +81,7 @@ class HfEngine:
             processors.append(gumbel([request.seed for request in requests], self._device))
         stops = self._model.generation_config.eos_token_id
         stops = self._tokenizer.eos_token_id if stops is None else stops
+        stops = [*(stops if isinstance(stops, list) else [stops]), *requests[0].stop_ids]
         # A fresh configuration: the model's own may hold a repetition penalty or a top-k.
         config = GenerationConfig(
             do_sample=False,
@@ -96,7 +98,7 @@ class HfEngine:
                 logits_processor=processors,
                 stopping_criteria=StoppingCriteriaList([ends] if ends.any else []),
             )
-        stop_ids = set(stops if isinstance(stops, list) else [stops])
+        stop_ids = set(stops)
         return [
             self._completion(request, row[longest:].tolist(), stop_ids, end)
             for request, row, end in zip(requests, output, ends.lengths, strict=True)

@@ -68,6 +68,7 @@ class VllmEngine:
                 seed=None if greedy else request.seed,
                 output_kind=RequestOutputKind.FINAL_ONLY,
                 stop=list(request.stop),
+                stop_token_ids=list(request.stop_ids),
                 include_stop_str_in_output=bool(request.stop),
             )
             prompt = TokensPrompt(prompt_token_ids=list(request.prompt_ids))

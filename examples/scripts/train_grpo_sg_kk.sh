@@ -3,39 +3,55 @@
 #
 #   bash examples/scripts/train_grpo_sg_kk.sh [key=value ...] [--dry-run]
 #
-# With 8 GPUs it runs the paper's recipe, with one a reduced one, without it trains a tiny model
+# With 8 GPUs of 80 GB it runs the paper's recipe, with fewer or smaller ones the same in smaller
+# micro-batches or, where its model does not fit, a reduced one; without a GPU it trains a tiny model
 # through the same pipeline in minutes. Any recipe key can be overridden: actor.adam.lr=1e-4.
 #
-#   SG_HARDWARE=cpu|1xgpu|8xh100   instead of what nvidia-smi finds
+#   SG_HARDWARE=8x80gb             instead of what nvidia-smi finds: cpu, {1,2,4,8}x{24,40,80}gb,
+#                                  2x8x80gb (two nodes), 1xgpu (reduced), 8xh100
 #   SG_CONFIG=FILE                 another recipe than the hardware's
 #   SG_RUN_DIR=DIR                 where the run goes (started again there, it resumes)
 #   SG_KK_PARQUET="FILE ..."       train on these puzzle files instead of generated ones
+#   SG_KK_CHAT_TEMPLATE=MODEL      write the prompts through this model's chat template; needed for
+#                                  models without ChatML, and set for the recipes of this folder
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-./scripts/bootstrap.sh
-python=.venv/bin/python
 
 # shellcheck source=examples/scripts/common.sh
 source examples/scripts/common.sh
-case $hardware in
-  8xh100) config=configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml data=data/kk
-    puzzles=(people=3-7 per_size=900 test_per_size=100 seed=0) ;;
-  1xgpu) config=configs/kk/grpo_sg_1xgpu.yaml data=data/kk
-    puzzles=(people=3-7 per_size=900 test_per_size=100 seed=0) ;;
-  cpu) config=configs/kk/grpo_sg_tiny_cpu.yaml data=data/kk_tiny
+data=data/kk puzzles=(people=3-7 per_size=900 test_per_size=100 seed=0)
+case $models in
+  3b | 8b) recipe=configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml ;;
+  1b) recipe=configs/kk/grpo_sg_1xgpu.yaml ;;
+  tiny) recipe=configs/kk/grpo_sg_tiny_cpu.yaml data=data/kk_tiny
     puzzles=(people=2-3 per_size=160 test_per_size=100 seed=0 distinct=names) ;;
 esac
-config=${SG_CONFIG:-$config}
+choose_recipe "$recipe"
 run=${SG_RUN_DIR:-runs/$(basename "$config" .yaml)}
 
+template=${SG_KK_CHAT_TEMPLATE:-}
+if [[ -z $template ]]; then
+  case $config in
+    *mistral-7b-instruct-v0.3.yaml) template=mistralai/Mistral-7B-Instruct-v0.3 ;;
+    *llama-3.1-8b-instruct.yaml) template=meta-llama/Llama-3.1-8B-Instruct ;;
+  esac
+fi
+prompts=()
+if [[ -n $template ]]; then
+  name=$(basename "$template")
+  data=${data}_${name,,} prompts=(--chat-template "$template")
+fi
+
+./scripts/bootstrap.sh
+python=.venv/bin/python
 if [[ -n ${SG_KK_PARQUET:-} ]]; then
   data=$data-parquet
   # shellcheck disable=SC2086  # several files, separated by spaces
-  "$python" -m sg_rlhf.data kk --out "$data" --parquet $SG_KK_PARQUET
+  "$python" -m sg_rlhf.data kk --out "$data" --parquet $SG_KK_PARQUET "${prompts[@]}"
 else
-  "$python" -m sg_rlhf.data kk --out "$data" --generate "${puzzles[@]}"
+  "$python" -m sg_rlhf.data kk --out "$data" --generate "${puzzles[@]}" "${prompts[@]}"
 fi
-"$python" -m sg_rlhf.train --config "$config" --run-dir "$run" \
+"$python" -m sg_rlhf.train "${configs[@]}" --run-dir "$run" \
   data.prompt_dataset="$data/train.jsonl" eval.dataset="$data/test.jsonl" "$@"
 for argument in "$@"; do [[ $argument == --dry-run ]] && exit 0; done
 report_run "$run"

@@ -3,31 +3,31 @@
 #
 #   bash examples/scripts/train_grpo_sg_math.sh [key=value ...] [--dry-run]
 #
-# With 8 GPUs it runs the paper's recipe on DSR-Uniform, with one a reduced one. Without a GPU it
-# trains a tiny model on generated arithmetic through the same pipeline in minutes. Any recipe key
-# can be overridden: actor.adam.lr=1e-4.
+# With 8 GPUs of 80 GB it runs the paper's recipe on DSR-Uniform, with fewer or smaller ones the same
+# in smaller micro-batches or, where its model does not fit, a reduced one. Without a GPU it trains a
+# tiny model on generated arithmetic through the same pipeline in minutes. Any recipe key can be
+# overridden: actor.adam.lr=1e-4.
 #
-#   SG_HARDWARE=cpu|1xgpu|8xh100   instead of what nvidia-smi finds
+#   SG_HARDWARE=8x80gb             instead of what nvidia-smi finds: cpu, {1,2,4,8}x{24,40,80}gb,
+#                                  2x8x80gb (two nodes), 1xgpu (reduced), 8xh100
 #   SG_CONFIG=FILE                 another recipe than the hardware's
 #   SG_RUN_DIR=DIR                 where the run goes (started again there, it resumes)
 #   SG_MATH_SOURCE=SOURCE          train on this instead: orz57k or a file (sg_rlhf.data math --help)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-./scripts/bootstrap.sh
-python=.venv/bin/python
 
 # shellcheck source=examples/scripts/common.sh
 source examples/scripts/common.sh
 published=(--eval-dir data/math_eval --download-eval)
-case $hardware in
-  8xh100) config=configs/math/grpo_sg_dsr_qwen2.5-7b.yaml data=data/math_dsr
-    source=(--source dsr_uniform "${published[@]}") ;;
-  1xgpu) config=configs/math/grpo_sg_1xgpu.yaml data=data/math_dsr
-    source=(--source dsr_uniform "${published[@]}") ;;
-  cpu) config=configs/math/grpo_sg_tiny_cpu.yaml data=data/math_tiny
+data=data/math_dsr source=(--source dsr_uniform "${published[@]}")
+case $models in
+  8b) recipe=configs/math/grpo_sg_dsr_qwen2.5-7b.yaml ;;
+  1b | 3b) recipe=configs/math/grpo_sg_1xgpu.yaml ;;
+  tiny) recipe=configs/math/grpo_sg_tiny_cpu.yaml data=data/math_tiny
     source=(--source arithmetic --generate count=320 test_count=200 seed=0) ;;
 esac
-config=${SG_CONFIG:-$config}
+choose_recipe "$recipe"
+case $config in *_orz_*) data=data/math_orz source=(--source orz57k "${published[@]}") ;; esac
 run=${SG_RUN_DIR:-runs/math_$(basename "$config" .yaml)}
 evaluation=()                      # the recipe's own sets
 
@@ -37,8 +37,10 @@ if [[ -n ${SG_MATH_SOURCE:-} ]]; then
   source=(--source "$SG_MATH_SOURCE" --dedup --test-fraction 0.02)
   evaluation=("sg.eval_sets=[]" "eval.dataset=$data/test.jsonl")
 fi
+./scripts/bootstrap.sh
+python=.venv/bin/python
 "$python" -m sg_rlhf.data math --out "$data" "${source[@]}"
-"$python" -m sg_rlhf.train --config "$config" --run-dir "$run" \
+"$python" -m sg_rlhf.train "${configs[@]}" --run-dir "$run" \
   data.prompt_dataset="$data/train.jsonl" "${evaluation[@]}" "$@"
 for argument in "$@"; do [[ $argument == --dry-run ]] && exit 0; done
 report_run "$run"

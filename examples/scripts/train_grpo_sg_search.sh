@@ -3,11 +3,13 @@
 #
 #   bash examples/scripts/train_grpo_sg_search.sh [key=value ...] [--dry-run]
 #
-# With 8 GPUs it runs the paper's recipe, with one a reduced one, without it trains a tiny model on a
-# generated encyclopedia through the same pipeline in minutes. It starts a retriever for the length of
-# the run, unless one is named. Any recipe key can be overridden: actor.adam.lr=1e-4.
+# With 8 GPUs of 80 GB it runs the paper's recipe, with fewer or smaller ones the same in smaller
+# micro-batches or, where its model does not fit, a reduced one; without a GPU it trains a tiny model
+# on a generated encyclopedia through the same pipeline in minutes. It starts a retriever for the
+# length of the run, unless one is named. Any recipe key can be overridden: actor.adam.lr=1e-4.
 #
-#   SG_HARDWARE=cpu|1xgpu|8xh100   instead of what nvidia-smi finds
+#   SG_HARDWARE=8x80gb             instead of what nvidia-smi finds: cpu, {1,2,4,8}x{24,40,80}gb,
+#                                  2x8x80gb (two nodes), 1xgpu (reduced), 8xh100
 #   SG_CONFIG=FILE                 another recipe than the hardware's
 #   SG_RUN_DIR=DIR                 where the run goes (started again there, it resumes)
 #   SG_RETRIEVER_URL=URL           a running retriever, http://HOST:PORT/retrieve; none is started
@@ -18,29 +20,28 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-fail() { echo "error: $*" >&2; exit 2; }
-
 # shellcheck source=examples/scripts/common.sh
 source examples/scripts/common.sh
-case $hardware in
-  8xh100) config=configs/search/grpo_sg_qwen2.5-3b.yaml data=data/search ;;
-  1xgpu) config=configs/search/grpo_sg_1xgpu.yaml data=data/search ;;
-  cpu) config=configs/search/grpo_sg_tiny_cpu.yaml data=data/search_tiny ;;
+data=data/search
+case $models in
+  3b | 8b) recipe=configs/search/grpo_sg_qwen2.5-3b.yaml ;;
+  1b) recipe=configs/search/grpo_sg_1xgpu.yaml ;;
+  tiny) recipe=configs/search/grpo_sg_tiny_cpu.yaml data=data/search_tiny ;;
 esac
-config=${SG_CONFIG:-$config}
+choose_recipe "$recipe"
 run=${SG_RUN_DIR:-runs/$(basename "$config" .yaml)}
 index=${SG_INDEX:-} url=${SG_RETRIEVER_URL:-} port=${SG_PORT:-8000}
 
 # What is missing is said before anything is installed or downloaded.
-[[ -f $config ]] || fail "$config: no such recipe"
+[[ -f $config ]] || refuse "$config: no such recipe"
 if [[ -z $url && -n $index && ! -d $index ]]; then
-  fail "SG_INDEX=$index: no such folder; build it with python -m sg_rlhf.retrieval.index"
+  refuse "SG_INDEX=$index: no such folder; build it with python -m sg_rlhf.retrieval.index"
 fi
 if [[ $hardware != cpu ]]; then
   [[ -n ${SG_QA_FILES:-}${SG_QA_REVISION:-} ]] ||
-    fail "name the questions: SG_QA_FILES=\"FILE ...\", or SG_QA_REVISION=COMMIT of the published set"
+    refuse "name the questions: SG_QA_FILES=\"FILE ...\", or SG_QA_REVISION=COMMIT of the published set"
   [[ -n $url$index ]] ||
-    fail "name a search engine: SG_INDEX=DIR to serve, or SG_RETRIEVER_URL=http://HOST:PORT/retrieve"
+    refuse "name a search engine: SG_INDEX=DIR to serve, or SG_RETRIEVER_URL=http://HOST:PORT/retrieve"
 fi
 
 ./scripts/bootstrap.sh
@@ -100,7 +101,7 @@ if [[ -z $url ]]; then
         --encoder bm25 --out "$index"
     fi
     if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
-      fail "SG_PORT=$port: something already listens there; choose another, or set SG_RETRIEVER_URL"
+      refuse "SG_PORT=$port: something already listens there; choose another, or set SG_RETRIEVER_URL"
     fi
     mkdir -p "$run/logs"
     "$python" -m sg_rlhf.retrieval.server --index "$index" --port "$port" \
@@ -112,7 +113,7 @@ sys.exit(not httpx.get(sys.argv[1], trust_env=False).is_success)" \
       "http://127.0.0.1:$port/health" 2>/dev/null; do
       if ! kill -0 "$server" 2>/dev/null; then
         tail -n 5 "$run/logs/retriever.log" >&2
-        fail "the retriever ended before it answered"
+        refuse "the retriever ended before it answered"
       fi
       sleep 1
     done
@@ -120,7 +121,7 @@ sys.exit(not httpx.get(sys.argv[1], trust_env=False).is_success)" \
 fi
 
 # In the background, so that a signal is handled at once and not when the run is over.
-"$python" -m sg_rlhf.train --config "$config" --run-dir "$run" sg.search.url="$url" \
+"$python" -m sg_rlhf.train "${configs[@]}" --run-dir "$run" sg.search.url="$url" \
   data.prompt_dataset="$data/train.jsonl" eval.dataset="$data/test.jsonl" "$@" &
 training=$!
 wait "$training"

@@ -9,6 +9,9 @@ import importlib.util
 import os
 from typing import Any
 
+#: Mistral's repositories hold the model twice. vLLM prefers Mistral's own files: other tokenizer
+#: code than the trainer's, and a second download of the weights.
+HUGGING_FACE_FILES = {"tokenizer_mode": "hf", "config_format": "hf", "load_format": "hf"}
 DUAL_CHUNK = "dual_chunk_attention_config"
 #: FlashInfer's package of compiled kernels, which its own package has none of.
 COMPILED_KERNELS = "flashinfer_jit_cache"
@@ -53,7 +56,7 @@ def engine_settings(capability: tuple[int, int] | None, compiled_kernels: bool) 
         capability: of the GPUs; None without one.
         compiled_kernels: whether FlashInfer's compiled kernels are installed.
     """
-    settings: dict[str, Any] = {"hf_overrides": plain_attention}
+    settings: dict[str, Any] = {"hf_overrides": plain_attention, **HUGGING_FACE_FILES}
     if capability is not None and capability[0] == 10 and not compiled_kernels:
         settings["attention_backend"] = "FLASH_ATTN"
     return settings

@@ -30,6 +30,7 @@ from sg_rlhf.common.statistics import Z95, half_width
 from sg_rlhf.measure import fixed_batch, options, sample_batch
 from sg_rlhf.measure.checkpoint import MeasureError, choose_device, load_model, load_tokenizer
 from sg_rlhf.measure.rollouts import sample_responses
+from sg_rlhf.tasks import chat
 
 PROG = "sg_rlhf.measure.accuracy"
 EXAMPLES = """\
@@ -108,9 +109,9 @@ def correct_counts(
     """
     prompts = [sample_batch.text_of(path, i, row, "input") for i, row in enumerate(rows, start=1)]
     labels = [sample_batch.text_of(path, i, row, "answer") for i, row in enumerate(rows, start=1)]
-    encoded = [tokenizer(p, add_special_tokens=False)["input_ids"] for p in prompts]
+    encoded = chat.encode(prompts, tokenizer)
     sample_batch.check_room(path, model, encoded, args.max_new_tokens)
-    ends = sample_batch.end_ids(model, tokenizer)
+    ends = sample_batch.end_ids(model, tokenizer, prompts)
     repeated = [i for i in range(len(rows)) for _ in range(args.samples)]
     counts = [0] * len(rows)
     for start in range(0, len(repeated), ROWS):

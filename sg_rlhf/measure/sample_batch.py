@@ -17,6 +17,7 @@ from sg_rlhf.config import local_path
 from sg_rlhf.measure.checkpoint import MeasureError, pad_id, vocabulary
 from sg_rlhf.measure.fixed_batch import BatchRow, FixedBatch
 from sg_rlhf.measure.rollouts import left_pad
+from sg_rlhf.tasks import chat
 
 #: Responses that are sampled at a time. Part of what decides the draws, so it is no option.
 ROWS = 64
@@ -83,10 +84,11 @@ def sample_batch(
     """
     chosen = data[: settings.prompts]
     prompts = [text_of(path, number, row, "input") for number, row in enumerate(chosen, start=1)]
-    encoded = [tuple(tokenizer(p, add_special_tokens=False)["input_ids"]) for p in prompts]
+    encoded = [tuple(ids) for ids in chat.encode(prompts, tokenizer)]
     check_room(path, model, encoded, settings.max_new_tokens)
     repeated = [ids for ids in encoded for _ in range(settings.group)]
-    responses = _generate(model, tokenizer, repeated, settings, on_rows)
+    stops = end_ids(model, tokenizer, prompts)
+    responses = _generate(model, stops, repeated, settings, on_rows)
     rewards: list[float | None] = [None] * len(responses)
     advantages = list(rewards)
     if reward is not None:
@@ -165,13 +167,12 @@ def graded(
 @torch.no_grad()
 def _generate(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    stops: frozenset[int],
     prompts: Sequence[tuple[int, ...]],
     settings: Sampling,
     on_rows: Callable[[int], object],
 ) -> list[tuple[int, ...]]:
     """Responses with their end token if it came in time; the caller's random state stays."""
-    stops = end_ids(model, tokenizer)
     # A fresh configuration: the model's own may hold a repetition penalty, a top-k or a top-p.
     config = GenerationConfig(
         do_sample=True,
@@ -199,11 +200,14 @@ def _generate(
     return responses
 
 
-def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Ids that end a response; the tokenizer's where the model names none."""
+def end_ids(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]
+) -> frozenset[int]:
+    """Ids that end a response to such prompts; the tokenizer's where the model names none."""
     ends = model.generation_config.eos_token_id
     ends = tokenizer.eos_token_id if ends is None else ends
-    return frozenset(end for end in (ends if isinstance(ends, list) else [ends]) if end is not None)
+    own = {end for end in (ends if isinstance(ends, list) else [ends]) if end is not None}
+    return frozenset(own.union(*(chat.turn_end_ids(p, tokenizer) for p in prompts[:1])))
 
 
 def _up_to_end(ids: list[int], stops: frozenset[int]) -> tuple[int, ...]:

@@ -160,11 +160,11 @@ def run(args: argparse.Namespace) -> None:
 
     Raises:
         RunStopped: the run stopped on purpose (a reward, a NaN, a failed sync).
-        TooFewPrompts: the data set does not fill one rollout.
+        UnusablePrompts: the data set does not fill one rollout, or suits another model.
         ClusterError: the cluster is too small.
     """
     from sg_rlhf.overlay import phases
-    from sg_rlhf.overlay.errors import RunStopped, TooFewPrompts
+    from sg_rlhf.overlay.errors import RunStopped, UnusablePrompts
 
     local = True
     with _output(args):
@@ -180,7 +180,7 @@ def run(args: argparse.Namespace) -> None:
             with phases.phase(phases.DRIVER, phases.WORKERS):
                 upstream.train(args)
         except Exception as error:
-            cause = _stop_cause(error, RunStopped, TooFewPrompts)
+            cause = _stop_cause(error, RunStopped, UnusablePrompts)
             if cause is not None:
                 raise cause from None
             raise
@@ -244,12 +244,12 @@ def execute(args: argparse.Namespace) -> int:
         The exit status: 0, 2 for bad usage, 1 when the run stopped, 130 interrupted.
     """
     from sg_rlhf.common.ray_cluster import ClusterError
-    from sg_rlhf.overlay.errors import RunStopped, TooFewPrompts
+    from sg_rlhf.overlay.errors import RunStopped, UnusablePrompts
 
     heed_interrupts()
     try:
         run(args)
-    except (UpstreamChanged, ClusterError, TooFewPrompts) as error:
+    except (UpstreamChanged, ClusterError, UnusablePrompts) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except RunStopped as error:

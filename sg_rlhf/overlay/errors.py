@@ -17,8 +17,16 @@ class NonFiniteError(RunStopped):
     """A loss or a log-probability is NaN or infinite."""
 
 
-class TooFewPrompts(ValueError):
-    """The data set does not fill one rollout: a wrong setting, not a run that stopped."""
+class UnusablePrompts(ValueError):
+    """Base: the data do not suit the run; a wrong setting, not a run that stopped."""
+
+
+class TooFewPrompts(UnusablePrompts):
+    """The data set does not fill one rollout."""
+
+
+class UnfitPrompts(UnusablePrompts):
+    """The prompts are written for another family of models."""
 
 
 class SyncError(RunStopped):

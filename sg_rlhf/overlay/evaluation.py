@@ -57,8 +57,9 @@ def compute_eval_metrics(
 
 def dataloader(eval_set: EvalSet, args: Any, strategy: Any, tokenizer: Any) -> Any:
     """The prompts of one set, read as upstream reads ``eval.dataset``."""
-    from openrlhf.datasets import PromptDataset
     from openrlhf.datasets.utils import blending_datasets
+
+    from sg_rlhf.overlay.prompts import PromptDataset
 
     rows = blending_datasets(eval_set.dataset, None, strategy, dataset_split=args.eval.split)
     if eval_set.limit is not None:

@@ -15,6 +15,7 @@ from sg_rlhf.common import vllm_settings
 from sg_rlhf.overlay import engine_log_probs, phases
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.errors import RewardError
+from sg_rlhf.tasks import chat
 
 CPU_WORKER_EXTENSION = "sg_rlhf.overlay.cpu.weight_sync.CpuWorkerWrap"
 SHOWN_CHARACTERS = 600
@@ -68,11 +69,27 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
             await super().__init__(*args, remote_rm_url=remote_rm_url, **kwargs)
 
     async def generate_responses(
-        self, prompt: str, label: str, *args: Any, hf_tokenizer: Any, **kwargs: Any
+        self,
+        prompt: str,
+        label: str,
+        sampling_params: Any,
+        *args: Any,
+        hf_tokenizer: Any,
+        **kwargs: Any,
     ) -> Any:
-        """Upstream's rollouts of one prompt; raises :class:`RewardError` if one has no reward."""
+        """Upstream's rollouts of one prompt, which end where a turn of its chat form does.
+
+        Raises:
+            RewardError: one of them has no reward.
+        """
+        # A processor of images has a tokenizer inside.
+        ends = chat.turn_end_ids(prompt, getattr(hf_tokenizer, "tokenizer", hf_tokenizer))
+        if ends:
+            sampling_params = sampling_params.clone()
+            sampling_params.stop_token_ids = [*(sampling_params.stop_token_ids or []), *ends]
+            sampling_params.all_stop_token_ids.update(ends)  # what min_tokens holds back
         outputs = await super().generate_responses(
-            prompt, label, *args, hf_tokenizer=hf_tokenizer, **kwargs
+            prompt, label, sampling_params, *args, hf_tokenizer=hf_tokenizer, **kwargs
         )
         if self._expects_reward:
             for output in outputs:

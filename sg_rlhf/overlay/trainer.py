@@ -57,9 +57,10 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         """Optimizer steps of the run; the first thing that upstream asks the trainer.
 
         Raises:
-            TooFewPrompts: the data set does not fill one rollout.
+            UnusablePrompts: the data set does not fill one rollout, or suits another model.
         """
         layout.check_prompts(self._plan, self.args)
+        self.prompts_dataloader.dataset.check()
         return self._plan.optimizer_steps
 
     # -- logging -------------------------------------------------------------------------------

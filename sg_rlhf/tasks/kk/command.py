@@ -99,7 +99,7 @@ class KnightsData(DataCommand):
         add(
             "--no-system-role",
             action="store_true",
-            help="for chat templates without system messages",
+            help="instructions in the user's turn [where the template has no system message]",
         )
 
     def plan(self, args: argparse.Namespace, load_tokenizer: LoadTokenizer) -> Plan:
@@ -166,7 +166,7 @@ def _prompt(args: argparse.Namespace, load_tokenizer: LoadTokenizer) -> Callable
             raise UsageError("--no-system-role needs --chat-template MODEL")
         return build_prompt
     tokenizer = load_tokenizer(args.chat_template)
-    system_role = not args.no_system_role
+    system_role = False if args.no_system_role else None
     return lambda quiz: build_chat_prompt(quiz, tokenizer, system_role=system_role)
 
 

@@ -43,7 +43,7 @@ def chat_messages(quiz: str, *, system_role: bool = True) -> list[dict[str, str]
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"{quiz}\n"}]
 
 
-def build_chat_prompt(quiz: str, tokenizer: Any, *, system_role: bool = True) -> str:
+def build_chat_prompt(quiz: str, tokenizer: Any, *, system_role: bool | None = None) -> str:
     """The same content through the model's own chat template, ending in `<think>`.
 
     With a plain ChatML template the result equals `build_prompt(quiz)`.
@@ -51,10 +51,36 @@ def build_chat_prompt(quiz: str, tokenizer: Any, *, system_role: bool = True) ->
     Args:
         tokenizer: anything with Hugging Face's `apply_chat_template(messages, tokenize=...,
             add_generation_prompt=...)`.
+        system_role: whether the instructions are a system message; None: where the template has
+            one, else they are a part of the user's.
     """
-    text = tokenizer.apply_chat_template(
-        chat_messages(quiz, system_role=system_role), tokenize=False, add_generation_prompt=True
-    )
+    text = None
+    if system_role is not False:
+        text = _through_template(quiz, tokenizer, refusal=system_role is None)
+    if text is None:
+        text = _applied(chat_messages(quiz, system_role=False), tokenizer)
     # Templates of reasoning models open the tag themselves.
-    stripped = str(text).rstrip()
+    stripped = text.rstrip()
     return stripped if stripped.endswith(THINK) else f"{text}{THINK}"
+
+
+def _applied(messages: list[dict[str, str]], tokenizer: Any) -> str:
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+def _through_template(quiz: str, tokenizer: Any, *, refusal: bool) -> str | None:
+    """With a system message; None where the template refuses it or leaves it out.
+
+    Args:
+        refusal: whether it may refuse.
+    """
+    from jinja2 import TemplateError
+
+    try:
+        text = _applied(chat_messages(quiz), tokenizer)
+    except TemplateError:
+        if not refusal:
+            raise
+        return None
+    # Some templates trim what they are given.
+    return text if SYSTEM.strip() in text or not refusal else None

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sg_rlhf.common.dataset_folder import sha256_of
 from sg_rlhf.common.pinned_file import Origin, download
+from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.kk import harnesses
 from sg_rlhf.tasks.kk.data import read_parquet
 from sg_rlhf.tasks.kk.paper import SIZES, TRAINED_SIZES, beside_the_paper
+from sg_rlhf.tasks.kk.prompt import build_chat_prompt, build_prompt
 from sg_rlhf.tasks.kk.puzzle import Puzzle, generate
 from sg_rlhf.tasks.questions import EvalError, Question, Source, cache_folder
-from sg_rlhf.tasks.suite import Benchmark, Sampling, Suite
+from sg_rlhf.tasks.suite import Benchmark, Prepared, Sampling, Suite
 
 PER_SIZE = 100
 #: Seed of the puzzles made for sizes that no file holds.
@@ -43,7 +49,39 @@ def _benchmark(name: str, family: str, title: str, settings: Sampling, harness: 
     )
 
 
-SUITE = Suite(
+class KnightsSuite(Suite):
+    """Logic-RL's prompt goes through the model's own chat template where it has no ChatML."""
+
+    def prepare(
+        self,
+        benchmarks: Sequence[Benchmark],
+        args: argparse.Namespace,
+        tokenizer: Callable[[], Any],
+        resources: ExitStack,
+    ) -> Prepared:
+        """Read the questions, in the form of the model."""
+        found = tokenizer()
+        if found is not None and not chat.fits(build_prompt(""), found):
+            benchmarks = [_in_the_form_of(found, benchmark) for benchmark in benchmarks]
+        return super().prepare(benchmarks, args, tokenizer, resources)
+
+
+def _in_the_form_of(tokenizer: Any, benchmark: Benchmark) -> Benchmark:
+    if harnesses.PROMPTS[benchmark.family] is not build_prompt:
+        return benchmark  # plain text for every model
+
+    def load(folder: Path | None) -> tuple[list[Question], list[Source]]:
+        return questions(lambda quiz: build_chat_prompt(quiz, tokenizer), folder)
+
+    if tokenizer.chat_template is None:
+        raise EvalError(
+            f"--only {benchmark.name}: the prompt is a chat, and the model's tokenizer has neither "
+            "ChatML nor a chat template; --only official asks in plain text"
+        )
+    return replace(benchmark, load=load)
+
+
+SUITE = KnightsSuite(
     "kk",
     "Knights & Knaves (Tables 3, 7, 8)",
     (

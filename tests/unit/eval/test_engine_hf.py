@@ -124,3 +124,17 @@ def test_temperature_comes_before_the_nucleus(engine, tokenizer, top_p):
     assert found <= allowed
     # at temperature 1 the nucleus of this confident model holds far fewer tokens
     assert len(found) == 1 if top_p < 0.5 else len(found) > 8
+
+
+def test_a_request_ends_at_its_own_ids_and_no_other_does(engine, tokenizer):
+    plain = [request(tokenizer, str(i), p, temperature=0.0) for i, p in enumerate(PROMPTS)]
+    without = run(engine, plain)
+    ids = without["0"].token_ids
+    end = ids[len(ids) // 2]
+    first = replace(plain[0], stop_ids=(end,))
+    found = run(engine, [first, *plain[1:]])
+    assert found["0"].token_ids == ids[: ids.index(end) + 1]
+    assert found["0"].finish_reason == "stop"
+    assert {k: v for k, v in found.items() if k != "0"} == {
+        k: v for k, v in without.items() if k != "0"
+    }

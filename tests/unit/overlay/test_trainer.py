@@ -13,7 +13,7 @@ import pytest
 
 from sg_rlhf.common import run_log
 from sg_rlhf.overlay import cli, layout, progress
-from sg_rlhf.overlay.errors import RunStopped, TooFewPrompts
+from sg_rlhf.overlay.errors import RunStopped, TooFewPrompts, UnfitPrompts
 from sg_rlhf.overlay.trainer import SGPPOTrainer
 
 UPSTREAM = SGPPOTrainer.__bases__[0]
@@ -31,6 +31,7 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
     )
     made._sg = SimpleNamespace(**sg)
     made._plan = layout.plan(prompts, made.args)
+    made.prompts_dataloader = SimpleNamespace(dataset=SimpleNamespace(check=lambda: None))
     made._run_dir, made._probe, made._syncs = None, [], 0
     made._evaluated = made._resumed = None
     return made
@@ -64,6 +65,23 @@ def test_too_few_prompts_for_one_rollout_are_bad_usage(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: rollout.batch_size=4: the data set has only 3 prompts")
     assert not issubclass(TooFewPrompts, RunStopped)  # which would be exit status 1
+
+
+def test_prompts_for_another_family_are_bad_usage_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def check() -> None:
+        raise UnfitPrompts("the prompts are Llama 3's")
+
+    def run(_args: argparse.Namespace) -> None:
+        made = trainer()
+        made.prompts_dataloader.dataset.check = check
+        made.get_max_steps()
+
+    monkeypatch.setattr(cli, "run", run)
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    assert cli.execute(argparse.Namespace()) == 2
+    assert capsys.readouterr().err == "error: the prompts are Llama 3's\n"
 
 
 @pytest.mark.parametrize(("every", "checked"), [(0, [1]), (1, [1, 2, 3, 4]), (2, [2, 4])])

@@ -1,0 +1,116 @@
+"""Prompts as text and the model that reads them: whose chat form, where a turn ends, one BOS.
+
+OpenRLHF and `eval` hand a model the text of a prompt, control tokens written out. Three things can
+go wrong without an error: the text is in another model's form; a base model, whose end of text is
+no end of turn, writes on behind its turn; and the token that begins a sequence (BOS) stands there
+twice or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class Form(NamedTuple):
+    """How a family of models writes a conversation.
+
+    Attributes:
+        name: for people.
+        start: text that begins a turn, or a part of it.
+        end: the token that ends the model's turn.
+        is_token: the start is a control token in every tokenizer of the family.
+    """
+
+    name: str
+    start: str
+    end: str
+    is_token: bool = True
+
+
+FORMS = (
+    Form("ChatML (Qwen)", "<|im_start|>", "<|im_end|>"),
+    Form("Llama 3", "<|start_header_id|>", "<|eot_id|>"),
+    # Plain text before v0.3; and its end of turn is its end of text.
+    Form("Mistral", "[INST]", "</s>", is_token=False),
+)
+
+
+def form_of(prompt: str) -> Form | None:
+    """The form that a prompt ends in; None for plain text."""
+    found = max(FORMS, key=lambda form: prompt.rfind(form.start))
+    return found if found.start in prompt else None
+
+
+def fits(prompt: str, tokenizer: Any) -> bool:
+    """Whether the control tokens of a prompt are tokens to the model, and not plain text."""
+    form = form_of(prompt)
+    return form is None or not form.is_token or _token_id(form.start, tokenizer) is not None
+
+
+def check_form(prompt: str, tokenizer: Any) -> None:
+    """Refuse a prompt whose control tokens are plain text to the model.
+
+    Raises:
+        ValueError: one sentence with the remedy.
+    """
+    form = form_of(prompt)
+    if form is not None and not fits(prompt, tokenizer):
+        raise ValueError(
+            f"the prompts are written in {form.name}'s form, and the model's tokenizer has no "
+            f"token {form.start}: write them through the model's own chat template "
+            "(`python -m sg_rlhf.data kk --chat-template MODEL`; SG_KK_CHAT_TEMPLATE=MODEL with "
+            "examples/scripts/train_grpo_sg_kk.sh)"
+        )
+
+
+def turn_end_ids(prompt: str, tokenizer: Any) -> tuple[int, ...]:
+    """The token that ends a response to a prompt in chat form, as vLLM's `stop_token_ids`.
+
+    A base model's own end is that of a text (Qwen2.5: `<|endoftext|>`), so that it would write on
+    behind `<|im_end|>` and play the user too. For an instruct model it is an end already.
+
+    Returns:
+        One id; none for a plain prompt, or where the tokenizer has no such token.
+    """
+    form = form_of(prompt)
+    found = None if form is None else _token_id(form.end, tokenizer)
+    return () if found is None else (found,)
+
+
+def with_bos(prompts: Sequence[str], tokenizer: Any) -> list[str]:
+    """The prompts with their BOS written out, for a tokenizer that begins every text with one.
+
+    OpenRLHF encodes prompts without adding special tokens: right behind a chat template, which
+    writes the BOS itself, and wrong for a plain prompt.
+    """
+    if not adds_bos(tokenizer):
+        return list(prompts)
+    bos = tokenizer.bos_token
+    return [prompt if prompt.startswith(bos) else f"{bos}{prompt}" for prompt in prompts]
+
+
+def adds_bos(tokenizer: Any) -> bool:
+    """Whether the tokenizer puts a BOS in front of a text by itself (Llama, Mistral; not Qwen)."""
+    if tokenizer.bos_token is None:
+        return False
+    return bool(tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id])
+
+
+def encode(prompts: Sequence[str], tokenizer: Any) -> list[list[int]]:
+    """Token ids of prompts, as the tokenizer encodes texts, but with one BOS at most."""
+    if not prompts:
+        return []
+    if adds_bos(tokenizer):
+        encoded = tokenizer(with_bos(prompts, tokenizer), add_special_tokens=False)
+    else:
+        encoded = tokenizer(list(prompts))
+    return [list(ids) for ids in encoded["input_ids"]]
+
+
+def _token_id(token: str, tokenizer: Any) -> int | None:
+    """The id of a control token; None where the text is several tokens, or unknown."""
+    found = tokenizer.convert_tokens_to_ids(token)
+    if found is None or (found == tokenizer.unk_token_id and token != tokenizer.unk_token):
+        return None
+    return int(found)

@@ -1,0 +1,139 @@
+"""Every run of the papers is a recipe, which fits every hardware with the paper's batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sg_rlhf.config import Config, load_config
+from sg_rlhf.overlay import cli
+from sg_rlhf.plan.shapes import table
+from sg_rlhf.train import main
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+HARDWARE = sorted(
+    path
+    for path in (CONFIGS / "hardware").glob("*.yaml")
+    if path.stem[0].isdigit()  # not cpu, nor what the others share
+)
+RECIPES = sorted(
+    path for domain in ("kk", "math", "search") for path in (CONFIGS / domain).glob("grpo*.yaml")
+)
+
+#: Recipe -> its model, and the tables of arXiv 2511.00066 with its rows.
+RUNS = {
+    "kk/qwen2.5-3b-instruct": ("Qwen/Qwen2.5-3B-Instruct", "Tables 3"),
+    "kk/qwen2.5-7b-instruct-1m": ("Qwen/Qwen2.5-7B-Instruct-1M", "Tables 3 and 8"),
+    "kk/qwen2.5-3b": ("Qwen/Qwen2.5-3B", "Table 8"),
+    "kk/mistral-7b-instruct-v0.3": ("mistralai/Mistral-7B-Instruct-v0.3", "Table 8"),
+    "kk/llama-3.1-8b-instruct": ("meta-llama/Llama-3.1-8B-Instruct", "Tables 4 and 8"),
+    "math/dsr_qwen2.5-7b": ("Qwen/Qwen2.5-7B", "Table 1"),
+    "math/orz_qwen2.5-7b": ("Qwen/Qwen2.5-7B", "Table 1"),
+    "search/qwen2.5-3b": ("Qwen/Qwen2.5-3B", "Table 2"),
+    "search/qwen3-4b": ("Qwen/Qwen3-4B-Instruct-2507", "Table 2"),
+}
+
+#: Table 6, and what it leaves out (method.md, D6), for all three domains.
+SHARED = {
+    "rollout.n_samples_per_prompt": 8,
+    "rollout.top_p": 1.0,
+    "rollout.max_new_tokens": 4096,
+    "actor.adam.lr": 1e-6,
+    "actor.adam.betas": [0.9, 0.999],
+    "actor.adam.weight_decay": 0.01,
+    "actor.eps_clip_low_high": [0.20, 0.24],
+    "actor.dual_clip": 10.0,
+    "actor.max_norm": 1.0,
+    "actor.loss_agg_mode": "token-mean",
+    "actor.lr_scheduler": "constant",
+    "algo.kl.init_coef": 0.001,
+    "ckpt.save_steps": 20,
+}
+TABLE_6 = {
+    "kk": {"rollout.batch_size": 64, "train.batch_size": 256, "rollout.temperature": 0.7},
+    "math": {"rollout.batch_size": 128, "train.batch_size": 512, "rollout.temperature": 1.0},
+    "search": {"rollout.batch_size": 32, "train.batch_size": 256, "rollout.temperature": 0.8},
+}
+#: What hardware may set: where and in what portions, but not what is computed.
+OF_HARDWARE = {
+    "actor.num_nodes", "actor.num_gpus_per_node", "actor.gradient_checkpointing_enable",
+    "ref.num_nodes", "ref.num_gpus_per_node", "vllm.num_engines", "vllm.tensor_parallel_size",
+    "vllm.sync_backend", "vllm.enforce_eager", "vllm.enable_sleep", "vllm.gpu_memory_utilization",
+    "ds.attn_implementation", "ds.packing_samples", "ds.adam_offload", "ds.enable_sleep",
+    "rollout.micro_batch_size", "train.micro_batch_size", "train.colocate_all",
+}  # fmt: skip
+
+
+def recipe(run: str, algorithm: str) -> Path:
+    domain, model = run.split("/")
+    return CONFIGS / domain / f"{algorithm}_{model}.yaml"
+
+
+def name_of(path: Path) -> str:
+    return f"{path.parent.name}-{path.stem}"
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_run_of_the_papers_is_a_pair_of_recipes(run: str) -> None:
+    model, tables = RUNS[run]
+    both = {name: recipe(run, name) for name in ("grpo", "grpo_sg")}
+    grpo, sg = (load_config(path) for path in both.values())
+    for name, config in (("grpo", grpo), ("grpo_sg", sg)):
+        header = both[name].read_text().splitlines()[0]
+        assert tables in header and model in header, header
+        assert config.value("actor.model_name_or_path") == model and model in table()
+        expected = SHARED | TABLE_6[run.partition("/")[0]]
+        assert {key: config.values.get(key) for key in expected} == expected
+        assert config.sources[1].endswith("hardware/gpus.yaml")
+        assert {k: config.values[k] for k in OF_HARDWARE} == {
+            k: paper_hardware().values[k] for k in OF_HARDWARE
+        }
+    # The two differ in the weights alone.
+    differing = {key for key in sg.values if sg.values[key] != grpo.values.get(key)}
+    assert differing == {"actor.policy_loss_type", "algo.kl.estimator"}
+    assert sg.sg.weighting["type"] == "grpo_sg" and sg.sg.weighting["upper"] == 1.4
+
+
+def paper_hardware() -> Config:
+    return load_config(CONFIGS / "hardware" / "8x80gb.yaml")
+
+
+def test_no_other_recipe_claims_to_be_of_the_papers() -> None:
+    named = {recipe(run, name) for run in RUNS for name in ("grpo", "grpo_sg")}
+    others = {path for path in RECIPES if not path.stem.endswith(("_1xgpu", "_tiny_cpu"))}
+    assert others == named
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=name_of)
+def test_a_recipe_dry_runs(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SG_PLATFORM", "cpu")
+    assert main(["--config", str(path), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "python -m sg_rlhf.overlay.cli --" in out
+
+
+@pytest.mark.parametrize("path", [p for p in RECIPES if "_cpu" not in p.stem], ids=name_of)
+def test_hardware_changes_portions_and_nothing_else(path: Path) -> None:
+    own = load_config(path)
+    for hardware in HARDWARE:
+        if path.stem.endswith("_1xgpu") and hardware.stem == "2x8x80gb":
+            continue  # fewer samples in a rollout than sixteen GPUs take at once
+        config = load_config([path, hardware])
+        changed = {k for k in config.values if config.values[k] != own.values.get(k)}
+        assert changed <= OF_HARDWARE, hardware.name
+        args = cli.parse(config.to_argv())  # upstream's own parser and checks, and ours
+        ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
+        samples = args.rollout.batch_size * args.rollout.n_samples_per_prompt
+        assert args.train.batch_size % (args.train.micro_batch_size * ranks) == 0
+        assert samples % (args.rollout.micro_batch_size * ranks) == 0
+        assert args.vllm.num_engines * args.vllm.tensor_parallel_size == ranks
+        # What the earlier file sets and the later one not would survive.
+        assert config.values.keys() == own.values.keys()
+
+
+def test_hardware_sets_what_is_its_own() -> None:
+    for hardware in HARDWARE:
+        assert load_config(hardware).values.keys() == OF_HARDWARE, hardware.name
