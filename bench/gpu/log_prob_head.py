@@ -61,6 +61,9 @@ def heads(record: Record) -> dict[str, Head]:
 
         found |= {"without logits": without_logits, "over logits, one buffer": one_buffer}
     try:
+        from sg_rlhf.overlay import register
+
+        register.install()  # upstream imports flash-attn at its top; the overlay has a stand-in
         from openrlhf.models.utils import log_probs_from_logits
     except Exception as error:  # whatever of its own imports is missing
         record.skip("upstream's own function", f"openrlhf: {type(error).__name__}: {error}"[:150])
@@ -153,6 +156,8 @@ def costs_of_a_step(record: Record, job: Job, found: dict[str, Head]) -> None:
             for name, head in found.items():
                 calls[name] = lambda head=head, data=data: with_gradients(head, *data)
                 calls[f"{name}, forward"] = lambda head=head, data=data: _forward(head, *data)
+            if job.on_cuda:
+                torch.cuda.empty_cache()
             measured = costs(calls, job.device, repeats=2 if job.small else 5)
             for name, cost in measured.items():
                 own = 0 if name.endswith("forward") else gradients

@@ -184,7 +184,8 @@ def whole_model(record: Record, job: Job) -> None:
     config = transformers.Qwen2Config(
         vocab_size=1000, num_hidden_layers=2, num_key_value_heads=2,
         hidden_size=64 if job.small else 896, num_attention_heads=2 if job.small else 14,
-        intermediate_size=128 if job.small else 4864, max_position_embeddings=8192, tie_word_embeddings=True,
+        intermediate_size=128 if job.small else 4864, max_position_embeddings=8192,
+        tie_word_embeddings=True,
     )  # fmt: skip
     torch.manual_seed(0)
     dtype = torch.bfloat16 if job.on_cuda else torch.float32
