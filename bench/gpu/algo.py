@@ -93,14 +93,11 @@ def random_batch(rows: int, tokens: int, dtype: torch.dtype, seed: int) -> Batch
     advantages[torch.rand(rows, tokens, generator=generator) < 0.1] = 0.0
     lengths = torch.randint(1, tokens + 1, (rows, 1), generator=generator)
     lengths[rows // 2] = 0
-    of_dtype = [
-        log_probs,
-        near(log_probs, 0.4),
-        near(log_probs, 0.3),
-        advantages,
-    ]
     return Batch(
-        *(x.to(dtype) for x in of_dtype),
+        log_probs=log_probs.to(dtype),
+        old_log_probs=near(log_probs, 0.4).to(dtype),
+        ref_log_probs=near(log_probs, 0.3).to(dtype),
+        advantages=advantages.to(dtype),
         mask=torch.arange(tokens) < lengths,
         entropy=torch.rand(rows, tokens, generator=generator, dtype=torch.float64).float(),
         engine_log_probs=near(log_probs, 0.1).float(),
@@ -269,7 +266,7 @@ def no_waits(record: Record, job: Job, rows: int, tokens: int) -> None:
         record.skip(name, "asks CUDA; without it tests/unit/algo/test_no_host_reads.py does")
         return
     batch = random_batch(rows, tokens, torch.float32, seed=3).to("cuda")
-    everything = [(label, *rest) for label, *rest in pairs()]
+    everything = list(pairs())
     waiting: list[str] = []
 
     def each() -> None:

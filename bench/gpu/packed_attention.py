@@ -6,6 +6,7 @@ from it as PyTorch's own ``scaled_dot_product_attention`` of each sample is, and
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import itertools
 import warnings
@@ -123,10 +124,13 @@ def inputs(tokens: int, heads: tuple[int, int, int], job: Job) -> tuple[Tensor, 
 
 def with_gradients(attention: Attention, qkv: tuple[Tensor, ...], lengths: list[int]) -> list[Any]:
     """[output, and the gradients of queries, keys and values]."""
-    out = attention(*qkv, lengths)  # type: ignore[call-arg]
+    query, key, value = qkv
+    out = attention(query, key, value, lengths)
     generator = torch.Generator(out.device).manual_seed(1)
     slope = torch.randn(out.shape, generator=generator, device=out.device, dtype=torch.float32)
-    return [out.detach(), *torch.autograd.grad(out, qkv, slope.to(out.dtype))]
+    # The same numbers for every dtype.
+    slope = slope.to(torch.bfloat16).to(out.dtype)
+    return [out.detach(), *torch.autograd.grad(out, qkv, slope)]
 
 
 def values(record: Record, job: Job, found: dict[str, Attention]) -> None:
@@ -141,7 +145,6 @@ def values(record: Record, job: Job, found: dict[str, Attention]) -> None:
             for part, got, own, true in zip(
                 parts, with_gradients(attention, qkv, lengths), one_by_one, expected, strict=True
             ):
-                # The gradient of the float64 reference was rounded to bfloat16 as well.
                 limit = 1.5 * relative(own, true) + 2e-3
                 record.within(f"{model}: {name}, {part}", relative(got, true), limit)
         # A sample must not see its neighbours.
@@ -161,7 +164,7 @@ def speed(record: Record, job: Job, found: dict[str, Attention]) -> None:
     for model, heads in HEADS.items():
         qkv = inputs(sum(lengths), heads, job)
         calls = {
-            name: (lambda attention=attention, qkv=qkv: with_gradients(attention, qkv, lengths))
+            name: functools.partial(with_gradients, attention, qkv, lengths)
             for name, attention in {**found, "sdpa one by one": alone}.items()
         }
         for name, cost in costs(calls, job.device, repeats=2 if job.small else 10).items():
@@ -211,7 +214,8 @@ def whole_model(record: Record, job: Job) -> None:
 
     found, expected = gradients(True), gradients(False)
     for part, got, true in zip(("logits", "gradient"), found, expected, strict=True):
-        limit = 0.02 if dtype == torch.bfloat16 else 1e-5
+        # A gradient sums over tokens, in bfloat16 in another order.
+        limit = {"logits": 0.02, "gradient": 0.05}[part] if dtype == torch.bfloat16 else 1e-5
         record.within(f"a packed Qwen2 beside one by one: {part}", relative(got, true), limit)
     if not job.on_cuda:
         record.skip("waits of the host in a packed forward and backward", "asks CUDA")

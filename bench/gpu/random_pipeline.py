@@ -20,7 +20,7 @@ def run(record: Record, job: Job) -> None:
     """One run of three rollouts with two optimizer steps each."""
     training_run.environment(job)
     model, run_dir = job.scratch / "random_qwen2", job.scratch / "run"
-    random_qwen2.write(model, job.small, job.device)
+    random_qwen2.write(model, job.small)
     prompts, responses, tokens = SMALL if job.small else FULL
     data = training_run.puzzles(job, "2-3", 4 * prompts)
     samples = prompts * responses
@@ -30,7 +30,7 @@ def run(record: Record, job: Job) -> None:
         f"data.max_samples={ROLLOUTS * prompts}", "train.num_episodes=1",
         f"rollout.batch_size={prompts}", f"rollout.n_samples_per_prompt={responses}",
         f"rollout.max_new_tokens={tokens}", f"rollout.micro_batch_size={min(8, samples)}",
-        f"train.batch_size={samples // 2}", f"train.micro_batch_size={min(8, samples // 4)}",
+        f"train.batch_size={samples // 2}", "train.micro_batch_size=4",
         # bfloat16 weights of .02 do not move by steps of 1e-6.
         "actor.adam.lr=1e-4",
     ]  # fmt: skip

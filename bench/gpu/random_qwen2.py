@@ -57,7 +57,7 @@ def tokenizer_of_size(size: int) -> PreTrainedTokenizerFast:
     )
 
 
-def write(folder: Path, small: bool, device: str) -> None:
+def write(folder: Path, small: bool) -> None:
     """The model in bfloat16 and its tokenizer; small, or of the published 0.5B shape."""
     fields = SMALL if small else table()[PUBLISHED]
     known = {k: v for k, v in fields.items() if k not in ("model_type", "gated", "rope_theta")}
@@ -70,7 +70,5 @@ def write(folder: Path, small: bool, device: str) -> None:
         pad_token_id=tokenizer.pad_token_id,
     )
     torch.manual_seed(0)
-    with torch.device(device):
-        model = Qwen2ForCausalLM(config)
-    model.to(torch.bfloat16).save_pretrained(folder)
+    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from bench.gpu import training_run
-from bench.gpu.launch import ROOT
+from bench.gpu.launch import ROOT, probe
 from bench.gpu.result import Job, Record, StageSkippedError
 
 MODEL = "Qwen/Qwen2.5-3B-Instruct"
@@ -43,8 +41,8 @@ def reachable(model: str) -> str:
 
 
 def hardware() -> Path:
-    """The settings for this GPU."""
-    gib = torch.cuda.get_device_properties(0).total_memory / 2**30
+    """The settings for this GPU, of which this process takes nothing."""
+    gib = probe()["gpu"]["memory_gib"]
     name = next(name for least, name in HARDWARE if gib >= least)
     file = ROOT / "configs" / "hardware" / f"{name}.yaml"
     return file if file.is_file() else file.with_name("1xgpu.yaml")

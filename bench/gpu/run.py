@@ -8,7 +8,8 @@
 One line a stage: passed, failed, or skipped and why. Each runs in a process of its own, so that a
 crash or a hang of one ends no other. Results: bench/results/gpu/<stage>_<gpu>.json with the
 machine, the versions and every limit; what the stages printed is in out/gpu/.
-Exit status: 0, 1 if a stage failed, 2 for wrong usage. Without a GPU every stage is skipped.
+Exit status: 0, 1 if a stage failed, 2 for wrong usage, 130 interrupted. Without a GPU every stage
+is skipped.
 """
 
 from __future__ import annotations
@@ -123,4 +124,8 @@ def line(stage: stages.Stage, outcome: launch.Outcome) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("bench/gpu.sh: interrupted", file=sys.stderr)
+        sys.exit(130)

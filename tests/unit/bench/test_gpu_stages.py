@@ -115,7 +115,7 @@ def test_an_engine_that_fails_is_no_hang() -> None:
 
 
 def test_the_random_model_has_a_text_for_every_token(tmp_path: Path) -> None:
-    random_qwen2.write(tmp_path, small=True, device="cpu")
+    random_qwen2.write(tmp_path, small=True)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     model = Qwen2ForCausalLM.from_pretrained(tmp_path)
     assert len(tokenizer) == model.config.vocab_size == random_qwen2.SMALL["vocab_size"]
