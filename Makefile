@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-all test-unit test-integration docs kk math search
+.PHONY: help setup lint format test test-all test-unit test-integration test-gpu docs kk math search
 
 BIN := .venv/bin
 # More arguments for pytest: make test-unit ARGS="-k shaping -x"; ARGS="-n 0 --pdb" for one worker.
@@ -38,6 +38,11 @@ test-unit: setup ## what needs neither Ray nor vLLM
 
 test-integration: setup ## training runs, engines and servers on this machine: minutes
 	$(PYTEST) tests/integration $(ARGS)
+
+# No setup: .venv's Python where there is one, else python3, or PYTHON=...; STAGES="a b" for some of them.
+STAGES ?=
+test-gpu: ## what one GPU can prove, a line a stage; without a GPU each is skipped (docs/gpu.md)
+	@bash bench/gpu.sh $(STAGES)
 
 # In an environment of its own: 30 small packages that nobody else needs.
 DOCS := .cache/docs

@@ -17,13 +17,9 @@ from sg_rlhf.algo import lopti
 from sg_rlhf.algo.diagnostics import TokenStatistics
 from sg_rlhf.algo.token_weights import weight_sum_and_count
 from sg_rlhf.algo.weightings.top_entropy import TopEntropy
-from sg_rlhf.overlay import checkpoints, kl, memory, phases
-from sg_rlhf.overlay.errors import NonFiniteError
+from sg_rlhf.overlay import checkpoints, gradient_watch, kl, memory, phases
 from sg_rlhf.overlay.losses import PolicyLossWithStatistics, kl_dispatcher, sequence_context
 
-#: What DeepSpeed's ZeRO optimizers take the gradient norm of a parameter group by, just before
-#: they step. It is reduced over ranks, and -1 stands for one that is NaN or infinite.
-GROUP_NORMS = ("get_grad_norm_direct", "complete_grad_norm_calculation_for_cpu_offload")
 #: Loss terms that upstream reports per micro-batch, and their name in a row.
 LOSS_TERMS = {"policy_loss": "policy_loss", "kl": "kl", "entropy_loss": "entropy"}
 
@@ -55,7 +51,9 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         self._rows: list[dict[str, Any]] = []
         self._window: list[dict[str, float]] = []
         self._rollout_statistics = TokenStatistics.zeros()
-        self._watch_gradient_norms()
+        gradient_watch.watch(
+            self.actor_optim, lambda: self.actor.model.global_steps + 1, self.args.ds.zero_stage
+        )
 
     def ppo_train(self, kl_ctl: float) -> dict[str, Any]:
         """Upstream's epoch over the replay buffer, twice for Lopti; adds its optimizer steps."""
@@ -123,31 +121,9 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
             # ZeRO 1 and 2 skip a step that is not finite and say nothing. With fp16 that is how the
             # loss scale is found; with bf16 it is a damaged batch.
             if self.args.ds.param_dtype == "bf16" and not engine.was_step_applied():
-                raise _non_finite_gradient(engine.global_steps)
+                raise gradient_watch.non_finite(engine.global_steps)
             self._close_row(metrics)
         return status
-
-    def _watch_gradient_norms(self) -> None:
-        """Have the optimizer's step raise on a gradient that is not finite, before it is applied.
-
-        ZeRO 3 would step: it looks for an overflow with fp16 alone, and its norm over all groups is
-        finite again, sqrt(2) for two groups of -1. It computes the norms in any case, so the check
-        costs a number read per group. Every rank has the same norms and raises. Only below ZeRO 2
-        can there be an optimizer without them.
-        """
-        optimizer = self.actor_optim
-        for name in GROUP_NORMS:
-            if self.args.ds.zero_stage < 2 and not hasattr(optimizer, name):
-                continue
-            # The class's own function: a second trainer of this optimizer puts its own watch.
-            norm_of = getattr(type(optimizer), name).__get__(optimizer)
-            setattr(optimizer, name, functools.partial(self._finite_norm, norm_of))
-
-    def _finite_norm(self, norm_of: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        norm = norm_of(*args, **kwargs)
-        if not float(norm) >= 0.0:
-            raise _non_finite_gradient(self.actor.model.global_steps + 1)
-        return norm
 
     def _keep_entropy(self, _module: Any, _inputs: Any, outputs: Any) -> None:
         """Hand the entropies of a training forward pass to the loss that follows it."""
@@ -246,13 +222,6 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         count = stats.sums.numel()
         sums = type(stats)(packed[:count], stats.weight_bounds)
         return sums, (packed[count:] / size).tolist()
-
-
-def _non_finite_gradient(step: int) -> NonFiniteError:
-    return NonFiniteError(
-        "the gradient has NaN or infinite entries, though the loss is finite, at optimizer step "
-        f"{step}: nothing was trained on it"
-    )
 
 
 def _tokens_in_pass(threshold: float, name: str, item: Any) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,11 +25,16 @@ def token_keys(sequences_BS: Tensor, attention_mask_BS: Tensor) -> Tensor:
 
 def uniform_draws(keys_BT: Tensor, seed: int) -> Tensor:
     """float64 draws in [0, 1), one per key, decided by the key and the seed alone."""
+    # 53 bits make a double in [0, 1).
+    return _shifted(mixed(keys_BT + _mixed_seed(seed)), 11).double() * 2.0**-53
+
+
+@functools.lru_cache(maxsize=64)
+def _mixed_seed(seed: int) -> int:
+    """``mixed`` of one number, on the host: a tensor made there would wait for the device."""
     import torch
 
-    mixed_seed = mixed(torch.tensor(seed, dtype=torch.int64, device=keys_BT.device))
-    # 53 bits make a double in [0, 1).
-    return _shifted(mixed(keys_BT + mixed_seed), 11).double() * 2.0**-53
+    return int(mixed(torch.tensor(seed, dtype=torch.int64, device="cpu")))
 
 
 def mixed(x: Tensor) -> Tensor:

@@ -34,17 +34,26 @@ class TopEntropy(Weighting):
         if context.entropy_threshold is not None:
             return context
         entropy_BT = context.require("entropy", self.name)
-        return dataclasses.replace(
-            context, entropy_threshold=self.threshold(entropy_BT[mask_BT != 0])
-        )
+        return dataclasses.replace(context, entropy_threshold=self.threshold(entropy_BT, mask_BT))
 
-    def threshold(self, entropy_N: Tensor) -> Tensor:
-        """The entropy that ``share`` of these tokens have at least; -inf for all of them."""
-        n = entropy_N.numel()
-        kept = max(1, round(self.share * n))
-        if kept >= n:  # not the least entropy: another pass over the same tokens rounds otherwise
-            return entropy_N.new_full((), -math.inf)
-        return entropy_N.kthvalue(n - kept + 1).values
+    def threshold(self, entropy: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The entropy that ``share`` of these tokens have at least; -inf for all of them.
+
+        A 0-d tensor; the tokens are those whose mask is not 0, or all. A sort and not a selection:
+        how many tokens there are stays on the device, and nothing waits for it.
+        """
+        import torch
+
+        valid = torch.ones_like(entropy, dtype=torch.bool) if mask is None else mask != 0
+        if entropy.numel() == 0:
+            return entropy.new_full((), -math.inf)
+        # NaN sorts behind everything, so the tokens that count come first.
+        ascending_N = entropy.masked_fill(~valid, math.nan).flatten().sort().values
+        n = valid.sum()
+        kept = (self.share * n.double()).round().clamp(min=1)
+        least = ascending_N.gather(0, (n - kept).clamp(min=0).long().reshape(1))[0]
+        # All of them: not the least entropy, as another pass over the same tokens rounds otherwise.
+        return torch.where(kept >= n, -math.inf, least)
 
     def weights(self, p_BT: Tensor, context: TokenContext) -> Tensor:
         entropy_BT = context.require("entropy", self.name)

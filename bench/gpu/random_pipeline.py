@@ -1,0 +1,50 @@
+"""Stage e: the whole pipeline on one GPU with a Qwen2 of 0.5B whose weights are random.
+
+vLLM samples, sleeps, a reward grades, the reference scores, ZeRO-3 trains, the weights go back to
+the engine, and after each sync engine and trainer must agree on 16 rollouts' log-probs. Nothing is
+downloaded: the model's shape is in sg_rlhf/plan, its weights are drawn, its tokenizer is made.
+"""
+
+from __future__ import annotations
+
+from bench.gpu import random_qwen2, training_run
+from bench.gpu.launch import ROOT
+from bench.gpu.result import Job, Record
+
+ROLLOUTS = 3
+#: Prompts of a rollout, responses of a prompt, tokens of a response.
+FULL, SMALL = (16, 8, 512), (4, 4, 24)
+
+
+def run(record: Record, job: Job) -> None:
+    """One run of three rollouts with two optimizer steps each."""
+    training_run.environment(job)
+    model, run_dir = job.scratch / "random_qwen2", job.scratch / "run"
+    random_qwen2.write(model, job.small)
+    prompts, responses, tokens = SMALL if job.small else FULL
+    data = training_run.puzzles(job, "2-3", 4 * prompts)
+    samples = prompts * responses
+    overrides = [
+        f"actor.model_name_or_path={model}", f"data.prompt_dataset={data}",
+        f"reward.remote_url={ROOT / 'bench' / 'gpu' / 'reward_by_hash.py'}",
+        f"data.max_samples={ROLLOUTS * prompts}", "train.num_episodes=1",
+        f"rollout.batch_size={prompts}", f"rollout.n_samples_per_prompt={responses}",
+        f"rollout.max_new_tokens={tokens}", f"rollout.micro_batch_size={min(8, samples)}",
+        f"train.batch_size={samples // 2}", "train.micro_batch_size=4",
+        # bfloat16 weights of .02 do not move by steps of 1e-6.
+        "actor.adam.lr=1e-4",
+    ]  # fmt: skip
+    configs = [ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"]
+    if job.on_cuda:
+        configs = [ROOT / "configs" / "kk" / "grpo_sg_1xgpu.yaml"]
+        # As on eight GPUs: the optimizer's states leave while the engine samples.
+        overrides += [
+            "data.max_len=2048", "ds.adam_offload=false", "ds.enable_sleep=true",
+            "vllm.enforce_eager=true", "vllm.gpu_memory_utilization=0.4",
+        ]  # fmt: skip
+    with training_run.peak_memory(record, job):
+        training_run.train(configs, overrides, run_dir)
+    training_run.check_run(record, run_dir, ROLLOUTS)
+    changed, of = training_run.changed_tensors(model, training_run.trained_model(run_dir))
+    record.figure("tensors", of)
+    record.check("every tensor has changed", of > 0 and changed == of, changed, of)

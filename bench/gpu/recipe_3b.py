@@ -1,0 +1,72 @@
+"""Stage f: the recipe of Qwen2.5-3B-Instruct for 5 rollouts on one GPU.
+
+The recipe's model, loss and optimizer; its rollouts of 64 x 8 responses of up to 4,096 tokens are
+cut to fit the time. Needs the model: a folder (--model DIR), or the hub in reach.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.gpu import training_run
+from bench.gpu.launch import ROOT, probe
+from bench.gpu.result import Job, Record, StageSkippedError
+
+MODEL = "Qwen/Qwen2.5-3B-Instruct"
+ROLLOUTS = 5
+#: Prompts of a rollout, responses of a prompt, tokens of a response.
+FULL, SMALL = (16, 8, 1024), (4, 4, 24)
+#: GiB of a GPU, and the recipe's hardware file for one of that size.
+HARDWARE = ((75, "1x80gb"), (39, "1x40gb"), (0, "1x24gb"))
+
+
+def reachable(model: str) -> str:
+    """The model, where it is a folder or the hub has it or its copy is here.
+
+    Raises:
+        StageSkippedError: it is none of that.
+    """
+    if (Path(model) / "config.json").is_file():
+        return model
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(model, "model.safetensors.index.json"), str):
+        return model
+    try:
+        HfApi().model_info(model, timeout=10.0)
+    except Exception as error:  # whatever keeps it out of reach
+        why = f"{model} is no folder here and not on the hub ({type(error).__name__})"
+        raise StageSkippedError(f"{why}: --model DIR names one") from None
+    return model
+
+
+def hardware() -> Path:
+    """The settings for this GPU, of which this process takes nothing."""
+    gib = probe()["gpu"]["memory_gib"]
+    name = next(name for least, name in HARDWARE if gib >= least)
+    file = ROOT / "configs" / "hardware" / f"{name}.yaml"
+    return file if file.is_file() else file.with_name("1xgpu.yaml")
+
+
+def run(record: Record, job: Job) -> None:
+    """One run."""
+    training_run.environment(job)
+    model, run_dir = reachable(job.model or MODEL), job.scratch / "run"
+    prompts, responses, tokens = SMALL if job.small else FULL
+    data = training_run.puzzles(job, "3-4" if job.on_cuda else "2-3", 3 * prompts)
+    samples = prompts * responses
+    overrides = [
+        f"actor.model_name_or_path={model}", f"data.prompt_dataset={data}",
+        f"data.max_samples={ROLLOUTS * prompts}", "train.num_episodes=1",
+        f"rollout.batch_size={prompts}", f"rollout.n_samples_per_prompt={responses}",
+        f"rollout.max_new_tokens={tokens}", f"train.batch_size={samples // 2}",
+    ]  # fmt: skip
+    configs = [ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"]
+    if job.on_cuda:
+        configs = [ROOT / "configs" / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml", hardware()]
+        overrides += ["data.max_len=2048", "vllm.enforce_eager=true"]
+    else:
+        overrides += ["rollout.micro_batch_size=8", "train.micro_batch_size=4"]
+    with training_run.peak_memory(record, job):
+        training_run.train(configs, overrides, run_dir)
+    training_run.check_run(record, run_dir, ROLLOUTS)

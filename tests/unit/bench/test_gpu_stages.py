@@ -1,0 +1,192 @@
+"""The parts of the stages that need no GPU to be wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+from bench.gpu import algo, ipc, packed_attention, random_qwen2, recipe_3b, training_run, zero3
+from bench.gpu.measure import costs, largest, relative
+from bench.gpu.result import Job, Record, StageSkippedError
+from bench.gpu.reward_by_hash import reward_func
+from sg_rlhf.plan.shapes import from_config, table
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    return Record(tmp_path / "record.json")
+
+
+def statuses(record: Record) -> list[str]:
+    return [check["status"] for check in record.checks]
+
+
+def test_a_wrong_gradient_is_found(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison of stage a, with a device that is wrong in one token of a hundred."""
+    original, calls = algo.gradient, [0]
+
+    def wrong_every_other_time(loss: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        found = original(loss, leaf)
+        if calls[0] % 2 == 0:
+            found = found.clone()
+            found.flatten()[::100] *= 1.001
+        return found
+
+    job = Job("cpu", True, None, Path())
+    algo.compare_losses(record, job, torch.float32, 8, 50)
+    assert statuses(record) == ["passed"] * 3
+    monkeypatch.setattr(algo, "gradient", wrong_every_other_time)
+    algo.compare_losses(record, job, torch.float32, 8, 50)
+    assert statuses(record)[3] == "failed"
+
+
+def test_every_weighting_meets_every_objective() -> None:
+    found = list(algo.pairs())
+    assert {weighting.name for _, weighting, _ in found} == set(algo.WEIGHTINGS)
+    assert {objective for *_, objective in found} == set(algo.OBJECTIVES)
+
+
+def test_exact_attention_is_causal_attention() -> None:
+    q, k, v = (
+        x.float() for x in packed_attention.inputs(13, (4, 2, 8), Job("cpu", True, None, Path()))
+    )
+    lengths = [5, 1, 7]
+    expected = packed_attention.alone(q, k, v, lengths)
+    assert relative(packed_attention.exact(q, k, v, lengths), expected) < 1e-6
+    # As one sample it is another function.
+    assert relative(packed_attention.exact(q, k, v, [13]), expected) > 0.1
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-3B-Instruct", "Qwen/Qwen2.5-7B-Instruct"])
+def test_tensors_of_a_model_are_those_of_transformers(model: str) -> None:
+    shape = from_config(model, table()[model])
+    found = ipc.tensors_of(shape)
+    config = Qwen2Config(
+        hidden_size=shape.hidden_size, num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads, num_key_value_heads=shape.num_kv_heads,
+        intermediate_size=shape.intermediate_size, vocab_size=shape.vocab_size,
+        tie_word_embeddings=shape.tied,
+    )  # fmt: skip
+    with torch.device("meta"):
+        parameters = dict(Qwen2ForCausalLM(config).named_parameters())
+    assert found == {name: tuple(p.shape) for name, p in parameters.items()}
+    assert len(found) == shape.tensors
+
+
+def test_a_checksum_sees_a_bit_and_a_place() -> None:
+    x = torch.randn(1000, dtype=torch.bfloat16)
+    swapped, flipped = x.clone(), x.clone()
+    swapped[[3, 4]] = x[[4, 3]]
+    flipped.view(torch.int16)[7] ^= 1
+    found = {ipc.checksum(each) for each in (x, swapped, flipped)}
+    assert len(found) == 3 and ipc.checksum(x.clone()) == ipc.checksum(x)
+
+
+def test_a_checksum_does_not_depend_on_how_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(1000, dtype=torch.bfloat16)
+    whole = ipc.checksum(x)
+    monkeypatch.setattr(ipc, "CHUNK", 7)
+    assert ipc.checksum(x) == whole
+
+
+def test_an_engine_that_fails_is_no_hang() -> None:
+    import torch.multiprocessing as processes
+
+    context = processes.get_context("spawn")
+    inbox, outbox = context.Queue(), context.Queue()
+    child = context.Process(
+        target=ipc.engine, args=({"w": (2, 2)}, "cpu", inbox, outbox), daemon=True
+    )
+    child.start()
+    try:
+        assert ipc.answer(outbox, child)[0] == "ready"
+        inbox.put(("another name", torch.zeros(2, 2)))
+        with pytest.raises(RuntimeError, match="in the engine's process: KeyError"):
+            ipc.answer(outbox, child)
+        child.join(30.0)
+        with pytest.raises(RuntimeError, match="is silent"):
+            ipc.answer(outbox, child)
+    finally:
+        child.kill()
+
+
+def test_the_random_model_has_a_text_for_every_token(tmp_path: Path) -> None:
+    random_qwen2.write(tmp_path, small=True)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    model = Qwen2ForCausalLM.from_pretrained(tmp_path)
+    assert len(tokenizer) == model.config.vocab_size == random_qwen2.SMALL["vocab_size"]
+    assert all(tokenizer.decode([index]) for index in range(len(tokenizer)))
+    chat = [{"role": "user", "content": "Zoey says that Bob is a knave."}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert (
+        model.config.eos_token_id == tokenizer.eos_token_id == tokenizer("<|im_end|>").input_ids[0]
+    )
+
+
+def test_rewards_of_a_group_differ() -> None:
+    rewards = {reward_func([f"<unused{i}>"], ["p"], [""])["rewards"] for i in range(16)}
+    assert rewards == {-1.0, 1.0}
+
+
+def test_changed_tensors(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    for name, second in (("before", 0.0), ("after", 1.0)):
+        (tmp_path / name).mkdir()
+        tensors = {"a": torch.zeros(3), "b": torch.full((3,), second)}
+        save_file(tensors, tmp_path / name / "model.safetensors")
+    assert training_run.changed_tensors(tmp_path / "before", tmp_path / "after") == (1, 2)
+
+
+def test_a_run_without_a_gradient_fails(record: Record, tmp_path: Path) -> None:
+    from sg_rlhf.common import run_log
+
+    rows = [{"sync/log_prob_diff_mean": 0.001, "timing/step_total": 2.0} for _ in range(2)]
+    run_log.append(tmp_path / run_log.METRICS, rows)
+    steps = [{"grad_norm": norm, "policy_loss": 0.1} for norm in (1.0, 0.0)]
+    run_log.append(tmp_path / run_log.OPTIMIZER_STEPS, steps)
+    training_run.check_run(record, tmp_path, 2)
+    failed = [check["name"] for check in record.checks if check["status"] == "failed"]
+    assert failed == ["every step had a gradient"]
+    assert record.figures["seconds_step_total"] == 2.0
+
+
+def test_a_model_out_of_reach_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def nobody(*_: object, **__: object) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", nobody)
+    with pytest.raises(StageSkippedError, match="--model DIR names one"):
+        recipe_3b.reachable("nobody/none")
+    (tmp_path / "config.json").write_text("{}")
+    assert recipe_3b.reachable(str(tmp_path)) == str(tmp_path)
+
+
+def test_an_adam_step_off_is_seen() -> None:
+    """The limit of stage c lies between rounding and a wrong gradient."""
+    right = torch.randn(1000)
+    sign = torch.randn(1000).sign()
+    wrong = right + zero3.LEARNING_RATE * (sign + 1)  # half of the entries went the other way
+    assert zero3.in_learning_rates(wrong, right) > 10 * zero3.SAME
+
+
+def test_costs_are_taken_by_turns() -> None:
+    order: list[str] = []
+    found = costs(
+        {name: (lambda name=name: order.append(name)) for name in "ab"}, "cpu", repeats=2, warm_up=1
+    )
+    assert order == ["a", "b"] * 3
+    assert all(cost.milliseconds is not None for cost in found.values())
+
+
+def test_distances() -> None:
+    one = torch.ones(4)
+    assert relative(one * 1.5, one) == pytest.approx(0.5)
+    assert largest(one - 2, one) == 2.0 and largest(one[:0], one[:0]) == 0.0
