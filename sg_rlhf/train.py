@@ -24,6 +24,7 @@ from typing import Any
 from sg_rlhf.common.final_checkpoint import final_checkpoint
 from sg_rlhf.config import Config, ConfigError, load_config, local_path, sections
 from sg_rlhf.config.upstream_flags import UpstreamChanged, UpstreamMissing
+from sg_rlhf.launch import options as launch_options
 from sg_rlhf.overlay import cli, contract, layout
 from sg_rlhf.overlay.errors import TooFewPrompts
 from sg_rlhf.weights.describe import describe_loss
@@ -40,6 +41,9 @@ examples:
   resume: the same command again, with the same --run-dir
   on a Ray cluster
     ray job submit -- python -m sg_rlhf.train --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml
+  as a job file for SLURM (or kuberay, skypilot)
+    python -m sg_rlhf.train --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml \\
+        --dry-run --print sbatch > kk.sbatch
 
 any upstream flag is a key: --actor.adam.lr of OpenRLHF is actor.adam.lr=... here
 """
@@ -84,6 +88,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         action="store_true",
         help="print the resolved recipe and the exact upstream command line, then stop",
     )
+    launch_options.add_arguments(parser)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
     return parser.parse_args(argv)
 
@@ -297,18 +302,39 @@ def show(run: Run) -> None:
     print(remarks.getvalue(), end="")
 
 
+def print_job(run: Run, arguments: argparse.Namespace, options: launch_options.Options) -> None:
+    """What ``--dry-run --print KIND`` prints: the run as a job file, and nothing else."""
+    from sg_rlhf.launch.job import job_of
+    from sg_rlhf.launch.render import render
+
+    job = job_of(
+        run.config,
+        configs=arguments.config,
+        overrides=arguments.overrides,
+        run_dir=run.directory,
+        options=options,
+    )
+    print(render(job), end="")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Exit status 0; 2 for a wrong recipe; 1 when the run stopped; 130 when interrupted."""
     cli.heed_interrupts()
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
     try:
+        job_options = launch_options.options_of(arguments)
         run = load(arguments)
+        if job_options:
+            print_job(run, arguments, job_options)
+            return 0
         if arguments.dry_run:
             show(run)
             return 0
         args = check(run)
         args.ckpt.load_enable = prepare_run_dir(run.config, run.directory)
-    except (ConfigError, cli.UsageError, TooFewPrompts, UpstreamChanged) as error:
+    except (
+        ConfigError, cli.UsageError, TooFewPrompts, UpstreamChanged, launch_options.LaunchError,
+    ) as error:  # fmt: skip
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
