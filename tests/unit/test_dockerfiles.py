@@ -1,4 +1,4 @@
-"""docker/: linted, pinned, for an ordinary user, and with nothing of the checkout that they do not name.
+"""docker/: linted, pinned, for an ordinary user, with nothing of the checkout but what they name.
 
 tests/integration/test_images.py carries the CPU one out.
 """

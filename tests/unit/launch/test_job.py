@@ -12,9 +12,7 @@ from sg_rlhf.launch import data, job
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs"
 RECIPES = sorted(
-    path
-    for folder in ("kk", "math", "search")
-    for path in (CONFIGS / folder).glob("grpo_*.yaml")
+    path for folder in ("kk", "math", "search") for path in (CONFIGS / folder).glob("grpo_*.yaml")
 )
 
 

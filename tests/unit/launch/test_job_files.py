@@ -3,7 +3,8 @@
 Of KubeRay's and SkyPilot's schemas only the fields that we write are here (`schemas/`). With the
 whole ones at hand the same files are held to them as well:
 
-    kubectl get crd rayjobs.ray.io -o yaml > crd.yaml; SG_KUBERAY_CRD=crd.yaml pytest tests/unit/launch
+    kubectl get crd rayjobs.ray.io -o yaml > crd.yaml
+    SG_KUBERAY_CRD=crd.yaml pytest tests/unit/launch
     SG_SKYPILOT_PYTHON=/path/to/venv/bin/python pytest tests/unit/launch
 """
 
@@ -196,7 +197,7 @@ def test_time_becomes_the_deadline_of_a_rayjob(capsys: pytest.CaptureFixture[str
 
 
 def closed(node: Any) -> Any:
-    """An OpenAPI schema of Kubernetes that refuses fields it does not name, as strict apply does."""
+    """An OpenAPI schema of Kubernetes that refuses unknown fields, as a strict apply does."""
     if isinstance(node, dict):
         node = {key: closed(value) for key, value in node.items()}
         if node.pop("x-kubernetes-int-or-string", False):
