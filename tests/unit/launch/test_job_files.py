@@ -10,6 +10,7 @@ whole ones at hand the same files are held to them as well:
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -196,6 +197,15 @@ def test_time_becomes_the_deadline_of_a_rayjob(capsys: pytest.CaptureFixture[str
     assert job["spec"]["activeDeadlineSeconds"] == 93784
 
 
+@functools.cache
+def whole_rayjob() -> Draft202012Validator:
+    definition = yaml.safe_load(Path(os.environ["SG_KUBERAY_CRD"]).read_text())
+    (version,) = [v for v in definition["spec"]["versions"] if v["name"] == "v1"]
+    whole = closed(version["schema"]["openAPIV3Schema"])
+    whole["properties"]["metadata"] = {"type": "object"}
+    return Draft202012Validator(whole)
+
+
 def closed(node: Any) -> Any:
     """An OpenAPI schema of Kubernetes that refuses unknown fields, as a strict apply does."""
     if isinstance(node, dict):
@@ -212,12 +222,7 @@ def closed(node: Any) -> Any:
 def test_the_whole_definition_of_kuberay_takes_it(
     case: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    definition = yaml.safe_load(Path(os.environ["SG_KUBERAY_CRD"]).read_text())
-    (version,) = [v for v in definition["spec"]["versions"] if v["name"] == "v1"]
-    whole = closed(version["schema"]["openAPIV3Schema"])
-    whole["properties"]["metadata"] = {"type": "object"}
-    job = yaml.safe_load(printed("kuberay", CASES[case], capsys))
-    Draft202012Validator(whole).validate(job)
+    whole_rayjob().validate(yaml.safe_load(printed("kuberay", CASES[case], capsys)))
 
 
 @pytest.mark.skipif("SG_SKYPILOT_PYTHON" not in os.environ, reason="SG_SKYPILOT_PYTHON not set")
