@@ -19,12 +19,13 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ libnuma1 tini \
     && rm -rf /var/lib/apt/lists/*
 
-# What decides about the packages comes first, so that editing the source installs none of them again.
+# What decides about the packages, and the check before them, comes first: editing the rest installs none of them again.
 WORKDIR /opt/sg_rlhf
 COPY requirements requirements
 COPY scripts scripts
 COPY LICENSE README.md pyproject.toml setup.cfg ./
 COPY sg_rlhf/__init__.py sg_rlhf/
+COPY sg_rlhf/doctor sg_rlhf/doctor
 
 # DeepSpeed's operator is left to the first run ("was not built"): it is compiled for the processor it is compiled on,
 # which need not be the one that the image runs on.

@@ -24,12 +24,13 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ ibverbs-providers libibverbs1 libnuma1 tini \
     && rm -rf /var/lib/apt/lists/*
 
-# What decides about the packages comes first, so that editing the source installs none of them again.
+# What decides about the packages, and the check before them, comes first: editing the rest installs none of them again.
 WORKDIR /opt/sg_rlhf
 COPY requirements requirements
 COPY scripts scripts
 COPY LICENSE README.md pyproject.toml setup.cfg ./
 COPY sg_rlhf/__init__.py sg_rlhf/
+COPY sg_rlhf/doctor sg_rlhf/doctor
 
 # Named, as no build sees a GPU.
 RUN --mount=type=cache,target=/root/.cache \
