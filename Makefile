@@ -17,11 +17,13 @@ help: ## show this list
 setup: ## make .venv (SG_HARDWARE=cpu|8x80gb|... overrides detection)
 	@scripts/bootstrap.sh
 
-lint: setup ## ruff, mypy, the arrows between packages
+lint: setup ## ruff, mypy, the arrows between packages, Dockerfiles, job files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint docker/*.Dockerfile
+	$(BIN)/shellcheck examples/launch/*.sbatch
 
 format: setup ## ruff's fixes and formatting
 	$(BIN)/ruff check --fix .

@@ -25,6 +25,7 @@ from sg_rlhf.common.final_checkpoint import final_checkpoint
 from sg_rlhf.config import Config, ConfigError, load_config, local_path, sections
 from sg_rlhf.config.upstream_flags import UpstreamChanged, UpstreamMissing
 from sg_rlhf.doctor.before_run import UnfitMachine, before_run
+from sg_rlhf.launch import options as launch_options
 from sg_rlhf.overlay import cli, contract, layout
 from sg_rlhf.overlay.errors import TooFewPrompts
 from sg_rlhf.plan.of_recipe import Plan, plan_of, write_predicted
@@ -42,6 +43,9 @@ examples:
   resume: the same command again, with the same --run-dir
   on a Ray cluster
     ray job submit -- python -m sg_rlhf.train --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml
+  as a job file for SLURM (or kuberay, skypilot)
+    python -m sg_rlhf.train --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml \\
+        --dry-run --print sbatch > kk.sbatch
 
 any upstream flag is a key: --actor.adam.lr of OpenRLHF is actor.adam.lr=... here
 """
@@ -86,6 +90,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         action="store_true",
         help="print the resolved recipe, its plan and the exact upstream command line, then stop",
     )
+    launch_options.add_arguments(parser)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
     # An override may stand behind an option that stands behind another override.
     return parser.parse_intermixed_args(argv)
@@ -326,12 +331,31 @@ def show(run: Run) -> None:
     print(remarks.getvalue(), end="")
 
 
+def print_job(run: Run, arguments: argparse.Namespace, options: launch_options.Options) -> None:
+    """What ``--dry-run --print KIND`` prints: the run as a job file, and nothing else."""
+    from sg_rlhf.launch.job import job_of
+    from sg_rlhf.launch.render import render
+
+    job = job_of(
+        run.config,
+        configs=arguments.config,
+        overrides=arguments.overrides,
+        run_dir=run.directory,
+        options=options,
+    )
+    print(render(job), end="")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Exit status 0; 2 for a wrong recipe; 1 when the run stopped; 130 when interrupted."""
     cli.heed_interrupts()
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
     try:
+        job_options = launch_options.options_of(arguments)
         run = load(arguments)
+        if job_options:
+            print_job(run, arguments, job_options)
+            return 0
         if arguments.dry_run:
             show(run)
             return 0
@@ -339,7 +363,14 @@ def main(argv: list[str] | None = None) -> int:
         args.ckpt.load_enable = prepare_run_dir(run.config, run.directory)
         plan = planned(run)
         write_predicted(plan, run.directory)
-    except (ConfigError, cli.UsageError, TooFewPrompts, UnfitMachine, UpstreamChanged) as error:
+    except (
+        ConfigError,
+        cli.UsageError,
+        TooFewPrompts,
+        UnfitMachine,
+        UpstreamChanged,
+        launch_options.LaunchError,
+    ) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

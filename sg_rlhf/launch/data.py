@@ -1,0 +1,40 @@
+"""How the data of a shipped recipe is made: the commands of examples/scripts, by data folder."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from sg_rlhf.config import Config
+
+#: Folder of ``data.prompt_dataset`` -> what makes it. Searching needs a retriever as well, so its
+#: data is left to the user.
+COMMANDS = {
+    "data/kk": "kk --out data/kk --generate people=3-7 per_size=900 test_per_size=100 seed=0",
+    "data/kk_tiny": "kk --out data/kk_tiny --generate people=2-3 per_size=160 test_per_size=100"
+    " seed=0 distinct=names",
+    "data/math_dsr": "math --out data/math_dsr --source dsr_uniform --eval-dir data/math_eval"
+    " --download-eval",
+    "data/math_orz": "math --out data/math_orz --source orz57k --eval-dir data/math_eval"
+    " --download-eval",
+    "data/math_tiny": "math --out data/math_tiny --source arithmetic --generate count=320"
+    " test_count=200 seed=0",
+}
+
+
+def local_files(config: Config) -> tuple[str, ...]:
+    """The data files that the recipe names, training prompts first; ids of a hub are none."""
+    named = [config.value("data.prompt_dataset"), config.value("eval.dataset")]
+    named += [s.dataset for s in config.sg.eval_sets]
+    files = [name.strip() for names in named for name in str(names or "").split(",")]
+    kinds = (".json", ".jsonl", ".parquet", ".csv")
+    return tuple(dict.fromkeys(name for name in files if name.endswith(kinds)))
+
+
+def command_for(config: Config) -> str:
+    """A shell line that makes the training data where it is not there; "" if none is known."""
+    files = local_files(config)
+    made = COMMANDS.get(str(Path(files[0]).parent)) if files else None
+    if made is None:
+        return ""
+    return f"[ -e {shlex.quote(files[0])} ] || python -m sg_rlhf.data {made}"

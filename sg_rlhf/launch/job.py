@@ -1,0 +1,201 @@
+"""What a scheduler must know of a recipe's run: machines, memory, and the command."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import sg_rlhf
+from sg_rlhf.config import Config
+from sg_rlhf.launch import data
+from sg_rlhf.launch.options import Options
+
+#: GPUs of the largest machine that a run with GPUs apart for sampling is put on.
+GPUS_OF_A_NODE = 8
+#: Cores of a GPU: its training process, its engine, their data and compiler threads.
+CORES_PER_GPU = 8
+#: Cores for Ray's own processes and upstream's two controllers.
+CORES_BESIDE = 4
+#: Host memory and disk where the model's size is not known: what a 7B recipe takes, rounded up.
+MEMORY_GIB_PER_GPU, DISK_GB = 64, 1000
+#: Share of the memory: Ray's object store takes 30 % of it, NCCL a little.
+SHARED_MEMORY = 0.35
+#: KubeRay derives names from a job's, and refuses a longer one.
+LONGEST_NAME = 47
+
+#: GPUs to ask a cloud for, by the memory that a recipe's hardware names, GB.
+CLOUD_GPUS = {
+    24: ("L4", "A10G", "RTX4090"),
+    40: ("A100", "L40S"),
+    80: ("H100", "H200", "A100-80GB"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A run as a job.
+
+    Attributes:
+        name: for the scheduler: lower-case letters, digits and hyphens.
+        recipe: the recipe's files.
+        printed_by: the command that prints this job file.
+        command: the run, for a shell; the working directory is that of the recipe's paths.
+        data: what makes the training data, for a shell; "" where that is for the user to do.
+        files: the local data files that the run reads.
+        run_dir: the run directory.
+        checkpoint: the file in it that names the latest checkpoint.
+        nodes: machines.
+        gpus: of each machine; 0 for a recipe without.
+        ranks: GPUs of each machine as Ray counts them; without GPUs they are processes.
+        gpu_types: for a cloud, any of them.
+        cpus: cores of each machine.
+        memory_gib: of each machine, GiB, with what is in its /dev/shm.
+        shared_memory_gib: of /dev/shm at most, GiB.
+        disk_gb: for checkpoints, model and packages, GB.
+        ray_version: of the run's environment; "" where it is not known here.
+        image: the container image; "" for none.
+        options: what the user gave beside the recipe.
+    """
+
+    name: str
+    recipe: str
+    printed_by: str
+    command: str
+    data: str
+    files: tuple[str, ...]
+    run_dir: str
+    checkpoint: str
+    nodes: int
+    gpus: int
+    ranks: int
+    gpu_types: tuple[str, ...]
+    cpus: int
+    memory_gib: int
+    shared_memory_gib: int
+    disk_gb: int
+    ray_version: str
+    image: str
+    options: Options
+
+    @property
+    def machines(self) -> str:
+        """In words, for a comment."""
+        nodes = "one machine" if self.nodes == 1 else f"{self.nodes} machines"
+        gpus = "without a GPU" if not self.gpus else "with one GPU"
+        if self.gpus > 1:
+            gpus = f"with {self.gpus} GPUs"
+        return f"{nodes} {gpus}{' each' if self.nodes > 1 and self.gpus else ''}"
+
+
+def job_of(
+    config: Config, *, configs: Sequence[str], overrides: Sequence[str], run_dir: Path,
+    options: Options,
+) -> Job:  # fmt: skip
+    """The job of a recipe.
+
+    Args:
+        config: the recipe, with what follows from the run directory.
+        configs: its files as they were given.
+        overrides: the overrides as they were given.
+        run_dir: the run directory, absolute.
+        options: how it is to be printed.
+    """
+    on_cpu = config.value("vllm.sync_backend") == "gloo"
+    nodes, ranks = machines(config)
+    memory, disk = amounts(config, ranks)
+    where = relative(run_dir)
+    words = ["python", "-m", "sg_rlhf.train"]
+    for file in configs:
+        words += ["--config", file]
+    words += ["--run-dir", where, *overrides]
+    shown = ["sg-rlhf", "train", *words[3:], "--dry-run", *options.words()]
+    return Job(
+        name=name_of(run_dir.name),
+        recipe=", ".join(configs),
+        printed_by=" ".join(shlex.join(shown).split()),
+        command=shlex.join(words),
+        data=data.command_for(config),
+        files=data.local_files(config),
+        run_dir=where,
+        checkpoint=f"{relative(Path(config.value('ckpt.path')))}/_actor/latest",
+        nodes=nodes,
+        gpus=0 if on_cpu else ranks,
+        ranks=ranks,
+        gpu_types=() if on_cpu else CLOUD_GPUS[gpu_size(config)],
+        cpus=CORES_BESIDE + (1 if on_cpu else CORES_PER_GPU) * ranks,
+        memory_gib=memory,
+        shared_memory_gib=max(1, math.ceil(SHARED_MEMORY * memory)),
+        disk_gb=disk,
+        ray_version=_version_of("ray"),
+        image=options.image or _image(options.kind, "cpu" if on_cpu else "cuda"),
+        options=options,
+    )
+
+
+def machines(config: Config) -> tuple[int, int]:
+    """(machines, GPUs of each) of the placement groups that upstream will ask Ray for.
+
+    With everything on the same GPUs they are the policy's. With engines or reference on GPUs of
+    their own, as few machines of up to eight as hold them all.
+    """
+
+    def gpus(model: str) -> int:
+        return int(config.value(f"{model}.num_nodes") * config.value(f"{model}.num_gpus_per_node"))
+
+    if config.value("train.colocate_all"):
+        return config.value("actor.num_nodes"), config.value("actor.num_gpus_per_node")
+    total = gpus("actor")
+    total += (config.value("vllm.num_engines") or 0) * config.value("vllm.tensor_parallel_size")
+    if config.value("algo.kl.init_coef") > 0 and not config.value("train.colocate_actor_ref"):
+        total += gpus("ref")
+    nodes = max(config.value("actor.num_nodes"), math.ceil(total / GPUS_OF_A_NODE))
+    return nodes, math.ceil(total / nodes)
+
+
+def amounts(config: Config, ranks: int) -> tuple[int, int]:
+    """(host memory of a machine in GiB, disk in GB) of a run."""
+    return MEMORY_GIB_PER_GPU * ranks, DISK_GB
+
+
+def gpu_size(config: Config) -> int:
+    """Memory in GB of the GPUs that the recipe is written for: 24, 40 or 80.
+
+    By the name of the last file of a folder ``hardware`` it was made of: ``8x40gb``; 80 where that
+    says nothing of memory.
+    """
+    names = [Path(file).stem for file in config.sources if Path(file).parent.name == "hardware"]
+    found = re.search(r"x(\d+)gb$", names[-1]) if names else None
+    if names and names[-1] == "1xgpu":
+        return 24
+    size = int(found[1]) if found else 80
+    return max((known for known in CLOUD_GPUS if known <= size), default=24)
+
+
+def name_of(text: str) -> str:
+    """``text`` as a name that every scheduler takes (a DNS label of at most 47 characters)."""
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:LONGEST_NAME].strip("-")
+    return name if name[:1].isalpha() else f"run-{name}"[:LONGEST_NAME].strip("-")
+
+
+def relative(path: Path) -> str:
+    """``path`` as seen from here if it is below, else absolute."""
+    given, here = os.path.abspath(path), os.getcwd()
+    return os.path.relpath(given) if given.startswith(here + os.sep) else given
+
+
+def _image(kind: str, flavour: str) -> str:
+    """Without an image given, Kubernetes still needs one: that of our Dockerfiles."""
+    return f"sg-rlhf:{sg_rlhf.__version__}-{flavour}" if kind == "kuberay" else ""
+
+
+def _version_of(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

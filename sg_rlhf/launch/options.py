@@ -1,0 +1,96 @@
+"""The flags that print a job file."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import dataclass
+
+KINDS = ("sbatch", "kuberay", "skypilot")
+#: Flag -> the kinds that have a place for it.
+USED_BY = {
+    "image": KINDS,
+    "time": ("sbatch", "kuberay"),
+    "partition": ("sbatch",),
+    "account": ("sbatch",),
+}
+
+
+class LaunchError(ValueError):
+    """Flags that do not go together; the message is one line for the user."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked for beside the recipe; "" where nothing is.
+
+    Attributes:
+        kind: of :data:`KINDS`.
+        image: container image.
+        time: longest time that the job may take, ``HH:MM:SS``.
+        partition: SLURM's.
+        account: SLURM's.
+    """
+
+    kind: str
+    image: str = ""
+    time: str = ""
+    partition: str = ""
+    account: str = ""
+
+    @property
+    def seconds(self) -> int | None:
+        """The time in seconds; None without."""
+        if not self.time:
+            return None
+        days, _, clock = self.time.rpartition("-")
+        hours, minutes, seconds = map(int, clock.split(":"))
+        return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+    def words(self) -> list[str]:
+        """The flags again."""
+        given = [(name, getattr(self, name)) for name in USED_BY]
+        return ["--print", self.kind, *(w for k, v in given if v for w in (f"--{k}", v))]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags as a group of their own."""
+    group = parser.add_argument_group(
+        "a job file", "of the same run for a cluster, printed alone; docs/launch.md"
+    )
+    group.add_argument(
+        "--print",
+        choices=KINDS,
+        metavar="KIND",
+        help=f"with --dry-run: print the job file instead, for {', '.join(KINDS)}",
+    )
+    group.add_argument("--image", metavar="NAME", help="container image to run in")
+    group.add_argument(
+        "--time", metavar="HH:MM:SS", help="longest time for the job (sbatch, kuberay)"
+    )
+    group.add_argument("--partition", metavar="NAME", help="SLURM's partition (sbatch)")
+    group.add_argument("--account", metavar="NAME", help="SLURM's account (sbatch)")
+
+
+def options_of(arguments: argparse.Namespace) -> Options | None:
+    """The flags, checked; None where no job file is asked for.
+
+    Raises:
+        LaunchError: a flag without the one that it belongs to, or a value that would not survive
+            in a job file.
+    """
+    given = {name: getattr(arguments, name) for name in USED_BY if getattr(arguments, name)}
+    if not arguments.print:
+        if given:
+            raise LaunchError(f"--{next(iter(given))}: only with --dry-run --print KIND")
+        return None
+    if not arguments.dry_run:
+        raise LaunchError(f"--print {arguments.print}: only with --dry-run")
+    for name, value in given.items():
+        if arguments.print not in USED_BY[name]:
+            raise LaunchError(f"--{name} {value}: {arguments.print} has no place for it")
+        if not re.fullmatch(r"[\w./:@,+-]+", value, re.ASCII):
+            raise LaunchError(f"--{name} {value!r}: expected a name without spaces or quotes")
+    if "time" in given and not re.fullmatch(r"(\d+-)?\d{1,3}:[0-5]\d:[0-5]\d", given["time"]):
+        raise LaunchError(f"--time {given['time']}: expected HH:MM:SS or D-HH:MM:SS")
+    return Options(kind=arguments.print, **given)

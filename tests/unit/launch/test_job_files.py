@@ -1,0 +1,238 @@
+"""`--dry-run --print KIND`: what is printed, that schedulers take it, that nothing else is printed.
+
+Of KubeRay's and SkyPilot's schemas only the fields that we write are here (`schemas/`). With the
+whole ones at hand the same files are held to them as well:
+
+    kubectl get crd rayjobs.ray.io -o yaml > crd.yaml
+    SG_KUBERAY_CRD=crd.yaml pytest tests/unit/launch
+    SG_SKYPILOT_PYTHON=/path/to/venv/bin/python pytest tests/unit/launch
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from sg_rlhf.train import main
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = sorted(p for p in (ROOT / "examples" / "launch").iterdir() if p.suffix != ".md")
+SCHEMAS = Path(__file__).parent / "schemas"
+KK = "configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml"
+CPU = "configs/kk/grpo_sg_tiny_cpu.yaml"
+TWO_NODES = ["actor.num_nodes=2", "ref.num_nodes=2", "vllm.num_engines=16"]
+#: Recipes, overrides and flags whose job files differ in every branch of the templates.
+CASES = {
+    "eight": [KK],
+    "two_nodes": [KK, *TWO_NODES],
+    "cpu": [CPU],
+    "cpu_two_nodes": [CPU, "actor.num_nodes=2", "ref.num_nodes=2", "vllm.num_engines=2"],
+    "no_data_command": [KK, "data.prompt_dataset=mine/train.jsonl", "eval.dataset=null"],
+    "hub_data": [KK, "data.prompt_dataset=org/set", "eval.dataset=null"],
+    "image": [KK, "--image", "registry.example:5000/team/sg-rlhf:1"],
+    "sif": [KK, *TWO_NODES, "--image", "/images/sg-rlhf.sif"],
+    "quotes": [KK, "logger.wandb.group='a \"b\" $(touch /tmp/x) `c` \\ d'"],
+}
+#: SC2016 is for `$x` in single quotes, which is where an override of the user must stay.
+TOOLS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+#: Long options that `sbatch --help` of SLURM 22.05 lists, of which we may use these.
+SBATCH = {
+    "account", "cpus-per-task", "exclusive", "gpus-per-node", "job-name", "mem", "nodes",
+    "ntasks-per-node", "open-mode", "output", "partition", "propagate", "requeue", "signal", "time",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def printed(kind: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["--config", *words, "--dry-run", "--print", kind]) == 0
+    out, err = capsys.readouterr()
+    assert not err
+    return out
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["--config", KK, *words]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples_are_what_their_command_prints(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (command,) = re.findall(r"^#   (sg-rlhf train .*)$", path.read_text(), re.MULTILINE)
+    assert main(shlex.split(command)[2:]) == 0
+    again = f"run it again: {command} > {path.relative_to(ROOT)}"
+    assert capsys.readouterr().out == path.read_text(), again
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sbatch_is_a_script_that_bash_and_shellcheck_read(
+    case: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "job.sbatch"
+    file.write_text(printed("sbatch", CASES[case], capsys))
+    checks = [["bash", "-n", str(file)]]
+    if found := shutil.which("shellcheck", path=TOOLS):
+        checks.append([found, "--exclude=SC2016", str(file)])
+    for check in checks:
+        done = subprocess.run(check, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sbatch_directives_stand_first_and_are_known(
+    case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SLURM reads directives up to the first command and no further."""
+    lines = printed("sbatch", CASES[case], capsys).splitlines()
+    first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
+    where = [i for i, line in enumerate(lines) if line.startswith("#SBATCH")]
+    assert lines[0] == "#!/usr/bin/env bash" and max(where) < first
+    given = [re.fullmatch(r"#SBATCH --([a-z-]+)(=\S+)?", lines[i]) for i in where]
+    assert all(given) and {match[1] for match in given if match} <= SBATCH
+
+
+def test_sbatch_asks_for_the_recipes_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    two = printed("sbatch", CASES["two_nodes"], capsys)
+    for line in (
+        "#SBATCH --nodes=2", "#SBATCH --gpus-per-node=8", "#SBATCH --exclusive",
+        "#SBATCH --job-name=grpo-sg-qwen2-5-3b-instruct", "#SBATCH --requeue",
+    ):  # fmt: skip
+        assert f"\n{line}\n" in two
+    assert "ray start" in two and "await_nodes --nodes 2" in two
+    flags = ["--partition", "gpu", "--account", "team", "--time", "2-00:00:00"]
+    one = printed("sbatch", [KK, *flags], capsys)
+    assert "\n#SBATCH --nodes=1\n" in one and "ray start" not in one and "--exclusive" not in one
+    assert "\n#SBATCH --partition=gpu\n#SBATCH --account=team\n" in one
+    assert "\n#SBATCH --time=2-00:00:00\n" in one
+    assert "--gpus-per-node" not in printed("sbatch", CASES["cpu"], capsys)
+
+
+def schema(name: str) -> Draft202012Validator:
+    return Draft202012Validator(yaml.safe_load((SCHEMAS / f"{name}.yaml").read_text()))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rayjob_has_the_fields_of_its_kind(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed("kuberay", CASES[case], capsys)
+    job = yaml.safe_load(text)
+    schema("rayjob").validate(job)
+    cluster = job["spec"]["rayClusterSpec"]
+    groups = [cluster["headGroupSpec"], *cluster.get("workerGroupSpecs", [])]
+    pods = [group["template"]["spec"] for group in groups]
+    assert len(pods) == (2 if "nodes" in case or case == "sif" else 1)
+    for pod in pods:
+        (container,) = pod["containers"]
+        limits = container["resources"]["limits"]
+        assert limits == container["resources"]["requests"]
+        assert limits.get("nvidia.com/gpu") == (None if "cpu" in case else 8)
+        mounted = {mount["name"] for mount in container["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in pod["volumes"]}
+        assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container["volumeMounts"]
+    assert yaml.safe_load(job["spec"]["runtimeEnvYAML"])["env_vars"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_skypilot_task_has_the_fields_of_its_kind(
+    case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = yaml.safe_load(printed("skypilot", CASES[case], capsys))
+    schema("skypilot").validate(task)
+    assert task.get("num_nodes", 1) == (2 if "nodes" in case or case == "sif" else 1)
+    for script in (task["setup"], task["run"]):
+        done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        if found := shutil.which("shellcheck", path=TOOLS):
+            check = [found, "--shell=bash", "--exclude=SC2016", "-"]
+            done = subprocess.run(check, input=script, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("kind", ["sbatch", "kuberay", "skypilot"])
+def test_every_kind_runs_the_very_command(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever stands in an override reaches the run as it is, and nothing of it is carried out."""
+    text = printed(kind, CASES["quotes"], capsys)
+    if kind == "sbatch":
+        (line,) = [x for x in text.splitlines() if "-m sg_rlhf.train" in x and x[:1] != "#"]
+        words = shlex.split(line)[1:-1]  # "${inside[@]}" before it, & behind it
+    else:
+        document = yaml.safe_load(text)
+        shell = document["run"] if kind == "skypilot" else document["spec"]["entrypoint"]
+        words = shlex.split(shell[shell.rindex("python -m sg_rlhf.train") :])
+    run_dir = "runs/grpo_sg_qwen2.5-3b-instruct"
+    assert words == [
+        "python", "-m", "sg_rlhf.train", "--config", KK, "--run-dir", run_dir, CASES["quotes"][1],
+    ]  # fmt: skip
+
+
+def test_flags_that_do_not_fit_are_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(["--print", "sbatch"], capsys) == "error: --print sbatch: only with --dry-run\n"
+    assert "--time: only with" in refused(["--dry-run", "--time", "1:00:00"], capsys)
+    job = ["--dry-run", "--print"]
+    assert "no place for it" in refused([*job, "skypilot", "--time", "01:00:00"], capsys)
+    assert "expected HH:MM:SS" in refused([*job, "sbatch", "--time", "24h"], capsys)
+    assert "without spaces" in refused([*job, "sbatch", "--account", "a\n#SBATCH b"], capsys)
+    assert "unknown key" in refused([*job, "sbatch", "actor.nodes=2"], capsys)
+
+
+def test_time_becomes_the_deadline_of_a_rayjob(capsys: pytest.CaptureFixture[str]) -> None:
+    job = yaml.safe_load(printed("kuberay", [KK, "--time", "1-02:03:04"], capsys))
+    assert job["spec"]["activeDeadlineSeconds"] == 93784
+
+
+@functools.cache
+def whole_rayjob() -> Draft202012Validator:
+    definition = yaml.safe_load(Path(os.environ["SG_KUBERAY_CRD"]).read_text())
+    (version,) = [v for v in definition["spec"]["versions"] if v["name"] == "v1"]
+    whole = closed(version["schema"]["openAPIV3Schema"])
+    whole["properties"]["metadata"] = {"type": "object"}
+    return Draft202012Validator(whole)
+
+
+def closed(node: Any) -> Any:
+    """An OpenAPI schema of Kubernetes that refuses unknown fields, as a strict apply does."""
+    if isinstance(node, dict):
+        node = {key: closed(value) for key, value in node.items()}
+        if node.pop("x-kubernetes-int-or-string", False):
+            node.pop("pattern", None)
+        if "properties" in node and not node.get("x-kubernetes-preserve-unknown-fields"):
+            node.setdefault("additionalProperties", False)
+    return [closed(item) for item in node] if isinstance(node, list) else node
+
+
+@pytest.mark.skipif("SG_KUBERAY_CRD" not in os.environ, reason="SG_KUBERAY_CRD names no CRD")
+@pytest.mark.parametrize("case", CASES)
+def test_the_whole_definition_of_kuberay_takes_it(
+    case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole_rayjob().validate(yaml.safe_load(printed("kuberay", CASES[case], capsys)))
+
+
+@pytest.mark.skipif("SG_SKYPILOT_PYTHON" not in os.environ, reason="SG_SKYPILOT_PYTHON not set")
+@pytest.mark.parametrize("case", CASES)
+def test_skypilot_itself_takes_it(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    read = "import sys, yaml, sky; sky.Task.from_yaml_config(yaml.safe_load(sys.stdin))"
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [os.environ["SG_SKYPILOT_PYTHON"], "-c", read],
+        input=printed("skypilot", CASES[case], capsys), capture_output=True, text=True,
+        env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
