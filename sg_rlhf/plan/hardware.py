@@ -182,7 +182,7 @@ def _query(*arguments: str) -> str:
     """What ``nvidia-smi`` prints; "" where it is not there or fails."""
     try:
         done = subprocess.run(
-            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=20, check=False
+            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=5, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
