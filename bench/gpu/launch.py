@@ -47,7 +47,8 @@ print(json.dumps({"why": None, "gpu": {
 
 @dataclass(frozen=True)
 class Options:
-    """Of the command line; ``flags`` are those that a result's command repeats."""
+    """Of the command line; ``flags`` are those that a result's command repeats, ``limit`` is in
+    place of the stages' own seconds."""
 
     device: str
     preset: str
@@ -55,6 +56,7 @@ class Options:
     logs: Path
     model: str | None
     flags: str
+    limit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def run_stage(stage: Stage, options: Options, gpu: dict[str, Any] | None) -> Out
         "command": " ".join(filter(None, ["bash bench/gpu.sh", stage.key, options.flags])),
         "date": date,
         "seconds": round(seconds, 1),
-        "limit_seconds": stage.limit,
+        "limit_seconds": options.limit or stage.limit,
         "commit": _commit(),
         "machine": {**machine(), "gpu": gpu},
         "versions": _versions(),
@@ -156,16 +158,17 @@ def _run_process(stage: Stage, options: Options, folder: Path, log: Path) -> str
         sys.executable, "-m", "bench.gpu.child", "--module", stage.module, "--folder", str(folder),
         "--device", options.device, "--preset", options.preset, "--model", options.model or "",
     ]  # fmt: skip
+    limit = options.limit or stage.limit
     with log.open("w") as out:
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment(), stdout=out, stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         try:
-            status = process.wait(stage.limit)
+            status = process.wait(limit)
         except subprocess.TimeoutExpired:
             end_group(process)
-            return f"ended after its limit of {stage.limit} s"
+            return f"ended after its limit of {limit} s"
         except BaseException:
             end_group(process)
             raise

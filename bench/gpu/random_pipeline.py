@@ -45,6 +45,8 @@ def run(record: Record, job: Job) -> None:
     with training_run.peak_memory(record, job):
         training_run.train(configs, overrides, run_dir)
     training_run.check_run(record, run_dir, ROLLOUTS)
-    changed, of = training_run.changed_tensors(model, training_run.trained_model(run_dir))
-    record.figure("tensors", of)
-    record.check("every tensor has changed", of > 0 and changed == of, changed, of)
+    same, total = training_run.unchanged_tensors(model, training_run.trained_model(run_dir))
+    record.figure("tensors", {"all": total, "unchanged": len(same)})
+    # A norm's weight is 1, and the next number in bfloat16 is farther away than these steps go.
+    frozen = [name for name in same if "norm" not in name]
+    record.check("every tensor but the norms has changed", total > 0 and not frozen, frozen[:5])

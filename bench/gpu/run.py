@@ -56,6 +56,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--model", metavar="DIR|ID", help="stage f: Qwen2.5-3B-Instruct, if it is not on the hub"
     )
+    parser.add_argument(
+        "--limit", type=int, metavar="SECONDS", help="of each stage, on a slow machine [its own]"
+    )
     parser.add_argument("--list", action="store_true", help="the table of the stages, and stop")
     return parser.parse_args(argv)
 
@@ -99,18 +102,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _options(arguments: argparse.Namespace) -> launch.Options:
+    if arguments.limit is not None and arguments.limit < 1:
+        raise ValueError(f"--limit {arguments.limit}: expected a number of seconds above 0")
     on_cpu = arguments.device == "cpu"
     out = (arguments.out or (LOGS if on_cpu else RESULTS)).resolve()
     if on_cpu and out == RESULTS:
         raise ValueError(f"--out {arguments.out}: expected another folder with --device cpu")
     flags = []
-    for name in ("device", "preset", "model"):
+    for name in ("device", "preset", "model", "limit"):
         value = getattr(arguments, name)
         if value and (name, value) != ("device", "cuda"):
             # Where a model lies on this machine is nobody's concern.
-            flags += [f"--{name}", Path(value).name if name == "model" else value]
+            flags += [f"--{name}", Path(value).name if name == "model" else str(value)]
     preset = arguments.preset or ("small" if on_cpu else "full")
-    return launch.Options(arguments.device, preset, out, LOGS, arguments.model, shlex.join(flags))
+    return launch.Options(
+        arguments.device,
+        preset,
+        out,
+        LOGS,
+        arguments.model,
+        shlex.join(flags),
+        arguments.limit,
+    )
 
 
 def line(stage: stages.Stage, outcome: launch.Outcome) -> str:

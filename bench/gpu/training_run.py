@@ -107,11 +107,15 @@ def check_run(record: Record, run_dir: Path, rollouts: int) -> None:
         record.figure("predicted", json.loads(predicted.read_text()))
 
 
-def changed_tensors(before: Path, after: Path) -> tuple[int, int]:
-    """(tensors that differ, all) of two model folders."""
+def unchanged_tensors(before: Path, after: Path) -> tuple[list[str], int]:
+    """(names of the tensors that are the same or gone, how many there were) of two models."""
     found = dict(_tensors(after))
-    pairs = [(tensor, found[name]) for name, tensor in _tensors(before) if name in found]
-    return sum(not torch.equal(old, new.to(old.dtype)) for old, new in pairs), len(pairs)
+    same, total = [], 0
+    for name, old in _tensors(before):
+        total += 1
+        if name not in found or torch.equal(old, found[name].to(old.dtype)):
+            same.append(name)
+    return same, total
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,6 @@ DeepSpeed, as in a run. A random Qwen2 in bfloat16; attention and loss are deter
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 import socket
 from pathlib import Path
@@ -212,13 +211,16 @@ def reload(engine: Any, on_cuda: bool) -> None:
 
 
 def load(engine: Any, folder: Path, record: Record) -> None:
-    """As a resumed run does, with the overlay's care for the optimizer's state if it has that."""
+    """As a resumed run does, with the overlay's care for the optimizer's state."""
+    from sg_rlhf.overlay import checkpoints
+
     path, _ = engine.load_checkpoint(str(folder), "saved")
     record.check("a checkpoint is found", path is not None)
-    if importlib.util.find_spec("sg_rlhf.overlay.checkpoints") is not None:
-        from sg_rlhf.overlay import checkpoints
-
-        checkpoints.forget_offload_buffers(engine.optimizer)
+    forgotten = checkpoints.forget_offload_buffers(engine.optimizer)
+    record.figure("offload_buffers_in_the_checkpoint", forgotten)
+    keys = list(state_devices(engine))
+    left = [key for key in keys if key.endswith("_offload_buffer")]
+    record.check("the optimizer has its moments alone", "exp_avg" in keys and not left, left)
 
 
 def state_devices(engine: Any) -> dict[str, list[str]]:

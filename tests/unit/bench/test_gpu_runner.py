@@ -35,9 +35,9 @@ def options(tmp_path: Path) -> Options:
     return Options("cpu", "small", tmp_path / "out", tmp_path / "logs", None, "--device cpu")
 
 
-def stage(name: str, limit: int = 60) -> Stage:
+def stage(name: str) -> Stage:
     module = f"tests.unit.bench.gpu_stages.{name}"
-    return Stage("x", name, f"a stage that {name}", ("torch",), limit, module)
+    return Stage("x", name, f"a stage that {name}", ("torch",), 60, module)
 
 
 def result_of(outcome: Outcome) -> dict[str, Any]:
@@ -76,6 +76,10 @@ def test_without_torch_it_says_so(tmp_path: Path) -> None:
             ("--device", "cpu", "--out", "bench/results/gpu", "a"),
             "bench/gpu.sh: --out bench/results/gpu: expected another folder with --device cpu",
         ),
+        (
+            ("--limit", "0", "a"),
+            "bench/gpu.sh: --limit 0: expected a number of seconds above 0",
+        ),
     ],
 )
 def test_wrong_usage_is_one_line(arguments: tuple[str, ...], line: str) -> None:
@@ -87,9 +91,9 @@ def test_a_stage_that_hangs_is_ended_with_what_it_started(
     options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "GRACE", 0.5)
-    outcome = run_stage(stage("hangs", limit=15), options, None)
-    assert (outcome.status, outcome.note) == ("failed", "ended after its limit of 15 s")
-    assert 15 <= outcome.seconds < 40
+    outcome = run_stage(stage("hangs"), dataclasses.replace(options, limit=8), None)
+    assert (outcome.status, outcome.note) == ("failed", "ended after its limit of 8 s")
+    assert 8 <= outcome.seconds < 40
     result = result_of(outcome)
     # What it had found until then is kept.
     assert [check["name"] for check in result["checks"]] == ["before it hung"]

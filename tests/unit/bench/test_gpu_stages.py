@@ -133,14 +133,17 @@ def test_rewards_of_a_group_differ() -> None:
     assert rewards == {-1.0, 1.0}
 
 
-def test_changed_tensors(tmp_path: Path) -> None:
+def test_unchanged_tensors(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     for name, second in (("before", 0.0), ("after", 1.0)):
         (tmp_path / name).mkdir()
         tensors = {"a": torch.zeros(3), "b": torch.full((3,), second)}
+        if name == "before":
+            tensors["lost"] = torch.zeros(3)
         save_file(tensors, tmp_path / name / "model.safetensors")
-    assert training_run.changed_tensors(tmp_path / "before", tmp_path / "after") == (1, 2)
+    found = training_run.unchanged_tensors(tmp_path / "before", tmp_path / "after")
+    assert found == (["a", "lost"], 3)
 
 
 def test_a_run_without_a_gradient_fails(record: Record, tmp_path: Path) -> None:
