@@ -79,7 +79,9 @@ def project_imports() -> dict[str, str]:
             where = path.relative_to(ROOT)
             package = ".".join(where.parent.parts)
             # Scripts import their neighbours by bare name.
-            ours = {"sg_rlhf", "eval", "tests", "bench"} | {p.stem for p in path.parent.glob("*.py")}
+            ours = {"sg_rlhf", "eval", "tests", "bench"} | {
+                p.stem for p in path.parent.glob("*.py")
+            }
             found |= third_party(absolute_imports(path.read_text(), package), str(where), ours)
     return found
 
