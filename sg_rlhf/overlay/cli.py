@@ -175,6 +175,7 @@ def run(args: argparse.Namespace) -> None:
             # Ray forks, and Python's import lock was seen to stay locked for good.
             with phases.phase(phases.DRIVER, "starting Ray"):
                 local = cluster.connect(args)
+                heed_interrupts()  # Ray has put its own in their place
             with phases.phase(phases.DRIVER, "importing PyTorch, vLLM and OpenRLHF"):
                 upstream = register.install_driver()
             with phases.phase(phases.DRIVER, phases.WORKERS):
