@@ -7,18 +7,24 @@ from pathlib import Path
 
 from sg_rlhf.config import Config
 
+_PUZZLES = "--generate people=3-7 per_size=900 test_per_size=100 seed=0"
+_MISTRAL, _LLAMA = "mistralai/Mistral-7B-Instruct-v0.3", "meta-llama/Llama-3.1-8B-Instruct"
+_PUBLISHED = "--eval-dir data/math_eval --download-eval"
+
 #: Folder of ``data.prompt_dataset`` -> what makes it. Searching needs a retriever as well, so its
 #: data is left to the user.
 COMMANDS = {
-    "data/kk": "kk --out data/kk --generate people=3-7 per_size=900 test_per_size=100 seed=0",
-    "data/kk_tiny": "kk --out data/kk_tiny --generate people=2-3 per_size=160 test_per_size=100"
-    " seed=0 distinct=names",
-    "data/math_dsr": "math --out data/math_dsr --source dsr_uniform --eval-dir data/math_eval"
-    " --download-eval",
-    "data/math_orz": "math --out data/math_orz --source orz57k --eval-dir data/math_eval"
-    " --download-eval",
-    "data/math_tiny": "math --out data/math_tiny --source arithmetic --generate count=320"
-    " test_count=200 seed=0",
+    folder: f"{words.split()[0]} --out {folder} {words.split(maxsplit=1)[1]}"
+    for folder, words in {
+        "data/kk": f"kk {_PUZZLES}",
+        "data/kk_mistral-7b-instruct-v0.3": f"kk {_PUZZLES} --chat-template {_MISTRAL}",
+        "data/kk_llama-3.1-8b-instruct": f"kk {_PUZZLES} --chat-template {_LLAMA}",
+        "data/kk_tiny": "kk --generate people=2-3 per_size=160 test_per_size=100 seed=0"
+        " distinct=names",
+        "data/math_dsr": f"math --source dsr_uniform {_PUBLISHED}",
+        "data/math_orz": f"math --source orz57k {_PUBLISHED}",
+        "data/math_tiny": "math --source arithmetic --generate count=320 test_count=200 seed=0",
+    }.items()
 }
 
 

@@ -15,6 +15,9 @@ import sg_rlhf
 from sg_rlhf.config import Config
 from sg_rlhf.launch import data
 from sg_rlhf.launch.options import Options
+from sg_rlhf.plan.gpu_types import BY_SIZE
+from sg_rlhf.plan.hardware import named, of_gpus
+from sg_rlhf.plan.of_recipe import plan_of
 
 #: GPUs of the largest machine that a run with GPUs apart for sampling is put on.
 GPUS_OF_A_NODE = 8
@@ -24,6 +27,10 @@ CORES_PER_GPU = 8
 CORES_BESIDE = 4
 #: Host memory and disk where the model's size is not known: what a 7B recipe takes, rounded up.
 MEMORY_GIB_PER_GPU, DISK_GB = 64, 1000
+#: The plan's figures are sums of what is known; a job that asks for too little is killed.
+MARGIN = 1.25
+#: Disk beside the run: packages, the checkout, what compilers keep.
+PACKAGES_GB = 50
 #: Share of the memory: Ray's object store takes 30 % of it, NCCL a little.
 SHARED_MEMORY = 0.35
 #: KubeRay derives names from a job's, and refuses a longer one.
@@ -58,6 +65,7 @@ class Job:
         memory_gib: of each machine, GiB, with what is in its /dev/shm.
         shared_memory_gib: of /dev/shm at most, GiB.
         disk_gb: for checkpoints, model and packages, GB.
+        estimate: what the plan says of the time, one line; "" where it says nothing.
         ray_version: of the run's environment; "" where it is not known here.
         image: the container image; "" for none.
         options: what the user gave beside the recipe.
@@ -79,6 +87,7 @@ class Job:
     memory_gib: int
     shared_memory_gib: int
     disk_gb: int
+    estimate: str
     ray_version: str
     image: str
     options: Options
@@ -108,7 +117,8 @@ def job_of(
     """
     on_cpu = config.value("vllm.sync_backend") == "gloo"
     nodes, ranks = machines(config)
-    memory, disk = amounts(config, ranks)
+    size = gpu_size(config)
+    memory, disk, estimate = amounts(config, size, nodes, ranks)
     where = relative(run_dir)
     words = ["python", "-m", "sg_rlhf.train"]
     for file in configs:
@@ -127,11 +137,12 @@ def job_of(
         nodes=nodes,
         gpus=0 if on_cpu else ranks,
         ranks=ranks,
-        gpu_types=() if on_cpu else CLOUD_GPUS[gpu_size(config)],
+        gpu_types=() if on_cpu else CLOUD_GPUS[size],
         cpus=CORES_BESIDE + (1 if on_cpu else CORES_PER_GPU) * ranks,
         memory_gib=memory,
         shared_memory_gib=max(1, math.ceil(SHARED_MEMORY * memory)),
         disk_gb=disk,
+        estimate=estimate,
         ray_version=_version_of("ray"),
         image=options.image or _image(options.kind, "cpu" if on_cpu else "cuda"),
         options=options,
@@ -158,22 +169,44 @@ def machines(config: Config) -> tuple[int, int]:
     return nodes, math.ceil(total / nodes)
 
 
-def amounts(config: Config, ranks: int) -> tuple[int, int]:
-    """(host memory of a machine in GiB, disk in GB) of a run."""
-    return MEMORY_GIB_PER_GPU * ranks, DISK_GB
+def amounts(config: Config, size: int, nodes: int, ranks: int) -> tuple[int, int, str]:
+    """What the run takes, by its plan (`sg_rlhf.plan`) and with a margin.
+
+    Args:
+        config: the recipe.
+        size: memory of a GPU, GB.
+        nodes: machines.
+        ranks: GPUs of each.
+
+    Returns:
+        Host memory of a machine in GiB, disk in GB, and the estimate of the time, one line.
+    """
+    hardware = of_gpus(BY_SIZE[size], nodes=nodes, gpus_per_node=ranks)
+    try:
+        plan = plan_of(config, hardware=hardware)
+    except ValueError:  # a model of another kind
+        plan = None
+    if plan is None:
+        return MEMORY_GIB_PER_GPU * ranks, DISK_GB, ""
+    memory = _up(MARGIN * plan.memory.host_gib, 16)
+    disk = _up(MARGIN * plan.memory.disk_gb + PACKAGES_GB, 50)
+    return memory, disk, plan.time.line() if plan.time else ""
+
+
+def _up(amount: float, step: int) -> int:
+    return step * math.ceil(amount / step)
 
 
 def gpu_size(config: Config) -> int:
     """Memory in GB of the GPUs that the recipe is written for: 24, 40 or 80.
 
-    By the name of the last file of a folder ``hardware`` it was made of: ``8x40gb``; 80 where that
-    says nothing of memory.
+    By the last file of a folder ``hardware`` that it was made of; 80 where there is none.
     """
     names = [Path(file).stem for file in config.sources if Path(file).parent.name == "hardware"]
-    found = re.search(r"x(\d+)gb$", names[-1]) if names else None
-    if names and names[-1] == "1xgpu":
-        return 24
-    size = int(found[1]) if found else 80
+    try:
+        size = named(names[-1]).type.memory_gb if names else 80
+    except (KeyError, ValueError):  # no GPUs, or a name of the user's
+        size = 80
     return max((known for known in CLOUD_GPUS if known <= size), default=24)
 
 

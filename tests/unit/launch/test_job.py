@@ -8,6 +8,8 @@ import pytest
 
 from sg_rlhf.config import load_config
 from sg_rlhf.launch import data, job
+from sg_rlhf.plan.hardware import of_gpus
+from sg_rlhf.plan.of_recipe import plan_of
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs"
@@ -60,3 +62,31 @@ def test_data_is_made_as_the_training_scripts_make_it(folder: str) -> None:
     assert words[:2] == ["--out", folder]
     for word in words[2:]:
         assert word in script, word
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_amounts_are_the_plans_and_a_margin(recipe: Path) -> None:
+    config = load_config(recipe)
+    nodes, ranks = job.machines(config)
+    plan = plan_of(config, hardware=of_gpus("h100", nodes=nodes, gpus_per_node=ranks))
+    assert plan is not None
+    memory, disk, estimate = job.amounts(config, 80, nodes, ranks)
+    assert 1.2 * plan.memory.host_gib < memory < 1.3 * plan.memory.host_gib + 16
+    assert plan.memory.disk_gb + 50 <= disk < 1.3 * plan.memory.disk_gb + 100
+    assert ("s a rollout" in estimate) == (plan.time is not None)
+
+
+def test_a_model_of_unknown_size_gets_what_a_large_one_needs() -> None:
+    recipe = CONFIGS / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml"
+    config = load_config(recipe, ["actor.model_name_or_path=someone/model"])
+    assert job.amounts(config, 80, 1, 8) == (512, 1000, "")
+
+
+@pytest.mark.parametrize(
+    ("hardware", "size"),
+    [("8x40gb", 40), ("2x8x80gb", 80), ("1xgpu", 24), ("8xh100", 80), ("cpu", 80)],
+)
+def test_gpus_are_those_of_the_hardware(hardware: str, size: int) -> None:
+    recipe = CONFIGS / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml"
+    config = load_config([recipe, CONFIGS / "hardware" / f"{hardware}.yaml"])
+    assert job.gpu_size(config) == size
