@@ -69,7 +69,7 @@ fit_host() {
   gib=${SG_HOST_MEMORY_GIB:-$(host_gib)}
   for size in 8b 3b; do
     [[ $models == "$size" ]] || continue
-    if [[ $size == 8b ]]; then need=$((160 + 36 * count)); else need=$((65 + 20 * count)); fi
+    if [[ $size == 8b ]]; then need=$((160 + 36 * count)); else need=$((67 + 20 * count)); fi
     ((gib < need)) || return 0
     echo "host memory: $gib GiB, and ${size^^} parameters on ${count} GPU(s) need about $need" >&2
     if [[ $size == 8b ]]; then models=3b; else models=1b; fi
