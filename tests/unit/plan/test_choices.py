@@ -1,4 +1,4 @@
-"""What the training scripts choose fits, by the plan: GPU memory, and the host memory they ask for."""
+"""What the training scripts choose fits by the plan, as do their limits of host memory."""
 
 from __future__ import annotations
 
@@ -36,14 +36,10 @@ def recipe_of(domain: str, models: str) -> str:
 
 
 def host_memory_asked_for(models: str, count: int) -> int:
-    """GiB below which common.sh takes a smaller model; 0 where it takes none."""
+    """GiB below which common.sh takes a smaller model."""
     source = (SCRIPTS / "common.sh").read_text()
-    by_size = re.search(
-        r"8b \]\]; then need=\$\(\((\d+) \+ (\d+) \* count\)\); else need=\$\(\((\d+) \+ (\d+)",
-        source,
-    )
-    assert by_size is not None
-    base, each = {"8b": by_size.groups()[:2], "3b": by_size.groups()[2:]}.get(models, (0, 0))
+    of_8b, of_3b = re.findall(r"need=\$\(\((\d+) \+ (\d+) \* count\)\)", source)
+    base, each = {"8b": of_8b, "3b": of_3b}[models]
     return int(base) + int(each) * count
 
 
