@@ -185,6 +185,8 @@ def test_no_operation_mixes_devices(
     with PretendDevice():
         found, moved = trained(args, actor=Table(DEVICE))
     assert torch.equal(moved, table)
+    for status in (expected, found):
+        status.pop("memory/peak_rss_gib")  # this process's, which only grows
     assert found == expected and len(found["sg_optimizer_steps"]) > 0
 
 
