@@ -15,8 +15,9 @@ from sg_rlhf.config import Config
 
 #: Where and how a run writes: the same run elsewhere is the same cell.
 PLACES = ("sg.run_dir", "ckpt.", "logger.")
-#: Whether padding is computed as well: the same log-probs either way, later.
-LAYOUT = ("ds.packing_samples",)
+#: How log-probs are computed, with padding or without, with logits or without: the same but for
+#: rounding.
+LAYOUT = ("ds.packing_samples", "sg.fused_logprobs")
 #: Settings and parameters of every weighting that came later.
 ADDED = frozenset({"probability"})
 #: Sections of domains that the first recipes had, empty where they set nothing.

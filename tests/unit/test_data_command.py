@@ -185,14 +185,15 @@ def test_a_changed_input_file_is_noticed(tmp_path, files, capsys):
 def test_prompts_through_a_chat_template(tmp_path, monkeypatch):
     class Tokenizer:
         def apply_chat_template(self, messages, *, tokenize, add_generation_prompt):
-            return "|".join(m["role"] for m in messages) + "|" + messages[-1]["content"] + "<bot>"
+            return "|".join(f"{m['role']}|{m['content']}" for m in messages) + "<bot>"
 
     monkeypatch.setattr(data, "_load_tokenizer", lambda model: Tokenizer())
-    for extra, start in ([], "system|user|"), (["--no-system-role"], "user|"):
+    for extra, roles in ([], ["system", "user"]), (["--no-system-role"], ["user"]):
         out = tmp_path / str(len(extra))
         assert data.main(["kk", "--out", str(out), *SMALL, "--chat-template", "m", *extra]) == 0
         record = lines(out / "train.jsonl")[0]
-        assert record["input"].startswith(start)
+        assert [part for part in record["input"].split("|") if part in roles] == roles
+        assert record["input"].startswith(f"{roles[0]}|")
         assert record["input"].endswith(f"{record['quiz']}\n<bot><think>")
 
 
