@@ -23,7 +23,7 @@ lint: setup ## ruff, mypy, the arrows between packages, Dockerfiles, job files
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/hadolint docker/*.Dockerfile
-	$(BIN)/shellcheck examples/launch/*.sbatch
+	$(BIN)/shellcheck -x scripts/*.sh examples/scripts/*.sh bench/*.sh .ci/run examples/launch/*.sbatch
 
 format: setup ## ruff's fixes and formatting
 	$(BIN)/ruff check --fix .

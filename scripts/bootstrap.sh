@@ -10,6 +10,8 @@
 # (indexes, proxies, PIP_* variables: scripts/uv_settings.py), and from what UV_* variables say; all output is in
 # .venv/bootstrap.log.
 # Exit status: 2 when the machine lacks something, 1 when an installation step fails.
+# The words of ours that go unquoted (venv, log, lock, kind) have no spaces.
+# shellcheck disable=SC2086,SC2206
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 cd "$root"

@@ -20,8 +20,8 @@ eval "$("$python" scripts/uv_settings.py)"
   echo "check_cuda_lock: a package of cuda.lock has no wheel" >&2
   exit 1
 }
-grep -q '^torch===' requirements/cuda.lock && grep -q '^nvidia-cublas==' requirements/cuda.lock || {
+if ! grep -q '^torch===' requirements/cuda.lock || ! grep -q '^nvidia-cublas==' requirements/cuda.lock; then
   echo "check_cuda_lock: cuda.lock has no CUDA build of torch" >&2
   exit 1
-}
+fi
 echo "check_cuda_lock: ok: $(grep -c '^[a-zA-Z]' requirements/cuda.lock) packages resolve"

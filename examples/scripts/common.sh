@@ -109,6 +109,7 @@ choose_recipe() {
 }
 
 report_run() { # RUN_DIR: its figures on the terminal, its page, and what comes next
+  # shellcheck disable=SC2154  # the caller's
   "$python" -m sg_rlhf.report.summary "$1"
   "$python" -m sg_rlhf.report "$1"
   echo "next: another setting, in a directory of its own:"
