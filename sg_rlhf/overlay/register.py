@@ -79,6 +79,9 @@ PATCHES = (
     Patch("openrlhf.trainer.ppo_trainer", "PPOTrainer",
           f"{_OURS}.trainer:RemotePPOTrainer",
           "writes the run directory, evaluates before and after, resumes whole, checks the sync"),
+    Patch("openrlhf.trainer.ray.launcher", "BaseDistributedActor._get_free_port",
+          f"{_OURS}.ports:free_port",
+          "a port of the kernel's own range is often somebody else's when it is opened"),
     # What those look up by name in their own modules.
     Patch("openrlhf.trainer.ray.ppo_actor", "ActorPPOTrainer",
           f"{_OURS}.policy_actor:SGActorPPOTrainer",
