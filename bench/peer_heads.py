@@ -139,6 +139,10 @@ def load(name: str, folder: Path) -> Head:
     return peer.head(module)
 
 
+def _no_gathering(*_arguments: Any) -> Any:
+    return contextlib.nullcontext()
+
+
 def _stand_ins_for(name: str) -> None:
     """Names that the file imports and its arithmetic does not use."""
     names = {
@@ -147,7 +151,7 @@ def _stand_ins_for(name: str) -> None:
             ("prime_rl.utils.vlm", "get_final_logit_softcapping", None),
         ),
         # Gathers the head under ZeRO-3.
-        "trl": (("trl.trainer.utils", "maybe_gather_lm_head_ctx", contextlib.nullcontext),),
+        "trl": (("trl.trainer.utils", "maybe_gather_lm_head_ctx", _no_gathering),),
     }
     for module, attribute, value in names.get(name, ()):
         parts = module.split(".")
