@@ -17,7 +17,7 @@ ROLLOUTS = 5
 #: Prompts of a rollout, responses of a prompt, tokens of a response.
 FULL, SMALL = (16, 8, 1024), (4, 4, 24)
 #: GiB of a GPU, and the recipe's hardware file for one of that size.
-HARDWARE = ((75, "1x80gb"), (39, "1x40gb"), (0, "1x24gb"))
+HARDWARE = ((75, "1x80gb"), (39, "1x40gb"))
 
 
 def reachable(model: str) -> str:
@@ -40,17 +40,23 @@ def reachable(model: str) -> str:
     return model
 
 
-def hardware() -> Path:
-    """The settings for this GPU, of which this process takes nothing."""
-    gib = probe()["gpu"]["memory_gib"]
-    name = next(name for least, name in HARDWARE if gib >= least)
-    file = ROOT / "configs" / "hardware" / f"{name}.yaml"
-    return file if file.is_file() else file.with_name("1xgpu.yaml")
+def hardware(gib: float) -> Path:
+    """The settings for a GPU of this size.
+
+    Raises:
+        StageSkippedError: the model, its copy in vLLM and the optimizer are too large for it.
+    """
+    for least, name in HARDWARE:
+        if gib >= least:
+            return ROOT / "configs" / "hardware" / f"{name}.yaml"
+    raise StageSkippedError(f"a 3B model on one GPU needs 40 GB (sg-rlhf plan), found {gib} GiB")
 
 
 def run(record: Record, job: Job) -> None:
     """One run."""
     training_run.environment(job)
+    # In a process of its own: this one takes nothing of the GPU.
+    sizes = [hardware(probe()["gpu"]["memory_gib"])] if job.on_cuda else []
     model, run_dir = reachable(job.model or MODEL), job.scratch / "run"
     prompts, responses, tokens = SMALL if job.small else FULL
     data = training_run.puzzles(job, "3-4" if job.on_cuda else "2-3", 3 * prompts)
@@ -63,7 +69,7 @@ def run(record: Record, job: Job) -> None:
     ]  # fmt: skip
     configs = [ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"]
     if job.on_cuda:
-        configs = [ROOT / "configs" / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml", hardware()]
+        configs = [ROOT / "configs" / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml", *sizes]
         overrides += ["data.max_len=2048", "vllm.enforce_eager=true"]
     else:
         overrides += ["rollout.micro_batch_size=8", "train.micro_batch_size=4"]

@@ -15,6 +15,7 @@ HOW = {
     "torch": "pip install 'torch>=2.11'",
     "transformers": "pip install 'transformers>=5'",
     "deepspeed": "pip install deepspeed==0.19.6",
+    "wrapt": "pip install wrapt",
 }
 FROM_BOOTSTRAP = "scripts/bootstrap.sh installs it"
 
@@ -73,7 +74,7 @@ STAGES = (
         "c",
         "zero3",
         "DeepSpeed ZeRO-3: step, offload, save, load, resume, NaN watch, rotary",
-        ("torch", "transformers", "deepspeed"),
+        ("torch", "transformers", "deepspeed", "wrapt"),
         290,
         "bench.gpu.zero3",
     ),

@@ -172,6 +172,14 @@ def test_a_model_out_of_reach_is_skipped(tmp_path: Path, monkeypatch: pytest.Mon
     assert recipe_3b.reachable(str(tmp_path)) == str(tmp_path)
 
 
+def test_the_3b_recipe_takes_the_hardware_of_the_gpu_or_is_skipped() -> None:
+    found = [recipe_3b.hardware(gib) for gib in (139.8, 79.1, 39.4)]
+    assert [file.stem for file in found] == ["1x80gb", "1x80gb", "1x40gb"]
+    assert all(file.is_file() for file in found)
+    with pytest.raises(StageSkippedError, match="needs 40 GB"):
+        recipe_3b.hardware(23.6)
+
+
 def test_an_adam_step_off_is_seen() -> None:
     """The limit of stage c lies between rounding and a wrong gradient."""
     right = torch.randn(1000)
