@@ -157,6 +157,7 @@ def run(record: Record, job: Job) -> None:
         size = sum(torch.Size(s).numel() for s in shapes.values()) * 2
         weights: dict[str, Tensor] = {}
         for seed in range(2):
+            weights.clear()
             weights = filled(shapes, job.device, seed)
             seconds = sync(weights, job.device, inbox, outbox, child)
             record.figure(
