@@ -59,8 +59,8 @@ def selected_log_probs(
         has NaN; others do not notice.
 
     Products are accumulated in float32 whatever the dtype. Gradients: hidden, weight, bias. Extra
-    memory: a few blocks of 16 MiB, and the gradients. Equal to the path over logits but for the
-    order of sums.
+    memory: a few blocks of 16 MiB, in the backward pass two float32 tensors [chunk, H] and one
+    [N, H], and the gradients. Equal to the path over logits but for the order of sums.
 
     Raises:
         ValueError: shapes, dtypes or values that do not fit together.
