@@ -96,7 +96,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     args.sg = argparse.Namespace(**settings.model_dump())
     _check(args)
     if args.sg.fused_logprobs and not switches.fused_log_probs_fit(args):
-        print("actor.fused_logprobs: off, since ds.tensor_parallel_size cuts the head over ranks")
+        print("actor.fused_logprobs: off with ds.tensor_parallel_size > 1 or ds.deepcompile")
     return args
 
 

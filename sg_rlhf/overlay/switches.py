@@ -10,12 +10,14 @@ FUSED_LOG_PROBS = "SG_FUSED_LOGPROBS"
 
 
 def fused_log_probs_fit(args: Any) -> bool:
-    """Whether the passes of a run can go without logits: not with a head cut over ranks.
+    """Whether the passes of a run can go without logits: not with a head that is cut over ranks,
+    nor with a model that is compiled as a whole, with what its head is asked for left out.
 
     Args:
         args: upstream's nested namespace with ``sg``.
     """
-    return bool(args.sg.fused_logprobs) and args.ds.tensor_parallel_size == 1
+    plain = args.ds.tensor_parallel_size == 1 and not args.ds.deepcompile
+    return bool(args.sg.fused_logprobs) and plain
 
 
 def fused_log_probs() -> bool:

@@ -254,6 +254,7 @@ def _hardware(sources: tuple[str, ...]) -> str:
 
 def _logits(config: Config, model: ModelShape) -> Logits:
     whole_head = config.value("ds.tensor_parallel_size") == 1
+    whole_head = whole_head and not config.value("ds.deepcompile")
     fused = config.sg.fused_logprobs and whole_head and model.family in FUSED_FAMILIES
     return "fused" if fused else "full"
 

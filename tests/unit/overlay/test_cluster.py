@@ -13,7 +13,7 @@ from sg_rlhf.overlay import cluster
 
 ARGS = SimpleNamespace(
     sg=SimpleNamespace(rotary_fp32=True, fused_logprobs=True, domains={}, weighting={}),
-    ds=SimpleNamespace(tensor_parallel_size=1),
+    ds=SimpleNamespace(tensor_parallel_size=1, deepcompile=False),
 )
 
 
