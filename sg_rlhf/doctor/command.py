@@ -75,7 +75,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "stderr, and nothing else (scripts/bootstrap.sh asks so)",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
-    return parser.parse_args(argv)
+    # An override may stand behind an option that stands behind another override.
+    return parser.parse_intermixed_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -112,14 +113,15 @@ def _look(arguments: argparse.Namespace) -> tuple[Facts, Needs, list[Check]]:
         gpus = 0 if named == "cpu" else None
         needs = replace(of_hardware("cuda"), install=arguments.install, gpus=gpus)
         return _facts(arguments, Wanted(hub=False, seconds=5.0)), needs, []
+    asked = of_hardware(named)  # a wrong name is refused with a recipe too, which has its own
     if not arguments.config and not arguments.overrides:
         wanted = Wanted(run_dir=Path(arguments.run_dir or "runs"))
-        return _facts(arguments, wanted), of_hardware(named), []
+        return _facts(arguments, wanted), asked, []
     missing = _missing_for_recipes()
     if missing:
         remedy = "scripts/bootstrap.sh, then .venv/bin/sg-rlhf doctor (or pip install .)"
         skipped = Check("recipe", SKIPPED, missing, "the packages that read recipes", remedy)
-        return _facts(arguments, Wanted()), of_hardware(named), [skipped]
+        return _facts(arguments, Wanted()), asked, [skipped]
     from sg_rlhf.doctor import recipe
 
     run = recipe.load(arguments.config or [], arguments.overrides, arguments.run_dir)

@@ -201,7 +201,8 @@ def _whole(v: Any) -> bool:
 
 
 def _version(v: Any) -> bool:
-    return isinstance(v, str) and all(part.isdigit() for part in v.split("."))
+    # Not isdigit() alone, which takes a superscript two.
+    return isinstance(v, str) and all(p.isascii() and p.isdigit() for p in v.split("."))
 
 
 def _text(v: Any) -> bool:

@@ -30,6 +30,17 @@ def used(facts: Facts, needs: Needs) -> list[Gpu]:
     return found if needs.gpus is None else found[: needs.gpus]
 
 
+def settings_for(gpus: list[Gpu], needs: Needs) -> str:
+    """How to ask for what uses most of these GPUs; "" where they are too small for any.
+
+    SG_HARDWARE chooses for the training scripts; `train` reads a recipe's files alone.
+    """
+    name = suggested_hardware(gpus)
+    if not name:
+        return ""
+    return f"--config configs/hardware/{name}.yaml" if needs.recipe else f"SG_HARDWARE={name}"
+
+
 def checks(facts: Facts, needs: Needs) -> list[Check]:
     """Of the GPUs; one skipped line where none are needed."""
     if needs.gpus == 0:
@@ -93,13 +104,11 @@ def count(facts: Facts, needs: Needs) -> Check:
         remedy = "run it where GPUs are (CUDA_VISIBLE_DEVICES must name them), or a CPU recipe"
         return Check("GPUs", FAILED, found, needed, f"{remedy}: configs/kk/grpo_sg_tiny_cpu.yaml")
     if len(facts.gpus) < wanted:
-        name = suggested_hardware(facts.gpus)
-        remedy = (
-            f"SG_HARDWARE={name} fits these" if name else "fewer ranks: actor.num_gpus_per_node"
-        )
+        name = settings_for(facts.gpus, needs)
+        remedy = f"{name} fits these" if name else "fewer ranks: actor.num_gpus_per_node"
         return Check("GPUs", FAILED, found, needed, remedy)
     spare = len(facts.gpus) - wanted
-    remedy = f"{spare} stay idle; SG_HARDWARE={suggested_hardware(facts.gpus)} uses more"
+    remedy = f"{spare} stay idle; {settings_for(facts.gpus, needs)} uses more"
     return Check("GPUs", OK, found, needed, remedy if spare >= wanted else "")
 
 
@@ -165,9 +174,9 @@ def memory(facts: Facts, needs: Needs) -> Check:
     needed = f"{size} GB"
     if least >= SIZES[size]:
         return Check("GPU memory", OK, found, needed)
-    name = suggested_hardware(gpus)
+    name = settings_for(gpus, needs)
     if needs.gpu_gb and name:
-        return Check("GPU memory", FAILED, found, needed, f"SG_HARDWARE={name} fits these")
+        return Check("GPU memory", FAILED, found, needed, f"{name} fits these")
     remedy = "smaller than any recipe is for: lower train.micro_batch_size and data.max_len"
     return Check("GPU memory", WARNING, found, needed, remedy)
 

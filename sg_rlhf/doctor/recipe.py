@@ -14,9 +14,9 @@ from sg_rlhf.config import Config, ConfigError, load_config, local_path
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
 from sg_rlhf.doctor.facts import Facts
 from sg_rlhf.doctor.gather import Wanted
-from sg_rlhf.doctor.gpu_checks import used
+from sg_rlhf.doctor.gpu_checks import settings_for, used
 from sg_rlhf.doctor.host_checks import CPU_HOST_GIB, SLACK
-from sg_rlhf.doctor.needs import SIZES, Needs, size_of, suggested_hardware
+from sg_rlhf.doctor.needs import SIZES, Needs, size_of
 from sg_rlhf.plan.hardware import Hardware, of_machine
 from sg_rlhf.plan.memory import MemoryPlan, memory_plan
 from sg_rlhf.plan.run_shape import run_shape
@@ -123,7 +123,7 @@ def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:
         model_gb=plan.disk.get(DOWNLOAD, 0) / 1e9,
         run_gb=plan.disk_gb - plan.disk.get(DOWNLOAD, 0) / 1e9,
     )
-    return needs, [_memory(plan, facts)] if needs.gpus else []
+    return needs, [_memory(plan, facts, needs)] if needs.gpus else []
 
 
 def _to_compile(config: Config, facts: Facts) -> str:
@@ -159,7 +159,7 @@ def _hardware(facts: Facts, needs: Needs) -> Hardware:
     )
 
 
-def _memory(plan: MemoryPlan, facts: Facts) -> Check:
+def _memory(plan: MemoryPlan, facts: Facts, needs: Needs) -> Check:
     """Whether the largest moment of each phase fits a GPU."""
     least = f"{plan.peak_gib:.0f} GiB a GPU"
     if not facts.gpus:
@@ -172,8 +172,8 @@ def _memory(plan: MemoryPlan, facts: Facts) -> Check:
     if not mine:
         tight = [remark for remark in plan.remarks if remark.startswith("tight")]
         return Check("memory plan", WARNING if tight else OK, found, needed, "; ".join(tight))
-    name = suggested_hardware(facts.gpus)
+    name = settings_for(facts.gpus, needs)
     if name and size_of(facts.gpus[0].memory_mib) != max(SIZES):
-        mine.append(f"SG_HARDWARE={name} has settings for these")
+        mine.append(f"{name} has settings for these")
     status = FAILED if plan.peak_gib > has * (1 + SLACK) else WARNING
     return Check("memory plan", status, found, needed, "; ".join(mine))

@@ -115,6 +115,11 @@ def test_a_recipe_is_judged_on_a_described_machine(capsys: pytest.CaptureFixture
     assert "128 GiB (the cgroup's limit, of 2,015)" in out
     assert out.splitlines()[-1] == "cannot work: host memory"
     assert main([*facts_of("cpu-2cores"), "--config", TINY]) == 0
+    # Overrides on both sides of an option; what `train` would not read is not advised.
+    big = ["ckpt.max_num=1", "--config", seven, *facts_of("4090x1"), "ckpt.save_steps=50"]
+    assert main(big) == 2
+    out = capsys.readouterr().out
+    assert "--config configs/hardware/1x24gb.yaml fits these" in out and "SG_HARDWARE" not in out
 
 
 @pytest.mark.parametrize(
@@ -151,6 +156,8 @@ def test_hardware_that_is_asked_for(
     assert main(facts_of("driver-550")) == 0
     monkeypatch.setenv("SG_HARDWARE", "8x80")
     assert main(facts_of("h100x8")) == 2
+    assert capsys.readouterr().err.startswith("error: SG_HARDWARE=8x80: expected cpu, or COUNTx")
+    assert main([*facts_of("h100x8"), "--config", TINY]) == 2
     assert capsys.readouterr().err.startswith("error: SG_HARDWARE=8x80: expected cpu, or COUNTx")
 
 

@@ -60,6 +60,7 @@ def test_an_empty_description_knows_nothing() -> None:
         ({"hub": {"token": "hf_x"}}, 'hub: token="hf_x": expected true or false'),
         ({"models": {"a/b": "here"}}, "expected {name: folder, cache or absent}"),
         ({"data": None}, "data=null: expected {file: true or false}"),
+        ({"driver": "58\u00b2"}, "expected a version such as"),
     ],
 )
 def test_what_is_wrong_is_one_line(found: Any, message: str) -> None:
