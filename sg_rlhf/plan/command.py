@@ -67,19 +67,24 @@ def main(argv: list[str] | None = None) -> int:
     """Exit status 0; 1 where the recipe does not fit; 2 after one line on stderr."""
     arguments = parse_arguments(argv)
     if arguments.all:
+        alone = ("config", "hardware", "response_tokens", "json", "overrides")
+        given = [name for name in alone if getattr(arguments, name)]
+        if given:
+            return _fail(f"--all: every recipe on every hardware, without {' and '.join(given)}")
         print("\n".join(overview.table()))
         return 0
     if not arguments.config:
         return _fail("--config: not set; give a recipe, or --all for every shipped one")
-    if arguments.response_tokens is not None and not arguments.response_tokens >= 1:
-        return _fail(f"--response-tokens {arguments.response_tokens}: expected 1 or more")
+    tokens = arguments.response_tokens
+    if tokens is not None and not 1 <= tokens < float("inf"):
+        return _fail(f"--response-tokens {tokens:g}: expected 1 or more")
     try:
         config, machine = load_for(arguments.config, arguments.overrides, arguments.hardware)
         plan = plan_of(
             config,
             hardware=machine,
             why=f"--hardware {arguments.hardware}",
-            assumptions=replace(DEFAULT, response_tokens=arguments.response_tokens),
+            assumptions=replace(DEFAULT, response_tokens=tokens),
         )
     except (ConfigError, UpstreamChanged, ValueError) as error:
         return _fail(str(error))

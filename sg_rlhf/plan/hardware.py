@@ -150,8 +150,15 @@ def of_machine(
 
 
 def detected(folder: str | Path = ".") -> Hardware:
-    """This machine; its disk is that of ``folder`` or of the nearest parent that exists."""
-    gpus = _query("--query-gpu=name,memory.total", "--format=csv,noheader,nounits").splitlines()
+    """This machine, with the GPUs that CUDA_VISIBLE_DEVICES leaves.
+
+    Its disk is that of ``folder`` or of the nearest parent that exists.
+    """
+    fields = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    # As the doctor and the training scripts do: what is hidden from CUDA is not there.
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    hidden = visible is not None and visible.strip() in ("", "-1")
+    gpus = [] if hidden else _query(*(("-i", visible) if visible else ()), *fields).splitlines()
     rows = [line.rsplit(",", 1) for line in gpus if "," in line]
     rows = [row for row in rows if row[1].strip().isdigit()]
     there = Path(folder).absolute()

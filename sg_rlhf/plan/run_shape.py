@@ -17,6 +17,15 @@ COUNTS = (
     "train.micro_batch_size", "train.max_epochs", "data.max_len",
 )  # fmt: skip
 
+#: Others without a sense outside some range.
+RANGES = {
+    "vllm.num_engines": (0, None),
+    "vllm.gpu_memory_utilization": (0, 1),
+    "ds.zero_stage": (0, 3),
+    "ds.lora.rank": (0, None),
+    "ckpt.max_num": (0, None),
+}
+
 #: full: logits of every token in float32, as upstream has them. fused: log-probs from the hidden
 #: states in chunks, logits of the whole batch never exist.
 Logits = Literal["full", "fused"]
@@ -179,7 +188,7 @@ def run_shape(config: Config) -> RunShape | None:
     """The sizes of a loaded recipe; None where the model's shape is known neither here nor on disk.
 
     Raises:
-        ConfigError: the model is a module that is not installed, or a count is below 1.
+        ConfigError: the model is a module that is not installed, or a number is out of its range.
         ValueError: a local model's ``config.json`` is unreadable or describes another kind of
             model.
     """
@@ -187,6 +196,11 @@ def run_shape(config: Config) -> RunShape | None:
     for key in COUNTS:
         if value(key) is None or value(key) < 1:
             raise ConfigError(f"{key}={value(key)}: expected 1 or more")
+    for key, (least, most) in RANGES.items():
+        found = value(key) or 0
+        if found < least or (most is not None and found > most):
+            expected = f"{least} or more" if most is None else f"{least} to {most}"
+            raise ConfigError(f"{key}={found}: expected {expected}")
     named = value("actor.model_name_or_path")
     model = shape_of(local_path("actor.model_name_or_path", str(named))) if named else None
     if model is None:

@@ -88,6 +88,7 @@ def _smi(folder: Path, text: str) -> None:
 
 def test_the_machine_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     _smi(tmp_path, "echo 'No devices were found'; exit 6")
     found = hardware.detected(tmp_path / "not" / "yet" / "there")
     assert found.gpus == 0 and 0 < found.host_memory_gib < 1e5
@@ -99,6 +100,19 @@ def test_the_machine_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     )
     found = hardware.detected(tmp_path)
     assert (found.gpu, found.gpus, found.link) == ("h100", 2, "nvlink")
+
+
+def test_gpus_that_are_hidden_from_cuda_are_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    _smi(tmp_path, '[ "$1 $2" != "-i 3" ] || echo "NVIDIA H100 80GB HBM3, 81559"')
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert hardware.detected(tmp_path).gpus == 1
+    _smi(tmp_path, 'echo "NVIDIA H100 80GB HBM3, 81559"')
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert hardware.detected(tmp_path).gpus == 0
 
 
 def test_every_type_has_sane_figures() -> None:

@@ -70,6 +70,14 @@ def test_a_shipped_file_of_the_hardware_is_put_on_top() -> None:
         (["--config", RECIPE, "train.micro_batch_size=0"], "train.micro_batch_size=0: expected 1"),
         (["--config", RECIPE, "vllm.num_engine=1"], "did you mean"),
         (["--config", RECIPE, "--response-tokens", "0"], "--response-tokens 0"),
+        (["--config", RECIPE, "--response-tokens", "inf"], "--response-tokens inf: expected 1"),
+        (["--all", "--hardware", "8x40gb"], "--all: every recipe on every hardware, without hardw"),
+        (["--config", RECIPE, "vllm.num_engines=-3"], "vllm.num_engines=-3: expected 0 or more"),
+        (["--config", RECIPE, "ds.zero_stage=7"], "ds.zero_stage=7: expected 0 to 3"),
+        (
+            ["--config", RECIPE, "vllm.gpu_memory_utilization=-1"],
+            "vllm.gpu_memory_utilization=-1.0: expected 0 to 1",
+        ),
         (
             ["--config", RECIPE, "actor.model_name_or_path=some/model"],
             "actor.model_name_or_path=some/model: its shape is not known here",
