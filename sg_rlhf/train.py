@@ -21,6 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.common.command_line import OneLineParser
 from sg_rlhf.common.final_checkpoint import final_checkpoint
 from sg_rlhf.config import Config, ConfigError, load_config, local_path, sections
 from sg_rlhf.config.upstream_flags import UpstreamChanged, UpstreamMissing
@@ -60,7 +61,7 @@ WRITTEN_TO = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
 VERSIONED = ("openrlhf", "ray", "deepspeed", "torch", "transformers")
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(OneLineParser):
     def format_help(self) -> str:
         from sg_rlhf.config import algorithms
 
@@ -296,6 +297,8 @@ def planned(run: Run) -> Plan | None:
         rollouts = each * run.config.value("train.num_episodes")
     try:
         return plan_of(run.config, folder=run.directory, rollouts=rollouts or None)
+    except ConfigError:
+        raise
     except ValueError:  # a model of another kind: what it takes is not known
         return None
 

@@ -66,6 +66,10 @@ def main(argv: list[str] | None = None) -> int:
         help="of the head (default: RAY_ADDRESS)",
     )
     arguments = parser.parse_args(argv)
+    if arguments.nodes < 1:
+        parser.error(f"--nodes {arguments.nodes}: expected 1 or more")
+    if not arguments.seconds > 0:
+        parser.error(f"--seconds {arguments.seconds:g}: expected more than 0")
     if not arguments.address:
         parser.error("--address: not given, and RAY_ADDRESS is not set")
     try:

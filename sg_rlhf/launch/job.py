@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 import sg_rlhf
-from sg_rlhf.config import Config
+from sg_rlhf.config import Config, ConfigError
 from sg_rlhf.launch import data
 from sg_rlhf.launch.options import Options
 from sg_rlhf.plan.gpu_types import BY_SIZE
@@ -180,10 +180,15 @@ def amounts(config: Config, size: int, nodes: int, ranks: int) -> tuple[int, int
 
     Returns:
         Host memory of a machine in GiB, disk in GB, and the estimate of the time, one line.
+
+    Raises:
+        ConfigError: a count of the recipe is below 1, or its model a module that is not installed.
     """
     hardware = of_gpus(BY_SIZE[size], nodes=nodes, gpus_per_node=ranks)
     try:
         plan = plan_of(config, hardware=hardware)
+    except ConfigError:
+        raise
     except ValueError:  # a model of another kind
         plan = None
     if plan is None:

@@ -93,4 +93,7 @@ def options_of(arguments: argparse.Namespace) -> Options | None:
             raise LaunchError(f"--{name} {value!r}: expected a name without spaces or quotes")
     if "time" in given and not re.fullmatch(r"(\d+-)?\d{1,3}:[0-5]\d:[0-5]\d", given["time"]):
         raise LaunchError(f"--time {given['time']}: expected HH:MM:SS or D-HH:MM:SS")
-    return Options(kind=arguments.print, **given)
+    options = Options(kind=arguments.print, **given)
+    if options.seconds == 0:  # to SLURM it means no limit, to Kubernetes nothing valid
+        raise LaunchError(f"--time {options.time}: expected more than no time")
+    return options

@@ -217,3 +217,12 @@ def test_a_wrong_recipe_prints_nothing_but_its_error(
         captured = capsys.readouterr()
         assert captured.out == ""
         assert captured.err.startswith("error: actor.entropy_coef=0.1: expected 0 with sg.update=")
+
+
+def test_a_wrong_flag_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--config", "x.yaml", "--dry-run", "--print", "slurm"])
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("sg_rlhf.train: argument --print: invalid choice: 'slurm'")
+    assert said.count("\n") == 1

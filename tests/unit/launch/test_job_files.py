@@ -24,6 +24,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from sg_rlhf.launch import await_nodes
 from sg_rlhf.train import main
 
 ROOT = Path(__file__).parents[3]
@@ -188,6 +189,10 @@ def test_flags_that_do_not_fit_are_refused_in_one_line(capsys: pytest.CaptureFix
     job = ["--dry-run", "--print"]
     assert "no place for it" in refused([*job, "skypilot", "--time", "01:00:00"], capsys)
     assert "expected HH:MM:SS" in refused([*job, "sbatch", "--time", "24h"], capsys)
+    assert "more than no time" in refused([*job, "sbatch", "--time", "00:00:00"], capsys)
+    assert refused([*job, "kuberay", "actor.num_nodes=0"], capsys) == (
+        "error: actor.num_nodes=0: expected 1 or more\n"
+    )
     assert "without spaces" in refused([*job, "sbatch", "--account", "a\n#SBATCH b"], capsys)
     assert "unknown key" in refused([*job, "sbatch", "actor.nodes=2"], capsys)
 
@@ -236,3 +241,19 @@ def test_skypilot_itself_takes_it(case: str, capsys: pytest.CaptureFixture[str])
         env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--nodes", "0"], "--nodes 0: expected 1 or more"),
+        (["--nodes", "2", "--seconds", "-1"], "--seconds -1: expected more than 0"),
+    ],
+)
+def test_waiting_for_nothing_is_refused(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        await_nodes.main([*argv, "--address", "127.0.0.1:1"])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == f"sg_rlhf.launch.await_nodes: {said}; see --help\n"
