@@ -105,7 +105,7 @@ def count(facts: Facts, needs: Needs) -> Check:
         return Check("GPUs", FAILED, found, needed, f"{remedy}: configs/kk/grpo_sg_tiny_cpu.yaml")
     if len(facts.gpus) < wanted:
         name = settings_for(facts.gpus, needs)
-        remedy = f"{name} fits these" if name else "fewer ranks: actor.num_gpus_per_node"
+        remedy = f"{name} is for these" if name else "fewer ranks: actor.num_gpus_per_node"
         return Check("GPUs", FAILED, found, needed, remedy)
     spare = len(facts.gpus) - wanted
     remedy = f"{spare} stay idle; {settings_for(facts.gpus, needs)} uses more"
@@ -176,7 +176,7 @@ def memory(facts: Facts, needs: Needs) -> Check:
         return Check("GPU memory", OK, found, needed)
     name = settings_for(gpus, needs)
     if needs.gpu_gb and name:
-        return Check("GPU memory", FAILED, found, needed, f"{name} fits these")
+        return Check("GPU memory", FAILED, found, needed, f"{name} is for these")
     remedy = "smaller than any recipe is for: lower train.micro_batch_size and data.max_len"
     return Check("GPU memory", WARNING, found, needed, remedy)
 

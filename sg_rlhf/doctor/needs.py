@@ -78,14 +78,22 @@ def of_hardware(name: str) -> Needs:
     return Needs(gpus=gpus, gpu_gb=size, nodes=nodes)
 
 
-def models_of(gpus: int, size: int) -> str:
-    """The largest models that the training scripts train on so many GPUs of a size in GB.
+def models_of(gpus: int, size: int, memory_gib: float | None = None) -> str:
+    """The largest models that the training scripts train on a machine, as common.sh has them.
 
-    As examples/scripts/common.sh has them.
+    Args:
+        gpus: how many they take.
+        size: of each, GB.
+        memory_gib: of the host; None for enough.
     """
-    if size == 80 or (size == 40 and gpus >= 4):
+    large = size == 80 or (size == 40 and gpus >= 4)
+    middle = large or size == 40 or gpus >= 4
+    if memory_gib is not None:  # examples/scripts/common.sh, fit_host
+        large = large and int(memory_gib) >= 160 + 36 * gpus
+        middle = middle and int(memory_gib) >= (0 if large else 67 + 20 * gpus)
+    if large:
         return "models of 3B to 8B"
-    return "models of 3B" if size == 40 or gpus >= 4 else "reduced recipes of 0.5B"
+    return "models of 3B" if middle else "reduced recipes of 0.5B"
 
 
 def size_of(memory_mib: float) -> int | None:

@@ -56,5 +56,7 @@ def verdict(checks: Sequence[Check], facts: Facts, needs: Needs) -> str:
     if not name:
         return works
     needed = of_hardware(name)
-    models = models_of(needed.gpus, needed.gpu_gb or 0) if needed.gpus else "the small models"
+    models = "the small models"
+    if needed.gpus:
+        models = models_of(needed.gpus, needed.gpu_gb or 0, facts.memory_gib)
     return f"{works}; the training scripts choose SG_HARDWARE={name} here: {models}"

@@ -176,14 +176,18 @@ def test_hardware_that_is_suggested(count: int, memory: float, name: str) -> Non
 @pytest.mark.parametrize("size", [24, 40, 80])
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])
 def test_models_are_those_of_the_training_scripts(gpus: int, size: int) -> None:
-    script = 'source examples/scripts/common.sh; echo "$models"'
+    script = """source examples/scripts/common.sh; echo "$models"; full=$models
+        for SG_HOST_MEMORY_GIB in $(seq 80 4 480); do models=$full; fit_host; echo "$models"; done
+    """
     chosen = subprocess.run(
         ["bash", "-c", script],
         env={"PATH": os.environ["PATH"], "SG_HARDWARE": f"{gpus}x{size}gb"},
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout.split()  # fmt: skip
     said = {"1b": "reduced recipes of 0.5B", "3b": "models of 3B", "8b": "models of 3B to 8B"}
-    assert models_of(gpus, size) == said[chosen[-1]]
+    assert models_of(gpus, size) == said[chosen[0]]
+    by_memory = [models_of(gpus, size, memory_gib) for memory_gib in range(80, 481, 4)]
+    assert by_memory == [said[models] for models in chosen[1:]]
 
 
 def test_names_of_hardware() -> None:

@@ -119,7 +119,7 @@ def test_a_recipe_is_judged_on_a_described_machine(capsys: pytest.CaptureFixture
     big = ["ckpt.max_num=1", "--config", seven, *facts_of("4090x1"), "ckpt.save_steps=50"]
     assert main(big) == 2
     out = capsys.readouterr().out
-    assert "--config configs/hardware/1x24gb.yaml fits these" in out and "SG_HARDWARE" not in out
+    assert "--config configs/hardware/1x24gb.yaml is for these" in out and "SG_HARDWARE" not in out
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_hardware_that_is_asked_for(
 ) -> None:
     monkeypatch.setenv("SG_HARDWARE", "8x80gb")
     assert main(facts_of("h100x4")) == 2
-    assert "SG_HARDWARE=4x80gb fits these" in capsys.readouterr().out
+    assert "SG_HARDWARE=4x80gb is for these" in capsys.readouterr().out
     monkeypatch.setenv("SG_HARDWARE", "cpu")
     assert main(facts_of("driver-550")) == 0
     monkeypatch.setenv("SG_HARDWARE", "8x80")
