@@ -315,6 +315,7 @@ def show(run: Run) -> None:
     A dry run may be for another machine: what would not start here is only a remark.
 
     Raises:
+        ConfigError: a number that cannot be.
         UsageError: flags that cannot work together.
     """
     remarks = io.StringIO()
@@ -325,10 +326,11 @@ def show(run: Run) -> None:
             print(f"# not on this machine: {error}")
         except UpstreamMissing:
             print("# not checked: OpenRLHF is not installed here, and has further rules for flags")
+    plan = plan_lines(run)  # before anything is printed: it may find a value that cannot be
     print(f"# resolved recipe, from {' <- '.join(reversed(run.config.sources))}")
     print(run.config.to_yaml())
     print(f"# {run.weighting}".replace("\n", "\n# "))
-    print(*(f"# {line}".rstrip() for line in plan_lines(run)), sep="\n")
+    print(*(f"# {line}".rstrip() for line in plan), sep="\n")
     print("# upstream command line")
     print(shlex.join(["python", "-m", "sg_rlhf.overlay.cli", *run.argv]))
     print(remarks.getvalue(), end="")

@@ -101,12 +101,25 @@ class ModelShape:
         return 2 * 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
 
+#: Fields of which there must be at least one of something.
+SIZES = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
+)  # fmt: skip
+
+
 def from_config(name: str, config: Mapping[str, Any]) -> ModelShape:
     """The shape that a ``config.json`` describes.
 
     Raises:
-        ValueError: a field is missing, or the model is no dense decoder.
+        ValueError: a field is missing or no size, or the model is no dense decoder.
     """
+    if not isinstance(config, Mapping):
+        raise ValueError(f"{name}: its config.json is no object")
+    for key in SIZES:
+        if key in config and not (isinstance(config[key], int) and config[key] > 0):
+            raise ValueError(
+                f"{name}: its config.json has {key}={config[key]!r}: expected 1 or more"
+            )
     if "num_experts" in config or "num_local_experts" in config:
         raise ValueError(f"{name}: a mixture of experts; shapes of dense models alone are known")
     try:

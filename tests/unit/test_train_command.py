@@ -219,6 +219,14 @@ def test_a_wrong_recipe_prints_nothing_but_its_error(
         assert captured.err.startswith("error: actor.entropy_coef=0.1: expected 0 with sg.update=")
 
 
+def test_a_number_that_cannot_be_is_found_before_anything_is_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe = str(CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml")
+    assert main(["--config", recipe, "--dry-run", "ds.zero_stage=9"]) == 2
+    assert capsys.readouterr() == ("", "error: ds.zero_stage=9: expected 0 to 3\n")
+
+
 def test_a_wrong_flag_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["--config", "x.yaml", "--dry-run", "--print", "slurm"])

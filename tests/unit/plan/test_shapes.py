@@ -53,6 +53,10 @@ def test_a_folder_is_read_and_what_is_unknown_is_none(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_experts": 8}))
     with pytest.raises(ValueError, match="mixture of experts"):
         shapes.shape_of(str(tmp_path))
+    for wrong in ([], config | {"num_attention_heads": 0}, config | {"vocab_size": "many"}):
+        (tmp_path / "config.json").write_text(json.dumps(wrong))
+        with pytest.raises(ValueError, match=r"its config\.json (is no|has) "):
+            shapes.shape_of(str(tmp_path))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json: "):
         shapes.shape_of(str(tmp_path))
