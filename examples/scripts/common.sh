@@ -67,6 +67,7 @@ host_gib() {
 fit_host() {
   local gib size need count=${hardware%%x*}
   gib=${SG_HOST_MEMORY_GIB:-$(host_gib)}
+  [[ $gib =~ ^[0-9]{1,9}$ ]] || refuse "SG_HOST_MEMORY_GIB=$gib: expected a whole number of GiB"
   for size in 8b 3b; do
     [[ $models == "$size" ]] || continue
     if [[ $size == 8b ]]; then need=$((160 + 36 * count)); else need=$((67 + 20 * count)); fi

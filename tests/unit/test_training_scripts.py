@@ -359,6 +359,13 @@ def largest(machine: Machine) -> str:
     return LARGEST.get(hardware, "8b")
 
 
+@pytest.mark.parametrize("wrong", ["much", "1.5", "-5"])
+def test_host_memory_that_is_no_number_is_one_line(tree: Path, wrong: str) -> None:
+    found = run_script(tree, "kk", gpus(1, 81559), SG_HOST_MEMORY_GIB=wrong)
+    assert found.returncode == 2
+    assert found.stderr == f"error: SG_HOST_MEMORY_GIB={wrong}: expected a whole number of GiB\n"
+
+
 def test_the_host_is_read_where_nobody_tells_it(tmp_path: Path) -> None:
     asked = "set -euo pipefail\nsource '{}'\nhost_gib"
     found = subprocess.run(
