@@ -89,10 +89,12 @@ def main(argv: list[str] | None = None) -> int:
     except (ConfigError, UpstreamChanged, ValueError) as error:
         return _fail(str(error))
     if plan is None:
+        model = config.value("actor.model_name_or_path")
+        if not model:
+            return _fail("actor.model_name_or_path: not set; give a model id or a local folder")
         return _fail(
-            f"actor.model_name_or_path={config.value('actor.model_name_or_path')}: its shape is "
-            "not known here; give its folder, or one of the models of "
-            "sg_rlhf/plan/model_configs.json"
+            f"actor.model_name_or_path={model}: its shape is not known here; give its "
+            "folder, or one of the models of sg_rlhf/plan/model_configs.json"
         )
     print(json.dumps(plan.as_json()) if arguments.json else "\n".join(plan.lines()))
     return 0 if plan.memory.fits else 1

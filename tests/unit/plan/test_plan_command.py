@@ -66,6 +66,7 @@ def test_a_shipped_file_of_the_hardware_is_put_on_top() -> None:
     [
         ([], "--config: not set"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["--config", "configs/hardware/8x80gb.yaml"], "actor.model_name_or_path: not set"),
         (["--config", RECIPE, "--hardware", "8x33gb"], "--hardware 8x33gb: no such hardware"),
         (["--config", RECIPE, "train.micro_batch_size=0"], "train.micro_batch_size=0: expected 1"),
         (["--config", RECIPE, "vllm.num_engine=1"], "did you mean"),
