@@ -306,8 +306,7 @@ class _FromLogits(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
         flat_NV, labels_N = logits.flatten(0, -2), labels.flatten()
         lse_N = torch.empty_like(flat_NV[:, 0])
-        for top in range(0, len(lse_N), _ROWS):
-            part = slice(top, top + _ROWS)
+        for part in _slices(len(lse_N), _ROWS):
             lse_N[part] = torch.logsumexp(flat_NV[part], dim=-1)
         ctx.save_for_backward(logits, labels, lse_N)
         chosen_N = flat_NV.gather(-1, labels_N[:, None])[:, 0]
@@ -323,8 +322,7 @@ class _FromLogits(torch.autograd.Function):
             grad_log_probs.flatten(),
         )
         grad_NV = torch.empty_like(flat_NV)
-        for top in range(0, len(lse_N), _ROWS):
-            part = slice(top, top + _ROWS)
+        for part in _slices(len(lse_N), _ROWS):
             block = torch.sub(flat_NV[part], lse_N[part, None], out=grad_NV[part])
             block.exp_().mul_(-grad_N[part, None])
         grad_NV.scatter_add_(1, labels_N[:, None], grad_N[:, None])

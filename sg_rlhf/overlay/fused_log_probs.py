@@ -23,9 +23,7 @@ from openrlhf.models.ring_attn_utils import gather_and_pad_tensor, unpad_and_sli
 from torch import Tensor
 
 from sg_rlhf.algo.token_logprobs import selected_log_probs
-
-#: transformers' families whose logits are what the head gives, nothing added, scaled or capped.
-FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+from sg_rlhf.common.without_logits import FAMILIES
 
 
 @dataclass

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sg_rlhf.common import without_logits
 from sg_rlhf.config import Config, ConfigError, local_path
 from sg_rlhf.plan.shapes import ModelShape, shape_of
 
@@ -29,9 +30,6 @@ RANGES = {
 #: full: logits of every token in float32, as upstream has them. fused: log-probs from the hidden
 #: states in chunks, logits of the whole batch never exist.
 Logits = Literal["full", "fused"]
-
-#: Families whose log-probs come without logits (`sg_rlhf.overlay.fused_log_probs`).
-FUSED_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,9 +265,11 @@ def _hardware(sources: tuple[str, ...]) -> str:
 
 
 def _logits(config: Config, model: ModelShape) -> Logits:
-    whole_head = config.value("ds.tensor_parallel_size") == 1
-    whole_head = whole_head and not config.value("ds.deepcompile")
-    fused = config.sg.fused_logprobs and whole_head and model.family in FUSED_FAMILIES
+    fused = model.family in without_logits.FAMILIES and without_logits.fits(
+        config.sg.fused_logprobs,
+        config.value("ds.tensor_parallel_size"),
+        config.value("ds.deepcompile"),
+    )
     return "fused" if fused else "full"
 
 
