@@ -12,24 +12,48 @@ and their gradients, which are computed from z again, block by block, instead of
 
 A block is some rows times some of the vocabulary. Over the blocks of a row the sum of
 exponentials, the largest logit and the entropy's sum are carried along (online softmax,
-arXiv 1805.02867).
+arXiv 1805.02867). What is done to a block between its products is in
+:mod:`sg_rlhf.algo.logit_blocks`.
+
+Products, of 2 N H V operations each; the path over logits has 1 forward and 2 backward:
+
+    no gradient                          1
+    hidden and weight                    1 forward; 3 backward, of which one makes z again
+    hidden alone (a frozen head)         2 forward, 0 backward: see :class:`_UnitGradient`
+    few logits (:data:`_KEPT`)           1 forward, 2 backward: they are kept
 
 Shape suffixes: ``N`` positions, ``H`` hidden size, ``V`` vocabulary.
 """
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-#: Logits of a block; in float32 16 MiB, of which the backward pass holds three.
-_BLOCK = 2**22
-#: Vocabulary of a block: wide enough for a matrix product to be efficient.
-_VOCABULARY = 8192
-_ROWS = 1024
+from sg_rlhf.algo import logit_blocks
+from sg_rlhf.algo.logit_blocks import Elementwise, RunningSoftmax
+
+#: Rows and vocabulary of a block at most. On the CPU products are fastest where a block and its
+#: factors stay in the cache; a GPU wants enough of them for all of its cores.
+_ROWS = {"cpu": 1024, "cuda": 4096}
+_COLUMNS = {"cpu": 1024, "cuda": 4096}
+#: Numbers of the head in a block, of 16 bits, at most: their gradient is summed in float32, and on
+#: the CPU they are factors in float32.
+_HEAD = {"cpu": 2**21, "cuda": 2**22}
+#: What computes on a block between the products, made when it is asked for.
+KERNELS: dict[str, Callable[[], Elementwise]] = {
+    "torch": lambda: Elementwise(logit_blocks.fold, logit_blocks.slope),
+    "compile": logit_blocks.compiled,
+    "triton": lambda: importlib.import_module("sg_rlhf.algo.logit_blocks_triton").KERNEL,
+}
+#: As many logits as are kept for the backward pass, in float32 32 MiB.
+_KEPT = 2**23
 
 
 def selected_log_probs(
@@ -41,6 +65,7 @@ def selected_log_probs(
     temperature: float = 1.0,
     with_entropy: bool = False,
     chunk: int | None = None,
+    kernel: str = "torch",
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probabilities of ``targets_N`` under a language model's head, without its logits.
 
@@ -52,6 +77,8 @@ def selected_log_probs(
         temperature: the logits are divided by it, T > 0.
         with_entropy: whether to compute the entropy as well; it has a gradient.
         chunk: vocabulary of a block; None for the default.
+        kernel: what computes on a block between the products, a key of
+            :data:`KERNELS`.
 
     Returns:
         ``(log_probs_N, entropy_N)`` in float32 (float64 for float64), in nats; the entropy is None
@@ -59,15 +86,25 @@ def selected_log_probs(
         has NaN; others do not notice.
 
     Products are accumulated in float32 whatever the dtype. Gradients: hidden, weight, bias. Extra
-    memory: a few blocks of 16 MiB, in the backward pass two float32 tensors [chunk, H] and one
-    [N, H], and the gradients. Equal to the path over logits but for the order of sums.
+    memory: three blocks of logits, the gradients, and for 16 bits what sums them in float32, [N, H]
+    and [chunk, H]; where the logits are few (:data:`_KEPT`), they. Equal to the path over logits
+    but for the order of sums.
 
     Raises:
         ValueError: shapes, dtypes or values that do not fit together.
     """
     _check(hidden_NH, weight_VH, targets_N, bias, temperature, chunk)
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel={kernel}: expected one of {', '.join(KERNELS)}")
+    how = _How(
+        float(temperature),
+        with_entropy,
+        chunk,
+        KERNELS[kernel](),
+        torch.is_grad_enabled(),
+    )
     log_probs_N, entropy_N = _SelectedLogProbs.apply(  # type: ignore[no-untyped-call]
-        hidden_NH, weight_VH, bias, targets_N, float(temperature), with_entropy, chunk
+        hidden_NH, weight_VH, bias, targets_N, how
     )
     return log_probs_N, entropy_N if with_entropy else None
 
@@ -115,113 +152,143 @@ def _check(
         raise ValueError(f"chunk={chunk}: expected a positive number of tokens")
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def _factor(tensor: Tensor) -> Tensor:
-    """As :func:`_product` takes it: the CPU has no products of 16 bits with a result of 32."""
-    return tensor if tensor.is_cuda else tensor.to(_wide(tensor.dtype))
+    """As :func:`_add_product` takes it: the CPU has no products of 16 bits summed in 32."""
+    return tensor if tensor.is_cuda else tensor.to(logit_blocks.wide(tensor.dtype))
 
 
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    """A matrix product whose sums, and result, are in float32 (float64 for float64)."""
-    wide = _wide(left.dtype)
-    return left @ right if left.dtype == wide else torch.mm(left, right, out_dtype=wide)
+def _add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
+    """Add a matrix product to ``total``, or put it there; sums in float32 or float64."""
+    beta = 0 if first else 1
+    if total.dtype == left.dtype:
+        torch.addmm(total, left, right, beta=beta, out=total)
+    else:
+        torch.addmm(total, left, right, beta=beta, out_dtype=total.dtype, out=total)
 
 
 def _slices(length: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 
-def _blocks(rows: int, vocabulary: int, chunk: int | None) -> tuple[list[slice], list[slice]]:
-    """Rows and vocabulary of the blocks."""
-    columns = min(vocabulary, chunk or _VOCABULARY)
-    return _slices(rows, min(_ROWS, max(1, _BLOCK // columns))), _slices(vocabulary, columns)
+def _blocks(hidden: Tensor, weight: Tensor, chunk: int | None) -> tuple[list[slice], list[slice]]:
+    """Rows and vocabulary of the blocks; at least one of each."""
+    device = "cuda" if hidden.is_cuda else "cpu"
+    rows = len(hidden)
+    columns = _COLUMNS[device]
+    if device == "cpu" and rows < 512:
+        # A block of few rows is soon done: rather fewer blocks.
+        columns = max(columns, 2**19 // max(rows, 64))
+    if hidden.dtype.itemsize == 2:
+        # Multiples of 128 suit the products; 512 are enough for them to be efficient.
+        columns = min(columns, max(512, _HEAD[device] // weight.shape[1] // 128 * 128))
+    parts = max(1, -(-rows // _ROWS[device]))
+    return (
+        _slices(rows, -(-rows // parts)) if rows else [slice(0, 0)],
+        _slices(len(weight), chunk or columns),
+    )
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    logits = _product(hidden, weight.t())
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Of a block, not yet divided by the temperature; in float32 or float64."""
+    dtype = logit_blocks.wide(hidden.dtype)
+    if hidden.dtype == dtype:
+        logits = torch.mm(hidden, weight.t())
+    else:
+        logits = torch.mm(hidden, weight.t(), out_dtype=dtype)
     if bias is not None:
         logits += bias
-    if temperature != 1.0:
-        logits /= temperature
     return logits
 
 
-class _Softmax:
-    """The softmax of some rows, from one block of the vocabulary after the other."""
+@dataclass(frozen=True)
+class _How:
+    """Arguments that are no tensors, and whether gradients are recorded."""
 
-    def __init__(self, rows: Tensor, with_entropy: bool) -> None:
-        new: dict[str, Any] = {"dtype": _wide(rows.dtype), "device": rows.device}
-        self.largest_N = torch.full((len(rows),), -torch.inf, **new)
-        self.sum_N = torch.zeros(len(rows), **new)
-        # Of the targets met so far; NaN stays where a target is none of the vocabulary.
-        self.chosen_N = torch.full((len(rows),), torch.nan, **new)
-        # sum_j exp(z_j - largest) (z_j - largest), of which the entropy follows.
-        self.moment_N = torch.zeros_like(self.sum_N) if with_entropy else None
+    temperature: float
+    with_entropy: bool
+    chunk: int | None
+    kernel: Elementwise
+    grad_enabled: bool
 
-    def take(self, logits: Tensor, targets: Tensor, block: slice) -> None:
-        """The next block of these rows' logits, which is overwritten."""
-        inside, index = _target_in(targets, block)
-        # Of the same product as the sum: so no log-prob is above 0.
-        found = logits.gather(1, index[:, None])[:, 0]
-        self.chosen_N = torch.where(inside, found, self.chosen_N)
-        largest = torch.maximum(self.largest_N, logits.amax(dim=1))
-        # Where all logits so far are -inf there is nothing to shift, and -inf - -inf would be NaN.
-        shift = torch.where(largest == -torch.inf, 0.0, largest)
-        carried = torch.exp(self.largest_N - shift)
-        logits -= shift[:, None]
-        if self.moment_N is None:
-            self.sum_N = carried * self.sum_N + logits.exp_().sum(dim=1)
-        else:
-            exponentials = logits.exp()
-            moved = torch.where(self.sum_N > 0, self.largest_N - shift, 0.0)
-            self.moment_N = carried * (self.moment_N + moved * self.sum_N)
-            self.sum_N = carried * self.sum_N + exponentials.sum(dim=1)
-            # exp(-inf) (-inf) is 0 here.
-            product = torch.where(exponentials == 0, exponentials, exponentials * logits)
-            self.moment_N += product.sum(dim=1)
-        self.largest_N = largest
 
-    def log_sum_exp(self) -> Tensor:
-        return self.largest_N + torch.log(self.sum_N)
+class _UnitGradient:
+    """d log p / d hidden of some rows, in the forward pass: for a head that is not trained.
 
-    def entropy(self) -> Tensor:
-        assert self.moment_N is not None
-        # Not below 0 by rounding.
-        return (torch.log(self.sum_N) - self.moment_N / self.sum_N).clamp(min=0.0)
+    ((1 - p_t) w_t - sum_{j != t} p_j w_j) / T, with w_j a row of the head and t the target: a
+    second product with the block that is there anyway, rescaled whenever a larger logit comes. The
+    target is left out of the sum since 1 - p_t would be lost in p_t's rounding where p_t is near 1.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        self.sum_NH = rows.new_zeros(rows.shape, dtype=logit_blocks.wide(rows.dtype))
+
+    def take(self, exponentials: Tensor, carried_N: Tensor, index_N: Tensor, head: Tensor) -> None:
+        """The next block: exp(z - largest), and what its growth makes of the sum so far."""
+        inside, index_N1 = logit_blocks.target_in(index_N, exponentials.shape[1])
+        without = exponentials.gather(1, index_N1).masked_fill_(inside[:, None], 0.0)
+        exponentials.scatter_(1, index_N1, without)
+        self.sum_NH *= carried_N[:, None]
+        _add_product(self.sum_NH, exponentials.to(head.dtype), head, first=False)
+
+    def finish(self, softmax: RunningSoftmax, weight: Tensor, targets: Tensor, t: float) -> Tensor:
+        """[N, H] in the head's dtype."""
+        inside, index_N1 = logit_blocks.target_in(targets, len(weight))
+        result = torch.empty_like(self.sum_NH, dtype=weight.dtype)
+        not_target = -torch.expm1(softmax.chosen_N - softmax.log_sum_exp())
+        not_target = torch.where(inside, not_target, 0.0)
+        for part in _slices(len(result), 256):
+            of_target = weight[index_N1[part, 0]].to(self.sum_NH.dtype)
+            of_target *= not_target[part, None]
+            of_target -= self.sum_NH[part] / softmax.sum_N[part, None]
+            result[part] = of_target / t
+        return result
 
 
 class _SelectedLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        temperature: float,
-        with_entropy: bool,
-        chunk: int | None,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, how: _How
     ) -> tuple[Tensor, Tensor | None]:
-        parts, blocks = _blocks(len(hidden), len(weight), chunk)
-        rows = _factor(hidden)
-        states = [_Softmax(hidden[part], with_entropy) for part in parts]
+        parts, blocks = _blocks(hidden, weight, how.chunk)
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        recorded = how.grad_enabled and any(ctx.needs_input_grad)
+        kept: list[Tensor] | None = [] if recorded and len(hidden) * len(weight) <= _KEPT else None
+        units: list[_UnitGradient] | None = None
+        if recorded and kept is None and needs_hidden and not (needs_weight or needs_bias):
+            units = [_UnitGradient(hidden[part]) for part in parts]
+        softmaxes = [RunningSoftmax.of(hidden[part], how.with_entropy) for part in parts]
         for block in blocks:
             head = _factor(weight[block])
             of_block = None if bias is None else bias[block]
-            for part, state in zip(parts, states, strict=True):
-                logits = _logits(rows[part], head, of_block, temperature)
-                state.take(logits, targets[part], block)
-        empty = torch.empty(0, dtype=_wide(hidden.dtype), device=hidden.device)
-        lse_N = torch.cat([empty, *(state.log_sum_exp() for state in states)])
-        chosen_N = torch.cat([empty, *(state.chosen_N for state in states)])
-        entropy_N = torch.cat([empty, *(s.entropy() for s in states)]) if with_entropy else None
-        ctx.save_for_backward(hidden, weight, bias, targets, lse_N, entropy_N)
+            for n, part in enumerate(parts):
+                logits = _logits(_factor(hidden[part]), head, of_block)
+                index_N = targets[part] - block.start
+                if kept is not None:
+                    kept.append(logits)
+                    logits = logits.clone()
+                if units is None:
+                    how.kernel.fold(logits, index_N, softmaxes[n], how.temperature)
+                else:
+                    exponentials, carried_N = logit_blocks.fold(
+                        logits, index_N, softmaxes[n], how.temperature
+                    )
+                    units[n].take(exponentials, carried_N, index_N, head)
+                    del exponentials
+                del logits  # before the next block's are made
+        lse_N = torch.cat([softmax.log_sum_exp() for softmax in softmaxes])
+        chosen_N = torch.cat([softmax.chosen_N for softmax in softmaxes])
+        entropy_N = torch.cat([s.entropy() for s in softmaxes]) if how.with_entropy else None
+        unit_NH = None
+        if units is not None:
+            unit_NH = torch.empty_like(hidden)
+            for n, part in enumerate(parts):
+                unit_NH[part] = units[n].finish(
+                    softmaxes[n], weight, targets[part], how.temperature
+                )
+        ctx.save_for_backward(hidden, weight, bias, targets, lse_N, entropy_N, unit_NH)
         # An entropy that is only logged has no gradient, and costs nothing in backward.
         ctx.set_materialize_grads(False)
-        ctx.settings = temperature, parts, blocks
+        ctx.how, ctx.blocks, ctx.kept = how, (parts, blocks), kept
         return chosen_N - lse_N, entropy_N
 
     @staticmethod
@@ -229,76 +296,60 @@ class _SelectedLogProbs(torch.autograd.Function):
     def backward(
         ctx: Any, grad_log_probs_N: Tensor | None, grad_entropy_N: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, lse_N, entropy_N = ctx.saved_tensors
-        temperature, parts, blocks = ctx.settings
+        hidden, weight, bias, targets, lse_N, entropy_N, unit_NH = ctx.saved_tensors
+        if unit_NH is not None and grad_entropy_N is None and grad_log_probs_N is not None:
+            return unit_NH * grad_log_probs_N[:, None].to(unit_NH.dtype), *[None] * 4
+        parts, blocks = ctx.blocks
         if grad_log_probs_N is None:
             grad_log_probs_N = torch.zeros_like(lse_N)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        rows, dtype = _factor(hidden), hidden.dtype
-        new: dict[str, Any] = {"dtype": _wide(dtype), "device": hidden.device}
-        grad_hidden = torch.zeros(hidden.shape, **new) if needs_hidden else None
-        grad_weight = torch.zeros_like(weight) if needs_weight else None
+        new: dict[str, Any] = {"dtype": logit_blocks.wide(hidden.dtype), "device": hidden.device}
+        grad_hidden = torch.empty(hidden.shape, **new) if needs_hidden else None
+        grad_weight = torch.empty_like(weight) if needs_weight else None
         grad_bias = torch.zeros(len(weight), **new) if needs_bias else None
+        kept = None if ctx.kept is None else iter(ctx.kept)
+        # Whether the head's gradient needs no sum in another dtype than its own.
+        direct = weight.dtype == new["dtype"] or (len(parts) == 1 and weight.is_cuda)
         # A block of the head after the other, so that its gradient is summed in float32 over all
         # rows and no second tensor of the head's size is made.
         for block in blocks:
             head = _factor(weight[block])
             of_block = None if bias is None else bias[block]
-            sum_weight = torch.zeros(head.shape, **new) if grad_weight is not None else None
+            sum_weight = None
+            if grad_weight is not None:
+                sum_weight = grad_weight[block] if direct else torch.empty(head.shape, **new)
             for part in parts:
-                slope = _logits(rows[part], head, of_block, temperature)
-                slope -= lse_N[part, None]
-                _to_slope(
-                    slope,
+                rows = _factor(hidden[part])
+                logits = _logits(rows, head, of_block) if kept is None else next(kept).clone()
+                slope = ctx.how.kernel.slope(
+                    logits,
+                    targets[part] - block.start,
+                    lse_N[part],
                     grad_log_probs_N[part],
                     None if entropy_N is None else entropy_N[part],
                     None if grad_entropy_N is None else grad_entropy_N[part],
-                    *_target_in(targets[part], block),
+                    ctx.how.temperature,
+                    # Rounded as the gradient of 16-bit logits is.
+                    hidden.dtype,
                 )
-                if temperature != 1.0:
-                    slope /= temperature
+                del logits
                 if grad_bias is not None:
-                    grad_bias[block] += slope.sum(dim=0)
-                # Rounded as the gradient of 16-bit logits is.
-                slope = _factor(slope.to(dtype))
+                    grad_bias[block] += slope.sum(dim=0, dtype=grad_bias.dtype)
+                slope = slope.to(head.dtype)
                 if grad_hidden is not None:
-                    grad_hidden[part] += _product(slope, head)
+                    _add_product(grad_hidden[part], slope, head, first=block.start == 0)
                 if sum_weight is not None:
-                    sum_weight += _product(slope.t(), rows[part])
-            if grad_weight is not None and sum_weight is not None:
+                    _add_product(sum_weight, slope.t(), rows, first=part.start == 0)
+                del slope
+            if grad_weight is not None and sum_weight is not None and not direct:
                 grad_weight[block] = sum_weight
         return (
-            None if grad_hidden is None else grad_hidden.to(dtype),
+            None if grad_hidden is None else grad_hidden.to(hidden.dtype),
             grad_weight,
             None if grad_bias is None else grad_bias.to(bias.dtype),
-            *[None] * 4,
+            None,
+            None,
         )
-
-
-def _target_in(targets: Tensor, block: slice) -> tuple[Tensor, Tensor]:
-    """Whether a row's target is in the block, and where there (somewhere, if it is not)."""
-    inside = (targets >= block.start) & (targets < block.stop)
-    return inside, (targets - block.start).clamp(0, block.stop - block.start - 1)
-
-
-def _to_slope(
-    log_p: Tensor,
-    grad_log_probs: Tensor,
-    entropy: Tensor | None,
-    grad_entropy: Tensor | None,
-    inside: Tensor,
-    index: Tensor,
-) -> None:
-    """Turn the log-probabilities of a block [rows, columns] into the gradient in z, in place."""
-    if entropy is None or grad_entropy is None:
-        log_p.exp_().mul_(-grad_log_probs[:, None])
-    else:
-        p = log_p.exp()
-        # p log p is 0 at p = 0.
-        log_p.masked_fill_(p == 0, 0.0).add_(entropy[:, None]).mul_(grad_entropy[:, None])
-        log_p.add_(grad_log_probs[:, None]).mul_(p).neg_()
-    at_target = torch.where(inside, grad_log_probs, 0.0)
-    log_p.scatter_add_(1, index[:, None], at_target[:, None].to(log_p.dtype))
 
 
 class _FromLogits(torch.autograd.Function):
@@ -306,7 +357,7 @@ class _FromLogits(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
         flat_NV, labels_N = logits.flatten(0, -2), labels.flatten()
         lse_N = torch.empty_like(flat_NV[:, 0])
-        for part in _slices(len(lse_N), _ROWS):
+        for part in _slices(len(lse_N), 1024):
             lse_N[part] = torch.logsumexp(flat_NV[part], dim=-1)
         ctx.save_for_backward(logits, labels, lse_N)
         chosen_N = flat_NV.gather(-1, labels_N[:, None])[:, 0]
@@ -322,7 +373,7 @@ class _FromLogits(torch.autograd.Function):
             grad_log_probs.flatten(),
         )
         grad_NV = torch.empty_like(flat_NV)
-        for part in _slices(len(lse_N), _ROWS):
+        for part in _slices(len(lse_N), 1024):
             block = torch.sub(flat_NV[part], lse_N[part, None], out=grad_NV[part])
             block.exp_().mul_(-grad_N[part, None])
         grad_NV.scatter_add_(1, labels_N[:, None], grad_N[:, None])

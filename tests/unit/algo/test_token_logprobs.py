@@ -8,10 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sg_rlhf.algo import token_logprobs
 from sg_rlhf.algo.token_logprobs import log_probs_from_logits, selected_log_probs
 from tests.unit.algo import upstream
+from tests.unit.peak import Peak
 
 #: Largest difference from float64 on the same inputs, relative to the largest value. 16-bit
 #: gradients are rounded once at the end and once on the way, as those of 16-bit logits are.
@@ -70,14 +72,21 @@ def assert_near(ours, theirs, tolerance):
     bias=st.booleans(),
     with_entropy=st.booleans(),
     rows=st.integers(1, 10),
+    kept=st.booleans(),
+    frozen=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_values_and_gradients_are_float64s(
-    n, h, v, chunk, dtype, temperature, bias, with_entropy, rows, seed
+    n, h, v, chunk, dtype, temperature, bias, with_entropy, rows, kept, frozen, seed
 ):
     inputs = problem(n, h, v, dtype, seed=seed, bias=bias)
+    trained = inputs[:1] if frozen else inputs[:3]
+    for x in inputs[1:3]:
+        if x is not None:
+            x.requires_grad_(not frozen)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_logprobs, "_ROWS", rows)
+        patch.setitem(token_logprobs._ROWS, "cpu", rows)
+        patch.setattr(token_logprobs, "_KEPT", 10**6 if kept else 0)
         ours = selected_log_probs(
             *inputs[:2],
             inputs[3],
@@ -88,17 +97,18 @@ def test_values_and_gradients_are_float64s(
         )
         assert (ours[1] is not None) == with_entropy
         ours = ours[: 1 + with_entropy]
-        of_ours = gradients(ours, inputs[:3])
+        of_ours = gradients(ours, trained)
     theirs = reference(*inputs, temperature)[: 1 + with_entropy]
     for mine, expected in zip(ours, theirs, strict=True):
         assert mine.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         assert_near(mine, expected, VALUE[dtype])
-    for mine, expected in zip(of_ours, gradients(theirs, inputs[:3]), strict=True):
+    for mine, expected in zip(of_ours, gradients(theirs, trained), strict=True):
         assert mine.dtype == dtype
         assert_near(mine, expected, GRADIENT[dtype])
 
 
-def test_gradcheck():
+def test_gradcheck(monkeypatch):
+    monkeypatch.setattr(token_logprobs, "_KEPT", 0)
     hidden, weight, bias, targets = problem()
     assert torch.autograd.gradcheck(
         lambda *x: selected_log_probs(
@@ -117,10 +127,12 @@ def test_the_entropys_gradient_alone():
         assert_near(mine, other, 1e-11)
 
 
+@pytest.mark.parametrize("kept", [0, 10**6])
 @pytest.mark.parametrize(
     "needed", [(True, False, False), (False, True, False), (False, False, True)]
 )
-def test_only_the_gradients_that_are_asked_for(needed):
+def test_only_the_gradients_that_are_asked_for(needed, kept, monkeypatch):
+    monkeypatch.setattr(token_logprobs, "_KEPT", kept)
     inputs = [x.detach() for x in problem()]
     for x, wanted in zip(inputs[:3], needed, strict=True):
         x.requires_grad_(bool(wanted))
@@ -230,6 +242,7 @@ def test_a_target_outside_of_the_vocabulary_is_nan():
         ({"temperature": 0.0}, r"temperature=0\.0"),
         ({"temperature": math.nan}, "temperature=nan"),
         ({"chunk": 0}, "chunk=0"),
+        ({"kernel": "cuda"}, "kernel=cuda: expected one of torch, compile, triton"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message):
@@ -240,6 +253,35 @@ def test_what_does_not_fit_is_refused(change, message):
     }
     with pytest.raises(ValueError, match=message):
         selected_log_probs(**(given_ | change))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_gradient_of_a_token_that_is_all_but_certain(dtype, frozen, monkeypatch):
+    """1 - p is 2e-4: rounded as p is, to 16 bits, it would be 0 or 4e-3."""
+    monkeypatch.setattr(token_logprobs, "_KEPT", 0)
+    hidden, weight, _, targets = problem(dtype=dtype, scale=0.1, bias=False)
+    likely = torch.zeros(33, dtype=dtype)
+    likely[4] = 12.0
+    targets[:] = 4
+    weight.requires_grad_(not frozen)
+    (ours,) = gradients(
+        selected_log_probs(hidden, weight, targets, bias=likely, chunk=7)[:1], [hidden]
+    )
+    (theirs,) = gradients(reference(hidden, weight, likely, targets)[:1], [hidden])
+    assert 0 < theirs.abs().max() < 1e-3
+    scale = float(theirs.abs().max())
+    assert (ours - theirs).abs().max() < (1e-9 if dtype == torch.float64 else 0.02) * scale
+
+
+def test_backward_twice_is_the_same_twice():
+    """What is kept of the forward pass is not overwritten by the backward pass."""
+    hidden, weight, bias, targets = problem()
+    ours = selected_log_probs(hidden, weight, targets, bias=bias, with_entropy=True)
+    total = ours[0].sum() + ours[1].sum()
+    once = torch.autograd.grad(total, (hidden, weight, bias), retain_graph=True)
+    again = torch.autograd.grad(total, (hidden, weight, bias))
+    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
 
 
 class _Sizes(torch.utils._python_dispatch.TorchDispatchMode):
@@ -261,7 +303,27 @@ def test_no_tensor_of_all_logits_is_made():
     with _Sizes() as sizes:
         log_probs, entropy = selected_log_probs(hidden, weight, targets, with_entropy=True)
         gradients((log_probs, entropy), (hidden, weight))
-    assert sizes.largest <= max(token_logprobs._BLOCK, v * 4) < n * v / 10
+    assert sizes.largest <= max(1024 * 1024, v * 4) < n * v / 10
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("h", "v"), [(2048, 151_936), (3584, 151_936), (4096, 128_256)])
+def test_memory_at_4096_tokens_is_5_percent_of_the_logits(h, v, dtype):
+    """At the heads of 3B to 8B models; the sizes alone are computed with, and a part of the
+    vocabulary, of which every block takes the same."""
+    tokens, part = 4096, 6000
+    with FakeTensorMode(), Peak() as peak:
+        hidden = torch.empty(tokens, h, dtype=dtype, requires_grad=True)
+        weight = torch.empty(part, h, dtype=dtype, requires_grad=True)
+        targets = torch.empty(tokens, dtype=torch.long)
+        inputs = peak.now
+        log_probs, entropy = selected_log_probs(
+            hidden, weight, targets, temperature=0.7, with_entropy=True
+        )
+        found = torch.autograd.grad(log_probs.sum(), (hidden, weight))
+    own = sum(x.numel() * x.element_size() for x in found)
+    assert entropy is not None
+    assert 0 < peak.most - inputs - own < 0.05 * 4 * tokens * v
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
