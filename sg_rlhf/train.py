@@ -353,10 +353,18 @@ def print_job(run: Run, arguments: argparse.Namespace, options: launch_options.O
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status 0; 2 for a wrong recipe; 1 when the run stopped; 130 when interrupted."""
+    with contextlib.ExitStack() as started:
+        return _main(argv, started)
+
+
+def _main(argv: list[str] | None, started: contextlib.ExitStack) -> int:
+    """:func:`main`; what it starts beside itself is put on the stack."""
     cli.heed_interrupts()
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
     try:
         job_options = launch_options.options_of(arguments)
+        if not (job_options or arguments.dry_run):
+            workers = started.enter_context(cli.fork_server_for_cpu())
         run = load(arguments)
         if job_options:
             print_job(run, arguments, job_options)
@@ -383,7 +391,7 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     print(run.weighting, *(plan.brief() if plan else ()), sep="\n")
     print(f"run directory: {run.directory}", flush=True)
-    return cli.execute(args)
+    return cli.execute(args, workers)
 
 
 if __name__ == "__main__":

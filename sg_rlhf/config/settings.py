@@ -88,11 +88,40 @@ class SGSettings(BaseModel):
         gt=0,
         description="largest mean absolute log-prob difference that passes as bf16 rounding",
     )
+    weight_sync: Literal["buckets", "upstream"] = Field(
+        "buckets",
+        description="send weights to the engines in checked buckets, or tensor by tensor as "
+        "upstream does",
+    )
+    sync_bucket_mb: int = Field(
+        512, ge=1, description="MiB of weights that weight_sync=buckets sends at a time"
+    )
+    sync_timeout: float = Field(
+        0.0,
+        ge=0.0,
+        description="seconds after which a weight sync in buckets stops the run; "
+        "0: 120 and 10 more per GB of weights",
+    )
+    check_trained: bool = Field(
+        True,
+        description="stop after the first optimizer step if it did not train every trainable "
+        "tensor",
+    )
     rotary_fp32: bool = Field(
         True, description="keep rotary frequencies in float32 under ZeRO-3, as vLLM has them"
     )
     fused_logprobs: bool = Field(
         True, description="log-probs of the policy and the reference without full logits"
+    )
+    batches: Literal["balanced", "upstream"] = Field(
+        "balanced",
+        description="balanced: samples are dealt to ranks and micro-batches by length; "
+        "upstream: where they happen to be, shuffled on each rank",
+    )
+    skip_old_log_probs: bool = Field(
+        True,
+        description="no pass for old log-probs that the update's own pass gives; false makes it "
+        "for every sample, as upstream does",
     )
     wandb: Literal["auto", "disabled"] = Field(
         "auto", description="auto: online with a key, else an offline run in the run directory"

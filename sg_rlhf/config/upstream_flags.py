@@ -17,6 +17,7 @@ import functools
 import importlib.util
 import json
 import re
+import runpy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from typing import Any
 from sg_rlhf.algo.objectives import OBJECTIVES
 
 TRAIN_SCRIPT = "cli/train_ppo_ray.py"
+#: How upstream's checks get the function that nests the flags.
+NESTING = "from openrlhf.utils.config import hierarchize"
 SHIPPED = Path(__file__).with_suffix(".json")
 
 #: What the overlay adds to upstream's choices; grpo_sg is an older name of weighted_ppo.
@@ -109,6 +112,16 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _nesting(script: Path) -> Any:
+    """What :data:`NESTING` imports, from its file, which imports nothing.
+
+    The package around it imports PyTorch and transformers: 4 seconds of a processor, which every
+    start and every dry run would wait for.
+    """
+    path = script.parents[1] / "utils" / "config.py"
+    return runpy.run_path(str(path))["hierarchize"]
+
+
 def validate_args(args: argparse.Namespace) -> argparse.Namespace:
     """Run upstream's own argument checks; returns the nested namespace it trains with.
 
@@ -117,7 +130,13 @@ def validate_args(args: argparse.Namespace) -> argparse.Namespace:
     """
     block = main_block()
     names: dict[str, Any] = {"args": args, "argparse": argparse}
-    exec(compile(block.validate, str(block.path), "exec"), names)
+    checks = ast.Module(body=[], type_ignores=[])
+    for node in block.validate.body:
+        if ast.unparse(node) == NESTING:
+            names["hierarchize"] = _nesting(block.path)
+        else:
+            checks.body.append(node)
+    exec(compile(checks, str(block.path), "exec"), names)
     result: argparse.Namespace = names["args"]
     return result
 

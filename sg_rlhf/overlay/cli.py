@@ -37,6 +37,7 @@ from sg_rlhf.overlay import (
     switches,
 )
 from sg_rlhf.overlay.cpu import platform
+from sg_rlhf.overlay.fork_server import handle as fork_server
 
 
 class UsageError(ValueError):
@@ -114,6 +115,11 @@ def _check(args: Any) -> None:
             "sg.advantage_std=population needs algo.advantage.estimator=group_norm and "
             "algo.kl.use_loss=true (the KL inside the reward would be rescaled too)"
         )
+    if args.vllm.sync_with_ray and args.sg.weight_sync == "buckets":
+        raise UsageError(
+            "vllm.sync_with_ray=true: not with sg.weight_sync=buckets; set it to false, or "
+            "sg.weight_sync=upstream"
+        )
     try:
         layout.check(args)
         losses.check(args)
@@ -155,8 +161,25 @@ def fit_platform(args: Any) -> None:
         args.ds.attn_implementation = packed_attention.VARLEN
 
 
-def run(args: argparse.Namespace) -> None:
+@contextlib.contextmanager
+def fork_server_for_cpu() -> Iterator[fork_server.ForkServer | None]:
+    """What the workers are forked from where there is no CUDA; it imports from now on."""
+    if not (platform.active() and fork_server.wanted()):
+        yield None
+        return
+    workers = fork_server.ForkServer()
+    try:
+        yield workers
+    finally:
+        workers.close()
+
+
+def run(args: argparse.Namespace, workers: fork_server.ForkServer | None = None) -> None:
     """Train. Ends its own Ray cluster and every process it started, whatever happens.
+
+    Args:
+        args: upstream's namespace with ``sg``.
+        workers: see :func:`fork_server_for_cpu`.
 
     Raises:
         RunStopped: the run stopped on purpose (a reward, a NaN, a failed sync).
@@ -164,31 +187,30 @@ def run(args: argparse.Namespace) -> None:
         ClusterError: the cluster is too small.
     """
     from sg_rlhf.overlay import phases
-    from sg_rlhf.overlay.errors import RunStopped, UnusablePrompts
+    from sg_rlhf.overlay.errors import raise_stop_cause
 
     local = True
     with _output(args):
         from sg_rlhf.overlay import cluster, register
+        from sg_rlhf.overlay.fork_server import training
 
         try:
             # Ray first: its processes start while this one imports. Never in a thread beside it:
             # Ray forks, and Python's import lock was seen to stay locked for good.
             with phases.phase(phases.DRIVER, "starting Ray"):
-                local = cluster.connect(args)
+                local = cluster.connect(args, workers)
                 heed_interrupts()  # Ray has put its own in their place
             with phases.phase(phases.DRIVER, "importing PyTorch, vLLM and OpenRLHF"):
-                upstream = register.install_driver()
+                train = register.install_driver().train if workers is None else training.train()
             with phases.phase(phases.DRIVER, phases.WORKERS):
-                upstream.train(args)
+                train(args)
         except Exception as error:
-            cause = _stop_cause(error, RunStopped, UnusablePrompts)
-            if cause is not None:
-                raise cause from None
+            raise_stop_cause(error)
             raise
         finally:
             # A second Ctrl-C must not leave the cluster half down.
             previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-            cluster.shut_down(local, args.sg.run_dir)
+            cluster.shut_down(local, args.sg.run_dir, workers=workers)
             signal.signal(signal.SIGINT, previous)
 
 
@@ -225,20 +247,7 @@ def _output(args: Any) -> Iterator[None]:
             os.close(original)
 
 
-def _stop_cause(error: BaseException, *kinds: type[Exception]) -> Exception | None:
-    """Our error, of one of the kinds, inside the nest of Ray task errors around it."""
-    seen: list[BaseException] = []
-    current: BaseException | None = error
-    while current is not None and current not in seen:
-        for kind in kinds:
-            if isinstance(current, kind):
-                return kind(str(getattr(current, "cause", current)))
-        seen.append(current)
-        current = getattr(current, "cause", None) or current.__cause__
-    return None
-
-
-def execute(args: argparse.Namespace) -> int:
+def execute(args: argparse.Namespace, workers: fork_server.ForkServer | None = None) -> int:
     """Run what has been checked, and report.
 
     Returns:
@@ -249,7 +258,7 @@ def execute(args: argparse.Namespace) -> int:
 
     heed_interrupts()
     try:
-        run(args)
+        run(args, workers)
     except (UpstreamChanged, ClusterError, UnusablePrompts) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -272,7 +281,8 @@ def main(argv: list[str] | None = None) -> int:
     except (UsageError, UpstreamChanged) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return execute(args)
+    with fork_server_for_cpu() as workers:
+        return execute(args, workers)
 
 
 def heed_interrupts() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sg_rlhf.common import ray_cluster, vllm_settings
 from sg_rlhf.config import sections
 from sg_rlhf.overlay import engine_log_probs, phases, rotary, switches
 from sg_rlhf.overlay.cpu import platform
+from sg_rlhf.overlay.fork_server import handle as fork_server
 from sg_rlhf.overlay.progress import keep_worker_logs
 from sg_rlhf.overlay.register import WORKER_SETUP_HOOK
 
@@ -32,8 +34,12 @@ def accelerators_needed(args: Any) -> int:
     return int(actor + (0 if args.train.colocate_actor_ref else ref) + engines)
 
 
-def connect(args: Any) -> bool:
+def connect(args: Any, workers: fork_server.ForkServer | None = None) -> bool:
     """Join the cluster named by ``RAY_ADDRESS`` (as ``ray job submit`` does) or start one here.
+
+    Args:
+        args: upstream's namespace with ``sg``.
+        workers: what the workers of a cluster started here are forked from.
 
     Returns:
         Whether a local cluster was started, which :func:`shut_down` then ends.
@@ -43,11 +49,15 @@ def connect(args: Any) -> bool:
     """
     needed = accelerators_needed(args)
     on_cpu = platform.active()
+    runtime: dict[str, Any] = {
+        "env_vars": worker_variables(args, on_cpu),
+        "worker_process_setup_hook": WORKER_SETUP_HOOK,
+    }
+    if workers is not None:
+        runtime["py_executable"] = shlex.quote(str(workers.python))
+        runtime["env_vars"][fork_server.PYTHON_VARIABLE] = str(workers.python)
     options: dict[str, Any] = {
-        "runtime_env": {
-            "env_vars": worker_variables(args, on_cpu),
-            "worker_process_setup_hook": WORKER_SETUP_HOOK,
-        },
+        "runtime_env": runtime,
         "log_to_driver": bool(args.sg.verbose),
         "logging_level": "info" if args.sg.verbose else "warning",
     }
@@ -111,7 +121,12 @@ def _check_resources(needed: int, on_cpu: bool, local: bool) -> None:
         )
 
 
-def shut_down(local: bool, run_dir: str | None, grace_seconds: float = 10.0) -> None:
+def shut_down(
+    local: bool,
+    run_dir: str | None,
+    grace_seconds: float = 10.0,
+    workers: fork_server.ForkServer | None = None,
+) -> None:
     """Disconnect; end a local cluster together with every process that this one started.
 
     The workers' output of a local cluster is kept in ``logs/`` of the run directory.
@@ -121,4 +136,6 @@ def shut_down(local: bool, run_dir: str | None, grace_seconds: float = 10.0) -> 
         session = Path(ray._private.worker._global_node.get_session_dir_path())
         keep_worker_logs(session, Path(run_dir))
     ray.shutdown()
+    if workers is not None:
+        workers.close()
     ray_cluster.end(children, grace_seconds)

@@ -82,6 +82,7 @@ SIGNATURES: dict[tuple[str, str], str] = {
         "reference_model_group, vllm_engines, tokenizer"
     ),
     ("trainer/ppo_trainer.py", "BasePPOTrainer.train_step"): "self, rollout_samples, global_step",
+    ("trainer/ppo_trainer.py", "BasePPOTrainer.ppo_train"): "self, global_steps",
     ("trainer/ppo_trainer.py", "BasePPOTrainer.broadcast_to_vllm"): "self",
     ("trainer/ppo_trainer.py", "BasePPOTrainer.save_logs_and_checkpoints"): (
         "self, global_step, logs_dict, client_states"
@@ -93,6 +94,29 @@ SIGNATURES: dict[tuple[str, str], str] = {
     ("trainer/ppo_trainer.py", "PPOTrainer.evaluate"): "self, global_step, **generate_kwargs",
     ("trainer/ppo_utils/experience_maker.py", "RemoteExperienceMaker.make_experience"): (
         "self, samples_list"
+    ),
+    ("trainer/ppo_utils/experience_maker.py", "RemoteExperienceMaker._dispatch_forward"): (
+        "self, group, sync_condition, **kwargs"
+    ),
+    ("trainer/ppo_utils/experience_maker.py", "RemoteExperienceMaker._flatten_results"): (
+        "self, refs, duplicate_factor"
+    ),
+    ("trainer/ppo_utils/experience_maker.py", "RemoteExperienceMaker.make_experience_batch"): (
+        "self, rollout_samples"
+    ),
+    ("trainer/ppo_utils/experience_maker.py", "RemoteExperienceMaker.split_rollout_samples"): (
+        "self, rollout_samples"
+    ),
+    ("trainer/ppo_utils/experience.py", "Experience.concat_experiences"): (
+        "experiences_list, pad_token_id"
+    ),
+    ("trainer/ppo_utils/experience.py", "balance_experiences"): "experiences, args",
+    # Samples of an optimizer step are a rank's next ones in the buffer.
+    ("trainer/ppo_utils/replay_buffer.py", "NaiveReplayBuffer.setup_dynamic_batch"): (
+        "self, strategy"
+    ),
+    ("trainer/ray/launcher.py", "RayActorGroup.async_run_method_batch"): (
+        "self, method_name, **kwargs"
     ),
     (
         "trainer/ppo_utils/experience_maker.py",
@@ -127,10 +151,45 @@ CALL_ORDER: dict[tuple[str, str], tuple[str, ...]] = {
         "backward",
         "optimizer_step",
     ),
+    # The buffer is trained in its own order, by windows of an optimizer step's micro-batches.
+    ("trainer/ray/ppo_actor.py", "ActorPPOTrainer.ppo_train"): (
+        "DataLoader",
+        "replay_buffer",
+        "iter_grad_accum_global_norm",
+    ),
+    # Without a pass of the policy, zeros stand for its log-probs until the KL is computed.
+    ("trainer/ppo_utils/experience_maker.py", "RemoteExperienceMaker.make_experience"): (
+        "_dispatch_forward",
+        "actor_model_group",
+        "_flatten_results",
+        "use_loss",
+        "compute_approx_kl",
+    ),
+    ("trainer/ppo_utils/experience_maker.py", "RemoteExperienceMaker.make_experience_batch"): (
+        "split_rollout_samples",
+        "make_experience",
+        "compute_advantages_and_returns",
+    ),
     # The plain folder of a save is counted after both are written.
     ("trainer/ray/ppo_actor.py", "PolicyModelActor.save_checkpoint"): ("save_ckpt", "save_model"),
     ("trainer/ray/ppo_actor.py", "ActorPPOTrainer._init_vllm_sync_group"): (
         "stateless_init_process_group",
+    ),
+    # The same parameters, by the same rule, and the same way to the engines.
+    ("trainer/ray/ppo_actor.py", "ActorPPOTrainer.broadcast_to_vllm"): (
+        "reset_prefix_cache",
+        "_model_update_group",
+        "reduce_tensor",
+        "all_gather_object",
+        "use_cuda_ipc",
+        "named_parameters",
+        "requires_grad",
+    ),
+    # What is awake before the weights come.
+    ("trainer/ppo_trainer.py", "BasePPOTrainer.broadcast_to_vllm"): (
+        "enable_sleep",
+        "batch_vllm_engine_call",
+        "async_run_method",
     ),
     # A loaded optimizer is offloaded at once, into the buffers that its state has.
     ("trainer/ray/ppo_actor.py", "PolicyModelActor.init_model_from_pretrained"): (
@@ -144,10 +203,20 @@ CALL_ORDER: dict[tuple[str, str], tuple[str, ...]] = {
     ("trainer/ppo_trainer.py", "BasePPOTrainer.train_step"): (
         "make_experience_batch",
         "_compute_rollout_stats",
+        "balance_experiences",
+        "async_run_method_batch",
         "ppo_train",
         "broadcast_to_vllm",
     ),
     ("trainer/ppo_trainer.py", "PPOTrainer.evaluate"): ("compute_eval_metrics",),
+    # The rollout's time ends with its row, before a checkpoint or an evaluation that follows.
+    ("trainer/ppo_trainer.py", "PPOTrainer.fit"): (
+        "generate_samples",
+        "train_step",
+        "save_logs_and_checkpoints",
+        "evaluate",
+        "save_best_checkpoint",
+    ),
     ("trainer/ppo_utils/samples_generator.py", "SamplesGenerator.generate_samples"): (
         "_dataloader_iter",
         "_generate_vllm",

@@ -17,6 +17,10 @@ class NonFiniteError(RunStopped):
     """A loss or a log-probability is NaN or infinite."""
 
 
+class FrozenError(RunStopped):
+    """An optimizer step did not train tensors that it should have."""
+
+
 class UnusablePrompts(ValueError):
     """Base: the data do not suit the run; a wrong setting, not a run that stopped."""
 
@@ -31,3 +35,15 @@ class UnfitPrompts(UnusablePrompts):
 
 class SyncError(RunStopped):
     """The engine that samples and the policy that learns disagree about log-probabilities."""
+
+
+def raise_stop_cause(error: BaseException) -> None:
+    """Raise the error of ours that is inside a nest of Ray's task errors; nothing if none is."""
+    seen: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in seen:
+        for kind in (RunStopped, UnusablePrompts):
+            if isinstance(current, kind):
+                raise kind(str(getattr(current, "cause", current))) from None
+        seen.append(current)
+        current = getattr(current, "cause", None) or current.__cause__

@@ -1,4 +1,4 @@
-"""Experience making: a finite check, KL by our names, and Eq. 4's choice of std."""
+"""Experience making: batches that are dealt, a finite check, KL by our names, Eq. 4's std."""
 
 from __future__ import annotations
 
@@ -8,36 +8,100 @@ import openrlhf.trainer.ppo_utils.experience_maker as upstream
 import torch
 
 from sg_rlhf.algo.advantages import population_std_correction
-from sg_rlhf.overlay import kl
-from sg_rlhf.overlay.errors import NonFiniteError
+from sg_rlhf.overlay import batches, kl, old_log_probs
 from sg_rlhf.overlay.losses import kl_dispatcher
+from sg_rlhf.overlay.step_clock import StepClock
+
+#: Stands for the results of a pass that is not made.
+_SKIPPED = object()
 
 
 class SGExperienceMaker(upstream.RemoteExperienceMaker):
     """Upstream's experience maker with checks where it hands data on to the update."""
 
+    #: The controller's, once it is there.
+    clock: StepClock = StepClock()
+    #: The number of the rollout in the run, which with the seed decides its optimizer steps.
+    rollout = 0
+    #: Of the latest update, see :func:`sg_rlhf.overlay.batches.waiting_share`; None where unknown.
+    waiting_share: float | None = None
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._kl = kl_dispatcher(self.args, None)
+        self._waited_for: list[tuple[Any, str]] = []
+        self._skips = old_log_probs.needed(self.args).of != "all"
+        self._samples: list[Any] = []
+
+    def _dispatch_forward(self, group: Any, sync_condition: bool, **kwargs: Any) -> Any:
+        """Upstream's pass of one model, timed; it waits for it here where models share GPUs.
+
+        None of the policy where its old log-probs are the update's business.
+        """
+        if self._skips and group is self.actor_model_group:
+            return _SKIPPED
+        name = self._pass_of(group)
+        with self.clock.part(name):
+            refs = super()._dispatch_forward(group, sync_condition, **kwargs)
+        self._waited_for.append((refs, name))
+        return refs
+
+    def _flatten_results(self, refs: Any, duplicate_factor: int) -> list[Any]:
+        """Upstream's; the wait for a model that runs beside others is that model's."""
+        if refs is _SKIPPED:
+            return [torch.zeros(sample.action_mask.shape) for sample in self._samples]
+        names = [name for waited_for, name in self._waited_for if waited_for is refs]
+        with self.clock.part(names[0] if names else "make_experience"):
+            found: list[Any] = super()._flatten_results(refs, duplicate_factor)
+        return found
+
+    def _pass_of(self, group: Any) -> str:
+        """What the clock calls the forward passes of a group of ranks."""
+        named = {
+            "old_log_probs": self.actor_model_group,
+            "reference_log_probs": self.initial_model_group,
+            "reward_model": self.reward_model_group,
+            "values": self.critic_model_group,
+        }
+        return next(name for name, ranks in named.items() if ranks is group)
+
+    def split_rollout_samples(self, rollout_samples: list[Any]) -> list[Any]:
+        """The rollout's micro-batches for the passes before the update, rank after rank."""
+        if not batches.into_micro_batches(self.args):
+            split: list[Any] = super().split_rollout_samples(rollout_samples)
+            return split
+        for i, sample in enumerate(rollout_samples):
+            sample.index = [i]
+        dealt = batches.forward_passes(rollout_samples, self.args)
+        return batches.together(rollout_samples, dealt, self.tokenizer.pad_token_id)
+
+    def make_experience_batch(self, rollout_samples: list[Any]) -> list[Any]:
+        """Upstream's samples with log-probs and advantages, as the actor's ranks train them."""
+        with self.clock.part("make_experience"):
+            experiences: list[Any] = super().make_experience_batch(rollout_samples)
+            if not batches.dealt(self.args):
+                return experiences
+            pad_token_id = self.tokenizer.pad_token_id
+            dealt = batches.for_update(experiences, self.args, self.rollout, pad_token_id)
+            if batches.into_micro_batches(self.args):
+                self.waiting_share = batches.waiting_share(dealt, self.args)
+            return dealt
 
     def make_experience(self, samples_list: list[Any]) -> list[Any]:
         """Upstream's log-probs of policy and reference; raises if one is not finite."""
+        self._waited_for, self._samples = [], samples_list
         with kl.computed_by(self._kl):
             samples = super().make_experience(samples_list)
         for sample in samples:
-            mask = sample.action_mask.bool()
+            if self._skips:
+                sample.action_log_probs = None
             for name, log_probs in (
                 ("policy", sample.action_log_probs),
                 ("reference model", sample.base_action_log_probs),
             ):
-                if log_probs is None:
-                    continue
-                bad = int((~torch.isfinite(log_probs[mask])).sum())
-                if bad:
-                    raise NonFiniteError(
-                        f"{bad} of {int(mask.sum())} log-probs of the {name} are not finite "
-                        f"before the update (prompt: {sample.prompts[0][-200:]!r}); "
-                        "nothing was trained on them"
+                if log_probs is not None:
+                    old_log_probs.check_finite(
+                        name, log_probs, sample.action_mask, sample.prompts[0]
                     )
         return samples
 

@@ -171,7 +171,12 @@ def _models(args: Any) -> list[str]:
     return [name for name, is_used in used.items() if is_used]
 
 
-def _data_parallel_ranks(args: Any) -> dict[str, int]:
+def data_parallel_ranks(args: Any) -> dict[str, int]:
+    """Ranks that have samples of their own, for each model that upstream runs over a rollout.
+
+    Raises:
+        ValueError: a model's accelerators do not divide evenly among those that share samples.
+    """
     shards = args.ds.ring_attn_size * args.ds.tensor_parallel_size
     ranks = {}
     for name in _models(args):
@@ -186,7 +191,7 @@ def _data_parallel_ranks(args: Any) -> dict[str, int]:
 
 
 def _check_batches(args: Any) -> None:
-    ranks = _data_parallel_ranks(args)
+    ranks = data_parallel_ranks(args)
     size, group = args.rollout.batch_size, args.rollout.n_samples_per_prompt
     samples, step = size * group, args.train.batch_size
     rollout = f"rollout.batch_size * rollout.n_samples_per_prompt = {size} * {group} = {samples}"

@@ -8,6 +8,8 @@ backward, so that no optimizer step is taken on it.
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -127,7 +129,11 @@ class PolicyLossWithStatistics(nn.Module):
         mean_weight: the rollout's mean weight for ``normalize=batch_mean``, set by the trainer.
         context: what the weighting reads besides p (``sg_rlhf.algo.weightings``), set by the
             trainer before each call.
+        old_BT: the old log-probs of the latest call: the current ones where it was given none.
+        prompts: of the call's samples, for the message of an error; set by the trainer.
         lopti_pass: the pass that is under way, or None; set by the trainer.
+        done_at: ``time.perf_counter()`` at the end of the latest call. The call has waited for the
+            device by then, to see whether the loss is finite.
     """
 
     def __init__(self, upstream_loss: Any, args: Any) -> None:
@@ -150,6 +156,9 @@ class PolicyLossWithStatistics(nn.Module):
         self.mean_weight: float | None = None
         self.context = TokenContext()
         self.lopti_pass: str | None = None
+        self.done_at = 0.0
+        self.old_BT: torch.Tensor | None = None
+        self.prompts: list[str] = []
         self._lopti_threshold = args.sg.lopti_threshold
         self._mask_BT: torch.Tensor | None = None
         self._statistics: TokenStatistics | None = None
@@ -173,14 +182,21 @@ class PolicyLossWithStatistics(nn.Module):
     def forward(
         self,
         log_probs: torch.Tensor,
-        old_log_probs: torch.Tensor,
+        old_log_probs: torch.Tensor | None,
         advantages: torch.Tensor,
         action_mask: torch.Tensor,
         rollout_log_probs: torch.Tensor | None = None,
         **batch_info: Any,
     ) -> tuple[Any, ...]:
-        """Upstream's signature and return value (loss, clip_ratio, ppo_kl, vllm_kl, is_filter)."""
+        """Upstream's signature and return value (loss, clip_ratio, ppo_kl, vllm_kl, is_filter).
+
+        Without old log-probs the policy is the one that sampled, so the current ones are the old.
+        """
         loss = self.upstream_loss
+        if old_log_probs is None:
+            old_log_probs = log_probs.detach()
+            self.context = dataclasses.replace(self.context, old_log_probs=old_log_probs)
+        self.old_BT = old_log_probs
         coefficient: torch.Tensor | None = None
         correction: dict[str, torch.Tensor] = {}
         if self.is_ours:
@@ -229,13 +245,21 @@ class PolicyLossWithStatistics(nn.Module):
                 rollout_log_probs=rollout_log_probs,
                 **batch_info,
             )
+        # A log-prob that is not finite makes the loss so too: its ratio to itself is NaN.
         if not bool(torch.isfinite(result[0])):
             raise NonFiniteError(
                 f"policy loss {float(result[0].detach())} before the optimizer step: "
-                f"{_describe(log_probs, old_log_probs, advantages, action_mask)}; "
-                "nothing was trained on it"
+                f"{_describe(log_probs, old_log_probs, advantages, action_mask)}"
+                f"{self._first_bad(log_probs, action_mask)}; nothing was trained on it"
             )
+        self.done_at = time.perf_counter()
         return result
+
+    def _first_bad(self, log_probs: torch.Tensor, mask: torch.Tensor) -> str:
+        """The prompt of the first sample with a log-prob that is not finite, if any."""
+        bad = (~torch.isfinite(log_probs) & mask.bool()).any(dim=1).tolist()
+        found = [prompt for prompt, is_bad in zip(self.prompts, bad, strict=False) if is_bad]
+        return f" (prompt: {found[0][-200:]!r})" if found else ""
 
     def _add(self, statistics: TokenStatistics) -> None:
         self._statistics = statistics if self._statistics is None else self._statistics + statistics
@@ -261,6 +285,8 @@ def kl_dispatcher(args: Any, loss: PolicyLossWithStatistics | None) -> Callable[
         kl_estimator: str = "k1",
         unbiased_gradient: bool = False,
     ) -> torch.Tensor:
+        if log_probs_old is None and loss is not None:
+            log_probs_old = loss.old_BT
         if kl_estimator not in KL_ESTIMATORS:
             stock: torch.Tensor = compute_approx_kl(
                 log_probs, log_probs_base, log_probs_old, kl_estimator, unbiased_gradient

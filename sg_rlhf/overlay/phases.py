@@ -26,7 +26,7 @@ TRAINER = "trainer"
 CONTROLLER = "controller"
 
 #: The driver's last phase, of which a worker's own phases say more as soon as there are any.
-WORKERS = "starting the workers, which import the same"
+WORKERS = "starting the workers"
 
 #: Seconds between two lines of :func:`count`.
 COUNT_EVERY = 0.5

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import statistics
+import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,26 @@ from typing import Any
 import openrlhf.trainer.ray.ppo_actor as upstream
 import ray
 import torch
+from openrlhf.trainer.ppo_utils.experience import make_experience_batch
+from torch.nn.utils.rnn import pad_sequence
 
 from sg_rlhf.algo import lopti
 from sg_rlhf.algo.diagnostics import TokenStatistics
 from sg_rlhf.algo.token_weights import weight_sum_and_count
 from sg_rlhf.algo.weightings.top_entropy import TopEntropy
-from sg_rlhf.overlay import checkpoints, gradient_watch, kl, memory, phases
+from sg_rlhf.common import step_times
+from sg_rlhf.overlay import (
+    batches,
+    checkpoints,
+    gradient_watch,
+    kl,
+    memory,
+    phases,
+    trained_tensors,
+    weight_sync,
+)
 from sg_rlhf.overlay.losses import PolicyLossWithStatistics, kl_dispatcher, sequence_context
+from sg_rlhf.overlay.old_log_probs import RankOldLogProbs
 
 #: Loss terms that upstream reports per micro-batch, and their name in a row.
 LOSS_TERMS = {"policy_loss": "policy_loss", "kl": "kl", "entropy_loss": "entropy"}
@@ -38,6 +53,7 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         super().__init__(strategy, *args, **kwargs)
         self.actor_loss_fn = PolicyLossWithStatistics(self.actor_loss_fn, strategy.args)
         self._kl = kl_dispatcher(strategy.args, self.actor_loss_fn)
+        self.replay_buffer.in_order = batches.dealt(strategy.args)
         # Without a KL loss upstream's "kl" is the one in the reward, a number per response.
         self._terms = {
             key: name
@@ -51,15 +67,26 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         self._rows: list[dict[str, Any]] = []
         self._window: list[dict[str, float]] = []
         self._rollout_statistics = TokenStatistics.zeros()
+        self.old_log_probs = RankOldLogProbs(self)
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         gradient_watch.watch(
             self.actor_optim, lambda: self.actor.model.global_steps + 1, self.args.ds.zero_stage
+        )
+        self._first_step = (
+            trained_tensors.Watch(self.actor.model.module, self.actor_optim)
+            if self.args.sg.check_trained
+            else None
         )
 
     def ppo_train(self, kl_ctl: float) -> dict[str, Any]:
         """Upstream's epoch over the replay buffer, twice for Lopti; adds its optimizer steps."""
         self._rows, self._window = [], []
         self._rollout_statistics = TokenStatistics.zeros()
+        self._seconds.clear()
         memory.start()
+        started = time.perf_counter()
+        if self.old_log_probs.before_update():
+            self._seconds["update_old_log_probs"] = time.perf_counter() - started
         if self._weighting.normalize == "batch_mean":
             self.actor_loss_fn.mean_weight = self._rollout_mean_weight()
         if isinstance(self._weighting, TopEntropy):
@@ -68,6 +95,7 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
             status = self._train_in_passes(kl_ctl)
         else:
             status = super().ppo_train(kl_ctl)
+        self.old_log_probs.after_update()
         # Upstream has its means over micro-batches; these are over the rollout's optimizer steps.
         norms = [row["grad_norm"] for row in self._rows]
         if norms:
@@ -76,8 +104,21 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
             status["grad_norm_std"] = statistics.pstdev(norms)
             status |= {f"sg/{k}": v for k, v in self._rollout_statistics.metrics().items()}
         status |= memory.of_all_ranks(self.strategy)
+        status |= {step_times.PREFIX + k: self._seconds[k] for k in step_times.OF_THE_RANK}
         status["sg_optimizer_steps"] = self._rows
         return status
+
+    @functools.cached_property
+    def weight_sync(self) -> weight_sync.WeightSync:
+        """Planned at the first sync, when the model is whole."""
+        return weight_sync.WeightSync(self)
+
+    def broadcast_to_vllm(self) -> None:
+        """The weight sync, in buckets or as upstream does it."""
+        if weight_sync.in_buckets(self.args):
+            self.weight_sync.send()
+        else:
+            super().broadcast_to_vllm()
 
     def _train_in_passes(self, kl_ctl: float) -> dict[str, Any]:
         """Low-probability tokens first, then the rest; a pass without a token is not made."""
@@ -104,8 +145,11 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         self, experience: Any, kl_ctl: float, step: int, loss_batch_info: Any = None
     ) -> dict[str, Any]:
         """One micro-batch, as upstream does it; closes a row when the optimizer stepped."""
+        started = time.perf_counter()
         engine = self.actor.model
         steps_before = engine.global_steps
+        is_first = experience.action_log_probs is None
+        self.actor_loss_fn.prompts = experience.prompts
         self.actor_loss_fn.context = dataclasses.replace(
             sequence_context(experience, self._weighting), entropy_threshold=self._entropy_threshold
         )
@@ -113,6 +157,8 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
             status: dict[str, Any] = super().training_step(
                 experience, kl_ctl, step, loss_batch_info
             )
+        if is_first:
+            self.old_log_probs.keep(step, self.actor_loss_fn.old_BT)
         metrics = status["metrics"]
         self._window.append(
             {name: float(metrics[key]) for key, name in self._terms.items() if key in metrics}
@@ -123,7 +169,18 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
             if self.args.ds.param_dtype == "bf16" and not engine.was_step_applied():
                 raise gradient_watch.non_finite(engine.global_steps)
             self._close_row(metrics)
+            # Only a step that was taken has moved the gradient into the optimizer.
+            if engine.was_step_applied() and float(metrics["actor_grad_norm"]) > 0.0:
+                self._judge_first_step()
+        # On CUDA what backward still computes is counted where it is next waited for.
+        self._seconds["update_forward"] += self.actor_loss_fn.done_at - started
+        self._seconds["update_backward"] += time.perf_counter() - self.actor_loss_fn.done_at
         return status
+
+    def _judge_first_step(self) -> None:
+        watch, self._first_step = self._first_step, None
+        for remark in watch.verdict() if watch is not None else ():
+            print(f"the first optimizer step: {remark}")
 
     def _keep_entropy(self, _module: Any, _inputs: Any, outputs: Any) -> None:
         """Hand the entropies of a training forward pass to the loss that follows it."""
@@ -160,18 +217,22 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         """
         device = torch.cuda.current_device()
         entropies = []
-        for item in self.replay_buffer.items:
-            batch = self.replay_buffer.collate_fn([item])
+        items = self.replay_buffer.items
+        # Dynamic micro-batches are no number of samples: one at a time is within any memory.
+        size = 1 if self.args.train.dynamic_batch_enable else self.micro_train_batch_size
+        for start in range(0, len(items), size):
+            batch = make_experience_batch(items[start : start + size], self.args.ds.packing_samples)
             batch.to_device(device)
             self.actor_loss_fn.context = sequence_context(batch, weighting)
-            _, output = self.actor(
-                batch.sequences,
-                batch.action_mask,
-                attention_mask=batch.attention_mask,
-                return_output=True,
-                ring_attn_group=self.strategy.ring_attn_group,
-                return_entropy=True,
-            )
+            with torch.no_grad():
+                _, output = self.actor(
+                    batch.sequences,
+                    batch.action_mask,
+                    attention_mask=batch.attention_mask,
+                    return_output=True,
+                    ring_attn_group=self.strategy.ring_attn_group,
+                    return_entropy=True,
+                )
             entropy_BT = output.entropy[:, -batch.action_mask.shape[1] :]
             entropies.append(entropy_BT[batch.action_mask.bool()].float().cpu())
         group = self.strategy.ds_device_mesh["dp"].get_group()
@@ -250,26 +311,47 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
                 Path(ckpt.path), ckpt.max_num, not ckpt.disable_ds, Path(ckpt.output_dir)
             )
 
-    def prompt_log_probs(self, sequences: list[list[int]]) -> list[list[float]]:
-        """The trainer's log-probabilities of fixed sequences at temperature 1, one at a time.
+    def sampled_log_probs(self, sequences: list[list[int]]) -> list[list[float] | None]:
+        """See :meth:`sg_rlhf.overlay.old_log_probs.RankOldLogProbs.of_sequences`."""
+        found: list[list[float] | None] = self.trainer.old_log_probs.of_sequences(sequences)
+        return found
 
+    def sync_deadline(self) -> float:
+        """Seconds that the engines have for a weight sync; none (infinity) in upstream's loop."""
+        args = self.strategy.args
+        if not weight_sync.in_buckets(args):
+            return float("inf")
+        return float(self.trainer.weight_sync.deadline_seconds)
+
+    def prompt_log_probs(self, sequences: list[list[int]]) -> list[list[float]]:
+        """The trainer's log-probabilities of fixed sequences at temperature 1.
+
+        In micro-batches of like length, no larger than those of the passes before the update.
         Every rank must be called: under ZeRO-3 a forward pass gathers parameters together.
+
+        Returns:
+            For each sequence the values of log p(token t | tokens before t), t from 1.
         """
         device = torch.cuda.current_device()
         temperature, self.actor.temperature = self.actor.temperature, 1.0
         self.actor.eval()
-        results = []
+        results: list[list[float]] = [[]] * len(sequences)
+        by_length = sorted(range(len(sequences)), key=lambda i: -len(sequences[i]))
+        size = self.strategy.args.rollout.micro_batch_size
         try:
             with torch.no_grad():
-                for tokens in sequences:
-                    ids = torch.tensor([tokens], device=device)
+                for start in range(0, len(by_length), size):
+                    places = by_length[start : start + size]
+                    rows = [torch.tensor(sequences[i]) for i in places]
+                    masks = [torch.ones_like(row) for row in rows]
                     log_probs = self.actor(
-                        ids,
-                        attention_mask=torch.ones_like(ids),
+                        pad_sequence(rows, batch_first=True).to(device),
+                        attention_mask=pad_sequence(masks, batch_first=True).to(device),
                         return_logprobs=True,
                         ring_attn_group=self.strategy.ring_attn_group,
                     )
-                    results.append(log_probs[0].float().tolist())
+                    for i, of_row in zip(places, log_probs.float().tolist(), strict=True):
+                        results[i] = of_row[: len(sequences[i]) - 1]
         finally:
             self.actor.temperature = temperature
             self.actor.train()

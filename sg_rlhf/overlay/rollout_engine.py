@@ -15,8 +15,10 @@ from sg_rlhf.common import vllm_settings
 from sg_rlhf.overlay import engine_log_probs, phases
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.errors import RewardError
+from sg_rlhf.overlay.fork_server import handle as fork_server
 from sg_rlhf.tasks import chat
 
+WORKER_EXTENSION = "sg_rlhf.overlay.weight_receiver.BucketWorkerWrap"
 CPU_WORKER_EXTENSION = "sg_rlhf.overlay.cpu.weight_sync.CpuWorkerWrap"
 SHOWN_CHARACTERS = 600
 
@@ -57,7 +59,9 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
     async def __init__(  # type: ignore[misc]  # Ray awaits it, as upstream's is
         self, *args: Any, remote_rm_url: Any = None, **kwargs: Any
     ) -> None:
+        kwargs["worker_extension_cls"] = WORKER_EXTENSION
         if platform.active():
+            fork_server.use_for_subprocesses()  # the engine's core
             kwargs["worker_extension_cls"] = CPU_WORKER_EXTENSION
             if not platform.has_bf16_units():
                 # The bf16 weights as they are; only the products are computed in float32.
@@ -108,6 +112,15 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
             f"the reward function failed on a rollout ({why}); label {output['label']!r}; "
             f"the sample ends: ...{text[-SHOWN_CHARACTERS:]}"
         )
+
+    async def receive_bucket(
+        self, wire: Any, first: bool, last: bool, handles: Any = None
+    ) -> list[str | None]:
+        """One bucket of a weight sync, in every worker; each says None or what is wrong."""
+        said: list[str | None] = await self.llm.collective_rpc(
+            "receive_bucket", args=(wire, first, last, handles)
+        )
+        return said
 
     async def prompt_log_probs(self, token_ids: list[int]) -> list[float]:
         """The engine's own log-probabilities of a fixed sequence, at temperature 1.

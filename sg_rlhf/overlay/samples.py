@@ -1,15 +1,18 @@
-"""Rollouts as experience: whole ones only, with the length of what the model wrote."""
+"""Rollouts as experience: whole ones only, in order of prompts, with what the model wrote."""
 
 from __future__ import annotations
 
 import copy
 import itertools
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import openrlhf.trainer.ppo_utils.samples_generator as upstream
 
+from sg_rlhf.common import dealing, step_times
 from sg_rlhf.overlay import engine_log_probs, phases
+from sg_rlhf.overlay.step_clock import StepClock
 
 
 class SGSamplesGenerator(upstream.SamplesGenerator):
@@ -24,8 +27,17 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
     """
 
     args: Any
+    #: The controller's, once it is there.
+    clock: StepClock = StepClock()
     #: Samples of the current evaluation that are finished; None while rollouts are generated.
     _evaluated: int | None = None
+    #: When each response of the current rollout reached the controller; None in between.
+    _arrived: list[float] | None = None
+
+    def generate_samples(self, **generate_kwargs: Any) -> Any:
+        """Upstream's, timed."""
+        with self.clock.part("engines_wake"):  # and sleep; generating is a part of its own
+            return super().generate_samples(**generate_kwargs)
 
     def generate_eval_samples(self, **generate_kwargs: Any) -> list[Any]:
         """Upstream's, with a count of the finished samples for the terminal."""
@@ -39,7 +51,8 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
     def _generate_vllm(
         self, dataloader_iter: Iterator[Any], num_prompts: int, dynamic_filtering: bool, **kw: Any
     ) -> tuple[list[Any], int, bool]:
-        """Upstream's samples of ``num_prompts`` prompts; of training prompts all of them or none.
+        """Upstream's samples of ``num_prompts`` prompts; of training prompts all of them or none,
+        in the order in which the prompts were drawn and not in that of completion.
 
         Returns:
             Samples, prompts drawn, and whether the data set is exhausted.
@@ -49,11 +62,23 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
         prompts = list(itertools.islice(dataloader_iter, num_prompts))  # the loader's batch is 1
         if len(prompts) < num_prompts:
             return [], len(prompts), True
-        samples, drawn, exhausted = super()._generate_vllm(
-            itertools.chain(prompts, dataloader_iter), num_prompts, dynamic_filtering, **kw
-        )
+        self._arrived = []
+        group = self.args.rollout.n_samples_per_prompt
+        asked: list[Any] = []
+        with self.clock.part("generation"):
+            samples, drawn, exhausted = super()._generate_vllm(
+                _noted(itertools.chain(prompts, dataloader_iter), asked),
+                num_prompts,
+                dynamic_filtering,
+                **kw,
+            )
+            samples = _in_order(samples, asked, group)
+        # A prompt's responses arrive together.
+        waited = step_times.longest_response(self._arrived[::group])
+        self._arrived = None
+        self.clock.move(waited, "generation", "longest_response")
         # Dynamic filtering may find no replacement for what it filtered out.
-        whole = len(samples) >= num_prompts * self.args.rollout.n_samples_per_prompt
+        whole = len(samples) >= num_prompts * group
         return samples if whole or not exhausted else [], drawn, exhausted
 
     def _dispatch_prompts_to_vllm(self, prompts: list[str], labels: list[str], **kw: Any) -> Any:
@@ -71,6 +96,8 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
             self.args = args
 
     def _process_response_into_experience(self, response: Any, **generate_kwargs: Any) -> Any:
+        if self._arrived is not None:
+            self._arrived.append(time.perf_counter())
         experience = super()._process_response_into_experience(response, **generate_kwargs)
         experience.response_length = experience.action_mask.sum(dim=-1)
         if self._evaluated is not None:
@@ -78,3 +105,26 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
             samples = generate_kwargs["n_samples_per_prompt"]
             phases.count(self._evaluated, len(self.eval_dataloader) * samples)
         return experience
+
+
+def _key(prompt: Any, label: Any) -> tuple[str, str]:
+    return str(prompt), str(label)
+
+
+def _noted(batches: Iterator[Any], asked: list[Any]) -> Iterator[Any]:
+    """The loader's batches, whose prompts are added to ``asked`` as they are drawn."""
+    for batch in batches:
+        _, prompts, labels, _ = batch
+        asked.extend(map(_key, prompts, labels))
+        yield batch
+
+
+def _in_order(samples: list[Any], asked: list[Any], group: int) -> list[Any]:
+    """Whole groups of samples in the order in which their prompts were asked."""
+    groups = [samples[i : i + group] for i in range(0, len(samples), group)]
+    keys = [
+        (_key(first.prompts[0], first.labels[0]), [s.sequences[0].tolist() for s in (first, *rest)])
+        for first, *rest in groups
+    ]
+    order = dealing.in_dispatch_order(keys, asked)
+    return [sample for i in order for sample in groups[i]]

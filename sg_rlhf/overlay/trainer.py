@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -16,8 +17,9 @@ from openrlhf.utils.logging_utils import WandbLogger
 
 from sg_rlhf.common import run_log
 from sg_rlhf.config import EvalSet
-from sg_rlhf.overlay import evaluation, layout, phases, progress
+from sg_rlhf.overlay import evaluation, layout, phases, progress, weight_sync
 from sg_rlhf.overlay.errors import RunStopped, SyncError
+from sg_rlhf.overlay.step_clock import StepClock
 
 #: Rollouts whose log-probs are compared after a weight sync. bf16 moves one token in hundreds by
 #: up to 1, so that a few short responses would pass or fail by such a token.
@@ -37,6 +39,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._run_dir = Path(self._sg.run_dir) if self._sg.run_dir else None
         self._probe: list[tuple[list[int], list[bool]]] = []
         self._syncs = 0
+        self._sync_deadline: float | None = None
         self._sync_metrics: dict[str, float] = {}
         self._rows: list[dict[str, Any]] = []
         self._samples: list[dict[str, Any]] = []
@@ -44,6 +47,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._resumed: dict[str, Any] | None = None
         with phases.phase(phases.CONTROLLER, "reading the data"):
             super().__init__(pretrain, strategy, *args, **kwargs)
+        self._clock = self.samples_generator.clock = self.experience_maker.clock = StepClock()
         sets = [EvalSet(**s) for s in self._sg.eval_sets]
         self._eval_sets = [
             (s, evaluation.dataloader(s, self.args, strategy, self.tokenizer)) for s in sets
@@ -110,6 +114,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             self._write_plan(self._run_dir)
             self._find_lost_evaluation(self._run_dir, states)
         self._global_step = resumed_at
+        self._clock.take()  # what was before the first rollout is none of it
         if self._sg.eval_at_start and not resumed_at:
             self._evaluate_now(0)
         super().fit(global_step)
@@ -134,9 +139,13 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
 
     def train_step(self, rollout_samples: Any, global_step: int) -> tuple[dict[str, Any], int]:
         """Upstream's step; keeps its optimizer rows for the log."""
+        self.experience_maker.rollout = global_step
         status, step = super().train_step(rollout_samples, global_step)
+        self._clock.between()
         self._global_step = step
         self._rows = [{"global_step": step, **row} for row in status.pop("sg_optimizer_steps", [])]
+        if self.experience_maker.waiting_share is not None:
+            status["batches/waiting_share"] = self.experience_maker.waiting_share
         status.update(self._sync_metrics)
         return status, step
 
@@ -144,31 +153,69 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self, global_step: int, logs_dict: Any = None, client_states: Any = None
     ) -> None:
         """Write the step's rows, then let upstream save its checkpoint."""
-        logs = {k: v for k, v in (logs_dict or {}).items() if k != "generated_samples"}
-        self._write(run_log.METRICS, [{"global_step": global_step, "time": time.time(), **logs}])
-        self._write(run_log.OPTIMIZER_STEPS, self._rows)
-        self._write(run_log.SAMPLES, [{"global_step": global_step, **s} for s in self._samples])
-        self._log_optimizer_steps()
-        if global_step % self.args.logger.logging_steps == 0:
-            for logger in (self._wandb, self._tensorboard):
-                if logger:
-                    logger.log_train(global_step, logs_dict or {})
-        super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
+        # Here the rollout's time ends: what follows is the next one's.
+        logs_dict = {**(logs_dict or {}), **self._clock.take()}
+        with self._clock.part("logging"):
+            logs = {k: v for k, v in logs_dict.items() if k != "generated_samples"}
+            row = {"global_step": global_step, "time": time.time(), **logs}
+            self._write(run_log.METRICS, [row])
+            self._write(run_log.OPTIMIZER_STEPS, self._rows)
+            self._write(run_log.SAMPLES, [{"global_step": global_step, **s} for s in self._samples])
+            self._log_optimizer_steps()
+            if global_step % self.args.logger.logging_steps == 0:
+                for logger in (self._wandb, self._tensorboard):
+                    if logger:
+                        logger.log_train(global_step, logs_dict)
+        with self._clock.part("checkpoint"):
+            super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
+
+    def save_best_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Upstream's, timed."""
+        with self._clock.part("checkpoint"):
+            super().save_best_checkpoint(*args, **kwargs)
 
     def _compute_rollout_stats(self, experiences: list[Any]) -> dict[str, float]:
-        stats: dict[str, float] = super()._compute_rollout_stats(experiences)
-        for key in ("correct", "format_ok"):
-            values = [e.info[key] for e in experiences if key in e.info]
-            if values:
-                name = "accuracy" if key == "correct" else key
-                stats[f"rollout/{name}"] = torch.cat(values).float().mean().item()
-        self._keep_samples(experiences)
+        with self._clock.part("logging"):
+            stats: dict[str, float] = super()._compute_rollout_stats(experiences)
+            for key in ("correct", "format_ok"):
+                values = [e.info[key] for e in experiences if key in e.info]
+                if values:
+                    name = "accuracy" if key == "correct" else key
+                    stats[f"rollout/{name}"] = torch.cat(values).float().mean().item()
+            self._keep_samples(experiences)
+        # Upstream sends the samples to the ranks next.
+        self._clock.between("hand_over")
         return stats
+
+    def ppo_train(self, global_steps: int) -> dict[str, Any]:
+        """Upstream's, timed."""
+        self._clock.between()
+        with self._clock.part("ppo_train"):
+            status: dict[str, Any] = super().ppo_train(global_steps)
+        with self._clock.part("logging"):
+            self._fill_in_log_probs()
+        return status
+
+    def _fill_in_log_probs(self) -> None:
+        """Into the kept samples, from the ranks, where the update's passes computed them."""
+        waiting = [sample for sample in self._samples if sample["log_probs"] is None]
+        if not waiting:
+            return
+        sequences = [sample.pop("sequence") for sample in waiting]
+        of_ranks = ray.get(
+            self.actor_model_group.async_run_method(
+                method_name="sampled_log_probs", sequences=sequences
+            )
+        )
+        for sample, found in zip(waiting, zip(*of_ranks, strict=True), strict=True):
+            log_probs: list[float] = next((values for values in found if values is not None), [])
+            sample["log_probs"] = [round(v, 5) for v in log_probs]
 
     def _keep_samples(self, experiences: list[Any]) -> None:
         """Keep a few rollouts for ``samples.jsonl`` and for the sync probe."""
         self._samples, self._probe = [], []
         places = [(e, i) for e in experiences for i in range(len(e.sequences))]
+        places.sort(key=lambda place: place[0].index[place[1]])  # by prompts, not by lengths
         for e, i in _spread(places, self._sg.samples_per_step):
             self._samples.append(self._sample(e, i))
         # vLLM takes no prompt that fills its context: it could not sample behind it.
@@ -184,6 +231,8 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         mask = e.action_mask[i].bool()
         tokens = e.sequences[i][1:][mask].tolist()
         dialogue = self._dialogue(e, i)
+        log_probs = None if e.action_log_probs is None else e.action_log_probs[i][mask].tolist()
+        sequence = e.sequences[i][e.attention_mask[i].bool()].tolist()
         return {
             "prompt": e.prompts[i],
             "label": e.labels[i],
@@ -193,7 +242,8 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             "correct": float(e.info["correct"][i]) if "correct" in e.info else None,
             "advantage": float(e.advantages[i][mask][0]) if bool(mask.any()) else 0.0,
             "tokens": [self.tokenizer.decode([t]) for t in tokens],
-            "log_probs": [round(v, 5) for v in e.action_log_probs[i][mask].tolist()],
+            "log_probs": log_probs and [round(v, 5) for v in log_probs],
+            **({"sequence": sequence} if log_probs is None else {}),
         }
 
     def _dialogue(self, e: Any, i: int) -> str:
@@ -240,7 +290,10 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         # Upstream sends this many prompts at a time and waits for the slowest of them.
         trained_on, rollout.batch_size = rollout.batch_size, max(EVALUATED, rollout.batch_size)
         try:
-            with phases.phase(phases.CONTROLLER, "evaluating"):
+            with (
+                self._clock.part("evaluation"),
+                phases.phase(phases.CONTROLLER, "evaluating"),
+            ):
                 logs: dict[str, float] = (
                     self._evaluate_sets(global_step, generate_kwargs)
                     if self._eval_sets
@@ -273,9 +326,9 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
     # -- weight sync ---------------------------------------------------------------------------
 
     def broadcast_to_vllm(self) -> None:
-        """Upstream's weight sync, then the check that engine and trainer are one policy."""
-        with phases.phase(phases.CONTROLLER, "syncing weights"):
-            super().broadcast_to_vllm()
+        """The weight sync, then the check that engine and trainer are one policy."""
+        with self._clock.part("broadcast"), phases.phase(phases.CONTROLLER, "syncing weights"):
+            self._send_weights()
         self._sync_metrics = {}
         self._evaluate_resumed()
         if not self._probe:  # a resumed run syncs before its first rollout
@@ -283,7 +336,33 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._syncs += 1
         every = self._sg.sync_check_every
         if self._syncs % every == 0 if every else self._syncs == 1:
-            self._sync_metrics = self._check_sync()
+            with self._clock.part("sync_check"):
+                self._sync_metrics = self._check_sync()
+
+    def _send_weights(self) -> None:
+        """As upstream, which leaves the engines' cache asleep, but with an end to the waiting.
+
+        Raises:
+            SyncError: the engines or the trainer did not finish in time.
+        """
+        if self._sync_deadline is None:
+            deadlines = self.actor_model_group.async_run_method(method_name="sync_deadline")
+            self._sync_deadline = weight_sync.GRACE_SECONDS + max(ray.get(deadlines))
+        if self.args.vllm.enable_sleep:
+            woken = [engine.wake_up.remote(tags=["weights"]) for engine in self.vllm_engines]
+            self._get(woken, "an engine did not wake up for it")
+        sent = self.actor_model_group.async_run_method(method_name="broadcast_to_vllm")
+        self._get(sent, "a rank of the policy did not finish it")
+
+    def _get(self, references: list[Any], otherwise: str) -> None:
+        deadline = self._sync_deadline
+        try:
+            ray.get(references, timeout=None if deadline == math.inf else deadline)
+        except ray.exceptions.GetTimeoutError:
+            raise SyncError(
+                f"weight sync: {otherwise} within {deadline:g} s (logs/); resume with the same "
+                "command, or raise sg.sync_timeout if it is that slow"
+            ) from None
 
     def _check_sync(self) -> dict[str, float]:
         sequences = [ids for ids, _ in self._probe]

@@ -16,8 +16,9 @@ GIB = 2**30
 REDUCE_BUCKET = 500_000_000
 MAX_LIVE_PARAMETERS = 1_000_000_000
 SUB_GROUP = 1_000_000_000
-#: A block of the fused head: float32 logits of 512 tokens and 8,192 of the vocabulary.
-FUSED_BLOCK, FUSED_VOCABULARY = 16 * 2**20, 8192
+#: A block of the fused head on a GPU: its tokens and its vocabulary at most, and numbers of the
+#: head (`_ROWS`, `_COLUMNS`, `_HEAD` of `sg_rlhf.algo.token_logprobs`).
+FUSED_ROWS, FUSED_COLUMNS, FUSED_HEAD = 4096, 4096, 2**22
 #: A CUDA context with its kernels and cuBLAS's workspace. Assumed: 0.5 to 0.7 GiB are usual.
 CONTEXT = 0.6 * GIB
 #: NCCL's buffers of one process group of several ranks. Assumed.
@@ -122,14 +123,15 @@ def logits_of_update(run: RunShape) -> float:
     the backward pass begins there are the logits, their gradient, and at T != 1 the gradient
     divided by the temperature: 3 copies; at T = 1 the gradient in bf16 instead: 2.5. An entropy
     that is only logged is compiled into one pass and adds none.
-    fused (`sg_rlhf.algo.token_logprobs`): blocks of 16 MiB, of which the backward pass holds three,
-    the gradient of a block of the head in float32, and of every token the hidden state, its float32
+    fused (`sg_rlhf.algo.token_logprobs`): a block's float32 logits and their bf16 gradient, the
+    gradient of a block of the head in float32, and of every token the hidden state, its float32
     gradient and its bf16 one, 8 h T. It answers for response tokens alone; counted are all.
     """
     if run.logits == "fused":
         hidden = run.model.hidden_size
-        block = 4.0 * min(FUSED_VOCABULARY, run.model.vocab_size) * hidden
-        return 3 * FUSED_BLOCK + block + 8.0 * hidden * run.train_pass_tokens
+        rows, columns = _fused_block(run, run.train_pass_tokens)
+        block = 6.0 * rows * columns + 4.0 * columns * hidden
+        return block + 8.0 * hidden * run.train_pass_tokens
     copies = 2.5 if run.temperature == 1.0 else 3.0
     return copies * _copy_of_logits(run, run.train_pass_tokens)
 
@@ -140,10 +142,17 @@ def logits_in_layers(run: RunShape) -> float:
 
 
 def logits_of_scoring(run: RunShape) -> float:
-    """Without gradients: the bf16 logits and their float32 copy, 1.5 copies; fused: a block."""
+    """Without gradients: the bf16 logits and their float32 copy, 1.5 copies; fused: two blocks."""
     if run.logits == "fused":
-        return 2.0 * FUSED_BLOCK
+        rows, columns = _fused_block(run, run.rollout_pass_tokens)
+        return 8.0 * rows * columns
     return 1.5 * _copy_of_logits(run, run.rollout_pass_tokens)
+
+
+def _fused_block(run: RunShape, tokens: int) -> tuple[int, int]:
+    """Rows and columns of the fused head's largest block."""
+    columns = max(512, FUSED_HEAD // run.model.hidden_size // 128 * 128)
+    return min(FUSED_ROWS, tokens), min(FUSED_COLUMNS, columns, run.model.vocab_size)
 
 
 def _copy_of_logits(run: RunShape, tokens: int) -> float:
@@ -175,9 +184,15 @@ def building(run: RunShape) -> float:
 
 
 def sync_buffers(run: RunShape) -> float:
-    """The largest tensor gathered and, over CUDA IPC, cloned: 2 bytes an entry each."""
-    copies = 2 if run.sync_backend == "nccl" and run.colocated else 1
-    return 2.0 * run.model.head_parameters * copies
+    """A bucket, or the largest tensor if it is larger: gathered by ZeRO-3, and copied once.
+
+    Upstream's loop: the largest tensor gathered and, over CUDA IPC, cloned. 2 bytes an entry.
+    """
+    largest = 2.0 * run.model.head_parameters
+    if run.sync_bucket:
+        bucket = max(largest, min(run.sync_bucket, 2.0 * run.model.parameters))
+        return bucket * (2 if run.zero_stage == 3 else 1)
+    return largest * (2 if run.sync_backend == "nccl" and run.colocated else 1)
 
 
 def contexts(run: RunShape) -> float:

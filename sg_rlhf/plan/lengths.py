@@ -5,12 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from statistics import NormalDist
+from typing import Any, Literal
 
 import numpy as np
+
+from sg_rlhf.common import dealing
 
 #: Rollouts that a waiting share is the mean of.
 DRAWS = 20
 SEED = 0
+#: Dealt by length (``sg.batches=balanced``), or upstream's: in pieces, and shuffled on each rank
+#: before an update.
+Way = Literal["dealt", "pieces", "shuffled"]
 
 
 def quantiles(count: int, mean: float, spread: float, longest: int) -> list[float]:
@@ -31,14 +37,14 @@ def quantiles(count: int, mean: float, spread: float, longest: int) -> list[floa
 @functools.lru_cache(maxsize=256)
 def balance(
     prompts: int, group: int, ranks: int, micro: int, mean: float, spread: float, longest: int,
-    prompt: float, shuffled: bool, packed: bool,
+    prompt: float, packed: bool, step: int, way: Way,
 ) -> float:  # fmt: skip
     """Share of the ranks' time in a pass over a rollout that is work, not waiting; 1 for one rank.
 
-    As upstream does it: groups come in the order in which their last response ends
-    (samples_generator.py), and are cut contiguously over ranks (launcher.py), so the last rank has
-    the longest. Under ZeRO-3 the ranks go through their micro-batches in step, so each step takes
-    what its largest micro-batch does.
+    Dealt by length, or as upstream does it: groups come in the order in which their last response
+    ends (samples_generator.py), and are cut contiguously over ranks (launcher.py), so the last rank
+    has the longest. Under ZeRO-3 the ranks go through their micro-batches in step, so each step
+    takes what its largest micro-batch does.
 
     Args:
         prompts: of a rollout.
@@ -49,8 +55,9 @@ def balance(
         spread: standard deviation of the logarithm.
         longest: response.
         prompt: tokens of a prompt.
-        shuffled: whether a rank's samples are shuffled, as before an update.
         packed: whether a micro-batch has no padding.
+        step: samples that are dealt at a time: an optimizer step's, or the whole rollout.
+        way: see :data:`Way`.
     """
     if ranks == 1 and packed:
         return 1.0
@@ -62,12 +69,26 @@ def balance(
         tokens = (lengths[np.argsort(lengths.max(axis=1))] + prompt).reshape(-1)
         steps = -(-len(tokens) // (ranks * micro))
         of_rank = np.resize(tokens, (ranks, steps * micro))
-        if shuffled:
+        if way == "dealt":
+            of_rank = _dealt(of_rank.ravel(), ranks, micro, step, packed, draw)
+        elif way == "shuffled":
             of_rank = draw.permuted(of_rank, axis=1)
         batches = of_rank.reshape(ranks, steps, micro)
         work = batches.sum(axis=2) if packed else micro * batches.max(axis=2)
         shares.append(of_rank.sum() / (ranks * work.max(axis=0).sum()))
     return float(np.mean(shares))
+
+
+def _dealt(
+    tokens_N: Any, ranks: int, micro: int, step: int, packed: bool, draw: np.random.Generator
+) -> Any:
+    """Of each rank and micro-batch its samples' tokens; optimizer steps are drawn at random."""
+    mixed = draw.permutation(tokens_N)
+    whole = max(1, step // (ranks * micro)) * ranks * micro
+    parts = []
+    for part in (mixed[i : i + whole] for i in range(0, len(mixed), whole)):
+        parts.append(part[np.array(dealing.deal(part.tolist(), ranks, micro, packed=packed))])
+    return np.concatenate(parts, axis=1)
 
 
 def in_batches(lengths: Sequence[float], at_once: int, step: int) -> list[tuple[int, float]]:

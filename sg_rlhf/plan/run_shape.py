@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from sg_rlhf.common import without_logits
 from sg_rlhf.config import Config, ConfigError, local_path
+from sg_rlhf.config.old_log_probs import old_log_probs
 from sg_rlhf.plan.shapes import ModelShape, shape_of
 
 #: Keys that count something of which there must be one.
@@ -53,6 +54,7 @@ class RunShape:
         gpu_memory_utilization: share of a GPU that vLLM may take.
         prefix_caching: whether responses of a prompt share its keys and values.
         sync_backend: ``vllm.sync_backend``.
+        sync_bucket: bytes of ``sg.sync_bucket_mb``; 0 in upstream's loop.
         zero_stage: of DeepSpeed.
         shards: ranks that share a sequence or its tensors (``ds.ring_attn_size`` times
             ``ds.tensor_parallel_size``): with n of them there are 1/n as many data-parallel ranks.
@@ -61,6 +63,7 @@ class RunShape:
         reference_offload: the reference's parameters in host memory.
         reference: whether there is a reference model (``algo.kl.init_coef`` above 0).
         reference_beside: whether it is on the policy's GPUs.
+        old_share: of a rollout's samples, how many need a pass for their old log-probs.
         ema: whether a moving average of the policy is kept, on the host.
         lora_rank: 0 trains every parameter.
         grad_bytes: of one gradient entry as it accumulates: 4 with
@@ -79,6 +82,7 @@ class RunShape:
         entropy: whether the entropy of every token is computed (``actor.entropy_coef`` is set).
         checkpointing: ``actor.gradient_checkpointing_enable``.
         packing: without padding (``ds.packing_samples``).
+        dealt: whether samples are dealt to micro-batches by length (``sg.batches``).
         logits: see :data:`Logits`.
         save_steps: rollouts from one checkpoint to the next; 0 for none before the end.
         keep: checkpoints that are kept (``ckpt.max_num``).
@@ -103,6 +107,7 @@ class RunShape:
     gpu_memory_utilization: float
     prefix_caching: bool
     sync_backend: str
+    sync_bucket: int
     zero_stage: int
     shards: int
     ring: int
@@ -110,6 +115,7 @@ class RunShape:
     reference_offload: bool
     reference: bool
     reference_beside: bool
+    old_share: float
     ema: bool
     lora_rank: int
     grad_bytes: int
@@ -127,6 +133,7 @@ class RunShape:
     entropy: bool
     checkpointing: bool
     packing: bool
+    dealt: bool
     logits: Logits
     save_steps: int
     keep: int
@@ -207,6 +214,7 @@ def run_shape(config: Config) -> RunShape | None:
     dynamic = bool(value("train.dynamic_batch_enable"))
     train_tokens = value("train.max_tokens_per_gpu") if dynamic else None
     max_len = value("data.max_len")
+    shards = value("ds.ring_attn_size") * value("ds.tensor_parallel_size")
     cpu = hardware == "cpu" or value("vllm.sync_backend") == "gloo"
     return RunShape(
         model=model,
@@ -223,13 +231,15 @@ def run_shape(config: Config) -> RunShape | None:
         gpu_memory_utilization=float(value("vllm.gpu_memory_utilization")),
         prefix_caching=bool(value("vllm.enable_prefix_caching")),
         sync_backend=value("vllm.sync_backend"),
+        sync_bucket=_sync_bucket(config),
         zero_stage=value("ds.zero_stage"),
-        shards=value("ds.ring_attn_size") * value("ds.tensor_parallel_size"),
+        shards=shards,
         ring=value("ds.ring_attn_size"),
         adam_offload=bool(value("ds.adam_offload")),
         reference_offload=bool(value("ref.offload")),
         reference=value("algo.kl.init_coef") > 0,
         reference_beside=bool(value("train.colocate_all") or value("train.colocate_actor_ref")),
+        old_share=old_log_probs(value).share,
         ema=bool(value("train.enable_ema")),
         lora_rank=value("ds.lora.rank"),
         grad_bytes=4 if value("ds.grad_accum_dtype") == "fp32" else 2,
@@ -247,6 +257,7 @@ def run_shape(config: Config) -> RunShape | None:
         entropy=value("actor.entropy_coef") is not None,
         checkpointing=bool(value("actor.gradient_checkpointing_enable")),
         packing=bool(value("ds.packing_samples")),
+        dealt=config.sg.batches == "balanced" and not dynamic and shards == 1,
         logits=_logits(config, model),
         save_steps=max(0, value("ckpt.save_steps")),
         keep=value("ckpt.max_num"),
@@ -271,6 +282,11 @@ def _logits(config: Config, model: ModelShape) -> Logits:
         config.value("ds.deepcompile"),
     )
     return "fused" if fused else "full"
+
+
+def _sync_bucket(config: Config) -> int:
+    in_buckets = config.sg.weight_sync == "buckets" and config.value("ds.tensor_parallel_size") <= 1
+    return config.sg.sync_bucket_mb * 2**20 if in_buckets else 0
 
 
 def _turns(config: Config) -> int:

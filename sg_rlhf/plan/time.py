@@ -6,13 +6,14 @@ run writes what it measures beside it (docs/scale.md).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from sg_rlhf.plan import gpu_memory as gpu
 from sg_rlhf.plan import host_memory as host
 from sg_rlhf.plan.hardware import Hardware
-from sg_rlhf.plan.lengths import balance, in_batches, quantiles
+from sg_rlhf.plan.lengths import Way, balance, in_batches, quantiles
 from sg_rlhf.plan.phases import cache_of
 from sg_rlhf.plan.run_shape import RunShape
 
@@ -40,8 +41,13 @@ class Assumptions:
         step_seconds: of vLLM's scheduler and sampler for each token.
         reduce_seconds: latency of one of the two all-reduces of a layer under tensor parallelism.
         turn_seconds: an environment's answer, for each turn.
-        tensor_seconds: of one tensor's weight sync: a gather, an object exchange, a barrier.
-        call_seconds: of one remote call to one engine; every tensor makes one to each.
+        tensor_seconds: of one tensor in upstream's weight sync: a gather, an object exchange, a
+            barrier.
+        call_seconds: of one remote call to one engine; every tensor makes one to each, or every
+            bucket.
+        bucket_seconds: of one bucket of a weight sync beside its calls: two barriers, two waits
+            for the GPU.
+        packed_seconds: of one tensor in a bucket: gathered and freed by ZeRO-3, copied, loaded.
         host_bandwidth: of a node's memory, GB/s, for Adam on the CPU.
         disk: GB/s.
     """
@@ -59,6 +65,8 @@ class Assumptions:
     turn_seconds: float = 0.5
     tensor_seconds: float = 0.005
     call_seconds: float = 0.0015
+    bucket_seconds: float = 0.01
+    packed_seconds: float = 0.0005
     host_bandwidth: float = 150.0
     disk: float = 1.0
 
@@ -156,8 +164,8 @@ def time_plan(
         return None
     tokens = _mean_tokens(run, assumptions) * run.samples
     shares = {
-        "scoring": _balance(run, assumptions, run.rollout_micro, shuffled=False),
-        "update": _balance(run, assumptions, run.train_micro, shuffled=True),
+        "scoring": _balance(run, assumptions, run.rollout_micro, run.samples, "pieces"),
+        "update": _balance(run, assumptions, run.train_micro, run.train_batch, "shuffled"),
     }
     parts = {
         "sampling": sampling(run, hardware, assumptions),
@@ -176,12 +184,13 @@ def _mean_tokens(run: RunShape, given: Assumptions) -> float:
     return sum(responses) / len(responses) + given.prompt(run)
 
 
-def _balance(run: RunShape, given: Assumptions, micro: int, *, shuffled: bool) -> float:
+def _balance(run: RunShape, given: Assumptions, micro: int, step: int, upstreams: Way) -> float:
     if run.train_tokens:  # dynamic batches are balanced by tokens
         return 0.95
     return balance(
         run.prompts, run.group, run.data_parallel, micro, given.mean_response(run),
-        given.response_spread, run.max_new_tokens, given.prompt(run), shuffled, run.packing,
+        given.response_spread, run.max_new_tokens, given.prompt(run), run.packing, step,
+        "dealt" if run.dealt else upstreams,
     )  # fmt: skip
 
 
@@ -269,8 +278,8 @@ def _passes(
 
 
 def scoring(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> float:
-    """The policy's log-probs and the reference's: a forward pass each, without waiting."""
-    models = 1 + run.reference
+    """The old log-probs that need a pass and the reference's, without waiting."""
+    models = run.old_share + run.reference
     return models * _passes(
         run, hardware, given, forwards=1, collectives=1, micro=run.rollout_micro
     )
@@ -304,13 +313,23 @@ def optimizer_steps(run: RunShape, hardware: Hardware, given: Assumptions = DEFA
 
 
 def weight_sync(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> float:
-    """Upstream's loop: for each tensor a gather, a remote call to each engine, a barrier."""
-    calls = run.model.tensors * (given.tensor_seconds + given.call_seconds * run.engines)
+    """All weights gathered and sent, in buckets or in upstream's loop.
+
+    A bucket is a remote call to each engine, two barriers, and 6 passes over its bytes in the GPU's
+    memory: packed and loaded, 2 each, its sums formed on both sides. Upstream's loop has
+    for each tensor a gather, a remote call to each engine and a barrier.
+    """
     size = 2 * run.model.parameters
-    moved = collective(run, hardware, size, given)
+    moved = collective(run, hardware, size, given) if run.zero_stage == 3 else 0.0
     if not run.colocated:
         moved += size / (hardware.type.network * 1e9 * given.link)
-    return calls + moved
+    if not run.sync_bucket:
+        each = given.tensor_seconds + given.call_seconds * run.engines
+        return run.model.tensors * each + moved
+    buckets = math.ceil(size / run.sync_bucket)
+    each = given.bucket_seconds + given.call_seconds * run.engines
+    passes = 6 * size / (hardware.type.bandwidth * 1e9 * given.bandwidth)
+    return buckets * each + run.model.tensors * given.packed_seconds + passes + moved
 
 
 def offload(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> float:

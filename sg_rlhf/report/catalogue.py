@@ -9,7 +9,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from sg_rlhf.report import accuracy_figures, drawing, figures, token_figures
+from sg_rlhf.report import accuracy_figures, drawing, figures, timing_figures, token_figures
 from sg_rlhf.report.figures import Missing
 from sg_rlhf.report.runs import Group
 
@@ -23,6 +23,7 @@ class Entry:
         reading: what is drawn and how to read it, for the page.
         letters: False where text must keep its exact width, so it is drawn.
         wide: takes the whole width of the page.
+        remarks: sentences of the runs' own that follow in the page, if any.
     """
 
     key: str
@@ -31,6 +32,7 @@ class Entry:
     draw: Callable[[list[Group]], Figure]
     letters: bool = True
     wide: bool = False
+    remarks: Callable[[list[Group]], list[str]] | None = None
 
 
 FIGURES = (
@@ -115,8 +117,16 @@ FIGURES = (
     ),
     Entry(
         "timing", "Where the time goes",
-        "Median seconds of each phase of a rollout, without the first one.",
-        figures.timing,
+        "Median seconds of each part of a rollout, without the first one. Evaluations and "
+        "checkpoints are not in it.",
+        timing_figures.timing,
+    ),
+    Entry(
+        "seconds_per_rollout", "Seconds of each rollout",
+        "Wall clock from one rollout's row to the next, by part; several seeds are their mean. One "
+        "colour is one phase. Longest response: from when 90 % of the prompts were finished until "
+        "all were.",
+        timing_figures.seconds_per_rollout, wide=True, remarks=timing_figures.what_to_change,
     ),
     Entry(
         "word_clouds", "Likely and unlikely tokens",

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sg_rlhf.report import drawing
-from sg_rlhf.report.drawing import GRID, INK, MUTED, RC
+from sg_rlhf.report.drawing import INK, MUTED, RC
 from sg_rlhf.report.evaluations import Evaluated, held_out_accuracy, held_out_label
 from sg_rlhf.report.runs import Curve, Group, Row, Run, curve, number, per_rollout
 from sg_rlhf.report.text import drawn, one_line
@@ -30,13 +30,6 @@ from sg_rlhf.tasks import registry
 #: A spike is a norm above this multiple of the running median (method.md).
 SPIKE_FACTOR = 3.0
 MEDIAN_WINDOW = 20
-#: The phases that upstream times, in the order of a rollout, and their share of ``step_total``.
-PHASES = {
-    "timing/generation": "generation",
-    "timing/make_experience": "log-probs, rewards",
-    "timing/ppo_train": "update",
-    "timing/broadcast": "weight sync",
-}
 
 
 class Missing(ValueError):
@@ -372,38 +365,6 @@ def length(groups: list[Group]) -> Figure:
     drawing.whole_numbers(bottom, _smoothing(window))
     drawing.legend(top)
     return figure
-
-
-def timing(groups: list[Group]) -> Figure:
-    """Median seconds of each phase of a rollout, the first rollout left out."""
-    figure, (axes,) = drawing.subplots(height=1.45 + 0.4 * len(groups))
-    any_drawn = False
-    for row_number, group in enumerate(groups):
-        rows = [row for run in group.runs for row in (run.metrics[1:] or run.metrics)]
-        left = 0.0
-        parts = {name: _median(rows, key) for key, name in PHASES.items()}
-        parts["other"] = max(0.0, _median(rows, "timing/step_total") - sum(parts.values()))
-        for index, (name, seconds) in enumerate(parts.items()):
-            tone = drawing.color(index) if name != "other" else MUTED
-            label = name if row_number == 0 else "_nolegend_"
-            axes.barh(row_number, seconds, 0.6, left=left, color=tone, label=label, edgecolor=GRID)
-            left += seconds
-        axes.annotate(f" {left:.1f} s", (left, row_number), va="center", fontsize=8.5)
-        any_drawn |= left > 0
-    if not any_drawn:
-        raise Missing("The runs log no timings.")
-    axes.set_yticks(range(len(groups)), [drawn(group.label) for group in groups])
-    axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
-    axes.margins(x=0.12)
-    axes.set_xlabel("seconds per rollout (median of each phase)")
-    drawing.legend(axes, "above")
-    return figure
-
-
-def _median(rows: list[Row], key: str) -> float:
-    values = [v for row in rows if math.isfinite(v := number(row, key))]
-    return statistics.median(values) if values else 0.0
 
 
 def write(figure_of: Any, groups: list[Group], path: Path, title: str = "") -> bool:

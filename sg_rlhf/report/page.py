@@ -50,6 +50,7 @@ class Drawn:
     entry: catalogue.Entry
     svg: Markup | None
     missing: str = ""
+    remarks: tuple[str, ...] = ()
 
 
 def read_runs(run_dirs: list[Path]) -> tuple[list[Run], list[Group]]:
@@ -108,7 +109,9 @@ def _drawn(entry: catalogue.Entry, groups: list[Group]) -> Drawn:
     except Missing as missing:
         return Drawn(entry, None, str(missing))
     label = f"{entry.title}: {', '.join(group.label for group in shown)}"
-    return Drawn(entry, Markup(drawing.html_svg(figure, entry.key, label, letters=entry.letters)))
+    svg = Markup(drawing.html_svg(figure, entry.key, label, letters=entry.letters))
+    remarks = entry.remarks(shown) if entry.remarks else ()
+    return Drawn(entry, svg, remarks=tuple(map(one_line, remarks)))
 
 
 def _table_row(run: Run) -> dict[str, Any]:

@@ -15,11 +15,14 @@ from sg_rlhf.config import Config
 
 #: Where and how a run writes: the same run elsewhere is the same cell.
 PLACES = ("sg.run_dir", "ckpt.", "logger.")
-#: How log-probs are computed, with padding or without, with logits or without: the same but for
-#: rounding.
-LAYOUT = ("ds.packing_samples", "sg.fused_logprobs")
+#: How log-probs are computed (with padding, logits, a pass of their own or without) and weights
+#: sent: the same but for rounding. And what only stops a run.
+LAYOUT = (
+    "ds.packing_samples", "sg.fused_logprobs", "sg.skip_old_log_probs", "sg.weight_sync",
+    "sg.sync_bucket_mb", "sg.sync_timeout", "sg.check_trained",
+)  # fmt: skip
 #: Settings and parameters of every weighting that came later.
-ADDED = frozenset({"probability"})
+ADDED = frozenset({"batches", "probability"})
 #: Sections of domains that the first recipes had, empty where they set nothing.
 SECTIONS = ("search",)
 #: Values, or their starts, that were called otherwise.

@@ -64,7 +64,6 @@ def main(way: str, rows: str, out: Path) -> None:
     for _ in range(2):
         for experience in experiences[rank::ranks]:
             trainer.replay_buffer.append(experience)
-        torch.manual_seed(0)  # upstream shuffles the responses
         status = trainer.ppo_train(args.algo.kl.init_coef)
         steps += status["sg_optimizer_steps"]
         trainer.replay_buffer.clear()

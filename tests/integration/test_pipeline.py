@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sg_rlhf.common import run_log
+from sg_rlhf.common.step_times import BESIDE, TOTAL, disjoint
 from sg_rlhf.overlay import jit_builds
 from sg_rlhf.train import main
 from tests.integration.conftest import ROOT, Data, Pipeline, command, run_ranks, train
@@ -70,10 +72,33 @@ def test_the_run_directory_holds_every_step(trained: Path) -> None:
     samples = run_log.read(trained / run_log.SAMPLES)
     assert len(samples) == 16
     for sample in samples:
-        assert len(sample["tokens"]) == len(sample["log_probs"])
+        assert len(sample["tokens"]) == len(sample["log_probs"]) > 0
+        assert all(value <= 0 for value in sample["log_probs"]) and "sequence" not in sample
         assert sample["reward"] in (3.0, -0.5, -1.0, -3.0)
     assert "sg/weight_mean" in json.dumps(metrics) and (trained / "config.yaml").is_file()
     assert list((trained / "tensorboard").rglob("events.out.tfevents.*"))
+
+
+def test_the_parts_of_a_rollout_are_its_wall_clock(trained: Path) -> None:
+    rows = run_log.read(trained / run_log.METRICS)
+    for row in rows:
+        parts = disjoint(row)
+        assert sum(parts.values()) == pytest.approx(row["timing/step_total"])
+        assert parts["other"] < 0.02 * row["timing/step_total"], parts
+        for part in ("generation", "make_experience", "update_forward", "update_backward"):
+            assert parts[part] > 0, part
+        assert row["timing/reference_log_probs"] > 0 and row["timing/broadcast"] > 0
+        # Two optimizer steps a rollout: half of the samples need a pass, which their rank makes.
+        assert row["timing/old_log_probs"] == 0 < row["timing/update_old_log_probs"]
+        passes = row["timing/update_forward"] + row["timing/update_backward"]
+        assert 0.5 * row["timing/ppo_train"] < passes < row["timing/ppo_train"]
+    # Nothing is left out: from row to row there are a rollout, an evaluation and a checkpoint.
+    for before, row in itertools.pairwise(rows[:2]):  # of one process, not yet interrupted
+        whole = sum(row[f"timing/{part}"] for part in (TOTAL, *BESIDE))
+        assert whole == pytest.approx(row["time"] - before["time"], rel=0.02, abs=0.05)
+        assert row["timing/checkpoint"] > 0
+    assert rows[0]["timing/evaluation"] > 0 and rows[3]["timing/evaluation"] == 0
+    assert rows[0]["timing/sync_check"] > 0 and rows[3]["timing/sync_check"] == 0
 
 
 def test_evaluation_is_accuracy_before_and_after(trained: Path) -> None:
@@ -151,6 +176,7 @@ def test_two_zero3_ranks_two_engines_grpo_and_several_eval_sets(data: Data, tmp_
     assert result.returncode == 0, result.stdout + result.stderr
     (row,) = run_log.read(run_dir / run_log.METRICS)
     assert row["sync/log_prob_diff_mean"] < 0.05
+    assert 0 <= row["batches/waiting_share"] < 0.2  # contiguous pieces of 16 samples: up to 0.5
     for step in run_log.read(run_dir / run_log.OPTIMIZER_STEPS):
         assert step["sg/weight_mean"] == 1.0 and math.isfinite(step["grad_norm"])
         assert step["micro_batches"] == 2

@@ -197,7 +197,6 @@ def main(micro_batch: int, out: Path) -> None:
         trainer = trainer_of(strategy, actor, optimizer, scheduler, micro_batch)
         for experience in experiences[rank::ranks]:
             trainer.replay_buffer.append(experience)
-        torch.manual_seed(0)  # upstream shuffles the responses
         status = trainer.ppo_train(strategy.args.algo.kl.init_coef)
         found[name] = {"gradient": gradient(actor), "rows": status["sg_optimizer_steps"]}
     if rank == 0:

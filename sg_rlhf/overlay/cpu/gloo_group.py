@@ -18,11 +18,15 @@ class GlooGroup:
 
     def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
         """Send ``tensor`` from group rank ``src`` to all, in place; returns when it is done."""
+        self.start_broadcast(tensor, src, stream).wait()
+
+    def start_broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> Any:
+        """Begin to; as NCCL's returns. The tensor is in use until the result's ``wait`` returns."""
         del stream
         options = torch.distributed.BroadcastOptions()
         options.rootRank = src
         options.rootTensor = 0
-        self._group.broadcast([tensor], options).wait()
+        return self._group.broadcast([tensor], options)
 
 
 def stateless_init_process_group(

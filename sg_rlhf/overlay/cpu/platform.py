@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +48,8 @@ def active() -> bool:
     named = os.environ.get(PLATFORM_VARIABLE)
     if named:
         return named == "cpu"
+    if metadata.version("torch").endswith("+cpu"):  # known without importing it
+        return True
     import torch
 
     return not torch.cuda.is_available()

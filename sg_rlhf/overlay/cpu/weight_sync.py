@@ -1,9 +1,9 @@
 """The engine's side of the weight sync without NCCL.
 
-Upstream broadcasts one parameter at a time over a NCCL communicator and loads each at once. On the
-CPU the communicator is a gloo group (``gloo_group``), and the engine loads all parameters together:
-vLLM's CPU linear layers repack their weights after loading, so a single tensor cannot be written
-into them later, but ``reload_weights`` rebuilds the layers from checkpoint-format tensors.
+On the CPU the communicator is a gloo group (``gloo_group``), and vLLM's CPU linear layers repack
+their weights after loading, so that a tensor cannot be written into them later. vLLM's layerwise
+reload rebuilds a layer from checkpoint-format tensors once all of them are there: it begins with
+the first tensors of a sync and ends after the last.
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     VocabParallelEmbedding,
 )
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
 
 from sg_rlhf.overlay.cpu.gloo_group import GlooGroup
+from sg_rlhf.overlay.weight_receiver import BucketWorkerWrap
 
 
-class CpuWorkerWrap(WorkerWrap):
-    """Receives weights in a vLLM CPU worker and loads them when the last one has come."""
+class CpuWorkerWrap(BucketWorkerWrap):
+    """Receives weights in a vLLM CPU worker, in buckets or in upstream's way, one by one."""
 
     model_config: Any
-    model_runner: Any
 
     def init_process_group(
         self,
@@ -39,29 +42,42 @@ class CpuWorkerWrap(WorkerWrap):
         """Join the gloo group; only ``sync_backend=gloo`` without Ray exists on the CPU."""
         assert backend == "gloo" and not use_ray, (backend, use_ray)
         rank = torch.distributed.get_rank() + rank_offset
-        self._group = GlooGroup(master_address, master_port, rank, world_size)
+        self._model_update_group = GlooGroup(master_address, master_port, rank, world_size)
         self._received: list[tuple[str, torch.Tensor]] = []
 
     def update_weight(
         self, name: str, dtype: torch.dtype, shape: Any, empty_cache: bool = False
     ) -> None:
-        """Receive one parameter; ``empty_cache`` marks the last one of a sync."""
+        """Receive one parameter; ``empty_cache`` marks the last one of a sync, which loads all."""
         weight = torch.empty(tuple(shape), dtype=dtype)
-        self._group.broadcast(weight, src=0)
-        # A processor without bf16 units has an engine in float32, which holds every bf16 exactly.
-        self._received.append((name, weight.to(self.model_config.dtype)))
+        self._model_update_group.broadcast(weight, src=0)
+        self._received.append((name, weight))
         if empty_cache:
             received, self._received = self._received, []
-            self.model_runner.reload_weights(weights_iterator=iter(received))
-            repack_tied_heads(self.model_runner.get_model())
+            self._load_tensors(received, first=True, last=True)
+
+    def _load_tensors(
+        self, tensors: list[tuple[str, torch.Tensor]], first: bool, last: bool
+    ) -> None:
+        model = self.model_runner.get_model()
+        if first:
+            initialize_layerwise_reload(model)
+        # A processor without bf16 units has an engine in float32, which holds every bf16 exactly;
+        # vLLM's loaders convert as they copy.
+        model.load_weights(tensors)
+        if last:
+            finalize_layerwise_reload(model, self.model_config)
+            self.model_runner.reset_encoder_cache()
+            self.model_runner.reset_mm_cache()
+            repack_tied_heads(model)
 
 
 def repack_tied_heads(model: torch.nn.Module) -> None:
     """Let the output heads that share the embedding's matrix multiply by its present values.
 
-    vLLM's CPU head multiplies by a packed copy of its weight. ``reload_weights`` makes a layer's
-    copy anew when the layer's own tensors come; a tied head has none, and would stay as it was
-    when the engine started.
+    vLLM's CPU head multiplies by a packed copy of its weight. A reload makes a layer's copy anew
+    when the layer's own tensors come; a tied head has none, and would stay as it was when the
+    engine started.
     """
     embeddings = {
         id(module.weight)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from sg_rlhf.config import load_config, upstream_flags
@@ -32,3 +35,17 @@ def test_a_recipe_can_be_read_without_upstream(monkeypatch: pytest.MonkeyPatch) 
         assert found == real and found.to_argv() == argv
     finally:
         upstream_flags.flags.cache_clear()
+
+
+def test_checking_flags_imports_no_heavy_package() -> None:
+    # They would be seconds of every start and of every dry run.
+    code = (
+        "import sys\n"
+        "from sg_rlhf.config.upstream_flags import build_parser, validate_args\n"
+        "args = build_parser().parse_args(['--actor.model_name_or_path', 'm',"
+        " '--reward.remote_url', 'r', '--vllm.num_engines', '1'])\n"
+        "assert validate_args(args).actor.model_name_or_path == 'm'\n"
+        "print({'torch', 'transformers', 'openrlhf.utils'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr

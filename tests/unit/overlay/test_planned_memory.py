@@ -4,45 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import weakref
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from openrlhf.models import actor as upstream
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from sg_rlhf.algo import token_logprobs
 from sg_rlhf.algo.token_logprobs import log_probs_from_logits, selected_log_probs
 from sg_rlhf.plan import gpu_memory as gpu
+from tests.unit.peak import Peak
 from tests.unit.plan.runs import run_of
-
-
-class _Peak(TorchDispatchMode):
-    """Bytes of tensors that are alive under it, and the most there were."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.most = 0
-        self.alive: dict[int, int] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            storage = tensor.untyped_storage()
-            if (key := storage._cdata) not in self.alive:
-                self.alive[key] = storage.nbytes()
-                self.now += storage.nbytes()
-                self.most = max(self.most, self.now)
-                weakref.finalize(storage, self._freed, key)
-        return out
-
-    def _freed(self, key: int) -> None:
-        self.now -= self.alive.pop(key)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -63,7 +36,7 @@ def test_copies_of_the_logits_are_those_of_upstreams_forward_pass(
     ids = torch.randint(0, 20_000, (1, 512))
 
     def copies(grad: bool) -> float:
-        with _Peak() as peak, contextlib.nullcontext() if grad else torch.no_grad():
+        with Peak() as peak, contextlib.nullcontext() if grad else torch.no_grad():
             log_probs, _output = over_logits(
                 policy,
                 ids,
@@ -83,8 +56,13 @@ def test_copies_of_the_logits_are_those_of_upstreams_forward_pass(
     assert copies(grad=False) == pytest.approx(scored, abs=0.1)
 
 
-def test_a_fused_head_takes_what_the_plan_says() -> None:
-    """In float32, where the CPU's matrix products need no copies as its 16-bit ones do."""
+def test_a_fused_head_takes_what_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a GPU's blocks, in float32: the CPU's matrix products of 16 bits need copies."""
+    plans = {"_ROWS": gpu.FUSED_ROWS, "_COLUMNS": gpu.FUSED_COLUMNS, "_HEAD": gpu.FUSED_HEAD}
+    for name, value in plans.items():
+        sizes = getattr(token_logprobs, name)
+        assert sizes["cuda"] == value
+        monkeypatch.setitem(sizes, "cpu", value)
     tokens, hidden, vocabulary = 8192, 16, 20_000
     config = Qwen2Config(
         vocab_size=vocabulary, hidden_size=hidden, intermediate_size=32, num_hidden_layers=1,
@@ -93,7 +71,7 @@ def test_a_fused_head_takes_what_the_plan_says() -> None:
     head = Qwen2ForCausalLM(config).lm_head.weight
     states = torch.randn(tokens, hidden, requires_grad=True)
     targets = torch.randint(0, vocabulary, (tokens,))
-    with _Peak() as peak:
+    with Peak() as peak:
         log_probs, _ = selected_log_probs(states, head, targets, temperature=0.7)
         log_probs.sum().backward()
     run = run_of()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
+from sg_rlhf.common.step_times import OF_THE_RANK
 from sg_rlhf.config import load_config
 from sg_rlhf.overlay import cli
 from sg_rlhf.overlay.errors import NonFiniteError
@@ -96,6 +97,7 @@ def arguments(algorithm: str, *overrides: str) -> Any:
         f"rollout.batch_size={RESPONSES}", "rollout.n_samples_per_prompt=1",
         "rollout.micro_batch_size=1",
         "algo.dynamic_filtering_enable=false", "algo.advantage.estimator=reinforce",
+        "sg.check_trained=false",  # its optimizer is none of DeepSpeed's
     ]  # fmt: skip
     return cli.parse(load_config(recipes, [*settings, *overrides]).to_argv())
 
@@ -161,7 +163,7 @@ def trained(
     )  # fmt: skip
     for experience in rollout(actor, **info):
         trainer.replay_buffer.append(experience)
-    torch.manual_seed(0)  # upstream shuffles the responses
+    torch.manual_seed(0)  # upstream shuffles them where it is let
     status = trainer.ppo_train(args.algo.kl.init_coef)
     return status, actor.table.detach().cpu()
 
@@ -187,6 +189,8 @@ def test_no_operation_mixes_devices(
     assert torch.equal(moved, table)
     for status in (expected, found):
         status.pop("memory/peak_rss_gib")  # this process's, which only grows
+        seconds = [status.pop(f"timing/{part}") for part in OF_THE_RANK]
+        assert seconds[0] == 0 and min(seconds[1:]) > 0
     assert found == expected and len(found["sg_optimizer_steps"]) > 0
 
 
@@ -197,6 +201,21 @@ def test_a_reward_kl_is_no_loss_term() -> None:
     (row,) = status["sg_optimizer_steps"]
     assert "kl" not in row and {"policy_loss", "entropy"} <= row.keys()
     assert status["kl"] == pytest.approx(float(kl.mean()))
+
+
+def test_the_update_takes_the_samples_as_they_were_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths: list[int] = []
+    forward = Table.forward
+
+    def seen(self: Table, sequences: Any, *args: Any, **kwargs: Any) -> Any:
+        widths.append(sequences.shape[1])
+        return forward(self, sequences, *args, **kwargs)
+
+    monkeypatch.setattr(Table, "forward", seen)
+    in_order = [7, 11, 15, 19]  # the longer of each two
+    for way, expected in (("balanced", True), ("upstream", False)):
+        trained(arguments("grpo_sg", f"sg.batches={way}"))
+        assert (widths[-4:] == in_order) is expected, way
 
 
 def test_dynamic_micro_batches_have_the_rows_of_static_ones() -> None:

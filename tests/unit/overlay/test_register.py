@@ -18,6 +18,7 @@ OVERLAY = Path(register.__file__).parent
 FILES = sorted(OVERLAY.rglob("*.py"))
 #: Makes modules of its own, where flash-attn is not installed.
 STAND_IN = OVERLAY / "flash_attn_stand_in.py"
+FORK_SERVER = OVERLAY / "fork_server" / "server.py"
 
 
 def foreign_names(tree: ast.AST) -> set[str]:
@@ -78,6 +79,8 @@ def test_only_the_table_replaces_names(path: Path) -> None:
         assert len(found) == 2 and all("register_post_import_hook" in call for call in found)
     elif path == STAND_IN:
         assert found == ["sys.modules[name] = module"]
+    elif path == FORK_SERVER:
+        assert found == ["sys.modules['__main__'] = main"]  # the process's own, as Python's is
     else:
         assert found == []
 

@@ -14,6 +14,7 @@ import pytest
 from sg_rlhf.common import run_log
 from sg_rlhf.overlay import cli, layout, progress
 from sg_rlhf.overlay.errors import RunStopped, TooFewPrompts, UnfitPrompts
+from sg_rlhf.overlay.step_clock import StepClock
 from sg_rlhf.overlay.trainer import SGPPOTrainer
 
 UPSTREAM = SGPPOTrainer.__bases__[0]
@@ -34,6 +35,7 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
     made.prompts_dataloader = SimpleNamespace(dataset=SimpleNamespace(check=lambda: None))
     made._run_dir, made._probe, made._syncs = None, [], 0
     made._evaluated = made._resumed = None
+    made._clock = StepClock()
     return made
 
 
@@ -54,7 +56,7 @@ def test_the_plan_has_whole_rollouts_and_says_what_it_leaves_out(tmp_path: Path)
 def test_too_few_prompts_for_one_rollout_are_bad_usage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(_args: argparse.Namespace) -> None:
+    def run(*_args: Any) -> None:
         trainer(3).get_max_steps()
 
     with pytest.raises(TooFewPrompts):
@@ -73,7 +75,7 @@ def test_prompts_for_another_family_are_bad_usage_too(
     def check() -> None:
         raise UnfitPrompts("the prompts are Llama 3's")
 
-    def run(_args: argparse.Namespace) -> None:
+    def run(*_args: Any) -> None:
         made = trainer()
         made.prompts_dataloader.dataset.check = check
         made.get_max_steps()
@@ -88,9 +90,9 @@ def test_prompts_for_another_family_are_bad_usage_too(
 def test_a_resumed_run_checks_the_syncs_that_follow_a_rollout(
     monkeypatch: pytest.MonkeyPatch, every: int, checked: list[int]
 ) -> None:
-    monkeypatch.setattr(UPSTREAM, "broadcast_to_vllm", lambda self: None)
     made = trainer(sync_check_every=every)
     found = []
+    monkeypatch.setattr(made, "_send_weights", lambda: None)
     monkeypatch.setattr(made, "_check_sync", lambda: found.append(made._syncs) or {"sync": 0.0})
     made.broadcast_to_vllm()  # on resuming, before any rollout
     assert not found and not made._sync_metrics
@@ -113,7 +115,7 @@ def stopped_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(
             made, "init_checkpoint_states", lambda: {"global_step": step, "episode": 0}
         )
-        monkeypatch.setattr(UPSTREAM, "broadcast_to_vllm", lambda self: None)
+        monkeypatch.setattr(made, "_send_weights", lambda: None)
 
         def fit(self: Any, _global_step: int) -> None:
             if step:

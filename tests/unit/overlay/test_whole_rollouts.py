@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
 import openrlhf.trainer.ppo_utils.samples_generator as upstream
 import pytest
+import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from sg_rlhf.overlay import layout
@@ -34,6 +36,7 @@ class Generator(SGSamplesGenerator):
         super().__init__(SimpleNamespace(args=args), loader, loader, None, [])  # type: ignore[arg-type]
         self.solved = solved or set()
         self.generated: list[int] = []
+        self.responses = 0
 
     def _dispatch_prompts_to_vllm(self, prompts: Any, labels: Any, **_: Any) -> list[Any]:
         self.generated += prompts
@@ -41,7 +44,13 @@ class Generator(SGSamplesGenerator):
 
     def _process_response_into_experience(self, response: Any, **_: Any) -> Any:
         score = SimpleNamespace(item=lambda: 1.0 if response in self.solved else 0.5)
-        return SimpleNamespace(prompt=response, scores=[score])
+        self.responses += 1
+        return SimpleNamespace(
+            prompts=[response],
+            labels=[""],
+            scores=[score],
+            sequences=torch.tensor([[response, self.responses]]),
+        )
 
     def epoch(self) -> list[list[int]]:
         """The prompts of every rollout until upstream's loop would end the epoch."""
@@ -50,17 +59,23 @@ class Generator(SGSamplesGenerator):
             samples, _, _, exhausted = self.generate_samples()
             if samples:
                 assert len(samples) == BATCH * RESPONSES
-                rollouts.append([s.prompt for s in samples[::RESPONSES]])
+                prompts = [s.prompts[0] for s in samples]
+                rollouts.append(prompts[::RESPONSES])
+                assert prompts == [p for p in rollouts[-1] for _ in range(RESPONSES)]
             if exhausted:
                 return rollouts
 
 
 @pytest.fixture(autouse=True)
 def engines_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    local = SimpleNamespace(
-        wait=lambda refs, **_: (refs[:1], refs[1:]),
-        get=lambda ref: ref,
-    )
+    chance = random.Random(0)
+
+    def wait(refs: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
+        """Any of them is finished first."""
+        rest = chance.sample(refs, len(refs))
+        return [rest.pop()], rest
+
+    local = SimpleNamespace(wait=wait, get=lambda ref: ref)
     monkeypatch.setattr(upstream, "ray", local)
 
 
@@ -100,7 +115,8 @@ def test_filtered_prompts_are_replaced_from_the_rest_until_no_rollout_is_whole()
 
 def test_an_evaluation_takes_every_prompt() -> None:
     generator = Generator(10)
-    assert [s.prompt for s in generator.generate_eval_samples()[::RESPONSES]] == [*range(10)]
+    found = [s.prompts[0] for s in generator.generate_eval_samples()[::RESPONSES]]
+    assert sorted(found) == [*range(10)]
     generator.generate_samples()
     assert len(generator.generate_eval_samples()) == 10 * RESPONSES
 

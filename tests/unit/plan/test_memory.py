@@ -266,3 +266,16 @@ def test_a_fused_head_makes_room() -> None:
 
 def test_page_locked_memory_comes_in_powers_of_two() -> None:
     assert [host.pinned(size) for size in (1, 2**20, 2**20 + 1, 3e9)] == [1, 2**20, 2**21, 2**32]
+
+
+def test_a_weight_sync_holds_a_bucket_and_under_zero_3_what_was_gathered_for_it() -> None:
+    """Qwen2.5-3B's embedding of 622 MB is larger than a bucket of 512 MiB, and has its own."""
+    run = replace(run_of(), zero_stage=2)
+    largest = 2.0 * run.model.head_parameters
+    assert largest > 512 * 2**20
+    assert gpu.sync_buffers(run) == largest
+    assert gpu.sync_buffers(replace(run, zero_stage=3)) == 2 * largest
+    assert gpu.sync_buffers(replace(run, sync_bucket=2 * 2**30)) == 2 * 2**30
+    assert gpu.sync_buffers(replace(run, sync_bucket=2**50)) == 2.0 * run.model.parameters
+    upstreams = replace(run, sync_bucket=0)
+    assert gpu.sync_buffers(upstreams) == 2 * largest  # a clone on the shared GPU

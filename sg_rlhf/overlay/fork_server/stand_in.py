@@ -1,0 +1,73 @@
+"""``python`` whose process is forked from one that has already imported what a worker imports.
+
+Run as a file, with the standard library alone: ``python -I -S stand_in.py SOCKET ARGUMENT...``
+hands its arguments, environment, folder and open files to the server that listens there, passes on
+the signals that it gets, and ends when the forked process does, with its exit status.
+Where there is no server, or it refuses, this becomes the plain interpreter and says so.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+
+#: The server's answer when it has forked; anything else is the reason why it has not.
+FORKED = b"\0"
+
+#: Linux sends at most this many open files in one message.
+MOST_FILES = 253
+
+#: The server holds them above the numbers that they are to have; a process may often open 1,024.
+HIGH = 600
+
+
+def open_files() -> list[int]:
+    """Numbers of this process's open files."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            os.fstat(int(name))
+        except OSError:  # the listing's own
+            continue
+        found.append(int(name))
+    return sorted(found)
+
+
+def main(address: str, arguments: list[str]) -> int:
+    """Ask for a process and wait for its end; returns its exit status."""
+    files = open_files()
+    server = socket.socket(socket.AF_UNIX)
+    try:
+        if len(files) > MOST_FILES or files[-1] >= HIGH:
+            raise OSError("too many open files to hand over")
+        server.connect(address)
+        request = {
+            "arguments": arguments,
+            "environment": dict(os.environ),
+            "folder": os.getcwd(),
+            "files": files,
+            "niceness": os.getpriority(os.PRIO_PROCESS, 0),
+            "cores": sorted(os.sched_getaffinity(0)),
+            "blocked": [int(s) for s in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+        }
+        socket.send_fds(server, [b"?"], files)
+        server.sendall(json.dumps(request).encode() + b"\n")
+        answer = server.recv(1)
+        if answer != FORKED:
+            raise OSError((answer + server.recv(1024)).decode() or "it ended")
+    except OSError as error:
+        print(f"sg_rlhf: without the fork server: {error}", file=sys.stderr, flush=True)
+        os.execv(sys.executable, [sys.executable, *arguments])
+
+    def pass_on(number: int, _frame: object) -> None:
+        server.send(bytes([number]))
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, pass_on)
+    status = server.recv(1)
+    return status[0] if status else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,61 @@
+"""The controller's wall clock: what each part of a rollout takes, counted once, nothing left out.
+
+Upstream times four calls and writes their sum as the step, so that whatever is between them is not
+seen. Here every second from one rollout's row to the next belongs to the part that is under way, or
+to ``other`` (:mod:`sg_rlhf.common.step_times`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from sg_rlhf.common import step_times
+
+
+class StepClock:
+    """Seconds by part since the latest row.
+
+    Args:
+        now: seconds that only grow.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._since = now()
+        self._under_way = [step_times.OTHER]
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """What runs in this block is ``name``, but for the parts inside it."""
+        self._settle()
+        self._under_way.append(name)
+        try:
+            yield
+        finally:
+            self._settle()
+            self._under_way.pop()
+
+    def between(self, name: str = step_times.OTHER) -> None:
+        """From now on what is in no block is ``name``: for upstream's code between two of ours."""
+        self._settle()
+        self._under_way[0] = name
+
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """Part of what ``source`` took was ``target``, as is known only afterwards."""
+        self._seconds[source] -= seconds
+        self._seconds[target] += seconds
+
+    def take(self) -> dict[str, float]:
+        """The row's keys and seconds; the next row begins."""
+        self._settle()
+        taken, self._seconds = self._seconds, defaultdict(float)
+        return step_times.row(taken)
+
+    def _settle(self) -> None:
+        now = self._now()
+        self._seconds[self._under_way[-1]] += now - self._since
+        self._since = now

@@ -1,0 +1,85 @@
+"""The engine's side of the weight sync in buckets: an extension of vLLM's worker on CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from openrlhf.trainer.ray.utils import get_physical_gpu_id
+from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
+
+from sg_rlhf.overlay import weight_buckets
+
+
+class BucketWorkerWrap(WorkerWrap):
+    """Upstream's extension, which can take many tensors at a time; each is checked, then loaded.
+
+    vLLM adds it to the bases of its worker and refuses names that the worker has.
+    """
+
+    device: torch.device
+    model_runner: Any
+    _opened_buffer: Any
+
+    def receive_bucket(
+        self,
+        wire: Sequence[Any],
+        first: bool,
+        last: bool,
+        handles: dict[str, Any] | None = None,
+    ) -> str | None:
+        """Take one bucket of a sync and load its tensors.
+
+        Args:
+            wire: ``weight_buckets.to_wire`` of it.
+            first: of the sync's buckets; those of a GPU shared with the trainer bring
+            handles: of the buffers that all of them come in, by GPU.
+            last: of the sync's buckets.
+
+        Returns:
+            None, or a line that says what is wrong with it: then nothing of it is loaded.
+        """
+        bucket = weight_buckets.from_wire(wire)
+        if first:
+            self._opened_buffer = None
+            if handles is not None:
+                gpu = get_physical_gpu_id()
+                if gpu not in handles:
+                    return f"no policy rank is on its GPU {gpu} (of {', '.join(handles)})"
+                self._opened_buffer = _opened(handles[gpu], self.device.index)
+        buffer = self._opened_buffer
+        if buffer is None:
+            buffer = torch.empty(bucket.words, dtype=torch.int64, device=self.device)
+            self._take_broadcast(buffer)
+        damaged = weight_buckets.damaged(bucket, buffer)
+        if damaged is not None:
+            return (
+                f"{', '.join(damaged)}: not what was sent (the checksum is another); resume with "
+                "the same command, on another machine or link if it happens again"
+            )
+        self._load_tensors(weight_buckets.unpack(bucket, buffer), first, last)
+        if last:
+            self._opened_buffer = None
+        return None
+
+    def _take_broadcast(self, buffer: torch.Tensor) -> None:
+        group: Any = self._model_update_group
+        group.broadcast(buffer, src=0, stream=torch.cuda.current_stream())
+
+    def _load_tensors(
+        self, tensors: list[tuple[str, torch.Tensor]], first: bool, last: bool
+    ) -> None:
+        del first, last
+        self.model_runner.model.load_weights(weights=tensors)
+        # The trainer writes over the buffer once this worker has answered.
+        torch.cuda.synchronize()
+
+
+def _opened(handle: Any, device_index: int) -> torch.Tensor:
+    """Another process's tensor on this worker's GPU, which may have another number there."""
+    rebuild, given = handle
+    given = list(given)
+    given[6] = device_index  # of torch.multiprocessing.reductions.rebuild_cuda_tensor
+    tensor: torch.Tensor = rebuild(*given)
+    return tensor

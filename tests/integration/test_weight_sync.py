@@ -1,0 +1,64 @@
+"""The weight sync in buckets with a real engine: what it loads, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integration.conftest import ROOT, environment, run_ranks
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("sync") / "found.json"
+    script = ROOT / "tests" / "integration" / "weight_sync_faults.py"
+    subprocess.run(
+        [sys.executable, str(script), str(out)],
+        cwd=ROOT, env={**environment(), "PYTHONPATH": str(ROOT)}, check=True, timeout=500,
+    )  # fmt: skip
+    return dict(json.loads(out.read_text()))
+
+
+def test_the_engine_has_the_trainers_weights_to_the_bit_of_upstreams_way(found: Any) -> None:
+    """The output head is tied to the embedding, and packed again."""
+    first, changed, by_upstream, trainers = found["log_probs"]
+    assert found["messages"]["none"].startswith("sent 2 buckets")
+    assert first != changed == by_upstream
+    assert changed == pytest.approx(trainers, abs=1e-3)
+
+
+def test_a_turned_bit_is_one_line_with_the_names(found: Any) -> None:
+    line = found["messages"]["damaged"]
+    assert line.startswith("weight sync: engine 0 did not take bucket 2 of 2 (model.layers.")
+    assert ": not what was sent (the checksum is another)" in line and "\n" not in line
+
+
+def test_a_stopped_engine_ends_the_sync_at_its_deadline(found: Any) -> None:
+    line = found["messages"]["stopped"]
+    assert "weight sync: engine 0 did not take bucket 1 of 2 (model.embed" in line
+    assert " within 5 s: stopped, " in line and "sg.sync_timeout" in line and "\n" not in line
+    assert 4.9 < found["seconds"]["stopped"] < 15
+
+
+def test_a_killed_engine_ends_it_at_once(found: Any) -> None:
+    line = found["messages"]["killed"]
+    assert "weight sync: engine 0 did not take bucket 1 of 2" in line and "\n" not in line
+    assert found["seconds"]["killed"] < 30
+
+
+def test_two_zero_3_ranks_put_whole_tensors_into_the_buckets(tmp_path: Path) -> None:
+    out = tmp_path / "found.pt"
+    run_ranks("weight_sync_on_ranks.py", 2, str(out))
+    sent = torch.load(out, weights_only=True)
+    assert sent["sharded"]
+    assert sent["names"] == sent["expected"] and len(sent["names"]) > 20
+    assert all(sent["equal"])
+    assert sent["calls"] == [(True, False), (False, True)]

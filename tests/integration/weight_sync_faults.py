@@ -1,0 +1,125 @@
+"""Weight syncs of the tiny model into a real engine, and what a faulty one says.
+
+    python weight_sync_faults.py OUT
+
+Writes to OUT: {"log_probs": [after a sync in buckets, after upstream's of the same weights, the
+trainer's own], "messages": fault -> the error's, "seconds": fault -> how long it took}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+
+from bench import weight_sync as bench  # noqa: E402
+from sg_rlhf.overlay import register  # noqa: E402
+from sg_rlhf.overlay.cpu import platform  # noqa: E402
+from sg_rlhf.overlay.rollout_engine import SGRolloutActor  # noqa: E402
+
+MODEL = ROOT / "sg_rlhf" / "tiny" / "kk_tiny"
+DEADLINE = 5.0
+
+
+class Engine(SGRolloutActor):
+    def process(self) -> int:
+        return os.getpid()
+
+
+class Trainer(bench.Trainer):
+    """Tells its own log-probs, and may send a bucket with one bit turned."""
+
+    def own_log_probs(self, ids: list[int]) -> list[float]:
+        import torch
+
+        with torch.no_grad():
+            logits = self.module.float()(torch.tensor([ids])).logits[0, :-1]
+        self.module.bfloat16()
+        log_probs = logits.log_softmax(-1)
+        return log_probs.gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+
+    def outcome(self, deadline: float, damage_bucket: int | None = None) -> tuple[str, float]:
+        from sg_rlhf.overlay.errors import SyncError
+
+        self.args.sg.sync_timeout = deadline
+        group = self._model_update_group
+        honest, sent = group.start_broadcast, []
+
+        def start_broadcast(buffer: Any, *args: Any, **kwargs: Any) -> Any:
+            if len(sent) == damage_bucket:
+                buffer[100] ^= 1 << 40
+            sent.append(buffer.numel())
+            return honest(buffer, *args, **kwargs)
+
+        group.start_broadcast = start_broadcast
+        started = time.monotonic()
+        try:
+            self.send(1)
+            said = f"sent {len(sent)} buckets"
+        except SyncError as error:
+            said = str(error)
+        finally:
+            group.start_broadcast = honest
+        return said, time.monotonic() - started
+
+
+def main(out: Path) -> None:
+    ray.init(
+        num_cpus=4, num_gpus=1, include_dashboard=False, log_to_driver=False,
+        object_store_memory=2**28,
+        runtime_env={
+            "env_vars": platform.environment() | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            "worker_process_setup_hook": register.WORKER_SETUP_HOOK,
+        },
+    )  # fmt: skip
+    engine = (
+        ray.remote(Engine)
+        .options(num_cpus=1, num_gpus=0.5)
+        .remote(**bench.engine_settings(str(MODEL)))
+    )
+    start = ray.remote(num_cpus=1, num_gpus=0.5)(Trainer)
+    trainer = start.remote(str(MODEL), engine, "cpu")
+    pid = ray.get(engine.process.remote())
+    ray.get(trainer.connect.remote())
+    ids = list(range(5, 60))
+    log_probs, messages, seconds = [], {}, {}
+
+    def outcome(name: str, *args: Any) -> None:
+        messages[name], seconds[name] = ray.get(trainer.outcome.remote(*args))
+
+    outcome("none", 0.0)
+    log_probs.append(ray.get(engine.prompt_log_probs.remote(ids)))
+    ray.get(trainer.change.remote())
+    outcome("none", 0.0)
+    log_probs.append(ray.get(engine.prompt_log_probs.remote(ids)))
+    ray.get(trainer.send.remote(None))
+    log_probs.append(ray.get(engine.prompt_log_probs.remote(ids)))
+    log_probs.append(ray.get(trainer.own_log_probs.remote(ids)))
+    outcome("damaged", 60.0, 1)
+    core = psutil.Process(pid).children(recursive=True)
+    os.kill(pid, signal.SIGSTOP)
+    outcome("stopped", DEADLINE)
+    os.kill(pid, signal.SIGKILL)
+    outcome("killed", 60.0)
+    out.write_text(json.dumps({"log_probs": log_probs, "messages": messages, "seconds": seconds}))
+    ray.shutdown()
+    # vLLM's core outlives an engine that is killed.
+    for process in core:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+if __name__ == "__main__":
+    register.install()
+    main(Path(sys.argv[1]))

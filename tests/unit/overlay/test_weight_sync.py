@@ -1,0 +1,112 @@
+"""Both sides of a weight sync without Ray and without an engine between them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+import torch
+
+from sg_rlhf.config import load_config
+from sg_rlhf.overlay import cli, weight_buckets, weight_sync
+from sg_rlhf.overlay.weight_receiver import BucketWorkerWrap
+
+SENT = [
+    ("a", torch.arange(12, dtype=torch.bfloat16).view(3, 4)),
+    ("b", torch.arange(5, dtype=torch.float32)),
+]
+
+
+class Worker(BucketWorkerWrap):
+    """Takes its buckets from a list, and keeps what it loads."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, arriving: list[torch.Tensor]) -> None:
+        self._arriving, self.loaded = arriving, []
+
+    def _take_broadcast(self, buffer: torch.Tensor) -> None:
+        buffer.copy_(self._arriving.pop(0))
+
+    def _load_tensors(self, tensors: Any, first: bool, last: bool) -> None:
+        self.loaded += [(name, tensor.clone(), first, last) for name, tensor in tensors]
+
+
+def bucket() -> tuple[weight_buckets.Bucket, torch.Tensor]:
+    tensors = [weight_buckets.Tensor(n, t.dtype, tuple(t.shape)) for n, t in SENT]
+    (made,) = weight_buckets.split(tensors, 2**20)
+    buffer = torch.empty(made.words, dtype=torch.int64)
+    weight_buckets.pack(made, [t for _, t in SENT], buffer)
+    return made, buffer
+
+
+def test_a_worker_loads_what_was_sent() -> None:
+    made, buffer = bucket()
+    worker = Worker([buffer])
+    assert worker.receive_bucket(weight_buckets.to_wire(made), first=True, last=True) is None
+    assert [(name, *rest) for name, _, *rest in worker.loaded] == [
+        ("a", True, True), ("b", True, True),
+    ]  # fmt: skip
+    assert all(
+        torch.equal(t, sent) for (_, t, *_), (_, sent) in zip(worker.loaded, SENT, strict=True)
+    )
+
+
+def test_a_worker_loads_nothing_of_a_damaged_bucket() -> None:
+    made, buffer = bucket()
+    buffer[1] += 1
+    worker = Worker([buffer])
+    said = worker.receive_bucket(weight_buckets.to_wire(made), first=True, last=False)
+    assert said is not None and said.startswith("a, b: not what was sent")
+    assert worker.loaded == []
+
+
+@pytest.mark.parametrize(
+    ("cause", "line"),
+    [
+        (ValueError("first\nsecond "), "ValueError: second"),
+        (AssertionError(), "AssertionError"),  # an assertion without a message
+    ],
+)
+def test_what_an_engine_raised_is_a_line(
+    monkeypatch: pytest.MonkeyPatch, cause: Exception, line: str
+) -> None:
+    def get(_reference: Any) -> None:
+        raise ray.exceptions.RayTaskError("receive_bucket", "", cause)
+
+    monkeypatch.setattr(ray, "get", get)
+    assert weight_sync._answer(None) == line
+
+
+@pytest.mark.parametrize(
+    ("setting", "gigabytes", "seconds"), [(0.0, 0.0, 120), (0.0, 140.0, 1520), (7.5, 140.0, 7.5)]
+)
+def test_the_deadline_grows_with_the_weights_unless_it_is_set(
+    setting: float, gigabytes: float, seconds: float
+) -> None:
+    assert weight_sync.deadline_seconds(setting, int(gigabytes * 1e9)) == seconds
+
+
+def test_tensor_parallel_policies_keep_upstreams_loop() -> None:
+    def args(way: str, tensor_parallel: int) -> Any:
+        return SimpleNamespace(
+            sg=SimpleNamespace(weight_sync=way),
+            ds=SimpleNamespace(tensor_parallel_size=tensor_parallel),
+        )
+
+    assert weight_sync.in_buckets(args("buckets", 1))
+    assert not weight_sync.in_buckets(args("upstream", 1))
+    assert not weight_sync.in_buckets(args("buckets", 2))
+
+
+@pytest.mark.parametrize("way", ["buckets", "upstream"])
+def test_rays_collectives_need_upstreams_loop(way: str) -> None:
+    recipe = "configs/kk/grpo_sg_tiny_cpu.yaml"
+    argv = load_config([recipe], ["vllm.sync_with_ray=true", f"sg.weight_sync={way}"]).to_argv()
+    if way == "upstream":
+        assert cli.parse(argv).vllm.sync_with_ray
+        return
+    with pytest.raises(cli.UsageError, match=r"^vllm.sync_with_ray=true: not with sg.weight_sync="):
+        cli.parse(argv)
