@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-all test-unit test-integration test-gpu docs kk math search
+.PHONY: help setup lint format test test-all test-unit test-integration test-gpu bench docs kk math search
 
 BIN := .venv/bin
 # More arguments for pytest: make test-unit ARGS="-k shaping -x"; ARGS="-n 0 --pdb" for one worker.
@@ -45,6 +45,10 @@ test-integration: setup ## training runs, engines and servers on this machine: m
 STAGES ?=
 test-gpu: ## what one GPU can prove, a line a stage; without a GPU each is skipped (docs/gpu.md)
 	@bash bench/gpu.sh $(STAGES)
+
+# A fresh folder each time; ARGS="--only growth kk_generator" for some of them.
+bench: setup ## the ratios of docs/performance.md again, beside the committed ones: under 10 minutes
+	$(BIN)/python bench/run.py --out out/bench $(ARGS)
 
 # In an environment of its own: 30 small packages that nobody else needs.
 DOCS := .cache/docs

@@ -9,8 +9,9 @@ ok. ``--check`` writes nothing and fails if the page would change.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+
+from made_tables import main
 
 from sg_rlhf.doctor import recipe
 from sg_rlhf.doctor.check import FAILED, WARNING, Check, exit_status
@@ -21,7 +22,6 @@ from sg_rlhf.doctor.needs import of_hardware
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "doctor.md"
 MACHINES = ROOT / "tests" / "unit" / "doctor" / "machines"
-BEGIN, END = "<!-- table: docs/make_doctor_table.py -->", "<!-- end of table -->"
 RECIPES = {
     "in general": "",
     "K&K 3B": "kk/grpo_sg_qwen2.5-3b-instruct.yaml",
@@ -53,28 +53,13 @@ def cell(checks: list[Check]) -> str:
     return ": ".join([str(exit_status(checks)), *([", ".join(names)] if names else [])])
 
 
-def table() -> str:
+def table() -> list[str]:
     """The table as Markdown."""
     rows = [["machine", *RECIPES], ["---"] * (1 + len(RECIPES))]
     for name, facts in machines().items():
         rows.append([name, *(cell(judge(facts, config)) for config in RECIPES.values())])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def main() -> int:
-    """Exit status 1 when the page is not what it should be and --check forbids to write it."""
-    text = PAGE.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    made = f"{before}{BEGIN}\n{table()}\n{END}{after}"
-    if made == text:
-        return 0
-    if "--check" in sys.argv[1:]:
-        print(f"{PAGE}: the table is out of date: python docs/make_doctor_table.py")
-        return 1
-    PAGE.write_text(made)
-    return 0
+    return [f"| {' | '.join(row)} |" for row in rows]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(PAGE, {"machines": table}))

@@ -8,7 +8,6 @@ is not the one that would be written.
 
 from __future__ import annotations
 
-import re
 import sys
 from dataclasses import replace
 from functools import cache
@@ -16,6 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
+
+from made_tables import main  # noqa: E402
 
 from sg_rlhf.config import load_config  # noqa: E402
 from sg_rlhf.config.shipped_recipes import CONFIGS  # noqa: E402
@@ -83,21 +84,6 @@ def scale_table() -> list[str]:
 TABLES = {"recipes": overview.table, "scale": scale_table}
 
 
-def with_tables(page: str) -> str:
-    """The page with its tables as they are computed now."""
-    for name, make in TABLES.items():
-        begin, end = f"<!-- table: {name} -->\n", f"<!-- end: {name} -->"
-        assert page.count(begin) == page.count(end) == 1, f"docs/scale.md: no place for {name}"
-        lines = "\n".join(make())
-        page = re.sub(
-            f"{begin}.*?{end}",
-            lambda _, text=lines, a=begin, b=end: f"{a}\n{text}\n\n{b}",
-            page,
-            flags=re.DOTALL,
-        )
-    return page
-
-
 def draw() -> None:
     """Seconds of a rollout by part, a bar of each number of GPUs, a panel of each model."""
     import matplotlib
@@ -125,18 +111,5 @@ def draw() -> None:
     figure.savefig(PICTURE, dpi=110)
 
 
-def main() -> int:
-    """Exit status 0; 1 where ``--check`` finds another table."""
-    page = PAGE.read_text()
-    made = with_tables(page)
-    if "--check" in sys.argv[1:]:
-        if made != page:
-            print("docs/scale.md: its tables are not those of sg_rlhf.plan; run this", sys.argv[0])
-        return int(made != page)
-    PAGE.write_text(made)
-    draw()
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(PAGE, TABLES, draw))

@@ -49,9 +49,9 @@ def heads(record: Record) -> dict[str, Head]:
     else:
         module = importlib.import_module(OURS)
 
-        def without_logits(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        def without_logits(kernel: str, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
             log_probs: Tensor = module.selected_log_probs(
-                hidden, weight, targets, temperature=TEMPERATURE
+                hidden, weight, targets, temperature=TEMPERATURE, kernel=kernel
             )[0]
             return log_probs
 
@@ -60,7 +60,16 @@ def heads(record: Record) -> dict[str, Head]:
             log_probs: Tensor = module.log_probs_from_logits(logits, targets, TEMPERATURE)
             return log_probs
 
-        found |= {"without logits": without_logits, "over logits, one buffer": one_buffer}
+        found |= {
+            "without logits": functools.partial(without_logits, "torch"),
+            "over logits, one buffer": one_buffer,
+        }
+        # For GPUs; which of them becomes the default is to be seen on one.
+        for kernel in ("compile", "triton"):
+            if torch.cuda.is_available() and importlib.util.find_spec("triton"):
+                found[f"without logits, {kernel}"] = functools.partial(without_logits, kernel)
+            else:
+                record.skip(f"without logits, {kernel}", "needs CUDA and triton")
     try:
         from sg_rlhf.overlay import register
 

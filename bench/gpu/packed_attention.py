@@ -184,15 +184,19 @@ def whole_model(record: Record, job: Job) -> None:
 
     packed = importlib.import_module(OURS)
     ALL_ATTENTION_FUNCTIONS.register(packed.VARLEN, packed.attention)
-    config = transformers.Qwen2Config(
-        vocab_size=1000, num_hidden_layers=2, num_key_value_heads=2,
-        hidden_size=64 if job.small else 896, num_attention_heads=2 if job.small else 14,
-        intermediate_size=128 if job.small else 4864, max_position_embeddings=8192,
-        tie_word_embeddings=True,
-    )  # fmt: skip
-    torch.manual_seed(0)
     dtype = torch.bfloat16 if job.on_cuda else torch.float32
-    model = transformers.Qwen2ForCausalLM(config).to(device=job.device, dtype=dtype)
+
+    def qwen2(layers: int) -> Any:
+        config = transformers.Qwen2Config(
+            vocab_size=1000, num_hidden_layers=layers, num_key_value_heads=2,
+            hidden_size=64 if job.small else 896, num_attention_heads=2 if job.small else 14,
+            intermediate_size=128 if job.small else 4864, max_position_embeddings=8192,
+            tie_word_embeddings=True,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        return transformers.Qwen2ForCausalLM(config).to(device=job.device, dtype=dtype)
+
+    model = qwen2(2)
     lengths = [19, 1, 40] if job.small else [900, 1, 333, 64, 1500]
     tokens = torch.randint(0, 1000, (1, sum(lengths)), device=job.device)
     positions = torch.cat([torch.arange(n, device=job.device) for n in lengths])[None]
@@ -217,22 +221,63 @@ def whole_model(record: Record, job: Job) -> None:
         # A gradient sums over tokens, in bfloat16 in another order.
         limit = {"logits": 0.02, "gradient": 0.05}[part] if dtype == torch.bfloat16 else 1e-5
         record.within(f"a packed Qwen2 beside one by one: {part}", relative(got, true), limit)
+    once_a_row(record, job, packed, qwen2, tokens, positions)
+
+
+def once_a_row(
+    record: Record, job: Job, packed: Any, qwen2: Callable[[int], Any],
+    tokens: Tensor, positions: Tensor,
+) -> None:  # fmt: skip
+    """How often the bounds of a row are worked out in a forward and backward pass, and how often
+    the host waits for the GPU in it: as often in a deep model as in a shallow one."""
+    found = {}
+    for recomputed, layers in itertools.product((False, True), (2, 4)):
+        model = qwen2(layers)
+        model.set_attn_implementation(packed.VARLEN)
+        if recomputed:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+        # The first pass may have something to load.
+        for _ in range(2):
+            found[layers] = _calls_and_waits(job, packed, model, tokens, positions.clone())
+        name = f"a packed row of {layers} layers{', recomputed' if recomputed else ''}"
+        calls, waits = found[layers]
+        shallow = found[2][1]
+        record.check(f"{name}: bounds worked out once", calls == 1, calls, 1)
+        if job.on_cuda:
+            record.goal(f"{name}: waits of the host", waits, 2)
+            if layers == 4:
+                record.check(f"{name}: no wait in a layer", waits == shallow, waits, shallow)
     if not job.on_cuda:
         record.skip("waits of the host in a packed forward and backward", "asks CUDA")
-        return
-    torch.cuda.synchronize()
-    # A micro-batch has a row of its own, so its positions are new to the attention.
-    positions = positions.clone()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            out = logits(True)
+
+
+def _calls_and_waits(
+    job: Job, packed: Any, model: Any, tokens: Tensor, positions: Tensor
+) -> tuple[int, int]:
+    """Of one forward and backward pass; positions that the attention has not seen, as each
+    micro-batch has its own."""
+    original, calls = packed.packed_row, []
+
+    def counted(position_ids: Tensor) -> Any:
+        calls.append(position_ids)
+        return original(position_ids)
+
+    packed.packed_row = counted
+    if job.on_cuda:
+        torch.cuda.synchronize()
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            if job.on_cuda:
+                torch.cuda.set_sync_debug_mode("warn")
+            out = model(tokens, position_ids=positions, use_cache=False).logits
             out.float().sum().backward()
-        finally:
+    finally:
+        packed.packed_row = original
+        if job.on_cuda:
             torch.cuda.set_sync_debug_mode("default")
-    waits = sum("synchroniz" in str(warning.message) for warning in caught)
-    record.goal("waits of the host in a packed forward and backward of 2 layers", waits, 2)
+    return len(calls), sum("synchroniz" in str(warning.message) for warning in caught)
 
 
 def run(record: Record, job: Job) -> None:

@@ -1,0 +1,203 @@
+"""How time grows with tokens, vocabulary, group size and ranks: is it linear or better?
+
+    python bench/growth.py --out bench/results/growth.json --plot bench/results/growth.png
+
+| panel      | what is timed                                              | what grows            |
+|------------|------------------------------------------------------------|-----------------------|
+| responses  | the real trainer's step of the tiny model, 100 tokens each | responses             |
+| length     | the same step of 32 responses                              | tokens each           |
+| vocabulary | log-probs under a head without logits, and their gradients | V                     |
+| group      | advantages and loss of 16 prompts, and their gradients     | responses to a prompt |
+| ranks      | the step of 32 responses on each gloo rank, all ranks'     | ranks                 |
+
+Seconds are CPU time (one thread a process), the median of some repeats. The exponent is the slope
+of log seconds over log size, by least squares over the three largest sizes, where what a step costs
+however small it is flattens it least: 1 is linear.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tiny_update  # before torch
+import torch
+from arguments import at_least, write
+from machine import provenance
+from measures import exponent
+from ranks import outputs
+
+from sg_rlhf.algo.advantages import group_advantages
+from sg_rlhf.algo.policy_loss import policy_loss_terms
+from sg_rlhf.algo.token_logprobs import selected_log_probs
+from sg_rlhf.algo.weightings import make_weighting
+
+ALGORITHM = "grpo_sg"
+#: Every panel's sizes, smallest first.
+SIZES = {
+    "responses": (16, 32, 64, 128),
+    "length": (64, 128, 256, 512),
+    "vocabulary": (4096, 16384, 65536, 131072),
+    "group": (4, 16, 64, 256),
+    "ranks": (1, 2, 4),
+}
+PROMPT, RESPONSE = 40, 60
+LABELS = {
+    "responses": "responses of 100 tokens", "length": "tokens of each of 32 responses",
+    "vocabulary": "vocabulary", "group": "responses to a prompt", "ranks": "ranks",
+}  # fmt: skip
+
+
+def median_seconds(action: Callable[[], Any], repeats: int) -> float:
+    """CPU seconds; once more before, to warm up."""
+    action()
+    found = []
+    for _ in range(repeats):
+        started = time.process_time()
+        action()
+        found.append(time.process_time() - started)
+    return statistics.median(found)
+
+
+def steps(repeats: int) -> dict[str, dict[int, float]]:
+    """The panels of the step on one engine: two micro-batches, however many responses."""
+    args = tiny_update.arguments(ALGORITHM, 2 * tiny_update.MICRO_BATCH)
+    update = tiny_update.TinyUpdate(args)
+    trainer = update.trainer(args)
+
+    def seconds(count: int, prompt: int, response: int) -> float:
+        trainer.replay_buffer.sample_batch_size = count // 2
+        given = update.responses(count, prompt, response)
+        tiny_update.step(trainer, given)
+        return statistics.median(tiny_update.step(trainer, given)[1] for _ in range(repeats))
+
+    return {
+        "responses": {n: seconds(n, PROMPT, RESPONSE) for n in SIZES["responses"]},
+        "length": {n: seconds(32, n // 4, n - n // 4) for n in SIZES["length"]},
+    }
+
+
+def vocabulary(size: int, repeats: int) -> float:
+    """Seconds of the log-probs and entropies of 128 tokens, hidden size 256."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(128, 256, generator=generator).requires_grad_()
+    weight = torch.randn(size, 256, generator=generator).mul_(0.05).requires_grad_()
+    targets = torch.randint(size, (128,), generator=generator)
+
+    def once() -> None:
+        hidden.grad = weight.grad = None
+        log_probs, entropy = selected_log_probs(hidden, weight, targets, with_entropy=True)
+        assert entropy is not None
+        (log_probs.sum() + 0.01 * entropy.sum()).backward()
+
+    return median_seconds(once, repeats)
+
+
+def group(size: int, repeats: int, prompts: int = 16, tokens: int = 64) -> float:
+    """Seconds of the advantages and the loss of a rollout."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (prompts * size, tokens)
+    log_probs = torch.rand(shape, generator=generator).log().requires_grad_()
+    old = log_probs.detach() + 0.1 * torch.randn(shape, generator=generator)
+    rewards = torch.randn(prompts, size, generator=generator)
+    mask, weighting = torch.ones(shape, dtype=torch.bool), make_weighting(ALGORITHM)
+
+    def once() -> None:
+        log_probs.grad = None
+        advantages = group_advantages(rewards).reshape(-1, 1).expand(shape)
+        terms = policy_loss_terms(log_probs, old, advantages, mask, weighting, 0.2, 0.24, 10.0)
+        terms.loss.backward()
+
+    return median_seconds(once, repeats)
+
+
+def rank(repeats: int) -> float:
+    """This rank's seconds of a step, 32 responses on each of ``WORLD_SIZE`` ranks."""
+    args = tiny_update.arguments(ALGORITHM, 32 * int(os.environ["WORLD_SIZE"]))
+    args.train.micro_batch_size = 16
+    update = tiny_update.TinyUpdate(args)
+    trainer = update.trainer(args)
+    given = update.responses(32, PROMPT, RESPONSE, seed=int(os.environ["RANK"]))
+    tiny_update.step(trainer, given)
+    return statistics.median(tiny_update.step(trainer, given)[1] for _ in range(repeats))
+
+
+def ranks(count: int, repeats: int) -> float:
+    """Seconds of all ranks together."""
+    command = [sys.executable, __file__, "--rank", "--repeats", str(repeats)]
+    return sum(float(output.splitlines()[-1]) for output in outputs(command, count))
+
+
+def draw(panels: dict[str, Any], file: Path) -> None:
+    """A panel of each, log-log, with a straight line of slope 1 through the last point."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(2.7 * len(panels), 2.9), constrained_layout=True
+    )
+    for axis, (name, panel) in zip(axes, panels.items(), strict=True):
+        sizes, seconds = panel["sizes"], panel["seconds"]
+        axis.loglog(sizes, seconds, "o-", color="#00695c", markersize=4, base=2)
+        linear = [seconds[-1] * size / sizes[-1] for size in sizes]
+        axis.loglog(sizes, linear, "--", color="#999999", linewidth=1, base=2)
+        axis.set_title(f"{name}: exponent {panel['exponent']:.2f}", fontsize=10)
+        axis.set_xlabel(LABELS[name], fontsize=9)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=8)
+        axis.set_xticks(sizes, [f"{s // 1024}k" if s >= 4096 else str(s) for s in sizes])
+        axis.minorticks_off()
+    axes[0].set_ylabel("CPU seconds (dashed: linear)", fontsize=9)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=110)
+
+
+def main() -> None:
+    """Every panel, then the JSON and the picture."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--plot", type=Path, help="PNG file to write")
+    parser.add_argument("--repeats", type=at_least(1), default=5, help="of each measurement [5]")
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    repeats = arguments.repeats
+    if arguments.rank:
+        print(rank(repeats))
+        return
+    if arguments.out is None:
+        parser.error("--out is missing")
+    found: dict[str, dict[int, float]] = {
+        **steps(repeats),
+        "vocabulary": {n: vocabulary(n, repeats) for n in SIZES["vocabulary"]},
+        "group": {n: group(n, repeats) for n in SIZES["group"]},
+        "ranks": {n: ranks(n, repeats) for n in SIZES["ranks"]},
+    }
+    panels = {
+        name: {
+            "what": LABELS[name],
+            "sizes": list(seconds),
+            "seconds": [round(s, 4) for s in seconds.values()],
+            "exponent": round(exponent(list(seconds), list(seconds.values())), 3),
+        }
+        for name, seconds in found.items()
+    }
+    result = {**provenance("growth.py", "torch", "deepspeed", "openrlhf"), "panels": panels}
+    write(result, arguments.out)
+    if arguments.plot:
+        draw(panels, arguments.plot)
+    print(json.dumps({name: panel["exponent"] for name, panel in panels.items()}))
+
+
+if __name__ == "__main__":
+    main()

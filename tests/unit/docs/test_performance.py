@@ -1,0 +1,68 @@
+"""The tables of docs/performance.md are made of the committed results."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import claims
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def page() -> Any:
+    spec = importlib.util.spec_from_file_location("make", ROOT / "docs" / "make_performance.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_are_those_of_the_committed_results() -> None:
+    checked = subprocess.run(
+        [sys.executable, "docs/make_performance.py", "--check"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_a_row_says_what_a_result_says(page: Any, tmp_path: Path) -> None:
+    (tmp_path / "kk_generator.json").write_text(json.dumps({"ratio": 12.3}))
+    (row,) = [line for line in page.claims(tmp_path) if "12.3x" in line]
+    assert "at least 50x" in row and "**not met**" in row and "kk_generator.json" in row
+    said = " ".join(page.summary(tmp_path))
+    assert said.startswith(
+        "**0 of 1 goals are met.** Not met: Knights & Knaves generator, 7 people."
+    )
+    assert "Not measured yet: GRPO-SG, time of a step;" in said
+    (tmp_path / "kk_generator.json").write_text(json.dumps({"ratio": 50}))
+    assert page.summary(tmp_path)[0] == "**1 of 1 goals are met.**"
+
+
+def test_a_result_is_shown_with_its_own_command(page: Any, tmp_path: Path) -> None:
+    result = {"command": "python bench/growth.py --repeats 9", "date": "2026-01-02",
+              "machine": {"processor": "one", "cores": 3}}  # fmt: skip
+    (tmp_path / "growth.json").write_text(json.dumps(result))
+    assert page.commands(tmp_path)[2:] == [
+        "| growth.json | `python bench/growth.py --repeats 9` | 2026-01-02 | one, 3 cores |"
+    ]
+
+
+def test_make_bench_runs_each_or_says_why_not() -> None:
+    for name, bench in claims.BENCHES.items():
+        assert bool(bench.quick) != bool(bench.why_not), name
+
+
+def test_every_bench_is_used_and_has_its_script() -> None:
+    assert {claim.bench for claim in claims.CLAIMS} <= set(claims.BENCHES)
+    for name, bench in claims.BENCHES.items():
+        committed = (claims.RESULTS / bench.result).is_file()
+        for command in filter(None, (bench.command, bench.quick) if committed else ()):
+            assert (ROOT / command.split()[0]).is_file(), (name, command)
