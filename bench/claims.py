@@ -152,7 +152,9 @@ BENCHES = {
         why_not="needs a tree of an older commit",
     ),
     "token_logprobs": Bench(
-        "token_logprobs_cpu.json", "bench/token_logprobs.py --memory-tokens 512,4096",
+        "token_logprobs_cpu.json",
+        "bench/token_logprobs.py --memory-tokens 512,4096 "
+        "--plot docs/images/log_probs_memory.png",
         "bench/token_logprobs.py --models Qwen/Qwen2.5-3B --tokens 256 --memory-tokens= "
         "--ways logits,ours",
     ),
@@ -168,7 +170,7 @@ BENCHES = {
         "kk_generator.json", "bench/kk_generator.py", "bench/kk_generator.py --turns 3"
     ),
     "growth": Bench(
-        "growth.json", "bench/growth.py --plot bench/results/growth.png",
+        "growth.json", "bench/growth.py --plot docs/images/growth.png",
         "bench/growth.py --repeats 2",
     ),
     "grading": Bench(

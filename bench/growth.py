@@ -1,6 +1,6 @@
 """How time grows with tokens, vocabulary, group size and ranks: is it linear or better?
 
-    python bench/growth.py --out bench/results/growth.json --plot bench/results/growth.png
+    python bench/growth.py --out bench/results/growth.json --plot docs/images/growth.png
 
 | panel      | what is timed                                              | what grows            |
 |------------|------------------------------------------------------------|-----------------------|

@@ -3,7 +3,7 @@
     python bench/token_logprobs.py --out bench/results/token_logprobs_cpu.json
     python bench/token_logprobs.py --device cuda --tokens 1024,4096,16384,32768 \\
         --memory-tokens 1024,4096,8192,16384,32768 --out bench/results/token_logprobs_cuda.json
-    python bench/token_logprobs.py --draw bench/results/token_logprobs_cuda.json
+    python bench/token_logprobs.py --draw bench/results/token_logprobs_cuda.json --plot cuda.png
 
 ``logits`` is upstream's path: logits of the model's dtype, a float32 copy, divided by the
 temperature, the entropy of the whole vocabulary, the log-probs. ``ours`` is
@@ -14,7 +14,7 @@ Seconds: three passes, ``score`` without gradients or entropy (old and reference
 alone (LoRA); medians over the repeats, the ways by turns in one process. The entropy is computed
 and only logged, as the recipes do. Memory: a process each, the peak above the inputs and the
 returned gradients, in % of the float32 logits. The logits' peak comes before the head's gradient is
-there, so that their figure is too low by it. ``--draw`` makes the PNG of a JSON.
+there, so that their figure is too low by it. ``--plot`` draws memory over tokens.
 """
 
 from __future__ import annotations
@@ -131,14 +131,17 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def draw(result: dict[str, Any], file: Path) -> None:
+def plot(result: dict[str, Any], file: Path) -> None:
     """Extra memory of an update over the tokens, a panel a head; both axes by powers of two."""
+    rows = [row for row in result["memory"] if "failed" not in row]
+    if not rows:
+        print(f"no {file}: no memory was measured")
+        return
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    rows = [row for row in result["memory"] if "failed" not in row]
     models = list(dict.fromkeys(row["model"] for row in rows))
     figure, panels = pyplot.subplots(
         1, len(models), figsize=(1 + 4 * len(models), 4), squeeze=False, sharey=True
@@ -168,6 +171,7 @@ def draw(result: dict[str, Any], file: Path) -> None:
     figure.tight_layout()
     figure.savefig(file, dpi=150)
     pyplot.close(figure)
+    print(f"wrote {file}")
 
 
 def main() -> None:
@@ -175,8 +179,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, help="JSON file to write; the PNG goes beside it")
-    parser.add_argument("--draw", type=Path, metavar="JSON", help="only print and draw this result")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--plot", type=Path, help="PNG file to draw the memory into")
+    parser.add_argument("--draw", type=Path, metavar="JSON", help="measure nothing: this result")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"],
                         help="of hidden and weight [float32 on cpu, bfloat16 on cuda]")  # fmt: skip
@@ -197,7 +202,8 @@ def main() -> None:
             parser.error(f"--draw {arguments.draw}: no such file")
         result = json.loads(arguments.draw.read_text())
         print(table(result))
-        draw(result, arguments.draw.with_suffix(".png"))
+        if arguments.plot:
+            plot(result, arguments.plot)
         return
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch sees no GPU here")
@@ -238,9 +244,8 @@ def main() -> None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
         print(f"wrote {arguments.out}")
-        if any("failed" not in row for row in result["memory"]):
-            draw(result, arguments.out.with_suffix(".png"))
-            print(f"wrote {arguments.out.with_suffix('.png')}")
+    if arguments.plot:
+        plot(result, arguments.plot)
 
 
 if __name__ == "__main__":

@@ -88,14 +88,7 @@ def _machine(result: Any) -> str:
     return f"{processor}, {of['cores']} cores"
 
 
-def picture(folder: Path = RESULTS) -> list[str]:
-    """The growth panels, once they have been drawn."""
-    if not (folder / "growth.png").is_file():
-        return []
-    return ["![time over tokens, vocabulary, group and ranks](../bench/results/growth.png)"]
-
-
-TABLES = {"summary": summary, "claims": claims, "picture": picture, "commands": commands}
+TABLES = {"summary": summary, "claims": claims, "commands": commands}
 
 
 if __name__ == "__main__":

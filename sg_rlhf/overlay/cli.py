@@ -120,11 +120,33 @@ def _check(args: Any) -> None:
             "vllm.sync_with_ray=true: not with sg.weight_sync=buckets; set it to false, or "
             "sg.weight_sync=upstream"
         )
+    if args.ds.lora.rank > 0:
+        _check_lora(args)
     try:
         layout.check(args)
         losses.check(args)
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def _check_lora(args: Any) -> None:
+    """Adapters reach the engine merged, which only the buckets do, with weights that are numbers."""
+    from sg_rlhf.overlay import weight_sync
+
+    for found, wrong, expected in (
+        (args.ds.load_in_4bit, "ds.load_in_4bit=true", "set it to false"),
+        (
+            not weight_sync.in_buckets(args),
+            f"sg.weight_sync={args.sg.weight_sync}, ds.tensor_parallel_size="
+            f"{args.ds.tensor_parallel_size}",
+            "use sg.weight_sync=buckets and ds.tensor_parallel_size=1",
+        ),
+    ):
+        if found:
+            raise UsageError(
+                f"ds.lora.rank={args.ds.lora.rank}: not with {wrong}: the engine takes adapters "
+                f"merged into their layers; {expected}"
+            )
 
 
 def fit_platform(args: Any) -> None:

@@ -90,7 +90,7 @@ def _aligned(position: int) -> int:
     return -(-position // ALIGNMENT) * ALIGNMENT
 
 
-def pack(bucket: Bucket, tensors: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
+def pack(bucket: Bucket, tensors: Iterable[torch.Tensor], buffer: torch.Tensor) -> None:
     """Write the tensors and their sums into a buffer.
 
     Args:

@@ -36,6 +36,7 @@ from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 from torch.multiprocessing.reductions import reduce_tensor
 
 from sg_rlhf.overlay import weight_buckets
+from sg_rlhf.overlay.engine_tensors import engine_tensors
 from sg_rlhf.overlay.errors import SyncError
 
 #: A deadline by size: what a start of everything may take, and the slowest transfer that is not
@@ -71,14 +72,11 @@ class WeightSync:
         self._clears_cache = args.vllm.enable_prefix_caching
         # Upstream's choice: the vision part of a model of images is frozen, and the engine's own.
         is_vlm = getattr(trainer.actor, "is_vlm", False)
-        self._parameters = {
-            name: parameter
-            for name, parameter in trainer.actor.model.module.named_parameters()
-            if parameter.requires_grad or not is_vlm
-        }
+        self._sources = engine_tensors(trainer.actor.model.module, without_frozen=is_vlm)
+        firsts = {name: source.parameters[0] for name, source in self._sources.items()}
         tensors = [
             weight_buckets.Tensor(name, p.dtype, tuple(p.ds_shape if self._zero3 else p.shape))
-            for name, p in self._parameters.items()
+            for name, p in firsts.items()
         ]
         self.buckets = weight_buckets.split(tensors, args.sg.sync_bucket_mb * 2**20)
         self.deadline_seconds = deadline_seconds(
@@ -124,10 +122,12 @@ class WeightSync:
         buffer: torch.Tensor | None,
         handles: dict[str, Any] | None,
     ) -> None:
-        parameters = [self._parameters[slot.tensor.name] for slot in bucket.slots]
+        sources = [self._sources[slot.tensor.name] for slot in bucket.slots]
+        parameters = [parameter for source in sources for parameter in source.parameters]
         with deepspeed.zero.GatheredParameters(parameters, enabled=self._zero3):
             if buffer is not None:
-                weight_buckets.pack(bucket, [p.data for p in parameters], buffer)
+                # One after the other: merged tensors are copies.
+                weight_buckets.pack(bucket, (source.value() for source in sources), buffer)
         if self._ipc:  # every engine reads what the rank on its own GPU has written
             torch_dist_barrier_and_cuda_sync()
         if torch.distributed.get_rank() == 0:

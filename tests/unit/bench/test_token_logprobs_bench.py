@@ -40,7 +40,7 @@ def test_a_small_run(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     done = run(
         "--models", "Qwen/Qwen2.5-0.5B", "--tokens", "", "--memory-tokens", "256",
-        "--ways", "logits,ours,ours_triton", "--out", str(out),
+        "--ways", "logits,ours,ours_triton", "--out", str(out), "--plot", str(out.with_suffix(".png")),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(out.read_text())

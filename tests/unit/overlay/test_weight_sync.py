@@ -101,6 +101,21 @@ def test_tensor_parallel_policies_keep_upstreams_loop() -> None:
     assert not weight_sync.in_buckets(args("buckets", 2))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["sg.weight_sync=upstream"], r"^ds.lora.rank=8: not with sg.weight_sync=upstream, "),
+        (["ds.tensor_parallel_size=2"], r"^ds.lora.rank=8: not with .*ds.tensor_parallel_size=2: "),
+        (["ds.load_in_4bit=true"], r"^ds.lora.rank=8: not with ds.load_in_4bit=true: "),
+    ],
+)
+def test_adapters_that_cannot_be_merged_are_refused(overrides: list[str], line: str) -> None:
+    recipe = "configs/kk/grpo_sg_tiny_cpu.yaml"
+    argv = load_config([recipe], ["ds.lora.rank=8", *overrides]).to_argv()
+    with pytest.raises(cli.UsageError, match=line):
+        cli.parse(argv)
+
+
 @pytest.mark.parametrize("way", ["buckets", "upstream"])
 def test_rays_collectives_need_upstreams_loop(way: str) -> None:
     recipe = "configs/kk/grpo_sg_tiny_cpu.yaml"
