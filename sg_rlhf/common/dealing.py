@@ -65,7 +65,9 @@ def optimizer_steps(samples: int, step: int, seed: int, rollout: int) -> list[li
     return [places[i : i + step] for i in range(0, samples, step)]
 
 
-def deal(lengths: Sequence[int], ranks: int, size: int, *, packed: bool) -> Dealt:
+def deal(
+    lengths: Sequence[int], ranks: int, size: int, *, packed: bool, neighbours: bool = False
+) -> Dealt:
     """Micro-batches of ``size`` samples for every rank, the longest first.
 
     Padded to its longest sample, a micro-batch should have samples of like length: they are dealt
@@ -75,11 +77,15 @@ def deal(lengths: Sequence[int], ranks: int, size: int, *, packed: bool) -> Deal
     micro-batch it is snake order), and these are dealt to the ranks by tokens in snake order. So
     no micro-batch has many more tokens than the mean, on which the peak of memory depends.
 
+    Where a prompt is computed once for all its responses in a micro-batch, these should be in one.
+    A single rank, for which nobody waits, gets neighbours together instead.
+
     Args:
         lengths: tokens of each sample.
         ranks: that wait for each other.
         size: samples of a micro-batch; a single rank may have a smaller one.
         packed: whether a micro-batch is one row of tokens.
+        neighbours: whether to keep them together, on a single rank.
 
     Returns:
         For each rank as many micro-batches as for the others, each sample once.
@@ -89,6 +95,9 @@ def deal(lengths: Sequence[int], ranks: int, size: int, *, packed: bool) -> Deal
     """
     if ranks > 1 and len(lengths) % (ranks * size):
         raise ValueError(f"{len(lengths)} samples: no multiple of {ranks} ranks times {size}")
+    if neighbours and ranks == 1:
+        places = list(range(len(lengths)))
+        return [[places[i : i + size] for i in range(0, len(places), size)]]
     by_length = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     if not packed:
         rounds = [by_length[i : i + ranks] for i in range(0, len(by_length), ranks)]
@@ -127,12 +136,21 @@ def _snake(rounds: Sequence[Sequence[Any]], ranks: int) -> list[list[Any]]:
 
 
 def deal_steps(
-    lengths: Sequence[int], steps: Sequence[Sequence[int]], ranks: int, size: int, *, packed: bool
+    lengths: Sequence[int],
+    steps: Sequence[Sequence[int]],
+    ranks: int,
+    size: int,
+    *,
+    packed: bool,
+    neighbours: bool = False,
 ) -> Dealt:
-    """:func:`deal` for each of the optimizer steps, one after the other."""
+    """:func:`deal` for each of the optimizer steps, one after the other; neighbours by place."""
     dealt: Dealt = [[] for _ in range(ranks)]
-    for step in steps:
-        of_step = deal([lengths[i] for i in step], ranks, size, packed=packed)
+    for drawn in steps:
+        step = sorted(drawn) if neighbours else drawn
+        of_step = deal(
+            [lengths[i] for i in step], ranks, size, packed=packed, neighbours=neighbours
+        )
         for hand, micro_batches in zip(dealt, of_step, strict=True):
             hand.extend([step[i] for i in samples] for samples in micro_batches)
     return dealt

@@ -113,6 +113,11 @@ class SGSettings(BaseModel):
     fused_logprobs: bool = Field(
         True, description="log-probs of the policy and the reference without full logits"
     )
+    share_prompts: bool = Field(
+        False,
+        description="compute a prompt once for all its responses in a micro-batch "
+        "(packed samples, log-probs without logits, attention varlen)",
+    )
     batches: Literal["balanced", "upstream"] = Field(
         "balanced",
         description="balanced: samples are dealt to ranks and micro-batches by length; "

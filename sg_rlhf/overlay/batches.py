@@ -17,7 +17,7 @@ from typing import Any
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from sg_rlhf.common import dealing
-from sg_rlhf.overlay import layout
+from sg_rlhf.overlay import layout, switches
 
 
 def dealt(args: Any) -> bool:
@@ -35,6 +35,11 @@ def into_micro_batches(args: Any) -> bool:
     return dealt(args) and not args.train.dynamic_batch_enable
 
 
+def by_prompts(args: Any) -> bool:
+    """Whether responses to one prompt are better in one micro-batch, where it is computed once."""
+    return args.sg.share_prompts and args.ds.packing_samples and switches.fused_log_probs_fit(args)
+
+
 def forward_passes(samples: list[Any], args: Any) -> list[list[int]]:
     """The micro-batches of the passes before the update, in the order in which upstream takes them:
     all of the first rank, all of the second, and so on.
@@ -47,7 +52,9 @@ def forward_passes(samples: list[Any], args: Any) -> list[list[int]]:
     # Of models on another number of ranks, a rank has several hands or a part of one.
     ranks = max(layout.data_parallel_ranks(args).values())
     size = args.rollout.micro_batch_size
-    hands = dealing.deal(lengths, ranks, size, packed=args.ds.packing_samples)
+    hands = dealing.deal(
+        lengths, ranks, size, packed=args.ds.packing_samples, neighbours=by_prompts(args)
+    )
     return list(itertools.chain.from_iterable(hands))
 
 
@@ -68,7 +75,14 @@ def for_update(experiences: list[Any], args: Any, rollout: int, pad_token_id: in
     steps = dealing.optimizer_steps(len(samples), args.train.batch_size, args.train.seed, rollout)
     ranks = layout.data_parallel_ranks(args)["actor"]
     size = args.train.micro_batch_size if into_micro_batches(args) else len(steps[0]) // ranks
-    hands = dealing.deal_steps(lengths, steps, ranks, size, packed=args.ds.packing_samples)
+    hands = dealing.deal_steps(
+        lengths,
+        steps,
+        ranks,
+        size,
+        packed=args.ds.packing_samples,
+        neighbours=by_prompts(args),
+    )
     return together(samples, itertools.chain.from_iterable(hands), pad_token_id)
 
 

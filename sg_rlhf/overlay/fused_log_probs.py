@@ -24,6 +24,7 @@ from torch import Tensor
 
 from sg_rlhf.algo.token_logprobs import selected_log_probs
 from sg_rlhf.common.without_logits import FAMILIES
+from sg_rlhf.overlay import packed_attention, shared_prompts, switches
 
 
 @dataclass
@@ -31,14 +32,18 @@ class _Request:
     """What the head is asked for in one forward pass, and the entropy that it found.
 
     Attributes:
-        targets: token ids [1 or B, T], which follow each position.
-        chosen: positions [1 or B, T] of which a log-prob is wanted; None for all.
+        rows: [N] of the hidden states, from which a log-prob is wanted each; None for all of them.
+        targets: token ids [N], which follow them.
+        at: [N] their places in the answer, flattened; None for all of them.
+        shape: of the answer, (1 or B, T), which is 0 wherever no log-prob was wanted.
         temperature: of the policy.
-        entropy: [1 or B, T], 0 where no log-prob was wanted; None unless it was asked for.
+        entropy: of that shape; None unless it was asked for.
     """
 
+    rows: Tensor | None
     targets: Tensor
-    chosen: Tensor | None
+    at: Tensor | None
+    shape: torch.Size
     temperature: float
     with_entropy: bool
     entropy: Tensor | None = None
@@ -74,24 +79,20 @@ def _head_forward(head: Any, of_logits: Callable[[Tensor], Tensor], hidden: Tens
     request: _Request | None = head.log_prob_request
     if request is None:
         return of_logits(hidden)
-    rows, targets = hidden.flatten(0, 1), request.targets.flatten()
-    index = None
-    if request.chosen is not None:
-        index = request.chosen.flatten().nonzero()[:, 0]
-        rows, targets = rows[index], targets[index]
+    rows = hidden.flatten(0, 1)
     log_probs, entropy = selected_log_probs(
-        rows,
+        rows if request.rows is None else rows[request.rows],
         head.weight,
-        targets,
+        request.targets,
         bias=head.bias,
         temperature=request.temperature,
         with_entropy=request.with_entropy,
     )
 
     def in_place(values: Tensor) -> Tensor:
-        if index is not None:
-            values = values.new_zeros(request.targets.numel()).index_copy(0, index, values)
-        return values.view(request.targets.shape)
+        if request.at is not None:
+            values = values.new_zeros(request.shape.numel()).index_copy(0, request.at, values)
+        return values.view(request.shape)
 
     if entropy is not None:
         request.entropy = in_place(entropy)
@@ -143,7 +144,17 @@ def without_logits(original: Callable[..., Any]) -> Callable[..., Any]:
         assert attention_mask is not None
         batch, length = sequences.shape
         chosen = _before_actions(action_mask, sequences)
-        if self.packing_samples:
+        shared = None
+        if chosen is not None and ring_attn_group is None and _shares_prompts(self):
+            shared = shared_prompts.shared_row(sequences, attention_mask, chosen)
+        if shared is not None:
+            assert chosen is not None
+            tokens, positions, mask = shared.tokens, shared.positions, None
+            packed_attention.remember(positions, shared.row)
+            at = chosen.flatten().nonzero()[:, 0]
+            rows, targets = shared.places.flatten()[at], sequences.flatten()[at + 1]
+            request = _Request(rows, targets, at, sequences.shape, self.temperature, return_entropy)
+        elif self.packing_samples:
             tokens, positions, targets, pad, indices = unpad_and_slice_tensor(
                 sequences, attention_mask, ring_attn_group
             )
@@ -151,16 +162,17 @@ def without_logits(original: Callable[..., Any]) -> Callable[..., Any]:
             # A rank of a ring has a slice of the row: it answers for all of it.
             if chosen is not None:
                 chosen = None if ring_attn_group else chosen.flatten()[indices][None]
+            request = _request_at(chosen, targets, self.temperature, return_entropy)
         else:
             tokens, targets, mask = sequences, sequences.roll(-1, dims=1), attention_mask
             positions = attention_mask.long().cumsum(-1) - 1
             positions.masked_fill_(attention_mask == 0, 1)
-        request = _Request(targets, chosen, self.temperature, return_entropy)
+            request = _request_at(chosen, targets, self.temperature, return_entropy)
         with _asking(head, request):
             output = self.model(tokens, attention_mask=mask, position_ids=positions)
 
         def per_response(values: Tensor) -> Tensor:
-            if self.packing_samples:
+            if self.packing_samples and shared is None:
                 values = gather_and_pad_tensor(values, ring_attn_group, pad, indices, batch, length)
             return values[:, :-1]
 
@@ -178,6 +190,25 @@ def without_logits(original: Callable[..., Any]) -> Callable[..., Any]:
         return (log_probs, output) if return_output else log_probs
 
     return forward
+
+
+def _request_at(
+    chosen: Tensor | None, targets: Tensor, temperature: float, with_entropy: bool
+) -> _Request:
+    """The request for the chosen positions of a row or a batch; None for all of them."""
+    at = None if chosen is None else chosen.flatten().nonzero()[:, 0]
+    wanted = targets.flatten()
+    if at is not None:
+        wanted = wanted[at]
+    return _Request(at, wanted, at, targets.shape, temperature, with_entropy)
+
+
+def _shares_prompts(actor: Any) -> bool:
+    """Whether a prompt stands once in this actor's packed rows: its attention must know them."""
+    if not (switches.share_prompts() and actor.packing_samples):
+        return False
+    model: Any = getattr(actor.model, "module", actor.model)
+    return str(model.config._attn_implementation) == packed_attention.VARLEN
 
 
 def _before_actions(action_mask: Tensor | None, sequences: Tensor) -> Tensor | None:

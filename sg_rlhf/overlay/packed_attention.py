@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -36,6 +37,25 @@ VARLEN = "varlen"
 _UNPACK = "set ds.packing_samples=false"
 
 
+class Keys(NamedTuple):
+    """What the samples of a row attend to, where that is more than their own tokens.
+
+    Attributes:
+        behind: for each sample the one whose tokens come before its own; -1 for none.
+        places: [T'] of the keys in the row, sample by sample, on the row's device.
+        cu_seq_lens: [S + 1] int32 there: 0, and where each sample's keys end.
+        max_length: of a sample with the one before it.
+        masks: for each sample [its tokens, its keys], True where it attends; None where it is
+            behind no other. Empty on CUDA, whose kernel has no mask.
+    """
+
+    behind: list[int]
+    places: Any
+    cu_seq_lens: Any
+    max_length: int
+    masks: list[Any]
+
+
 class PackedRow(NamedTuple):
     """Where the samples of a packed row begin and end.
 
@@ -43,11 +63,13 @@ class PackedRow(NamedTuple):
         cu_seq_lens: [S + 1] int32 on the row's device: 0, and where each sample ends.
         lengths: tokens of each sample, on the host.
         max_length: the longest of them.
+        keys: None where each sample attends to itself alone.
     """
 
     cu_seq_lens: Any
     lengths: list[int]
     max_length: int
+    keys: Keys | None = None
 
 
 def chosen(asked: str, packing: bool, ring_attn_size: int) -> str:
@@ -84,11 +106,52 @@ def packed_row(position_ids: Any) -> PackedRow:
         raise ValueError("position ids do not restart at 0 and count up: expected packed samples")
     ends = torch.cat([starts, torch.tensor([len(positions)])])
     lengths = ends.diff().tolist()
-    cu_seq_lens = ends.to(torch.int32)
-    if position_ids.is_cuda:
-        # From pinned memory the copy is queued, and nobody waits for it.
-        cu_seq_lens = cu_seq_lens.pin_memory().to(position_ids.device, non_blocking=True)
-    return PackedRow(cu_seq_lens, lengths, max(lengths))
+    return PackedRow(_on(ends.to(torch.int32), position_ids.device), lengths, max(lengths))
+
+
+def packed_keys(lengths: list[int], behind: list[int], device: Any) -> PackedRow:
+    """A row in which samples attend to another one before themselves, as to their own tokens.
+
+    Args:
+        lengths: tokens of each sample.
+        behind: see :class:`Keys`; an earlier sample that is behind no other itself.
+        device: of the row.
+    """
+    import torch
+
+    ends = torch.tensor([0, *lengths]).cumsum(0)
+    own = [torch.arange(int(start), int(end)) for start, end in itertools.pairwise(ends)]
+    keys = [
+        mine if before < 0 else torch.cat([own[before], mine])
+        for mine, before in zip(own, behind, strict=True)
+    ]
+    key_lengths = [len(of_sample) for of_sample in keys]
+    on_host = torch.device(device).type == "cpu"
+    masks = [
+        torch.ones(mine, of, dtype=torch.bool).tril(of - mine) if mine < of else None
+        for mine, of in zip(lengths, key_lengths, strict=True)
+    ]
+    return PackedRow(
+        _on(ends.to(torch.int32), device),
+        lengths,
+        max(lengths),
+        Keys(
+            behind,
+            _on(torch.cat(keys), device),
+            _on(torch.tensor([0, *key_lengths]).cumsum(0).to(torch.int32), device),
+            max(key_lengths),
+            masks if on_host else [],
+        ),
+    )
+
+
+def _on(tensor: Any, device: Any) -> Any:
+    """The tensor of the host on a device. From pinned memory the copy is queued: nobody waits."""
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def attend_packed(
@@ -100,13 +163,13 @@ def attend_packed(
     scale: float | None = None,
     window: int | None = None,
 ) -> Any:
-    """Causal attention of each sample to itself, with a gradient.
+    """Causal attention of each sample to itself, and to the one it is behind, with a gradient.
 
     Args:
         query_THD: on CUDA bfloat16 or float16, with D a multiple of 8 up to 256.
         key_TKD: as the query.
         value_TKD: as the query.
-        row: of :func:`packed_row`.
+        row: of :func:`packed_row` or :func:`packed_keys`.
         scale: of the scores; None for 1 / sqrt(D).
         window: tokens that each one attends to, itself included; None for all before it.
 
@@ -116,7 +179,7 @@ def attend_packed(
     Raises:
         RuntimeError: on CUDA, another dtype, or what the kernel itself refuses.
     """
-    if window is not None and window >= row.max_length:
+    if window is not None and window >= (row.keys or row).max_length:
         window = None
     of_device = _attend_on_cuda if query_THD.is_cuda else _attend_one_by_one
     return of_device(query_THD, key_TKD, value_TKD, row, scale, window)
@@ -140,10 +203,15 @@ def _attend_on_cuda(
     if query.dtype not in (torch.bfloat16, torch.float16):
         raise RuntimeError(f"packed attention of {query.dtype}: bfloat16 or float16; {_UNPACK}")
     ends, longest = row.cu_seq_lens, row.max_length
+    key_ends, longest_keys = ends, longest
+    if row.keys is not None:
+        # The kernel lays a causal mask so that the last query sees the last key.
+        key_ends, longest_keys = row.keys.cu_seq_lens, row.keys.max_length
+        key, value = key[row.keys.places], value[row.keys.places]
     # To the left as many as the window leaves beside the token itself, -1 for all.
     sizes = (-1 if window is None else window - 1, 0)
     return _kernel()(
-        query, key, value, ends, ends, longest, longest, scale=scale, window_size=sizes
+        query, key, value, ends, key_ends, longest, longest_keys, scale=scale, window_size=sizes
     )
 
 
@@ -158,10 +226,15 @@ def _attend_one_by_one(
         # See platform.attend_in_float32.
         query, key, value = query.float(), key.float(), value.float()
     outputs = []
-    for q, k, v in zip(*(x.split(row.lengths) for x in (query, key, value)), strict=True):
+    queries, keys, values = (x.split(row.lengths) for x in (query, key, value))
+    for i, (q, k, v) in enumerate(zip(queries, keys, values, strict=True)):
         mask = None
-        if window is not None and len(q) > window:
-            mask = q.new_ones(len(q), len(q), dtype=torch.bool).tril().triu(1 - window)
+        if row.keys is not None and (before := row.keys.behind[i]) >= 0:
+            k, v = torch.cat([keys[before], k]), torch.cat([values[before], v])
+            mask = row.keys.masks[i]
+        if window is not None and len(k) > window:
+            mask = q.new_ones(len(q), len(k), dtype=torch.bool)
+            mask = mask.tril(len(k) - len(q)).triu(len(k) - len(q) + 1 - window)
         output = torch.nn.functional.scaled_dot_product_attention(
             q.transpose(0, 1)[None],
             k.transpose(0, 1)[None],
@@ -180,6 +253,11 @@ def _rows() -> Any:
     from torch.utils.weak import WeakTensorKeyDictionary
 
     return WeakTensorKeyDictionary()
+
+
+def remember(position_ids: Any, row: PackedRow) -> None:
+    """Make :func:`row_of` answer this row for these positions, which do not tell it."""
+    _rows()[position_ids] = row
 
 
 def row_of(position_ids: Any) -> PackedRow:

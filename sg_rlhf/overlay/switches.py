@@ -9,6 +9,8 @@ from sg_rlhf.common import without_logits
 
 #: "0" keeps upstream's path over logits (``actor.fused_logprobs=false``).
 FUSED_LOG_PROBS = "SG_FUSED_LOGPROBS"
+#: "1" lets a prompt stand once in a packed row (``sg.share_prompts``).
+SHARE_PROMPTS = "SG_SHARE_PROMPTS"
 
 
 def fused_log_probs_fit(args: Any) -> bool:
@@ -25,3 +27,8 @@ def fused_log_probs_fit(args: Any) -> bool:
 def fused_log_probs() -> bool:
     """Whether this process's passes go without logits."""
     return os.environ.get(FUSED_LOG_PROBS, "1") != "0"
+
+
+def share_prompts() -> bool:
+    """Whether a prompt stands once in this process's packed rows."""
+    return os.environ.get(SHARE_PROMPTS, "0") == "1"

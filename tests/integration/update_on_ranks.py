@@ -149,7 +149,7 @@ def gradient(actor: Any) -> torch.Tensor:
     return torch.cat([part.float().flatten() for part in parts])
 
 
-def prepare(args: Any, in_float32: bool = False) -> tuple[Any, Any, Any, Any]:
+def prepare(args: Any, in_float32: bool = False, **of_the_actor: Any) -> tuple[Any, Any, Any, Any]:
     """This rank's strategy, actor with its DeepSpeed engine, optimizer and scheduler."""
     args.local_rank = -1
     strategy = get_strategy(args)
@@ -163,6 +163,7 @@ def prepare(args: Any, in_float32: bool = False) -> tuple[Any, Any, Any, Any]:
         param_dtype=args.ds.param_dtype,
         ds_config=strategy.get_ds_train_config(),
         temperature=args.rollout.temperature,
+        **of_the_actor,
     )
     settings = {
         "optim": "adam", "muon": vars(args.actor.muon), "adam": vars(args.actor.adam),

@@ -2,8 +2,9 @@
 
     python weight_sync_on_ranks.py OUT
 
-Rank 0 keeps what it would send instead of sending it, and writes to OUT the names in order, whether
-every tensor is the one that gathering it alone gives, and the calls it would have made.
+The model has LoRA adapters. Rank 0 keeps what it would send instead of sending it, and writes to
+OUT the names in order, whether every tensor is the one that gathering it alone gives, with its
+adapters merged, and the calls it would have made.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import torch
 
 from sg_rlhf.overlay import weight_buckets
 from sg_rlhf.overlay.weight_sync import WeightSync
+
+RANK, ALPHA = 4, 8
 
 
 class Kept(WeightSync):
@@ -44,20 +47,35 @@ class Kept(WeightSync):
 def main(out: Path) -> None:
     recipe, _ = update.cases()["grpo_sg"]
     args = update.arguments(recipe, ["ds.zero_stage=3", "sg.sync_bucket_mb=1"], 2)
-    trainer = update.trainer_of(*update.prepare(args), 2)
-    parameters = dict(trainer.actor.model.module.named_parameters())
+    adapters = {"lora_rank": RANK, "lora_alpha": ALPHA, "target_modules": "all-linear"}
+    trainer = update.trainer_of(*update.prepare(args, **adapters), 2)
+    model = trainer.actor.model.module.get_base_model()
+    parameters = dict(model.named_parameters())
     shards = [p.ds_tensor.numel() < p.ds_numel for p in parameters.values()]
+    torch.manual_seed(0)
+    for name, parameter in parameters.items():
+        if "lora_B" in name:  # zeros at the start: nothing would be merged
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+                torch.nn.init.normal_(parameter.data)
     sync = Kept(trainer)
     sync.send()
-    equal = []
+    expected = {}
     for name, parameter in parameters.items():
-        with deepspeed.zero.GatheredParameters([parameter]):
-            if sync.tensors:
-                equal.append(torch.equal(sync.tensors[name], parameter.data))
+        if ".lora_" in name:
+            continue
+        layer, _, _ = name.partition(".base_layer.weight")
+        a, b = (parameters.get(f"{layer}.lora_{x}.default.weight") for x in "AB")
+        with deepspeed.zero.GatheredParameters([p for p in (parameter, a, b) if p is not None]):
+            value = parameter.data.clone()
+            if a is not None and b is not None and name.endswith("weight"):
+                delta = ALPHA / RANK * (b.data.float() @ a.data.float())
+                value += delta.to(value.dtype)
+            expected[name.replace(".base_layer", "")] = value
     if torch.distributed.get_rank() == 0:
         found = {
-            "names": list(sync.tensors), "expected": list(parameters), "equal": equal,
-            "calls": sync.calls, "sharded": all(shards),
+            "names": list(sync.tensors), "expected": list(expected), "calls": sync.calls,
+            "equal": [torch.equal(sync.tensors[name], value) for name, value in expected.items()],
+            "sharded": all(shards), "adapted": sum("lora_B" in name for name in parameters),
         }  # fmt: skip
         torch.save(found, out)
     else:

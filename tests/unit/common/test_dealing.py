@@ -37,6 +37,25 @@ def test_every_sample_is_dealt_once_and_ranks_and_steps_have_as_many(
     assert sorted(i for hand in hands for i in hand) == list(range(len(lengths)))
 
 
+@given(rollouts(), st.integers(0, 5))
+def test_a_single_rank_gets_neighbours_together_and_several_are_dealt_as_ever(
+    rollout: tuple[list[int], int, int, int], number: int
+) -> None:
+    lengths, ranks, size, step = rollout
+    steps = dealing.optimizer_steps(len(lengths), step, 42, number)
+    together = dealing.deal_steps(lengths, steps, ranks, size, packed=True, neighbours=True)
+    if ranks > 1:
+        in_order = [sorted(drawn) for drawn in steps]
+        assert together == dealing.deal_steps(lengths, in_order, ranks, size, packed=True)
+        return
+    (hand,) = together
+    own = step // size
+    for k, drawn in enumerate(steps):
+        micro_batches = hand[k * own : (k + 1) * own]
+        assert [i for samples in micro_batches for i in samples] == sorted(drawn)
+        assert {len(samples) for samples in micro_batches} == {size}
+
+
 @given(st.data(), st.integers(1, 6), st.integers(1, 4))
 def test_the_order_of_completion_changes_nothing(
     data: st.DataObject, prompts: int, group: int

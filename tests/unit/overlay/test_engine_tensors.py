@@ -22,9 +22,7 @@ def test_a_plain_model_as_it_is(tmp_path: Path) -> None:
     found = engine_tensors(model)
     assert list(found) == [name for name, _ in model.named_parameters()]
     assert all(found[name].value() is not None for name in found)
-    assert all(
-        torch.equal(found[name].value(), data) for name, data in plain_state(model).items()
-    )
+    assert all(torch.equal(found[name].value(), data) for name, data in plain_state(model).items())
 
 
 def test_frozen_parameters_are_left_out_where_asked(tmp_path: Path) -> None:
