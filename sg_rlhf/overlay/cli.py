@@ -130,7 +130,7 @@ def _check(args: Any) -> None:
 
 
 def _check_lora(args: Any) -> None:
-    """Adapters reach the engine merged, which only the buckets do, with weights that are numbers."""
+    """Adapters reach the engine merged, which only the buckets do, into weights of numbers."""
     from sg_rlhf.overlay import weight_sync
 
     for found, wrong, expected in (

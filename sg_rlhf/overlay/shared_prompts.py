@@ -57,7 +57,11 @@ def shared_row(sequences_BL: Tensor, attention_BL: Tensor, chosen_BL: Tensor) ->
     if len(prompts) == batch:
         return None
     places_BL = torch.full((batch * length,), -1)
-    sources, positions, lengths, behind, total = [], [], [], [], 0
+    sources: list[Tensor] = []
+    positions: list[Tensor] = []
+    lengths: list[int] = []
+    behind: list[int] = []
+    total = 0
     for samples in prompts.values():
         prompt = samples[0][0]
         own = len(lengths)

@@ -73,7 +73,7 @@ class WeightSync:
         # Upstream's choice: the vision part of a model of images is frozen, and the engine's own.
         is_vlm = getattr(trainer.actor, "is_vlm", False)
         self._sources = engine_tensors(trainer.actor.model.module, without_frozen=is_vlm)
-        firsts = {name: source.parameters[0] for name, source in self._sources.items()}
+        firsts: dict[str, Any] = {n: source.parameters[0] for n, source in self._sources.items()}
         tensors = [
             weight_buckets.Tensor(name, p.dtype, tuple(p.ds_shape if self._zero3 else p.shape))
             for name, p in firsts.items()

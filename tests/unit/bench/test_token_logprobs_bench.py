@@ -37,10 +37,10 @@ def test_a_wrong_argument_is_one_line(arguments: tuple[str, ...], message: str) 
 
 def test_a_small_run(tmp_path: Path) -> None:
     """256 tokens of the smallest real head: the logits show, and ours has none."""
-    out = tmp_path / "result.json"
+    out, plot = tmp_path / "result.json", tmp_path / "plot.png"
     done = run(
         "--models", "Qwen/Qwen2.5-0.5B", "--tokens", "", "--memory-tokens", "256",
-        "--ways", "logits,ours,ours_triton", "--out", str(out), "--plot", str(out.with_suffix(".png")),
+        "--ways", "logits,ours,ours_triton", "--out", str(out), "--plot", str(plot),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(out.read_text())
@@ -48,4 +48,4 @@ def test_a_small_run(tmp_path: Path) -> None:
     of = {row["way"]: row["update_percent_of_fp32_logits"] for row in result["memory"]}
     assert of["logits"] > 80
     assert 0 < of["ours"] < 30
-    assert out.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
+    assert plot.read_bytes()[:4] == b"\x89PNG"
