@@ -13,7 +13,7 @@ from tests.integration.conftest import run_ranks
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.full), 3])
 def test_every_rank_stops_with_the_weights_of_the_step_before(stage: int, tmp_path: Path) -> None:
     """They also start over the lock of a build that was killed: torch alone waits forever."""
     build = jit_builds.folder() / "fused_adam"

@@ -13,7 +13,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize(
-    ("rows", "epochs"), [("packed", 2), pytest.param("padded", 1, marks=pytest.mark.full)]
+    ("rows", "epochs"),
+    [
+        ("packed", 1),
+        pytest.param("packed", 2, marks=pytest.mark.full),
+        pytest.param("padded", 1, marks=pytest.mark.full),
+    ],
 )
 def test_the_update_is_upstreams(tmp_path: Path, rows: str, epochs: int) -> None:
     found = {}

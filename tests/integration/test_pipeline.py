@@ -12,8 +12,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sg_rlhf.common import run_log
+from sg_rlhf.common.final_checkpoint import final_checkpoint
 from sg_rlhf.common.step_times import BESIDE, TOTAL, disjoint
+from sg_rlhf.config import load_config
 from sg_rlhf.overlay import jit_builds
+from sg_rlhf.plan import host_memory
+from sg_rlhf.plan.of_recipe import PREDICTED
+from sg_rlhf.plan.run_shape import run_shape
 from sg_rlhf.train import main
 from tests.integration.conftest import ROOT, Data, Pipeline, command, run_ranks, train
 
@@ -216,3 +221,26 @@ def test_zero3_ranks_load_the_checkpoint_undamaged() -> None:
     """The race that ``platform.one_parameter_at_a_time`` closes, on two real gloo ranks."""
     for output in run_ranks("load_on_two_ranks.py", 2):
         assert output.splitlines()[-1] == "5 loads, 0 damaged parameters, rotary float32"
+
+
+def test_predicted_beside_measured(trained: Path) -> None:
+    predicted = json.loads((trained / PREDICTED).read_text())
+    assert predicted["fits"] and predicted["time"] is None and predicted["rollouts"] == 4
+    for row in run_log.read(trained / run_log.METRICS):
+        of_one_process = row["memory/peak_rss_gib"]
+        assert 0.2 < of_one_process < predicted["host_memory_gib"]
+
+
+def test_folders_take_what_the_plan_says(trained: Path) -> None:
+    """ZeRO-3 on one rank: 12 bytes a parameter to resume, 2 to evaluate; metadata beside them."""
+    run = run_shape(load_config(trained / "config.yaml"))
+    assert run is not None
+    actor = trained / "checkpoints" / "deepspeed" / "_actor"
+    states = actor / (actor / "latest").read_text().strip()
+    for folder, planned in (
+        (states, host_memory.deepspeed_folder(run)),
+        (final_checkpoint(trained), host_memory.hugging_face_folder(run)),
+    ):
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        assert planned <= size <= planned + 100_000
+        assert size == pytest.approx(planned, rel=0.05)

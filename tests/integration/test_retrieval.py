@@ -379,6 +379,7 @@ def test_bm25_recall_on_real_questions(
     assert np.mean(shares) > least
 
 
+@pytest.mark.full
 @needs_real_data
 def test_approximate_search_on_the_real_corpus(files: Files, tmp_path: Path) -> None:
     """Recall@10 of HNSW and IVF against exact search with real passages and questions."""
