@@ -16,6 +16,7 @@ import platform as machine
 import shlex
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any
 
 from sg_rlhf.common.command_line import OneLineParser
 from sg_rlhf.common.final_checkpoint import final_checkpoint
+from sg_rlhf.common.run_owner import Owned, owning
 from sg_rlhf.config import Config, ConfigError, load_config, local_path, sections
 from sg_rlhf.config.upstream_flags import UpstreamChanged, UpstreamMissing
 from sg_rlhf.doctor.before_run import UnfitMachine, before_run
@@ -260,6 +262,29 @@ def environment() -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def owned(run_dir: Path) -> Iterator[None]:
+    """The run directory, made if need be, with this process as its only owner.
+
+    Raises:
+        ConfigError: nothing can be written there.
+        Owned: another run holds it.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            held.enter_context(owning(run_dir))
+        except OSError as error:
+            raise _unwritable(run_dir, error) from None
+        yield
+
+
+def _unwritable(run_dir: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"--run-dir {run_dir}: cannot write there: {error.strerror}: {error.filename}"
+    )
+
+
 def prepare_run_dir(config: Config, run_dir: Path) -> bool:
     """Write ``config.yaml`` and ``environment.json``.
 
@@ -280,9 +305,7 @@ def prepare_run_dir(config: Config, run_dir: Path) -> bool:
         (run_dir / "config.yaml").write_text(config.to_yaml())
         (run_dir / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n")
     except OSError as error:
-        raise ConfigError(
-            f"--run-dir {run_dir}: cannot write there: {error.strerror}: {error.filename}"
-        ) from None
+        raise _unwritable(run_dir, error) from None
     return resuming
 
 
@@ -373,6 +396,7 @@ def _main(argv: list[str] | None, started: contextlib.ExitStack) -> int:
             show(run)
             return 0
         args = check(run)
+        started.enter_context(owned(run.directory))
         args.ckpt.load_enable = prepare_run_dir(run.config, run.directory)
         plan = planned(run)
         write_predicted(plan, run.directory)
@@ -382,6 +406,7 @@ def _main(argv: list[str] | None, started: contextlib.ExitStack) -> int:
         TooFewPrompts,
         UnfitMachine,
         UpstreamChanged,
+        Owned,
         launch_options.LaunchError,
     ) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from sg_rlhf.common.run_owner import owning
 from sg_rlhf.config import load_config
 from sg_rlhf.overlay import cli, contract
 from sg_rlhf.train import main, prepare_run_dir, prompts_at_most, resolve, with_absolute_paths
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+TINY = str(CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml")
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +120,23 @@ def test_a_run_directory_that_cannot_be_written_is_one_line(
         assert line.startswith(f"error: --run-dir {run_dir}: cannot write there: ")
 
 
+def test_a_run_directory_of_another_run_is_refused_untouched(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data, run_dir = tmp_path / "train.jsonl", tmp_path / "run"
+    data.write_text('{"input": "a puzzle"}\n' * 16)
+    run_dir.mkdir()
+    with owning(run_dir):
+        before = sorted(run_dir.iterdir())
+        assert main([
+            "--config", TINY, "--run-dir", str(run_dir),
+            f"data.prompt_dataset={data}", "eval.dataset=null",
+        ]) == 2  # fmt: skip
+        assert sorted(run_dir.iterdir()) == before
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: --run-dir {run_dir}: held by process {os.getpid()} on ")
+
+
 def test_a_run_started_with_a_relative_path_resumes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,9 +149,6 @@ def test_a_run_started_with_a_relative_path_resumes(
     assert prepare_run_dir(config, tmp_path)
     assert "resuming from global_step5" in capsys.readouterr().out
     assert load_config(tmp_path / "config.yaml").values == config.values
-
-
-TINY = str(CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml")
 
 
 def refused(capsys: pytest.CaptureFixture[str], run_dir: Path, *arguments: str) -> str:
