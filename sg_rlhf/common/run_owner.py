@@ -58,8 +58,9 @@ def owning(
         locks = False  # a file system without locks: the file alone decides
     try:
         last = _read(file)
-        elsewhere = last is not None and (last.get("host") != socket.gethostname() or not locks)
-        if elsewhere and _beats(file, last, say, beat_seconds):
+        # Between runs of one machine the lock alone decides.
+        here = last is not None and locks and last.get("host") == socket.gethostname()
+        if last is not None and not here and _beats(file, last, say, beat_seconds):
             raise Owned(_held(run_dir))
         beats = _Beats(file, beat_seconds)
         try:
@@ -141,6 +142,4 @@ def _held(run_dir: Path) -> str:
         if row
         else "another process"
     )
-    return (
-        f"--run-dir {run_dir}: held by {who}; wait for its end, end it, or take another --run-dir"
-    )
+    return f"--run-dir {run_dir}: held by {who}; wait for its end, end it, or take another folder"
