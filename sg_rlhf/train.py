@@ -31,6 +31,7 @@ from sg_rlhf.doctor.before_run import UnfitMachine, before_run
 from sg_rlhf.launch import options as launch_options
 from sg_rlhf.overlay import cli, contract, layout
 from sg_rlhf.overlay.errors import TooFewPrompts
+from sg_rlhf.overlay.termination import TerminatedNow
 from sg_rlhf.plan.of_recipe import Plan, plan_of, write_predicted
 from sg_rlhf.weights.describe import describe_loss
 
@@ -375,7 +376,7 @@ def print_job(run: Run, arguments: argparse.Namespace, options: launch_options.O
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status 0; 2 for a wrong recipe; 1 when the run stopped; 130 when interrupted."""
+    """Exit status 0; 2 for a wrong recipe; 1 when the run stopped; 130 or 143 by a signal."""
     with contextlib.ExitStack() as started:
         return _main(argv, started)
 
@@ -411,6 +412,9 @@ def _main(argv: list[str] | None, started: contextlib.ExitStack) -> int:
     ) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except TerminatedNow:
+        print("terminated by SIGTERM before the run began", file=sys.stderr)
+        return 143
     except KeyboardInterrupt:
         print("interrupted before the run began", file=sys.stderr)
         return 130

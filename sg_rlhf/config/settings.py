@@ -102,6 +102,11 @@ class SGSettings(BaseModel):
         description="seconds after which a weight sync in buckets stops the run; "
         "0: 120 and 10 more per GB of weights",
     )
+    grace_seconds: float = Field(
+        240.0,
+        ge=0.0,
+        description="how long SIGTERM waits for the rollout's end and a checkpoint",
+    )
     check_trained: bool = Field(
         True,
         description="stop after the first optimizer step if it did not train every trainable "

@@ -35,9 +35,13 @@ from sg_rlhf.overlay import (
     packages,
     packed_attention,
     switches,
+    termination,
 )
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.fork_server import handle as fork_server
+
+#: Signals that end a run.
+ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 class UsageError(ValueError):
@@ -224,16 +228,20 @@ def run(args: argparse.Namespace, workers: fork_server.ForkServer | None = None)
                 heed_interrupts()  # Ray has put its own in their place
             with phases.phase(phases.DRIVER, "importing PyTorch, vLLM and OpenRLHF"):
                 train = register.install_driver().train if workers is None else training.train()
-            with phases.phase(phases.DRIVER, phases.WORKERS):
+            with (
+                phases.phase(phases.DRIVER, phases.WORKERS),
+                termination.Grace(args.sg.run_dir, args.sg.grace_seconds),
+            ):
                 train(args)
         except Exception as error:
             raise_stop_cause(error)
             raise
         finally:
-            # A second Ctrl-C must not leave the cluster half down.
-            previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            # A second Ctrl-C or SIGTERM must not leave the cluster half down.
+            previous = {n: signal.signal(n, signal.SIG_IGN) for n in ENDING}
             cluster.shut_down(local, args.sg.run_dir, workers=workers)
-            signal.signal(signal.SIGINT, previous)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -273,10 +281,11 @@ def execute(args: argparse.Namespace, workers: fork_server.ForkServer | None = N
     """Run what has been checked, and report.
 
     Returns:
-        The exit status: 0, 2 for bad usage, 1 when the run stopped, 130 interrupted.
+        The exit status: 0, 2 for bad usage, 1 when the run stopped, 130 interrupted, 143
+        terminated (SIGTERM).
     """
     from sg_rlhf.common.ray_cluster import ClusterError
-    from sg_rlhf.overlay.errors import RunStopped, UnusablePrompts
+    from sg_rlhf.overlay.errors import RunStopped, Terminated, UnusablePrompts
 
     heed_interrupts()
     try:
@@ -284,14 +293,26 @@ def execute(args: argparse.Namespace, workers: fork_server.ForkServer | None = N
     except (UpstreamChanged, ClusterError, UnusablePrompts) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except (Terminated, termination.TerminatedNow) as error:
+        print(f"terminated by SIGTERM, {error}{_goes_on(args)}", file=sys.stderr)
+        return 143
     except RunStopped as error:
         print(f"stopped: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        again = "; the same command resumes from the last checkpoint" if args.sg.run_dir else ""
-        print(f"interrupted{again}", file=sys.stderr)
+        print(f"interrupted{_goes_on(args)}", file=sys.stderr)
         return 130
     return 0
+
+
+def _goes_on(args: Any) -> str:
+    """What the same command does next, for the end of a line."""
+    if not args.sg.run_dir:
+        return ""
+    latest = Path(args.ckpt.path) / "_actor" / "latest"
+    if not latest.is_file():
+        return "; there is no checkpoint: the same command begins again"
+    return f"; the same command resumes from the last checkpoint, {latest.read_text().strip()}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -308,12 +329,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def heed_interrupts() -> None:
-    """SIGINT and SIGTERM end the run as Ctrl-C does, from now on.
+    """SIGINT and SIGTERM end the run, from now on.
 
     A shell starts background jobs with SIGINT ignored; whoever sends it means it.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, termination.end_now)
 
 
 def _interrupt(_signum: int, _frame: Any) -> None:

@@ -21,6 +21,10 @@ class FrozenError(RunStopped):
     """An optimizer step did not train tensors that it should have."""
 
 
+class Terminated(RunStopped):
+    """SIGTERM: the run ended between two rollouts, after a checkpoint."""
+
+
 class UnusablePrompts(ValueError):
     """Base: the data do not suit the run; a wrong setting, not a run that stopped."""
 
@@ -42,7 +46,7 @@ def raise_stop_cause(error: BaseException) -> None:
     seen: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and current not in seen:
-        for kind in (RunStopped, UnusablePrompts):
+        for kind in (Terminated, RunStopped, UnusablePrompts):
             if isinstance(current, kind):
                 raise kind(str(getattr(current, "cause", current))) from None
         seen.append(current)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,8 @@ from openrlhf.utils.logging_utils import WandbLogger
 
 from sg_rlhf.common import run_log
 from sg_rlhf.config import EvalSet
-from sg_rlhf.overlay import evaluation, layout, phases, progress, weight_sync
-from sg_rlhf.overlay.errors import RunStopped, SyncError
+from sg_rlhf.overlay import evaluation, layout, phases, progress, termination, weight_sync
+from sg_rlhf.overlay.errors import RunStopped, SyncError, Terminated
 from sg_rlhf.overlay.step_clock import StepClock
 
 #: Rollouts whose log-probs are compared after a weight sync. bf16 moves one token in hundreds by
@@ -117,6 +119,8 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._clock.take()  # what was before the first rollout is none of it
         if self._sg.eval_at_start and not resumed_at:
             self._evaluate_now(0)
+        if termination.asked(self._run_dir):
+            raise Terminated("before the first rollout")
         super().fit(global_step)
         if self._plan.rollouts and not self._global_step:
             raise RunStopped(
@@ -166,8 +170,21 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
                 for logger in (self._wandb, self._tensorboard):
                     if logger:
                         logger.log_train(global_step, logs_dict)
-        with self._clock.part("checkpoint"):
+        ending = termination.asked(self._run_dir)
+        with self._clock.part("checkpoint"), self._saving_every_step(ending):
             super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
+        if ending:
+            raise Terminated(f"after rollout {global_step}")
+
+    @contextlib.contextmanager
+    def _saving_every_step(self, wanted: bool) -> Iterator[None]:
+        ckpt = self.args.ckpt
+        planned = ckpt.save_steps
+        ckpt.save_steps = 1 if wanted else planned
+        try:
+            yield
+        finally:
+            ckpt.save_steps = planned
 
     def save_best_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """Upstream's, timed."""

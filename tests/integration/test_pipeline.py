@@ -5,8 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import signal
+import subprocess
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -20,7 +24,16 @@ from sg_rlhf.plan import host_memory
 from sg_rlhf.plan.of_recipe import PREDICTED
 from sg_rlhf.plan.run_shape import run_shape
 from sg_rlhf.train import main
-from tests.integration.conftest import ROOT, Data, Pipeline, command, run_ranks, train
+from tests.integration.conftest import (
+    ROOT,
+    Data,
+    Pipeline,
+    command,
+    environment,
+    is_alive,
+    run_ranks,
+    train,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
@@ -29,7 +42,10 @@ def test_an_interrupted_run_resumes_and_leaves_no_process(
     pipeline: Pipeline, trained: Path
 ) -> None:
     assert pipeline.status == 130, pipeline.output
-    assert "interrupted; the same command resumes from the last checkpoint" in pipeline.output
+    assert (
+        "interrupted; the same command resumes from the last checkpoint, global_step"
+        in pipeline.output
+    )
     assert pipeline.children and not pipeline.survivors
     assert f"resuming from {pipeline.checkpoint}" in pipeline.resumed.stdout
     assert "2 of 18 prompts are left out of each epoch" in pipeline.resumed.stdout
@@ -244,3 +260,30 @@ def test_folders_take_what_the_plan_says(trained: Path) -> None:
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         assert planned <= size <= planned + 100_000
         assert size == pytest.approx(planned, rel=0.05)
+
+
+@pytest.mark.full
+def test_a_terminated_run_saves_what_it_has(tmp_path: Path, data: Data) -> None:
+    """SIGTERM in the middle of a rollout, with no checkpoint planned: one after it, status 143."""
+    run_dir = tmp_path / "run"
+    process = subprocess.Popen(
+        command(run_dir, data, "ckpt.save_steps=100", "sg.eval_at_start=false"),
+        cwd=ROOT, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 300
+    while not run_log.read(run_dir / run_log.METRICS) and time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    children = {c.pid for c in psutil.Process(process.pid).children(recursive=True)}
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 143, output
+    done = run_log.read(run_dir / run_log.METRICS)[-1]["global_step"]
+    latest = run_dir / "checkpoints" / "deepspeed" / "_actor" / "latest"
+    assert latest.read_text().strip() == f"global_step{done}"
+    assert output.splitlines()[-1] == (
+        f"terminated by SIGTERM, after rollout {done}; the same command resumes from the last "
+        f"checkpoint, global_step{done}"
+    )
+    assert children and not [pid for pid in children if is_alive(pid)]
