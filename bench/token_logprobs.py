@@ -144,7 +144,7 @@ def plot(result: dict[str, Any], file: Path) -> None:
 
     models = list(dict.fromkeys(row["model"] for row in rows))
     figure, panels = pyplot.subplots(
-        1, len(models), figsize=(1 + 4 * len(models), 4), squeeze=False, sharey=True
+        1, len(models), figsize=(2 + 3.5 * len(models), 4), squeeze=False, sharey=True
     )
     for panel, model in zip(panels[0], models, strict=True):
         shape = shape_of(model)
@@ -159,12 +159,13 @@ def plot(result: dict[str, Any], file: Path) -> None:
             panel.plot(*zip(*line, strict=True), marker="o", label=way)
         panel.set_xscale("log", base=2)
         panel.set_yscale("log", base=2)
+        panel.yaxis.set_major_formatter("{x:g}")
         panel.set_xticks(tokens, [str(n) for n in tokens])
         panel.set_title(model.split("/")[-1])
         panel.set_xlabel("tokens")
         panel.grid(alpha=0.3)
     panels[0][0].set_ylabel("MiB beside inputs and gradients")
-    panels[0][-1].legend(fontsize="small")
+    panels[0][-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1.02, 0.5))
     figure.suptitle(
         f"Memory of log-probs and their gradients, {result['dtype']}", fontsize="medium"
     )
