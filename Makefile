@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-all test-unit test-integration test-gpu bench docs kk math search
+.PHONY: help setup lint format test test-all faults test-unit test-integration test-gpu bench docs kk math search
 
 BIN := .venv/bin
 # More arguments for pytest: make test-unit ARGS="-k shaping -x"; ARGS="-n 0 --pdb" for one worker.
@@ -34,6 +34,9 @@ test: setup ## all but what starts engines of its own: under 10 minutes on 2 cor
 
 test-all: setup ## the whole test suite: under 25 minutes on 2 cores
 	$(PYTEST) tests/integration tests/unit $(ARGS)
+
+faults: setup ## runs whose processes are killed or hang: what is said and what is left, 5 minutes
+	$(PYTEST) tests/faults $(ARGS)
 
 test-unit: setup ## what needs neither Ray nor vLLM
 	$(PYTEST) tests/unit $(ARGS)

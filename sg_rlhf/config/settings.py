@@ -107,6 +107,11 @@ class SGSettings(BaseModel):
         ge=0.0,
         description="how long SIGTERM waits for the rollout's end and a checkpoint",
     )
+    engine_timeout: float = Field(
+        300.0,
+        ge=0.0,
+        description="seconds without a sign of life of an engine that end the run; 0: never",
+    )
     check_trained: bool = Field(
         True,
         description="stop after the first optimizer step if it did not train every trainable "

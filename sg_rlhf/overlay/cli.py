@@ -302,6 +302,16 @@ def execute(args: argparse.Namespace, workers: fork_server.ForkServer | None = N
     except KeyboardInterrupt:
         print(f"interrupted{_goes_on(args)}", file=sys.stderr)
         return 130
+    except Exception as error:
+        from sg_rlhf.overlay import engine_watch, failure
+
+        if not args.sg.run_dir:
+            raise
+        details = failure.keep(error, Path(args.sg.run_dir)) or "none: they could not be written"
+        line = engine_watch.told(args.sg.run_dir) or failure.describe(error)
+        said = f"failed: {line}{_goes_on(args)}; details: {details}"
+        print(said, file=sys.stderr)
+        return 1
     return 0
 
 

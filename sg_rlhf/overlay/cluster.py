@@ -135,7 +135,10 @@ def shut_down(
     children = psutil.Process().children(recursive=True) if local else []
     if local and run_dir and ray.is_initialized():
         session = Path(ray._private.worker._global_node.get_session_dir_path())
-        keep_worker_logs(session, Path(run_dir))
+        try:
+            keep_worker_logs(session, Path(run_dir))
+        except OSError as error:  # a full disk must not hide why the run ended
+            print(f"the workers' logs stay in {session}: {error}")
     ray.shutdown()
     if workers is not None:
         workers.close()

@@ -113,6 +113,10 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
             f"the sample ends: ...{text[-SHOWN_CHARACTERS:]}"
         )
 
+    async def alive(self) -> None:
+        """Answers when this process and the engine's core do."""
+        await self.llm.is_sleeping()
+
     async def receive_bucket(
         self, wire: Any, first: bool, last: bool, handles: Any = None
     ) -> list[str | None]:

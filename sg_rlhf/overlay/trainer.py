@@ -19,7 +19,15 @@ from openrlhf.utils.logging_utils import WandbLogger
 
 from sg_rlhf.common import run_log
 from sg_rlhf.config import EvalSet
-from sg_rlhf.overlay import evaluation, layout, phases, progress, termination, weight_sync
+from sg_rlhf.overlay import (
+    engine_watch,
+    evaluation,
+    layout,
+    phases,
+    progress,
+    termination,
+    weight_sync,
+)
 from sg_rlhf.overlay.errors import RunStopped, SyncError, Terminated
 from sg_rlhf.overlay.step_clock import StepClock
 
@@ -108,6 +116,11 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
 
     def fit(self, global_step: int = 0) -> None:
         """Upstream's loop between an evaluation before the first and one after the last update."""
+        engines = self.vllm_engines or []
+        with engine_watch.watching(engines, self._sg.engine_timeout, self._run_dir):
+            self._fit(global_step)
+
+    def _fit(self, global_step: int) -> None:
         states = self.init_checkpoint_states()
         resumed_at = int(states["global_step"])
         if self._run_dir is not None:

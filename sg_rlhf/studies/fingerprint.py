@@ -20,7 +20,7 @@ PLACES = ("sg.run_dir", "ckpt.", "logger.")
 LAYOUT = (
     "ds.packing_samples", "sg.fused_logprobs", "sg.skip_old_log_probs", "sg.weight_sync",
     "sg.sync_bucket_mb", "sg.sync_timeout", "sg.check_trained", "sg.share_prompts",
-    "sg.grace_seconds",
+    "sg.grace_seconds", "sg.engine_timeout",
 )  # fmt: skip
 #: Settings and parameters of every weighting that came later.
 ADDED = frozenset({"batches", "probability"})

@@ -1,0 +1,99 @@
+"""What went wrong in a run that did not stop on purpose, as one line for its user.
+
+An error reaches the driver in a nest of Ray's, one for every process on its way, each with a
+traceback of its own. The whole of it goes to a file; the terminal gets the cause and where it was.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import ray
+
+#: In the run directory.
+FILE = Path("logs") / "failure.log"
+#: Classes of the workers, by a part of their name, and what they are to a user.
+ROLES = {
+    "RolloutActor": "rollout engine",
+    "RolloutRayActor": "rollout engine",
+    "PolicyModelActor": "policy rank",
+    "ReferenceModelActor": "reference rank",
+    "RewardModelActor": "reward rank",
+    "CriticModelActor": "critic rank",
+    "PPOTrainer": "controller",
+}
+_LONGEST = 400
+
+
+def describe(error: BaseException) -> str:
+    """The cause of an error, in one line, and the process that it happened in."""
+    chain = list(_chain(error))
+    cause = chain[-1]
+    if isinstance(cause, ray.exceptions.RayActorError):
+        return _dead_actor(cause)
+    line = _what(cause)
+    where = next((e for e in reversed(chain) if isinstance(e, ray.exceptions.RayTaskError)), None)
+    if where is not None:
+        line += f" (in {_role(where.actor_repr or where.function_name)}, process {where.pid} on "
+        line += f"{where.ip})"
+    return line
+
+
+def keep(error: BaseException, run_dir: Path) -> Path | None:
+    """Add the error with all its tracebacks to the run's file; None where it cannot be written."""
+    file = run_dir / FILE
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a") as log:
+            log.write("".join(traceback.format_exception(error)) + "\n")
+    except OSError:
+        return None
+    return file
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, what caused it, and so on to the innermost."""
+    seen: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in seen:
+        seen.append(current)
+        yield current
+        inner = getattr(current, "cause", None)
+        current = inner if isinstance(inner, BaseException) else current.__cause__
+
+
+def _what(cause: BaseException) -> str:
+    if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
+        return f"no space left on the disk of {cause.filename or 'the run'}; make room"
+    if isinstance(cause, ray.exceptions.OutOfMemoryError):
+        return "the machine ran out of memory, and Ray ended a worker"
+    lines = str(cause).strip().splitlines() or ["no message"]
+    # Ray's own text of a worker's error ends with that error, as a traceback does.
+    text = lines[-1] if isinstance(cause, ray.exceptions.RayTaskError) else lines[0]
+    name = "" if isinstance(cause, ray.exceptions.RayTaskError) else f"{type(cause).__name__}: "
+    return f"{name}{text.strip()}"[:_LONGEST]
+
+
+def _dead_actor(error: ray.exceptions.RayActorError) -> str:
+    text = str(error)
+    found = dict(re.findall(r"^\t(class_name|pid|ip): (.+)$", text, re.MULTILINE))
+    who = _role(found.get("class_name", "a worker"))
+    where = f"process {found['pid']} on {found.get('ip', 'its machine')}" if "pid" in found else ""
+    if error.actor_init_failed:
+        said = text.strip().splitlines()[-1].strip()
+        named = re.search(r"pid=(\d+), ip=([\w.:]+), .*?repr=<[\w.]*?(\w+) object", text)
+        if named:
+            who, where = _role(named[3]), f"process {named[1]} on {named[2]}"
+        return f"{who}{f' ({where})' if where else ''} did not start: {said}"[:_LONGEST]
+    how = "out of memory" if "OOM" in text.split("common causes")[0] else "killed, or crashed"
+    if "node" in text and "is dead" in text.split("common causes")[0]:
+        how = "with its machine"
+    return f"{who}{f' ({where})' if where else ''} died ({how})"
+
+
+def _role(name: str) -> str:
+    return next((role for part, role in ROLES.items() if part in name), name)

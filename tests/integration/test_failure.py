@@ -1,0 +1,141 @@
+"""Errors that come through Ray, real ones of real processes, as one line."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from sg_rlhf.overlay import engine_watch, failure
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=2**27)
+    yield
+    ray.shutdown()
+
+
+@ray.remote(num_cpus=0, max_restarts=0)
+class SGRolloutActor:
+    """By its name a rollout engine."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        if error is not None:
+            raise error
+
+    def process(self) -> int:
+        return os.getpid()
+
+    def fail(self, error: Exception) -> None:
+        raise error
+
+    async def alive(self) -> None:
+        pass
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def controller(engine: Any, method: str, *args: Any) -> None:
+    """Waits for an engine, as upstream's does: one nest more."""
+    ray.get(getattr(engine, method).remote(*args))
+
+
+def error_of(reference: Any) -> Exception:
+    with pytest.raises(Exception) as raised:
+        ray.get(reference)
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("no such thing\nsecond line"), "ValueError: no such thing (in "),
+        (RuntimeError(""), "RuntimeError: no message (in "),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "runs/a/metrics.jsonl"),
+            "no space left on the disk of runs/a/metrics.jsonl; make room (in ",
+        ),
+    ],
+)
+def test_what_a_worker_raised(error: Exception, line: str) -> None:
+    engine = SGRolloutActor.remote()
+    pid = ray.get(engine.process.remote())
+    said = failure.describe(error_of(controller.remote(engine, "fail", error)))
+    assert said.startswith(line) and "\n" not in said
+    assert f"(in rollout engine, process {pid} on " in said
+
+
+def test_a_worker_that_was_killed() -> None:
+    engine = SGRolloutActor.remote()
+    pid = ray.get(engine.process.remote())
+    os.kill(pid, signal.SIGKILL)
+    said = failure.describe(error_of(controller.remote(engine, "process")))
+    assert said.startswith(f"rollout engine (process {pid} on ")
+    assert said.endswith(" died (killed, or crashed)")
+
+
+def test_a_worker_that_did_not_start() -> None:
+    engine = SGRolloutActor.remote(OSError("no such port"))
+    said = failure.describe(error_of(controller.remote(engine, "process")))
+    assert said.startswith("rollout engine ") and "\n" not in said
+    assert said.endswith("did not start: OSError: no such port")
+
+
+def test_an_error_of_this_process() -> None:
+    outer = RuntimeError("outer")
+    outer.__cause__ = KeyError("inner")
+    assert failure.describe(outer) == "KeyError: 'inner'"
+
+
+def test_all_of_it_is_kept(tmp_path: Path) -> None:
+    engine = SGRolloutActor.remote()
+    error = error_of(controller.remote(engine, "fail", ValueError("first\nsecond")))
+    file = failure.keep(error, tmp_path)
+    assert file == tmp_path / failure.FILE
+    assert "second" in file.read_text() and "Traceback" in file.read_text()
+    assert failure.keep(error, file) is None  # a folder cannot be below a file
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def watches(engines: list[Any], seconds: float, run_dir: Path, for_seconds: float) -> str:
+    import time
+
+    with engine_watch.watching(engines, seconds, run_dir):
+        time.sleep(for_seconds)
+    return "through"
+
+
+def test_an_engine_that_is_stopped_ends_its_controller_with_a_line(tmp_path: Path) -> None:
+    engines = [SGRolloutActor.remote() for _ in range(2)]
+    pids = ray.get([engine.process.remote() for engine in engines])
+    (tmp_path / engine_watch.FILE.parent).mkdir()
+    (tmp_path / engine_watch.FILE).write_text("of an earlier run")
+    reference = watches.remote(engines, 2.0, tmp_path, 60.0)
+    ready, _ = ray.wait([reference], timeout=3)
+    assert not ready and engine_watch.told(tmp_path) is None
+    os.kill(pids[1], signal.SIGSTOP)
+    try:
+        with pytest.raises(ray.exceptions.WorkerCrashedError):
+            ray.get(reference, timeout=30)
+    finally:
+        os.kill(pids[1], signal.SIGKILL)
+    said = engine_watch.told(tmp_path)
+    assert said is not None and "\n" not in said
+    assert said.startswith("rollout engine 1 gave no sign of life for 2 s (sg.engine_timeout): ")
+
+
+def test_engines_that_answer_or_die_end_nobody(tmp_path: Path) -> None:
+    engines = [SGRolloutActor.remote() for _ in range(2)]
+    pid = ray.get(engines[0].process.remote())
+    reference = watches.remote(engines, 1.0, tmp_path, 4.0)
+    os.kill(pid, signal.SIGKILL)
+    assert ray.get(reference, timeout=30) == "through"
+    assert engine_watch.told(tmp_path) is None
