@@ -158,6 +158,9 @@ BENCHES = {
         "bench/token_logprobs.py --models Qwen/Qwen2.5-3B --tokens 256 --memory-tokens= "
         "--ways logits,ours",
     ),
+    "shared_prompts": Bench(
+        "shared_prompts.json", "bench/shared_prompts.py", "bench/shared_prompts.py --turns 4",
+    ),
     "weight_sync": Bench(
         "weight_sync_cpu.json", "bench/weight_sync.py",
         "bench/weight_sync.py --model small --buckets 64 --rounds 3",
@@ -207,6 +210,12 @@ CLAIMS = (
     Claim("log-probs without logits, extra memory at 4,096 tokens", "the float32 logits",
           "token_logprobs", "memory/way=ours&tokens=4096/update_percent_of_fp32_logits", 5.0,
           unit=" %", whole_only=True),
+    Claim("an update with each prompt once, K&K prompts with 8 responses each",
+          "the same with a prompt for each response", "shared_prompts",
+          "cases/puzzles/time_ratio", 0.8, tolerance=0.1),
+    Claim("the same, prompts of 60 tokens and responses of 300",
+          "the same with a prompt for each response", "shared_prompts",
+          "cases/long responses/time_ratio", 1.0, tolerance=0.1),
     Claim("a rollout on a CPU, tiny model", STOCK, "stock_openrlhf", "ratio/rollout", 0.8,
           tolerance=0.15),
     Claim("a whole run on a CPU, tiny model", STOCK, "stock_openrlhf", "ratio/whole_run", 0.8,

@@ -93,11 +93,18 @@ class TinyUpdate:
             dataloader_pin_memory=False,
         )
 
-    def responses(self, count: int, prompt: int, response: int, seed: int = 0) -> list[Experience]:
-        """Responses of random tokens, so many behind prompts of so many; old log-probs nearby."""
+    def responses(
+        self, count: int, prompt: int, response: int, seed: int = 0, group: int = 1
+    ) -> list[Experience]:
+        """Responses of random tokens, so many behind prompts of so many; old log-probs nearby.
+
+        Args:
+            group: responses to each prompt, beside each other.
+        """
         generator = torch.Generator().manual_seed(seed)
         vocabulary = self.actor.model.module.config.vocab_size
         ids = torch.randint(5, vocabulary, (count, prompt + response), generator=generator)
+        ids[:, :prompt] = ids[::group, :prompt].repeat_interleave(group, 0)[:count]
         mask = torch.ones_like(ids)
         action_mask = (torch.arange(ids.shape[1] - 1) >= prompt - 1).expand(count, -1)
         self.actor.eval()
@@ -123,7 +130,7 @@ class TinyUpdate:
                 total_length=torch.tensor([prompt + response]),
                 response_length=torch.tensor([response]),
                 index=[i],
-                prompts=[f"prompt {i}"],
+                prompts=[f"prompt {i // group}"],
                 info={},
             )
             for i in range(count)

@@ -16,7 +16,7 @@ import platform as machine
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -26,6 +26,7 @@ from sg_rlhf.common.command_line import OneLineParser
 from sg_rlhf.common.final_checkpoint import final_checkpoint
 from sg_rlhf.common.run_owner import Owned, owning
 from sg_rlhf.config import Config, ConfigError, load_config, local_path, sections
+from sg_rlhf.config import resuming as resume
 from sg_rlhf.config.upstream_flags import UpstreamChanged, UpstreamMissing
 from sg_rlhf.doctor.before_run import UnfitMachine, before_run
 from sg_rlhf.launch import options as launch_options
@@ -93,6 +94,13 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         "--dry-run",
         action="store_true",
         help="print the resolved recipe, its plan and the exact upstream command line, then stop",
+    )
+    parser.add_argument(
+        "--allow-changed",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="go on with a run although this key is not as it was when the run was started",
     )
     launch_options.add_arguments(parser)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
@@ -286,28 +294,47 @@ def _unwritable(run_dir: Path, error: OSError) -> ConfigError:
     )
 
 
-def prepare_run_dir(config: Config, run_dir: Path) -> bool:
-    """Write ``config.yaml`` and ``environment.json``.
+def prepare_run_dir(config: Config, run_dir: Path, allowed: Iterable[str] = ()) -> bool:
+    """Write ``config.yaml``, ``environment.json`` and what the run's files are.
+
+    Args:
+        allowed: keys that may be other than when the run was started.
 
     Returns:
         Whether there is a checkpoint to resume from.
 
     Raises:
-        ConfigError: nothing can be written there, or no checkpoint is where there must be one.
+        ConfigError: nothing can be written there, no checkpoint is where there must be one, or the
+            run was started with other settings, data or model.
     """
     latest = Path(config.value("ckpt.path")) / "_actor" / "latest"
     try:
         resuming = latest.is_file()
         if resuming:
+            _check_unchanged(config, run_dir, allowed)
             print(f"resuming from {latest.read_text().strip()} in {latest.parent}")
         elif config.value("ckpt.load_enable"):
             raise ConfigError(f"ckpt.load_enable=true: no checkpoint in {latest.parent}")
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "config.yaml").write_text(config.to_yaml())
+        resume.remember(config, run_dir)
         (run_dir / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n")
     except OSError as error:
         raise _unwritable(run_dir, error) from None
     return resuming
+
+
+def _check_unchanged(config: Config, run_dir: Path, allowed: Iterable[str]) -> None:
+    changed = resume.changes(config, run_dir)
+    refused = resume.not_allowed(changed, allowed)
+    if refused:
+        flags = " ".join(f"--allow-changed {change.key}" for change in refused)
+        raise ConfigError(
+            f"--run-dir {run_dir}: its run was started otherwise: "
+            f"{'; '.join(map(str, refused))}; take another --run-dir, or go on with {flags}"
+        )
+    for change in changed:
+        print(f"going on with a change: {change}")
 
 
 def planned(run: Run) -> Plan | None:
@@ -398,7 +425,7 @@ def _main(argv: list[str] | None, started: contextlib.ExitStack) -> int:
             return 0
         args = check(run)
         started.enter_context(owned(run.directory))
-        args.ckpt.load_enable = prepare_run_dir(run.config, run.directory)
+        args.ckpt.load_enable = prepare_run_dir(run.config, run.directory, arguments.allow_changed)
         plan = planned(run)
         write_predicted(plan, run.directory)
     except (

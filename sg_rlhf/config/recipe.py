@@ -92,8 +92,11 @@ class Config:
 
     def to_yaml(self) -> str:
         """The resolved recipe; feeding it back gives the same configuration."""
-        flat = {**self.values, **_flat_sg(self)}
-        return OmegaConf.to_yaml(OmegaConf.create(_nest(flat)))
+        return OmegaConf.to_yaml(OmegaConf.create(_nest(self.flat())))
+
+    def flat(self) -> dict[str, Any]:
+        """Every key that is set, and all of ``sg``, dotted."""
+        return {**self.values, **_flat_sg(self)}
 
     def to_argv(self) -> list[str]:
         """The exact upstream command line, ``sg.*`` flags last."""
