@@ -22,9 +22,9 @@ from machine import provenance
 from sg_rlhf.overlay import switches
 
 RESPONSES, GROUP = 32, 8
-#: Name -> tokens of a prompt and of a response. The tiny recipe's puzzles have the first.
+#: Name -> tokens of a prompt and of a response. The first are those of the tiny recipe's puzzles.
 CASES = {
-    "puzzles": (110, 65),
+    "puzzles": (33, 70),
     "long prompts": (300, 60),
     "long responses": (60, 300),
 }

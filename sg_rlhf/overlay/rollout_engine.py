@@ -10,6 +10,7 @@ import openrlhf.trainer.ray.vllm_engine as upstream
 import ray
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
 
 from sg_rlhf.common import vllm_settings
 from sg_rlhf.overlay import engine_log_probs, phases
@@ -88,8 +89,11 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         """
         # A processor of images has a tokenizer inside.
         ends = chat.turn_end_ids(prompt, getattr(hf_tokenizer, "tokenizer", hf_tokenizer))
+        sampling_params = sampling_params.clone()
+        # Upstream reads the last output alone. An output for every token of every response wakes
+        # as many tasks, and a core is busy with nothing else.
+        sampling_params.output_kind = RequestOutputKind.FINAL_ONLY
         if ends:
-            sampling_params = sampling_params.clone()
             sampling_params.stop_token_ids = [*(sampling_params.stop_token_ids or []), *ends]
             sampling_params.all_stop_token_ids.update(ends)  # what min_tokens holds back
         outputs = await super().generate_responses(
