@@ -27,6 +27,7 @@ ROLES = {
     "PPOTrainer": "controller",
 }
 _LONGEST = 400
+_WHERE = re.compile(r"ray::([\w.]+)[^\n]*?\(pid=(\d+), ip=([\w.:]+)").findall
 
 
 def describe(error: BaseException) -> str:
@@ -36,10 +37,11 @@ def describe(error: BaseException) -> str:
     if isinstance(cause, ray.exceptions.RayActorError):
         return _dead_actor(cause)
     line = _what(cause)
-    where = next((e for e in reversed(chain) if isinstance(e, ray.exceptions.RayTaskError)), None)
-    if where is not None:
-        line += f" (in {_role(where.actor_repr or where.function_name)}, process {where.pid} on "
-        line += f"{where.ip})"
+    # Ray writes a line for every process on the way, the innermost last.
+    where = [w for e in chain if isinstance(e, ray.exceptions.RayTaskError) for w in _WHERE(str(e))]
+    if where:
+        name, pid, ip = where[-1]
+        line += f" (in {_role(name)}, process {pid} on {ip})"
     return line
 
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from sg_rlhf.common import run_log
-from sg_rlhf.overlay import failure
+from sg_rlhf.overlay import failure, phases
 from tests.integration.conftest import ROOT, Data, command, data, environment, is_alive
 
 __all__ = ["data"]  # the fixture
@@ -35,12 +35,15 @@ class Run:
     process: subprocess.Popen[str]
     children: set[int] = field(default_factory=set)
 
-    def worker(self, title: str) -> int:
-        """The process of a worker, by a part of its title."""
+    def worker(self, role: str) -> int:
+        """The process of a worker, by what it calls itself or by its title."""
+        for row in run_log.read(self.folder / "logs" / phases.FILE):
+            if row["who"] == role:
+                return int(row["pid"])
         for process in psutil.Process(self.process.pid).children(recursive=True):
-            if title in " ".join(process.cmdline()):
+            if role in " ".join(process.cmdline()):
                 return process.pid
-        raise LookupError(title)
+        raise LookupError(role)
 
     def end(self) -> tuple[int, list[str], float]:
         """Its status, the lines of its output, and how long it took from now."""
@@ -52,14 +55,16 @@ class Run:
 
 @pytest.fixture
 def run(tmp_path: Path, data: Data, request: pytest.FixtureRequest) -> Iterator[Run]:
+    """Where its parameter is False, with workers that are started one by one, by their titles."""
     folder = tmp_path / "run"
+    forked = {} if getattr(request, "param", True) else {"SG_FORK_SERVER": "0"}
     process = subprocess.Popen(
         command(
             folder, data, "ckpt.save_steps=1", "sg.eval_at_start=false", "sg.engine_timeout=15",
             "eval.steps=-1", "train.num_episodes=30",
         ),
-        cwd=ROOT, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True,
+        cwd=ROOT, env={**environment(), **forked}, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     found = Run(folder, process)
     latest = folder / "checkpoints" / "deepspeed" / "_actor" / "latest"
@@ -79,16 +84,17 @@ def run(tmp_path: Path, data: Data, request: pytest.FixtureRequest) -> Iterator[
 
 
 @pytest.mark.parametrize(
-    ("title", "role"),
+    ("run", "name", "role"),
     [
-        ("ray::SGRolloutActor", "rollout engine"),
-        ("ray::SGPolicyModelActor", "policy rank"),
-        ("ray::ReferenceModelActor", "reference rank"),
-        ("ray::SGPPOTrainer", "controller"),
+        (True, phases.ENGINE, "rollout engine"),
+        (True, phases.TRAINER, "policy rank"),
+        (True, phases.CONTROLLER, "controller"),
+        (False, "ray::ReferenceModelActor", "reference rank"),
     ],
+    indirect=["run"],
 )
-def test_a_killed_worker(run: Run, title: str, role: str) -> None:
-    pid = run.worker(title)
+def test_a_killed_worker(run: Run, name: str, role: str) -> None:
+    pid = run.worker(name)
     os.kill(pid, signal.SIGKILL)
     status, lines, seconds = run.end()
     assert status == 1
@@ -104,9 +110,11 @@ def test_a_killed_worker(run: Run, title: str, role: str) -> None:
     assert not [pid for pid in run.children if is_alive(pid)]
 
 
-@pytest.mark.parametrize("title", ["ray::SGRolloutActor", "VLLM::EngineCore"])
-def test_a_stopped_engine(run: Run, title: str) -> None:
-    os.kill(run.worker(title), signal.SIGSTOP)
+@pytest.mark.parametrize(
+    ("run", "name"), [(True, phases.ENGINE), (False, "VLLM::EngineCore")], indirect=["run"]
+)
+def test_a_stopped_engine(run: Run, name: str) -> None:
+    os.kill(run.worker(name), signal.SIGSTOP)
     status, lines, seconds = run.end()
     assert status == 1
     assert lines[-1].startswith("failed: rollout engine 0 gave no sign of life for 15 s "), lines
