@@ -325,7 +325,11 @@ def prepare_run_dir(config: Config, run_dir: Path, allowed: Iterable[str] = ()) 
 
 
 def _check_unchanged(config: Config, run_dir: Path, allowed: Iterable[str]) -> None:
-    changed = resume.changes(config, run_dir)
+    try:
+        changed = resume.changes(config, run_dir)
+    except ConfigError as error:  # another version's words
+        print(f"what the run was started with cannot be compared: {error}")
+        return
     refused = resume.not_allowed(changed, allowed)
     if refused:
         flags = " ".join(f"--allow-changed {change.key}" for change in refused)

@@ -17,7 +17,7 @@ from typing import Any
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from sg_rlhf.common import dealing
-from sg_rlhf.overlay import layout, switches
+from sg_rlhf.overlay import layout, packed_attention, switches
 
 
 def dealt(args: Any) -> bool:
@@ -37,7 +37,8 @@ def into_micro_batches(args: Any) -> bool:
 
 def by_prompts(args: Any) -> bool:
     """Whether responses to one prompt are better in one micro-batch, where it is computed once."""
-    return args.sg.share_prompts and args.ds.packing_samples and switches.fused_log_probs_fit(args)
+    known = args.ds.attn_implementation == packed_attention.VARLEN and args.ds.packing_samples
+    return args.sg.share_prompts and known and switches.fused_log_probs_fit(args)
 
 
 def forward_passes(samples: list[Any], args: Any) -> list[list[int]]:

@@ -117,8 +117,13 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
     def fit(self, global_step: int = 0) -> None:
         """Upstream's loop between an evaluation before the first and one after the last update."""
         engines = self.vllm_engines or []
-        with engine_watch.watching(engines, self._sg.engine_timeout, self._run_dir):
-            self._fit(global_step)
+        try:
+            with engine_watch.watching(engines, self._sg.engine_timeout, self._run_dir):
+                self._fit(global_step)
+        finally:  # also where the run is stopped: what was logged is in their files
+            for logger in (self._wandb, self._tensorboard):
+                if logger:
+                    logger.close()
 
     def _fit(self, global_step: int) -> None:
         states = self.init_checkpoint_states()
@@ -143,9 +148,6 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             )
         if self._sg.eval_at_end:
             self._evaluate_now(self._global_step)
-        for logger in (self._wandb, self._tensorboard):
-            if logger:
-                logger.close()
 
     def _write_plan(self, run_dir: Path) -> None:
         remark = self._plan.remark()

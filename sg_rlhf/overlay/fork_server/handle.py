@@ -78,7 +78,7 @@ class ForkServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, **WITHOUT_THREADS},
+            env={stand_in.FIRST_VARIABLE: "1"} | os.environ | WITHOUT_THREADS,
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )

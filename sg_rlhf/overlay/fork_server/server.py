@@ -88,7 +88,7 @@ def _become(request: dict[str, Any], keep: set[int]) -> None:
     for held, number in asked.items():
         os.dup2(held, number)
         os.close(held)
-    for name in set(os.environ) - set(request["environment"]):
+    for name in set(os.environ) - set(request["environment"]) - {stand_in.FIRST_VARIABLE}:
         del os.environ[name]
     for name, value in request["environment"].items():
         if os.environ.get(name) != value:  # the others stay where they are: see _find_title

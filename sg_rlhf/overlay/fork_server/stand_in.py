@@ -15,6 +15,10 @@ import sys
 #: The server's answer when it has forked; anything else is the reason why it has not.
 FORKED = b"\0"
 
+#: The first variable of the server's environment, which nobody changes: a process's title is looked
+#: for from where it is.
+FIRST_VARIABLE = "SG_FORK_SERVER_FIRST"
+
 #: Linux sends at most this many open files in one message.
 MOST_FILES = 253
 

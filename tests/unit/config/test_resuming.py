@@ -130,3 +130,12 @@ def test_a_service_may_move(tmp_path: Path, data: Path) -> None:
 @pytest.mark.parametrize("pattern", resuming.FREE)
 def test_every_pattern_is_of_a_key_that_is_there(pattern: str) -> None:
     assert any(fnmatch.fnmatch(key, pattern) for key in (*flags(), *sg_keys()))
+
+
+def test_a_directory_of_another_version_is_not_compared(
+    run_dir: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (run_dir / "config.yaml").open("a") as recipe:
+        recipe.write("no_such_section: {key: 1}\n")
+    assert start(run_dir, data, "actor.adam.lr=1e-5")
+    assert "cannot be compared: " in capsys.readouterr().out

@@ -12,7 +12,9 @@ from ray.runtime_env.runtime_env import _merge_runtime_env
 from sg_rlhf.overlay import cluster
 
 ARGS = SimpleNamespace(
-    sg=SimpleNamespace(rotary_fp32=True, fused_logprobs=True, domains={}, weighting={}),
+    sg=SimpleNamespace(
+        rotary_fp32=True, fused_logprobs=True, share_prompts=False, domains={}, weighting={}
+    ),
     ds=SimpleNamespace(tensor_parallel_size=1, deepcompile=False),
 )
 

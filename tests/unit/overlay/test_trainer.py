@@ -30,7 +30,8 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
         vllm=SimpleNamespace(enable_sleep=False),
         eval=SimpleNamespace(steps=2, temperature=1.0, n_samples_per_prompt=1),
     )
-    made._sg = SimpleNamespace(**sg)
+    made._sg = SimpleNamespace(engine_timeout=0.0, **sg)
+    made.vllm_engines = []
     made._plan = layout.plan(prompts, made.args)
     made.prompts_dataloader = SimpleNamespace(dataset=SimpleNamespace(check=lambda: None))
     made._run_dir, made._probe, made._syncs = None, [], 0
