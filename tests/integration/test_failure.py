@@ -118,24 +118,24 @@ def test_an_engine_that_is_stopped_ends_its_controller_with_a_line(tmp_path: Pat
     pids = ray.get([engine.process.remote() for engine in engines])
     (tmp_path / engine_watch.FILE.parent).mkdir()
     (tmp_path / engine_watch.FILE).write_text("of an earlier run")
-    reference = watches.remote(engines, 2.0, tmp_path, 60.0)
-    ready, _ = ray.wait([reference], timeout=3)
+    reference = watches.remote(engines, 10.0, tmp_path, 100.0)
+    ready, _ = ray.wait([reference], timeout=4)
     assert not ready and engine_watch.told(tmp_path) is None
     os.kill(pids[1], signal.SIGSTOP)
     try:
         with pytest.raises(ray.exceptions.WorkerCrashedError):
-            ray.get(reference, timeout=30)
+            ray.get(reference, timeout=60)
     finally:
         os.kill(pids[1], signal.SIGKILL)
     said = engine_watch.told(tmp_path)
     assert said is not None and "\n" not in said
-    assert said.startswith("rollout engine 1 gave no sign of life for 2 s (sg.engine_timeout): ")
+    assert said.startswith("rollout engine 1 gave no sign of life for 10 s (sg.engine_timeout): ")
 
 
 def test_engines_that_answer_or_die_end_nobody(tmp_path: Path) -> None:
     engines = [SGRolloutActor.remote() for _ in range(2)]
     pid = ray.get(engines[0].process.remote())
-    reference = watches.remote(engines, 1.0, tmp_path, 4.0)
+    reference = watches.remote(engines, 8.0, tmp_path, 12.0)
     os.kill(pid, signal.SIGKILL)
-    assert ray.get(reference, timeout=30) == "through"
+    assert ray.get(reference, timeout=60) == "through"
     assert engine_watch.told(tmp_path) is None

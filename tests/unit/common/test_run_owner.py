@@ -106,10 +106,10 @@ def test_another_machine_that_died_or_ended_does_not(tmp_path: Path, removed: bo
             file.unlink()
 
     started = time.monotonic()
-    with owning(tmp_path, say, beat_seconds=0.2):
+    with owning(tmp_path, say, beat_seconds=1.0):
         assert json.loads(file.read_text())["host"] != "elsewhere"
     assert len(said) == 1
-    assert (time.monotonic() - started >= 0.2 * run_owner.PATIENCE) != removed
+    assert (time.monotonic() - started >= run_owner.PATIENCE) != removed
 
 
 def test_without_locks_the_file_alone_decides(
@@ -128,7 +128,9 @@ def test_without_locks_the_file_alone_decides(
 
 
 def test_it_beats(tmp_path: Path) -> None:
+    deadline = time.monotonic() + 30
     with owning(tmp_path, beat_seconds=0.05):
-        time.sleep(0.5)
-        assert json.loads((tmp_path / OWNER).read_text())["beat"] > 2
+        while json.loads((tmp_path / OWNER).read_text())["beat"] < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
     assert (tmp_path / LOCK).exists()
