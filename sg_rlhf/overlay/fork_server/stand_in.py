@@ -25,6 +25,8 @@ MOST_FILES = 253
 #: The server holds them above the numbers that they are to have; a process may often open 1,024.
 HIGH = 600
 
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
 
 def open_files() -> list[int]:
     """Numbers of this process's open files."""
@@ -41,6 +43,8 @@ def open_files() -> list[int]:
 def main(address: str, arguments: list[str]) -> int:
     """Ask for a process and wait for its end; returns its exit status."""
     files = open_files()
+    # From the fork on they are for the forked process: one before there is a handler waits.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     server = socket.socket(socket.AF_UNIX)
     try:
         if len(files) > MOST_FILES or files[-1] >= HIGH:
@@ -53,7 +57,7 @@ def main(address: str, arguments: list[str]) -> int:
             "files": files,
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
             "cores": sorted(os.sched_getaffinity(0)),
-            "blocked": [int(s) for s in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+            "blocked": [int(s) for s in before],
         }
         socket.send_fds(server, [b"?"], files)
         server.sendall(json.dumps(request).encode() + b"\n")
@@ -62,13 +66,15 @@ def main(address: str, arguments: list[str]) -> int:
             raise OSError((answer + server.recv(1024)).decode() or "it ended")
     except OSError as error:
         print(f"sg_rlhf: without the fork server: {error}", file=sys.stderr, flush=True)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.execv(sys.executable, [sys.executable, *arguments])
 
     def pass_on(number: int, _frame: object) -> None:
         server.send(bytes([number]))
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    for number in PASSED_ON:
         signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     status = server.recv(1)
     return status[0] if status else 1
 
