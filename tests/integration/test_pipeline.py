@@ -134,10 +134,10 @@ def test_evaluation_is_accuracy_before_and_after(trained: Path) -> None:
 def test_engine_and_trainer_are_one_policy_after_every_sync(trained: Path) -> None:
     rows = [r for r in run_log.read(trained / run_log.METRICS) if "sync/log_prob_diff_mean" in r]
     assert len(rows) >= 3
-    for row in rows:
-        # Rounding alone is .002. An output head left behind by the syncs: .007 after the second.
-        assert row["sync/log_prob_diff_mean"] < 0.005
-        assert row["sync/log_prob_diff_max"] < 0.5
+    # Rounding alone is .002. An output head left behind by the syncs: .007 after the second. One
+    # unlikely token of a short rollout may differ by .96 (seen twice in 257 checks) and give .005.
+    assert sum(row["sync/log_prob_diff_mean"] for row in rows) / len(rows) < 0.003
+    assert all(row["sync/log_prob_diff_max"] < 2.0 for row in rows)
 
 
 def test_the_engine_runs_the_model_in_its_own_process(trained: Path) -> None:
