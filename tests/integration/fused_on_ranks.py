@@ -8,7 +8,6 @@ In float32, so that what differs is the path and not the rounding of 16 bits. Ra
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from pathlib import Path
@@ -18,21 +17,12 @@ from sg_rlhf.overlay import switches
 
 os.environ[switches.FUSED_LOG_PROBS] = "1" if sys.argv[1] == "fused" else "0"
 
-import openrlhf.utils.utils
 import torch
 import update_on_ranks as update
-from deepspeed.utils import safe_get_full_fp32_param
-from openrlhf.models import Actor
 
 from sg_rlhf.overlay import packed_attention
 
 MICRO_BATCH = 2
-
-
-def parameters(actor: Any) -> torch.Tensor:
-    """Every parameter in float32, in one vector."""
-    parts = [safe_get_full_fp32_param(parameter) for parameter in actor.model.parameters()]
-    return torch.cat([part.flatten() for part in parts])
 
 
 def main(way: str, rows: str, out: Path) -> None:
@@ -45,17 +35,14 @@ def main(way: str, rows: str, out: Path) -> None:
         ],
         MICRO_BATCH,
     )  # fmt: skip
-    # Upstream knows bf16 and fp16 alone.
-    openrlhf.utils.utils.convert_to_torch_dtype = lambda _name: torch.float32
     attention = packed_attention.VARLEN if packed else "sdpa"
-    Actor.__init__ = functools.partialmethod(
-        Actor.__init__, packing_samples=packed, attn_implementation=attention
+    strategy, actor, optimizer, scheduler = update.prepare(
+        args, in_float32=True, packing_samples=packed, attn_implementation=attention
     )
-    strategy, actor, optimizer, scheduler = update.prepare(args, in_float32=True)
     trainer = update.trainer_of(strategy, actor, optimizer, scheduler, MICRO_BATCH)
     experiences = update.rollout(actor)
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    before = parameters(actor)
+    before = update.parameters(actor)
     steps: list[dict[str, Any]] = []
     widths: list[int] = []
     head = actor.model.module.get_output_embeddings()
@@ -67,7 +54,7 @@ def main(way: str, rows: str, out: Path) -> None:
         status = trainer.ppo_train(args.algo.kl.init_coef)
         steps += status["sg_optimizer_steps"]
         trainer.replay_buffer.clear()
-    after = parameters(actor)
+    after = update.parameters(actor)
     assert set(widths) == ({1} if way == "fused" else {head.out_features}), widths
     if rank == 0:
         torch.save({"before": before, "after": after, "rows": steps}, out)

@@ -18,18 +18,10 @@ import update_on_ranks as update
 
 # isort: split
 import torch
-from deepspeed.utils import safe_get_full_fp32_param
 
 from sg_rlhf.overlay.errors import NonFiniteError
 
 MICRO_BATCH = 2
-
-
-def parameters(actor: Any) -> torch.Tensor:
-    """The optimizer's float32 parameters, in one vector."""
-    return torch.cat(
-        [safe_get_full_fp32_param(p).detach().clone().flatten() for p in actor.model.parameters()]
-    )
 
 
 def give_back_nan(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
@@ -46,9 +38,9 @@ def main(stage: int, out: Path) -> None:
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     for experience in update.rollout(actor)[rank::ranks]:
         trainer.replay_buffer.append(experience)
-    before = parameters(actor)
+    before = update.parameters(actor)
     trainer.ppo_train(args.algo.kl.init_coef)
-    after = parameters(actor)
+    after = update.parameters(actor)
     if rank == ranks - 1:
         norm = actor.model.module.model.norm
         norm.register_forward_hook(give_back_nan)
@@ -57,7 +49,7 @@ def main(stage: int, out: Path) -> None:
         trainer.ppo_train(args.algo.kl.init_coef)
     except NonFiniteError as error:
         stopped = str(error)
-    unharmed = torch.equal(parameters(actor), after)
+    unharmed = torch.equal(update.parameters(actor), after)
     found: list[Any] = [None] * ranks
     torch.distributed.all_gather_object(found, (stopped, unharmed))
     if rank == 0:

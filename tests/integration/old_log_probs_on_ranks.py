@@ -10,28 +10,18 @@ parameters, "rows": the optimizer steps} to OUT.
 
 from __future__ import annotations
 
-import functools
 import sys
 from pathlib import Path
 from typing import Any
 
-import openrlhf.utils.utils
 import torch
 import update_on_ranks as update
-from deepspeed.utils import safe_get_full_fp32_param
-from openrlhf.models import Actor
 from openrlhf.trainer.ppo_utils.experience import make_experience_batch
 
 from sg_rlhf.overlay import old_log_probs, packed_attention
 from sg_rlhf.overlay.policy_actor import SGPolicyModelActor
 
 MICRO_BATCH = 2
-
-
-def parameters(actor: Any) -> torch.Tensor:
-    """Every parameter in float32, in one vector."""
-    parts = [safe_get_full_fp32_param(parameter) for parameter in actor.model.parameters()]
-    return torch.cat([part.flatten() for part in parts])
 
 
 def upstreams_pass(strategy: Any, actor: Any, items: list[Any], packed: bool) -> None:
@@ -57,17 +47,14 @@ def main(way: str, rows: str, epochs: int, out: Path) -> None:
         MICRO_BATCH,
     )  # fmt: skip
     assert old_log_probs.needed(args).of == "later"
-    # Upstream knows bf16 and fp16 alone.
-    openrlhf.utils.utils.convert_to_torch_dtype = lambda _name: torch.float32
     attention = packed_attention.VARLEN if packed else "sdpa"
-    Actor.__init__ = functools.partialmethod(
-        Actor.__init__, packing_samples=packed, attn_implementation=attention
+    strategy, actor, optimizer, scheduler = update.prepare(
+        args, in_float32=True, packing_samples=packed, attn_implementation=attention
     )
-    strategy, actor, optimizer, scheduler = update.prepare(args, in_float32=True)
     trainer = update.trainer_of(strategy, actor, optimizer, scheduler, MICRO_BATCH)
     experiences = update.rollout(actor)
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    before = parameters(actor)
+    before = update.parameters(actor)
     steps: list[dict[str, Any]] = []
     for _ in range(2):
         for experience in experiences[rank::ranks]:
@@ -80,9 +67,9 @@ def main(way: str, rows: str, epochs: int, out: Path) -> None:
         steps += status["sg_optimizer_steps"]
         trainer.replay_buffer.clear()
     if rank == 0:
-        torch.save({"before": before, "after": parameters(actor), "rows": steps}, out)
+        torch.save({"before": before, "after": update.parameters(actor), "rows": steps}, out)
     else:
-        parameters(actor)  # gathered together
+        update.parameters(actor)  # gathered together
 
 
 if __name__ == "__main__":

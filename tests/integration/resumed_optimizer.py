@@ -20,7 +20,6 @@ import update_on_ranks as update
 
 # isort: split
 import torch
-from deepspeed.utils import safe_get_full_fp32_param
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 from openrlhf.utils.deepspeed.deepspeed_utils import (
     offload_deepspeed_states,
@@ -37,11 +36,6 @@ def names(engine: Any) -> list[str]:
     return sorted({key for state in states for key, kept in state.items() if torch.is_tensor(kept)})
 
 
-def parameters(actor: Any) -> torch.Tensor:
-    parts = [safe_get_full_fp32_param(p).detach().clone() for p in actor.model.parameters()]
-    return torch.cat([part.flatten() for part in parts])
-
-
 def main(folder: Path, out: Path) -> None:
     recipe, _ = update.cases()["grpo_sg"]
     args = update.arguments(
@@ -56,7 +50,7 @@ def main(folder: Path, out: Path) -> None:
             trainer.replay_buffer.append(experience)
         torch.manual_seed(0)
         trainer.ppo_train(args.algo.kl.init_coef)
-        return parameters(actor)
+        return update.parameters(actor)
 
     first = step(actor, optimizer, scheduler)
     offload_deepspeed_states(actor.model)

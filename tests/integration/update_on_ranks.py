@@ -18,8 +18,9 @@ from sg_rlhf.overlay import register
 
 register.install()
 
+import openrlhf.utils.utils  # noqa: E402
 import torch  # noqa: E402
-from deepspeed.utils import safe_get_full_optimizer_state  # noqa: E402
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state  # noqa: E402
 from openrlhf.models import Actor  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.utils import get_strategy  # noqa: E402
@@ -149,6 +150,12 @@ def gradient(actor: Any) -> torch.Tensor:
     return torch.cat([part.float().flatten() for part in parts])
 
 
+def parameters(actor: Any) -> torch.Tensor:
+    """Every parameter in float32, in one vector; ZeRO-3 ranks gather them together."""
+    parts = [safe_get_full_fp32_param(parameter) for parameter in actor.model.parameters()]
+    return torch.cat([part.detach().flatten() for part in parts])
+
+
 def prepare(args: Any, in_float32: bool = False, **of_the_actor: Any) -> tuple[Any, Any, Any, Any]:
     """This rank's strategy, actor with its DeepSpeed engine, optimizer and scheduler."""
     args.local_rank = -1
@@ -157,13 +164,14 @@ def prepare(args: Any, in_float32: bool = False, **of_the_actor: Any) -> tuple[A
     if in_float32:
         given = strategy.get_ds_train_config
         strategy.get_ds_train_config = lambda *a, **k: given(*a, **k) | {"bf16": {"enabled": False}}
+        # Upstream knows bf16 and fp16 alone.
+        openrlhf.utils.utils.convert_to_torch_dtype = lambda _name: torch.float32
     actor = Actor(
         args.actor.model_name_or_path,
-        attn_implementation="sdpa",
         param_dtype=args.ds.param_dtype,
         ds_config=strategy.get_ds_train_config(),
         temperature=args.rollout.temperature,
-        **of_the_actor,
+        **{"attn_implementation": "sdpa"} | of_the_actor,
     )
     settings = {
         "optim": "adam", "muon": vars(args.actor.muon), "adam": vars(args.actor.adam),
