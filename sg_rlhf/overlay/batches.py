@@ -17,7 +17,7 @@ from typing import Any
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from sg_rlhf.common import dealing
-from sg_rlhf.overlay import layout, packed_attention, switches
+from sg_rlhf.overlay import layout, switches
 
 
 def dealt(args: Any) -> bool:
@@ -35,12 +35,6 @@ def into_micro_batches(args: Any) -> bool:
     return dealt(args) and not args.train.dynamic_batch_enable
 
 
-def by_prompts(args: Any) -> bool:
-    """Whether responses to one prompt are better in one micro-batch, where it is computed once."""
-    known = args.ds.attn_implementation == packed_attention.VARLEN and args.ds.packing_samples
-    return args.sg.share_prompts and known and switches.fused_log_probs_fit(args)
-
-
 def forward_passes(samples: list[Any], args: Any) -> list[list[int]]:
     """The micro-batches of the passes before the update, in the order in which upstream takes them:
     all of the first rank, all of the second, and so on.
@@ -54,7 +48,11 @@ def forward_passes(samples: list[Any], args: Any) -> list[list[int]]:
     ranks = max(layout.data_parallel_ranks(args).values())
     size = args.rollout.micro_batch_size
     hands = dealing.deal(
-        lengths, ranks, size, packed=args.ds.packing_samples, neighbours=by_prompts(args)
+        lengths,
+        ranks,
+        size,
+        packed=args.ds.packing_samples,
+        neighbours=switches.shared_prompts_fit(args),
     )
     return list(itertools.chain.from_iterable(hands))
 
@@ -82,7 +80,7 @@ def for_update(experiences: list[Any], args: Any, rollout: int, pad_token_id: in
         ranks,
         size,
         packed=args.ds.packing_samples,
-        neighbours=by_prompts(args),
+        neighbours=switches.shared_prompts_fit(args),
     )
     return together(samples, itertools.chain.from_iterable(hands), pad_token_id)
 

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from sg_rlhf.common import without_logits
+from sg_rlhf.overlay import packed_attention
 
 #: "0" keeps upstream's path over logits (``actor.fused_logprobs=false``).
 FUSED_LOG_PROBS = "SG_FUSED_LOGPROBS"
@@ -22,6 +23,16 @@ def fused_log_probs_fit(args: Any) -> bool:
     return without_logits.fits(
         args.sg.fused_logprobs, args.ds.tensor_parallel_size, args.ds.deepcompile
     )
+
+
+def shared_prompts_fit(args: Any) -> bool:
+    """Whether a prompt can stand once in the rows of a run: its attention and its head must know.
+
+    Args:
+        args: upstream's nested namespace with ``sg``, fitted to the platform.
+    """
+    packed = args.ds.packing_samples and args.ds.attn_implementation == packed_attention.VARLEN
+    return bool(args.sg.share_prompts and packed and fused_log_probs_fit(args))
 
 
 def fused_log_probs() -> bool:
