@@ -20,6 +20,13 @@ from sg_rlhf.config.recipe import Config, load_config, local_path
 
 #: In the run directory: what the files were that the run was started with.
 FILE = "started_with.json"
+#: Settings of how log-probs are computed (with logits, a pass of their own or without) and weights
+#: sent: the same but for rounding. And of what only stops a run.
+HOW = (
+    "sg.fused_logprobs", "sg.skip_old_log_probs", "sg.share_prompts", "sg.weight_sync",
+    "sg.sync_bucket_mb", "sg.sync_timeout", "sg.check_trained", "sg.grace_seconds",
+    "sg.engine_timeout",
+)  # fmt: skip
 #: Keys, or patterns of them, that may change: places, layout, what is logged and when.
 FREE = (
     "ckpt.*", "logger.*", "eval.*", "vllm.*", "*.num_nodes", "*.num_gpus_per_node", "*.offload",
@@ -28,9 +35,8 @@ FREE = (
     "ds.attn_implementation", "ds.enable_sleep", "ds.adam_offload", "ds.overlap_comm", "ds.zpg",
     "ds.ring_attn_*", "ds.tensor_parallel_size", "ds.deepcompile", "ds.use_liger_kernel",
     "ds.grad_accum_dtype", "ds.use_universal_ckpt", "data.dataloader_num_workers", "local_rank",
-    "sg.run_dir", "sg.eval_*", "sg.samples_per_step", "sg.sync_*", "sg.weight_sync", "sg.verbose",
-    "sg.check_trained", "sg.fused_logprobs", "sg.skip_old_log_probs", "sg.share_prompts",
-    "sg.grace_seconds", "sg.engine_timeout", "sg.wandb",
+    "sg.run_dir", "sg.eval_*", "sg.samples_per_step", "sg.sync_check_*", "sg.verbose", "sg.wandb",
+    *HOW,
     # Of a server that an environment asks: where it is and how patient its client is.
     "sg.*.url", "sg.*.timeout_s", "sg.*.retries", "sg.*.backoff_s", "sg.*.max_connections",
     "sg.*.max_failure_rate", "sg.*.failure_window",

@@ -12,16 +12,12 @@ from typing import Any
 from sg_rlhf.algo.weightings import Weighting, weighting_class
 from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS, parameter_of
 from sg_rlhf.config import Config
+from sg_rlhf.config.resuming import HOW
 
 #: Where and how a run writes: the same run elsewhere is the same cell.
 PLACES = ("sg.run_dir", "ckpt.", "logger.")
-#: How log-probs are computed (with padding, logits, a pass of their own or without) and weights
-#: sent: the same but for rounding. And what only stops a run.
-LAYOUT = (
-    "ds.packing_samples", "sg.fused_logprobs", "sg.skip_old_log_probs", "sg.weight_sync",
-    "sg.sync_bucket_mb", "sg.sync_timeout", "sg.check_trained", "sg.share_prompts",
-    "sg.grace_seconds", "sg.engine_timeout",
-)  # fmt: skip
+#: How it is computed: with or without padding, and the rest of that kind.
+LAYOUT = ("ds.packing_samples", *HOW)
 #: Settings and parameters of every weighting that came later.
 ADDED = frozenset({"batches", "probability"})
 #: Sections of domains that the first recipes had, empty where they set nothing.
