@@ -1,5 +1,9 @@
 """Errors that stop a run on purpose; each carries its whole message, so that it survives Ray."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+
 
 class RunStopped(RuntimeError):
     """Base: the run stopped because going on would train on something wrong."""
@@ -41,13 +45,20 @@ class SyncError(RunStopped):
     """The engine that samples and the policy that learns disagree about log-probabilities."""
 
 
-def raise_stop_cause(error: BaseException) -> None:
-    """Raise the error of ours that is inside a nest of Ray's task errors; nothing if none is."""
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, what caused it, and so on to the innermost, through Ray's task errors."""
     seen: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and current not in seen:
+        seen.append(current)
+        yield current
+        inner = getattr(current, "cause", None)
+        current = inner if isinstance(inner, BaseException) else current.__cause__
+
+
+def raise_stop_cause(error: BaseException) -> None:
+    """Raise the error of ours that is inside a nest of Ray's task errors; nothing if none is."""
+    for current in chain(error):
         for kind in (Terminated, RunStopped, UnusablePrompts):
             if isinstance(current, kind):
                 raise kind(str(getattr(current, "cause", current))) from None
-        seen.append(current)
-        current = getattr(current, "cause", None) or current.__cause__

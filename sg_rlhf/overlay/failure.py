@@ -9,10 +9,11 @@ from __future__ import annotations
 import errno
 import re
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 
 import ray
+
+from sg_rlhf.overlay.errors import chain
 
 #: In the run directory.
 FILE = Path("logs") / "failure.log"
@@ -32,13 +33,15 @@ _WHERE = re.compile(r"ray::([\w.]+)[^\n]*?\(pid=(\d+), ip=([\w.:]+)").findall
 
 def describe(error: BaseException) -> str:
     """The cause of an error, in one line, and the process that it happened in."""
-    chain = list(_chain(error))
-    cause = chain[-1]
+    errors = list(chain(error))
+    cause = errors[-1]
     if isinstance(cause, ray.exceptions.RayActorError):
         return _dead_actor(cause)
     line = _what(cause)
     # Ray writes a line for every process on the way, the innermost last.
-    where = [w for e in chain if isinstance(e, ray.exceptions.RayTaskError) for w in _WHERE(str(e))]
+    where = [
+        w for e in errors if isinstance(e, ray.exceptions.RayTaskError) for w in _WHERE(str(e))
+    ]
     if where:
         name, pid, ip = where[-1]
         line += f" (in {_role(name)}, process {pid} on {ip})"
@@ -55,17 +58,6 @@ def keep(error: BaseException, run_dir: Path) -> Path | None:
     except OSError:
         return None
     return file
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, what caused it, and so on to the innermost."""
-    seen: list[BaseException] = []
-    current: BaseException | None = error
-    while current is not None and current not in seen:
-        seen.append(current)
-        yield current
-        inner = getattr(current, "cause", None)
-        current = inner if isinstance(inner, BaseException) else current.__cause__
 
 
 def _what(cause: BaseException) -> str:
