@@ -89,8 +89,8 @@ def ours(args: argparse.Namespace) -> dict[str, Any]:
 def theirs(args: argparse.Namespace) -> dict[str, Any]:
     """lm-eval's vLLM backend through `simple_evaluate`, with the same grader."""
     from eval.engines.start import set_environment
-    from eval.engines.vllm import cpu_settings
     from eval.model import cpu_only
+    from sg_rlhf.common.vllm_settings import cpu_settings
 
     cpu = cpu_only()
     set_environment("vllm", cpu, replicas=1)

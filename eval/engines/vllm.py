@@ -3,29 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from eval.engines.base import Completion, EngineOptions, Request
 from sg_rlhf.common import vllm_settings
 from sg_rlhf.tasks.questions import EvalError, one_line
 from sg_rlhf.tasks.suite import FinishReason
-
-
-def cpu_settings(context: int) -> dict[str, Any]:
-    """vLLM's settings where there is no GPU, in a step that holds `context` tokens."""
-    return {
-        # Compiling costs more than it saves where the model is small enough for a CPU.
-        "enforce_eager": True,
-        # The CPU's float32 exponential noise can be 0, which picks a token of any probability.
-        "use_fp64_gumbel": True,
-        # vLLM rewinds the generator of a seeded request whose prompt it has cut in two, and on a
-        # CPU that kills the engine ("CPU Generator does not use offset", 0.29.0). So prompts are
-        # not cut there, for which a step must hold the longest.
-        "enable_chunked_prefill": False,
-        "max_num_batched_tokens": max(context, 4096),
-        # Of the whole machine's memory; the cache's size is VLLM_CPU_KVCACHE_SPACE instead.
-        "gpu_memory_utilization": 0.1,
-    }
 
 
 class VllmEngine:
@@ -46,7 +28,7 @@ class VllmEngine:
                 tensor_parallel_size=options.tensor_parallel,
                 disable_log_stats=True,
                 **vllm_settings.engine_settings_here(),
-                **(cpu_settings(options.context) if options.cpu else {}),
+                **(vllm_settings.cpu_settings(options.context) if options.cpu else {}),
             )
             self._engine = LLMEngine.from_engine_args(
                 arguments, usage_context=UsageContext.LLM_CLASS

@@ -12,38 +12,11 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 #: [rank][micro-batch] -> the places of its samples.
 Dealt = list[list[list[int]]]
-
-
-def in_dispatch_order(
-    groups: Sequence[tuple[Hashable, Any]], asked: Sequence[Hashable]
-) -> list[int]:
-    """The order of groups of responses, given in order of completion, by what was asked.
-
-    Args:
-        groups: (prompt, what can be sorted) of each. The second decides between groups of one
-            prompt, which a data set may hold twice.
-        asked: prompts in the order in which they were asked, those without a group too.
-
-    Returns:
-        Places in ``groups``; the groups of prompts that were never asked come last.
-    """
-    waiting: dict[Hashable, list[int]] = defaultdict(list)
-    for place in reversed(range(len(asked))):
-        waiting[asked[place]].append(place)
-    known, others = {}, []
-    for i in sorted(range(len(groups)), key=lambda i: groups[i][1]):
-        places = waiting.get(groups[i][0])
-        if places:
-            known[places.pop()] = i
-        else:
-            others.append(i)
-    return [known[place] for place in sorted(known)] + others
 
 
 def optimizer_steps(samples: int, step: int, seed: int, rollout: int) -> list[list[int]]:

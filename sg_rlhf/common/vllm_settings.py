@@ -68,6 +68,27 @@ def engine_settings_here() -> dict[str, Any]:
     return engine_settings(compute_capability(), has_compiled)
 
 
+def cpu_settings(context: int) -> dict[str, Any]:
+    """Arguments of any vLLM engine where there is no GPU.
+
+    Args:
+        context: tokens of the longest prompt, which one step must hold.
+    """
+    return {
+        # Compiling costs more than it saves where the model is small enough for a CPU.
+        "enforce_eager": True,
+        # The CPU's float32 exponential noise can be 0, which picks a token of any probability.
+        "use_fp64_gumbel": True,
+        # vLLM rewinds the generator of a seeded request whose prompt it has cut in two, and on a
+        # CPU that kills the engine ("CPU Generator does not use offset", 0.29.0). So prompts are
+        # not cut there, for which a step must hold the longest.
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(context, 4096),
+        # Of the whole machine's memory; the cache's size is VLLM_CPU_KVCACHE_SPACE instead.
+        "gpu_memory_utilization": 0.1,
+    }
+
+
 def cuda_variables() -> dict[str, str]:
     """Variables of any vLLM engine on CUDA; values that the user exported win.
 

@@ -110,7 +110,13 @@ class SGSettings(BaseModel):
     engine_timeout: float = Field(
         300.0,
         ge=0.0,
-        description="seconds without a sign of life of an engine that end the run; 0: never",
+        description="seconds without a sign of life that end an engine; 0: never",
+    )
+    engine_restarts: int = Field(
+        3,
+        ge=0,
+        le=3,
+        description="how often each engine that died or hung is started again before the run stops",
     )
     check_trained: bool = Field(
         True,

@@ -35,6 +35,7 @@ KL_ESTIMATORS = ("wk3", "wk3_eq11")
 EXTRA_CHOICES = {
     "actor.policy_loss_type": POLICY_LOSS_TYPES,
     "algo.kl.estimator": KL_ESTIMATORS,
+    "ds.param_dtype": ("fp32",),
 }
 
 

@@ -172,6 +172,8 @@ def fit_platform(args: Any) -> None:
                 f"installed; use {packed_attention.VARLEN}, torch's own kernel, or install "
                 f"{flash_attn_stand_in.PINNED} (docs/operations.md)"
             )
+        if args.ds.param_dtype == "fp32":
+            problems.append("ds.param_dtype=fp32: with CUDA use bf16 or fp16")
         if problems:
             raise NotOnThisMachine("; ".join(problems))
         return

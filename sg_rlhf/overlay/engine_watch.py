@@ -1,9 +1,11 @@
 """Engines that stopped answering: a run would wait for them without end and without a word.
 
 A thread of the controller asks every engine for a sign of life, of its own process and of the one
-where the model runs. The controller itself may be waiting in any of upstream's calls, none of which
-has a deadline. So where an engine is silent for too long the thread leaves a line in the run
-directory and ends the controller, and with it the run; the driver tells the line.
+where the model runs. Where one is silent for too long the thread ends it: whoever waits for it
+hears so, and Ray starts another (:mod:`.engines`). The controller itself may be waiting in any of
+upstream's calls, none of which has a deadline. So where no other may take the engine's place, or
+the next one is silent too, the thread leaves a line in the run directory and ends the controller,
+and with it the run; the driver tells the line.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any
 import ray
 
 from sg_rlhf.common.files import write_whole
+from sg_rlhf.overlay.engines import START_SECONDS, RunEngines
 
 FILE = Path("logs") / "lost_engine.txt"
 #: How often an engine is asked; a fraction of a shorter limit.
@@ -26,15 +29,16 @@ INTERVAL_SECONDS = 5.0
 
 
 @contextlib.contextmanager
-def watching(engines: Sequence[Any], seconds: float, run_dir: Path | None) -> Iterator[None]:
+def watching(engines: RunEngines | None, seconds: float, run_dir: Path | None) -> Iterator[None]:
     """Watch the engines meanwhile.
 
     Args:
-        engines: Ray actors with a method ``alive``.
-        seconds: of silence that end the run; 0 for no watch.
+        engines: of the run.
+        seconds: of silence that end an engine, and the run where no other may take its place; 0
+            for no watch.
         run_dir: where the line goes; without one there is no watch.
     """
-    if not seconds or run_dir is None or not engines:
+    if not seconds or run_dir is None or engines is None or not engines.handles:
         yield
         return
     (run_dir / FILE).unlink(missing_ok=True)
@@ -56,23 +60,33 @@ def told(run_dir: str | Path | None) -> str | None:
     return file.read_text().strip() if file is not None and file.is_file() else None
 
 
-def _watch(engines: Sequence[Any], seconds: float, run_dir: Path, ended: threading.Event) -> None:
-    heard = dict.fromkeys(range(len(engines)), time.monotonic())
+def _watch(engines: RunEngines, seconds: float, run_dir: Path, ended: threading.Event) -> None:
+    #: Until when each may be silent.
+    patience = dict.fromkeys(range(len(engines.handles)), time.monotonic() + seconds)
     asked: dict[int, Any] = {}
+    ended_here: set[int] = set()
     while not ended.wait(min(INTERVAL_SECONDS, seconds / 4)):
-        for number in heard:
+        for number in patience:
             if number not in asked:
-                asked[number] = engines[number].alive.remote()
+                asked[number] = engines.handles[number].alive.remote()
         answered, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=0)
         for number in [n for n, reference in asked.items() if reference in answered]:
+            patience[number] = time.monotonic() + seconds
             try:
                 ray.get(asked.pop(number))
-                heard[number] = time.monotonic()
+                ended_here.discard(number)
             except ray.exceptions.RayError:  # dead: whoever waits for it hears so from Ray
-                del heard[number]
-        silent = [n for n, at in heard.items() if time.monotonic() - at > seconds]
-        if silent and not ended.is_set():
+                patience[number] += START_SECONDS
+        silent = [n for n, until in patience.items() if time.monotonic() > until]
+        if not silent or ended.is_set():
+            continue
+        if any(n in ended_here or not engines.may_replace(n) for n in silent):
             _end(silent, seconds, run_dir)
+        for number in silent:
+            print(f"rollout engine {number} is silent for {seconds:g} s: ended", flush=True)
+            ended_here.add(number)
+            patience[number] = time.monotonic() + START_SECONDS
+            engines.end(number)
 
 
 def _end(silent: Sequence[int], seconds: float, run_dir: Path) -> None:

@@ -41,6 +41,14 @@ class UnfitPrompts(UnusablePrompts):
     """The prompts are written for another family of models."""
 
 
+class EngineLost(RunStopped):
+    """A rollout engine died or hung, and there is none in its place."""
+
+
+class EngineReplaced(RuntimeError):
+    """A rollout engine was started in another one's place and does not have its weights yet."""
+
+
 class SyncError(RunStopped):
     """The engine that samples and the policy that learns disagree about log-probabilities."""
 

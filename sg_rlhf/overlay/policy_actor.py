@@ -165,8 +165,8 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         )
         if engine.global_steps > steps_before:
             # ZeRO 1 and 2 skip a step that is not finite and say nothing. With fp16 that is how the
-            # loss scale is found; with bf16 it is a damaged batch.
-            if self.args.ds.param_dtype == "bf16" and not engine.was_step_applied():
+            # loss scale is found; otherwise it is a damaged batch.
+            if self.args.ds.param_dtype != "fp16" and not engine.was_step_applied():
                 raise gradient_watch.non_finite(engine.global_steps)
             self._close_row(metrics)
             # Only a step that was taken has moved the gradient into the optimizer.
@@ -315,6 +315,12 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
         """See :meth:`sg_rlhf.overlay.old_log_probs.RankOldLogProbs.of_sequences`."""
         found: list[list[float] | None] = self.trainer.old_log_probs.of_sequences(sequences)
         return found
+
+    def join_engines(self) -> None:
+        """Connect to all engines anew, after one was started in another's place."""
+        trainer = self.trainer
+        if not trainer.use_cuda_ipc and torch.distributed.get_rank() == 0:
+            trainer._init_vllm_sync_group(self.strategy.args.vllm.sync_backend)
 
     def sync_deadline(self) -> float:
         """Seconds that the engines have for a weight sync; none (infinity) in upstream's loop."""

@@ -169,6 +169,8 @@ PATCHES = (
     Patch("openrlhf.trainer.ray.ppo_actor", "stateless_init_process_group",
           f"{_OURS}.cpu.gloo_group:stateless_init_process_group",
           "upstream's weight sync is NCCL's", when=platform.active),
+    Patch("openrlhf.utils.utils", "convert_to_torch_dtype", f"{_CPU}:float32_too",
+          "knows bf16 and fp16 alone", when=platform.active, wraps=True),
     Patch("deepspeed.comm.torch", "build_shm_op", f"{_CPU}:build_no_operator",
           "compiles for 20 seconds what only tensor-parallel layers call", when=platform.active),
     Patch("vllm.model_executor.models.registry", "_run_in_subprocess", f"{_CPU}:run_here",

@@ -2,26 +2,53 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
+import functools
 import math
+import uuid
 from collections.abc import Awaitable
+from dataclasses import dataclass
 from typing import Any
 
 import openrlhf.trainer.ray.vllm_engine as upstream
+import psutil
 import ray
 from openrlhf.utils.agent import SingleTurnAgentExecutor
-from vllm import SamplingParams
+from vllm import SamplingParams, TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
 from sg_rlhf.common import vllm_settings
-from sg_rlhf.overlay import engine_log_probs, phases
+from sg_rlhf.common.sampling_seeds import Draw, seed_of
+from sg_rlhf.overlay import engine_log_probs, phases, switches
+from sg_rlhf.overlay.asking import Asked, Incarnation
 from sg_rlhf.overlay.cpu import platform
-from sg_rlhf.overlay.errors import RewardError
+from sg_rlhf.overlay.engine_gate import Gate
+from sg_rlhf.overlay.errors import EngineReplaced, RewardError
 from sg_rlhf.overlay.fork_server import handle as fork_server
 from sg_rlhf.tasks import chat
 
 WORKER_EXTENSION = "sg_rlhf.overlay.weight_receiver.BucketWorkerWrap"
 CPU_WORKER_EXTENSION = "sg_rlhf.overlay.cpu.weight_sync.CpuWorkerWrap"
 SHOWN_CHARACTERS = 600
+#: How often Ray starts an engine again whose process ended; the run may allow fewer
+#: (``sg.engine_restarts``).
+MOST_RESTARTS = 3
+
+
+@dataclass
+class _Response:
+    """One response in the making."""
+
+    draw: Draw
+    number: int
+    gate: Gate | None
+    turn: int = 0
+
+
+_response: contextvars.ContextVar[_Response | None] = contextvars.ContextVar(
+    "response", default=None
+)
 
 
 class StrictSingleTurnExecutor(SingleTurnAgentExecutor):
@@ -61,15 +88,21 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         self, *args: Any, remote_rm_url: Any = None, **kwargs: Any
     ) -> None:
         kwargs["worker_extension_cls"] = WORKER_EXTENSION
+        kwargs["dtype"] = switches.engine_dtype()
         if platform.active():
             fork_server.use_for_subprocesses()  # the engine's core
             kwargs["worker_extension_cls"] = CPU_WORKER_EXTENSION
             if not platform.has_bf16_units():
                 # The bf16 weights as they are; only the products are computed in float32.
                 kwargs["dtype"] = "float32"
+            kwargs = vllm_settings.cpu_settings(kwargs["max_model_len"]) | kwargs
         kwargs = vllm_settings.engine_settings_here() | kwargs
         kwargs |= engine_log_probs.engine_options()
         self._expects_reward = bool(remote_rm_url)
+        self._incarnation = uuid.uuid4().hex
+        # Elsewhere a batch's height is not all that rounding depends on.
+        self._exact = platform.active() or bool(kwargs.get("full_determinism"))
+        self._gate: tuple[str, Gate] | None = None
         with phases.phase(phases.ENGINE, "starting vLLM and loading the model"):
             await super().__init__(*args, remote_rm_url=remote_rm_url, **kwargs)
 
@@ -80,13 +113,22 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         sampling_params: Any,
         *args: Any,
         hf_tokenizer: Any,
+        num_samples: int = 1,
+        asked: Asked | None = None,
         **kwargs: Any,
     ) -> Any:
         """Upstream's rollouts of one prompt, which end where a turn of its chat form does.
 
+        Args:
+            asked: seeds them; without it they are another draw each time.
+
         Raises:
             RewardError: one of them has no reward.
+            EngineReplaced: another engine was meant.
         """
+        if asked is not None and asked.incarnation != self._incarnation:
+            raise EngineReplaced("this engine was started after the one that was asked")
+        gate = self._gate_of(asked)
         # A processor of images has a tokenizer inside.
         ends = chat.turn_end_ids(prompt, getattr(hf_tokenizer, "tokenizer", hf_tokenizer))
         sampling_params = sampling_params.clone()
@@ -96,13 +138,74 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         if ends:
             sampling_params.stop_token_ids = [*(sampling_params.stop_token_ids or []), *ends]
             sampling_params.all_stop_token_ids.update(ends)  # what min_tokens holds back
-        outputs = await super().generate_responses(
-            prompt, label, sampling_params, *args, hf_tokenizer=hf_tokenizer, **kwargs
+
+        async def respond(number: int) -> Any:
+            made = None if asked is None else _Response(asked.draw, number, gate)
+            _response.set(made)  # in this task alone
+            try:
+                return await one(prompt, label, sampling_params, *args, **kwargs)
+            finally:
+                if made is not None and made.gate is not None and not made.turn:
+                    made.gate.excuse()
+
+        one = functools.partial(
+            super().generate_responses, hf_tokenizer=hf_tokenizer, num_samples=1
         )
+        found = await asyncio.gather(*map(respond, range(num_samples)))
+        outputs = [output for (output,) in found]
         if self._expects_reward:
             for output in outputs:
                 self._check_reward(output, hf_tokenizer)
         return outputs
+
+    def _gate_of(self, asked: Asked | None) -> Gate | None:
+        if asked is None or asked.batch is None or not self._exact:
+            return None
+        if self._gate is None or self._gate[0] != asked.batch:
+            pause = functools.partial(self.llm.pause_generation, mode="keep", clear_cache=False)
+            gate = Gate(asked.expected, pause, self.llm.resume_generation)
+            self._gate = (asked.batch, gate)
+        return self._gate[1]
+
+    async def generate(
+        self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None
+    ) -> Any:
+        """Upstream's request of one response, with the response's own seed.
+
+        The first requests of a batch enter together (:mod:`sg_rlhf.overlay.engine_gate`).
+        """
+        response = _response.get()
+        if response is None:
+            return await super().generate(prompt_token_ids, sampling_params, multi_modal_data)
+        sampling_params = sampling_params.clone()
+        sampling_params.seed = seed_of(response.draw, response.number, response.turn)
+        if response.turn or response.gate is None or multi_modal_data:
+            if response.turn == 0 and response.gate is not None:
+                response.gate.excuse()
+            response.turn += 1
+            return await super().generate(prompt_token_ids, sampling_params, multi_modal_data)
+        response.turn += 1
+        add = functools.partial(
+            self.llm.add_request,
+            uuid.uuid4().hex,
+            TokensPrompt(prompt_token_ids=prompt_token_ids),
+            sampling_params,
+        )
+        outputs = await response.gate.enter((response.draw, response.number), add)
+        try:
+            while True:
+                output = outputs.get_nowait() or await outputs.get()
+                if output.finished:
+                    return output
+        finally:
+            outputs.close()
+
+    async def incarnation(self) -> Incarnation:
+        """This engine, and not one that is started in its place."""
+        own = psutil.Process()
+        processes = tuple((p.pid, p.create_time()) for p in (own, *own.children(recursive=True)))
+        node = ray.get_runtime_context().get_node_id()
+        return Incarnation(self._incarnation, node, processes)
 
     def _check_reward(self, output: dict[str, Any], tokenizer: Any) -> None:
         reward = output["reward"]
@@ -143,4 +246,4 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         return [float(entry[token].logprob) for token, entry in pairs]
 
 
-RemoteRolloutActor = ray.remote(SGRolloutActor)
+RemoteRolloutActor = ray.remote(max_restarts=MOST_RESTARTS)(SGRolloutActor)

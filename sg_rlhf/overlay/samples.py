@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import time
@@ -10,8 +11,9 @@ from typing import Any
 
 import openrlhf.trainer.ppo_utils.samples_generator as upstream
 
-from sg_rlhf.common import dealing, step_times
+from sg_rlhf.common import step_times
 from sg_rlhf.overlay import engine_log_probs, phases
+from sg_rlhf.overlay.asking import Asking, Engines
 from sg_rlhf.overlay.step_clock import StepClock
 
 
@@ -27,12 +29,19 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
     """
 
     args: Any
+    vllm_engines: Any
     #: The controller's, once it is there.
     clock: StepClock = StepClock()
+    #: The controller's, with which a lost engine is replaced.
+    engines: Engines
+    #: What the next prompts are asked for, and after how many rollouts: their responses' seeds.
+    purpose, step = "rollout", 0
     #: Samples of the current evaluation that are finished; None while rollouts are generated.
     _evaluated: int | None = None
     #: When each response of the current rollout reached the controller; None in between.
     _arrived: list[float] | None = None
+    #: Whom the prompts go to.
+    _asking: Asking | None = None
 
     def generate_samples(self, **generate_kwargs: Any) -> Any:
         """Upstream's, timed."""
@@ -51,47 +60,96 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
     def _generate_vllm(
         self, dataloader_iter: Iterator[Any], num_prompts: int, dynamic_filtering: bool, **kw: Any
     ) -> tuple[list[Any], int, bool]:
-        """Upstream's samples of ``num_prompts`` prompts; of training prompts all of them or none,
-        in the order in which the prompts were drawn and not in that of completion.
+        """The samples of ``num_prompts`` prompts; of training prompts all of them or none, in the
+        order in which the prompts were drawn and not in that of completion.
+
+        Upstream's, which has neither that order nor an answer to an engine that is lost.
 
         Returns:
             Samples, prompts drawn, and whether the data set is exhausted.
         """
+        drawn = list(itertools.islice(dataloader_iter, num_prompts))  # the loader's batch is 1
+        short = len(drawn) < num_prompts
         if dataloader_iter is not getattr(self, "_dataloader_iter", None):  # an evaluation
-            return super()._generate_vllm(dataloader_iter, num_prompts, dynamic_filtering, **kw)
-        prompts = list(itertools.islice(dataloader_iter, num_prompts))  # the loader's batch is 1
-        if len(prompts) < num_prompts:
-            return [], len(prompts), True
+            return self._responses_to(drawn, iter(()), False, **kw)[0], len(drawn), short
+        if short:
+            return [], len(drawn), True
         self._arrived = []
-        group = self.args.rollout.n_samples_per_prompt
-        asked: list[Any] = []
         with self.clock.part("generation"):
-            samples, drawn, exhausted = super()._generate_vllm(
-                _noted(itertools.chain(prompts, dataloader_iter), asked),
-                num_prompts,
-                dynamic_filtering,
-                **kw,
+            samples, replaced, exhausted = self._responses_to(
+                drawn, dataloader_iter, dynamic_filtering, **kw
             )
-            samples = _in_order(samples, asked, group)
+        group = self.args.rollout.n_samples_per_prompt
         # A prompt's responses arrive together.
         waited = step_times.longest_response(self._arrived[::group])
         self._arrived = None
         self.clock.move(waited, "generation", "longest_response")
         # Dynamic filtering may find no replacement for what it filtered out.
         whole = len(samples) >= num_prompts * group
-        return samples if whole or not exhausted else [], drawn, exhausted
+        return samples if whole or not exhausted else [], len(drawn) + replaced, exhausted
+
+    def _responses_to(
+        self, drawn: list[Any], more: Iterator[Any], filtering: bool, **kw: Any
+    ) -> tuple[list[Any], int, bool]:
+        """Samples in order of their prompts, how many prompts of ``more`` took the place of those
+        that dynamic filtering left out, and whether there was none left."""
+        self._asking = asking = Asking(self.engines, self.args.train.seed, self.purpose, self.step)
+        accepted: dict[int, list[Any]] = {}
+        replaced, exhausted = 0, False
+        try:
+            self._ask(drawn, **kw)
+            for prompt, responses in asking.answers():
+                samples = [self._process_response_into_experience(r, **kw) for r in responses]
+                if not (filtering and self._gives_no_signal(samples)):
+                    accepted[prompt] = samples
+                    continue
+                instead = list(itertools.islice(more, 1))
+                exhausted |= not instead
+                replaced += len(instead)
+                self._ask(instead, **kw)
+        finally:
+            self._asking = None
+        return [s for prompt in sorted(accepted) for s in accepted[prompt]], replaced, exhausted
+
+    def _gives_no_signal(self, samples: list[Any]) -> bool:
+        """Whether the mean score of a prompt's responses is outside of the filter's range."""
+        if not samples or any(sample.scores is None for sample in samples):
+            return False
+        lowest, highest = self.args.algo.dynamic_filtering_range
+        mean = sum(sample.scores[0].item() for sample in samples) / len(samples)
+        return not lowest < mean < highest
+
+    def _ask(self, drawn: list[Any], **kw: Any) -> None:
+        if not drawn:
+            return
+        _, prompts, labels, images = map(list, zip(*drawn, strict=True))
+        flat = [list(itertools.chain.from_iterable(part)) for part in (prompts, labels, images)]
+        self._dispatch_prompts_to_vllm(flat[0], flat[1], images=flat[2], **kw)
 
     def _dispatch_prompts_to_vllm(self, prompts: list[str], labels: list[str], **kw: Any) -> Any:
+        """Upstream's choice of an engine for each prompt, whose request then goes our way."""
+        assert self._asking is not None, "outside of _responses_to"
+        with self._asked_for_log_probs():
+            engines, self.vllm_engines = self.vllm_engines, self._asking.stand_ins()
+            try:
+                super()._dispatch_prompts_to_vllm(prompts, labels, **kw)
+            finally:
+                self.vllm_engines = engines
+        self._asking.send()
+
+    @contextlib.contextmanager
+    def _asked_for_log_probs(self) -> Iterator[None]:
         """Upstream asks for the engine's log-probs only where a correction reads them."""
         args: Any = self.args
         if not engine_log_probs.wanted(args):
-            return super()._dispatch_prompts_to_vllm(prompts, labels, **kw)
+            yield
+            return
         self.args = copy.copy(args)
         self.args.algo = copy.copy(args.algo)
         self.args.algo.advantage = copy.copy(args.algo.advantage)
         self.args.algo.advantage.is_correction_level = "token"
         try:
-            return super()._dispatch_prompts_to_vllm(prompts, labels, **kw)
+            yield
         finally:
             self.args = args
 
@@ -105,26 +163,3 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
             samples = generate_kwargs["n_samples_per_prompt"]
             phases.count(self._evaluated, len(self.eval_dataloader) * samples)
         return experience
-
-
-def _key(prompt: Any, label: Any) -> tuple[str, str]:
-    return str(prompt), str(label)
-
-
-def _noted(batches: Iterator[Any], asked: list[Any]) -> Iterator[Any]:
-    """The loader's batches, whose prompts are added to ``asked`` as they are drawn."""
-    for batch in batches:
-        _, prompts, labels, _ = batch
-        asked.extend(map(_key, prompts, labels))
-        yield batch
-
-
-def _in_order(samples: list[Any], asked: list[Any], group: int) -> list[Any]:
-    """Whole groups of samples in the order in which their prompts were asked."""
-    groups = [samples[i : i + group] for i in range(0, len(samples), group)]
-    keys = [
-        (_key(first.prompts[0], first.labels[0]), [s.sequences[0].tolist() for s in (first, *rest)])
-        for first, *rest in groups
-    ]
-    order = dealing.in_dispatch_order(keys, asked)
-    return [sample for i in order for sample in groups[i]]

@@ -13,6 +13,11 @@ FUSED_LOG_PROBS = "SG_FUSED_LOGPROBS"
 #: "1" lets a prompt stand once in a packed row (``sg.share_prompts``).
 SHARE_PROMPTS = "SG_SHARE_PROMPTS"
 
+#: ``ds.param_dtype``, for the engines, which are not handed the run's arguments.
+PARAM_DTYPE = "SG_PARAM_DTYPE"
+#: Its values as vLLM and torch name them.
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
 
 def fused_log_probs_fit(args: Any) -> bool:
     """Whether the passes of a run go without logits.
@@ -38,6 +43,14 @@ def shared_prompts_fit(args: Any) -> bool:
 def fused_log_probs() -> bool:
     """Whether this process's passes go without logits."""
     return os.environ.get(FUSED_LOG_PROBS, "1") != "0"
+
+
+def engine_dtype() -> str:
+    """What this process's engine holds its weights in, so that it samples as the trainer learns.
+
+    Upstream's is bfloat16 whatever the trainer's is.
+    """
+    return DTYPES[os.environ.get(PARAM_DTYPE, "bf16")]
 
 
 def share_prompts() -> bool:

@@ -28,6 +28,7 @@ from sg_rlhf.overlay import (
     termination,
     weight_sync,
 )
+from sg_rlhf.overlay.engines import RunEngines
 from sg_rlhf.overlay.errors import RunStopped, SyncError, Terminated
 from sg_rlhf.overlay.step_clock import StepClock
 
@@ -116,7 +117,8 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
 
     def fit(self, global_step: int = 0) -> None:
         """Upstream's loop between an evaluation before the first and one after the last update."""
-        engines = self.vllm_engines or []
+        engines = RunEngines(self.vllm_engines, self._sg.engine_restarts, self._rejoin_engines)
+        self._engines = self.samples_generator.engines = engines
         try:
             with engine_watch.watching(engines, self._sg.engine_timeout, self._run_dir):
                 self._fit(global_step)
@@ -133,7 +135,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             run_log.drop_after(self._run_dir, resumed_at or -1)
             self._write_plan(self._run_dir)
             self._find_lost_evaluation(self._run_dir, states)
-        self._global_step = resumed_at
+        self._global_step = self.samples_generator.step = resumed_at
         self._clock.take()  # what was before the first rollout is none of it
         if self._sg.eval_at_start and not resumed_at:
             self._evaluate_now(0)
@@ -161,11 +163,12 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self.experience_maker.rollout = global_step
         status, step = super().train_step(rollout_samples, global_step)
         self._clock.between()
-        self._global_step = step
+        self._global_step = self.samples_generator.step = step
         self._rows = [{"global_step": step, **row} for row in status.pop("sg_optimizer_steps", [])]
         if self.experience_maker.waiting_share is not None:
             status["batches/waiting_share"] = self.experience_maker.waiting_share
         status.update(self._sync_metrics)
+        status["engines/replaced"] = self._engines.newly_replaced()
         return status, step
 
     def save_logs_and_checkpoints(
@@ -352,7 +355,11 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         for eval_set, loader in self._eval_sets:
             self.eval_dataloader = self.samples_generator.eval_dataloader = loader
             settings = {**generate_kwargs, **evaluation.sampling(eval_set)}
-            by_set[eval_set.name] = super().evaluate(global_step, **settings)
+            self.samples_generator.purpose = f"eval/{eval_set.name}"
+            try:
+                by_set[eval_set.name] = super().evaluate(global_step, **settings)
+            finally:
+                self.samples_generator.purpose = "rollout"
         return evaluation.combine(by_set)
 
     # -- weight sync ---------------------------------------------------------------------------
@@ -375,18 +382,28 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         """As upstream, which leaves the engines' cache asleep, but with an end to the waiting.
 
         Raises:
+            EngineLost: an engine died and may not be replaced.
             SyncError: the engines or the trainer did not finish in time.
         """
-        if self._sync_deadline is None:
-            deadlines = self.actor_model_group.async_run_method(method_name="sync_deadline")
-            self._sync_deadline = weight_sync.GRACE_SECONDS + max(ray.get(deadlines))
+        self._engines.check()
         if self.args.vllm.enable_sleep:
             woken = [engine.wake_up.remote(tags=["weights"]) for engine in self.vllm_engines]
             self._get(woken, "an engine did not wake up for it")
+        self._send_to_engines()
+
+    def _rejoin_engines(self) -> None:
+        """Connect the engines anew, one of which is, and give them the policy's weights."""
+        ray.get(self.actor_model_group.async_run_method(method_name="join_engines"))
+        self._send_to_engines()
+
+    def _send_to_engines(self) -> None:
         sent = self.actor_model_group.async_run_method(method_name="broadcast_to_vllm")
         self._get(sent, "a rank of the policy did not finish it")
 
     def _get(self, references: list[Any], otherwise: str) -> None:
+        if self._sync_deadline is None:
+            deadlines = self.actor_model_group.async_run_method(method_name="sync_deadline")
+            self._sync_deadline = weight_sync.GRACE_SECONDS + max(ray.get(deadlines))
         deadline = self._sync_deadline
         try:
             ray.get(references, timeout=None if deadline == math.inf else deadline)

@@ -33,7 +33,8 @@ ENGINE_SEQUENCES = 128
 
 def policy(run: RunShape) -> float:
     """bf16 weights: 2P, under ZeRO-3 a shard of 2P / n (arXiv 1910.02054, table 1)."""
-    return 2 * run.model.parameters / (run.ranks if run.zero_stage == 3 else tensor_parts(run))
+    parts = run.ranks if run.zero_stage == 3 else tensor_parts(run)
+    return run.weight_bytes * run.model.parameters / parts
 
 
 def reference(run: RunShape) -> float:

@@ -85,7 +85,7 @@ def _groups(entries: float) -> float:
 def offloaded_weights(run: RunShape) -> float:
     """A reference in host memory (``ref.offload``) and a moving average of the policy."""
     copies = (run.reference and run.reference_offload) + run.ema
-    return copies * 2.0 * run.model.parameters / max(1, run.nodes)
+    return copies * run.weight_bytes * run.model.parameters / max(1, run.nodes)
 
 
 def model_file(run: RunShape) -> float:
@@ -98,7 +98,7 @@ def model_file(run: RunShape) -> float:
 
 def consolidated(run: RunShape) -> float:
     """The first rank's copy of all weights when a Hugging Face folder is saved."""
-    return 2.0 * run.model.parameters
+    return float(run.weight_bytes * run.model.parameters)
 
 
 def object_store(run: RunShape) -> float:
@@ -122,10 +122,12 @@ def deepspeed_folder(run: RunShape) -> float:
 
     Below ZeRO-3 the bf16 weights as well, 2P; of a frozen model under ZeRO-3 too.
     """
-    weights = 2.0 * run.model.parameters if run.zero_stage < 3 or run.lora_rank else 0.0
+    weights = (
+        run.weight_bytes * run.model.parameters if run.zero_stage < 3 or run.lora_rank else 0.0
+    )
     return 12.0 * run.trainable + weights
 
 
 def hugging_face_folder(run: RunShape) -> float:
     """A folder to evaluate or serve: 2P; of adapters alone with LoRA."""
-    return 2.0 * run.trainable
+    return float(run.weight_bytes * run.trainable)

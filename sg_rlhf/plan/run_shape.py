@@ -67,7 +67,8 @@ class RunShape:
         ema: whether a moving average of the policy is kept, on the host.
         lora_rank: 0 trains every parameter.
         grad_bytes: of one gradient entry as it accumulates: 4 with
-            ``ds.grad_accum_dtype=fp32``, else 2.
+            ``ds.grad_accum_dtype=fp32`` or float32 weights, else 2.
+        weight_bytes: of one weight: 4 with ``ds.param_dtype=fp32``, which needs the CPU, else 2.
         prompts: of a rollout.
         group: responses of each.
         train_batch: samples of an optimizer step.
@@ -119,6 +120,7 @@ class RunShape:
     ema: bool
     lora_rank: int
     grad_bytes: int
+    weight_bytes: int
     prompts: int
     group: int
     train_batch: int
@@ -242,7 +244,8 @@ def run_shape(config: Config) -> RunShape | None:
         old_share=old_log_probs(value).share,
         ema=bool(value("train.enable_ema")),
         lora_rank=value("ds.lora.rank"),
-        grad_bytes=4 if value("ds.grad_accum_dtype") == "fp32" else 2,
+        grad_bytes=4 if "fp32" in (value("ds.grad_accum_dtype"), value("ds.param_dtype")) else 2,
+        weight_bytes=4 if value("ds.param_dtype") == "fp32" else 2,
         prompts=value("rollout.batch_size"),
         group=value("rollout.n_samples_per_prompt"),
         train_batch=value("train.batch_size"),

@@ -174,6 +174,21 @@ def emulates_bf16() -> bool:
     return active() and not has_bf16_units()
 
 
+def float32_too(original: Callable[[str], Any]) -> Callable[[str], Any]:
+    """``convert_to_torch_dtype`` that knows ``ds.param_dtype=fp32``.
+
+    With neither bf16 nor fp16 in its configuration DeepSpeed trains in float32. Without bf16 units
+    that is faster than bf16, and engine and trainer are the same policy to the last digits.
+    """
+    import torch
+
+    @functools.wraps(original)
+    def convert_to_torch_dtype(param_dtype: str) -> Any:
+        return torch.float32 if param_dtype == "fp32" else original(param_dtype)
+
+    return convert_to_torch_dtype
+
+
 def multiply_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
     """Linear layers of bf16 weights as float32 products, rounded to bf16 once.
 

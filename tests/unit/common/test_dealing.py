@@ -56,34 +56,6 @@ def test_a_single_rank_gets_neighbours_together_and_several_are_dealt_as_ever(
         assert {len(samples) for samples in micro_batches} == {size}
 
 
-@given(st.data(), st.integers(1, 6), st.integers(1, 4))
-def test_the_order_of_completion_changes_nothing(
-    data: st.DataObject, prompts: int, group: int
-) -> None:
-    """Also of prompts that are there twice, that were filtered out, and that nobody asked."""
-    asked = data.draw(st.lists(st.integers(0, prompts), max_size=12))
-    answered = data.draw(st.lists(st.integers(0, len(asked)), unique=True))
-    groups = [
-        (
-            asked[i] if i < len(asked) else "an agent's own",
-            [[i, token] for token in range(group)],
-        )
-        for i in answered
-    ]
-    finished = data.draw(st.permutations(groups))
-    order = dealing.in_dispatch_order(finished, asked)
-    assert sorted(order) == list(range(len(groups)))
-    found = [finished[i] for i in order]
-    assert found == [groups[i] for i in dealing.in_dispatch_order(groups, asked)]
-    places = [asked.index(key) if key in asked else len(asked) for key, _ in found]
-    assert places == sorted(places) or len(set(asked)) < len(asked)
-
-
-def test_a_prompt_that_is_there_twice_keeps_both_its_places() -> None:
-    groups = [("b", [[7]]), ("a", [[9]]), ("a", [[3]])]
-    assert dealing.in_dispatch_order(groups, ["a", "b", "a"]) == [2, 0, 1]
-
-
 @given(rollouts(), st.integers(0, 5), st.randoms(use_true_random=False))
 def test_which_samples_share_a_step_does_not_depend_on_their_lengths(
     rollout: tuple[list[int], int, int, int], number: int, shuffler: random.Random

@@ -15,7 +15,9 @@ ARGS = SimpleNamespace(
     sg=SimpleNamespace(
         rotary_fp32=True, fused_logprobs=True, share_prompts=False, domains={}, weighting={}
     ),
-    ds=SimpleNamespace(tensor_parallel_size=1, deepcompile=False, packing_samples=False),
+    ds=SimpleNamespace(
+        tensor_parallel_size=1, deepcompile=False, packing_samples=False, param_dtype="bf16"
+    ),
 )
 
 
