@@ -22,6 +22,7 @@ from sg_rlhf.algo.diagnostics import TokenStatistics
 from sg_rlhf.algo.token_weights import weight_sum_and_count
 from sg_rlhf.algo.weightings.top_entropy import TopEntropy
 from sg_rlhf.common import step_times
+from sg_rlhf.common.sampling_seeds import Draw, seed_of
 from sg_rlhf.overlay import (
     batches,
     checkpoints,
@@ -83,6 +84,9 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         self._rows, self._window = [], []
         self._rollout_statistics = TokenStatistics.zeros()
         self._seconds.clear()
+        # What is drawn here (dropout) depends on the run's place, not on its interruptions.
+        place = Draw(self.args.train.seed, "update", self.actor.model.global_steps, 0)
+        torch.manual_seed(seed_of(place, torch.distributed.get_rank()))
         memory.start()
         started = time.perf_counter()
         if self.old_log_probs.before_update():

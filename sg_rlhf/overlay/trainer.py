@@ -136,6 +136,14 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             self._write_plan(self._run_dir)
             self._find_lost_evaluation(self._run_dir, states)
         self._global_step = self.samples_generator.step = resumed_at
+        self.samples_generator.epoch = int(states["episode"])
+        # Of an adaptive KL in the reward (algo.kl.target), which upstream begins anew.
+        self.kl_ctl.value = states.get("kl_coefficient", self.kl_ctl.value)
+        if resumed_at and self.args.train.enable_ema:
+            raise RunStopped(
+                "train.enable_ema=true: upstream's checkpoints do not hold the moving average, "
+                "which would begin anew; set it to false"
+            )
         self._clock.take()  # what was before the first rollout is none of it
         if self._sg.eval_at_start and not resumed_at:
             self._evaluate_now(0)
@@ -188,6 +196,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
                 for logger in (self._wandb, self._tensorboard):
                     if logger:
                         logger.log_train(global_step, logs_dict)
+        client_states = {**(client_states or {}), "kl_coefficient": self.kl_ctl.value}
         ending = termination.asked(self._run_dir)
         with self._clock.part("checkpoint"), self._saving_every_step(ending):
             super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
@@ -204,10 +213,13 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         finally:
             ckpt.save_steps = planned
 
-    def save_best_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+    def save_best_checkpoint(
+        self, eval_metrics: Any, global_step: int, client_states: Any = None
+    ) -> None:
         """Upstream's, timed."""
+        client_states = {**(client_states or {}), "kl_coefficient": self.kl_ctl.value}
         with self._clock.part("checkpoint"):
-            super().save_best_checkpoint(*args, **kwargs)
+            super().save_best_checkpoint(eval_metrics, global_step, client_states)
 
     def _compute_rollout_stats(self, experiences: list[Any]) -> dict[str, float]:
         with self._clock.part("logging"):
