@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import openrlhf.trainer.ppo_utils.samples_generator as upstream
-import transformers
 
 from sg_rlhf.common import step_times
-from sg_rlhf.common.sampling_seeds import Draw, seed_of
 from sg_rlhf.overlay import engine_log_probs, phases
 from sg_rlhf.overlay.asking import Asking, Engines
 from sg_rlhf.overlay.step_clock import StepClock
@@ -38,8 +36,6 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
     engines: Engines
     #: What the next prompts are asked for, and after how many rollouts: their responses' seeds.
     purpose, step = "rollout", 0
-    #: Of the data set, counted from 0.
-    epoch = 0
     #: Samples of the current evaluation that are finished; None while rollouts are generated.
     _evaluated: int | None = None
     #: When each response of the current rollout reached the controller; None in between.
@@ -49,16 +45,8 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
 
     def generate_samples(self, **generate_kwargs: Any) -> Any:
         """Upstream's, timed."""
-        if getattr(self, "_dataloader_iter", None) is None:
-            # It draws the epoch's order now, and nothing that happened before changes that.
-            # Upstream seeds the ranks alone, not this process.
-            epoch = Draw(self.args.train.seed, "order of prompts", self.epoch, 0)
-            transformers.set_seed(seed_of(epoch, 0) % 2**32)
         with self.clock.part("engines_wake"):  # and sleep; generating is a part of its own
-            found = super().generate_samples(**generate_kwargs)
-        if found[-1]:
-            self.epoch += 1
-        return found
+            return super().generate_samples(**generate_kwargs)
 
     def generate_eval_samples(self, **generate_kwargs: Any) -> list[Any]:
         """Upstream's, with a count of the finished samples for the terminal."""

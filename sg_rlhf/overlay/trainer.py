@@ -14,6 +14,7 @@ from typing import Any
 import openrlhf.trainer.ppo_trainer as upstream
 import ray
 import torch
+import transformers
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from openrlhf.utils.logging_utils import WandbLogger
 
@@ -56,6 +57,9 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._samples: list[dict[str, Any]] = []
         self._evaluated: int | None = None
         self._resumed: dict[str, Any] | None = None
+        # The order of the prompts is drawn by a generator that is seeded here, and that the
+        # checkpoints hold. Upstream seeds the ranks alone.
+        transformers.set_seed(strategy.args.train.seed)
         with phases.phase(phases.CONTROLLER, "reading the data"):
             super().__init__(pretrain, strategy, *args, **kwargs)
         self._clock = self.samples_generator.clock = self.experience_maker.clock = StepClock()
@@ -136,7 +140,6 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             self._write_plan(self._run_dir)
             self._find_lost_evaluation(self._run_dir, states)
         self._global_step = self.samples_generator.step = resumed_at
-        self.samples_generator.epoch = int(states["episode"])
         # Of an adaptive KL in the reward (algo.kl.target), which upstream begins anew.
         self.kl_ctl.value = states.get("kl_coefficient", self.kl_ctl.value)
         if resumed_at and self.args.train.enable_ema:
