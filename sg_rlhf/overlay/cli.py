@@ -214,10 +214,12 @@ def run(args: argparse.Namespace, workers: fork_server.ForkServer | None = None)
         UnusablePrompts: the data set does not fill one rollout, or suits another model.
         ClusterError: the cluster is too small.
     """
-    from sg_rlhf.overlay import phases
+    from sg_rlhf.overlay import now, phases
     from sg_rlhf.overlay.errors import raise_stop_cause
 
     local = True
+    if args.sg.run_dir:
+        now.forget(Path(args.sg.run_dir))
     with _output(args):
         from sg_rlhf.overlay import cluster, register
         from sg_rlhf.overlay.fork_server import training
@@ -305,13 +307,14 @@ def execute(args: argparse.Namespace, workers: fork_server.ForkServer | None = N
         print(f"interrupted{_goes_on(args)}", file=sys.stderr)
         return 130
     except Exception as error:
-        from sg_rlhf.overlay import engine_watch, failure
+        from sg_rlhf.overlay import engine_watch, failure, now
 
         if not args.sg.run_dir:
             raise
+        during = now.told(Path(args.sg.run_dir))
         details = failure.keep(error, Path(args.sg.run_dir)) or "none: they could not be written"
         line = engine_watch.told(args.sg.run_dir) or failure.describe(error)
-        said = f"failed: {line}{_goes_on(args)}; details: {details}"
+        said = f"failed: {line}{during}{_goes_on(args)}; details: {details}"
         print(said, file=sys.stderr)
         return 1
     return 0

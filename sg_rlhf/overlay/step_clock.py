@@ -20,10 +20,15 @@ class StepClock:
 
     Args:
         now: seconds that only grow.
+        tell: hears the name of the part that is under way whenever it changes.
     """
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
+    def __init__(
+        self,
+        now: Callable[[], float] = time.perf_counter,
+        tell: Callable[[str], None] = lambda _part: None,
+    ) -> None:
+        self._now, self._tell = now, tell
         self._since = now()
         self._under_way = [step_times.OTHER]
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -33,11 +38,13 @@ class StepClock:
         """What runs in this block is ``name``, but for the parts inside it."""
         self._settle()
         self._under_way.append(name)
+        self._tell(name)
         try:
             yield
         finally:
             self._settle()
             self._under_way.pop()
+            self._tell(self._under_way[-1])
 
     def between(self, name: str = step_times.OTHER) -> None:
         """From now on what is in no block is ``name``: for upstream's code between two of ours."""

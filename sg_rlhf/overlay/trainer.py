@@ -18,12 +18,13 @@ import transformers
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from openrlhf.utils.logging_utils import WandbLogger
 
-from sg_rlhf.common import run_log
+from sg_rlhf.common import run_log, step_times
 from sg_rlhf.config import EvalSet
 from sg_rlhf.overlay import (
     engine_watch,
     evaluation,
     layout,
+    now,
     phases,
     progress,
     termination,
@@ -55,6 +56,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._sync_metrics: dict[str, float] = {}
         self._rows: list[dict[str, Any]] = []
         self._samples: list[dict[str, Any]] = []
+        self._global_step = 0
         self._evaluated: int | None = None
         self._resumed: dict[str, Any] | None = None
         # The order of the prompts is drawn by a generator that is seeded here, and that the
@@ -62,7 +64,9 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         transformers.set_seed(strategy.args.train.seed)
         with phases.phase(phases.CONTROLLER, "reading the data"):
             super().__init__(pretrain, strategy, *args, **kwargs)
-        self._clock = self.samples_generator.clock = self.experience_maker.clock = StepClock()
+        self._clock = self.samples_generator.clock = self.experience_maker.clock = StepClock(
+            tell=self._tell
+        )
         sets = [EvalSet(**s) for s in self._sg.eval_sets]
         self._eval_sets = [
             (s, evaluation.dataloader(s, self.args, strategy, self.tokenizer)) for s in sets
@@ -71,6 +75,11 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             self.eval_dataloader = self._eval_sets[0][1]
         self._plan = layout.plan(len(self.prompts_dataloader), self.args)
         self._open_loggers()
+
+    def _tell(self, part: str) -> None:
+        if self._run_dir is not None:
+            of_the_latest = part in step_times.BESIDE  # it is through, and is saved or evaluated
+            now.tell(self._run_dir, self._global_step + (not of_the_latest), part)
 
     def get_max_steps(self) -> int:
         """Optimizer steps of the run; the first thing that upstream asks the trainer.

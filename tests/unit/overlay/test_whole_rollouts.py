@@ -8,24 +8,69 @@ from typing import Any
 
 import openrlhf.trainer.ppo_utils.samples_generator as upstream
 import pytest
+import ray
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from sg_rlhf.overlay import layout
+from sg_rlhf.overlay import asking, layout
+from sg_rlhf.overlay.asking import Asked, Incarnation
+from sg_rlhf.overlay.errors import EngineLost, RewardError
 from sg_rlhf.overlay.samples import SGSamplesGenerator
 
 BATCH, RESPONSES = 4, 2
+ENGINES = 2
+
+
+class Engines:
+    """Answer at once, unless they are to be lost; in place of Ray's actors."""
+
+    def __init__(self) -> None:
+        self.handles = [self.handle(number) for number in range(ENGINES)]
+        self.incarnations = [Incarnation(f"first {n}", "", ()) for n in range(ENGINES)]
+        #: (engine, prompt, what it was told) of every request.
+        self.requests: list[tuple[int, Any, Asked]] = []
+        #: Requests, by their number, whose answer is an error.
+        self.errors: dict[int, Exception] = {}
+        self.replaced: list[int] = []
+
+    def handle(self, number: int) -> Any:
+        def generate(asked: Asked, prompt: Any, num_samples: int, **_: Any) -> Any:
+            self.requests.append((number, prompt, asked))
+            assert num_samples == RESPONSES
+            return self.errors.get(len(self.requests) - 1, [prompt] * num_samples)
+
+        return SimpleNamespace(
+            get_num_unfinished_requests=SimpleNamespace(remote=lambda: 0),
+            generate_responses=SimpleNamespace(remote=lambda **told: Answer(generate(**told))),
+        )
+
+    def replace(self, number: int) -> None:
+        if number in self.replaced:
+            raise EngineLost("lost again")
+        self.replaced.append(number)
+        self.incarnations[number] = Incarnation(f"second {number}", "", ())
+
+
+class Answer:
+    """A reference to it."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
 class Generator(SGSamplesGenerator):
-    """Upstream's loop over engines that answer at once; prompts in ``solved`` give no signal."""
+    """The loop over engines that answer at once; prompts in ``solved`` give no signal."""
 
     def __init__(self, prompts: int, solved: set[int] | None = None, filtering: bool = False):
         args = SimpleNamespace(
             rollout=SimpleNamespace(batch_size=BATCH, n_samples_per_prompt=RESPONSES),
+            train=SimpleNamespace(seed=42),
+            sg=SimpleNamespace(weighting={}),
             vllm=SimpleNamespace(enable_sleep=False),
             algo=SimpleNamespace(
-                dynamic_filtering_enable=filtering, dynamic_filtering_range=(0.0, 1.0)
+                advantage=SimpleNamespace(is_correction_level="off"),
+                dynamic_filtering_enable=filtering,
+                dynamic_filtering_range=(0.0, 1.0),
             ),
         )
         loader = StatefulDataLoader(
@@ -34,13 +79,14 @@ class Generator(SGSamplesGenerator):
             collate_fn=lambda rows: [list(column) for column in zip(*rows, strict=True)],
         )
         super().__init__(SimpleNamespace(args=args), loader, loader, None, [])  # type: ignore[arg-type]
+        self.engines = Engines()
+        self.vllm_engines = self.engines.handles
         self.solved = solved or set()
-        self.generated: list[int] = []
         self.responses = 0
 
-    def _dispatch_prompts_to_vllm(self, prompts: Any, labels: Any, **_: Any) -> list[Any]:
-        self.generated += prompts
-        return [[prompt] * RESPONSES for prompt in prompts]
+    @property
+    def generated(self) -> list[int]:
+        return [prompt for _, prompt, _ in self.engines.requests]
 
     def _process_response_into_experience(self, response: Any, **_: Any) -> Any:
         score = SimpleNamespace(item=lambda: 1.0 if response in self.solved else 0.5)
@@ -75,8 +121,15 @@ def engines_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         rest = chance.sample(refs, len(refs))
         return [rest.pop()], rest
 
-    local = SimpleNamespace(wait=wait, get=lambda ref: ref)
+    def get(reference: Any) -> Any:
+        value = getattr(reference, "value", reference)
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    local = SimpleNamespace(wait=wait, get=get, exceptions=ray.exceptions)
     monkeypatch.setattr(upstream, "ray", local)
+    monkeypatch.setattr(asking, "ray", local)
 
 
 def test_the_rest_of_an_epoch_is_drawn_but_not_generated() -> None:
@@ -119,6 +172,64 @@ def test_an_evaluation_takes_every_prompt() -> None:
     assert sorted(found) == [*range(10)]
     generator.generate_samples()
     assert len(generator.generate_eval_samples()) == 10 * RESPONSES
+
+
+def test_a_response_is_seeded_by_its_place_and_not_by_its_engine() -> None:
+    generator = Generator(10)
+    generator.step = 3
+    generator.generate_samples()
+    told = {prompt: asked for _, prompt, asked in generator.engines.requests}
+    assert [tuple(told[p].draw) for p in range(4)] == [(42, "rollout", 3, p) for p in range(4)]
+    # Each engine computes its two prompts' responses as one batch.
+    assert {asked.expected for asked in told.values()} == {2 * RESPONSES}
+    assert len({asked.batch for asked in told.values()}) == 1
+    engines = {prompt: engine for engine, prompt, _ in generator.engines.requests}
+    assert sorted(engines.values()) == [0, 0, 1, 1]
+
+
+def test_replacements_of_filtered_prompts_are_asked_alone_and_seeded_by_their_own_place() -> None:
+    generator = Generator(10, solved={1}, filtering=True)
+    generator.generate_samples()
+    *_, (_, prompt, asked) = generator.engines.requests
+    assert (prompt, asked.draw.prompt, asked.batch) == (4, 4, None)
+
+
+@pytest.mark.parametrize("lost_at", range(BATCH))
+def test_all_prompts_of_a_lost_engine_are_asked_again_with_the_same_seeds(lost_at: int) -> None:
+    generator = Generator(10)
+    engines = generator.engines
+    engines.errors = {lost_at: ray.exceptions.RayActorError()}
+    samples, _, drawn, _ = generator.generate_samples()
+    assert [s.prompts[0] for s in samples[::RESPONSES]] == [0, 1, 2, 3] and drawn == 4
+    first, again = engines.requests[:BATCH], engines.requests[BATCH:]
+    lost = first[lost_at][0]
+    assert engines.replaced == [lost]
+    assert [(e, p, a.draw) for e, p, a in again] == [
+        (e, p, a.draw) for e, p, a in first if e == lost
+    ]
+    assert {a.incarnation for _, _, a in again} == {f"second {lost}"}
+    assert {a.batch for _, _, a in again}.isdisjoint({a.batch for _, _, a in first})
+
+
+def test_filtering_counts_a_prompt_once_though_it_was_asked_twice() -> None:
+    generator = Generator(10, solved={0, 2}, filtering=True)
+    # The first answer of the first engine is filtered before its second one is lost.
+    generator.engines.errors = {2: ray.exceptions.RayActorError()}
+    samples, _, drawn, _ = generator.generate_samples()
+    assert [s.prompts[0] for s in samples[::RESPONSES]] == [1, 3, 4, 5] and drawn == 6
+
+
+def test_an_engine_that_is_lost_again_ends_the_rollout_and_another_error_is_none_of_it() -> None:
+    generator = Generator(10)
+    gone = ray.exceptions.RayActorError()
+    generator.engines.errors = {0: gone, BATCH: gone}
+    with pytest.raises(EngineLost):
+        generator.generate_samples()
+    generator = Generator(10)
+    generator.engines.errors = {1: RewardError("no reward")}
+    with pytest.raises(RewardError):
+        generator.generate_samples()
+    assert not generator.engines.replaced
 
 
 def arguments(filtering: bool = False, **train: int) -> Any:
