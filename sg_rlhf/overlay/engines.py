@@ -18,7 +18,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sg_rlhf.overlay import failure
-from sg_rlhf.overlay.asking import Incarnation
+from sg_rlhf.overlay.asking import Incarnation, is_lost
 from sg_rlhf.overlay.errors import EngineLost
 
 #: An engine that is started again loads its model and compiles anew.
@@ -66,9 +66,11 @@ class RunEngines:
         """
         for number, handle in enumerate(self.handles):
             try:
-                found = ray.get(handle.incarnation.remote())
+                found, _ = ray.get([handle.incarnation.remote(), handle.alive.remote()])
                 lost = found.name != self.incarnations[number].name
-            except ray.exceptions.RayActorError:
+            except ray.exceptions.RayError as error:
+                if not is_lost(error):
+                    raise
                 lost = True
             if lost:
                 self.replace(number)
@@ -81,8 +83,9 @@ class RunEngines:
         """
         if not self.may_replace(number):
             raise EngineLost(
-                f"rollout engine {number} was lost {self.replaced[number] + 1} times "
-                f"(sg.engine_restarts={self._allowed})"
+                f"rollout engine {number} is lost (killed, crashed or hung), and was replaced "
+                f"{self.replaced[number]} times before (sg.engine_restarts={self._allowed}); the "
+                "same command goes on from the last checkpoint"
             )
         self.replaced[number] += 1
         print(f"rollout engine {number} is lost: starting another in its place", flush=True)

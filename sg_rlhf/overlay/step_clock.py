@@ -15,6 +15,10 @@ from collections.abc import Callable, Iterator
 from sg_rlhf.common import step_times
 
 
+def _nobody(_part: str) -> None:
+    """Nobody asked."""
+
+
 class StepClock:
     """Seconds by part since the latest row.
 
@@ -26,7 +30,7 @@ class StepClock:
     def __init__(
         self,
         now: Callable[[], float] = time.perf_counter,
-        tell: Callable[[str], None] = lambda _part: None,
+        tell: Callable[[str], None] = _nobody,
     ) -> None:
         self._now, self._tell = now, tell
         self._since = now()
@@ -41,6 +45,9 @@ class StepClock:
         self._tell(name)
         try:
             yield
+        except BaseException:
+            self._tell = _nobody  # what the run ends in is what was told last
+            raise
         finally:
             self._settle()
             self._under_way.pop()

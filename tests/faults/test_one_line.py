@@ -1,7 +1,8 @@
 """What a user sees when a process of a run is killed or hangs: one line, and nothing left behind.
 
 Each test starts the tiny recipe, harms one of its processes in the middle of a rollout, and reads
-what the terminal got. The run stops with status 1 and can be continued from its last checkpoint.
+what the terminal got. The run stops with status 1 and can be continued from its last checkpoint; an
+engine that is lost while it samples is replaced, as often as ``sg.engine_restarts`` says.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from sg_rlhf.common import run_log
-from sg_rlhf.overlay import failure, phases
+from sg_rlhf.overlay import failure, now, phases
 from tests.integration.conftest import ROOT, Data, command, data, environment, is_alive
 
 __all__ = ["data"]  # the fixture
@@ -45,6 +47,22 @@ class Run:
                 return process.pid
         raise LookupError(role)
 
+    def metrics(self) -> list[dict[str, Any]]:
+        """What it has written of its rollouts."""
+        return run_log.read(self.folder / run_log.METRICS)
+
+    def while_it_samples(self) -> None:
+        """Wait until it does."""
+        deadline = time.monotonic() + 60
+        while not now.told(self.folder).startswith(" while sampling "):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def nothing_is_left(self) -> None:
+        """None of the processes that it had."""
+        time.sleep(1)
+        assert not [pid for pid in self.children if is_alive(pid)]
+
     def end(self) -> tuple[int, list[str], float]:
         """Its status, the lines of its output, and how long it took from now."""
         started = time.monotonic()
@@ -55,15 +73,15 @@ class Run:
 
 @pytest.fixture
 def run(tmp_path: Path, data: Data, request: pytest.FixtureRequest) -> Iterator[Run]:
-    """Where its parameter is False, with workers that are started one by one, by their titles."""
+    """With further overrides where it has a parameter."""
     folder = tmp_path / "run"
-    forked = {} if getattr(request, "param", True) else {"SG_FORK_SERVER": "0"}
+    more = getattr(request, "param", ())
     process = subprocess.Popen(
         command(
             folder, data, "ckpt.save_steps=1", "sg.eval_at_start=false", "sg.engine_timeout=15",
-            "eval.steps=-1", "train.num_episodes=30",
+            "eval.steps=-1", "train.num_episodes=30", *more,
         ),
-        cwd=ROOT, env={**environment(), **forked}, text=True, start_new_session=True,
+        cwd=ROOT, env=environment(), text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     found = Run(folder, process)
@@ -84,14 +102,12 @@ def run(tmp_path: Path, data: Data, request: pytest.FixtureRequest) -> Iterator[
 
 
 @pytest.mark.parametrize(
-    ("run", "name", "role"),
+    ("name", "role"),
     [
-        (True, phases.ENGINE, "rollout engine"),
-        (True, phases.TRAINER, "policy rank"),
-        (True, phases.CONTROLLER, "controller"),
-        (False, "ray::ReferenceModelActor", "reference rank"),
+        (phases.TRAINER, "policy rank"),
+        (phases.CONTROLLER, "controller"),
+        ("ray::ReferenceModelActor", "reference rank"),
     ],
-    indirect=["run"],
 )
 def test_a_killed_worker(run: Run, name: str, role: str) -> None:
     pid = run.worker(name)
@@ -99,27 +115,55 @@ def test_a_killed_worker(run: Run, name: str, role: str) -> None:
     status, lines, seconds = run.end()
     assert status == 1
     assert lines[-1].startswith(f"failed: {role} (process {pid} on "), lines[-3:]
-    assert (
-        " died (killed, or crashed); the same command resumes from the last checkpoint, "
-        in (lines[-1])
-    )
+    assert re.search(
+        r" died \(killed, or crashed\) while .+ \(rollout \d+\); the same command resumes from the "
+        r"last checkpoint, ",
+        lines[-1],
+    ), lines[-1]
     assert not any("Traceback" in line for line in lines)
     assert seconds < 60
     assert "Traceback" in (run.folder / failure.FILE).read_text()
-    time.sleep(1)
-    assert not [pid for pid in run.children if is_alive(pid)]
+    run.nothing_is_left()
 
 
+@pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("name", [phases.ENGINE, "VLLM::EngineCore"])
+def test_an_engine_is_replaced(run: Run, name: str, harm: signal.Signals) -> None:
+    """One that is stopped is first missed for ``sg.engine_timeout``; what is under it ends too."""
+    engine = psutil.Process(run.worker(phases.ENGINE))
+    processes = [engine, *engine.children(recursive=True)]
+    run.while_it_samples()
+    os.kill(run.worker(name), harm)
+    rows = len(run.metrics())
+    deadline = time.monotonic() + 150
+    while len(run.metrics()) < rows + 2:
+        assert run.process.poll() is None, run.end()[1][-3:]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert sum(row["engines/replaced"] for row in run.metrics()) == 1
+    assert not [process.pid for process in processes if is_alive(process.pid)]
+    run.process.send_signal(signal.SIGINT)
+    status, lines, _ = run.end()
+    assert status == 130, lines[-3:]
+    assert not any("Traceback" in line for line in lines)
+    run.nothing_is_left()
+
+
+@pytest.mark.parametrize("run", [["sg.engine_restarts=0"]], indirect=True)
 @pytest.mark.parametrize(
-    ("run", "name"), [(True, phases.ENGINE), (False, "VLLM::EngineCore")], indirect=["run"]
+    ("harm", "line"),
+    [
+        (signal.SIGKILL, "stopped: rollout engine 0 is lost (killed, crashed or hung), "),
+        (signal.SIGSTOP, "failed: rollout engine 0 gave no sign of life for 15 s "),
+    ],
 )
-def test_a_stopped_engine(run: Run, name: str) -> None:
-    os.kill(run.worker(name), signal.SIGSTOP)
+def test_an_engine_that_may_not_be_replaced(run: Run, harm: signal.Signals, line: str) -> None:
+    run.while_it_samples()
+    os.kill(run.worker(phases.ENGINE), harm)
     status, lines, seconds = run.end()
     assert status == 1
-    assert lines[-1].startswith("failed: rollout engine 0 gave no sign of life for 15 s "), lines
-    assert "resumes from the last checkpoint, global_step" in lines[-1]
+    assert lines[-1].startswith(line), lines[-3:]
+    assert "the same command " in lines[-1]
     assert not any("Traceback" in line for line in lines)
     assert seconds < 90
-    time.sleep(1)
-    assert not [pid for pid in run.children if is_alive(pid)]
+    run.nothing_is_left()

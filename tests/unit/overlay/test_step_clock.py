@@ -92,6 +92,17 @@ def test_a_row_begins_where_the_last_one_ended_inside_a_block_too() -> None:
     assert row["timing/ppo_train"] == 3 and row["timing/other"] == 4
 
 
+def test_the_part_that_is_under_way_is_told_and_the_one_that_fails_stays() -> None:
+    told: list[str] = []
+    clock = StepClock(tell=told.append)
+    with clock.part("generation"), clock.part("engines_wake"):
+        pass
+    assert told == ["generation", "engines_wake", "generation", "other"]
+    with pytest.raises(RuntimeError), clock.part("ppo_train"), clock.part("logging"):
+        raise RuntimeError("a rank died")
+    assert told[4:] == ["ppo_train", "logging"]
+
+
 def test_what_is_known_afterwards_is_moved() -> None:
     hand = Hand()
     clock = StepClock(hand)
