@@ -183,7 +183,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             self._write(run_log.METRICS, [row])
             self._write(run_log.OPTIMIZER_STEPS, self._rows)
             self._write(run_log.SAMPLES, [{"global_step": global_step, **s} for s in self._samples])
-            with naming(Path(self.args.logger.tensorboard_dir or "the run's log")):
+            with naming(Path(self.args.logger.tensorboard_dir or self._run_dir or ".")):
                 self._log_optimizer_steps()
                 if global_step % self.args.logger.logging_steps == 0:
                     for logger in (self._wandb, self._tensorboard):
