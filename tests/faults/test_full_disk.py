@@ -27,6 +27,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(900
 ROLLOUTS, EVERY = 6, 2
 #: Enough for rows and logs; a checkpoint of the tiny model takes 12 MB.
 FOR_ROWS = 4 * 2**20
+#: And too little for the final model, of 1.7 MB.
+FOR_A_ROW = 300 * 2**10
 
 
 @pytest.fixture
@@ -43,8 +45,8 @@ class Run:
         self.checkpoints = self.folder / "checkpoints" / "deepspeed" / "_actor"
         self._command = command(
             self.folder, data, f"ckpt.save_steps={EVERY}", f"train.num_episodes={ROLLOUTS // 2}",
-            "sg.eval_at_start=false", "sg.eval_at_end=false", "eval.steps=-1", "ckpt.max_num=2",
-            "ckpt.save_hf=true",
+            "sg.eval_at_start=false", "sg.eval_at_end=true", "eval.steps=-1", "ckpt.max_num=2",
+            "ckpt.save_hf=true", "sg.wandb=auto",
         )  # fmt: skip
 
     def start(self) -> subprocess.Popen[str]:
@@ -121,9 +123,19 @@ def test_it_goes_on_when_there_is_room_again(disk: Path, data: Data) -> None:
     assert status == 2 and len(lines) < 4 and "No space left on device" in lines[-1], lines
     assert run.torn() == [] and run.rows() == rows
 
+    # The final model does not fit, behind the last evaluation.
+    make_room(disk)
+    process = run.start_and_await("global_step6")
+    fill(disk, leave=FOR_A_ROW)
+    status, lines = ended(process)
+    assert status == 1, lines
+    final = run.folder / "checkpoints" / "final"
+    assert lines[-1].startswith(f"failed: no space left on the disk of {final}; make room "), lines
+    assert run.torn() == [] and not final.exists()
+
     make_room(disk)
     status, lines = ended(run.start())
     assert status == 0, lines
     assert run.torn() == [] and run.rows() == list(range(1, ROLLOUTS + 1))
     assert checkpoint_folders.candidates(run.checkpoints) == ["global_step6", "global_step4"]
-    assert (run.folder / "checkpoints" / "final" / "model.safetensors").is_file()
+    assert (final / "model.safetensors").is_file()
