@@ -84,6 +84,14 @@ def put_in_place(written: Path, final: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
+def remove(path: Path) -> None:
+    """Delete a folder that has its name: that first, as what is half deleted is not whole."""
+    leftover = partial(path)
+    shutil.rmtree(leftover, ignore_errors=True)
+    path.rename(leftover)
+    shutil.rmtree(leftover)
+
+
 def remove_leftovers(folder: Path) -> list[str]:
     """Delete what interrupted saves left in a folder of checkpoints.
 
@@ -112,6 +120,18 @@ def place_of_model(final: Path) -> Path:
     return final / partial(final).name if final.is_dir() else partial(final)
 
 
+def sync_model(final: Path) -> None:
+    """Bring the files of a plain Hugging Face folder to the disk.
+
+    Raises:
+        OSError: they do not fit, which some file systems say only now.
+    """
+    for path in place_of_model(final).rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
 def put_model_in_place(final: Path) -> None:
     """Give a plain Hugging Face folder that is whole its name.
 
@@ -123,10 +143,6 @@ def put_model_in_place(final: Path) -> None:
         OSError: the disk refuses; what has the name is whole, or has no ``config.json``.
     """
     written = place_of_model(final)
-    for path in written.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
     if written.parent != final:
         put_in_place(written, final)
         return

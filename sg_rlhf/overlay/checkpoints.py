@@ -135,7 +135,7 @@ def save(
     def make_room(keep: int, besides: str = "") -> None:
         saved = [s for s in saved_in(folder, self._read_ckpt_metric) if s.tag != besides]
         for old in superseded(saved, keep, max_mem * 1024**3, {folders.latest(folder), str(tag)}):
-            shutil.rmtree(folder / old)
+            folders.remove(folder / old)
             self.print(f"deleted checkpoint {folder / old}")
 
     try:
@@ -204,7 +204,7 @@ def delete_superseded_weights(
     kept = {path.name for path in beside.iterdir()} if resumable and beside.is_dir() else None
     gone = superseded_weights(tags, keep, kept)
     for tag in gone:
-        shutil.rmtree(tags[tag])
+        folders.remove(tags[tag])
     return [tags[tag].name for tag in gone]
 
 
@@ -257,11 +257,13 @@ def whole_model(original: Callable[..., Any]) -> Callable[..., Any]:
                 # Others may look when the folder has its name already: they write nothing there.
                 original(self, model, tokenizer, str(folders.place_of_model(final)), **more)
                 if self.is_rank_0():
-                    folders.put_model_in_place(final)
+                    folders.sync_model(final)
         except Exception:
             if self.is_rank_0():
                 folders.remove_partial_model(final)
             raise
+        if self.is_rank_0():
+            folders.put_model_in_place(final)
 
     return save_model
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,6 +59,25 @@ def test_a_folder_takes_the_place_of_another(tmp_path: Path) -> None:
         folders.put_in_place(made(folders.partial(final), text), final)
         assert tree(tmp_path) == ["global_step1", "global_step1/file"]
         assert (final / "file").read_text() == text
+
+
+def test_what_is_half_deleted_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tags = ["global_step1", "global_step2"]
+    for tag in tags:
+        made(tmp_path / tag, tag)
+    folders.remove(tmp_path / "global_step1")
+    assert tree(tmp_path) == ["global_step2", "global_step2/file"]
+
+    def killed(path: Path, ignore_errors: bool = False) -> None:
+        if path.exists():
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(folders.shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            folders.remove(tmp_path / "global_step2")
+    assert folders.candidates(tmp_path) == []
+    assert folders.remove_leftovers(tmp_path) == [".global_step2.partial"]
 
 
 def test_leftovers_go_and_nothing_else(tmp_path: Path) -> None:
