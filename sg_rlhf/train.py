@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common.command_line import OneLineParser
+from sg_rlhf.common.files import write_whole
 from sg_rlhf.common.final_checkpoint import final_checkpoint
 from sg_rlhf.common.run_owner import Owned, owning
 from sg_rlhf.config import Config, ConfigError, load_config, local_path, sections
@@ -30,7 +31,7 @@ from sg_rlhf.config import resuming as resume
 from sg_rlhf.config.upstream_flags import UpstreamChanged, UpstreamMissing
 from sg_rlhf.doctor.before_run import UnfitMachine, before_run
 from sg_rlhf.launch import options as launch_options
-from sg_rlhf.overlay import cli, contract, layout
+from sg_rlhf.overlay import checkpoint_folders, cli, contract, layout
 from sg_rlhf.overlay.errors import TooFewPrompts
 from sg_rlhf.overlay.termination import TerminatedNow
 from sg_rlhf.plan.of_recipe import Plan, plan_of, write_predicted
@@ -307,21 +308,33 @@ def prepare_run_dir(config: Config, run_dir: Path, allowed: Iterable[str] = ()) 
         ConfigError: nothing can be written there, no checkpoint is where there must be one, or the
             run was started with other settings, data or model.
     """
-    latest = Path(config.value("ckpt.path")) / "_actor" / "latest"
     try:
-        resuming = latest.is_file()
-        if resuming:
+        found = _checkpoints(config)
+        if found:
             _check_unchanged(config, run_dir, allowed)
-            print(f"resuming from {latest.read_text().strip()} in {latest.parent}")
+            print(f"resuming from {found[0]} in {Path(config.value('ckpt.path')) / '_actor'}")
         elif config.value("ckpt.load_enable"):
-            raise ConfigError(f"ckpt.load_enable=true: no checkpoint in {latest.parent}")
+            raise ConfigError(
+                f"ckpt.load_enable=true: no checkpoint in "
+                f"{Path(config.value('ckpt.path')) / '_actor'}"
+            )
         run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "config.yaml").write_text(config.to_yaml())
+        write_whole(run_dir / "config.yaml", config.to_yaml())
         resume.remember(config, run_dir)
-        (run_dir / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n")
+        write_whole(run_dir / "environment.json", json.dumps(environment(), indent=2) + "\n")
     except OSError as error:
         raise _unwritable(run_dir, error) from None
-    return resuming
+    return bool(found)
+
+
+def _checkpoints(config: Config) -> list[str]:
+    """What there is to resume from, the best choice first; leftovers of a killed save are gone."""
+    path = Path(config.value("ckpt.path"))
+    for folder in (path, path / "_actor", path / "_critic"):
+        for name in checkpoint_folders.remove_leftovers(folder):
+            print(f"deleted {folder / name}, which an interrupted save left")
+    checkpoint_folders.remove_partial_model(Path(config.value("ckpt.output_dir")))
+    return checkpoint_folders.candidates(path / "_actor")
 
 
 def _check_unchanged(config: Config, run_dir: Path, allowed: Iterable[str]) -> None:
@@ -431,7 +444,10 @@ def _main(argv: list[str] | None, started: contextlib.ExitStack) -> int:
         started.enter_context(owned(run.directory))
         args.ckpt.load_enable = prepare_run_dir(run.config, run.directory, arguments.allow_changed)
         plan = planned(run)
-        write_predicted(plan, run.directory)
+        try:
+            write_predicted(plan, run.directory)
+        except OSError as error:
+            raise _unwritable(run.directory, error) from None
     except (
         ConfigError,
         cli.UsageError,

@@ -1,13 +1,28 @@
-"""Writing a file whole or not at all."""
+"""Writing a file whole or not at all, and saying so in one line where the disk is full."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, TextIO
+
+#: No room, and none left for this user.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+#: What libraries that are not written in Python make of the same.
+_FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
+#: Written to see whether there is room at all.
+_PROBE_BYTES = 2**20
 
 
-def write_whole(path: Path, data: str | bytes) -> None:
+def write_whole(path: Path, data: str | bytes, sync: bool = False) -> None:
     """Write a file so that it never holds half of its contents; a missing folder is made.
+
+    Args:
+        sync: return when it is on the disk under its name, where a power failure leaves it.
 
     Raises:
         OSError: it cannot be written; what was there before is still there.
@@ -15,7 +30,114 @@ def write_whole(path: Path, data: str | bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
-        os.replace(temporary, path)
+        with naming(path):
+            with temporary.open("wb") as file:
+                file.write(data.encode() if isinstance(data, str) else data)
+                if sync:
+                    file.flush()
+                    os.fsync(file.fileno())
+            os.replace(temporary, path)
+            if sync:
+                sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def append_whole(path: Path, text: str) -> None:
+    """Append lines to a file and bring them to the disk, all of them or nothing.
+
+    A last line that a kill cut short is ended first, so that it damages no other.
+
+    Raises:
+        OSError: they cannot be written; the file is as it was before.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Unbuffered, as a buffer would keep what the disk did not take and write it when it is closed.
+    with naming(path), path.open("ab+", buffering=0) as file:
+        before = file.seek(0, os.SEEK_END)
+        if before and os.pread(file.fileno(), 1, before - 1) != b"\n":
+            text = "\n" + text
+        data = memoryview(text.encode())
+        try:
+            while data:
+                data = data[file.write(data) :]
+            os.fsync(file.fileno())
+        except BaseException:
+            file.truncate(before)
+            raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring a folder's list of names to the disk; nothing on file systems that cannot."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Whatever finds the disk full in here raises an ``OSError`` that names ``path``.
+
+    Of a file that it is writing Python says no name, and torch ("unexpected pos 704 vs 598") not
+    even that: so a ``RuntimeError`` counts too, where nothing can be written.
+    """
+    try:
+        yield
+    except Exception as error:
+        torchs = isinstance(error, RuntimeError) and not _has_room(path.parent)
+        if not (torchs or is_full_disk(error)):
+            raise
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
+
+
+class Lossy(io.RawIOBase):
+    """A file descriptor for log lines: what a full disk does not take is lost, and nothing else.
+
+    The lines of libraries come from everywhere, and none of them may be what ends a run.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    @classmethod
+    def over(cls, descriptor: int) -> TextIO:
+        """A text file of it, line by line; closing it leaves the descriptor open."""
+        return io.TextIOWrapper(io.BufferedWriter(cls(descriptor)), line_buffering=True)
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def write(self, data: Any) -> int:
+        try:
+            return os.write(self._descriptor, data)
+        except OSError as error:
+            if not is_full_disk(error):
+                raise
+            return len(data)
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Whether an error says that a disk is full, or a user's share of it."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _FULL
+    return any(text in str(error) for text in _FULL_TEXTS)
+
+
+def _has_room(folder: Path) -> bool:
+    probe = folder / f".probe.{os.getpid()}.tmp"
+    try:
+        with probe.open("wb") as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.errno not in _FULL
+    finally:
+        probe.unlink(missing_ok=True)
+    return True

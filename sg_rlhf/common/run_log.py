@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.files import append_whole, write_whole
 
 METRICS = "metrics.jsonl"
 OPTIMIZER_STEPS = "optimizer_steps.jsonl"
@@ -17,22 +17,28 @@ STEP_FILES = (METRICS, OPTIMIZER_STEPS, SAMPLES, EVALUATIONS)
 
 
 def append(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Append rows; each line is written whole, with its newline, in one call."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.write("".join(json.dumps(_plain(row)) + "\n" for row in rows))
+    """Append rows and bring them to the disk, all of them or none.
+
+    Raises:
+        OSError: they cannot be written; the file is as it was before.
+    """
+    append_whole(path, "".join(json.dumps(_plain(row)) + "\n" for row in rows))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All whole rows; a last line cut short by a kill is left out."""
-    if not path.exists():
-        return []
+    """All whole rows; a line cut short by a kill is left out."""
+    return _rows(path.read_bytes()) if path.exists() else []
+
+
+def _rows(lines: bytes) -> list[dict[str, Any]]:
     rows = []
-    for line in path.read_text().splitlines():
+    for line in lines.splitlines():
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+            row = json.loads(line)
+        except ValueError:  # of JSON or of UTF-8
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
     return rows
 
 
@@ -51,7 +57,7 @@ class Tail:
             file.seek(self._offset)
             whole, newline, _ = file.read().rpartition(b"\n")
         self._offset += len(whole) + len(newline)
-        return [json.loads(line) for line in whole.splitlines()]
+        return _rows(whole)
 
 
 def drop_after(run_dir: Path, global_step: int) -> None:
@@ -61,7 +67,9 @@ def drop_after(run_dir: Path, global_step: int) -> None:
         if not path.exists():
             continue
         kept = [row for row in read(path) if row.get("global_step", 0) <= global_step]
-        write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
+        text = "".join(json.dumps(row) + "\n" for row in kept)
+        if text.encode() != path.read_bytes():
+            write_whole(path, text, sync=True)
 
 
 def _plain(value: Any) -> Any:

@@ -1,15 +1,18 @@
-"""Checkpoints: what is kept, in which order it goes, and what a resumed optimizer holds.
+"""Checkpoints: how they are saved and loaded, what is kept, and what a resumed optimizer holds.
 
 A save writes ``ckpt.path/_actor/{tag}`` to resume from and, with ``ckpt.save_hf``, a plain Hugging
 Face folder ``ckpt.path/{tag}_hf`` to evaluate; tags are ``global_step20`` and, where an evaluation
-chooses, ``best_global_step20``. Upstream counts the first kind alone, so that the second fills the
-disk, and deletes before it saves, which can leave nothing to resume from.
+chooses, ``best_global_step20``. Each is written beside its place, brought to the disk and renamed
+(:mod:`sg_rlhf.overlay.checkpoint_folders`); the first has a manifest, which a resumed run asks
+(:mod:`sg_rlhf.overlay.checkpoint_ranks`). Upstream counts the first kind alone, so that the
+second fills the disk, and deletes before it saves, which can leave nothing to resume from.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import json
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable
@@ -17,10 +20,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_TAG = re.compile(r"(best_)?global_step(\d+)")
-_FOLDER_OF_WEIGHTS = re.compile(rf"({_TAG.pattern})_hf")
+from sg_rlhf.common.files import naming, write_whole
+from sg_rlhf.overlay import checkpoint_folders as folders
+from sg_rlhf.overlay import checkpoint_ranks
+from sg_rlhf.overlay.errors import CheckpointError
+
+_FOLDER_OF_WEIGHTS = re.compile(rf"({folders.TAG.pattern})_hf")
 #: What DeepSpeed's offloading leaves in an optimizer's state beside the moments themselves.
 _OFFLOAD_BUFFER = "_offload_buffer"
+
+#: Called on every rank with the folder of a save before it is hashed: what they write there, under
+#: names with ``rank{rank}`` where each rank writes its own, is part of the checkpoint.
+on_save: list[Callable[[Path], None]] = []
+#: Called on every rank with the folder of the checkpoint that was loaded.
+on_load: list[Callable[[Path], None]] = []
 
 
 @dataclass(frozen=True)
@@ -44,9 +57,7 @@ class Saved:
     @property
     def step(self) -> int:
         """The rollout after which it was saved."""
-        found = _TAG.fullmatch(self.tag)
-        assert found is not None, self.tag
-        return int(found[2])
+        return folders.step_of(self.tag)
 
 
 def superseded(
@@ -106,34 +117,57 @@ def save(
     metric_value: Any = None,
     metric_key: Any = None,
 ) -> None:
-    """``DeepspeedStrategy.save_ckpt`` that keeps what a resumed run would start from.
+    """``DeepspeedStrategy.save_ckpt`` that never leaves half a checkpoint, nor none.
 
     Makes room first, as upstream does, so that ``max_num`` checkpoints are on the disk at most; but
     the one that the file ``latest`` names goes after the new one is whole. Upstream deletes it
     before with ``ckpt.max_num=1``, or where its metric is the worst.
+
+    Raises:
+        OSError: the disk is full, or refuses; what was there before is still there.
     """
     from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 
     folder = Path(save_dir)
     tag = tag or f"global_step{model.global_steps}"
+    written = folders.partial(folder / tag)
 
     def make_room(keep: int, besides: str = "") -> None:
         saved = [s for s in saved_in(folder, self._read_ckpt_metric) if s.tag != besides]
-        for old in superseded(saved, keep, max_mem * 1024**3, {_latest(folder), str(tag)}):
-            shutil.rmtree(folder / old)
+        for old in superseded(saved, keep, max_mem * 1024**3, {folders.latest(folder), str(tag)}):
+            folders.remove(folder / old)
             self.print(f"deleted checkpoint {folder / old}")
 
+    try:
+        with naming(folder / tag):
+            if self.is_rank_0():
+                folder.mkdir(parents=True, exist_ok=True)
+                make_room(max_num if tag.startswith("best") else max_num - 1, besides=tag)
+            folders.remove_leftovers(folder)
+            torch_dist_barrier_and_cuda_sync()
+            model.save_checkpoint(
+                save_dir, tag=written.name, client_state=client_state or {}, save_latest=False
+            )
+            for write in on_save:
+                write(written)
+            if self.is_rank_0():
+                self._write_ckpt_metric(str(written), metric_value, metric_key=metric_key)
+                _announce_manifest(Path(self._get_ckpt_metric_path(str(written))))
+            checkpoint_ranks.seal(written, folder / tag)
+    except Exception:
+        # Now and not at the next save: what it takes may be all the room that the run's log needs.
+        shutil.rmtree(written, ignore_errors=True)
+        raise
     if self.is_rank_0():
-        folder.mkdir(parents=True, exist_ok=True)
-        make_room(max_num if tag.startswith("best") else max_num - 1, besides=tag)
-    torch_dist_barrier_and_cuda_sync()
-    model.save_checkpoint(
-        save_dir, tag=tag, client_state=client_state or {}, save_latest=save_latest
-    )
-    if self.is_rank_0():
-        self._write_ckpt_metric(str(folder / tag), metric_value, metric_key=metric_key)
+        if save_latest:
+            folders.set_latest(folder, tag)
         make_room(max_num)
     gc.collect()
+
+
+def _announce_manifest(metric: Path) -> None:
+    found = json.loads(metric.read_text())
+    write_whole(metric, json.dumps(found | {checkpoint_ranks.HAS_MANIFEST: True}))
 
 
 def saved_in(folder: Path, metric_of: Callable[[str], float | None]) -> list[Saved]:
@@ -141,7 +175,7 @@ def saved_in(folder: Path, metric_of: Callable[[str], float | None]) -> list[Sav
     return [
         Saved(path.name, metric_of(str(path)), _size(path))
         for path in folder.iterdir()
-        if path.is_dir() and _TAG.fullmatch(path.name)
+        if path.is_dir() and folders.TAG.fullmatch(path.name)
     ]
 
 
@@ -170,26 +204,68 @@ def delete_superseded_weights(
     kept = {path.name for path in beside.iterdir()} if resumable and beside.is_dir() else None
     gone = superseded_weights(tags, keep, kept)
     for tag in gone:
-        shutil.rmtree(tags[tag])
+        folders.remove(tags[tag])
     return [tags[tag].name for tag in gone]
 
 
-def without_offload_buffers(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``DeepspeedStrategy.load_ckpt`` after which the optimizer's moments can leave the GPU.
+def load_whole(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``DeepspeedStrategy.load_ckpt`` of the newest checkpoint that is whole, on all ranks.
 
     ZeRO-3's offloading (``ds.enable_sleep``) keeps its buffer in host memory as one more tensor of
     the optimizer's state. A checkpoint has it too, and torch loads every such tensor to the device
     of the parameter: from then on the moments are "offloaded" into a buffer on the GPU. Without the
     key DeepSpeed makes a new one in host memory.
+
+    Raises:
+        CheckpointError: no checkpoint is whole, or DeepSpeed does not load it.
     """
 
     @functools.wraps(original)
-    def load(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        loaded = original(self, model, *args, **kwargs)
+    def load(self: Any, model: Any, load_dir: str, tag: Any = None, *args: Any, **more: Any) -> Any:
+        # A universal checkpoint is one that the user converted, under a name of its own.
+        chosen = None
+        if tag is None and not model.load_universal_checkpoint():
+            tag = chosen = checkpoint_ranks.choose(Path(load_dir))
+        loaded = original(self, model, load_dir, tag, *args, **more)
+        if chosen is not None and loaded[0] is None:
+            raise CheckpointError(
+                f"checkpoint {Path(load_dir) / chosen}: DeepSpeed finds nothing to load in it; was "
+                "it saved by another number of ranks?"
+            )
         forget_offload_buffers(model.optimizer)
+        for read in on_load if tag is not None else ():
+            read(Path(load_dir) / tag)
         return loaded
 
     return load
+
+
+def whole_model(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``DeepspeedStrategy.save_model`` whose folder has its name when it is whole.
+
+    Raises:
+        OSError: the disk is full, or refuses; what was there before is still there.
+    """
+
+    @functools.wraps(original)
+    def save_model(self: Any, model: Any, tokenizer: Any, output_dir: Any, **more: Any) -> None:
+        final = Path(output_dir)
+        try:
+            with naming(final):
+                if self.is_rank_0():
+                    folders.remove_partial_model(final)
+                # Others may look when the folder has its name already: they write nothing there.
+                original(self, model, tokenizer, str(folders.place_of_model(final)), **more)
+                if self.is_rank_0():
+                    folders.sync_model(final)
+        except Exception:
+            if self.is_rank_0():
+                folders.remove_partial_model(final)
+            raise
+        if self.is_rank_0():
+            folders.put_model_in_place(final)
+
+    return save_model
 
 
 def forget_offload_buffers(optimizer: Any) -> int:
@@ -205,12 +281,6 @@ def forget_offload_buffers(optimizer: Any) -> int:
             del state[key]
             dropped += 1
     return dropped
-
-
-def _latest(folder: Path) -> str:
-    """The checkpoint that a resumed run starts from; "" without one."""
-    named = folder / "latest"
-    return named.read_text().strip() if named.is_file() else ""
 
 
 def _size(folder: Path) -> int:

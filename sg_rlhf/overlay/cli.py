@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.common.files import Lossy
 from sg_rlhf.config import ConfigError, sg_keys
 from sg_rlhf.config.recipe import sg_settings_of_flags
 from sg_rlhf.config.settings import BESIDE_UPSTREAMS
@@ -28,6 +29,7 @@ from sg_rlhf.config.upstream_flags import (
     validate_args,
 )
 from sg_rlhf.overlay import (
+    checkpoint_folders,
     contract,
     cuda_toolkit,
     flash_attn_stand_in,
@@ -269,6 +271,8 @@ def _output(args: Any) -> Iterator[None]:
             (logs / "driver.log").open("a") as log,
             os.fdopen(os.dup(1), "w") as terminal,
             Progress(Path(args.sg.run_dir), terminal),
+            contextlib.redirect_stdout(Lossy.over(1)),
+            contextlib.redirect_stderr(Lossy.over(2)),
         ):
             for descriptor in (1, 2):
                 os.dup2(log.fileno(), descriptor)
@@ -324,10 +328,10 @@ def _goes_on(args: Any) -> str:
     """What the same command does next, for the end of a line."""
     if not args.sg.run_dir:
         return ""
-    latest = Path(args.ckpt.path) / "_actor" / "latest"
-    if not latest.is_file():
+    found = checkpoint_folders.candidates(Path(args.ckpt.path) / "_actor")
+    if not found:
         return "; there is no checkpoint: the same command begins again"
-    return f"; the same command resumes from the last checkpoint, {latest.read_text().strip()}"
+    return f"; the same command resumes from the last checkpoint, {found[0]}"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -52,6 +52,9 @@ SIGNATURES: dict[tuple[str, str], str] = {
         "self, model, load_dir, tag, load_module_strict, load_optimizer_states, "
         "load_lr_scheduler_states, load_module_only"
     ),
+    ("utils/deepspeed/deepspeed.py", "DeepspeedStrategy.save_model"): (
+        "self, model, tokenizer, output_dir, **kwargs"
+    ),
     ("utils/distributed_util.py", "stateless_init_process_group"): (
         "master_address, master_port, rank, world_size, device"
     ),

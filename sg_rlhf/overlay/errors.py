@@ -25,6 +25,10 @@ class FrozenError(RunStopped):
     """An optimizer step did not train tensors that it should have."""
 
 
+class CheckpointError(RunStopped):
+    """No checkpoint is whole, or the one that is cannot be loaded."""
+
+
 class Terminated(RunStopped):
     """SIGTERM: the run ended between two rollouts, after a checkpoint."""
 

@@ -6,13 +6,13 @@ traceback of its own. The whole of it goes to a file; the terminal gets the caus
 
 from __future__ import annotations
 
-import errno
 import re
 import traceback
 from pathlib import Path
 
 import ray
 
+from sg_rlhf.common.files import is_full_disk
 from sg_rlhf.overlay.errors import chain
 
 #: In the run directory.
@@ -61,8 +61,9 @@ def keep(error: BaseException, run_dir: Path) -> Path | None:
 
 
 def _what(cause: BaseException) -> str:
-    if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
-        return f"no space left on the disk of {cause.filename or 'the run'}; make room"
+    if is_full_disk(cause):
+        named = getattr(cause, "filename", None) or "the run"
+        return f"no space left on the disk of {named}; make room"
     if isinstance(cause, ray.exceptions.OutOfMemoryError):
         return "the machine ran out of memory, and Ray ended a worker"
     lines = str(cause).strip().splitlines() or ["no message"]

@@ -70,6 +70,8 @@ def _write(who: str, what: str | None, **more: int) -> None:
         return
     row = {"time": time.time(), "pid": os.getpid(), "who": who, "what": what, **more}
     path = Path(name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:  # short lines in append mode are not mixed
-        file.write(json.dumps(row) + "\n")
+    # Where the disk is full a line is missing on the terminal, and no run ends for that.
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:  # short lines in append mode are not mixed
+            file.write(json.dumps(row) + "\n")

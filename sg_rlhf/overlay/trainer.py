@@ -19,6 +19,7 @@ from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from openrlhf.utils.logging_utils import WandbLogger
 
 from sg_rlhf.common import run_log, step_times
+from sg_rlhf.common.files import naming, write_whole
 from sg_rlhf.config import EvalSet
 from sg_rlhf.overlay import (
     engine_watch,
@@ -137,8 +138,10 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
                 self._fit(global_step)
         finally:  # also where the run is stopped: what was logged is in their files
             for logger in (self._wandb, self._tensorboard):
-                if logger:
-                    logger.close()
+                # What it cannot write any more must not stand for why the run stopped.
+                with contextlib.suppress(OSError):
+                    if logger:
+                        logger.close()
 
     def _fit(self, global_step: int) -> None:
         states = self.init_checkpoint_states()
@@ -174,7 +177,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
     def _write_plan(self, run_dir: Path) -> None:
         remark = self._plan.remark()
         plan = {"rollouts": self._plan.rollouts, "remark": remark}
-        (run_dir / progress.PLAN).write_text(json.dumps(plan))
+        write_whole(run_dir / progress.PLAN, json.dumps(plan))
         if remark:
             print(remark)  # the terminal with sg.verbose, where there is no bar to read the plan
 
@@ -203,11 +206,12 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             self._write(run_log.METRICS, [row])
             self._write(run_log.OPTIMIZER_STEPS, self._rows)
             self._write(run_log.SAMPLES, [{"global_step": global_step, **s} for s in self._samples])
-            self._log_optimizer_steps()
-            if global_step % self.args.logger.logging_steps == 0:
-                for logger in (self._wandb, self._tensorboard):
-                    if logger:
-                        logger.log_train(global_step, logs_dict)
+            with naming(Path(self.args.logger.tensorboard_dir or self._run_dir or ".")):
+                self._log_optimizer_steps()
+                if global_step % self.args.logger.logging_steps == 0:
+                    for logger in (self._wandb, self._tensorboard):
+                        if logger:
+                            logger.log_train(global_step, logs_dict)
         client_states = {**(client_states or {}), "kl_coefficient": self.kl_ctl.value}
         ending = termination.asked(self._run_dir)
         with self._clock.part("checkpoint"), self._saving_every_step(ending):

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.common.files import write_whole
 from sg_rlhf.config import Config, ConfigError, load_config
 from sg_rlhf.config.shipped_recipes import CONFIGS
 from sg_rlhf.plan.choice import fastest
@@ -192,4 +193,4 @@ def write_predicted(plan: Plan | None, run_dir: Path) -> None:
     if plan is None:
         file.unlink(missing_ok=True)
         return
-    file.write_text(json.dumps(plan.as_json(), indent=1) + "\n")
+    write_whole(file, json.dumps(plan.as_json(), indent=1) + "\n")

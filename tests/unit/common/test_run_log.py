@@ -41,3 +41,25 @@ def test_a_tail_gives_each_whole_row_once(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write('step": 3}\n')
     assert tail.new_rows() == [{"global_step": 3}]
+
+
+def test_a_torn_line_damages_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    tail = run_log.Tail(path)
+    run_log.append(path, [{"global_step": 1}])
+    for torn in (b'{"global_step": 2, "x', b"\x00\x00\xff", b"7"):
+        with path.open("ab") as file:
+            file.write(torn)
+        run_log.append(path, [{"global_step": 3}])
+    rows = [{"global_step": step} for step in (1, 3, 3, 3)]
+    assert run_log.read(path) == tail.new_rows() == rows
+    run_log.drop_after(tmp_path, 2)
+    assert path.read_text() == '{"global_step": 1}\n'
+
+
+def test_nothing_is_rewritten_where_nothing_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / run_log.METRICS
+    run_log.append(path, [{"global_step": 1}, {"global_step": 2}])
+    before = path.stat().st_ino
+    run_log.drop_after(tmp_path, 2)
+    assert path.stat().st_ino == before

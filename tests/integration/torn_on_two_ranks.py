@@ -1,0 +1,58 @@
+"""One rank of the test of checkpoints that several ranks write and choose.
+
+    python torn_on_two_ranks.py FOLDER SHARED OUT
+
+Each rank writes its shards by DeepSpeed's names, as its engine does, and the checkpoint is sealed.
+With SHARED=0 each rank has a folder of its own, as on machines that share none. Then rank 1's shard
+of the last checkpoint is altered, and the ranks choose. OUT.{rank} gets the choices, and what each
+saw as its folder's manifest.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from sg_rlhf.overlay import checkpoint_folders, checkpoint_manifest, checkpoint_ranks
+from sg_rlhf.overlay.errors import CheckpointError
+
+
+def main(folder: Path, shared: bool, out: Path) -> None:
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    # Ranks that do not share a disk are on machines of other names.
+    checkpoint_ranks.socket.gethostname = lambda: f"machine{rank}"  # type: ignore[attr-defined]
+    actor = folder / ("" if shared else f"disk{rank}") / "_actor"
+    for step in (1, 2):
+        tag = f"global_step{step}"
+        written = checkpoint_folders.partial(actor / tag)
+        written.mkdir(parents=True, exist_ok=True)
+        shard = f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+        (written / shard).write_bytes(bytes([rank, step]) * 10_000)
+        if rank == 0:
+            (written / "metric.json").write_text(json.dumps({checkpoint_ranks.HAS_MANIFEST: True}))
+        checkpoint_ranks.seal(written, actor / tag)
+        if rank == 0:
+            checkpoint_folders.set_latest(actor, tag)
+    files = sorted(checkpoint_manifest.read(actor / "global_step2") or {})
+    chosen = [checkpoint_ranks.choose(actor)]
+    for step in (2, 1):
+        torch.distributed.barrier()
+        if rank == 1:
+            (actor / f"global_step{step}" / shard).write_bytes(b"\x00" * 20_000)
+        torch.distributed.barrier()
+        try:
+            chosen.append(checkpoint_ranks.choose(actor))
+        except CheckpointError as error:
+            chosen.append(str(error))
+    hidden = [path.name for path in actor.iterdir() if path.name.startswith(".")]
+    found = {"files": files, "chosen": chosen, "hidden": hidden}
+    out.with_suffix(f".{rank}").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2] == "1", Path(sys.argv[3]))
