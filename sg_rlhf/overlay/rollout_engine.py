@@ -13,7 +13,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from sg_rlhf.common import vllm_settings
-from sg_rlhf.overlay import engine_log_probs, phases
+from sg_rlhf.overlay import engine_log_probs, phases, switches
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.errors import RewardError
 from sg_rlhf.overlay.fork_server import handle as fork_server
@@ -107,8 +107,13 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
     def _check_reward(self, output: dict[str, Any], tokenizer: Any) -> None:
         reward = output["reward"]
         number = reward.item() if hasattr(reward, "item") else reward  # a tensor or numpy scalar
-        if isinstance(number, (int, float)) and math.isfinite(number):
-            return
+        if isinstance(number, (int, float)):
+            if math.isfinite(number):
+                return
+            if switches.skip_nonfinite():
+                # Its group is left out of the update. A filter by scores would take it unnoticed.
+                output["scores"] = 0.0
+                return
         text = tokenizer.decode(output["observation_tokens"], skip_special_tokens=False)
         cause = getattr(self.executor, "failures", {}).get(text)
         why = f"{type(cause).__name__}: {cause}" if cause is not None else f"it gave {reward!r}"
