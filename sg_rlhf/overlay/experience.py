@@ -28,6 +28,7 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
     waiting_share: float | None = None
     #: Of the latest rollout, see :func:`sg_rlhf.overlay.left_out.from_rollout`.
     left_out: Sequence[dict[str, Any]] = ()
+    _leaves_out = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
