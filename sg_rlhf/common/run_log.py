@@ -13,7 +13,8 @@ METRICS = "metrics.jsonl"
 OPTIMIZER_STEPS = "optimizer_steps.jsonl"
 SAMPLES = "samples.jsonl"
 EVALUATIONS = "eval/eval.jsonl"
-STEP_FILES = (METRICS, OPTIMIZER_STEPS, SAMPLES, EVALUATIONS)
+NONFINITE = "nonfinite.jsonl"
+STEP_FILES = (METRICS, OPTIMIZER_STEPS, SAMPLES, EVALUATIONS, NONFINITE)
 
 
 def append(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -21,11 +21,11 @@ from sg_rlhf.config.recipe import Config, load_config, local_path
 #: In the run directory: what the files were that the run was started with.
 FILE = "started_with.json"
 #: Settings of how log-probs are computed (with logits, a pass of their own or without) and weights
-#: sent: the same but for rounding. And of what only stops a run.
+#: sent: the same but for rounding. And of what only stops a run, or lets it go on where it would.
 HOW = (
     "sg.fused_logprobs", "sg.skip_old_log_probs", "sg.share_prompts", "sg.weight_sync",
     "sg.sync_bucket_mb", "sg.sync_timeout", "sg.check_trained", "sg.grace_seconds",
-    "sg.engine_timeout", "sg.engine_restarts",
+    "sg.engine_timeout", "sg.engine_restarts", "sg.on_nonfinite", "sg.max_nonfinite",
 )  # fmt: skip
 #: Keys, or patterns of them, that may change: places, layout, what is logged and when.
 FREE = (

@@ -123,6 +123,17 @@ class SGSettings(BaseModel):
         description="stop after the first optimizer step if it did not train every trainable "
         "tensor",
     )
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        "stop",
+        description="what a NaN or infinity does: stop the run before the optimizer step, or skip "
+        "that step, or leave out that sample, and go on",
+    )
+    max_nonfinite: int = Field(
+        3,
+        ge=1,
+        description="on_nonfinite=skip: optimizer steps in a row that may be skipped; one more "
+        "stops the run",
+    )
     rotary_fp32: bool = Field(
         True, description="keep rotary frequencies in float32 under ZeRO-3, as vLLM has them"
     )

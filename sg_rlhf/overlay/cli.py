@@ -112,7 +112,7 @@ def _other_names(key: str) -> list[str]:
 
 
 def _check(args: Any) -> None:
-    from sg_rlhf.overlay import losses
+    from sg_rlhf.overlay import losses, nonfinite
 
     if args.sg.advantage_std == "population" and not (
         args.algo.advantage.estimator == "group_norm" and args.algo.kl.use_loss
@@ -131,6 +131,7 @@ def _check(args: Any) -> None:
     try:
         layout.check(args)
         losses.check(args)
+        nonfinite.check(args)
     except ValueError as error:
         raise UsageError(str(error)) from None
 

@@ -94,6 +94,7 @@ def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
     variables[switches.FUSED_LOG_PROBS] = "1" if switches.fused_log_probs_fit(args) else "0"
     variables[switches.PARAM_DTYPE] = args.ds.param_dtype
     variables[switches.SHARE_PROMPTS] = "1" if switches.shared_prompts_fit(args) else "0"
+    variables[switches.SKIP_NONFINITE] = "1" if args.sg.on_nonfinite == "skip" else "0"
     # Named for the workers: one without a GPU of its own must not take the machine for a CPU one.
     variables[platform.PLATFORM_VARIABLE] = "cpu" if on_cpu else "cuda"
     if phases.VARIABLE in os.environ:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import openrlhf.trainer.ppo_utils.experience_maker as upstream
 import torch
 
 from sg_rlhf.algo.advantages import population_std_correction
-from sg_rlhf.overlay import batches, kl, old_log_probs
+from sg_rlhf.overlay import batches, kl, left_out, nonfinite, old_log_probs
 from sg_rlhf.overlay.losses import kl_dispatcher
 from sg_rlhf.overlay.step_clock import StepClock
 
@@ -25,12 +26,16 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
     rollout = 0
     #: Of the latest update, see :func:`sg_rlhf.overlay.batches.waiting_share`; None where unknown.
     waiting_share: float | None = None
+    #: Of the latest rollout, see :func:`sg_rlhf.overlay.left_out.from_rollout`.
+    left_out: Sequence[dict[str, Any]] = ()
+    _leaves_out = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._kl = kl_dispatcher(self.args, None)
         self._waited_for: list[tuple[Any, str]] = []
         self._skips = old_log_probs.needed(self.args).of != "all"
+        self._leaves_out = self.args.sg.on_nonfinite == "skip"
         self._samples: list[Any] = []
 
     def _dispatch_forward(self, group: Any, sync_condition: bool, **kwargs: Any) -> Any:
@@ -79,16 +84,22 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         """Upstream's samples with log-probs and advantages, as the actor's ranks train them."""
         with self.clock.part("make_experience"):
             experiences: list[Any] = super().make_experience_batch(rollout_samples)
-            if not batches.dealt(self.args):
-                return experiences
-            pad_token_id = self.tokenizer.pad_token_id
-            dealt = batches.for_update(experiences, self.args, self.rollout, pad_token_id)
-            if batches.into_micro_batches(self.args):
-                self.waiting_share = batches.waiting_share(dealt, self.args)
-            return dealt
+            if batches.dealt(self.args):
+                pad_token_id = self.tokenizer.pad_token_id
+                experiences = batches.for_update(experiences, self.args, self.rollout, pad_token_id)
+                if batches.into_micro_batches(self.args):
+                    self.waiting_share = batches.waiting_share(experiences, self.args)
+            if self._leaves_out:
+                # Of an index upstream's ranks keep nothing.
+                for experience in experiences:
+                    experience.info[nonfinite.PLACE] = torch.tensor(experience.index)
+            return experiences
 
     def make_experience(self, samples_list: list[Any]) -> list[Any]:
-        """Upstream's log-probs of policy and reference; raises if one is not finite."""
+        """Upstream's log-probs of policy and reference; raises if one is not finite.
+
+        With ``sg.on_nonfinite=skip`` such samples are left out with the advantages.
+        """
         self._waited_for, self._samples = [], samples_list
         with kl.computed_by(self._kl):
             samples = super().make_experience(samples_list)
@@ -99,7 +110,7 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
                 ("policy", sample.action_log_probs),
                 ("reference model", sample.base_action_log_probs),
             ):
-                if log_probs is not None:
+                if log_probs is not None and not self._leaves_out:
                     old_log_probs.check_finite(
                         name, log_probs, sample.action_mask, sample.prompts[0]
                     )
@@ -107,6 +118,9 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
 
     def compute_advantages_and_returns(self, experiences: list[Any]) -> list[Any]:
         """Upstream's advantages; with ``sg.advantage_std=population`` Eq. 4's std instead."""
+        if self._leaves_out:
+            group = self.args.rollout.n_samples_per_prompt
+            self.left_out = left_out.from_rollout(experiences, group)
         experiences = super().compute_advantages_and_returns(experiences)
         if self.args.sg.advantage_std == "population":
             factor = population_std_correction(self.args.rollout.n_samples_per_prompt)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from sg_rlhf.algo.diagnostics import TokenStatistics, kl_statistics
+from sg_rlhf.algo.finite import rows_not_finite
 from sg_rlhf.algo.kl import kl_estimate
 from sg_rlhf.algo.lopti import in_pass
 from sg_rlhf.algo.objectives import Objective
@@ -131,6 +132,8 @@ class PolicyLossWithStatistics(nn.Module):
             trainer before each call.
         old_BT: the old log-probs of the latest call: the current ones where it was given none.
         prompts: of the call's samples, for the message of an error; set by the trainer.
+        on_fault: what hears of a loss that is not finite, instead of ``NonFiniteError``: the
+            message, and which samples have a number that is not. Set by the trainer.
         lopti_pass: the pass that is under way, or None; set by the trainer.
         done_at: ``time.perf_counter()`` at the end of the latest call. The call has waited for the
             device by then, to see whether the loss is finite.
@@ -159,6 +162,7 @@ class PolicyLossWithStatistics(nn.Module):
         self.done_at = 0.0
         self.old_BT: torch.Tensor | None = None
         self.prompts: list[str] = []
+        self.on_fault: Callable[[str, list[bool]], None] | None = None
         self._lopti_threshold = args.sg.lopti_threshold
         self._mask_BT: torch.Tensor | None = None
         self._statistics: TokenStatistics | None = None
@@ -247,11 +251,16 @@ class PolicyLossWithStatistics(nn.Module):
             )
         # A log-prob that is not finite makes the loss so too: its ratio to itself is NaN.
         if not bool(torch.isfinite(result[0])):
-            raise NonFiniteError(
+            message = (
                 f"policy loss {float(result[0].detach())} before the optimizer step: "
                 f"{_describe(log_probs, old_log_probs, advantages, action_mask)}"
                 f"{self._first_bad(log_probs, action_mask)}; nothing was trained on it"
             )
+            if self.on_fault is None:
+                raise NonFiniteError(message)
+            tensors = (log_probs, old_log_probs, advantages)
+            bad = [rows_not_finite(values.detach(), action_mask) for values in tensors]
+            self.on_fault(message, torch.stack(bad).any(0).tolist())
         self.done_at = time.perf_counter()
         return result
 
@@ -315,6 +324,8 @@ def _describe(
     mask: torch.Tensor,
 ) -> str:
     valid = mask.bool()
+    if not bool(valid.any()):
+        return "no token of the optimizer step takes part in it"
     counts = {
         name: int((~torch.isfinite(x[valid])).sum())
         for name, x in (

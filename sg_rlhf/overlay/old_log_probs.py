@@ -16,6 +16,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
 from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 
+from sg_rlhf.algo.finite import rows_not_finite
 from sg_rlhf.config.old_log_probs import OldLogProbs, old_log_probs
 from sg_rlhf.overlay.errors import NonFiniteError
 
@@ -61,7 +62,7 @@ class RankOldLogProbs:
             Whether there was anything to compute.
 
         Raises:
-            NonFiniteError: one is not finite.
+            NonFiniteError: one is not finite, and such samples are not left out.
         """
         trainer = self._trainer
         buffer = trainer.replay_buffer
@@ -106,9 +107,16 @@ class RankOldLogProbs:
             **images,
         )
         _keep(items, log_probs)
+        self._refuse_or_leave_out(items)
+
+    def _refuse_or_leave_out(self, items: list[Any]) -> None:
+        skips = self._trainer.skips
         for item in items:
             prompt = item.prompts[0] if item.prompts else ""
-            check_finite("policy", item.action_log_probs, item.action_mask, prompt)
+            if skips is None:
+                check_finite("policy", item.action_log_probs, item.action_mask, prompt)
+            elif bool(rows_not_finite(item.action_log_probs[None], item.action_mask[None])):
+                skips.leave_out(item)
 
     def keep(self, micro_batch: int, log_probs_BT: torch.Tensor) -> None:
         """The first optimizer step's, from its own pass: for a second epoch and the run's log.
@@ -117,8 +125,12 @@ class RankOldLogProbs:
             micro_batch: its number in the epoch.
             log_probs_BT: detached.
         """
-        items = self._trainer.replay_buffer.items
-        _keep([items[i] for i in self._micro_batches[micro_batch]], log_probs_BT)
+        buffer = self._trainer.replay_buffer.items
+        items = [buffer[i] for i in self._micro_batches[micro_batch]]
+        _keep(items, log_probs_BT)
+        # The step was skipped. A second epoch would divide by them again.
+        if self._trainer.skips is not None and self._trainer.max_epochs > 1:
+            self._refuse_or_leave_out(items)
 
     def after_update(self) -> None:
         """Keep of the samples what :meth:`of_sequences` tells, and let images and the rest go."""

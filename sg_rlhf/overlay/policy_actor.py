@@ -29,6 +29,7 @@ from sg_rlhf.overlay import (
     gradient_watch,
     kl,
     memory,
+    nonfinite,
     phases,
     trained_tensors,
     weight_sync,
@@ -70,9 +71,14 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         self._rollout_statistics = TokenStatistics.zeros()
         self.old_log_probs = RankOldLogProbs(self)
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        gradient_watch.watch(
-            self.actor_optim, lambda: self.actor.model.global_steps + 1, self.args.ds.zero_stage
-        )
+        self.skips: nonfinite.RankSkips | None = None
+        if self.args.sg.on_nonfinite == "skip":
+            self.skips = nonfinite.RankSkips(self.args, self.actor_optim, self.actor_scheduler)
+            self.actor_loss_fn.on_fault = self.skips.fault
+        else:
+            gradient_watch.watch(
+                self.actor_optim, lambda: self.actor.model.global_steps + 1, self.args.ds.zero_stage
+            )
         self._first_step = (
             trained_tensors.Watch(self.actor.model.module, self.actor_optim)
             if self.args.sg.check_trained
@@ -95,11 +101,17 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
             self.actor_loss_fn.mean_weight = self._rollout_mean_weight()
         if isinstance(self._weighting, TopEntropy):
             self._entropy_threshold = self._rollout_entropy_threshold(self._weighting)
-        if self.args.sg.update == "lopti":
-            status = self._train_in_passes(kl_ctl)
-        else:
-            status = super().ppo_train(kl_ctl)
+        try:
+            if self.args.sg.update == "lopti":
+                status = self._train_in_passes(kl_ctl)
+            else:
+                status = super().ppo_train(kl_ctl)
+        except nonfinite.BoundReached as error:
+            # Not raised: the controller writes the rows before it stops the run.
+            status = {nonfinite.STOP: str(error)}
         self.old_log_probs.after_update()
+        if self.skips is not None:
+            status |= self.skips.take()
         # Upstream has its means over micro-batches; these are over the rollout's optimizer steps.
         norms = [row["grad_norm"] for row in self._rows]
         if norms:
@@ -154,6 +166,8 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         steps_before = engine.global_steps
         is_first = experience.action_log_probs is None
         self.actor_loss_fn.prompts = experience.prompts
+        if self.skips is not None:
+            self.skips.micro_batch(experience)
         self.actor_loss_fn.context = dataclasses.replace(
             sequence_context(experience, self._weighting), entropy_threshold=self._entropy_threshold
         )
@@ -164,10 +178,16 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         if is_first:
             self.old_log_probs.keep(step, self.actor_loss_fn.old_BT)
         metrics = status["metrics"]
+        # All its samples may be left out, which upstream divides by.
+        if self.skips is not None and (self.skips.faulty or not status["num_action_tokens"]):
+            nonfinite.without_part(status)
         self._window.append(
             {name: float(metrics[key]) for key, name in self._terms.items() if key in metrics}
         )
-        if engine.global_steps > steps_before:
+        stepped = engine.global_steps > steps_before
+        if stepped and self.skips is not None and self.skips.stepped(engine.global_steps):
+            self._forget_step(status)
+        elif stepped:
             # ZeRO 1 and 2 skip a step that is not finite and say nothing. With fp16 that is how the
             # loss scale is found; otherwise it is a damaged batch.
             if self.args.ds.param_dtype != "fp16" and not engine.was_step_applied():
@@ -180,6 +200,14 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         self._seconds["update_forward"] += self.actor_loss_fn.done_at - started
         self._seconds["update_backward"] += time.perf_counter() - self.actor_loss_fn.done_at
         return status
+
+    def _forget_step(self, status: dict[str, Any]) -> None:
+        """A skipped step has no row, and no part in the rollout's figures."""
+        self._window = []
+        self.actor_loss_fn.take_statistics()
+        status["metrics"].pop("actor_grad_norm")  # that of the step before
+        if self._first_step is not None:
+            self._first_step.forget_gradients()
 
     def _judge_first_step(self) -> None:
         watch, self._first_step = self._first_step, None

@@ -26,6 +26,8 @@ LOGS = "logs"
 POLL_SECONDS = 0.5
 #: Without a terminal, seconds after which a phase that goes on is named again.
 REPEAT_SECONDS = 15.0
+#: Samples that a line names.
+NAMED = 4
 
 
 @dataclass
@@ -74,6 +76,7 @@ class Progress:
         self._phases = run_log.Tail(self._phases_file)
         self._rollouts = run_log.Tail(run_dir / run_log.METRICS)
         self._evaluations = run_log.Tail(run_dir / run_log.EVALUATIONS)
+        self._nonfinite = run_log.Tail(run_dir / run_log.NONFINITE)
 
     def __enter__(self) -> Progress:
         os.environ[phases.VARIABLE] = str(self._phases_file)
@@ -113,6 +116,8 @@ class Progress:
         assert self._bar is not None
         for row in self._evaluations.new_rows():
             self.say(evaluation_line(row))
+        for row in self._nonfinite.new_rows():
+            self.say(nonfinite_line(row))
         for row in self._rollouts.new_rows():
             self._bar.set_postfix_str(rollout_line(row), refresh=False)
             self._bar.update(row["global_step"] - self._bar.n)
@@ -185,6 +190,20 @@ def evaluation_line(row: dict[str, Any]) -> str:
     return (
         text
         + f"mean reward {row['eval_reward_mean']:+.2f} on {row['eval_num_prompts']:.0f} prompts"
+    )
+
+
+def nonfinite_line(row: dict[str, Any]) -> str:
+    """What was skipped or left out, and the samples."""
+    named = [f"prompt {s['prompt_index']} response {s['response_index']}" for s in row["samples"]]
+    more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
+    if row["optimizer_step"] is None:
+        what = f"{row['left_out']} responses left out of the update"
+    else:
+        what = f"optimizer step {row['optimizer_step']} skipped, {row['in_a_row']} in a row"
+    return (
+        f"rollout {row['global_step']}: {what}: {row['cause']} not finite: "
+        f"{', '.join(named[:NAMED])}{more} ({run_log.NONFINITE})"
     )
 
 

@@ -210,8 +210,13 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
     def _check_reward(self, output: dict[str, Any], tokenizer: Any) -> None:
         reward = output["reward"]
         number = reward.item() if hasattr(reward, "item") else reward  # a tensor or numpy scalar
-        if isinstance(number, (int, float)) and math.isfinite(number):
-            return
+        if isinstance(number, (int, float)):
+            if math.isfinite(number):
+                return
+            if switches.skip_nonfinite():
+                # Its group is left out of the update. A filter by scores would take it unnoticed.
+                output["scores"] = 0.0
+                return
         text = tokenizer.decode(output["observation_tokens"], skip_special_tokens=False)
         cause = getattr(self.executor, "failures", {}).get(text)
         why = f"{type(cause).__name__}: {cause}" if cause is not None else f"it gave {reward!r}"

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import openrlhf.trainer.ppo_utils.samples_generator as upstream
+import torch
 
 from sg_rlhf.common import step_times
 from sg_rlhf.overlay import engine_log_probs, phases
 from sg_rlhf.overlay.asking import Asking, Engines
+from sg_rlhf.overlay.errors import RewardError
 from sg_rlhf.overlay.step_clock import StepClock
 
 
@@ -157,9 +159,21 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
         if self._arrived is not None:
             self._arrived.append(time.perf_counter())
         experience = super()._process_response_into_experience(response, **generate_kwargs)
+        if self._evaluated is not None:
+            _refuse_non_finite(experience)  # there is no update that could do without it
         experience.response_length = experience.action_mask.sum(dim=-1)
         if self._evaluated is not None:
             self._evaluated += 1
             samples = generate_kwargs["n_samples_per_prompt"]
             phases.count(self._evaluated, len(self.eval_dataloader) * samples)
         return experience
+
+
+def _refuse_non_finite(experience: Any) -> None:
+    """The engine lets such a reward pass with ``sg.on_nonfinite=skip``."""
+    rewards = experience.rewards
+    if rewards is not None and not bool(torch.isfinite(rewards).all()):
+        raise RewardError(
+            f"the reward function gave {rewards.tolist()[0]} in an evaluation (prompt: "
+            f"{experience.prompts[0][-200:]!r}); sg.on_nonfinite=skip is for rollouts alone"
+        )

@@ -12,6 +12,8 @@ from sg_rlhf.overlay import packed_attention
 FUSED_LOG_PROBS = "SG_FUSED_LOGPROBS"
 #: "1" lets a prompt stand once in a packed row (``sg.share_prompts``).
 SHARE_PROMPTS = "SG_SHARE_PROMPTS"
+#: "1" lets the engine hand on a reward that is not finite (``sg.on_nonfinite=skip``).
+SKIP_NONFINITE = "SG_SKIP_NONFINITE"
 
 #: ``ds.param_dtype``, for the engines, which are not handed the run's arguments.
 PARAM_DTYPE = "SG_PARAM_DTYPE"
@@ -56,3 +58,8 @@ def engine_dtype() -> str:
 def share_prompts() -> bool:
     """Whether a prompt stands once in this process's packed rows."""
     return os.environ.get(SHARE_PROMPTS, "0") == "1"
+
+
+def skip_nonfinite() -> bool:
+    """Whether a sample whose reward is not finite is left out, and does not stop the run."""
+    return os.environ.get(SKIP_NONFINITE, "0") == "1"

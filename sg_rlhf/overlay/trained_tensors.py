@@ -94,6 +94,10 @@ class Watch:
 
         return hook
 
+    def forget_gradients(self) -> None:
+        """Of an optimizer step that was not taken; the next one is judged by its own."""
+        self._non_zero.clear()
+
     def verdict(self) -> list[str]:
         """Take the hooks off and judge, after an optimizer step; every rank together.
 

@@ -25,6 +25,7 @@ from sg_rlhf.overlay import (
     engine_watch,
     evaluation,
     layout,
+    nonfinite,
     now,
     phases,
     progress,
@@ -32,7 +33,7 @@ from sg_rlhf.overlay import (
     weight_sync,
 )
 from sg_rlhf.overlay.engines import RunEngines
-from sg_rlhf.overlay.errors import RunStopped, SyncError, Terminated
+from sg_rlhf.overlay.errors import NonFiniteError, RunStopped, SyncError, Terminated
 from sg_rlhf.overlay.step_clock import StepClock
 
 #: Rollouts whose log-probs are compared after a weight sync. bf16 moves one token in hundreds by
@@ -256,8 +257,16 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         with self._clock.part("ppo_train"):
             status: dict[str, Any] = super().ppo_train(global_steps)
         with self._clock.part("logging"):
+            if self._sg.on_nonfinite == "skip":
+                self._log_nonfinite(status, global_steps + 1)
             self._fill_in_log_probs()
         return status
+
+    def _log_nonfinite(self, status: dict[str, Any], global_step: int) -> None:
+        rows = nonfinite.take(status, list(self.experience_maker.left_out))
+        self._write(run_log.NONFINITE, [{"global_step": global_step, **row} for row in rows])
+        if nonfinite.STOP in status:
+            raise NonFiniteError(status[nonfinite.STOP])
 
     def _fill_in_log_probs(self) -> None:
         """Into the kept samples, from the ranks, where the update's passes computed them."""

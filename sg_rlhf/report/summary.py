@@ -53,7 +53,18 @@ def _figures(run: Run) -> dict[str, Any]:
         "zeroed_pos": statistics.fmean(row["sg/zeroed_pos"] for row in rows),
         "seconds_per_rollout": statistics.median(row["timing/step_total"] for row in metrics),
     }
-    return {**summary, **_planned(run), **_held_out(run)}
+    return {**summary, **_not_finite(run), **_planned(run), **_held_out(run)}
+
+
+def _not_finite(run: Run) -> dict[str, Any]:
+    """What sg.on_nonfinite=skip has skipped and left out, where it did."""
+    found = {
+        name: int(sum(value for _, value in curve(run.metrics, f"nonfinite/{name}")))
+        for name in ("skipped_steps", "samples")
+    }
+    if not any(found.values()):
+        return {}
+    return {f"nonfinite_{name}": count for name, count in found.items()}
 
 
 #: Metric -> the plan's figure of the same.
@@ -117,6 +128,11 @@ def render(summary: dict[str, Any], run_dir: Path) -> str:
         f"  time                {summary['seconds_per_rollout']:.1f} s per rollout (median)"
         + _beside(summary, "planned_seconds_per_rollout", "s"),
     ]
+    if "nonfinite_samples" in summary:
+        lines.append(
+            f"  not finite          {summary['nonfinite_skipped_steps']} optimizer steps skipped, "
+            f"{summary['nonfinite_samples']} responses left out ({run_log.NONFINITE})"
+        )
     if "device_used_gib" in summary:
         used = f"{summary['device_used_gib']:.1f} GiB of a GPU at most"
         lines.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,46 @@ def test_every_rank_stops_with_the_weights_of_the_step_before(stage: int, tmp_pa
     assert found["unharmed"]
     for message in found["stopped"]:
         assert message is not None and "optimizer step 2: nothing was trained on it" in message
+
+
+@pytest.mark.parametrize(
+    ("stage", "ranks"),
+    [
+        pytest.param(1, 2, marks=pytest.mark.full),
+        pytest.param(2, 2, marks=pytest.mark.full),
+        pytest.param(3, 1, marks=pytest.mark.full),
+        (3, 2),
+    ],
+)
+def test_a_skipped_step_changes_nothing_but_the_schedule(
+    stage: int, ranks: int, tmp_path: Path
+) -> None:
+    """NaN of one rank: all skip, and go on as if its rollout had never been, until the bound."""
+    found = {}
+    for how in ("nan", "without"):
+        out = tmp_path / f"{how}.pt"
+        run_ranks("skipped_steps.py", ranks, str(stage), how, str(out))
+        found[how] = torch.load(out, weights_only=True)
+    skipped, expected = found["nan"], found["without"]
+    assert skipped["trained"] and skipped["kept"] == [True] * 3
+    assert torch.equal(skipped["state"], expected["state"])
+    assert bool(skipped["state"].isfinite().all())
+    (step,), (other,) = skipped["applied"], expected["applied"]
+    assert (step["optimizer_step"], other["optimizer_step"]) == (4, 2)
+    assert {**step, "optimizer_step": 2} == other  # its learning rate among the rest
+    assert skipped["steps"] == [0, 0] and all(map(math.isfinite, skipped["figures"]))
+    assert skipped["same_schedule"] and not skipped["saved"]
+    # 1 applied, 2 skipped, 1 applied, 3 skipped; 8 responses are 4 micro-batches of 2.
+    assert skipped["counts"] == [7, 5, 7 * 4 // ranks]
+    for rows in skipped["rows"]:  # the same on every rank
+        (loss,), (gradient,) = rows
+        assert (loss["cause"], loss["optimizer_step"]) == ("the policy loss", 2)
+        (sample,) = loss["samples"]
+        assert (sample["prompt_index"], sample["response_index"]) == (ranks - 1, 0)
+        assert sample["prompt_end"] == f"prompt {ranks - 1}"
+        assert (gradient["cause"], gradient["in_a_row"]) == ("the gradient", 2)
+        assert [s["prompt_index"] for s in gradient["samples"]] == list(range(8))
+    assert skipped["last"] == [(1, "the policy loss"), (2, "the gradient")]
+    (message,) = {*skipped["stopped"]}
+    assert "optimizer step 7: nothing was trained on it" in message
+    assert "2 optimizer steps in a row were skipped before it (sg.max_nonfinite=2" in message

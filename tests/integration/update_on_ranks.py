@@ -156,7 +156,9 @@ def parameters(actor: Any) -> torch.Tensor:
     return torch.cat([part.detach().flatten() for part in parts])
 
 
-def prepare(args: Any, in_float32: bool = False, **of_the_actor: Any) -> tuple[Any, Any, Any, Any]:
+def prepare(
+    args: Any, in_float32: bool = False, schedule: str = "constant", **of_the_actor: Any
+) -> tuple[Any, Any, Any, Any]:
     """This rank's strategy, actor with its DeepSpeed engine, optimizer and scheduler."""
     args.local_rank = -1
     strategy = get_strategy(args)
@@ -175,7 +177,7 @@ def prepare(args: Any, in_float32: bool = False, **of_the_actor: Any) -> tuple[A
     )
     settings = {
         "optim": "adam", "muon": vars(args.actor.muon), "adam": vars(args.actor.adam),
-        "lr_scheduler": "constant", "lr_warmup_ratio": 0.0, "min_lr_ratio": 0.1,
+        "lr_scheduler": schedule, "lr_warmup_ratio": 0.0, "min_lr_ratio": 0.1,
         "max_norm": args.actor.max_norm, "scheduler_steps": 1000,
     }  # fmt: skip
     return strategy, *strategy.prepare((actor, settings))

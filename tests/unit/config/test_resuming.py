@@ -71,7 +71,7 @@ def test_what_changes_the_mathematics_is_refused_by_name(
     [
         "eval.steps=3", "ckpt.save_steps=7", "sg.verbose=true", "vllm.num_engines=2",
         "train.micro_batch_size=16", "actor.num_gpus_per_node=2", "ds.zero_stage=2",
-        "sg.share_prompts=false",
+        "sg.share_prompts=false", "sg.on_nonfinite=skip", "sg.max_nonfinite=5",
     ],
 )  # fmt: skip
 def test_places_and_layout_may_change(run_dir: Path, data: Path, override: str) -> None:

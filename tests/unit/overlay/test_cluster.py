@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from types import SimpleNamespace
 
@@ -9,11 +10,16 @@ import pytest
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray.runtime_env.runtime_env import _merge_runtime_env
 
-from sg_rlhf.overlay import cluster
+from sg_rlhf.overlay import cluster, switches
 
 ARGS = SimpleNamespace(
     sg=SimpleNamespace(
-        rotary_fp32=True, fused_logprobs=True, share_prompts=False, domains={}, weighting={}
+        rotary_fp32=True,
+        fused_logprobs=True,
+        share_prompts=False,
+        domains={},
+        weighting={},
+        on_nonfinite="skip",
     ),
     ds=SimpleNamespace(
         tensor_parallel_size=1, deepcompile=False, packing_samples=False, param_dtype="bf16"
@@ -57,3 +63,10 @@ def test_the_engines_of_a_run_compile_no_sampler(
         monkeypatch.setenv(name, exported)
     assert cluster.worker_variables(ARGS, on_cpu=False)[name] == found
     assert name not in cluster.worker_variables(ARGS, on_cpu=True)
+
+
+@pytest.mark.parametrize(("what", "expected"), [("skip", "1"), ("stop", "0")])
+def test_the_engines_know_what_a_reward_that_is_not_finite_does(what: str, expected: str) -> None:
+    args = copy.deepcopy(ARGS)
+    args.sg.on_nonfinite = what
+    assert cluster.worker_variables(args, True)[switches.SKIP_NONFINITE] == expected

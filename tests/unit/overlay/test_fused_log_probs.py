@@ -105,6 +105,21 @@ def test_all_positions_where_no_response_is_named(
     assert ours.shape == (2, 11) and torch.allclose(ours, theirs, atol=2e-6, rtol=0)
 
 
+@pytest.mark.parametrize("left_out", [[0], [0, 1]])
+def test_a_response_that_is_left_out_has_no_gradient(
+    tmp_path: Path, batch: dict[str, torch.Tensor], left_out: list[int]
+) -> None:
+    """Every token masked, of a sample or of all: the passes are made and give zeros for it."""
+    actor = actor_of(model_folder(tmp_path, "qwen2"))
+    batch["action_mask"][left_out] = False
+    ours = results(actor, Actor.forward, batch, 0.3)
+    theirs = results(actor, upstreams, batch, 0.3)
+    assert not ours[0][left_out].any()
+    for name, gradient in ours[2].items():
+        assert torch.allclose(gradient, theirs[2][name], atol=2e-5, rtol=1e-4), name
+        assert bool(gradient.any()) is (len(left_out) == 1), name
+
+
 def test_logits_are_never_made(tmp_path: Path, batch: dict[str, torch.Tensor]) -> None:
     actor = actor_of(model_folder(tmp_path, "qwen2"))
     heads: list[torch.Size] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -188,6 +189,76 @@ def test_a_log_prob_that_is_not_finite_stops_before_the_step(name: str, place: i
     with pytest.raises(NonFiniteError, match=rf"prompt: 'prompt {place}'.*nothing was trained on"):
         trainer.ppo_train(0.0)
     assert torch.equal(actor.table, before)
+
+
+class Skippable(Optimizer):
+    """With what DeepSpeed's has for a step that is not taken."""
+
+    def step(self) -> None:
+        raise AssertionError("the strategy steps by itself")
+
+    def has_overflow(self) -> bool:
+        return False
+
+
+def test_a_log_prob_that_is_not_finite_leaves_its_sample_out() -> None:
+    args = arguments("grpo", TWO_STEPS, "sg.on_nonfinite=skip")
+    args.rollout.n_samples_per_prompt = 4
+    actor = Counting()
+    trainer = SGActorPPOTrainer(
+        TwoSteps(args), actor, ema_model=None, actor_optim=Skippable(),
+        actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.1]),
+        micro_train_batch_size=MICRO_BATCH, dataloader_pin_memory=False,
+    )  # fmt: skip
+    last = RESPONSES - 1
+    for i, experience in enumerate(rollout(plain(actor))):
+        experience.action_log_probs = None
+        experience.prompts = [f"prompt {i}"]
+        experience.info["place"] = torch.tensor([i])
+        if i == last:
+            experience.sequences[0, -2:] = torch.tensor([10, 10])
+        else:
+            experience.sequences[experience.sequences == 10] = 9
+        trainer.replay_buffer.append(experience)
+    with torch.no_grad():
+        actor.table[10, 10] = -torch.inf
+    assert trainer.old_log_probs.before_update()
+    masked = [not bool(item.action_mask.any()) for item in trainer.replay_buffer.items]
+    assert masked == [False] * last + [True]
+    assert trainer.skips is not None
+    (row,) = trainer.skips.take()["sg_nonfinite"]
+    assert row["left_out"] == 1 and row["cause"] == "log-probs of the policy"
+    (sample,) = row["samples"]
+    assert (sample["prompt_index"], sample["response_index"]) == divmod(last, 4)
+    assert sample["prompt_end"] == f"prompt {last}"
+    assert trainer.skips.take() == {"sg_nonfinite": []}
+
+
+def test_a_sample_that_is_left_out_has_no_part_in_the_update() -> None:
+    """Nor has its whole micro-batch: the same step whatever is in it, and figures without it."""
+    found = []
+    for other in (False, True):
+        args = arguments("grpo_sg", "sg.on_nonfinite=skip")
+        actor = Counting()
+        trainer = SGActorPPOTrainer(
+            TwoSteps(args), actor, ema_model=None, actor_optim=Skippable(),
+            actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.1]),
+            micro_train_batch_size=MICRO_BATCH, dataloader_pin_memory=False,
+        )  # fmt: skip
+        for i, experience in enumerate(rollout(plain(actor))):
+            if i in (2, 3, 5):
+                experience.action_mask = torch.zeros_like(experience.action_mask)
+                if other:
+                    experience.sequences = (experience.sequences + 1) % 11
+                    experience.advantages = -3 * experience.advantages
+            trainer.replay_buffer.append(experience)
+        status = trainer.ppo_train(args.algo.kl.init_coef)
+        (row,) = status["sg_optimizer_steps"]
+        found.append((actor.table.detach().clone(), row))
+        assert all(math.isfinite(v) for v in status.values() if isinstance(v, float))
+    (table, row), (same, other_row) = found
+    assert torch.equal(table, same) and not torch.equal(table, Table("cpu").table)
+    assert row == other_row and row["micro_batches"] == RESPONSES // MICRO_BATCH
 
 
 def test_a_policy_that_drops_out_has_a_pass_over_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from sg_rlhf.common import run_log
 from sg_rlhf.overlay import phases, progress
 
 
@@ -71,6 +72,28 @@ def test_a_terminal_has_one_live_line_with_all_that_is_waited_for(
             phases.count(4, 4)
             wait_for(terminal, "controller: evaluating 4/4 (0 s):   0%")
     assert "still" not in terminal.getvalue()
+
+
+def test_what_was_skipped_is_a_line(tmp_path: Path) -> None:
+    terminal = io.StringIO()
+    shown = progress.Progress(tmp_path, terminal)
+    (tmp_path / progress.PLAN).write_text(json.dumps({"rollouts": 3, "remark": None}))
+    samples = [{"prompt_index": i, "response_index": 1} for i in range(6)]
+    steps = {"optimizer_step": 9, "cause": "the gradient", "in_a_row": 2, "samples": samples}
+    left_out = {"optimizer_step": None, "cause": "reward", "left_out": 8, "samples": samples[:1]}
+    rows = [{"global_step": 4, **row} for row in (left_out, steps)]
+    run_log.append(tmp_path / run_log.NONFINITE, rows)
+    shown._read()
+    said = [line for line in terminal.getvalue().splitlines() if "not finite" in line]
+    assert said[0].endswith(
+        "rollout 4: 8 responses left out of the update: reward not finite: prompt 0 response 1 "
+        "(nonfinite.jsonl)"
+    )
+    assert said[1].endswith(
+        "rollout 4: optimizer step 9 skipped, 2 in a row: the gradient not finite: prompt 0 "
+        "response 1, prompt 1 response 1, prompt 2 response 1, prompt 3 response 1 and 2 more "
+        "(nonfinite.jsonl)"
+    )
 
 
 def test_other_processes_write_into_the_same_file_and_ranks_are_one(

@@ -59,6 +59,17 @@ def test_summary_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert (tmp_path / "summary.json").is_file()
 
 
+def test_what_was_skipped_is_a_line(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    figures = summary.summarize(tmp_path)
+    assert "not finite" not in summary.render(figures, tmp_path)
+    rows = run_log.read(tmp_path / run_log.METRICS)
+    counts = {"nonfinite/skipped_steps": 1.0, "nonfinite/samples": 8.0}
+    run_log.append(tmp_path / run_log.METRICS, [{**rows[-2], **counts}, {**rows[-1], **counts}])
+    text = summary.render(summary.summarize(tmp_path), tmp_path)
+    assert "2 optimizer steps skipped, 16 responses left out (nonfinite.jsonl)" in text
+
+
 def test_a_directory_without_a_run_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,71 @@
+"""A real run whose reward function gives NaN goes on without them, and stops after a bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sg_rlhf.common import run_log
+from tests.integration.conftest import Data, train
+
+pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(900)]
+
+REWARD = """
+from sg_rlhf.tasks.kk.reward import reward_func as finite
+
+calls = []
+
+def reward_func(queries, prompts, labels):
+    calls.append(None)
+    found = finite(queries, prompts, labels)
+    if {where}:
+        found |= {{"rewards": float("nan"), "scores": float("nan")}}
+    return found
+"""
+NO_EVALUATION = ["sg.eval_at_start=false", "sg.eval_at_end=false", "eval.steps=100"]
+
+
+def reward(folder: Path, where: str) -> str:
+    path = folder / "reward.py"
+    path.write_text(REWARD.format(where=where))
+    return f"reward.remote_url={path}"
+
+
+def test_a_run_goes_on_without_them(data: Data, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    result = train(
+        run_dir, data, "sg.on_nonfinite=skip", "algo.dynamic_filtering_enable=false",
+        *NO_EVALUATION, reward(tmp_path, "len(calls) == 1"),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    rows = run_log.read(run_dir / run_log.NONFINITE)
+    metrics = run_log.read(run_dir / run_log.METRICS)
+    assert [row["nonfinite/skipped_steps"] for row in metrics] == [0.0, 0.0]
+    of_engines = len(rows[0]["samples"])  # each has called its own function once
+    assert 1 <= of_engines <= 2 and len(rows) == 1
+    assert (rows[0]["global_step"], rows[0]["cause"]) == (1, "reward")
+    assert [row["nonfinite/samples"] for row in metrics] == [rows[0]["left_out"], 0.0]
+    assert all(row["rollout/reward_mean"] is not None for row in metrics)
+    steps = run_log.read(run_dir / run_log.OPTIMIZER_STEPS)
+    assert [row["optimizer_step"] for row in steps] == [1, 2, 3, 4]
+    assert all(row["policy_loss"] is not None and row["grad_norm"] is not None for row in steps)
+    named = rows[0]["samples"][0]
+    where = f"prompt {named['prompt_index']} response {named['response_index']}"
+    said = result.stdout + result.stderr
+    assert f"rollout 1: {rows[0]['left_out']} responses left out of the update: reward" in said
+    assert where in said
+
+
+def test_a_run_without_any_finite_reward_stops(data: Data, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    result = train(
+        run_dir, data, "sg.on_nonfinite=skip", "sg.max_nonfinite=1", *NO_EVALUATION,
+        "algo.dynamic_filtering_enable=false", reward(tmp_path, "True"),
+    )  # fmt: skip
+    assert result.returncode == 1
+    (line,) = [one for one in result.stderr.splitlines() if one.startswith("stopped: ")]
+    assert "1 optimizer steps in a row were skipped before it (sg.max_nonfinite=1" in line
+    rows = run_log.read(run_dir / run_log.NONFINITE)
+    assert [row["optimizer_step"] for row in rows] == [None, 1, 2]
+    assert rows[0]["left_out"] == 16
