@@ -27,8 +27,6 @@ COPY LICENSE README.md pyproject.toml setup.cfg ./
 COPY sg_rlhf/__init__.py sg_rlhf/
 COPY sg_rlhf/doctor sg_rlhf/doctor
 
-# DeepSpeed's operator is left to the first run ("was not built"): it is compiled for the processor it is compiled on,
-# which need not be the one that the image runs on.
 RUN --mount=type=cache,target=/root/.cache \
     --mount=type=secret,id=pip,target=/etc/pip.conf \
     SG_HARDWARE=cpu UV_LINK_MODE=copy scripts/bootstrap.sh

@@ -178,34 +178,19 @@ install_uv() {
   eval "$settings"
 }
 
-# torch, and what DeepSpeed's operators are compiled with. PyPI has only torch's CUDA build: several GB that a machine
-# without a GPU has no use for.
+# PyPI has only torch's CUDA build: several GB that a machine without a GPU has no use for.
 install_torch_for_cpu() {
-  local torch deepspeed
+  local torch constraints
   torch=$(grep '^torch==' $lock)
-  deepspeed=("$(grep '^deepspeed==' $lock)" wrapt filelock --constraint $venv/packages.txt --build-constraint $lock)
-  uv "$torch" "${deepspeed[@]}" && return
+  constraints=(--constraint $venv/packages.txt)
+  uv "$torch" "${constraints[@]}" && return
   grep -q 'no version of torch\|torch.* was not found' $log || fail "uv pip install $torch"
   say "the configured indexes have no $torch: asking PyTorch's own"
-  uv --torch-backend cpu "$torch" "${deepspeed[@]}" && return
+  uv --torch-backend cpu "$torch" "${constraints[@]}" && return
   say "that one is out of reach: installing the CUDA build instead, several GB; for the small one interrupt this," \
     "point PIP_EXTRA_INDEX_URL at an index of PyTorch's CPU wheels and run it again"
   check_disk $cpu_disk_gb_with_cuda_torch
-  uv_install "${torch%+cpu}" "${deepspeed[@]}"
-}
-
-# The one operator that a CPU run needs: 20 s of compiling, on a core that the installation leaves free.
-build_operator() {
-  set -m
-  $venv/bin/python -m sg_rlhf.overlay.build_operators >$venv/operator.log 2>&1 </dev/null &
-  operator=$!
-  set +m
-}
-
-await_operator() {
-  [ -n "$operator" ] || return 0
-  # Not fatal: the first run builds it, and says so.
-  wait $operator || say "DeepSpeed's operator was not built; the first run will try: $venv/operator.log"
+  uv_install "${torch%+cpu}" "${constraints[@]}"
 }
 
 install_packages() {
@@ -214,7 +199,6 @@ install_packages() {
   install_uv
   if [ $kind = cpu ]; then
     install_torch_for_cpu
-    build_operator
   fi
   # deepspeed comes as source: build it with the lock's setuptools.
   uv_install --no-deps --build-constraint $lock -r $venv/packages.txt
@@ -231,7 +215,6 @@ install_project() {
   # "compat" puts the repository itself on the path, so that a package added later needs no new installation.
   uv_install --no-deps --no-build-isolation --config-settings editable_mode=compat -e .
   run $venv/bin/python -c 'import ray, torch; torch.ones(1) + 1' || fail "importing torch and ray"
-  await_operator
 }
 
 check_platform
@@ -249,7 +232,6 @@ if ! flock -n 9; then
   if up_to_date; then exit 0; fi
 fi
 
-operator=
 trap interrupted INT TERM HUP
 check_compiler
 find_python

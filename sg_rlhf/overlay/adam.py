@@ -1,7 +1,9 @@
-"""DeepSpeed's Adam on CUDA with the kernels of PyTorch's own wheel, so that nothing is compiled.
+"""DeepSpeed's Adam with the kernels of PyTorch's own wheel, so that nothing is compiled.
 
-DeepSpeed compiles its Adam at first use: ``fused_adam`` with nvcc, and with ``ds.adam_offload``
-``cpu_adam`` with g++ against the headers and libraries of a CUDA toolkit of torch's version. Its
+DeepSpeed compiles its Adam at first use: ``fused_adam`` with nvcc (without CUDA with g++), and with
+``ds.adam_offload`` ``cpu_adam`` with g++ against the headers and libraries of a CUDA toolkit of
+torch's version. The ones for host memory also count the powers b^t as they go, in float32: a
+process that resumes computes them anew, and its next step is rounded otherwise. DeepSpeed's
 optimizer classes stay, with their states, checkpoints and offloading; only what they call to update
 the tensors comes from here: ``torch.optim``'s fused Adam. Both compute, with decoupled decay,
 
@@ -9,7 +11,7 @@ the tensors comes from here: ``torch.optim``'s fused Adam. Both compute, with de
     p = p - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps) - lr wd p
 
 (AdamW, arXiv 1711.05101) and differ in rounding alone; on a CPU in the same time
-(bench/adam_on_cpu.py). A run without CUDA keeps DeepSpeed's own, which bootstrap.sh has built.
+(bench/adam_on_cpu.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """DeepSpeed's C++ operators: compiled once per environment, surviving a killed build.
 
-A CPU run needs one, the Adam step (``sg_rlhf.overlay.build_operators``).
+Recipes need none (:mod:`sg_rlhf.overlay.adam`); other optimizers and DeepCompile do.
 
 torch guards such a build with a plain file named ``lock``. A process killed while it compiles
 leaves that file behind, and every later run that needs the operator waits for its removal without

@@ -147,11 +147,11 @@ PATCHES = (
           f"{_OURS}.packed_attention:with_lengths_known",
           "looks for the packed samples in every layer, waiting for the GPU three times",
           when=flash_attn_stand_in.installed, wraps=True),
-    # On CUDA.
     Patch("deepspeed.ops.adam.fused_adam", "FusedAdamBuilder", f"{_OURS}.adam:FusedAdamBuilder",
-          "compiles with nvcc what torch has", when=platform.on_cuda),
+          "compiles what torch has; on a CPU a resumed step is rounded otherwise"),
     Patch("deepspeed.ops.adam.cpu_adam", "CPUAdamBuilder", f"{_OURS}.adam:CPUAdamBuilder",
-          "compiles what torch has, against a CUDA toolkit", when=platform.on_cuda),
+          "the same of the Adam in host memory"),
+    # On CUDA.
     Patch("deepspeed.ops.op_builder.builder", "assert_no_cuda_mismatch",
           f"{_OURS}.cuda_toolkit:within_a_major_version",
           "refuses toolkits from 13.1 on, as its table of minor versions ends at 12",
