@@ -25,6 +25,10 @@ class FrozenError(RunStopped):
     """An optimizer step did not train tensors that it should have."""
 
 
+class ModelCodeError(RunStopped):
+    """A model brings code of its own, and nobody asked for it by name."""
+
+
 class Terminated(RunStopped):
     """SIGTERM: the run ended between two rollouts, after a checkpoint."""
 

@@ -13,7 +13,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from sg_rlhf.common import vllm_settings
-from sg_rlhf.overlay import engine_log_probs, phases
+from sg_rlhf.overlay import engine_log_probs, phases, remote_code
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.errors import RewardError
 from sg_rlhf.overlay.fork_server import handle as fork_server
@@ -61,6 +61,7 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         self, *args: Any, remote_rm_url: Any = None, **kwargs: Any
     ) -> None:
         kwargs["worker_extension_cls"] = WORKER_EXTENSION
+        kwargs["trust_remote_code"] = kwargs.get("model") in remote_code.trusted()
         if platform.active():
             fork_server.use_for_subprocesses()  # the engine's core
             kwargs["worker_extension_cls"] = CPU_WORKER_EXTENSION

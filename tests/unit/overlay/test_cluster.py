@@ -13,7 +13,12 @@ from sg_rlhf.overlay import cluster
 
 ARGS = SimpleNamespace(
     sg=SimpleNamespace(
-        rotary_fp32=True, fused_logprobs=True, share_prompts=False, domains={}, weighting={}
+        rotary_fp32=True,
+        fused_logprobs=True,
+        share_prompts=False,
+        domains={},
+        weighting={},
+        trust_remote_code=[],
     ),
     ds=SimpleNamespace(tensor_parallel_size=1, deepcompile=False, packing_samples=False),
 )
