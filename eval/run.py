@@ -31,6 +31,7 @@ from eval.model import (
     served_model,
 )
 from eval.store import RESULTS, TABLE, Key, Row, Store
+from sg_rlhf.common.command_line import OneLineParser
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Benchmark, Host, Prepared, Suite, Tokenize
@@ -79,7 +80,7 @@ def parse_arguments(argv: Sequence[str]) -> CommandLine:
     known = suites.available()
     if ":" in asked:
         known[asked] = suites.at(asked)
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m eval.run",
         description=__doc__,
         epilog=EXAMPLES,
@@ -372,7 +373,7 @@ def _list(console: Console, suites: Mapping[str, Suite]) -> None:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    value = int(text) if text.isdecimal() else 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text}: expected 1 or more")
     return value

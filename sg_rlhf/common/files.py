@@ -6,6 +6,21 @@ import os
 from pathlib import Path
 
 
+def resolved(path: Path, what: str) -> Path:
+    """The path without links.
+
+    Args:
+        what: the option that gave it, for the message.
+
+    Raises:
+        ValueError: a link that leads to itself, or no path at all.
+    """
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError):
+        raise ValueError(f"{what} {path}: no usable path (a link to itself?)".strip()) from None
+
+
 def write_whole(path: Path, data: str | bytes) -> None:
     """Write a file so that it never holds half of its contents; a missing folder is made.
 
