@@ -32,6 +32,7 @@ from eval.model import (
 )
 from eval.store import RESULTS, TABLE, Key, Row, Store
 from sg_rlhf.common.command_line import OneLineParser
+from sg_rlhf.common.redaction import redacted_text
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Benchmark, Host, Prepared, Suite, Tokenize
@@ -127,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         suite, benchmarks = check(line)
         return evaluate(line.args, suite, benchmarks, console)
     except (EvalError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"error: {redacted_text(' '.join(str(error).split()))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"interrupted; go on with --resume --out {out}", file=sys.stderr)
@@ -185,7 +186,7 @@ def evaluate(
             try:
                 suite.run(prepared, Answers(run, engine, store, args.replicas))
             except (EvalError, OSError) as error:
-                print(f"error: {error}; go on with --resume", file=sys.stderr)
+                print(f"error: {redacted_text(str(error))}; go on with --resume", file=sys.stderr)
                 return 1
         rows = list(store.begin(run.request).values())
         asked = [loaded.benchmark for loaded in prepared.loaded]

@@ -25,6 +25,7 @@ from typing import Any
 from sg_rlhf.common.command_line import OneLineParser
 from sg_rlhf.common.files import resolved
 from sg_rlhf.common.final_checkpoint import final_checkpoint
+from sg_rlhf.common.redaction import redacted_text, redacted_words
 from sg_rlhf.common.run_owner import Owned, owning
 from sg_rlhf.config import Config, ConfigError, load_config, local_path, run_inputs, sections
 from sg_rlhf.config import resuming as resume
@@ -370,7 +371,7 @@ def show(run: Run) -> None:
     print(f"# {run.weighting}".replace("\n", "\n# "))
     print(*(f"# {line}".rstrip() for line in plan), sep="\n")
     print("# upstream command line")
-    print(shlex.join(["python", "-m", "sg_rlhf.overlay.cli", *run.argv]))
+    print(shlex.join(["python", "-m", "sg_rlhf.overlay.cli", *redacted_words(run.argv)]))
     print(remarks.getvalue(), end="")
 
 
@@ -424,7 +425,7 @@ def _main(argv: list[str] | None, started: contextlib.ExitStack) -> int:
         Owned,
         launch_options.LaunchError,
     ) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {redacted_text(str(error))}", file=sys.stderr)
         return 2
     except TerminatedNow:
         print("terminated by SIGTERM before the run began", file=sys.stderr)

@@ -25,6 +25,7 @@ from yaml import YAMLError
 from sg_rlhf.algo.objectives import Objective
 from sg_rlhf.algo.weightings import Weighting, weighting_class
 from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS, parameter_of
+from sg_rlhf.common.redaction import HIDDEN, redacted, redacted_text
 from sg_rlhf.config import ranges, sections
 from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.settings import (
@@ -93,8 +94,12 @@ class Config:
         return low, high
 
     def to_yaml(self) -> str:
-        """The resolved recipe; feeding it back gives the same configuration."""
-        return OmegaConf.to_yaml(OmegaConf.create(_nest(self.flat())))
+        """The resolved recipe; feeding it back gives the same configuration, but for secrets: they
+        are left out, and what stands in an address is hidden.
+        """
+        flat = {k: redacted(k, v) for k, v in self.flat().items()}
+        shown = {k: v for k, v in flat.items() if v != HIDDEN}
+        return OmegaConf.to_yaml(OmegaConf.create(_nest(shown)))
 
     def flat(self) -> dict[str, Any]:
         """Every key that is set, and all of ``sg``, dotted."""
@@ -219,7 +224,7 @@ def parsed_value(key: str, text: str) -> Any:
         return OmegaConf.to_container(OmegaConf.from_dotlist([f"x={text}"]))["x"]  # type: ignore[call-overload,index]
     except (OmegaConfBaseException, YAMLError, KeyError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"override {f'{key}={text}'!r}: not a YAML value ({_one_line(error)})"
+            f"override {f'{key}={redacted(key, text)}'!r}: not a YAML value ({_one_line(error)})"
         ) from None
 
 
@@ -249,7 +254,7 @@ def _read_chain(path: Path, seen: tuple[Path, ...]) -> Iterator[tuple[Path, dict
 
 
 def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    text = redacted_text(" ".join(str(error).split()))
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
@@ -354,7 +359,9 @@ def _unknown_key(key: str, where: str, known: list[str]) -> str:
 
 def _checked_value(flag: Flag, value: Any, where: str) -> Any:
     def fail() -> ConfigError:
-        return ConfigError(f"{where}: {flag.dest}={value!r}: expected {flag.describe()}")
+        return ConfigError(
+            f"{where}: {flag.dest}={redacted(flag.dest, value)!r}: expected {flag.describe()}"
+        )
 
     if value is None:
         return None

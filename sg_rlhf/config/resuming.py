@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from sg_rlhf.common.dataset_folder import sha256_of
 from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.redaction import redacted
 from sg_rlhf.config.recipe import Config, load_config, local_path
 
 #: In the run directory: what the files were that the run was started with.
@@ -25,7 +26,7 @@ FILE = "started_with.json"
 HOW = (
     "sg.fused_logprobs", "sg.skip_old_log_probs", "sg.share_prompts", "sg.weight_sync",
     "sg.sync_bucket_mb", "sg.sync_timeout", "sg.check_trained", "sg.grace_seconds",
-    "sg.engine_timeout",
+    "sg.engine_timeout", "sg.trust_remote_code",
 )  # fmt: skip
 #: Keys, or patterns of them, that may change: places, layout, what is logged and when.
 FREE = (
@@ -36,7 +37,6 @@ FREE = (
     "ds.ring_attn_*", "ds.tensor_parallel_size", "ds.deepcompile", "ds.use_liger_kernel",
     "ds.grad_accum_dtype", "ds.use_universal_ckpt", "data.dataloader_num_workers", "local_rank",
     "sg.run_dir", "sg.eval_*", "sg.samples_per_step", "sg.sync_check_*", "sg.verbose", "sg.wandb",
-    "sg.trust_remote_code",
     *HOW,
     # Of a server that an environment asks: where it is and how patient its client is.
     "sg.*.url", "sg.*.timeout_s", "sg.*.retries", "sg.*.backoff_s", "sg.*.max_connections",
@@ -59,7 +59,8 @@ class Change(NamedTuple):
     def __str__(self) -> str:
         if self.was == self.now:
             return f"{self.key}: other contents"
-        return f"{self.key}: was {self.was}, now {self.now}"
+        was, now = (redacted(self.key, value) for value in (self.was, self.now))
+        return f"{self.key}: was {was}, now {now}"
 
 
 def fingerprints(config: Config) -> dict[str, str]:

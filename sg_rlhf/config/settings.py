@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS
+from sg_rlhf.common.redaction import redacted
 from sg_rlhf.config import sections
 from sg_rlhf.tasks.settings import DomainSettings
 
@@ -204,4 +205,5 @@ def validation_message(error: ValidationError, section: str = "sg") -> tuple[str
     key = ".".join([section, *map(str, first["loc"])])
     if first["type"] == "missing":
         return key, f"{key}: not set"
-    return key, f"{key}={first.get('input')!r}: {first['msg'].removeprefix('Value error, ')}"
+    why = first["msg"].removeprefix("Value error, ")
+    return key, f"{key}={redacted(key, first.get('input'))!r}: {why}"
