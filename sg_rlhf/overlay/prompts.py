@@ -80,8 +80,8 @@ class PromptDataset(Upstream):
             raise UnfitPrompts(
                 f"row {row} of the prompts: the prompt has {tokens} tokens, and data.max_len "
                 f"leaves {room} beside the response ({len(too_long)} such rows), so its beginning "
-                "would be cut off; raise data.max_len, lower rollout.max_new_tokens, or leave such rows "
-                "out"
+                "would be cut off; raise data.max_len, lower rollout.max_new_tokens, or leave such "
+                "rows out"
             )
 
 
