@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common import redaction
+from sg_rlhf.common import ray_token, redaction
 from sg_rlhf.common.redaction import redacted_text
 from sg_rlhf.config import ConfigError, sg_keys
 from sg_rlhf.config.recipe import sg_settings_of_flags
@@ -192,6 +192,7 @@ def fit_platform(args: Any) -> None:
 @contextlib.contextmanager
 def fork_server_for_cpu() -> Iterator[fork_server.ForkServer | None]:
     """What the workers are forked from where there is no CUDA; it imports from now on."""
+    ray_token.make()
     if not (platform.active() and fork_server.wanted()):
         yield None
         return
