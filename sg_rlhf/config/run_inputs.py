@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from sg_rlhf.common import model_folder
 from sg_rlhf.common.prompt_rows import SUFFIXES, Fields, Seen, checked, rows_of
+from sg_rlhf.common.redaction import redacted
 from sg_rlhf.common.rows import DataError, short
 from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.recipe import MODULE_PREFIX, Config, local_path
@@ -45,6 +46,22 @@ def check_files(config: Config) -> None:
     check_models(config)
     check_code(config)
     check_places(config)
+    check_names(config)
+
+
+def check_names(config: Config) -> None:
+    """The run's names on wandb's server, which refuses some when Ray has started already."""
+    for key, limit, refused in (
+        ("logger.wandb.project", 128, "/\\#?%:"), ("logger.wandb.run_name", 128, ""),
+        ("logger.wandb.group", 128, ""),
+    ):  # fmt: skip
+        name = str(config.value(key) or "")
+        if len(name) > limit or not name.isprintable() or set(name) & set(refused):
+            without = f" and none of {' '.join(refused)}" if refused else ""
+            raise ConfigError(
+                f"{key}={redacted(key, name)!r}: expected up to {limit} characters of one line"
+                f"{without}"
+            )
 
 
 # -- prompts -----------------------------------------------------------------------------------

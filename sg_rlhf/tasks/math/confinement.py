@@ -3,10 +3,9 @@
 A model chooses the text that the parser and sympy get, and a fault in either would run what it
 wrote. So a worker gives up, for good and before the first answer:
 
-| what | how | where |
-|---|---|---|
-| more than 2 GiB of addresses, core files, a file it writes | `setrlimit` | any Unix |
-| sockets, other programs and processes, files to write, delete or rename, signals to others | a seccomp filter | Linux on x86-64 |
+- by `setrlimit`, on any Unix: more than 2 GiB of addresses, core files, files that it writes;
+- by a seccomp filter, on Linux and x86-64: sockets, other programs and processes, files to open for
+  writing, to delete or to rename, signals to others.
 
 A refused call is an `OSError` in the worker. Not covered: reading the files that its user may read
 (without a way out but its verdict, one word), time (`verifier.check`), and other systems than

@@ -147,6 +147,8 @@ def test_names_that_lead_nowhere_are_refused(
         (["reward.remote_url=score"], "expected a Python file or http://HOST"),
         (["train.agent_func_path=DIR/other.py"], "other.py: defines no AgentExecutor"),
         (["ckpt.path=DIR/good.jsonl"], "cannot write there"),
+        (["logger.wandb.project=team/a"], "logger.wandb.project='team/a': expected up to 128"),
+        (["logger.wandb.group='a\n\n  b'"], "expected up to 128 characters of one line"),
         (["actor.model_name_or_path=a/b/c"], "no Hugging Face model folder there"),
         (["sg.trust_remote_code=[org/other]"], "sg.trust_remote_code=org/other: the recipe has no"),
     ],
