@@ -116,7 +116,7 @@ def checked(
         prompt = row.get(fields.prompt)
         fault = _prompt_fault(prompt, fields)
         if fault is not None:
-            has = f"; the row has {', '.join(map(str, row)) or 'nothing'}"
+            has = f"; the row has {short([*row])}"
             raise DataError(
                 f"{place}: {fields.prompt}: {fault}"
                 f"{has if prompt is None and fields.prompt not in row else ''}"
@@ -183,7 +183,7 @@ def _columns(present: list[str], fields: Fields) -> list[str]:
     wanted = [fields.prompt, *filter(None, [fields.label])]
     missing = [name for name in wanted if name not in present]
     if missing:
-        raise DataError(f"column {missing[0]!r} is missing, found {', '.join(present)}")
+        raise DataError(f"column {missing[0]!r} is missing, found {short(present)}")
     return [*wanted, *({fields.image} & {*present})]
 
 

@@ -187,9 +187,10 @@ def _client() -> TestClient:
 
 def http(content: bytes) -> None:
     """The body of a request to the retriever."""
+    client = _client()  # the first time makes an index
     answer = within(
         SECONDS,
-        lambda: _client().post(
+        lambda: client.post(
             "/retrieve", content=content, headers={"content-type": "application/json"}
         ),
     )
