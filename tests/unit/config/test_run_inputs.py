@@ -69,7 +69,7 @@ ROWS: dict[str, tuple[str, bytes, str]] = {
     "nothing": ("a.jsonl", b"", "no rows, expected at least one prompt"),
     "blank lines": ("a.jsonl", b"\n \n", "no rows, expected at least one prompt"),
     "no input": ("a.jsonl", GOOD + b'{"prompt": "x"}\n', "row 17: input: missing"),
-    "a field of two lines": ("a.jsonl", b'{"a\\nb": 1}\n', "the row has ['a\\\\nb']"),
+    "a field of two lines": ("a.jsonl", b'{"a\\nb": 1}\n', "the row has ['a\\nb']"),
     "null input": ("a.jsonl", GOOD + row(None), "row 17: input: missing"),
     "a number": ("a.jsonl", GOOD + row(5), "row 17: input: 5, expected text"),
     "messages": ("a.jsonl", GOOD + row([{"role": "user", "content": "x"}]), "expected text"),
