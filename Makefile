@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-all faults test-unit test-integration test-gpu bench docs kk math search
+.PHONY: help setup lint format test test-all faults fuzz test-unit test-integration test-gpu bench docs kk math search
 
 BIN := .venv/bin
 # More arguments for pytest: make test-unit ARGS="-k shaping -x"; ARGS="-n 0 --pdb" for one worker.
@@ -30,13 +30,18 @@ format: setup ## ruff's fixes and formatting
 	$(BIN)/ruff format .
 
 test: setup ## all but what starts engines of its own: under 10 minutes on 2 cores
-	$(PYTEST) -m "not full" tests/integration tests/unit $(ARGS)
+	$(PYTEST) -m "not full" tests/integration tests/unit tests/fuzz $(ARGS)
 
 test-all: setup ## the whole test suite: under 25 minutes on 2 cores
-	$(PYTEST) tests/integration tests/unit $(ARGS)
+	$(PYTEST) tests/integration tests/unit tests/fuzz $(ARGS)
 
 faults: setup ## runs whose processes are killed or hang: what is said and what is left, 5 minutes
 	$(PYTEST) tests/faults $(ARGS)
+
+# Its short profile is in `make test`. ARGS="--only math http" for some targets, --json FILE for the counts.
+FUZZ_SECONDS ?= 600
+fuzz: setup ## random input for graders, readers, recipes and the retriever: FUZZ_SECONDS (600)
+	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(ARGS)
 
 test-unit: setup ## what needs neither Ray nor vLLM
 	$(PYTEST) tests/unit $(ARGS)

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.common import model_folder
 from sg_rlhf.common.dataset_folder import sha256_of
 from sg_rlhf.tasks.questions import EvalError, one_line
 
@@ -87,6 +88,19 @@ def fingerprint(folder: Path) -> str:
     return hashlib.sha256(json.dumps(listing).encode()).hexdigest()
 
 
+def check_folder(model: Model) -> None:
+    """Refuse a folder that is no whole model, or brings code of its own, which is never run.
+
+    Raises:
+        EvalError: what is wrong with it.
+    """
+    if model.revision is None and Path(model.location).is_dir():
+        try:
+            model_folder.check(Path(model.location))
+        except model_folder.ModelError as error:
+            raise EvalError(f"--model {model.name}: {error}") from None
+
+
 def load_tokenizer(model: Model) -> Any:
     """The model's tokenizer.
 
@@ -95,8 +109,11 @@ def load_tokenizer(model: Model) -> Any:
     """
     from transformers import AutoTokenizer
 
+    check_folder(model)
     try:
-        return AutoTokenizer.from_pretrained(model.location, revision=model.revision)
+        return AutoTokenizer.from_pretrained(
+            model.location, revision=model.revision, trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         raise EvalError(
             f"--model {model.name}: its tokenizer cannot be loaded: {one_line(error)}"
@@ -112,7 +129,9 @@ def context_length(model: Model) -> int:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(model.location, revision=model.revision)
+        config = AutoConfig.from_pretrained(
+            model.location, revision=model.revision, trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         raise EvalError(
             f"--model {model.name}: its config.json cannot be read: {one_line(error)}"

@@ -31,6 +31,8 @@ from eval.model import (
     served_model,
 )
 from eval.store import RESULTS, TABLE, Key, Row, Store
+from sg_rlhf.common.command_line import OneLineParser
+from sg_rlhf.common.redaction import redacted_text
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Benchmark, Host, Prepared, Suite, Tokenize
@@ -79,7 +81,7 @@ def parse_arguments(argv: Sequence[str]) -> CommandLine:
     known = suites.available()
     if ":" in asked:
         known[asked] = suites.at(asked)
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m eval.run",
         description=__doc__,
         epilog=EXAMPLES,
@@ -126,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         suite, benchmarks = check(line)
         return evaluate(line.args, suite, benchmarks, console)
     except (EvalError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"error: {redacted_text(' '.join(str(error).split()))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"interrupted; go on with --resume --out {out}", file=sys.stderr)
@@ -184,7 +186,7 @@ def evaluate(
             try:
                 suite.run(prepared, Answers(run, engine, store, args.replicas))
             except (EvalError, OSError) as error:
-                print(f"error: {error}; go on with --resume", file=sys.stderr)
+                print(f"error: {redacted_text(str(error))}; go on with --resume", file=sys.stderr)
                 return 1
         rows = list(store.begin(run.request).values())
         asked = [loaded.benchmark for loaded in prepared.loaded]
@@ -372,7 +374,7 @@ def _list(console: Console, suites: Mapping[str, Suite]) -> None:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    value = int(text) if text.isdecimal() else 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text}: expected 1 or more")
     return value

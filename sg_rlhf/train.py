@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common.command_line import OneLineParser
-from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.files import resolved, write_whole
 from sg_rlhf.common.final_checkpoint import final_checkpoint
+from sg_rlhf.common.redaction import redacted_text, redacted_words
 from sg_rlhf.common.run_owner import Owned, owning
-from sg_rlhf.config import Config, ConfigError, load_config, local_path, sections
+from sg_rlhf.config import Config, ConfigError, load_config, local_path, run_inputs, sections
 from sg_rlhf.config import resuming as resume
 from sg_rlhf.config.upstream_flags import UpstreamChanged, UpstreamMissing
 from sg_rlhf.doctor.before_run import UnfitMachine, before_run
@@ -56,12 +57,11 @@ examples:
 any upstream flag is a key: --actor.adam.lr of OpenRLHF is actor.adam.lr=... here
 """
 
-#: Keys that name files or folders, or ids of a hub; and where a run writes.
+#: Keys that name files or folders, or ids of a hub.
 READ_FROM = (
     "actor.model_name_or_path", "reward.model_name_or_path", "critic.model_name_or_path",
     "data.prompt_dataset", "eval.dataset", "reward.remote_url", "train.agent_func_path",
 )  # fmt: skip
-WRITTEN_TO = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
 
 VERSIONED = ("openrlhf", "ray", "deepspeed", "torch", "transformers")
 
@@ -134,7 +134,10 @@ def load(arguments: argparse.Namespace) -> Run:
     """
     config = load_config(arguments.config, arguments.overrides)
     recipe = "_".join(Path(file).stem for file in arguments.config)
-    run_dir = Path(arguments.run_dir or Path("runs") / recipe).resolve()
+    try:
+        run_dir = resolved(Path(arguments.run_dir or Path("runs") / recipe), "--run-dir")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     config = resolve(config, run_dir)
     return Run(
         config=config,
@@ -156,12 +159,14 @@ def check(run: Run) -> argparse.Namespace:
         UpstreamChanged: the installed OpenRLHF is not the one that the overlay is written against.
     """
     contract.check()
-    check_files(run.config)
+    run_inputs.check_files(run.config)
     args = cli.parse(run.argv)
     # Before the flags are fitted to it: a GPU whose driver is too old looks like none to torch.
     for line in before_run(run.config, run.directory):
         print(f"warning: {line}")
     cli.fit_platform(args)
+    for line in run_inputs.check_prompts(run.config):
+        print(f"remark: {line}")
     layout.check_prompts(layout.plan(prompts_at_most(args.data), args), args)
     sections.check(run.config.sg.domains)
     return args
@@ -188,9 +193,12 @@ def with_absolute_paths(config: Config) -> Config:
     """
     given = config.values
     absolute: dict[str, Any] = {k: _absolute(given[k]) for k in READ_FROM if given.get(k)}
-    absolute |= {k: os.path.abspath(given[k]) for k in WRITTEN_TO if given.get(k)}
+    absolute |= {k: os.path.abspath(given[k]) for k in run_inputs.WRITTEN_TO if given.get(k)}
     sets = [s.model_copy(update={"dataset": _absolute(s.dataset)}) for s in config.sg.eval_sets]
-    sg = config.sg.model_copy(update={"eval_sets": sets})
+    trusted = [
+        _absolute(local_path("sg.trust_remote_code", n)) for n in config.sg.trust_remote_code
+    ]
+    sg = config.sg.model_copy(update={"eval_sets": sets, "trust_remote_code": trusted})
     return replace(config, values=given | absolute, sg=sg)
 
 
@@ -204,31 +212,6 @@ def _absolute(names: str) -> str:
         return found + at + folder if usable else name
 
     return ",".join(map(one, names.split(",")))
-
-
-def check_files(config: Config) -> None:
-    """Fail before Ray starts if a local file that the recipe names is not there."""
-    named = {key: config.value(key) for key in ("data.prompt_dataset", "eval.dataset")}
-    named |= {f"sg.eval_sets, {s.name}": s.dataset for s in config.sg.eval_sets}
-    for key, names in named.items():
-        for name in str(names or "").split(","):
-            path = Path(name.strip())
-            if path.suffix in {".json", ".jsonl", ".parquet", ".csv"} and not path.is_file():
-                raise ConfigError(
-                    f"{key}={name}: no such file; make it with `python -m sg_rlhf.data`"
-                )
-    if not config.value("data.prompt_dataset"):
-        raise ConfigError(
-            "data.prompt_dataset: not set; give the training prompts, JSON lines that "
-            "`python -m sg_rlhf.data` makes or a data set's id"
-        )
-    model = local_path(
-        "actor.model_name_or_path", str(config.value("actor.model_name_or_path") or "")
-    )
-    if not model:
-        raise ConfigError("actor.model_name_or_path: not set; give a model id or a local folder")
-    if model.startswith((".", "/")) and not (Path(model) / "config.json").is_file():
-        raise ConfigError(f"actor.model_name_or_path={model}: no Hugging Face model folder there")
 
 
 def prompts_at_most(data: argparse.Namespace) -> int:
@@ -400,7 +383,7 @@ def show(run: Run) -> None:
     print(f"# {run.weighting}".replace("\n", "\n# "))
     print(*(f"# {line}".rstrip() for line in plan), sep="\n")
     print("# upstream command line")
-    print(shlex.join(["python", "-m", "sg_rlhf.overlay.cli", *run.argv]))
+    print(shlex.join(["python", "-m", "sg_rlhf.overlay.cli", *redacted_words(run.argv)]))
     print(remarks.getvalue(), end="")
 
 
@@ -457,7 +440,7 @@ def _main(argv: list[str] | None, started: contextlib.ExitStack) -> int:
         Owned,
         launch_options.LaunchError,
     ) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {redacted_text(str(error))}", file=sys.stderr)
         return 2
     except TerminatedNow:
         print("terminated by SIGTERM before the run began", file=sys.stderr)

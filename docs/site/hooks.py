@@ -21,7 +21,11 @@ from mkdocs.structure.files import File, Files
 log = logging.getLogger("mkdocs.hooks.site")
 ROOT = Path(__file__).parents[2]
 #: Pages that live at the top of the repository, and their places in the site.
-AT_THE_TOP = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+AT_THE_TOP = {
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+}
 #: The language that a file is shown in; other files are copied.
 CODE = {
     ".py": "python",

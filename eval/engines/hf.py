@@ -26,10 +26,10 @@ class HfEngine:
         location, revision = options.model.location, options.model.revision
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(
-                location, revision=revision, padding_side="left"
+                location, revision=revision, padding_side="left", trust_remote_code=False
             )
             self._model = AutoModelForCausalLM.from_pretrained(
-                location, revision=revision, dtype=options.dtype
+                location, revision=revision, dtype=options.dtype, trust_remote_code=False
             )
         except (OSError, ValueError) as error:
             raise EvalError(

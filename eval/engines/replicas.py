@@ -49,6 +49,9 @@ class Replicas:
     """
 
     def __init__(self, options: EngineOptions, start_one: StartEngine) -> None:
+        from sg_rlhf.common import ray_token
+
+        ray_token.make()
         import ray
 
         from sg_rlhf.common import ray_cluster

@@ -27,6 +27,7 @@ class VllmEngine:
                 max_model_len=options.context,
                 tensor_parallel_size=options.tensor_parallel,
                 disable_log_stats=True,
+                trust_remote_code=False,
                 **vllm_settings.engine_settings_here(),
                 **(vllm_settings.cpu_settings(options.context) if options.cpu else {}),
             )

@@ -18,6 +18,21 @@ _FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
 _PROBE_BYTES = 2**20
 
 
+def resolved(path: Path, what: str) -> Path:
+    """The path without links.
+
+    Args:
+        what: the option that gave it, for the message.
+
+    Raises:
+        ValueError: a link that leads to itself, or no path at all.
+    """
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError):
+        raise ValueError(f"{what} {path}: no usable path (a link to itself?)".strip()) from None
+
+
 def write_whole(path: Path, data: str | bytes, sync: bool = False) -> None:
     """Write a file so that it never holds half of its contents; a missing folder is made.
 

@@ -16,6 +16,9 @@ Row = TypeVar("Row")
 
 Tick = Callable[[], object]
 
+#: Bytes of one line; a file with a longer one is none of lines.
+LONGEST_LINE = 64 * 2**20
+
 
 class DataError(ValueError):
     """A data set that cannot be used; the message is one line for the user."""
@@ -55,15 +58,52 @@ def json_lines(path: Path) -> Iterator[Any]:
     """The value of each line.
 
     Raises:
-        DataError: a line is not JSON.
+        DataError: a line is not JSON in UTF-8, or longer than :data:`LONGEST_LINE`; or the file
+            cannot be read.
     """
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{path}: row {number}: not JSON: {error}") from None
-            yield value
+    yield from (value for _, value in numbered_json_lines(path))
+
+
+def numbered_json_lines(path: Path, skip_blank: bool = False) -> Iterator[tuple[int, Any]]:
+    """(line counted from 1, its value) of each line; see :func:`json_lines`.
+
+    Args:
+        skip_blank: pass over lines of white space, as Arrow's reader does.
+    """
+    for number, line in enumerate(_lines(path), start=1):
+        if skip_blank and not line.strip():
+            continue
+        try:
+            value = json.loads(line.rstrip(b"\r\n").decode(), parse_constant=_refuse)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}: row {number}: not JSON: {_why(error)}") from None
+        yield number, value
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            number = 1
+            while line := file.readline(LONGEST_LINE + 1):
+                if len(line) > LONGEST_LINE:
+                    raise DataError(
+                        f"{path}: row {number}: longer than {LONGEST_LINE // 2**20} MiB, "
+                        "expected one row a line"
+                    )
+                yield line
+                number += 1
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 (byte {error.start} of the line)"
+    return one_line(error)
 
 
 def json_objects(path: Path) -> Iterator[dict[str, Any]]:

@@ -25,7 +25,8 @@ from yaml import YAMLError
 from sg_rlhf.algo.objectives import Objective
 from sg_rlhf.algo.weightings import Weighting, weighting_class
 from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS, parameter_of
-from sg_rlhf.config import sections
+from sg_rlhf.common.redaction import HIDDEN, redacted, redacted_text
+from sg_rlhf.config import ranges, sections
 from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.settings import (
     BESIDE_UPSTREAMS,
@@ -48,6 +49,8 @@ from sg_rlhf.config.weighting import (
 
 #: ``module:NAME`` means the file (or the folder) of that installed module, on any machine.
 MODULE_PREFIX = "module:"
+#: Characters of what a library says of a file.
+LONGEST = 300
 MODULE_KEYS = ("reward.remote_url", "train.agent_func_path", "actor.model_name_or_path")
 
 
@@ -91,8 +94,12 @@ class Config:
         return low, high
 
     def to_yaml(self) -> str:
-        """The resolved recipe; feeding it back gives the same configuration."""
-        return OmegaConf.to_yaml(OmegaConf.create(_nest(self.flat())))
+        """The resolved recipe; feeding it back gives the same configuration, but for secrets: they
+        are left out, and what stands in an address is hidden.
+        """
+        flat = {k: redacted(k, v) for k, v in self.flat().items()}
+        shown = {k: v for k, v in flat.items() if v != HIDDEN}
+        return OmegaConf.to_yaml(OmegaConf.create(_nest(shown)))
 
     def flat(self) -> dict[str, Any]:
         """Every key that is set, and all of ``sg``, dotted."""
@@ -215,14 +222,17 @@ def parsed_value(key: str, text: str) -> Any:
     """
     try:
         return OmegaConf.to_container(OmegaConf.from_dotlist([f"x={text}"]))["x"]  # type: ignore[call-overload,index]
-    except (OmegaConfBaseException, YAMLError, KeyError) as error:
+    except (OmegaConfBaseException, YAMLError, KeyError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"override {f'{key}={text}'!r}: not a YAML value ({_one_line(error)})"
+            f"override {f'{key}={redacted(key, text)}'!r}: not a YAML value ({_one_line(error)})"
         ) from None
 
 
 def _read_chain(path: Path, seen: tuple[Path, ...]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    path = path.resolve()
+    try:
+        path = path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # links that end nowhere, a NUL
+        raise ConfigError(f"{path}: no such recipe: {_one_line(error)}") from None
     if path in seen:
         raise ConfigError(f"{path}: extends itself through {' -> '.join(p.name for p in seen)}")
     if not path.is_file():
@@ -230,18 +240,22 @@ def _read_chain(path: Path, seen: tuple[Path, ...]) -> Iterator[tuple[Path, dict
         raise ConfigError(f"{path}: no such recipe{by}")
     try:
         tree = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+    except (OmegaConfBaseException, YAMLError, ValueError, RecursionError, OSError) as error:
         raise ConfigError(f"{path}: not a valid YAML recipe: {_one_line(error)}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: expected a mapping of keys to values")
-    parents = tree.pop("extends", None) or []
-    for parent in [parents] if isinstance(parents, str) else parents:
-        yield from _read_chain(path.parent / str(parent), (*seen, path))
+    given = tree.pop("extends", None) or []
+    parents = [given] if isinstance(given, str) else given
+    if not isinstance(parents, list) or not all(isinstance(one, str) for one in parents):
+        raise ConfigError(f"{path}: extends={given!r}: expected a recipe or a list of them")
+    for parent in parents:
+        yield from _read_chain(path.parent / parent, (*seen, path))
     yield path, {str(k): v for k, v in tree.items()}
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    text = redacted_text(" ".join(str(error).split()))
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
 def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -345,7 +359,9 @@ def _unknown_key(key: str, where: str, known: list[str]) -> str:
 
 def _checked_value(flag: Flag, value: Any, where: str) -> Any:
     def fail() -> ConfigError:
-        return ConfigError(f"{where}: {flag.dest}={value!r}: expected {flag.describe()}")
+        return ConfigError(
+            f"{where}: {flag.dest}={redacted(flag.dest, value)!r}: expected {flag.describe()}"
+        )
 
     if value is None:
         return None
@@ -357,8 +373,15 @@ def _checked_value(flag: Flag, value: Any, where: str) -> Any:
         items = value if isinstance(value, list) else [value]
         if isinstance(flag.nargs, int) and len(items) != flag.nargs:
             raise fail()
-        return [_scalar(flag, item, fail) for item in items]
-    return _scalar(flag, value, fail)
+        return _in_range(flag, [_scalar(flag, item, fail) for item in items], where)
+    return _in_range(flag, _scalar(flag, value, fail), where)
+
+
+def _in_range(flag: Flag, value: Any, where: str) -> Any:
+    expected = ranges.expected(flag.dest, value)
+    if expected is not None:
+        raise ConfigError(f"{where}: {flag.dest}={value}: expected {expected}")
+    return value
 
 
 def _scalar(flag: Flag, value: Any, fail: Any) -> Any:
@@ -370,13 +393,20 @@ def _scalar(flag: Flag, value: Any, fail: Any) -> Any:
         raise fail()
     try:
         typed = flag.type(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise fail() from None
+    if isinstance(typed, str) and not _is_text(typed):
+        raise fail()
     if isinstance(typed, float) and math.isnan(typed):
         raise fail()
     if flag.choices is not None and typed not in flag.choices:
         raise fail()
     return typed
+
+
+def _is_text(value: str) -> bool:
+    """Neither half a character, which a shell's stray byte becomes, nor what no argument holds."""
+    return "\0" not in value and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def _is_whole(value: Any) -> bool:

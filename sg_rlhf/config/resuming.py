@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from sg_rlhf.common.dataset_folder import sha256_of
 from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.redaction import redacted
 from sg_rlhf.config.recipe import Config, load_config, local_path
 
 #: In the run directory: what the files were that the run was started with.
@@ -26,6 +27,7 @@ HOW = (
     "sg.fused_logprobs", "sg.skip_old_log_probs", "sg.share_prompts", "sg.weight_sync",
     "sg.sync_bucket_mb", "sg.sync_timeout", "sg.check_trained", "sg.grace_seconds",
     "sg.engine_timeout", "sg.engine_restarts", "sg.on_nonfinite", "sg.max_nonfinite",
+    "sg.trust_remote_code",
 )  # fmt: skip
 #: Keys, or patterns of them, that may change: places, layout, what is logged and when.
 FREE = (
@@ -58,7 +60,8 @@ class Change(NamedTuple):
     def __str__(self) -> str:
         if self.was == self.now:
             return f"{self.key}: other contents"
-        return f"{self.key}: was {self.was}, now {self.now}"
+        was, now = (redacted(self.key, value) for value in (self.was, self.now))
+        return f"{self.key}: was {was}, now {now}"
 
 
 def fingerprints(config: Config) -> dict[str, str]:

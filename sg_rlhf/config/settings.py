@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS
+from sg_rlhf.common.redaction import redacted
 from sg_rlhf.config import sections
 from sg_rlhf.tasks.settings import DomainSettings
 
@@ -155,6 +156,11 @@ class SGSettings(BaseModel):
         description="no pass for old log-probs that the update's own pass gives; false makes it "
         "for every sample, as upstream does",
     )
+    trust_remote_code: list[str] = Field(
+        [],
+        description="models, by the names that the recipe has for them, whose own code may run; "
+        "no other model's does",
+    )
     wandb: Literal["auto", "disabled"] = Field(
         "auto", description="auto: online with a key, else an offline run in the run directory"
     )
@@ -163,10 +169,15 @@ class SGSettings(BaseModel):
         {}, description="the sections of domains, sg.NAME.KEY, by name; see `sections`"
     )
 
-    @field_validator("eval_sets", mode="before")
+    @field_validator("eval_sets", "trust_remote_code", mode="before")
     @classmethod
     def _from_command_line(cls, value: Any) -> Any:
-        return json.loads(value) if isinstance(value, str) else value
+        if not isinstance(value, str):
+            return value
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            raise ValueError("expected a list") from None
 
     @field_validator("eval_sets")
     @classmethod
@@ -211,4 +222,5 @@ def validation_message(error: ValidationError, section: str = "sg") -> tuple[str
     key = ".".join([section, *map(str, first["loc"])])
     if first["type"] == "missing":
         return key, f"{key}: not set"
-    return key, f"{key}={first.get('input')!r}: {first['msg'].removeprefix('Value error, ')}"
+    why = first["msg"].removeprefix("Value error, ")
+    return key, f"{key}={redacted(key, first.get('input'))!r}: {why}"

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sg_rlhf import __version__
+from sg_rlhf.common import model_folder
 from sg_rlhf.common.command_line import print_files
 from sg_rlhf.common.dataset_folder import check_writable, current_manifest, write_dataset
+from sg_rlhf.common.files import resolved
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.data_command import DataCommand
 from sg_rlhf.tasks.domain import Domain, load
@@ -49,7 +51,7 @@ def make(task: str, command: DataCommand, args: argparse.Namespace) -> None:
     Raises:
         ValueError: bad arguments or data; the message is one line for the user.
     """
-    out: Path = args.out.resolve()
+    out: Path = resolved(args.out, "--out")
     plan = command.plan(args, _load_tokenizer)
     request = {"task": task, "version": __version__, **plan.request}
     manifest = current_manifest(out, request)
@@ -71,7 +73,12 @@ def _load_tokenizer(model: str) -> Any:
     # Takes seconds to import, and only chat templates need it.
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model)
+    if Path(model).is_dir() and (named := model_folder.code_of(Path(model))):
+        raise ValueError(
+            f"--chat-template {model}: {named[0]} names code of the model ({named[1]}), which this "
+            "command does not run"
+        )
+    return AutoTokenizer.from_pretrained(model, trust_remote_code=False)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -12,9 +12,10 @@ from importlib import metadata
 from pathlib import Path
 
 import sg_rlhf
+from sg_rlhf.common.redaction import redacted_words
 from sg_rlhf.config import Config, ConfigError
 from sg_rlhf.launch import data
-from sg_rlhf.launch.options import Options
+from sg_rlhf.launch.options import LaunchError, Options
 from sg_rlhf.plan.gpu_types import BY_SIZE
 from sg_rlhf.plan.hardware import named, of_gpus
 from sg_rlhf.plan.of_recipe import plan_of
@@ -114,7 +115,17 @@ def job_of(
         overrides: the overrides as they were given.
         run_dir: the run directory, absolute.
         options: how it is to be printed.
+
+    Raises:
+        LaunchError: an override holds a secret.
     """
+    pairs = zip(overrides, redacted_words(overrides), strict=True)
+    secret = next((given for given, shown in pairs if given != shown), "")
+    if secret:
+        raise LaunchError(
+            f"{secret.partition('=')[0]}: a job file is no place for a secret; set it in the job's "
+            "environment (WANDB_API_KEY, HF_TOKEN) or in a recipe that only the job can read"
+        )
     on_cpu = config.value("vllm.sync_backend") == "gloo"
     nodes, ranks = machines(config)
     size = gpu_size(config)

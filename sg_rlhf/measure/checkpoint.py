@@ -20,6 +20,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from sg_rlhf.algo.weightings import token_keys
+from sg_rlhf.common import model_folder
 from sg_rlhf.common.rows import one_line
 from sg_rlhf.config import local_path
 
@@ -67,7 +68,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         MeasureError: there is none, or it cannot be read.
     """
     try:
-        return AutoTokenizer.from_pretrained(_location(name))
+        return AutoTokenizer.from_pretrained(_location(name), trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise MeasureError(f"--model {name}: its tokenizer does not load: {_why(error)}") from None
 
@@ -86,7 +87,7 @@ def load_model(
     transformers_logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            _location(name), dtype=dtype, attn_implementation=attention
+            _location(name), dtype=dtype, attn_implementation=attention, trust_remote_code=False
         )
     except (OSError, ValueError) as error:
         raise MeasureError(f"--model {name}: does not load: {_why(error)}") from None
@@ -108,6 +109,11 @@ def _location(name: str) -> str:
             raise MeasureError(
                 f"--model {name}: no config.json there, expected a Hugging Face model"
             )
+    if Path(location).is_dir():
+        try:
+            model_folder.check(Path(location))
+        except model_folder.ModelError as error:
+            raise MeasureError(f"--model {name}: {error}") from None
     return location
 
 

@@ -18,7 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.common import ray_token, redaction
 from sg_rlhf.common.files import Lossy
+from sg_rlhf.common.redaction import redacted_text
 from sg_rlhf.config import ConfigError, sg_keys
 from sg_rlhf.config.recipe import sg_settings_of_flags
 from sg_rlhf.config.settings import BESIDE_UPSTREAMS
@@ -195,6 +197,7 @@ def fit_platform(args: Any) -> None:
 @contextlib.contextmanager
 def fork_server_for_cpu() -> Iterator[fork_server.ForkServer | None]:
     """What the workers are forked from where there is no CUDA; it imports from now on."""
+    ray_token.make()
     if not (platform.active() and fork_server.wanted()):
         yield None
         return
@@ -220,6 +223,7 @@ def run(args: argparse.Namespace, workers: fork_server.ForkServer | None = None)
     from sg_rlhf.overlay import now, phases
     from sg_rlhf.overlay.errors import raise_stop_cause
 
+    redaction.hide(args)  # upstream prints the flags, and wandb keeps them
     local = True
     if args.sg.run_dir:
         now.forget(Path(args.sg.run_dir))
@@ -300,13 +304,13 @@ def execute(args: argparse.Namespace, workers: fork_server.ForkServer | None = N
     try:
         run(args, workers)
     except (UpstreamChanged, ClusterError, UnusablePrompts) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {redacted_text(str(error))}", file=sys.stderr)
         return 2
     except (Terminated, termination.TerminatedNow) as error:
         print(f"terminated by SIGTERM, {error}{_goes_on(args)}", file=sys.stderr)
         return 143
     except RunStopped as error:
-        print(f"stopped: {error}", file=sys.stderr)
+        print(f"stopped: {redacted_text(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"interrupted{_goes_on(args)}", file=sys.stderr)
@@ -319,7 +323,7 @@ def execute(args: argparse.Namespace, workers: fork_server.ForkServer | None = N
         during = now.told(Path(args.sg.run_dir))
         details = failure.keep(error, Path(args.sg.run_dir)) or "none: they could not be written"
         line = engine_watch.told(args.sg.run_dir) or failure.describe(error)
-        said = f"failed: {line}{during}{_goes_on(args)}; details: {details}"
+        said = redacted_text(f"failed: {line}{during}{_goes_on(args)}; details: {details}")
         print(said, file=sys.stderr)
         return 1
     return 0
@@ -342,7 +346,7 @@ def main(argv: list[str] | None = None) -> int:
         args = parse(sys.argv[1:] if argv is None else argv)
         fit_platform(args)
     except (UsageError, UpstreamChanged) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {redacted_text(str(error))}", file=sys.stderr)
         return 2
     with fork_server_for_cpu() as workers:
         return execute(args, workers)

@@ -14,7 +14,7 @@ from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
 from sg_rlhf.common import ray_cluster, vllm_settings
 from sg_rlhf.config import sections
-from sg_rlhf.overlay import engine_log_probs, phases, rotary, switches
+from sg_rlhf.overlay import engine_log_probs, phases, remote_code, rotary, switches
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.fork_server import handle as fork_server
 from sg_rlhf.overlay.progress import keep_worker_logs
@@ -49,6 +49,7 @@ def connect(args: Any, workers: fork_server.ForkServer | None = None) -> bool:
     """
     needed = accelerators_needed(args)
     on_cpu = platform.active()
+    os.environ[remote_code.VARIABLE] = json.dumps(args.sg.trust_remote_code)
     runtime: dict[str, Any] = {
         "env_vars": worker_variables(args, on_cpu),
         "worker_process_setup_hook": WORKER_SETUP_HOOK,
@@ -96,6 +97,7 @@ def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
     variables[switches.SHARE_PROMPTS] = "1" if switches.shared_prompts_fit(args) else "0"
     variables[switches.SKIP_NONFINITE] = "1" if args.sg.on_nonfinite == "skip" else "0"
     # Named for the workers: one without a GPU of its own must not take the machine for a CPU one.
+    variables[remote_code.VARIABLE] = json.dumps(args.sg.trust_remote_code)
     variables[platform.PLATFORM_VARIABLE] = "cpu" if on_cpu else "cuda"
     if phases.VARIABLE in os.environ:
         variables[phases.VARIABLE] = os.environ[phases.VARIABLE]

@@ -29,6 +29,10 @@ class CheckpointError(RunStopped):
     """No checkpoint is whole, or the one that is cannot be loaded."""
 
 
+class ModelCodeError(RunStopped):
+    """A model brings code of its own, and nobody asked for it by name."""
+
+
 class Terminated(RunStopped):
     """SIGTERM: the run ended between two rollouts, after a checkpoint."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import ray
 
 from sg_rlhf.common.files import is_full_disk
+from sg_rlhf.common.redaction import redacted_text
 from sg_rlhf.overlay.errors import chain
 
 #: In the run directory.
@@ -54,7 +55,7 @@ def keep(error: BaseException, run_dir: Path) -> Path | None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a") as log:
-            log.write("".join(traceback.format_exception(error)) + "\n")
+            log.write(redacted_text("".join(traceback.format_exception(error))) + "\n")
     except OSError:
         return None
     return file

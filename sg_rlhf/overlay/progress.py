@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import threading
 import time
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from sg_rlhf.common import run_log
+from sg_rlhf.common.redaction import redacted_text
 from sg_rlhf.overlay import phases
 
 PLAN = "plan.json"
@@ -213,4 +213,6 @@ def keep_worker_logs(session_dir: Path, run_dir: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted((session_dir / "logs").glob("worker-*")):
         if path.stat().st_size:
-            shutil.copyfile(path, target / path.name)
+            text = path.read_bytes().decode("utf-8", "surrogateescape")
+            shown = redacted_text(text).encode("utf-8", "surrogateescape")
+            (target / path.name).write_bytes(shown)

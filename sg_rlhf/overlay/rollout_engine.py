@@ -20,7 +20,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from sg_rlhf.common import vllm_settings
 from sg_rlhf.common.sampling_seeds import Draw, seed_of
-from sg_rlhf.overlay import engine_log_probs, phases, switches
+from sg_rlhf.overlay import engine_log_probs, phases, remote_code, switches
 from sg_rlhf.overlay.asking import Asked, Incarnation
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.engine_gate import Gate
@@ -89,6 +89,7 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
     ) -> None:
         kwargs["worker_extension_cls"] = WORKER_EXTENSION
         kwargs["dtype"] = switches.engine_dtype()
+        kwargs["trust_remote_code"] = kwargs.get("model") in remote_code.trusted()
         if platform.active():
             fork_server.use_for_subprocesses()  # the engine's core
             kwargs["worker_extension_cls"] = CPU_WORKER_EXTENSION

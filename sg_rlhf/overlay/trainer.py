@@ -89,8 +89,10 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         Raises:
             UnusablePrompts: the data set does not fill one rollout, or suits another model.
         """
+        evaluated = [loader for _, loader in self._eval_sets] or [self.eval_dataloader]
+        for loader in (self.prompts_dataloader, *filter(None, evaluated)):
+            loader.dataset.check()
         layout.check_prompts(self._plan, self.args)
-        self.prompts_dataloader.dataset.check()
         return self._plan.optimizer_steps
 
     # -- logging -------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from sg_rlhf.common.command_line import OneLineParser
-from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.files import resolved, write_whole
 from sg_rlhf.report.runs import RunError
 
 EXAMPLES = """\
@@ -67,9 +67,13 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 def _check(arguments: argparse.Namespace) -> None:
     seen: dict[Path, Path] = {}
     for path in arguments.run_dirs:
-        if path.resolve() in seen:
-            raise RunError(f"{path}: given twice (also as {seen[path.resolve()]}); name it once")
-        seen[path.resolve()] = path
+        try:
+            found = resolved(path, "")
+        except ValueError as error:
+            raise RunError(str(error)) from None
+        if found in seen:
+            raise RunError(f"{path}: given twice (also as {seen[found]}); name it once")
+        seen[found] = path
     if arguments.samples < 1:
         raise RunError(f"--samples {arguments.samples}: expected 1 or more")
     if arguments.format and not arguments.figures:

@@ -15,6 +15,7 @@ from yaml import YAMLError
 
 from sg_rlhf.common import run_log
 from sg_rlhf.common.final_checkpoint import final_checkpoint_complete
+from sg_rlhf.common.redaction import redacted
 from sg_rlhf.config import Config, ConfigError, load_config, sections
 from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.report.names import group_names, run_names
@@ -215,7 +216,8 @@ def _settings(run_dir: Path, notes: list[str]) -> tuple[dict[str, Any], Config |
         notes.append("There is no config.yaml: token weights and differences are not known.")
         return {}, None
     try:
-        settings = flatten(OmegaConf.to_container(OmegaConf.load(path), resolve=True))
+        found = flatten(OmegaConf.to_container(OmegaConf.load(path), resolve=True))
+        settings = {key: redacted(key, value) for key, value in found.items()}
     except (OmegaConfBaseException, YAMLError, OSError, ValueError):
         notes.append("config.yaml cannot be read: token weights and differences are not known.")
         return {}, None

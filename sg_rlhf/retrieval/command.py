@@ -37,6 +37,14 @@ def not_negative(text: str) -> int:
     return 0 if text == "0" else positive(text)
 
 
+def port(text: str) -> int:
+    """An argument type: a TCP port, or 0 for any free one."""
+    value = not_negative(text)
+    if value > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a port, 0 to 65535")
+    return value
+
+
 def run(name: str, action: Callable[[], None]) -> int:
     """Call `action`; 0, or 2 after one line on stderr for what the user can put right."""
     try:

@@ -57,7 +57,11 @@ def scan(path: Path, *, check: bool = True, progress: bool = True) -> Scan:
     with (
         path.open("rb") as file,
         tqdm(
-            total=size, unit="B", unit_scale=True, desc=f"reading {path.name}", disable=not progress
+            total=size,
+            unit="B",
+            unit_scale=True,
+            desc=f"reading {path.name}",
+            disable=None if progress else True,
         ) as bar,
     ):
         for line in file:

@@ -65,7 +65,9 @@ def build(
         index.nprobe = max(1, min(lists // 4, 256))
         index.train(_sample(shards, rows, lists * TRAIN_PER_LIST))
         parameters = {"lists": lists, "probes": index.nprobe}
-    for shard in tqdm(shards, desc=f"building {kind}", unit="shard", disable=not progress):
+    for shard in tqdm(
+        shards, desc=f"building {kind}", unit="shard", disable=None if progress else True
+    ):
         index.add(np.load(shard))
     faiss.write_index(index, os.fspath(out))
     return parameters

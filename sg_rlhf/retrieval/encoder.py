@@ -15,6 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from sg_rlhf.common import model_folder
+
 PREFIX = {"query": "query: ", "passage": "passage: "}
 Kind = Literal["query", "passage"]
 
@@ -52,8 +54,14 @@ class Encoder:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.max_length = max_length
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
-            model = AutoModel.from_pretrained(name, revision=revision, dtype=torch.float32)
+            if Path(name).is_dir():
+                model_folder.check(Path(name))
+            self._tokenizer = AutoTokenizer.from_pretrained(
+                name, revision=revision, trust_remote_code=False
+            )
+            model = AutoModel.from_pretrained(
+                name, revision=revision, dtype=torch.float32, trust_remote_code=False
+            )
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ValueError(

@@ -209,7 +209,9 @@ def _encode(job: Build, model: Any, corpus: Corpus, request: dict[str, Any]) -> 
     starts = range(0, len(corpus), job.shard_rows)
     if done := len(list(folder.glob("*.npy"))):
         print(f"{job.partial}: going on after {done} of {len(starts)} shards", flush=True)
-    with tqdm(total=len(corpus), desc="encoding", unit="passage", disable=not job.progress) as bar:
+    with tqdm(
+        total=len(corpus), desc="encoding", unit="passage", disable=None if job.progress else True
+    ) as bar:
         for number, start in enumerate(starts):
             rows = range(start, min(start + job.shard_rows, len(corpus)))
             shard = folder / f"{number:06d}.npy"

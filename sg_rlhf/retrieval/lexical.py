@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import unicodedata
 from array import array
 from collections.abc import Sequence
@@ -55,12 +56,16 @@ def build(corpus: Path, rows: int, out: Path, *, progress: bool = True) -> dict[
     vocabulary: dict[str, int] = {}
     tokens: list[array[int]] = []
     texts = iterate_contents(corpus)
-    for text in tqdm(texts, total=rows, desc="splitting words", disable=not progress):
+    for text in tqdm(texts, total=rows, desc="splitting words", disable=None if progress else True):
         tokens.append(array("i", (vocabulary.setdefault(w, len(vocabulary)) for w in words(text))))
     if not vocabulary:
         raise ValueError(f"{corpus}: no words in any passage, nothing to index")
     model = bm25s.BM25(k1=K1, b=B, method="lucene", csc_backend="scipy")
-    model.index((tokens, vocabulary), create_empty_token=False, show_progress=progress)
+    model.index(
+        (tokens, vocabulary),
+        create_empty_token=False,
+        show_progress=progress and sys.stderr.isatty(),
+    )
     model.save(out, show_progress=False)
     return {"words": len(vocabulary)}
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import uvicorn
 
 from sg_rlhf.retrieval.app import Limits, create_app
-from sg_rlhf.retrieval.command import Parser, not_negative, positive, run
+from sg_rlhf.retrieval.command import Parser, not_negative, port, positive, run
 from sg_rlhf.retrieval.search import Retriever, open_faiss, open_index
 
 PROG = "sg_rlhf.retrieval.server"
@@ -143,7 +143,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what("--device", help="torch device of the encoder (a GPU if there is one)")
     where = parser.add_argument_group("where").add_argument
     where("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
-    where("--port", type=not_negative, default=8000, help="0: any free one (8000)")
+    where("--port", type=port, default=8000, help="0: any free one (8000)")
     where("--shutdown-seconds", type=positive, default=120,
         help="how long SIGTERM waits for the answers under way (120)")  # fmt: skip
     limit = parser.add_argument_group("limits, 422 beyond them").add_argument

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 from pathlib import Path
 
 import pyarrow
 import pytest
-from pyarrow import parquet
+from pyarrow import csv, parquet
 
 from sg_rlhf.common.run_owner import owning
 from sg_rlhf.config import load_config
@@ -18,6 +19,17 @@ from sg_rlhf.train import main, prepare_run_dir, prompts_at_most, resolve, with_
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TINY = str(CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml")
+
+
+GOLD = "(1) Zoey is a knight"
+
+
+def rows(count: int, kind: str = "puzzle") -> str:
+    """JSON lines of different prompts."""
+    return "".join(
+        json.dumps({"input": f"a {kind} {number}", "answer": GOLD}) + "\n"
+        for number in range(count)
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +61,7 @@ def test_a_dry_run_for_gpus_works_without_them_and_the_run_itself_is_refused(
     assert "DEAD ZONE: a token with positive advantage and p > 0.211" in out
     assert "# not on this machine: vllm.enable_sleep=True: without CUDA use false; " in out
     data = tmp_path / "train.jsonl"
-    data.write_text("")
+    data.write_text(rows(1))
     files = [f"data.prompt_dataset={data}", f"eval.dataset={data}"]
     run_dir = tmp_path / "run"
     assert main(["--config", str(recipe), "--run-dir", str(run_dir), *files]) == 2
@@ -109,7 +121,7 @@ def test_a_run_directory_that_cannot_be_written_is_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     data = tmp_path / "train.jsonl"
-    data.write_text('{"input": "a puzzle"}\n' * 16)
+    data.write_text(rows(16))
     recipe = CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml"
     for run_dir in (data, data / "below", Path("/proc/run")):
         assert main([
@@ -124,7 +136,7 @@ def test_a_run_directory_of_another_run_is_refused_untouched(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     data, run_dir = tmp_path / "train.jsonl", tmp_path / "run"
-    data.write_text('{"input": "a puzzle"}\n' * 16)
+    data.write_text(rows(16))
     run_dir.mkdir()
     with owning(run_dir):
         before = sorted(run_dir.iterdir())
@@ -167,7 +179,6 @@ def refused(capsys: pytest.CaptureFixture[str], run_dir: Path, *arguments: str) 
         ({"a.parquet": 15}, [], 15),
         ({"a.jsonl": 100}, ["data.max_samples=7"], 7),
         ({"a.csv": 100}, ["data.max_samples=7"], 7),
-        ({"a.jsonl": 0}, [], 0),
     ],
 )
 def test_a_data_set_too_small_for_a_rollout_is_refused_before_ray_starts(
@@ -177,12 +188,15 @@ def test_a_data_set_too_small_for_a_rollout_is_refused_before_ray_starts(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    for name, rows in files.items():
-        table = pyarrow.table({"input": ["a puzzle"] * rows})
+    for name, count in files.items():
+        puzzles = [f"a puzzle {number}" for number in range(count)]
+        table = pyarrow.table({"input": puzzles, "answer": [GOLD] * count})
         if name.endswith(".parquet"):
             parquet.write_table(table, tmp_path / name)
+        elif name.endswith(".csv"):
+            csv.write_csv(table, tmp_path / name)
         else:  # a blank line is no row
-            (tmp_path / name).write_text("\n" + '{"input": "a puzzle"}\n' * rows)
+            (tmp_path / name).write_text("\n" + rows(count, name))
     given = ",".join(str(tmp_path / name) for name in files)
     line = refused(capsys, tmp_path / "run", f"data.prompt_dataset='{given}'", *extra)
     assert line == (
@@ -241,7 +255,7 @@ def test_a_number_that_cannot_be_is_found_before_anything_is_printed(
 ) -> None:
     recipe = str(CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml")
     assert main(["--config", recipe, "--dry-run", "ds.zero_stage=9"]) == 2
-    assert capsys.readouterr() == ("", "error: ds.zero_stage=9: expected 0 to 3\n")
+    assert capsys.readouterr() == ("", "error: command line: ds.zero_stage=9: expected 0 to 3\n")
 
 
 def test_a_wrong_flag_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

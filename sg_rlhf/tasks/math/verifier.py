@@ -10,15 +10,13 @@ import importlib
 import logging
 import os
 import re
-import resource
 import signal
 from functools import lru_cache
 from typing import Any
 
+from sg_rlhf.tasks.math import confinement
 from sg_rlhf.tasks.math.outcome import Reason
 
-# Address space of one worker. sympy needs about 0.3 GiB; 9^{9^9} would take all there is.
-MEMORY_BYTES = 2 * 2**30
 # Largest relative difference of two numbers that may be called equal. math-verify rounds to six
 # decimals, which makes 0.0 equal to 1.6e-19.
 RELATIVE_TOLERANCE = 1e-4
@@ -38,16 +36,14 @@ def warm_up() -> None:
     logging.disable(logging.CRITICAL)
     for module in ("sympy", "latex2sympy2_extended", "math_verify"):
         importlib.import_module(module)
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    cap = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (cap, hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Half of the parser's time to a first answer is building its tables.
     for text in (r"\frac{1}{2}", "x=5", "(1,2]", r"\sqrt{3}x^2"):
         check(text, (text,), 60.0)
     devnull = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(devnull, descriptor)
+    # Last: the parser's tables may be written to a cache, and the tests above need no limits.
+    confinement.confine()
 
 
 def check(answer: str, golds: tuple[str, ...], limit_s: float) -> Reason:

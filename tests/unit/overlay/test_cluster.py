@@ -20,6 +20,7 @@ ARGS = SimpleNamespace(
         domains={},
         weighting={},
         on_nonfinite="skip",
+        trust_remote_code=[],
     ),
     ds=SimpleNamespace(
         tensor_parallel_size=1, deepcompile=False, packing_samples=False, param_dtype="bf16"

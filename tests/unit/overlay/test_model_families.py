@@ -47,12 +47,16 @@ def upstreams_tokenizer(folder: Path) -> Any:
     return get_tokenizer(str(folder), SimpleNamespace(is_vlm=False, config=SimpleNamespace()))
 
 
-def read(rows: Sequence[dict[str, Any]], tokenizer: Any, *, apply_template: bool) -> PromptDataset:
+def read(
+    rows: Sequence[dict[str, Any]], tokenizer: Any, *, apply_template: bool, max_len: int = 4096
+) -> PromptDataset:
     """The prompts as the trainer has them."""
     data = SimpleNamespace(
-        input_key="input", label_key="answer", apply_chat_template=apply_template
-    )
-    strategy = SimpleNamespace(args=SimpleNamespace(data=data), is_rank_0=lambda: False)
+        input_key="input", label_key="answer", apply_chat_template=apply_template,
+        image_key="images", prompt_dataset="org/set", max_len=max_len,
+    )  # fmt: skip
+    args = SimpleNamespace(data=data, rollout=SimpleNamespace(max_new_tokens=256))
+    strategy = SimpleNamespace(args=args, is_rank_0=lambda: False)
     return PromptDataset(Dataset.from_list(list(rows)), tokenizer, strategy)
 
 
@@ -258,3 +262,25 @@ def test_an_evaluation_gives_the_model_the_ids_that_training_gave_it(
         tokenizer(text=prompt, add_special_tokens=False)["input_ids"] for prompt in trained
     ]
     assert chat.encode([], tokenizer) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "max_len", "words"),
+    [
+        ([{"input": "x", "answer": None}], 4096, "row 1 of the prompts: answer: missing or empty"),
+        ([{"other": "x", "answer": "y"}], 4096, "row 1 of the prompts: input: missing"),
+        ([{"input": "x", "answer": "y"}, {"input": "x", "answer": "z"}], 4096,
+         "row 2 of the prompts: the prompt of row 1 of the prompts with another label"),
+        ([{"input": "x", "answer": "y"}, {"input": "knave " * 90, "answer": "z"}], 300,
+         "row 2 of the prompts: the prompt has"),
+    ],
+)  # fmt: skip
+def test_rows_of_a_hub_are_checked_where_they_are_read(
+    rows: list[dict[str, Any]], max_len: int, words: str, folders: dict[str, Path]
+) -> None:
+    """The driver reads local files alone; `check` is asked before the first rollout."""
+    tokenizer = upstreams_tokenizer(folders["qwen2.5-base"])
+    prompts = read(rows, tokenizer, apply_template=False, max_len=max_len)
+    with pytest.raises(UnfitPrompts) as error:
+        prompts.check()
+    assert words in str(error.value)

@@ -34,6 +34,7 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
     made.vllm_engines = []
     made._plan = layout.plan(prompts, made.args)
     made.prompts_dataloader = SimpleNamespace(dataset=SimpleNamespace(check=lambda: None))
+    made._eval_sets, made.eval_dataloader = [], None
     made._run_dir, made._probe, made._syncs = None, [], 0
     made._evaluated = made._resumed = None
     made._clock = StepClock()

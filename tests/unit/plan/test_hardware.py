@@ -150,7 +150,9 @@ def test_sizes_of_others() -> None:
     assert twice.optimizer_steps == 8 and not twice.reference  # type: ignore[attr-defined]
     dynamic = of(RECIPE, "train.dynamic_batch_enable=true", "train.max_tokens_per_gpu=10000")
     assert dynamic.train_pass_tokens == dynamic.rollout_pass_tokens == 10000  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match=r"^train\.micro_batch_size=0: expected 1 or more"):
+    with pytest.raises(
+        ConfigError, match=r"^command line: train\.micro_batch_size=0: expected 1 or more"
+    ):
         of(RECIPE, "train.micro_batch_size=0")
 
 

@@ -73,7 +73,7 @@ def test_a_shipped_file_of_the_hardware_is_put_on_top() -> None:
         (["--config", RECIPE, "--response-tokens", "0"], "--response-tokens 0"),
         (["--config", RECIPE, "--response-tokens", "inf"], "--response-tokens inf: expected 1"),
         (["--all", "--hardware", "8x40gb"], "--all: every recipe on every hardware, without hardw"),
-        (["--config", RECIPE, "vllm.num_engines=-3"], "vllm.num_engines=-3: expected 0 or more"),
+        (["--config", RECIPE, "vllm.num_engines=-3"], "vllm.num_engines=-3: expected 1 or more"),
         (["--config", RECIPE, "ds.zero_stage=7"], "ds.zero_stage=7: expected 0 to 3"),
         (
             ["--config", RECIPE, "vllm.gpu_memory_utilization=-1"],

@@ -1,0 +1,214 @@
+"""The rows that a run's prompts are read from, checked one by one.
+
+OpenRLHF takes a row as it comes: a missing field is a KeyError inside a worker, a prompt that
+leaves no room loses its beginning with a line in a log, and the same prompt with two answers is
+rewarded for both. Here each is a `DataError` with the row and what to do.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sg_rlhf.common.rows import DataError, numbered_json_lines, one_line, parquet_rows, short
+
+#: What upstream reads by its suffix; an Arrow file is a cache of `datasets`, and is taken as it is.
+SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
+
+
+@dataclass(frozen=True)
+class Fields:
+    """What a row must hold.
+
+    Attributes:
+        prompt: the field of the prompt.
+        label: the field of the label; None: there is none.
+        image: the field of its images, which need not be there.
+        chat: a prompt may be a list of messages too, which a chat template makes text of.
+        template: what the prompt is put into, with ``{}`` in its place; None: nothing.
+        label_fault: label -> what is wrong with it, or None.
+    """
+
+    prompt: str = "input"
+    label: str | None = None
+    image: str = "images"
+    chat: bool = False
+    template: str | None = None
+    label_fault: Callable[[Any], str | None] = lambda label: None
+
+    def text(self, prompt: str) -> str:
+        """The prompt as the model gets it."""
+        return prompt if self.template is None else self.template.format(prompt)
+
+
+@dataclass
+class Seen:
+    """What was seen of the rows so far, of one file or several.
+
+    Attributes:
+        prompts: digest of each different prompt -> (where it stands, digest of its label).
+        rows: how many rows.
+        repeated: how many of them repeat an earlier one, its label included.
+        first_repeated: where the first of them and the earlier one stand.
+    """
+
+    prompts: dict[bytes, tuple[str, bytes]] = field(default_factory=dict)
+    rows: int = 0
+    repeated: int = 0
+    first_repeated: tuple[str, str] = ("", "")
+
+    def remark(self) -> str | None:
+        """What a user should know of them, in one line."""
+        if not self.repeated:
+            return None
+        first, second = self.first_repeated
+        return (
+            f"{self.repeated} of {self.rows} rows repeat an earlier one (first: {second} "
+            f"repeats {first}): such prompts are trained on more often"
+        )
+
+    def take(self, prompt: Any, label: Any, images: Any, place: str) -> None:
+        """Note one row.
+
+        Raises:
+            DataError: the same prompt stands elsewhere with another label.
+        """
+        self.rows += 1
+        key, answer = _digest(prompt, images), _digest(label)
+        known, known_answer = self.prompts.setdefault(key, (place, answer))
+        if known == place:
+            return
+        if known_answer != answer:
+            raise DataError(
+                f"{place}: the prompt of {known} with another label, {short(label, 60)}: "
+                "a response cannot be right by both; keep one of the two rows"
+            )
+        self.repeated += 1
+        if not self.first_repeated[0]:
+            self.first_repeated = known, place
+
+
+def _digest(*values: Any) -> bytes:
+    text = json.dumps(values, sort_keys=True, default=repr)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).digest()
+
+
+def checked(
+    rows: Iterable[tuple[str, Any]], fields: Fields, seen: Seen
+) -> Iterator[tuple[str, str | None]]:
+    """(place, text) of each row once it is checked; None for a prompt of messages.
+
+    Args:
+        rows: (where it stands, row).
+
+    Raises:
+        DataError: one line with the row, the field, its value and what was expected.
+    """
+    for place, row in rows:
+        if not isinstance(row, dict):
+            raise DataError(f"{place}: {short(row)}, expected an object with {fields.prompt!r}")
+        prompt = row.get(fields.prompt)
+        fault = _prompt_fault(prompt, fields)
+        if fault is not None:
+            has = f"; the row has {short([*row])}"
+            raise DataError(
+                f"{place}: {fields.prompt}: {fault}"
+                f"{has if prompt is None and fields.prompt not in row else ''}"
+            )
+        label = None
+        if fields.label is not None:
+            label = row.get(fields.label)
+            missing = label is None or (isinstance(label, (str, list, dict)) and not label)
+            blank = isinstance(label, str) and not label.strip()
+            fault = (
+                "missing or empty, expected what the reward compares with"
+                if missing or blank
+                else fields.label_fault(label)
+            )
+            if fault is not None:
+                raise DataError(f"{place}: {fields.label}: {fault}")
+        seen.take(prompt, label, row.get(fields.image), place)
+        yield place, fields.text(prompt) if isinstance(prompt, str) else None
+
+
+def _prompt_fault(prompt: Any, fields: Fields) -> str | None:
+    if prompt is None:
+        return "missing, expected the prompt's text"
+    if fields.chat and isinstance(prompt, list):
+        fine = prompt and all(isinstance(m, dict) and {"role", "content"} <= {*m} for m in prompt)
+        return None if fine else f"{short(prompt)}, expected messages with role and content"
+    if not isinstance(prompt, str):
+        return f"{short(prompt)}, expected text"
+    if not prompt.strip():
+        return "empty, expected the prompt's text"
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        return f"holds half a character (at {error.start}), expected text in UTF-8"
+    return None
+
+
+def rows_of(path: Path, fields: Fields) -> Iterator[tuple[str, Any]]:
+    """(where it stands, row) of every row of a file, read as upstream reads its kind.
+
+    Raises:
+        DataError: the file cannot be read as what its suffix says, or has no row.
+    """
+    empty = True
+    for number, row in _numbered(path, fields):
+        empty = False
+        yield f"{path}: row {number}", row
+    if empty:
+        raise DataError(f"{path}: no rows, expected at least one prompt")
+
+
+def _numbered(path: Path, fields: Fields) -> Iterator[tuple[int, Any]]:
+    if path.suffix == ".parquet":
+        yield from enumerate(parquet_rows(path, lambda names: _columns(names, fields)), start=1)
+    elif path.suffix == ".csv":
+        yield from _csv_rows(path)
+    elif path.suffix == ".json" and _begins_with_a_list(path):
+        yield from enumerate(_whole(path), start=1)
+    else:
+        yield from numbered_json_lines(path, skip_blank=True)
+
+
+def _columns(present: list[str], fields: Fields) -> list[str]:
+    wanted = [fields.prompt, *filter(None, [fields.label])]
+    missing = [name for name in wanted if name not in present]
+    if missing:
+        raise DataError(f"column {missing[0]!r} is missing, found {short(present)}")
+    return [*wanted, *({fields.image} & {*present})]
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, Any]]:
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for number, row in enumerate(csv.DictReader(file, strict=True), start=1):
+                yield number, {k: v or None for k, v in row.items() if k is not None}
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(f"{path}: not a readable CSV file in UTF-8: {one_line(error)}") from None
+
+
+def _begins_with_a_list(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4096).lstrip()[:1] == b"["
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _whole(path: Path) -> list[Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not JSON: {one_line(error)}") from None
+    assert isinstance(found, list)
+    return found

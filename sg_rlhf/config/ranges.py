@@ -1,0 +1,139 @@
+"""The ranges of upstream's numbers, which upstream takes as they come and fails of much later.
+
+Counts that a layout needs are checked together with it (``overlay.layout``); keys of ours carry
+their ranges themselves (``settings``). A key without a row takes any number that is finite.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import math
+from typing import Any, NamedTuple
+
+
+class Range(NamedTuple):
+    """What a number may be.
+
+    Attributes:
+        low: the least, or what it must be above.
+        high: the most, or what it must be below.
+        above: the least is not allowed itself.
+        below: the most is not allowed itself.
+        also: one value outside that has a meaning of its own, such as -1 for "never".
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+    below: bool = False
+    also: float | None = None
+
+    def has(self, value: float) -> bool:
+        """Whether a number is in it."""
+        if value == self.also:
+            return True
+        fits_low = value > self.low if self.above else value >= self.low
+        return fits_low and (value < self.high if self.below else value <= self.high)
+
+    def describe(self) -> str:
+        """In words, for the end of a message."""
+        low, high = f"{self.low:g}", f"{self.high:.12g}"
+        if math.isinf(self.high):
+            words = f"above {low}" if self.above else f"{low} or more"
+        else:
+            words = f"{'above ' if self.above else ''}{low} to {high}"
+            words += " without it" if self.below else ""
+        return words if self.also is None else f"{words}, or {self.also:g}"
+
+
+_COUNT, _SHARE, _POSITIVE, _NOT_NEGATIVE = Range(1), Range(0, 1), Range(0, above=True), Range(0)
+#: -1 is upstream's word for "never".
+_STEPS = Range(1, also=-1)
+
+#: Keys, or patterns of them.
+RANGES: dict[str, Range] = {
+    "*.num_nodes": _COUNT,
+    "*.num_gpus_per_node": _COUNT,
+    "vllm.num_engines": _COUNT,
+    "vllm.tensor_parallel_size": _COUNT,
+    "eval.steps": _STEPS,
+    "ckpt.save_steps": _STEPS,
+    "logger.logging_steps": _COUNT,
+    "ckpt.max_num": _COUNT,
+    "ckpt.max_mem": _POSITIVE,
+    "ds.zero_stage": Range(0, 3),
+    "train.ema_beta": _SHARE,
+    "data.dataloader_num_workers": _NOT_NEGATIVE,
+    "*.max_tokens_per_gpu": _COUNT,
+    "ds.lora.rank": _NOT_NEGATIVE,
+    "ds.lora.alpha": _COUNT,
+    "ds.lora.dropout": Range(0, 1, below=True),
+    "train.num_episodes": _COUNT,
+    "train.max_epochs": _COUNT,
+    "*.batch_size": _COUNT,
+    "*.micro_batch_size": _COUNT,
+    "data.max_len": Range(2),
+    "rollout.max_new_tokens": _COUNT,
+    "data.max_samples": _COUNT,
+    "data.max_images_per_prompt": _NOT_NEGATIVE,
+    "actor.eps_clip": _NOT_NEGATIVE,
+    "actor.dual_clip": _POSITIVE,
+    "critic.value_clip": _NOT_NEGATIVE,
+    "algo.advantage.lambd": _SHARE,
+    "algo.advantage.gamma": _SHARE,
+    # 0 would sample each response n times over, and divide the log-probs by it.
+    "rollout.temperature": _POSITIVE,
+    "rollout.top_p": Range(0, 1, above=True),
+    "rollout.n_samples_per_prompt": _COUNT,
+    "eval.temperature": _NOT_NEGATIVE,
+    "eval.n_samples_per_prompt": _COUNT,
+    "train.seed": Range(0, 2**31 - 1),
+    "algo.kl.init_coef": _NOT_NEGATIVE,
+    "algo.kl.target": _POSITIVE,
+    "algo.kl.horizon": _COUNT,
+    "actor.aux_loss_coef": _NOT_NEGATIVE,
+    "*.muon.lr": _NOT_NEGATIVE,
+    "*.adam.lr": _NOT_NEGATIVE,
+    "*.muon.momentum": Range(0, 1, below=True),
+    "*.adam.betas": Range(0, 1, below=True),
+    "*.adam.eps": _POSITIVE,
+    "*.adam.weight_decay": _NOT_NEGATIVE,
+    "*.lr_warmup_ratio": _SHARE,
+    "*.min_lr_ratio": _SHARE,
+    "*.max_norm": _NOT_NEGATIVE,
+    "reward.overlong_buffer_len": _NOT_NEGATIVE,
+    "reward.overlong_penalty_factor": _NOT_NEGATIVE,
+    "ds.ring_attn_size": _COUNT,
+    "ds.ring_attn_head_stride": _COUNT,
+}
+#: Keys that may be infinite, which is upstream's word for "no limit".
+WITHOUT_LIMIT = ("ckpt.max_mem", "algo.advantage.is_correction_threshold", "*.clip_range")
+
+
+def expected(key: str, value: Any) -> str | None:
+    """What a number of a key should have been; None where it is right.
+
+    Args:
+        value: a number, or the list of them that the key takes.
+    """
+    numbers = [one for one in (value if isinstance(value, list) else [value]) if _is_number(one)]
+    wanted = _range_of(key)
+    if any(math.isinf(one) for one in numbers) and not _matches(key, WITHOUT_LIMIT):
+        return "a finite number"
+    if all(wanted.has(one) for one in numbers):
+        return None
+    return wanted.describe()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _matches(key: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
+
+
+@functools.cache
+def _range_of(key: str) -> Range:
+    return next((found for name, found in RANGES.items() if _matches(key, (name,))), Range())

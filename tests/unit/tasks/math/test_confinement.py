@@ -1,0 +1,93 @@
+"""A grading worker computes and answers, and can do nothing else: a line for each thing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from sg_rlhf.tasks.math import confinement
+from sg_rlhf.tasks.math.grading import WorkerPool, grade
+
+pytestmark = pytest.mark.skipif(
+    not confinement.is_supported(), reason="system calls are filtered on Linux x86-64 alone"
+)
+
+ATTEMPTS = {
+    "a socket": "socket.socket()",
+    "a local socket": "socket.socket(socket.AF_UNIX)",
+    "another program": "subprocess.run(['/bin/true'])",
+    "a shell": "assert os.system('true') == 0",
+    "another process": "os.fork()",
+    "a file": "open(path, 'w')",
+    "more of a file": "open(path, 'a')",
+    "a deletion": "os.unlink(path)",
+    "a name": "os.rename(path, path + '2')",
+    "a folder": "os.mkdir(path + '3')",
+    "a link": "os.symlink(path, path + '4')",
+    "a mode": "os.chmod(path, 0o777)",
+    "a signal": "os.kill(os.getppid(), 0)",
+    "limits": "resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
+    "memory": "bytearray(3 * 2**30)",
+}
+ALLOWED = {
+    "reading": "open(__import__('sys').executable, 'rb').read(4)",
+    "a thread": "t = threading.Thread(target=print); t.start(); t.join()",
+    "arithmetic": "assert 2**1000 % 7 == 2",
+    "a pipe that is open": "os.write(ends[1], b'x')",
+}
+
+
+def run(code: str, path: str) -> subprocess.CompletedProcess[str]:
+    text = textwrap.dedent(f"""
+        import os, resource, socket, subprocess, threading
+        from sg_rlhf.tasks.math import confinement
+        path, ends = {path!r}, os.pipe()
+        confinement.confine()
+        assert confinement.is_confined()
+        try:
+            {code}
+        except (OSError, MemoryError, ValueError, AssertionError) as error:
+            print("refused", error)
+        else:
+            print("done")
+    """)
+    return subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ATTEMPTS)
+def test_a_worker_cannot(what: str, tmp_path: os.PathLike[str]) -> None:
+    path = os.path.join(tmp_path, "there")
+    with open(path, "w") as file:
+        file.write("as it was")
+    found = run(ATTEMPTS[what], path)
+    assert found.stdout.startswith("refused"), found.stdout + found.stderr
+    assert os.listdir(tmp_path) == ["there"]
+    with open(path) as file:
+        assert file.read() == "as it was"
+
+
+@pytest.mark.parametrize("what", ALLOWED)
+def test_a_worker_can(what: str, tmp_path: os.PathLike[str]) -> None:
+    found = run(ALLOWED[what], str(tmp_path))
+    assert found.stdout.endswith("done\n"), found.stdout + found.stderr
+
+
+def test_the_workers_of_the_pool_are_confined_and_still_grade() -> None:
+    pool = WorkerPool(1)
+    try:
+        assert grade(r"\boxed{x^2+2x+1}", "(x+1)^2", pool).correct
+        (worker,) = pool._pool._pool_manager.worker_manager.workers.values()  # type: ignore[union-attr]
+        with open(f"/proc/{worker.pid}/status") as status:
+            lines = status.read().splitlines()
+        assert "Seccomp:\t2" in lines
+        # It is ended by its timer in whatever it computes, and replaced.
+        assert grade(r"\boxed{\frac{x^2-1}{x-1}}", "x+1", pool).correct
+    finally:
+        pool.close()
