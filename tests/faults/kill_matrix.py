@@ -92,6 +92,7 @@ class KilledRun:
 
     def start(self) -> None:
         """Start it, or go on with it."""
+        now.forget(self.folder)
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
                 self._command, stdout=output, stderr=subprocess.STDOUT, env=environment(),
