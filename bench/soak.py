@@ -2,10 +2,10 @@
 
     python bench/soak.py [--rollouts 500] --out bench/results/soak.json --plot docs/images/soak.png
 
-The tiny recipe in rollouts of 16 responses, with a checkpoint every 50. Every few seconds: the memory
-of each process (its proportional share, as they are forked from one), its open files and threads.
-The slope is a straight line through the last four fifths of the rollouts, in KiB a rollout. About a
-second a rollout on two cores.
+The tiny recipe in rollouts of 16 responses, with a checkpoint every 50. Every few seconds: the
+memory of each process (its proportional share, as they are forked from one), its open files and
+threads. The slope is a straight line through the last four fifths of the rollouts, in KiB a rollout.
+About a second a rollout on two cores.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def main() -> int:
     halves = [rows[len(rows) // 5 : len(rows) // 2], rows[len(rows) // 2 :]]
     times = [sum(r["timing/step_total"] for r in half) / len(half) for half in halves]
     result = {
-        **provenance("soak.py", "torch", "ray", "vllm", "deepspeed"),
+        **provenance("soak.py", "torch", "ray", "deepspeed"),
         "rollouts": len(rows), "seconds": round(seconds),
         "seconds_a_rollout": {"to_the_half": round(times[0], 3), "after_it": round(times[1], 3)},
         "logs_bytes_a_rollout": round(bytes_of_run / len(rows)),
