@@ -35,7 +35,7 @@ test: setup ## all but what starts engines of its own: under 10 minutes on 2 cor
 test-all: setup ## the whole test suite: under 25 minutes on 2 cores
 	$(PYTEST) tests/integration tests/unit tests/fuzz $(ARGS)
 
-faults: setup ## runs whose processes are killed or hang: what is said and what is left, 5 minutes
+faults: setup ## runs whose processes are killed or hang, and disks that fill: what is said, left and resumed, 45 minutes
 	$(PYTEST) tests/faults $(ARGS)
 
 # Its short profile is in `make test`. ARGS="--only math http" for some targets, --json FILE for the counts.

@@ -4,8 +4,8 @@
 
 The tiny recipe in rollouts of 16 responses, with a checkpoint every 50. Every few seconds: the
 memory of each process (its proportional share, as they are forked from one), its open files and
-threads. The slope is a straight line through the last four fifths of the rollouts, in KiB a rollout.
-About a second a rollout on two cores.
+threads. The slope is a straight line through the last four fifths of the rollouts, in KiB a
+rollout. About a second a rollout on two cores.
 """
 
 from __future__ import annotations

@@ -97,13 +97,20 @@ class Asking:
         """For upstream's choice of engines: they say how busy the engines are, and take notes."""
         return [
             SimpleNamespace(
-                get_num_unfinished_requests=handle.get_num_unfinished_requests,
+                # Not asked of the engine, which may be lost without anybody's knowing yet.
+                get_num_unfinished_requests=SimpleNamespace(
+                    remote=lambda engine=number: ray.put(self._unfinished(engine))
+                ),
                 generate_responses=SimpleNamespace(
                     remote=lambda engine=number, **arguments: self._note(engine, arguments)
                 ),
             )
-            for number, handle in enumerate(self._engines.handles)
+            for number in range(len(self._engines.handles))
         ]
+
+    def _unfinished(self, engine: int) -> int:
+        waiting = (p for p in self._pending.values() if p.engine == engine)
+        return sum(int(p.arguments["num_samples"]) for p in waiting)
 
     def _note(self, engine: int, arguments: dict[str, Any]) -> None:
         noted = _Prompt(len(self._prompts), engine, arguments, None)

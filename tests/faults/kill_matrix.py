@@ -47,9 +47,9 @@ PARTS = {
     "saving a checkpoint": 0.08,
     "evaluating": 0.3,
 }
-#: Rollouts of a run: four epochs of two.
+#: An epoch is two rollouts.
 OVERRIDES = (
-    "train.num_episodes=4", "eval.steps=2", "ckpt.save_steps=1", "ckpt.max_num=2",
+    "eval.steps=2", "ckpt.save_steps=1", "ckpt.max_num=2",
     "sg.samples_per_step=16", "ds.param_dtype=fp32",
 )  # fmt: skip
 #: Files of a run whose rows must be equal.
@@ -84,9 +84,9 @@ class Kill:
 class KilledRun:
     """A run in a directory, started as often as needed."""
 
-    def __init__(self, folder: Path, data: Data) -> None:
+    def __init__(self, folder: Path, data: Data, epochs: int = 4) -> None:
         self.folder = folder
-        self._command = command(folder, data, *OVERRIDES)
+        self._command = command(folder, data, f"train.num_episodes={epochs}", *OVERRIDES)
         self._process: subprocess.Popen[bytes] | None = None
         self._output = folder.with_suffix(".log")
 
@@ -225,7 +225,12 @@ def schedule(kills: int, chance: random.Random) -> list[tuple[str, str]]:
 
 
 def run_matrix(
-    folder: Path, data: Data, pairs: Sequence[tuple[str, str]], seed: int, each: int = 8
+    folder: Path,
+    data: Data,
+    pairs: Sequence[tuple[str, str]],
+    seed: int,
+    each: int = 8,
+    epochs: int = 4,
 ) -> tuple[list[Kill], list[str]]:
     """Kill runs as planned.
 
@@ -235,17 +240,18 @@ def run_matrix(
         pairs: of a process and a part.
         seed: of the instants.
         each: kills of a run, at most.
+        epochs: of each run, two rollouts each.
 
     Returns:
         The kills, and what differs at the end, if anything.
     """
     chance = random.Random(seed)
-    whole = KilledRun(folder / "never_killed", data)
+    whole = KilledRun(folder / "never_killed", data, epochs)
     if whole.finish() != 0:
         raise RuntimeError(f"the run that is not killed failed: {whole.line()}")
     left, kills, found = list(pairs), list[Kill](), list[str]()
     for number in itertools.count(1):
-        run = KilledRun(folder / f"killed_{number}", data)
+        run = KilledRun(folder / f"killed_{number}", data, epochs)
         for _ in range(each):
             if not left:
                 break

@@ -40,7 +40,6 @@ class Engines:
             return self.errors.get(len(self.requests) - 1, [prompt] * num_samples)
 
         return SimpleNamespace(
-            get_num_unfinished_requests=SimpleNamespace(remote=lambda: 0),
             generate_responses=SimpleNamespace(remote=lambda **told: Answer(generate(**told))),
         )
 
@@ -127,7 +126,7 @@ def engines_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
             raise value
         return value
 
-    local = SimpleNamespace(wait=wait, get=get, exceptions=ray.exceptions)
+    local = SimpleNamespace(wait=wait, get=get, put=Answer, exceptions=ray.exceptions)
     monkeypatch.setattr(upstream, "ray", local)
     monkeypatch.setattr(asking, "ray", local)
 

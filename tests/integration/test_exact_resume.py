@@ -1,0 +1,20 @@
+"""A run that lost everything, then an engine, ends as one that lost nothing: byte for byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults import kill_matrix
+from tests.integration.conftest import Data
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+
+def test_the_end_is_the_same(tmp_path: Path, data: Data) -> None:
+    """Two of the kills of ``make faults``."""
+    pairs = [("everything", "updating"), ("engine", "sampling")]
+    kills, differences = kill_matrix.run_matrix(tmp_path, data, pairs, seed=1, epochs=2)
+    assert [kill.ended for kill in kills] == [True, False]
+    assert not differences
