@@ -121,6 +121,8 @@ def engines_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         return [rest.pop()], rest
 
     def get(reference: Any) -> Any:
+        if isinstance(reference, list):
+            return [get(one) for one in reference]
         value = getattr(reference, "value", reference)
         if isinstance(value, Exception):
             raise value
