@@ -30,6 +30,7 @@ from sg_rlhf.overlay import (
     phases,
     progress,
     termination,
+    wandb_run,
     weight_sync,
 )
 from sg_rlhf.overlay.engines import RunEngines
@@ -61,6 +62,8 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._global_step = 0
         self._evaluated: int | None = None
         self._resumed: dict[str, Any] | None = None
+        if self._run_dir is not None and self._sg.wandb != "disabled":
+            wandb_run.go_on(self._run_dir)
         # The order of the prompts is drawn by a generator that is seeded here, and that the
         # checkpoints hold. Upstream seeds the ranks alone.
         transformers.set_seed(strategy.args.train.seed)
