@@ -26,7 +26,7 @@ FILE = "started_with.json"
 HOW = (
     "sg.fused_logprobs", "sg.skip_old_log_probs", "sg.share_prompts", "sg.weight_sync",
     "sg.sync_bucket_mb", "sg.sync_timeout", "sg.check_trained", "sg.grace_seconds",
-    "sg.engine_timeout", "sg.trust_remote_code",
+    "sg.engine_timeout", "sg.trust_remote_code", "sg.contradicting_labels",
 )  # fmt: skip
 #: Keys, or patterns of them, that may change: places, layout, what is logged and when.
 FREE = (
