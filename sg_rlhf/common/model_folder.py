@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.common.one_line import OneLineError
+
 #: Files that may name code beside the model (`auto_map`), which transformers and vLLM would run.
 _NAMING_CODE = (
     "config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json",
@@ -27,7 +29,7 @@ _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?").fullmatch
 
 
-class ModelError(ValueError):
+class ModelError(OneLineError):
     """A model that cannot be used; the message is one line for the user."""
 
 

@@ -56,22 +56,35 @@ class Seen:
         rows: how many rows.
         repeated: how many of them repeat an earlier one, its label included.
         first_repeated: where the first of them and the earlier one stand.
+        keep: take the same prompt with another label all the same, and count it.
+        contradicting: how many rows have another label than the first with their prompt.
+        first_contradicting: where the first of them and the earlier one stand.
     """
 
     prompts: dict[bytes, tuple[str, bytes]] = field(default_factory=dict)
     rows: int = 0
     repeated: int = 0
     first_repeated: tuple[str, str] = ("", "")
+    keep: bool = False
+    contradicting: int = 0
+    first_contradicting: tuple[str, str] = ("", "")
 
-    def remark(self) -> str | None:
-        """What a user should know of them, in one line."""
-        if not self.repeated:
-            return None
-        first, second = self.first_repeated
-        return (
-            f"{self.repeated} of {self.rows} rows repeat an earlier one (first: {second} "
-            f"repeats {first}): such prompts are trained on more often"
-        )
+    def remarks(self) -> list[str]:
+        """What a user should know of them, a line each."""
+        found = []
+        if self.repeated:
+            first, second = self.first_repeated
+            found.append(
+                f"{self.repeated} of {self.rows} rows repeat an earlier one (first: {second} "
+                f"repeats {first}): such prompts are trained on more often"
+            )
+        if self.contradicting:
+            first, second = self.first_contradicting
+            found.append(
+                f"{self.contradicting} of {self.rows} rows have an earlier prompt with another "
+                f"label (first: {second}, of {first}): no response is right by both"
+            )
+        return found
 
     def take(self, prompt: Any, label: Any, images: Any, place: str) -> None:
         """Note one row.
@@ -84,10 +97,17 @@ class Seen:
         known, known_answer = self.prompts.setdefault(key, (place, answer))
         if known == place:
             return
+        if known_answer != answer and self.keep:
+            self.contradicting += 1
+            self.first_contradicting = (
+                self.first_contradicting if self.first_contradicting[0] else (known, place)
+            )
+            return
         if known_answer != answer:
             raise DataError(
                 f"{place}: the prompt of {known} with another label, {short(label, 60)}: "
-                "a response cannot be right by both; keep one of the two rows"
+                "a response cannot be right by both; keep one of the two rows, or "
+                "sg.contradicting_labels=keep"
             )
         self.repeated += 1
         if not self.first_repeated[0]:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sg_rlhf.common.one_line import OneLineError
+
 Raw = TypeVar("Raw")
 Row = TypeVar("Row")
 
@@ -20,7 +22,7 @@ Tick = Callable[[], object]
 LONGEST_LINE = 64 * 2**20
 
 
-class DataError(ValueError):
+class DataError(OneLineError):
     """A data set that cannot be used; the message is one line for the user."""
 
 

@@ -1,5 +1,7 @@
 """What a wrong recipe raises."""
 
+from sg_rlhf.common.one_line import OneLineError
 
-class ConfigError(ValueError):
+
+class ConfigError(OneLineError):
     """A recipe or an override is wrong; the message is one line for the user."""

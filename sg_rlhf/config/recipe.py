@@ -240,8 +240,9 @@ def _read_chain(path: Path, seen: tuple[Path, ...]) -> Iterator[tuple[Path, dict
         raise ConfigError(f"{path}: no such recipe{by}")
     try:
         tree = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except (OmegaConfBaseException, YAMLError, ValueError, RecursionError, OSError) as error:
-        raise ConfigError(f"{path}: not a valid YAML recipe: {_one_line(error)}") from None
+    except Exception as error:  # of yaml, of OmegaConf, or an assertion of its reader
+        why = _one_line(error) or "expected a mapping of keys to values"
+        raise ConfigError(f"{path}: not a valid YAML recipe: {why}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: expected a mapping of keys to values")
     given = tree.pop("extends", None) or []

@@ -135,15 +135,13 @@ def check_prompts(config: Config) -> list[str]:
     trained: Seen | None = None
     tokens = functools.cache(lambda: token_counter(config))
     for prompts in prompt_sets(config):
-        seen = Seen()
+        seen = Seen(keep=config.sg.contradicting_labels == "keep")
         try:
             for name in prompts.names:
                 _check_set(name, prompts, fields, seen, tokens)
         except DataError as error:
             raise ConfigError(f"{prompts.key}: {error}") from None
-        found = seen.remark()
-        if found:
-            remarks.append(f"{prompts.key}: {found}")
+        remarks += [f"{prompts.key}: {found}" for found in seen.remarks()]
         if trained is None:
             trained = seen
             continue

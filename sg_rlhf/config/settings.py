@@ -156,6 +156,10 @@ class SGSettings(BaseModel):
         description="no pass for old log-probs that the update's own pass gives; false makes it "
         "for every sample, as upstream does",
     )
+    contradicting_labels: Literal["refuse", "keep"] = Field(
+        "refuse",
+        description="rows with the same prompt and another label; keep: train on them as they are",
+    )
     trust_remote_code: list[str] = Field(
         [],
         description="models, by the names that the recipe has for them, whose own code may run; "

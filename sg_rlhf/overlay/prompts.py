@@ -28,7 +28,8 @@ class PromptDataset(Upstream):
         self._args = strategy.args
         data = self._args.data
         fields = Fields(data.input_key, data.label_key, data.image_key, data.apply_chat_template)
-        self._fault = _fault(dataset, fields)
+        keep = self._args.sg.contradicting_labels == "keep"
+        self._fault = _fault(dataset, fields, Seen(keep=keep))
         if self._fault is not None:
             # One that upstream can read in their place: it must get as far as `check`.
             dataset = [{fields.prompt: "-", fields.label or "": "-"}]
@@ -85,10 +86,10 @@ class PromptDataset(Upstream):
             )
 
 
-def _fault(dataset: Any, fields: Fields) -> str | None:
+def _fault(dataset: Any, fields: Fields, seen: Seen) -> str | None:
     try:
         rows = ((f"row {number} of the prompts", row) for number, row in enumerate(dataset, 1))
-        for _ in checked(rows, fields, Seen()):
+        for _ in checked(rows, fields, seen):
             pass
     except DataError as error:
         return str(error)

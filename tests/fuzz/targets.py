@@ -71,7 +71,7 @@ def within(seconds: float, action: Callable[[], Any]) -> Any:
 
 
 def _is_one_line(error: Exception) -> None:
-    assert str(error) and "\n" not in str(error), str(error)
+    assert len(str(error).splitlines()) == 1, str(error)
 
 
 def _graded(found: Grade, low: float, high: float) -> None:

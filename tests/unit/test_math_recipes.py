@@ -54,7 +54,9 @@ def test_every_value_of_table_6(data: str) -> None:
         alpha=2.0, mu=0.25, tau=9.0, lower=1.0, upper=1.4, form="product", placement="inside"
     )
     assert sg.sg == SGSettings(
-        weighting={"type": "grpo_sg", **published.parameters()}, eval_sets=grpo.sg.eval_sets
+        weighting={"type": "grpo_sg", **published.parameters()},
+        eval_sets=grpo.sg.eval_sets,
+        contradicting_labels="keep",
     )
     settings = {s.name: (s.temperature, s.n_samples_per_prompt) for s in grpo.sg.eval_sets}
     assert settings == {"math500": (0.0, 1), "amc": (1.0, 16), "aime": (1.0, 16)}

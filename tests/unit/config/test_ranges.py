@@ -48,6 +48,8 @@ def test_what_has_no_limit_may_be_infinite_and_every_default_is_in_range() -> No
     ("text", "words"),
     [
         (b"a: " + b"[" * 3000 + b"]" * 3000, "not a valid YAML recipe"),
+        (b'"0"', "not a valid YAML recipe"),
+        (b'sg: {weighting: {"a\\nb": 1}}', "sg.weighting.a b"),
         (b"extends: 5", "extends=5: expected a recipe or a list of them"),
         (b"extends: {a: 1}", "extends={'a': 1}: expected a recipe"),
         (b"\xff\xfe\x00", "not a valid YAML recipe"),

@@ -182,6 +182,18 @@ def test_good_rows_start_and_repeated_ones_are_one_remark(
     assert both.startswith("remark: eval.dataset: 16 of 16 prompts are in data.prompt_dataset too")
 
 
+def test_contradictions_are_kept_where_a_recipe_asks_for_them(tmp_path: Path) -> None:
+    """As of the published mathematics data, 11 of whose 10,000 rows are such."""
+    (tmp_path / "a.jsonl").write_bytes(GOOD + row("a puzzle 3", "(1) Zoey is a knave") * 2)
+    given = [f"data.prompt_dataset={tmp_path}/a.jsonl", "eval.dataset=null"]
+    (remark,) = run_inputs.check_prompts(
+        load_config(TINY, [*given, "sg.contradicting_labels=keep"])
+    )
+    assert "2 of 18 rows have an earlier prompt with another label (first: " in remark
+    recipe = load_config(ROOT / "configs" / "math" / "grpo_sg_dsr_qwen2.5-7b.yaml")
+    assert recipe.sg.contradicting_labels == "keep"
+
+
 def test_a_bad_row_ends_the_command_before_anything_is_written(
     start: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:

@@ -55,7 +55,8 @@ def read(
         input_key="input", label_key="answer", apply_chat_template=apply_template,
         image_key="images", prompt_dataset="org/set", max_len=max_len,
     )  # fmt: skip
-    args = SimpleNamespace(data=data, rollout=SimpleNamespace(max_new_tokens=256))
+    sg = SimpleNamespace(contradicting_labels="refuse")
+    args = SimpleNamespace(data=data, rollout=SimpleNamespace(max_new_tokens=256), sg=sg)
     strategy = SimpleNamespace(args=args, is_rank_0=lambda: False)
     return PromptDataset(Dataset.from_list(list(rows)), tokenizer, strategy)
 
