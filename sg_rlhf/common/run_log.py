@@ -31,16 +31,22 @@ def read(path: Path) -> list[dict[str, Any]]:
     return _rows(path.read_bytes()) if path.exists() else []
 
 
+def damaged(path: Path) -> list[int]:
+    """Numbers, from 1, of the lines that :func:`read` leaves out."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [number for number, line in enumerate(lines, 1) if _row(line) is None]
+
+
 def _rows(lines: bytes) -> list[dict[str, Any]]:
-    rows = []
-    for line in lines.splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:  # of JSON or of UTF-8
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
+    return [row for line in lines.splitlines() if (row := _row(line)) is not None]
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:  # of JSON or of UTF-8
+        return None
+    return row if isinstance(row, dict) else None
 
 
 class Tail:

@@ -47,7 +47,8 @@ class RunEngines:
 
     def __init__(self, handles: Sequence[Any], allowed: int, rejoin: Callable[[], None]) -> None:
         self.handles = handles
-        self.incarnations: list[Incarnation] = ray.get([h.incarnation.remote() for h in handles])
+        asked = [handle.incarnation.remote() for handle in handles]
+        self.incarnations: list[Incarnation] = ray.get(asked) if asked else []
         #: How often each was replaced, and since when the last question.
         self.replaced = [0] * len(handles)
         self._allowed, self._rejoin, self._told = allowed, rejoin, 0

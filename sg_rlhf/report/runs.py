@@ -135,6 +135,8 @@ def read_run(path: Path) -> Run:
     rows = {name: _rows(path, name, notes) for name in run_log.STEP_FILES}
     metrics = _last_of_each_step(rows[run_log.METRICS])
     if not metrics:
+        if run_log.damaged(path / run_log.METRICS):
+            raise RunError(f"{path / run_log.METRICS}: no line of it can be read")
         raise RunError(f"{path}: no rollout in {run_log.METRICS} yet; wait for the first one")
     settings, config = _settings(path, notes)
     return Run(
@@ -158,19 +160,17 @@ def _rows(run_dir: Path, name: str, notes: list[str]) -> list[Row]:
     path = run_dir / name
     try:
         rows: list[Any] = run_log.read(path)
-        lines = len(path.read_bytes().splitlines()) if path.exists() else 0
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise RunError(f"{path}: cannot be read: {reason}") from None
+        damaged = run_log.damaged(path)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from None
     for index, row in enumerate(rows):
-        if not isinstance(row, dict) or not math.isfinite(number(row, "global_step")):
+        if not math.isfinite(number(row, "global_step")):
             raise RunError(f"{path}, line {index + 1}: not a row with a global_step")
-    if lines - len(rows) == 1:
+    if damaged == [len(rows) + 1]:
         notes.append(f"The last line of {name} is cut short and left out.")
-    elif lines > len(rows):
-        notes.append(
-            f"{name} has damage in line {len(rows) + 1}: {lines - len(rows)} lines are left out."
-        )
+    elif damaged:
+        are = "line is" if len(damaged) == 1 else "lines are"
+        notes.append(f"{name} has damage in line {damaged[0]}: {len(damaged)} {are} left out.")
     return rows
 
 

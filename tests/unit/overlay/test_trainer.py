@@ -25,13 +25,14 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
     made: Any = object.__new__(SGPPOTrainer)
     made.args = SimpleNamespace(
         rollout=SimpleNamespace(batch_size=4, n_samples_per_prompt=4),
-        train=SimpleNamespace(batch_size=8, num_episodes=3, max_epochs=1),
+        train=SimpleNamespace(batch_size=8, num_episodes=3, max_epochs=1, enable_ema=False),
         algo=SimpleNamespace(dynamic_filtering_enable=False),
         vllm=SimpleNamespace(enable_sleep=False),
         eval=SimpleNamespace(steps=2, temperature=1.0, n_samples_per_prompt=1),
     )
-    made._sg = SimpleNamespace(engine_timeout=0.0, **sg)
+    made._sg = SimpleNamespace(engine_timeout=0.0, engine_restarts=3, **sg)
     made.vllm_engines = []
+    made.samples_generator, made.kl_ctl = SimpleNamespace(), SimpleNamespace(value=0.001)
     made._plan = layout.plan(prompts, made.args)
     made.prompts_dataloader = SimpleNamespace(dataset=SimpleNamespace(check=lambda: None))
     made._eval_sets, made.eval_dataloader = [], None

@@ -27,8 +27,8 @@ def test_damage_in_the_middle_is_told(tmp_path: Path) -> None:
     lines[5] = lines[5][:20]
     (run_dir / run_log.METRICS).write_text("\n".join(lines) + "\n")
     run = read_run(run_dir)
-    assert run.rollouts == 5
-    assert run.notes == ("metrics.jsonl has damage in line 6: 7 lines are left out.",)
+    assert [row["global_step"] for row in run.metrics] == [*range(1, 6), *range(7, 13)]
+    assert run.notes == ("metrics.jsonl has damage in line 6: 1 line is left out.",)
 
 
 def test_the_later_of_two_evaluations_of_a_step_counts(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_what_is_no_run_is_one_sentence(tmp_path: Path) -> None:
         ("file", "not a folder"),
         ("empty", "not a run: no metrics.jsonl"),
         ("fresh", "no rollout in metrics.jsonl yet"),
-        ("binary", "not UTF-8 text"),
+        ("binary", "no line of it can be read"),
         ("other", "line 1: not a row with a global_step"),
     ):
         with pytest.raises(RunError, match=words) as caught:
