@@ -54,6 +54,10 @@ def serve(args: argparse.Namespace) -> None:
     # Here once, so that a bad index is one line now and not a stack of Ray's.
     description = load().description
 
+    from sg_rlhf.common import ray_token
+
+    if not args.ray_address:
+        ray_token.make()  # before Ray is imported
     import ray
     from ray import serve as ray_serve
 
