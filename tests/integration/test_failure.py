@@ -5,14 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Iterator
+import time
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 
 from sg_rlhf.overlay import engine_watch, failure
+from sg_rlhf.overlay.asking import Incarnation
+from sg_rlhf.overlay.engines import RunEngines
+from sg_rlhf.overlay.errors import EngineLost
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -31,6 +37,7 @@ class SGRolloutActor:
     def __init__(self, error: Exception | None = None) -> None:
         if error is not None:
             raise error
+        self.name = uuid.uuid4().hex
 
     def process(self) -> int:
         return os.getpid()
@@ -40,6 +47,10 @@ class SGRolloutActor:
 
     async def alive(self) -> None:
         pass
+
+    async def incarnation(self) -> Incarnation:
+        process = (os.getpid(), psutil.Process().create_time())
+        return Incarnation(self.name, ray.get_runtime_context().get_node_id(), (process,))
 
 
 @ray.remote(num_cpus=0, max_retries=0)
@@ -106,9 +117,8 @@ def test_all_of_it_is_kept(tmp_path: Path) -> None:
 
 @ray.remote(num_cpus=0, max_retries=0)
 def watches(engines: list[Any], seconds: float, run_dir: Path, for_seconds: float) -> str:
-    import time
-
-    with engine_watch.watching(engines, seconds, run_dir):
+    with engine_watch.watching(RunEngines(engines, 0, lambda: None), seconds, run_dir):
+        (run_dir / "watching").touch()
         time.sleep(for_seconds)
     return "through"
 
@@ -119,6 +129,7 @@ def test_an_engine_that_is_stopped_ends_its_controller_with_a_line(tmp_path: Pat
     (tmp_path / engine_watch.FILE.parent).mkdir()
     (tmp_path / engine_watch.FILE).write_text("of an earlier run")
     reference = watches.remote(engines, 10.0, tmp_path, 100.0)
+    await_file(tmp_path / "watching")
     ready, _ = ray.wait([reference], timeout=4)
     assert not ready and engine_watch.told(tmp_path) is None
     os.kill(pids[1], signal.SIGSTOP)
@@ -136,6 +147,40 @@ def test_engines_that_answer_or_die_end_nobody(tmp_path: Path) -> None:
     engines = [SGRolloutActor.remote() for _ in range(2)]
     pid = ray.get(engines[0].process.remote())
     reference = watches.remote(engines, 8.0, tmp_path, 12.0)
+    await_file(tmp_path / "watching")
     os.kill(pid, signal.SIGKILL)
     assert ray.get(reference, timeout=60) == "through"
     assert engine_watch.told(tmp_path) is None
+
+
+def test_a_lost_engine_is_replaced_as_often_as_allowed() -> None:
+    engine = SGRolloutActor.options(max_restarts=3).remote()
+    joined: list[None] = []
+    engines = RunEngines([engine], 2, lambda: joined.append(None))
+    engines.check()
+    assert not joined and engines.newly_replaced() == 0
+    for harm in (signal.SIGKILL, signal.SIGSTOP):
+        first = engines.incarnations[0]
+        pid = first.processes[0][0]
+        os.kill(pid, harm)
+        if harm == signal.SIGKILL:
+            wait_until(lambda pid=pid: not psutil.pid_exists(pid))
+            engines.check()
+        else:
+            engines.replace(0)  # as after a watch that missed it
+        assert engines.incarnations[0].name != first.name
+        assert not psutil.pid_exists(pid)
+    assert len(joined) == 2 and engines.newly_replaced() == 2 and engines.newly_replaced() == 0
+    with pytest.raises(EngineLost, match=r"rollout engine 0 is lost .* replaced 2 times before"):
+        engines.replace(0)
+
+
+def await_file(path: Path) -> None:
+    wait_until(path.exists)
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
