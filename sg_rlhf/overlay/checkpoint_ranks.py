@@ -112,6 +112,11 @@ def choose(folder: Path) -> str | None:
     return None
 
 
+def names(checkpoint: Path) -> list[list[str]]:
+    """The files of a checkpoint that each rank sees, by rank; every rank must call it."""
+    return _everyone(manifest.names(checkpoint))
+
+
 def _problem(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint, None if it is whole; the same on every rank.
 
