@@ -143,6 +143,8 @@ def save(
             if self.is_rank_0():
                 folder.mkdir(parents=True, exist_ok=True)
                 make_room(max_num if tag.startswith("best") else max_num - 1, besides=tag)
+            # What is being deleted looks like a leftover: two ranks would take it from each other.
+            torch_dist_barrier_and_cuda_sync()
             folders.remove_leftovers(folder)
             torch_dist_barrier_and_cuda_sync()
             model.save_checkpoint(
