@@ -193,7 +193,7 @@ def on_these_ranks(model: Any, checkpoint: Path) -> Iterator[str]:
         yield ""
         return
     files = {*written.parts.values(), *written.models.values()}
-    if any(not files <= set(view) for view in views):
+    if len(written.parts) < written.ranks or any(not files <= set(view) for view in views):
         raise CheckpointError(
             f"checkpoint {checkpoint}: written by {_count(written.ranks)}, and now there are "
             f"{ranks}, and a machine lacks files of it: put all files on each machine, or set "

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import itertools
+import signal
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 import torch
 
 from sg_rlhf.common import run_log
-from tests.integration.conftest import Data, run_ranks, train
+from tests.integration.conftest import ROOT, Data, command, environment, run_ranks, train
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -38,13 +41,11 @@ def test_two_ranks_then_one_then_two(tmp_path: Path, cases: list[str]) -> None:
         found.append(torch.load(folder / "found.pt", weights_only=True))
         remarks = [line for line in said.splitlines() if line.startswith("checkpoint ")]
         if start:
-            of = {
-                1: "written by 2 ranks, loaded by 1 rank",
-                2: "written by 1 rank, loaded by 2 ranks",
-            }
-            assert remarks == [f"checkpoint global_step1: {of[start]}"] * len(cases)
+            was, now = ("2 ranks", "1 rank") if ranks == 1 else ("1 rank", "2 ranks")
+            remark = f"checkpoint global_step1: written by {was}, loaded by {now}"
+            assert remarks == [remark] * len(cases)
         before = str(folder)
-    for earlier, later in zip(found, found[1:], strict=False):
+    for earlier, later in itertools.pairwise(found):
         for case in cases:
             compare(earlier[case], later[case], ROUNDING.get(case, IN_FLOAT32))
 
@@ -69,24 +70,46 @@ def compare(earlier: dict[str, Any], later: dict[str, Any], rounding: float) -> 
 
 
 @pytest.mark.full
-def test_a_run_of_one_rank_goes_on_with_two_and_with_one(data: Data, tmp_path: Path) -> None:
-    """The whole pipeline: the same prompts in the same order as without a change."""
-    run_dir, never = tmp_path / "changed", tmp_path / "never"
+def test_a_run_changes_its_ranks_twice_and_asks_the_same_prompts(
+    data: Data, tmp_path: Path
+) -> None:
+    """The whole pipeline: one rank, two ranks with two engines, one rank."""
+    changed, never = tmp_path / "changed", tmp_path / "never"
+    common = ["data.max_samples=20", "eval.steps=-1", "sg.eval_at_start=false",
+              "sg.samples_per_step=100"]  # fmt: skip
     two = ["actor.num_gpus_per_node=2", "ref.num_gpus_per_node=2", "vllm.num_engines=2"]
-    common = ["data.max_samples=12", "eval.steps=-1", "sg.eval_at_start=false"]
-    layouts = {1: [], 2: two, 3: []}
-    for last, layout in layouts.items():
-        # Stopped behind a rollout, as by SIGTERM there.
-        result = train(run_dir, data, *common, *layout, *stop_after(last, tmp_path))
-        assert result.returncode == (0 if last == 3 else 1), result.stdout + result.stderr
+    terminated_after_a_rollout(command(changed, data, *common))
+    output = terminated_after_a_rollout(command(changed, data, *common, *two))
+    assert "written by 1 rank, loaded by 2 ranks" in output
+    result = train(changed, data, *common)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "written by 2 ranks, loaded by 1 rank" in result.stdout + result.stderr
     result = train(never, data, *common)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert prompts(run_dir) == prompts(never)
+    assert [row["global_step"] for row in run_log.read(changed / run_log.METRICS)] == [
+        1, 2, 3, 4, 5
+    ]  # fmt: skip
+    assert prompts(changed) == prompts(never)
 
 
-def stop_after(last: int, tmp_path: Path) -> list[str]:
-    raise NotImplementedError
+def terminated_after_a_rollout(command: list[str]) -> str:
+    """What a start says that gets SIGTERM when it has made one."""
+    metrics = Path(command[command.index("--run-dir") + 1]) / run_log.METRICS
+    before, deadline = len(run_log.read(metrics)), time.monotonic() + 300
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment(), text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    while len(run_log.read(metrics)) == before and time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=180)[0]
+    assert process.returncode == 143, output
+    return output
 
 
-def prompts(run_dir: Path) -> list[Any]:
-    raise NotImplementedError
+def prompts(run_dir: Path) -> list[tuple[int, str]]:
+    """The prompts of every rollout, as often as they were asked."""
+    rows = run_log.read(run_dir / run_log.SAMPLES)
+    return sorted((row["global_step"], row["prompt"]) for row in rows)
