@@ -153,6 +153,12 @@ def _announced(checkpoint: Path) -> bool:
         return False
 
 
+def say(text: str) -> None:
+    """On the terminal, and in the log of the first rank's process."""
+    if _rank() == 0:
+        _say(text)
+
+
 def _say(text: str) -> None:
     """On the terminal, and in the log of this process."""
     print(text, flush=True)

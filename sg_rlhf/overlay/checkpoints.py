@@ -234,7 +234,7 @@ def load_whole(original: Callable[..., Any]) -> Callable[..., Any]:
         else:
             with resharding.on_these_ranks(model, Path(load_dir) / tag) as what:
                 if what:
-                    self.print(f"checkpoint {tag}: {what}")
+                    checkpoint_ranks.say(f"checkpoint {tag}: {what}")
                 loaded = original(self, model, load_dir, tag, *args, **more)
         if chosen is not None and loaded[0] is None:
             raise CheckpointError(
