@@ -112,6 +112,11 @@ def choose(folder: Path) -> str | None:
     return None
 
 
+def names(checkpoint: Path) -> list[list[str]]:
+    """The files of a checkpoint that each rank sees, by rank; every rank must call it."""
+    return _everyone(manifest.names(checkpoint))
+
+
 def _problem(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint, None if it is whole; the same on every rank.
 
@@ -146,6 +151,12 @@ def _announced(checkpoint: Path) -> bool:
         return bool(json.loads((checkpoint / "metric.json").read_bytes()).get(HAS_MANIFEST))
     except (OSError, ValueError, AttributeError):
         return False
+
+
+def say(text: str) -> None:
+    """On the terminal, and in the log of the first rank's process."""
+    if _rank() == 0:
+        _say(text)
 
 
 def _say(text: str) -> None:

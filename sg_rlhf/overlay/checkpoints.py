@@ -22,7 +22,7 @@ from typing import Any
 
 from sg_rlhf.common.files import naming, write_whole
 from sg_rlhf.overlay import checkpoint_folders as folders
-from sg_rlhf.overlay import checkpoint_ranks
+from sg_rlhf.overlay import checkpoint_ranks, resharding
 from sg_rlhf.overlay.errors import CheckpointError
 
 _FOLDER_OF_WEIGHTS = re.compile(rf"({folders.TAG.pattern})_hf")
@@ -143,6 +143,8 @@ def save(
             if self.is_rank_0():
                 folder.mkdir(parents=True, exist_ok=True)
                 make_room(max_num if tag.startswith("best") else max_num - 1, besides=tag)
+            # What is being deleted looks like a leftover: two ranks would take it from each other.
+            torch_dist_barrier_and_cuda_sync()
             folders.remove_leftovers(folder)
             torch_dist_barrier_and_cuda_sync()
             model.save_checkpoint(
@@ -209,7 +211,8 @@ def delete_superseded_weights(
 
 
 def load_whole(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``DeepspeedStrategy.load_ckpt`` of the newest checkpoint that is whole, on all ranks.
+    """``DeepspeedStrategy.load_ckpt`` of the newest checkpoint that is whole, on all ranks, however
+    many wrote it (:mod:`sg_rlhf.overlay.resharding`).
 
     ZeRO-3's offloading (``ds.enable_sleep``) keeps its buffer in host memory as one more tensor of
     the optimizer's state. A checkpoint has it too, and torch loads every such tensor to the device
@@ -226,11 +229,16 @@ def load_whole(original: Callable[..., Any]) -> Callable[..., Any]:
         chosen = None
         if tag is None and not model.load_universal_checkpoint():
             tag = chosen = checkpoint_ranks.choose(Path(load_dir))
-        loaded = original(self, model, load_dir, tag, *args, **more)
+        if tag is None:
+            loaded = original(self, model, load_dir, tag, *args, **more)
+        else:
+            with resharding.on_these_ranks(model, Path(load_dir) / tag) as what:
+                if what:
+                    checkpoint_ranks.say(f"checkpoint {tag}: {what}")
+                loaded = original(self, model, load_dir, tag, *args, **more)
         if chosen is not None and loaded[0] is None:
             raise CheckpointError(
-                f"checkpoint {Path(load_dir) / chosen}: DeepSpeed finds nothing to load in it; was "
-                "it saved by another number of ranks?"
+                f"checkpoint {Path(load_dir) / chosen}: DeepSpeed finds nothing to load in it"
             )
         forget_offload_buffers(model.optimizer)
         for read in on_load if tag is not None else ():

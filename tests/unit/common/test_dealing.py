@@ -56,6 +56,25 @@ def test_a_single_rank_gets_neighbours_together_and_several_are_dealt_as_ever(
         assert {len(samples) for samples in micro_batches} == {size}
 
 
+@given(rollouts(), st.integers(0, 5))
+def test_a_step_has_the_same_samples_on_any_number_of_ranks(
+    rollout: tuple[list[int], int, int, int], number: int
+) -> None:
+    """So a run that goes on with other ranks trains on the same in the same order."""
+    lengths, ranks, size, step = rollout
+    steps = dealing.optimizer_steps(len(lengths), step, 42, number)
+
+    def of_steps(ranks: int) -> list[list[int]]:
+        dealt = dealing.deal_steps(lengths, steps, ranks, size, packed=True)
+        own = step // size // ranks
+        return [
+            sorted(i for hand in dealt for samples in hand[k : k + own] for i in samples)
+            for k in range(0, len(dealt[0]), own)
+        ]
+
+    assert of_steps(ranks) == of_steps(1)
+
+
 @given(rollouts(), st.integers(0, 5), st.randoms(use_true_random=False))
 def test_which_samples_share_a_step_does_not_depend_on_their_lengths(
     rollout: tuple[list[int], int, int, int], number: int, shuffler: random.Random

@@ -94,6 +94,30 @@ def test_a_killed_save_leaves_what_latest_names(
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
+def test_no_rank_clears_up_while_the_first_one_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint that is being deleted has a leftover's name: two ranks deleted it at once."""
+    from openrlhf.utils import distributed_util
+
+    one = strategy(monkeypatch)
+    calls: list[str] = []
+
+    def recorded(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: calls.append(name) or original(*args)
+
+    checkpoints.save(one, Engine(), str(tmp_path), "global_step1", max_num=1)
+    checkpoints.save(one, Engine(), str(tmp_path), "global_step2", max_num=2)
+    for name in ("remove", "remove_leftovers"):
+        there = getattr(checkpoint_folders, name)
+        monkeypatch.setattr(checkpoint_folders, name, recorded(name, there))
+    monkeypatch.setattr(
+        distributed_util, "torch_dist_barrier_and_cuda_sync", lambda: calls.append("all")
+    )
+    checkpoints.save(one, Engine(), str(tmp_path), "global_step3", max_num=2)
+    assert calls == ["remove", "all", "remove_leftovers", "all"]
+
+
 def test_the_best_one_is_replaced_by_a_better_one_and_not_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
