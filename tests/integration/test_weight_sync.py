@@ -61,4 +61,6 @@ def test_two_zero_3_ranks_put_whole_tensors_into_the_buckets(tmp_path: Path) -> 
     assert sent["sharded"] and sent["adapted"] > 10
     assert sent["names"] == sent["expected"] and len(sent["names"]) > 20
     assert all(sent["equal"])
-    assert sent["calls"] == [(True, False), (False, True)]
+    # Which bucket is the first, and which the last.
+    between = [(False, False)] * (len(sent["calls"]) - 2)
+    assert sent["calls"] == [(True, False), *between, (False, True)]

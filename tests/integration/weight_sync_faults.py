@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
 from bench import weight_sync as bench  # noqa: E402
-from sg_rlhf.overlay import register  # noqa: E402
+from sg_rlhf.overlay import register, switches  # noqa: E402
 from sg_rlhf.overlay.cpu import platform  # noqa: E402
 from sg_rlhf.overlay.rollout_engine import SGRolloutActor  # noqa: E402
 
@@ -79,7 +79,11 @@ def main(out: Path) -> None:
         num_cpus=4, num_gpus=1, include_dashboard=False, log_to_driver=False,
         object_store_memory=2**28,
         runtime_env={
-            "env_vars": platform.environment() | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            "env_vars": {
+                **platform.environment(),
+                switches.PARAM_DTYPE: "fp32",
+                "PYTHONPATH": os.pathsep.join(sys.path),
+            },
             "worker_process_setup_hook": register.WORKER_SETUP_HOOK,
         },
     )  # fmt: skip
