@@ -49,9 +49,10 @@ class StepClock:
             self._tell = _nobody  # what the run ends in is what was told last
             raise
         finally:
+            # Telling takes time as well: it is the part's, and not of what has no name.
+            self._tell(self._under_way[-2])
             self._settle()
             self._under_way.pop()
-            self._tell(self._under_way[-1])
 
     def between(self, name: str = step_times.OTHER) -> None:
         """From now on what is in no block is ``name``: for upstream's code between two of ours."""

@@ -191,7 +191,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         """Upstream's step; keeps its optimizer rows for the log."""
         self.experience_maker.rollout = global_step
         status, step = super().train_step(rollout_samples, global_step)
-        self._clock.between()
+        self._clock.between("logging")  # upstream writes the row into its log next
         self._global_step = self.samples_generator.step = step
         self._rows = [{"global_step": step, **row} for row in status.pop("sg_optimizer_steps", [])]
         if self.experience_maker.waiting_share is not None:
@@ -206,6 +206,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         """Write the step's rows, then let upstream save its checkpoint."""
         # Here the rollout's time ends: what follows is the next one's.
         logs_dict = {**(logs_dict or {}), **self._clock.take()}
+        self._clock.between()
         with self._clock.part("logging"):
             logs = {k: v for k, v in logs_dict.items() if k != "generated_samples"}
             row = {"global_step": global_step, "time": time.time(), **logs}
@@ -362,15 +363,18 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
 
     def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict[str, float]:
         """Upstream's evaluation with accuracies (see :mod:`sg_rlhf.overlay.evaluation`)."""
+        with self._clock.part("evaluation"):
+            return self._evaluate_and_log(global_step, generate_kwargs)
+
+    def _evaluate_and_log(
+        self, global_step: int, generate_kwargs: dict[str, Any]
+    ) -> dict[str, float]:
         started = time.time()
         rollout = self.args.rollout
         # Upstream sends this many prompts at a time and waits for the slowest of them.
         trained_on, rollout.batch_size = rollout.batch_size, max(EVALUATED, rollout.batch_size)
         try:
-            with (
-                self._clock.part("evaluation"),
-                phases.phase(phases.CONTROLLER, "evaluating"),
-            ):
+            with phases.phase(phases.CONTROLLER, "evaluating"):
                 logs: dict[str, float] = (
                     self._evaluate_sets(global_step, generate_kwargs)
                     if self._eval_sets
