@@ -143,6 +143,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory, data: Data) -> Pipeline:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=120)[0]
+    assert latest.exists(), f"status {process.returncode}, no checkpoint:\n{output}"
     time.sleep(1)
     checkpoint = latest.read_text().strip()
     metrics = run_log.read(run_dir / run_log.METRICS)
