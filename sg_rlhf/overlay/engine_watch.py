@@ -1,11 +1,12 @@
 """Engines that stopped answering: a run would wait for them without end and without a word.
 
 A thread of the controller asks every engine for a sign of life, of its own process and of the one
-where the model runs. Where one is silent for too long the thread ends it: whoever waits for it
-hears so, and Ray starts another (:mod:`.engines`). The controller itself may be waiting in any of
-upstream's calls, none of which has a deadline. So where no other may take the engine's place, or
-the next one is silent too, the thread leaves a line in the run directory and ends the controller,
-and with it the run; the driver tells the line.
+where the model runs. Where one is silent for too long, or says all the time that its core is dead
+while nobody replaces it, the thread ends it: whoever waits for it hears so, and Ray starts another
+(:mod:`.engines`). The controller itself may be waiting in any of upstream's calls, none of which
+has a deadline. So where no other may take the engine's place, or the next one is silent too, the
+thread leaves a line in the run directory and ends the controller, and with it the run; the driver
+tells the line.
 """
 
 from __future__ import annotations
@@ -65,18 +66,25 @@ def _watch(engines: RunEngines, seconds: float, run_dir: Path, ended: threading.
     patience = dict.fromkeys(range(len(engines.handles)), time.monotonic() + seconds)
     asked: dict[int, Any] = {}
     ended_here: set[int] = set()
+    dead: set[int] = set()
     while not ended.wait(min(INTERVAL_SECONDS, seconds / 4)):
         for number in patience:
             if number not in asked:
                 asked[number] = engines.handles[number].alive.remote()
         answered, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=0)
         for number in [n for n, reference in asked.items() if reference in answered]:
-            patience[number] = time.monotonic() + seconds
+            reference = asked.pop(number)
             try:
-                ray.get(asked.pop(number))
+                ray.get(reference)
+            except ray.exceptions.RayError:
+                # Whoever waits for it hears so too and replaces it; this may take a while, once.
+                if number not in dead:
+                    dead.add(number)
+                    patience[number] = time.monotonic() + seconds + START_SECONDS
+            else:
+                patience[number] = time.monotonic() + seconds
                 ended_here.discard(number)
-            except ray.exceptions.RayError:  # dead: whoever waits for it hears so from Ray
-                patience[number] += START_SECONDS
+                dead.discard(number)
         silent = [n for n, until in patience.items() if time.monotonic() > until]
         if not silent or ended.is_set():
             continue

@@ -31,6 +31,8 @@ from sg_rlhf.tasks import chat
 WORKER_EXTENSION = "sg_rlhf.overlay.weight_receiver.BucketWorkerWrap"
 CPU_WORKER_EXTENSION = "sg_rlhf.overlay.cpu.weight_sync.CpuWorkerWrap"
 SHOWN_CHARACTERS = 600
+#: How soon the callers of a core that ended hear of it, seconds.
+DEAD_CORE_SECONDS = 0.5
 #: How often Ray starts an engine again whose process ended; the run may allow fewer
 #: (``sg.engine_restarts``).
 MOST_RESTARTS = 3
@@ -106,6 +108,19 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         self._gate: tuple[str, Gate] | None = None
         with phases.phase(phases.ENGINE, "starting vLLM and loading the model"):
             await super().__init__(*args, remote_rm_url=remote_rm_url, **kwargs)
+        self._core_watch = asyncio.create_task(self._end_calls_of_a_dead_core())
+
+    async def _end_calls_of_a_dead_core(self) -> None:
+        """Have those hear of the core's end who wait for an answer of it.
+
+        vLLM tells those who wait for a response. A call that has been sent (pause, wake up, receive
+        weights) it leaves without an answer for ever.
+        """
+        while not self.llm.errored:
+            await asyncio.sleep(DEAD_CORE_SECONDS)
+        for answer in self.llm.engine_core.utility_results.values():
+            if not answer.done():
+                answer.set_exception(self.llm.dead_error)
 
     async def generate_responses(
         self,

@@ -38,6 +38,7 @@ class SGRolloutActor:
         if error is not None:
             raise error
         self.name = uuid.uuid4().hex
+        self.error: Exception | None = None
 
     def process(self) -> int:
         return os.getpid()
@@ -45,8 +46,12 @@ class SGRolloutActor:
     def fail(self, error: Exception) -> None:
         raise error
 
+    def lose_its_core(self) -> None:
+        self.error = RuntimeError("the core is gone")
+
     async def alive(self) -> None:
-        pass
+        if self.error is not None:
+            raise self.error
 
     async def incarnation(self) -> Incarnation:
         process = (os.getpid(), psutil.Process().create_time())
@@ -116,7 +121,10 @@ def test_all_of_it_is_kept(tmp_path: Path) -> None:
 
 
 @ray.remote(num_cpus=0, max_retries=0)
-def watches(engines: list[Any], seconds: float, run_dir: Path, for_seconds: float) -> str:
+def watches(
+    engines: list[Any], seconds: float, run_dir: Path, for_seconds: float, start: float = 600.0
+) -> str:
+    engine_watch.START_SECONDS = start
     with engine_watch.watching(RunEngines(engines, 0, lambda: None), seconds, run_dir):
         (run_dir / "watching").touch()
         time.sleep(for_seconds)
@@ -141,6 +149,17 @@ def test_an_engine_that_is_stopped_ends_its_controller_with_a_line(tmp_path: Pat
     said = engine_watch.told(tmp_path)
     assert said is not None and "\n" not in said
     assert said.startswith("rollout engine 1 gave no sign of life for 10 s (sg.engine_timeout): ")
+
+
+def test_an_engine_that_is_dead_and_that_nobody_misses_ends_it_too(tmp_path: Path) -> None:
+    """Its process answers that its core is gone; the controller waits for something else of it."""
+    engines = [SGRolloutActor.remote(), SGRolloutActor.options(max_restarts=0).remote()]
+    ray.get(engines[1].lose_its_core.remote())
+    reference = watches.remote(engines, 8.0, tmp_path, 100.0, start=0.0)
+    with pytest.raises(ray.exceptions.WorkerCrashedError):
+        ray.get(reference, timeout=60)
+    said = engine_watch.told(tmp_path)
+    assert said is not None and said.startswith("rollout engine 1 gave no sign of life for 8 s")
 
 
 def test_engines_that_answer_or_die_end_nobody(tmp_path: Path) -> None:

@@ -41,6 +41,12 @@ def test_a_turned_bit_is_one_line_with_the_names(found: Any) -> None:
     assert ": not what was sent (the checksum is another)" in line and "\n" not in line
 
 
+def test_who_waits_for_a_core_that_dies_hears_of_it(found: Any) -> None:
+    """vLLM leaves a call that was sent without an answer for ever."""
+    assert found["messages"]["dead core"] == "lost"
+    assert found["seconds"]["dead core"] < 15
+
+
 def test_a_stopped_engine_ends_the_sync_at_its_deadline(found: Any) -> None:
     line = found["messages"]["stopped"]
     assert "weight sync: engine 0 did not take bucket 1 of 2 (model.embed" in line

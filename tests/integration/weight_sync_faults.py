@@ -3,12 +3,12 @@
     python weight_sync_faults.py OUT
 
 Writes to OUT: {"log_probs": [after a sync in buckets, after upstream's of the same weights, the
-trainer's own], "messages": fault -> the error's, "seconds": fault -> how long it took}.
+trainer's own], "messages": fault -> the error's, "seconds": fault -> how long it took}. The fault
+"dead core" is one in a call that the engine's core has been sent.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 from bench import weight_sync as bench  # noqa: E402
 from sg_rlhf.overlay import register, switches  # noqa: E402
+from sg_rlhf.overlay.asking import is_lost  # noqa: E402
 from sg_rlhf.overlay.cpu import platform  # noqa: E402
 from sg_rlhf.overlay.rollout_engine import SGRolloutActor  # noqa: E402
 
@@ -112,16 +113,25 @@ def main(out: Path) -> None:
     log_probs.append(ray.get(trainer.own_log_probs.remote(ids)))
     outcome("damaged", 60.0, 1)
     core = psutil.Process(pid).children(recursive=True)
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for process in core:
+            process.send_signal(number)
+        if number == signal.SIGSTOP:
+            call = engine.alive.remote()
+            assert ray.wait([call], timeout=2.0) == ([], [call])
+    killed = time.monotonic()
+    try:
+        ray.get(call, timeout=60.0)
+        messages["dead core"] = "answered"
+    except ray.exceptions.RayError as error:
+        messages["dead core"] = "lost" if is_lost(error) else repr(error)
+    seconds["dead core"] = time.monotonic() - killed
     os.kill(pid, signal.SIGSTOP)
     outcome("stopped", DEADLINE)
     os.kill(pid, signal.SIGKILL)
     outcome("killed", 60.0)
     out.write_text(json.dumps({"log_probs": log_probs, "messages": messages, "seconds": seconds}))
     ray.shutdown()
-    # vLLM's core outlives an engine that is killed.
-    for process in core:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
 
 
 if __name__ == "__main__":
