@@ -298,7 +298,8 @@ def execute(args: argparse.Namespace, workers: fork_server.ForkServer | None = N
         terminated (SIGTERM).
     """
     from sg_rlhf.common.ray_cluster import ClusterError
-    from sg_rlhf.overlay.errors import RunStopped, Terminated, UnusablePrompts
+    from sg_rlhf.overlay import now
+    from sg_rlhf.overlay.errors import CheckpointError, RunStopped, Terminated, UnusablePrompts
 
     heed_interrupts()
     try:
@@ -310,13 +311,17 @@ def execute(args: argparse.Namespace, workers: fork_server.ForkServer | None = N
         print(f"terminated by SIGTERM, {error}{_goes_on(args)}", file=sys.stderr)
         return 143
     except RunStopped as error:
-        print(f"stopped: {redacted_text(str(error))}", file=sys.stderr)
+        said = redacted_text(str(error))
+        if not isinstance(error, CheckpointError) and args.sg.run_dir:  # else there is none
+            during = now.told(Path(args.sg.run_dir))
+            said += f"{during and f'; this was{during}'}{_goes_on(args)}"
+        print(f"stopped: {said}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"interrupted{_goes_on(args)}", file=sys.stderr)
         return 130
     except Exception as error:
-        from sg_rlhf.overlay import engine_watch, failure, now
+        from sg_rlhf.overlay import engine_watch, failure
 
         if not args.sg.run_dir:
             raise

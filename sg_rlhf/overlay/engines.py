@@ -85,8 +85,7 @@ class RunEngines:
         if not self.may_replace(number):
             raise EngineLost(
                 f"rollout engine {number} is lost (killed, crashed or hung), and was replaced "
-                f"{self.replaced[number]} times before (sg.engine_restarts={self._allowed}); the "
-                "same command goes on from the last checkpoint"
+                f"{self.replaced[number]} times before (sg.engine_restarts={self._allowed})"
             )
         self.replaced[number] += 1
         print(f"rollout engine {number} is lost: starting another in its place", flush=True)

@@ -455,8 +455,8 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             ray.get(references, timeout=None if deadline == math.inf else deadline)
         except ray.exceptions.GetTimeoutError:
             raise SyncError(
-                f"weight sync: {otherwise} within {deadline:g} s (logs/); resume with the same "
-                "command, or raise sg.sync_timeout if it is that slow"
+                f"weight sync: {otherwise} within {deadline:g} s (logs/); raise sg.sync_timeout if "
+                "it is that slow"
             ) from None
 
     def _check_sync(self) -> dict[str, float]:

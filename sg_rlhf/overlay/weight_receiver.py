@@ -55,8 +55,8 @@ class BucketWorkerWrap(WorkerWrap):
         damaged = weight_buckets.damaged(bucket, buffer)
         if damaged is not None:
             return (
-                f"{', '.join(damaged)}: not what was sent (the checksum is another); resume with "
-                "the same command, on another machine or link if it happens again"
+                f"{', '.join(damaged)}: not what was sent (the checksum is another); take another "
+                "machine or link if it happens again"
             )
         self._load_tensors(weight_buckets.unpack(bucket, buffer), first, last)
         if last:

@@ -36,6 +36,7 @@ from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 from torch.multiprocessing.reductions import reduce_tensor
 
 from sg_rlhf.overlay import weight_buckets
+from sg_rlhf.overlay.asking import is_lost
 from sg_rlhf.overlay.engine_tensors import engine_tensors
 from sg_rlhf.overlay.errors import SyncError
 
@@ -176,6 +177,8 @@ def _answer(reference: Any) -> str | None:
     try:
         said = ray.get(reference)
     except ray.exceptions.RayError as error:
+        if is_lost(error):
+            return "it is lost (killed, or crashed)"
         cause = getattr(error, "cause", None) or error
         lines = str(cause).strip().splitlines()
         return ": ".join([type(cause).__name__, *lines[-1:]])
@@ -186,8 +189,7 @@ def _too_late(engines: Sequence[int], what: str, seconds: float) -> str:
     names = f"engine{'s' if len(engines) > 1 else ''} {', '.join(map(str, engines))}"
     return (
         f"weight sync: {names} did not {what} within {seconds:g} s: stopped, out of memory or cut "
-        "off from the trainer (logs/); resume with the same command, or raise sg.sync_timeout if "
-        "the link is that slow"
+        "off from the trainer (logs/); raise sg.sync_timeout if the link is that slow"
     )
 
 

@@ -12,8 +12,14 @@ from typing import Any
 import pytest
 
 from sg_rlhf.common import run_log
-from sg_rlhf.overlay import cli, layout, progress
-from sg_rlhf.overlay.errors import RunStopped, TooFewPrompts, UnfitPrompts
+from sg_rlhf.overlay import cli, layout, now, progress
+from sg_rlhf.overlay.errors import (
+    CheckpointError,
+    NonFiniteError,
+    RunStopped,
+    TooFewPrompts,
+    UnfitPrompts,
+)
 from sg_rlhf.overlay.step_clock import StepClock
 from sg_rlhf.overlay.trainer import SGPPOTrainer
 
@@ -87,6 +93,30 @@ def test_prompts_for_another_family_are_bad_usage_too(
     monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
     assert cli.execute(argparse.Namespace()) == 2
     assert capsys.readouterr().err == "error: the prompts are Llama 3's\n"
+
+
+def test_a_run_that_stopped_says_when_and_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def run(*_args: Any) -> None:
+        raise error
+
+    (tmp_path / "checkpoints" / "_actor" / "global_step4").mkdir(parents=True)
+    now.tell(tmp_path, 5, "ppo_train")
+    args = argparse.Namespace(
+        sg=SimpleNamespace(run_dir=tmp_path), ckpt=SimpleNamespace(path=tmp_path / "checkpoints")
+    )
+    monkeypatch.setattr(cli, "run", run)
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    error: RunStopped = NonFiniteError("the gradient is NaN")
+    assert cli.execute(args) == 1
+    assert capsys.readouterr().err == (
+        "stopped: the gradient is NaN; this was while updating (rollout 5); the same command "
+        "resumes from the last checkpoint, global_step4\n"
+    )
+    error = CheckpointError("no checkpoint is whole")
+    assert cli.execute(args) == 1
+    assert capsys.readouterr().err == "stopped: no checkpoint is whole\n"
 
 
 @pytest.mark.parametrize(("every", "checked"), [(0, [1]), (1, [1, 2, 3, 4]), (2, [2, 4])])
