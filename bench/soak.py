@@ -74,7 +74,9 @@ def reading(driver: psutil.Process) -> dict[str, dict[str, float]]:
     return dict(found)
 
 
-def watch(command: list[str], run_dir: Path, log: Path) -> tuple[list[dict[str, Any]], int]:
+def watch(
+    command: list[str], run_dir: Path, log: Path, total: int
+) -> tuple[list[dict[str, Any]], int]:
     """Run a command and read its processes; the readings and its exit status."""
     readings = []
     with log.open("wb") as output:
@@ -83,10 +85,13 @@ def watch(command: list[str], run_dir: Path, log: Path) -> tuple[list[dict[str, 
         while process.poll() is None:
             time.sleep(SECONDS_BETWEEN)
             rollouts = len(run_log.read(run_dir / run_log.METRICS))
+            if rollouts == total:
+                break  # its processes end one by one, and what they shared goes to the others
             if rollouts and process.poll() is None:
                 readings.append({"rollouts": rollouts, "roles": reading(driver)})
                 print(f"\r{rollouts} rollouts", end="", file=sys.stderr, flush=True)
-    return readings, process.returncode
+        status = process.wait()
+    return readings, status
 
 
 def slopes(readings: list[dict[str, Any]], rollouts: int) -> dict[str, dict[str, float]]:
@@ -156,7 +161,7 @@ def main() -> int:
             "ckpt.save_steps=50", "eval.steps=100",
         ]  # fmt: skip
         started = time.time()
-        readings, status = watch(command, run_dir, log)
+        readings, status = watch(command, run_dir, log, args.rollouts)
         if status:
             print(log.read_text(errors="replace")[-2000:], file=sys.stderr)
             return status

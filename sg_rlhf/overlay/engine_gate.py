@@ -35,6 +35,7 @@ class Gate:
         self._pause, self._resume = pause, resume
         self._waiting: dict[Any, tuple[Add, asyncio.Future[Any]]] = {}
         self._opening: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None
         self._complete = asyncio.Event()
         if not expected:
             self._complete.set()
@@ -44,7 +45,12 @@ class Gate:
 
         Args:
             key: orders the requests; no two have the same.
+
+        Raises:
+            BaseException: what the engine failed with while the batch gathered.
         """
+        if self._failure is not None:
+            raise self._failure
         entered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[key] = (add, entered)
         if self._opening is None:
@@ -70,7 +76,8 @@ class Gate:
                     await _hand_over(add, entered)
             finally:
                 await self._resume()
-        except BaseException as error:  # a dead engine: all of them hear of it
+        except BaseException as error:  # a dead engine: all of them hear of it, the later ones too
+            self._failure = error
             for _, entered in self._waiting.values():
                 if not entered.done():
                     entered.set_exception(error)

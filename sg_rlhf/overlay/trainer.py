@@ -16,7 +16,6 @@ import ray
 import torch
 import transformers
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
-from openrlhf.utils.logging_utils import WandbLogger
 
 from sg_rlhf.common import run_log, step_times
 from sg_rlhf.common.files import naming, write_whole
@@ -109,11 +108,8 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
     def _offline_wandb(self) -> Any:
         if self._sg.wandb == "disabled" or self._run_dir is None:
             return None
-        if not os.environ.get("WANDB_API_KEY"):
-            os.environ["WANDB_MODE"] = "offline"
-        os.environ.setdefault("WANDB_DIR", str(self._run_dir))
-        os.environ.setdefault("WANDB_SILENT", "true")
-        return WandbLogger(self.args)
+        wandb_run.offline_unless_asked(self._run_dir)
+        return wandb_run.WandbLogger(self.args)
 
     def _write(self, name: str, rows: list[dict[str, Any]]) -> None:
         if self._run_dir is not None and rows:

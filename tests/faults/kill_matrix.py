@@ -3,9 +3,11 @@
     python -m tests.faults.kill_matrix [--kills 48] [--seed 0] [--out FILE.json]
 
 One run is never killed. The others are: each time a process is chosen and a part of a rollout, the
-run is watched until that part is under way, and after a random while the process gets SIGKILL. The
-same command goes on, until the kills are used up. Then the files are compared. Prints a table of
-processes and parts; status 1 where an end differs. About 20 seconds a kill on two cores.
+run is watched until that part is under way, and after a random while, shorter than the part, the
+process gets SIGKILL. The same command goes on, until the kills are used up. Then the files are
+compared. Prints a table of processes and parts; status 1 where an end differs. A kill that came too
+late for its part counts for the part that it met, and is made again. About 15 seconds a kill on two
+cores.
 """
 
 from __future__ import annotations
@@ -15,21 +17,24 @@ import contextlib
 import hashlib
 import itertools
 import json
-import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from sg_rlhf.common import run_log
+from sg_rlhf.common.machine import machine
 from sg_rlhf.overlay import now, phases
 from tests.integration.conftest import Data, command, environment
 
@@ -38,15 +43,13 @@ PROCESSES = (
     "driver", "controller", "policy rank", "reference rank", "engine", "engine's core",
     "everything",
 )  # fmt: skip
-#: Parts of a rollout, and for how long a kill may wait in each, seconds.
-PARTS = {
-    "sampling": 0.4,
-    "scoring by the reference": 0.05,
-    "updating": 0.3,
-    "syncing weights": 0.03,
-    "saving a checkpoint": 0.08,
-    "evaluating": 0.3,
-}
+#: Parts of a rollout, by their names in ``timing/*``.
+TIMED = (
+    "generation", "reference_log_probs", "ppo_train", "broadcast", "checkpoint", "evaluation",
+)  # fmt: skip
+PARTS = tuple(now.WORDS[name] for name in TIMED)
+#: Share of a part's time in which a kill may come, and how often it is tried again.
+WITHIN, TRIES = 0.7, 3
 #: An epoch is two rollouts.
 OVERRIDES = (
     "eval.steps=2", "ckpt.save_steps=1", "ckpt.max_num=2",
@@ -79,6 +82,11 @@ class Kill:
     ended: bool
     status: int | None
     line: str
+
+    @property
+    def met(self) -> str:
+        """The part that was under way, without the rollout."""
+        return self.doing.split(" (")[0]
 
 
 class KilledRun:
@@ -115,16 +123,17 @@ class KilledRun:
         lines = self._output.read_text(errors="replace").replace("\r", "\n").splitlines()
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
-    def kill(self, process: str, part: str, chance: random.Random) -> Kill | None:
-        """Kill a process of it while a part is under way; None where it ends before."""
+    def kill(self, process: str, part: str, after: float) -> Kill | None:
+        """Kill a process of it, seconds after a part has begun; None where it ends before."""
         if self.is_over():
             self.start()
         assert self._process is not None
         if not self._wait_for(part):
             return None
-        time.sleep(chance.uniform(0.0, PARTS[part]))
+        began = time.monotonic()
+        victims = self._victims(process)  # which takes a while itself
+        time.sleep(max(began + after - time.monotonic(), 0.0))
         doing = now.told(self.folder).removeprefix(" while ")
-        victims = self._victims(process)
         for victim in victims:
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.kill()
@@ -183,6 +192,15 @@ class KilledRun:
     def _await_the_rest(victims: Iterable[psutil.Process]) -> None:
         """A driver that is killed cannot end its processes; they end when they notice."""
         psutil.wait_procs(list(victims), timeout=30)
+
+
+def lasts(folder: Path) -> dict[str, float]:
+    """Seconds that each of :data:`PARTS` took in a run, where it did anything."""
+    rows = run_log.read(folder / run_log.METRICS)
+    found = {}
+    for name, part in zip(TIMED, PARTS, strict=True):
+        found[part] = statistics.median(s for r in rows if (s := r[f"timing/{name}"]) > 1e-3)
+    return found
 
 
 def differences(one: Path, other: Path) -> list[str]:
@@ -249,16 +267,20 @@ def run_matrix(
     whole = KilledRun(folder / "never_killed", data, epochs)
     if whole.finish() != 0:
         raise RuntimeError(f"the run that is not killed failed: {whole.line()}")
+    seconds, tries = lasts(whole.folder), Counter[tuple[str, str]]()
     left, kills, found = list(pairs), list[Kill](), list[str]()
     for number in itertools.count(1):
         run = KilledRun(folder / f"killed_{number}", data, epochs)
         for _ in range(each):
             if not left:
                 break
-            kill = run.kill(*left[0], chance)
+            kill = run.kill(*left[0], chance.uniform(0.0, WITHIN * seconds[left[0][1]]))
             if kill is None:
                 break
-            left.pop(0)
+            tries[left[0]] += 1
+            if kill.met == kill.part or tries[left[0]] == TRIES:
+                tries.pop(left[0])
+                left.pop(0)
             kills.append(kill)
             print(f"{len(kills):3} {_told(kill)}", flush=True)
         status = run.finish() if not run.is_over() else None
@@ -280,10 +302,11 @@ def _told(kill: Kill) -> str:
 
 
 def table(kills: Sequence[Kill]) -> str:
-    """Kills by process and part, as a Markdown table."""
-    lines = ["| killed | " + " | ".join(PARTS) + " |", "|---" * (len(PARTS) + 1) + "|"]
+    """Kills by process and the part that they met, as a Markdown table."""
+    columns = [*PARTS, *sorted({kill.met for kill in kills} - set(PARTS))]
+    lines = ["| killed | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for process in PROCESSES:
-        counts = [sum(k.process == process and k.part == part for k in kills) for part in PARTS]
+        counts = [sum(k.process == process and k.met == part for k in kills) for part in columns]
         lines.append(f"| {process} | " + " | ".join(map(str, counts)) + " |")
     return "\n".join(lines)
 
@@ -314,12 +337,17 @@ def main() -> int:
     print(table(kills))
     print(f"{len(kills)} kills, {len(found)} differences, {time.time() - started:.0f} s")
     if args.out:
+        packages = ("torch", "ray", "deepspeed")
+        given = f"--kills {args.kills} --seed {args.seed}"
         result = {
-            "kills": [asdict(kill) for kill in kills], "differences": found, "seed": args.seed,
-            "seconds": round(time.time() - started), "date": time.strftime("%Y-%m-%d"),
-            "cores": os.cpu_count(),
+            "command": f"python -m tests.faults.kill_matrix {given}",
+            "date": time.strftime("%Y-%m-%d"), "machine": machine(),
+            "versions": {name: metadata.version(name) for name in packages},
+            "seconds": round(time.time() - started),
+            "differences": found, "kills": [asdict(kill) for kill in kills],
         }  # fmt: skip
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        text = json.dumps(result, indent=1).replace(str(folder), "RUNS")
+        args.out.write_text(text + "\n")
     return 1 if found else 0
 
 

@@ -20,5 +20,5 @@ def test_whatever_is_killed_whenever_the_end_is_the_same(tmp_path: Path, data: D
     pairs = kill_matrix.schedule(every, random.Random(0))
     kills, differences = kill_matrix.run_matrix(tmp_path, data, pairs, seed=0)
     print(kill_matrix.table(kills))
-    assert {(kill.process, kill.part) for kill in kills} == set(pairs)
+    assert {(kill.process, kill.met) for kill in kills} >= set(pairs)
     assert not differences

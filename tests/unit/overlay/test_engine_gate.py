@@ -88,6 +88,19 @@ def test_one_refused_request_holds_nobody_up_and_a_dead_engine_is_told_to_all() 
     assert [type(error) for error in found] == [ConnectionError, ConnectionError]
 
 
+def test_who_comes_after_the_engine_died_hears_of_it() -> None:
+    async def dead() -> None:
+        raise ConnectionError("the engine is dead")
+
+    async def batch() -> None:
+        gate = Gate(3, dead, Engine().resume)
+        for key in range(3):  # the first one's task has found out when the second comes
+            with pytest.raises(ConnectionError):
+                await asyncio.wait_for(gate.enter(key, dead), 5)
+
+    asyncio.run(batch())
+
+
 @pytest.mark.parametrize("missing", [1, 2])
 def test_all_may_be_excused(missing: int) -> None:
     gate = Gate(missing, Engine().pause, Engine().resume)
