@@ -4,7 +4,7 @@
 
 The tiny recipe in rollouts of 16 responses, with a checkpoint every 50. Every few seconds: the
 memory of each process (its proportional share, as they are forked from one), its open files and
-threads. The slope is a straight line through the last four fifths of the rollouts, in KiB a
+threads. The slope is a straight line through the last half of the rollouts, in KiB a
 rollout. About a second a rollout on two cores.
 """
 
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
 PROMPTS, GROUP, OF_AN_EPOCH = 4, 4, 8
 #: What is before it is warming up.
-BEGIN = 0.2
+BEGIN = 0.5
 SECONDS_BETWEEN = 5.0
 #: Parts of a process's title or arguments, and what it is to a user; the first that fits.
 ROLES = {
