@@ -18,6 +18,7 @@ from sg_rlhf.algo.weightings import CONSTANT_TOLERANCE
 PROB_BINS = 20
 WEIGHT_BINS = 64
 QUARTERS = 4
+_LARGEST_LOG_RATIO = 20.0
 WEIGHT_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 # One additive sum over response tokens each. `pos` and `neg` are the tokens with A > 0 and A < 0;
@@ -54,7 +55,16 @@ SCALAR_SUMS = (
     "w1mp_neg_sq",
     "kl",
     "kl_tokens",
+    "mismatch",
+    "mismatch_abs",
+    "mismatch_k3",
+    "mismatch_ratio",
+    "mismatch_ratio_sq",
+    "mismatch_weight",
+    "mismatch_tokens",
 )
+# What is kept as the largest value instead of a sum.
+LARGEST_NAMES = ("mismatch_max", "mismatch_weight_max")
 # Histograms: tokens per bin, and |A| and w |A| per quarter of p.
 _HISTOGRAMS = {
     "prob_hist": PROB_BINS,
@@ -90,6 +100,10 @@ _MEANS = {
     "w_one_minus_p_pos_mean": ("w1mp_pos", "pos", 1.0),
     "w_one_minus_p_neg_mean": ("w1mp_neg", "neg", 1.0),
     "kl_mean": ("kl", "kl_tokens", 1.0),
+    "mismatch_kl": ("mismatch", "mismatch_tokens", 1.0),
+    "mismatch_kl_k3": ("mismatch_k3", "mismatch_tokens", 1.0),
+    "mismatch_abs_mean": ("mismatch_abs", "mismatch_tokens", 1.0),
+    "mismatch_weight_mean": ("mismatch_weight", "mismatch_tokens", 1.0),
 }
 # metric: (sum, sum of squares, count); population standard deviations
 _STDS = {
@@ -104,6 +118,7 @@ _COUNTS = {
     "n_pos_tokens": "pos",
     "n_neg_tokens": "neg",
     "n_kl_tokens": "kl_tokens",
+    "n_mismatch_tokens": "mismatch_tokens",
 }
 _QUARTER_NAMES = tuple(f"quartile{i + 1}" for i in range(QUARTERS))
 _SHARES = ("token_share", "advantage_mass", "weighted_mass")
@@ -111,6 +126,8 @@ METRIC_NAMES = (
     *_COUNTS,
     *_MEANS,
     *_STDS,
+    "mismatch_ess",
+    *LARGEST_NAMES,
     *(f"weight_q{round(100 * q):02d}" for q in WEIGHT_QUANTILES),
     *(f"{quarter}_{share}" for quarter in _QUARTER_NAMES for share in _SHARES),
 )
@@ -121,11 +138,13 @@ class TokenStatistics:
     """Additive sums over tokens: ``sums`` is float64, shape [len(SUM_NAMES)], in that order.
 
     weight_bounds: what the bins of the weight's histogram span, None where there are no weights.
-    Statistics that are added have the same.
+    Statistics that are added have the same. largest: float64 [len(LARGEST_NAMES)], not added but
+    the larger of both; None for zeros.
     """
 
     sums: Tensor
     weight_bounds: tuple[float, float] | None = None
+    largest: Tensor | None = None
 
     @classmethod
     def zeros(cls, device: torch.device | str | None = None) -> TokenStatistics:
@@ -134,7 +153,14 @@ class TokenStatistics:
     def __add__(self, other: TokenStatistics) -> TokenStatistics:
         bounds = {self.weight_bounds, other.weight_bounds} - {None}
         assert len(bounds) <= 1, f"histograms of different ranges cannot be added: {bounds}"
-        return TokenStatistics(self.sums + other.sums, next(iter(bounds), None))
+        largest = torch.maximum(self.maxima(), other.maxima())
+        return TokenStatistics(self.sums + other.sums, next(iter(bounds), None), largest)
+
+    def maxima(self) -> Tensor:
+        """The largest values, in the order of ``LARGEST_NAMES``."""
+        if self.largest is not None:
+            return self.largest
+        return self.sums.new_zeros(len(LARGEST_NAMES))
 
     def histogram(self, name: str) -> Tensor:
         """One of the histograms, float64 [bins]: prob_hist, weight_hist or a mass per quarter."""
@@ -162,15 +188,20 @@ class TokenStatistics:
         weight_qNN: quantiles of the weight before normalisation, exact to a bin, 1/64 of its
         range. quartileN_*: the N-th quarter of p's range, [0, 1/4), [1/4, 1/2), ...; its share of
         the tokens, of sum |A| and of sum w |A|. A share is over its own tokens (``zeroed_pos``
-        over those with A > 0, say). Where the count is 0 a mean, std or share is 0.0, so read it
-        beside its count.
+        over those with A > 0, say). mismatch_*: see ``mismatch_statistics``; mismatch_ess is the
+        effective sample size of the ratios as a share of the tokens. Where the count is 0 a mean,
+        std or share is 0.0, so read it beside its count.
         """
-        here = TokenStatistics(self.sums.cpu(), self.weight_bounds)
+        here = TokenStatistics(self.sums.cpu(), self.weight_bounds, self.maxima().cpu())
         metrics = {metric: here[count] for metric, count in _COUNTS.items()}
         metrics |= {metric: here.mean(metric) for metric in _MEANS}
         for metric, (total, squares, count) in _STDS.items():
             variance = here._mean(squares, count) - here._mean(total, count) ** 2
             metrics[metric] = variance.clamp(min=0.0).sqrt()
+        # (sum r)^2 / (n sum r^2): 1 where all ratios are equal, 1/n where one outweighs the others.
+        squares = (here["mismatch_tokens"] * here["mismatch_ratio_sq"]).clamp(min=1e-300)
+        metrics["mismatch_ess"] = here["mismatch_ratio"] ** 2 / squares
+        metrics |= dict(zip(LARGEST_NAMES, here.maxima().unbind(), strict=True))
         names = METRIC_NAMES[len(metrics) :]
         values = [*here._weight_quantiles(), *here._quarter_shares()]
         return metrics | dict(zip(names, values, strict=True))
@@ -275,6 +306,45 @@ def kl_statistics(kl_BT: Tensor, mask_BT: Tensor) -> TokenStatistics:
     """The KL's share of the statistics; add it to those of the policy loss."""
     valid_BT = mask_BT != 0
     return _collect({"kl": kl_BT, "kl_tokens": valid_BT}, valid_BT)
+
+
+def mismatch_statistics(
+    old_log_probs_BT: Tensor,
+    engine_log_probs_BT: Tensor,
+    mask_BT: Tensor,
+    weight_shift_BT: Tensor | None = None,
+) -> TokenStatistics:
+    """How far the trainer's log-probs are from those that the rollout engine sampled by.
+
+    All [B, T], read without a gradient; add it to the statistics of the policy loss. With
+    d = log pi_trainer - log pi_engine and r = exp(d), limited to exp(+-20):
+    mismatch_kl is the mean of -d and mismatch_kl_k3 that of r - 1 - d, two estimates of
+    KL(engine || trainer) as the tokens are the engine's (k1 and k3 of
+    http://joschu.net/blog/kl-approx.html); mismatch_abs_mean and mismatch_max are of abs(d),
+    mismatch_ess is of r. weight_shift: what the engine's p would change of the token's weight,
+    absolute, for mismatch_weight_mean and mismatch_weight_max.
+    """
+    valid_BT = mask_BT != 0
+    d_BT = (old_log_probs_BT - engine_log_probs_BT).detach().double().masked_fill(~valid_BT, 0.0)
+    ratio_BT = d_BT.clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO).exp()
+    shift_BT = torch.zeros_like(d_BT) if weight_shift_BT is None else weight_shift_BT.double()
+    shift_BT = shift_BT.masked_fill(~valid_BT, 0.0)
+    found = _collect(
+        {
+            "mismatch": -d_BT,
+            "mismatch_abs": d_BT.abs(),
+            "mismatch_k3": ratio_BT - 1.0 - d_BT,
+            "mismatch_ratio": ratio_BT,
+            "mismatch_ratio_sq": ratio_BT**2,
+            "mismatch_weight": shift_BT,
+            "mismatch_tokens": valid_BT,
+        },
+        valid_BT,
+    )
+    tops = [values.flatten() for values in (d_BT.abs(), shift_BT)]
+    # A batch may have no tokens at all.
+    largest = torch.stack([torch.cat([top, top.new_zeros(1)]).max() for top in tops])
+    return TokenStatistics(found.sums, None, largest)
 
 
 def at_bound(weights_BT: Tensor, bound: float) -> Tensor:

@@ -43,10 +43,33 @@ def unnormalized_weights(
 ) -> Tensor:
     """``token_weights`` before normalisation: within ``cfg.bounds()`` unless NaN."""
     context = context or TokenContext()
+    dtype = torch.float64 if log_probs_BT.dtype == torch.float64 else torch.float32
     log_p_BT = log_probs_BT.detach()
-    dtype = torch.float64 if log_p_BT.dtype == torch.float64 else torch.float32
     if cfg.probability == "engine":
         log_p_BT = context.require("engine_log_probs", cfg.name)
+    return _weights_at(log_p_BT, cfg, mask_BT, context, dtype)
+
+
+def weight_shift(
+    old_log_probs_BT: Tensor,
+    engine_log_probs_BT: Tensor,
+    cfg: Weighting,
+    mask_BT: Tensor,
+    context: TokenContext,
+) -> Tensor:
+    """abs(w(p_trainer) - w(p_engine)) [B, T] of the policy that sampled, before normalisation."""
+    pair = (old_log_probs_BT.detach(), engine_log_probs_BT.detach())
+    ours, engines = (_weights_at(p, cfg, mask_BT, context, torch.float64) for p in pair)
+    return (ours - engines).abs()
+
+
+def _weights_at(
+    log_p_BT: Tensor,
+    cfg: Weighting,
+    mask_BT: Tensor | None,
+    context: TokenContext,
+    dtype: torch.dtype,
+) -> Tensor:
     if mask_BT is not None:
         log_p_BT = log_p_BT.masked_fill(mask_BT == 0, 0.0)
     p_BT = log_p_BT.to(dtype).clamp(max=0.0).exp()

@@ -26,7 +26,7 @@ from sg_rlhf.algo.objectives import Objective
 from sg_rlhf.algo.weightings import Weighting, weighting_class
 from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS, parameter_of
 from sg_rlhf.common.redaction import HIDDEN, redacted, redacted_text
-from sg_rlhf.config import ranges, sections
+from sg_rlhf.config import correction, ranges, sections
 from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.settings import (
     BESIDE_UPSTREAMS,
@@ -303,6 +303,7 @@ def _check(
             f"{origin.get('eval.dataset', 'recipe')}: eval.dataset={values['eval.dataset']}: "
             "not used beside sg.eval_sets; set one of them to null or []"
         )
+    values = correction.expand(settings.correction, values, origin)
     return Config(values=values, sg=settings, sources=sources)
 
 

@@ -27,7 +27,7 @@ HOW = (
     "sg.fused_logprobs", "sg.skip_old_log_probs", "sg.share_prompts", "sg.weight_sync",
     "sg.sync_bucket_mb", "sg.sync_timeout", "sg.check_trained", "sg.grace_seconds",
     "sg.engine_timeout", "sg.engine_restarts", "sg.on_nonfinite", "sg.max_nonfinite",
-    "sg.trust_remote_code", "sg.contradicting_labels",
+    "sg.trust_remote_code", "sg.contradicting_labels", "sg.engine_log_probs",
 )  # fmt: skip
 #: Keys, or patterns of them, that may change: places, layout, what is logged and when.
 FREE = (

@@ -119,6 +119,17 @@ class SGSettings(BaseModel):
         le=3,
         description="how often each engine that died or hung is started again before the run stops",
     )
+    correction: Literal["tis", "mis", "icepop"] | None = Field(
+        None,
+        description="correction for the mismatch of trainer and engine: tis holds a token's ratio "
+        "to at most 2, mis drops tokens above 2, icepop those outside of 0.5 to 5; stands for "
+        "algo.advantage.is_correction_*",
+    )
+    engine_log_probs: bool = Field(
+        True,
+        description="have the engine return the log-probs that it sampled by, and log how far the "
+        "trainer's are from them (sg/mismatch_*)",
+    )
     check_trained: bool = Field(
         True,
         description="stop after the first optimizer step if it did not train every trainable "

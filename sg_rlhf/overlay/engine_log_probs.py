@@ -1,7 +1,8 @@
 """Whether the rollout engine returns the log-probabilities that it sampled by.
 
 Upstream has it return them, processed by temperature and top-p, where its off-policy correction is
-on. A token weight may read them too (``probability: engine``), without any correction.
+on. Here it does in every run (``sg.engine_log_probs``), so that each rollout's row says how far
+engine and trainer are apart; a token weight may read them too (``probability: engine``).
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ VARIABLE = "SG_ENGINE_LOG_PROBS"
 
 
 def wanted(args: Any) -> bool:
-    """Whether the run's weighting reads the engine's log-probs."""
-    return bool(args.sg.weighting.get("probability") == "engine")
+    """Whether the run reads the engine's log-probs, beside a correction of upstream's."""
+    return bool(args.sg.engine_log_probs or args.sg.weighting.get("probability") == "engine")
 
 
 def engine_options() -> dict[str, Any]:

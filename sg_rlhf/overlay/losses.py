@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sg_rlhf.algo.diagnostics import TokenStatistics, kl_statistics
+from sg_rlhf.algo.diagnostics import TokenStatistics, kl_statistics, mismatch_statistics
 from sg_rlhf.algo.finite import rows_not_finite
 from sg_rlhf.algo.kl import kl_estimate
 from sg_rlhf.algo.lopti import in_pass
@@ -24,7 +24,7 @@ from sg_rlhf.algo.objectives import Objective
 from sg_rlhf.algo.objectives.ppo import WeightedPPO
 from sg_rlhf.algo.policy_loss import check_objective, policy_loss_terms
 from sg_rlhf.algo.rollout_correction import RolloutCorrectionConfig, rollout_correction
-from sg_rlhf.algo.token_weights import token_weights
+from sg_rlhf.algo.token_weights import token_weights, weight_shift
 from sg_rlhf.algo.weightings import TokenContext, Uniform, Weighting, token_keys
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES
 from sg_rlhf.config.weighting import built_objective, built_weighting, check_update
@@ -230,6 +230,8 @@ class PolicyLossWithStatistics(nn.Module):
                 **batch_info,
             )
         self._add(terms.statistics)
+        if rollout_log_probs is not None:
+            self._add(self._mismatch(old_log_probs, rollout_log_probs, advantages, action_mask))
         self._mask_BT = action_mask
         if self.is_ours:
             self.weights_BT = terms.weights_BT
@@ -263,6 +265,23 @@ class PolicyLossWithStatistics(nn.Module):
             self.on_fault(message, torch.stack(bad).any(0).tolist())
         self.done_at = time.perf_counter()
         return result
+
+    @torch.no_grad()
+    def _mismatch(
+        self,
+        old_BT: torch.Tensor,
+        engine_BT: torch.Tensor,
+        advantages_BT: torch.Tensor,
+        mask_BT: torch.Tensor,
+    ) -> TokenStatistics:
+        eps = (self.upstream_loss.clip_eps_low, self.upstream_loss.clip_eps_high)
+        context = dataclasses.replace(
+            self.context, old_log_probs=old_BT, advantages=advantages_BT, eps=eps
+        )
+        shift_BT = weight_shift(old_BT, engine_BT, self.weighting, mask_BT, context)
+        if self.active_BT is not None:
+            mask_BT = mask_BT.bool() & self.active_BT
+        return mismatch_statistics(old_BT, engine_BT, mask_BT, shift_BT)
 
     def _first_bad(self, log_probs: torch.Tensor, mask: torch.Tensor) -> str:
         """The prompt of the first sample with a log-prob that is not finite, if any."""

@@ -311,9 +311,11 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         own_losses = torch.tensor(losses, dtype=torch.float64, device=device)
         packed = torch.cat([stats.sums.to(device), own_losses])
         torch.distributed.all_reduce(packed, group=group)
+        largest = stats.maxima().to(device)
+        torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX, group=group)
         packed = packed.cpu()
         count = stats.sums.numel()
-        sums = type(stats)(packed[:count], stats.weight_bounds)
+        sums = type(stats)(packed[:count], stats.weight_bounds, largest.cpu())
         return sums, (packed[count:] / size).tolist()
 
 

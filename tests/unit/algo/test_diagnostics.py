@@ -10,7 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sg_rlhf.algo.diagnostics import METRIC_NAMES, SUM_NAMES, TokenStatistics, kl_statistics
+from sg_rlhf.algo.diagnostics import (
+    METRIC_NAMES,
+    SUM_NAMES,
+    TokenStatistics,
+    kl_statistics,
+    mismatch_statistics,
+)
 from sg_rlhf.algo.policy_loss import policy_loss_terms, sg_policy_loss
 from tests.unit.algo.batches import (
     PROPERTY,
@@ -102,6 +108,8 @@ def test_every_metric_by_hand(placement):
         level = int(name.removeprefix("weight_q")) / 100
         by_hand = ordered[math.ceil(level * len(ordered)) - 1]
         assert metrics.pop(name) == pytest.approx(by_hand, abs=(1.45 - 0.5) / 63), name
+    of_mismatch = {name: metrics.pop(name) for name in metrics.copy() if "mismatch" in name}
+    assert len(of_mismatch) == 8 and not any(of_mismatch.values())  # no engine's log-probs
     assert metrics == pytest.approx(expected, rel=1e-9, abs=1e-9)
     histogram = terms.statistics.histogram("prob_hist").tolist()
     assert histogram == [sum(min(int(20 * t[0]), 19) == i for t in tokens) for i in range(20)]
@@ -225,3 +233,42 @@ def test_one_mean_is_the_metric():
     metrics = statistics.metrics()
     for name in ("clip_ratio", "ppo_kl", "prob_mean"):
         assert statistics.mean(name).item() == metrics[name]
+
+
+@pytest.mark.parametrize("cut", [1, 4])
+def test_the_mismatch_with_the_engine_by_hand(cut):
+    batch = random_batch(3, rows=8, tokens=12)
+    old = batch.old_log_probs
+    engine = old + torch.randn_like(old) * 0.3
+    engine[~batch.mask] = math.nan
+    shift = torch.rand_like(old)
+    parts = [
+        mismatch_statistics(*(x[rows] for x in (old, engine, batch.mask, shift)))
+        for rows in torch.arange(len(old)).chunk(cut)
+    ]
+    metrics = sum(parts[1:], parts[0]).metrics()
+    tokens = list(map(tuple, batch.mask.nonzero().tolist()))
+    d = [old[at].item() - engine[at].item() for at in tokens]
+    ratios = [math.exp(x) for x in d]
+    shifts = [shift[at].item() for at in tokens]
+    expected = {
+        "n_mismatch_tokens": len(d),
+        "mismatch_kl": -mean(d),
+        "mismatch_kl_k3": mean(r - 1 - x for r, x in zip(ratios, d, strict=True)),
+        "mismatch_abs_mean": mean(map(abs, d)),
+        "mismatch_ess": sum(ratios) ** 2 / (len(d) * sum(r * r for r in ratios)),
+        "mismatch_max": max(map(abs, d)),
+        "mismatch_weight_mean": mean(shifts),
+        "mismatch_weight_max": max(shifts),
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_mismatch_of_no_tokens_and_of_a_wild_one():
+    log_probs = torch.zeros(1, 2)
+    nothing = mismatch_statistics(log_probs, log_probs, torch.zeros(1, 2, dtype=torch.bool))
+    assert not any(nothing.metrics().values())
+    wild = mismatch_statistics(log_probs, log_probs - 800.0, torch.ones(1, 2, dtype=torch.bool))
+    metrics = wild.metrics()
+    assert metrics["mismatch_max"] == 800.0 and math.isfinite(metrics["mismatch_kl_k3"])
+    assert metrics["mismatch_ess"] == 1.0
