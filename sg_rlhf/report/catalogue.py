@@ -57,6 +57,14 @@ FIGURES = (
         figures.accuracy,
     ),
     Entry(
+        "mismatch", "Engine and trainer",
+        "The tokens were sampled by the rollout engine, and are trained on by another program. "
+        "Above: KL(engine || trainer) over the tokens of each rollout (k3). Below: the largest "
+        "difference of a token's log-prob. Both rise before a run collapses for this reason; "
+        "sg.correction is the remedy.",
+        figures.mismatch,
+    ),
+    Entry(
         "accuracy_by_set", "Accuracy of each evaluation set",
         "The sets of sg.eval_sets along training. The distance between the training prompts and "
         "held-out prompts of the same kind is the generalisation gap. Bars: 95 % interval over "

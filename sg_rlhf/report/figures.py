@@ -222,6 +222,29 @@ def grad_norm(groups: list[Group]) -> Figure:
     return figure
 
 
+def mismatch(groups: list[Group]) -> Figure:
+    """KL of the rollout engine to the trainer, and the largest difference of a log-prob."""
+    figure, (top, bottom) = drawing.subplots(2, height=5.0, sharex=True)
+    counts = [row.get("sg/n_mismatch_tokens") for g in groups for r in g.runs for row in r.metrics]
+    if not any(counts):
+        raise Missing("The runs log no log-probs of the engine (sg.engine_log_probs).")
+    for axes, key, label in (
+        (top, "sg/mismatch_kl_k3", "KL(engine || trainer)"),
+        (bottom, "sg/mismatch_max", "largest |difference| of log p"),
+    ):
+        _curves(axes, groups, key)
+        drawn_values = [float(y) for line in axes.lines for y in line.get_ydata()]
+        if min(drawn_values) > 0:
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
+        axes.set_ylabel(label)
+    top.set_xlabel("")
+    drawing.whole_numbers(bottom)
+    drawing.legend(top)
+    return figure
+
+
 def weights_over_training(groups: list[Group]) -> Figure:
     """Mean token weight with its 5 % to 95 % quantiles, else plus and minus one deviation."""
     figure, (axes,) = drawing.subplots()

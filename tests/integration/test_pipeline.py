@@ -139,6 +139,18 @@ def test_engine_and_trainer_are_one_policy_after_every_sync(trained: Path) -> No
     assert all(row["sync/log_prob_diff_max"] < 2.0 for row in rows)
 
 
+def test_engine_and_trainer_agree_on_every_token_in_float32(trained: Path) -> None:
+    """To 1e-5, over more than a thousand of them."""
+    rows = run_log.read(trained / run_log.METRICS)
+    assert all(row["sg/n_mismatch_tokens"] == row["sg/n_tokens"] for row in rows)
+    assert sum(row["sg/n_mismatch_tokens"] for row in rows) > 1000
+    assert max(row["sg/mismatch_max"] for row in rows) < 1e-5
+    assert all(row["sg/mismatch_kl_k3"] < 1e-10 for row in rows)
+    assert all(row["sg/mismatch_ess"] > 1 - 1e-9 for row in rows)
+    weight = [row["sg/mismatch_weight_max"] for row in rows]
+    assert max(weight) < 3.4e-5  # the bound of docs/method.md
+
+
 def test_the_engine_runs_the_model_in_its_own_process(trained: Path) -> None:
     logs = "".join(path.read_text() for path in (trained / "logs").iterdir() if path.is_file())
     assert "(EngineCore pid=" in logs and "(Worker pid=" not in logs
