@@ -199,8 +199,8 @@ class TokenStatistics:
             variance = here._mean(squares, count) - here._mean(total, count) ** 2
             metrics[metric] = variance.clamp(min=0.0).sqrt()
         # (sum r)^2 / (n sum r^2): 1 where all ratios are equal, 1/n where one outweighs the others.
-        squares = (here["mismatch_tokens"] * here["mismatch_ratio_sq"]).clamp(min=1e-300)
-        metrics["mismatch_ess"] = here["mismatch_ratio"] ** 2 / squares
+        most = (here["mismatch_tokens"] * here["mismatch_ratio_sq"]).clamp(min=1e-300)
+        metrics["mismatch_ess"] = here["mismatch_ratio"] ** 2 / most
         metrics |= dict(zip(LARGEST_NAMES, here.maxima().unbind(), strict=True))
         names = METRIC_NAMES[len(metrics) :]
         values = [*here._weight_quantiles(), *here._quarter_shares()]

@@ -233,8 +233,8 @@ def mismatch(groups: list[Group]) -> Figure:
         (bottom, "sg/mismatch_max", "largest |difference| of log p"),
     ):
         _curves(axes, groups, key)
-        drawn_values = [float(y) for line in axes.lines for y in line.get_ydata()]
-        if min(drawn_values) > 0:
+        values = [row[key] for g in groups for r in g.runs for row in r.metrics if key in row]
+        if min(values) > 0:
             axes.set_yscale("log")
         else:
             axes.set_ylim(bottom=0)

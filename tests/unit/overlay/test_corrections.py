@@ -62,7 +62,7 @@ def test_a_correction_scales_each_tokens_gradient(name: str, weighting: str) -> 
     low, high = CORRECTIONS[name]["algo.advantage.is_correction_threshold"]
     outside = ((ratio < low) | (ratio > high))[batch.mask]
     assert 0 < float(found[4]) == pytest.approx(outside.double().mean().item())
-    assert float(found[0]) != float(value)
+    assert found[0].item() != value.item()
     # What the row says of the mismatch does not depend on the correction.
     rows = [one.take_statistics().metrics() for one in (plain, loss)]
     keys = [key for key in rows[0] if "mismatch" in key]

@@ -130,6 +130,9 @@ def write_run(
                 "rollout/accuracy": 0.2 + 0.5 * done + rng.gauss(0, 0.02),
                 "rollout/response_length_mean": 400 + 300 * done + rng.gauss(0, 20),
                 "rollout/truncated_rate": 0.02,
+                "sg/n_mismatch_tokens": 1000.0,
+                "sg/mismatch_kl_k3": 1e-4 * (1 + done),
+                "sg/mismatch_max": 0.1 + 0.1 * done,
                 **{f"timing/{part}": seconds for part, seconds in SECONDS.items()},
             }
         )
