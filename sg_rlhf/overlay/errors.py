@@ -75,6 +75,6 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 def raise_stop_cause(error: BaseException) -> None:
     """Raise the error of ours that is inside a nest of Ray's task errors; nothing if none is."""
     for current in chain(error):
-        for kind in (Terminated, RunStopped, UnusablePrompts):
+        for kind in (Terminated, CheckpointError, RunStopped, UnusablePrompts):
             if isinstance(current, kind):
                 raise kind(str(getattr(current, "cause", current))) from None

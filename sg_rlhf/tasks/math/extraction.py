@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from sg_rlhf.tasks.math.notation import balanced
+
 # A blank line ends a box, as in LaTeX: one forgotten brace must not swallow the rest of a response.
 # Every alternative starts at a different character or is possessive, so the scan is linear.
 _TOKEN = re.compile(
@@ -24,11 +26,12 @@ def last_box(response: str) -> str | None:
 
     - Braces nest; `\{` and `\}` do not count as braces.
     - A box inside a box is part of the outer one (see `strip_boxes`).
-    - A box that is never closed, or holds a blank line, is none: the last complete one counts.
+    - A box that is never closed, or holds a blank line, is none: the last complete one counts, so
+      that a response which is cut off at its limit in the middle of a second box keeps the first.
     - Without braces, `\boxed 5`, the box is the number or the single letter that follows.
     - An empty box counts as a box, and its content is "".
     """
-    found: str | None = None
+    found: tuple[int, int] | str | None = None  # where it stands; cut out once, at the end
     stack: list[int | None] = []  # start of a box's content; None for any other open brace
     for token in _TOKEN.finditer(response):
         kind = token.lastgroup
@@ -39,12 +42,14 @@ def last_box(response: str) -> str | None:
         elif kind == "right" and stack:
             start = stack.pop()
             if start is not None:
-                found = response[start : token.start()]
+                found = (start, token.start())
         elif kind == "bare":
             found = token["bare"].rstrip(".,/")
         elif kind == "blank":
             stack.clear()
-    return None if found is None else strip_boxes(found).strip()
+    if found is None:
+        return None
+    return strip_boxes(found if isinstance(found, str) else response[slice(*found)]).strip()
 
 
 def strip_boxes(text: str) -> str:
@@ -52,16 +57,7 @@ def strip_boxes(text: str) -> str:
     for _ in range(3):
         match = _WHOLE_BOX.fullmatch(text)
         # `\boxed{5}, \boxed{6}` also begins with a box and ends with a brace.
-        if match is None or not _balanced(match[1]):
+        if match is None or not balanced(match[1]):
             return text
         text = match[1]
     return text
-
-
-def _balanced(text: str) -> bool:
-    depth = 0
-    for brace in re.findall(r"\\\\|\\[{}]|([{}])", text):
-        depth += (brace == "{") - (brace == "}")
-        if depth < 0:
-            return False
-    return depth == 0

@@ -6,10 +6,11 @@ killed when they take too long. A response decides nothing but its own verdict: 
 grading ends in time, runs none of it and raises nothing.
 
 What counts as equal beyond the obvious: 142.0 and 142; decimals that agree to six places and 1 in
-10,000; 52, 52% and .52 if one of them is written as a percentage; x = 5 and 5; sets and lists in
-any order, but with all their elements; text without regard to case; degrees, currency and units are
-not compared. What does not: several candidates for one gold, unequal sides (4 = 5), text with a
-digit or an "or" beside the answer.
+10,000; 52, 52% and .52 if one of them is written as a percentage; x = 5, 5 = x and 5; equations in
+another arrangement; a relation and its interval; sets and lists in any order, but with all their
+elements; words without regard to case; degrees, currency and units are not compared. What does not:
+R and r, dx/dt and 0, several candidates for one gold, unequal sides (4 = 5), text with a digit or
+an "or" beside the answer, anything behind a unit. docs/evaluation.md has the table.
 """
 
 from __future__ import annotations

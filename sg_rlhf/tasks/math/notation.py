@@ -15,13 +15,29 @@ _UNICODE = str.maketrans(
         "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ",
         "∞": r"\infty ", "°": r"^\circ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ",
         "±": r"\pm ", "½": r"\frac{1}{2}", "\u00a0": " ", "\u2009": " ", "\u202f": " ",
+        "‐": "-", "‑": "-", "—": "-", "－": "-", "≈": r"\approx ", "∅": r"\emptyset ",
+        "⋅": r"\cdot ",
+        "€": "", "£": "", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ",
+        "θ": r"\theta ", "λ": r"\lambda ", "μ": r"\mu ", "φ": r"\phi ", "ω": r"\omega ",
+        **{power: f"^{{{n}}}" for n, power in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
     }
 )  # fmt: skip
+_STYLES = "large|Large|LARGE|huge|Huge|small|normalsize|displaystyle|textstyle|scriptstyle|bf|rm|it"
 _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\\(?:left|right)(?![A-Za-z])(?:\.(?!\d))?", ""),
-        (r"\\(?:display|text|script)style(?![A-Za-z])", ""),
+        (rf"\\(?:{_STYLES})(?![A-Za-z])", ""),
+        # What only changes how the same thing looks. A group stays, or 2\boldsymbol{3} would be 23.
+        (r"\\(?:textcolor|color)\s*\{[A-Za-z!0-9]+\}", ""),
+        (r"\\(?:boldsymbol|bm|underline|mathbf)\s*(?=\{)", ""),
+        (r"\\text\s*\{\s*OR\s*\}", r"\\text{ or }"),
+        (r"\\text\s*\{\s*AND\s*\}", r"\\text{ and }"),
+        (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
+        (r"^\s*\\(?:approx|simeq)(?![A-Za-z])", ""),
+        (r"√\s*([0-9]+|[A-Za-z])", r"\\sqrt{\1}"),
+        (r"(?:√|(?<![\\A-Za-z])sqrt)\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"(?<!\\)\\!|\\?\$", ""),
         (r"(?<!\\)\\[,;: ]|~|\\q?quad(?![A-Za-z])", " "),
@@ -36,6 +52,12 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"^([+-]?[0-9]+) ([0-9]+)/([0-9]+)$", r"\1\\frac{\2}{\3}"),
     )
 )
+# Units in plain letters, which the parser would take for variables.
+_AMOUNT = re.compile(
+    r"^([+-]?[0-9][0-9,.]*) ?(?:dollars?|cents?|euros?|degrees?|units?|inch(?:es)?|feet|miles?|"
+    r"met(?:er|re)s?|cm|km|mm|kg|grams?|lit(?:er|re)s?|seconds?|minutes?|hours?|days?|weeks?|"
+    r"months?|years?)$"
+)
 _FINAL_STOP = re.compile(r"(?<!\\)[.,;]+$")
 _GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}(?: [0-9]{3})+(?:\.[0-9]+)?")
 _LOOSE_SPACE = re.compile(r"(?<![A-Za-z0-9]) | (?![A-Za-z0-9])")
@@ -44,15 +66,28 @@ _WRAPPER = re.compile(
 )
 _BRACED_CHAR = re.compile(r"([_^])\{([A-Za-z0-9])\}")
 _CHOICE = re.compile(r"\(([A-Z])\)")
-_WORDS = re.compile(r"[A-Za-z][A-Za-z ]{2,}")
+# "(B) 12", and what would name another choice behind it.
+_NAMED_CHOICE = re.compile(r"\(([A-Z])\)(?:[:.] ?| )(?![-+*/^=<>])(.+)")
+_OTHER_CHOICE = re.compile(r"\([A-Z]\)|\b(?:or|and|not)\b")
+# Not "W and Z": a letter of its own is a name.
+_WORDS = re.compile(r"(?=.{3})[A-Za-z]{2,}(?: [A-Za-z]{2,})*")
 
 _INTEGER = r"[0-9]{1,40}|[1-9][0-9]{0,2}(?:,[0-9]{3}){1,12}"
 _NUMBER = re.compile(
-    rf"(?P<sign>[+-]?)(?:(?P<int>{_INTEGER})|(?P<dec>[0-9]{{0,20}}\.[0-9]{{1,20}})"
+    r"(?P<sign>[+-]?)(?:(?P<mantissa>[0-9]{1,20}(?:\.[0-9]{1,20})?)"
+    r"(?:\\times|\\cdot) ?10\^(?:\{(?P<power>[+-]?[0-9]{1,3})\}|(?P<p1>[0-9]))"
+    r"|(?P<before>[0-9]{0,10})\.(?P<still>[0-9]{0,10})\\(?:overline|bar)"
+    r"(?:\{(?P<again>[0-9]{1,10})\}|(?P<a1>[0-9]))"
+    rf"|(?P<int>{_INTEGER})|(?P<dec>[0-9]{{0,20}}\.[0-9]{{1,20}})"
     r"|\\frac(?:\{(?P<top>-?[0-9]{1,20})\}\{(?P<bottom>[0-9]{1,20})\}|(?P<t1>[0-9])(?P<b1>[0-9]))"
     r"|(?P<over>[0-9]{1,20})/(?P<under>[0-9]{1,20}))"
 )
 _BASED = re.compile(r"([0-9][0-9A-Fa-f]{0,39})_\{?([0-9]{1,2})\}?")
+_DERIVATIVE = re.compile(
+    r"\\frac\s*\{\s*(?:d|\\partial)\s*(?:\^\s*\{?(?P<n>[0-9])\}?)?\s*(?P<of>\\?[A-Za-z]+)\s*\}"
+    r"\s*\{\s*(?:d|\\partial)\s*(?P<by>[A-Za-z])\s*(?:\^\s*\{?[0-9]\}?)?\s*\}"
+)
+_PRIMES = re.compile(r"(?<![\\A-Za-z])([A-Za-z])('+)")
 _ASSIGNMENT = re.compile(r"[A-Za-z](?:_[A-Za-z0-9])?=([^=]*)")
 
 
@@ -65,10 +100,20 @@ def tidy(text: str) -> str:
     """
     text = _FINAL_STOP.sub("", text.translate(_UNICODE).strip())
     for pattern, replacement in _REWRITES:
-        text = pattern.sub(replacement, text).strip()
+        text = pattern.sub(replacement, _without_braces(text)).strip()
+    text = _without_braces(text)
+    text = _AMOUNT.sub(r"\1", text)
     if _GROUPED.fullmatch(text):
         text = text.replace(" ", "")
     return text.rstrip(".,; ")
+
+
+def _without_braces(text: str) -> str:
+    for _ in range(3):
+        if not (text.startswith("{") and text.endswith("}") and balanced(text[1:-1])):
+            break
+        text = text[1:-1].strip()
+    return text
 
 
 @lru_cache(maxsize=4096)
@@ -84,19 +129,28 @@ def key(text: str) -> str:
     choice = _CHOICE.fullmatch(text)
     if choice:
         return choice[1]
-    return text.lower() if _WORDS.fullmatch(text) else text
+    return text.lower() if _WORDS.fullmatch(text) or text == "No" else text
 
 
 @lru_cache(maxsize=4096)
 def number(text: str) -> tuple[Fraction, bool] | None:
-    r"""The exact value of an integer, decimal or simple fraction, and whether it is a decimal.
+    r"""The exact value of an integer, decimal, simple fraction, 3 \times 10^4 or 0.\overline{3}.
+
+    Beside it whether it is a decimal, which may be rounded.
 
     None for everything else, and beyond the digit caps (40 for integers, 20 elsewhere).
     """
-    match = _NUMBER.fullmatch(_LOOSE_SPACE.sub("", tidy(text)))
-    if match is None:
+    text = tidy(text)
+    match = _NUMBER.fullmatch(_LOOSE_SPACE.sub("", text))
+    # 32, 349 are two numbers; 32, 049 can only be one.
+    if match is None or (", " in text and ", 0" not in text):
         return None
-    if match["int"]:
+    if match["mantissa"]:
+        value = Fraction(match["mantissa"]) * Fraction(10) ** int(match["power"] or match["p1"])
+        return -value if match["sign"] == "-" else value, "." in match["mantissa"]
+    if match["again"] or match["a1"]:
+        value = _repeating(match["before"], match["still"], match["again"] or match["a1"])
+    elif match["int"]:
         value = Fraction(int(match["int"].replace(",", "")))
     elif match["dec"]:
         value = Fraction(f"0{match['dec']}")
@@ -107,6 +161,32 @@ def number(text: str) -> tuple[Fraction, bool] | None:
             return None
         value = Fraction(int(top), int(bottom))
     return -value if match["sign"] == "-" else value, bool(match["dec"])
+
+
+def hold_derivatives(text: str) -> str:
+    r"""Names in the place of derivatives: the parser takes dx/dt for 0 and y' for y.
+
+    >>> hold_derivatives(r"\frac{dx}{dt} = k x")
+    'D_{1xt} = k x'
+    """
+    text = _DERIVATIVE.sub(lambda m: f"D_{{{m['n'] or 1}{m['of'].strip(chr(92))}{m['by']}}}", text)
+    return _PRIMES.sub(lambda m: f"D_{{{len(m[2])}{m[1]}}}", text)
+
+
+def _repeating(before: str, still: str, again: str) -> Fraction:
+    """The value of before.still with the digits of again after it for ever."""
+    first = Fraction(int(f"0{before}{still}"), 10 ** len(still))
+    return first + Fraction(int(again), (10 ** len(again) - 1) * 10 ** len(still))
+
+
+def balanced(text: str) -> bool:
+    """Whether every brace that is opened is closed, in order; escaped ones do not count."""
+    depth = 0
+    for brace in re.findall(r"\\\\|\\[{}]|([{}])", text):
+        depth += (brace == "{") - (brace == "}")
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 def same(answer: str, gold: str) -> bool | None:
@@ -122,6 +202,12 @@ def same(answer: str, gold: str) -> bool | None:
     answer_key, gold_key = key(answer), key(gold)
     if answer_key == gold_key:
         return True
+    if (
+        len(gold_key) == 1
+        and gold_key.isupper()
+        and (named := _NAMED_CHOICE.fullmatch(_WRAPPER.sub(r"\1", tidy(answer))))
+    ):
+        return named[1] == gold_key and not _OTHER_CHOICE.search(named[2])
     # x = 5 answers "5", and 5 answers "x = 5"; but x = 5 does not answer "y = 5".
     answer_value, gold_value = _ASSIGNMENT.fullmatch(answer_key), _ASSIGNMENT.fullmatch(gold_key)
     if answer_value and not gold_value:

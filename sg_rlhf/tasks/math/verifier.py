@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from sg_rlhf.tasks.math import confinement
+from sg_rlhf.tasks.math.notation import hold_derivatives
 from sg_rlhf.tasks.math.outcome import Reason
 
 # Largest relative difference of two numbers that may be called equal. math-verify rounds to six
@@ -63,6 +64,8 @@ def check(answer: str, golds: tuple[str, ...], limit_s: float) -> Reason:
 
 
 def _check(answer: str, golds: tuple[str, ...]) -> Reason:
+    answer = hold_derivatives(answer)
+    golds = tuple(map(hold_derivatives, golds))
     protect = any(_FINAL_LETTER.search(gold) for gold in golds)
     predicted = _parse(_protect(answer) if protect else answer)
     if predicted is None:
@@ -77,6 +80,10 @@ def _check(answer: str, golds: tuple[str, ...]) -> Reason:
         outcome = Reason.WRONG
         if len(_sides(wanted)) == 1 and len(_sides(predicted)) > 1 and _sides(predicted)[0] == 0:
             continue
+        if _number_against_list(wanted, predicted):
+            continue
+        if _same_equation(wanted, predicted) or _same_range(wanted, predicted):
+            return Reason.CORRECT
         if _differ_at_a_point(wanted, predicted):
             continue
         if _equal(wanted, predicted) and not _far_apart(wanted, predicted):
@@ -97,6 +104,7 @@ def _parse(text: str) -> Any:
     Python. The steps below are the ones that it takes for the content of a box.
     """
     from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex  # type: ignore[import-untyped]
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig  # type: ignore[import-untyped]
     from math_verify.grader import should_treat_as_complex  # type: ignore[import-untyped]
 
     config = NormalizationConfig(
@@ -104,9 +112,16 @@ def _parse(text: str) -> Any:
     )
     try:
         plain = normalize_latex(text, config)
-        return latex2sympy(
-            plain, is_real=not should_treat_as_complex(plain), normalization_config=None
+        parsed = latex2sympy(
+            plain,
+            is_real=not should_treat_as_complex(plain),
+            normalization_config=None,
+            # By default R and r are one symbol.
+            conversion_config=ConversionConfig(lowercase_symbols=False),
         )
+        # A variable E prints as the number e does, and math-verify compares what is printed.
+        energies = [s for s in getattr(parsed, "free_symbols", ()) if s.name == "E"]
+        return parsed.xreplace({s: s.func("E_", **s.assumptions0) for s in energies})
     except MemoryError:
         raise
     except Exception:
@@ -154,12 +169,57 @@ def _contradicts_itself(expression: Any) -> bool:
     # 0 = x + 1 is an equation to solve, and an answer only to a gold that is one, too.
     if len(sides) == 1 or sides[0] == 0:
         return False
+    if len(sides) == 2 and sides[1].is_Symbol:
+        return False  # 5 = x is x = 5
     first, *middle, last = sides
     symbols = getattr(last, "free_symbols", None)
     compared = [side for side in middle if getattr(side, "free_symbols", None) == symbols]
     if getattr(first, "free_symbols", None) == set() and not first.has(AppliedUndef):
         compared.append(first)
     return any(not _equal(last, side) for side in compared)
+
+
+def _number_against_list(gold: Any, predicted: Any) -> bool:
+    """Whether one is a list of several and the other a single value.
+
+    math-verify tries a list's digits without its commas, so that 32, 349 is 32349.
+    """
+    from sympy import Expr, FiniteSet, Tuple
+
+    def several(value: Any) -> bool:
+        return isinstance(value, FiniteSet | Tuple) and len(value.args) > 1
+
+    return any(
+        several(a) and isinstance(b, Expr) for a, b in ((gold, predicted), (predicted, gold))
+    )
+
+
+def _same_equation(gold: Any, predicted: Any) -> bool:
+    """Whether a = b and c = d say the same: a - b is a number, not 0, times c - d."""
+    from sympy import Eq, cancel, nsimplify
+
+    if not (isinstance(gold, Eq) and isinstance(predicted, Eq)):
+        return False
+    wanted, given = (nsimplify(side.lhs - side.rhs, rational=True) for side in (gold, predicted))
+    if not wanted.free_symbols or wanted.free_symbols != given.free_symbols:
+        return False
+    ratio = cancel(wanted / given)
+    return bool(ratio.is_number and ratio.is_finite and ratio.is_nonzero)
+
+
+def _same_range(gold: Any, predicted: Any) -> bool:
+    """Whether a relation in one variable is an answer to a gold that is its interval."""
+    from sympy import Set
+    from sympy.core.relational import Relational  # type: ignore[import-untyped]
+
+    if not isinstance(gold, Set) or not isinstance(predicted, Relational):
+        return False
+    if len(predicted.free_symbols) != 1:
+        return False
+    try:
+        return bool(predicted.as_set() == gold)
+    except (NotImplementedError, TypeError, ValueError):
+        return False
 
 
 def _differ_at_a_point(gold: Any, predicted: Any) -> bool:

@@ -1,19 +1,20 @@
 """A pool of killable processes for comparing answers, shared by all threads of a process.
 
-It starts with the first answer that needs it and ends with the process. Covered, each with a test:
-an answer that never ends, in Python or in C; one that takes all memory or kills its worker; calls
-from many threads; a fork of the process that uses it; a `__main__` that is not fit to be imported
-twice; a pool that breaks down, which is replaced. Not covered: processes marked as daemonic by
-`multiprocessing`, which may not have children; there, starting the pool raises an AssertionError.
+It starts with the first answer that needs it and ends with the process, in whatever way that ends:
+a script, a child of `multiprocessing` (which runs no `atexit`, and joins its children), a worker of
+an executor, of `multiprocessing.Pool`, joblib or Ray. Covered, each with a test: an answer that
+never ends, in Python or in C; one that takes all memory or kills its worker; calls from many
+threads; a fork of the process that uses it; a `__main__` that is not fit to be imported twice; a
+pool that breaks down, which is replaced.
 """
 
 from __future__ import annotations
 
-import atexit
 import importlib.util
 import io
 import logging
 import math
+import multiprocessing
 import os
 import signal
 import threading
@@ -44,6 +45,9 @@ DEFAULT_WORKERS = 2
 STUCK_AFTER_S = 60.0
 
 
+_BEFORE_THE_JOIN = 100
+
+
 def _close(*descriptors: int) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
@@ -54,7 +58,7 @@ class _Popen(popen_spawn_posix.Popen):
 
     That would be Ray's worker program or an evaluation script with vLLM: seconds and gigabytes for
     each worker, and endless recursion for a script without a `__main__` guard. This is
-    `popen_spawn_posix.Popen._launch` of Python 3.11 without those two entries of `prep_data`.
+    `popen_spawn_posix.Popen._launch` of Python 3.11 without those entries of `prep_data`.
     """
 
     _fds: list[int]
@@ -63,7 +67,8 @@ class _Popen(popen_spawn_posix.Popen):
         tracker_fd = resource_tracker.getfd()
         assert tracker_fd is not None
         prep_data = spawn.get_preparation_data(process_obj.name)
-        for entry in ("init_main_from_name", "init_main_from_path"):
+        # The start method as well: an executor's own, such as joblib's loky, is unknown there.
+        for entry in ("init_main_from_name", "init_main_from_path", "start_method"):
             prep_data.pop(entry, None)
         payload = io.BytesIO()
         set_spawning_popen(self)
@@ -89,6 +94,20 @@ class _Popen(popen_spawn_posix.Popen):
 
 
 class _Process(SpawnProcess):
+    def start(self) -> None:
+        """Start it, also from a daemonic process.
+
+        `multiprocessing` refuses that since such a process is ended without a word to its children.
+        A grading worker ends by itself when its pipe does.
+        """
+        config: dict[str, object] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+        daemonic = config.pop("daemon", None)
+        try:
+            super().start()
+        finally:
+            if daemonic is not None:
+                config["daemon"] = daemonic
+
     @staticmethod
     def _Popen(process_obj: BaseProcess) -> _Popen:
         return _Popen(process_obj)
@@ -167,7 +186,8 @@ class WorkerPool:
         for module in ("math_verify", "sympy"):
             if importlib.util.find_spec(module) is None:
                 raise ModuleNotFoundError(f"grading mathematics needs {module}; is it installed?")
-        atexit.register(self.close)
+        # Before `multiprocessing` joins the children, as it does at the end of any process.
+        util.Finalize(None, self.close, exitpriority=_BEFORE_THE_JOIN)
         return ProcessPool(
             max_workers=self.workers, initializer=verifier.warm_up, context=_Context()
         )

@@ -69,3 +69,17 @@ def test_time_is_linear(unit):
 
     # 16 times the text; quadratic would be 256 times the time.
     assert seconds(long) < 60 * max(min(seconds(short) for _ in range(3)), 0.002)
+
+
+def test_time_is_linear_in_boxes_that_close():
+    def seconds(depth):
+        text = "\\boxed{" * depth + "5" + "}" * depth
+        start = time.process_time()
+        assert last_box(text) is not None
+        return time.process_time() - start
+
+    assert seconds(100_000) < 60 * max(min(seconds(6_250) for _ in range(3)), 0.002)
+
+
+def test_a_second_box_that_is_cut_off_leaves_the_first():
+    assert last_box(r"So $\boxed{5}$. To check, \boxed{5 + ") == "5"

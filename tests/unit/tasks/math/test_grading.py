@@ -7,6 +7,37 @@ from sg_rlhf.tasks.math.notation import number, tidy
 
 # answer, gold
 RIGHT = {
+    "equation, moved": ("x+y-5=0", "x+y=5"),
+    "equation, scaled": ("2x+2y=10", "x+y=5"),
+    "equation, swapped": ("5=x", "x=5"),
+    "relation for an interval": (r"x \geq 2", r"[2,\infty)"),
+    "strict relation for an interval": ("x>2", r"(2,\infty)"),
+    "derivative, reordered": (r"\frac{dx}{dt}=-a+kx", r"\frac{dx}{dt} = kx - a"),
+    "prime": ("y'=2x", "y' = 2x"),
+    "scientific, written out": ("870000000", r"8.7 \times 10^{8}"),
+    "scientific, shifted": (r"87 \times 10^{7}", r"8.7 \times 10^8"),
+    "scientific, small": (r"0.16 \cdot 10^{-18}", "1.6e-19"),
+    "repeating decimal": (r"0.\overline{3}", r"\frac{1}{3}"),
+    "gold that repeats": (r"\frac{7}{30}", r"0.2\overline{3}"),
+    "grouped with a space": ("10, 000", "10000"),
+    "outer braces": (r"{\frac{1}{2}}", r"\frac{1}{2}"),
+    "outer braces of E notation": ("{1e-5}", "1e-5"),
+    "bold": (r"\boldsymbol{5}", "5"),
+    "colour": (r"\color{red}{5}", "5"),
+    "underlined": (r"\underline{5}", "5"),
+    "large": (r"\large 5", "5"),
+    "approximately": (r"\approx 5", "5"),
+    "empty set": (r"\varnothing", r"\emptyset"),
+    "bare sqrt": ("-1 + sqrt(3)", r"-1+\sqrt{3}"),
+    "bare pi": ("2pi", r"2\pi"),
+    "unicode root": ("2√3", r"2\sqrt{3}"),
+    "unicode square": ("x²", "x^2"),
+    "unicode theta": ("θ", r"\theta"),
+    "unicode hyphen": ("\u20103", "-3"),
+    "euro": ("5€", "5"),
+    "dollars in words": ("5 dollars", "5"),
+    "choice with its text": (r"\textbf{(B)}\ 12", "B"),
+    "no": ("No", r"\text{no}"),
     "E notation with a full stop": ("6e13.", "6e13"),
     "integer": ("142", "142"),
     "float gold": ("142", "142.0"),
@@ -141,10 +172,47 @@ NOT_RIGHT = {
 }
 
 
+# answer, gold: what a rule for something equal must not let pass.
+NEAR_MISSES = {
+    "another letter's case": ("1", r"\frac{R}{r}"),
+    "a variable's case": ("2N", "2n"),
+    "a name's case": (r"W \text{ and } z", r"W \text{ and } Z"),
+    "energy for Euler's number": ("E", "e"),
+    "sum behind a unit": (r"5\text{ cm}+7\text{ cm}", "5"),
+    "list behind a unit": (r"5\text{ cm}, 7\text{ cm}", "5"),
+    "derivative left out": ("kx=a", r"\frac{dx}{dt} = kx - a"),
+    "partial derivative left out": ("k=0", r"\frac{\partial u}{\partial t}=k"),
+    "second derivative for the first": (r"\frac{d^2y}{dt^2}=k", r"\frac{dy}{dt}=k"),
+    "prime left out": ("y=2x+y", "y'=2x+y"),
+    "list read as a number": ("32, 349", "32349"),
+    "tuple read as a number": ("(32, 349)", "32349"),
+    "another equation": ("x+y-6=0", "x+y=5"),
+    "equation with another sign": ("x-y=5", "x+y=5"),
+    "trivial equation": ("0=0", "x+y=5"),
+    "another variable, swapped": ("5=y", "x=5"),
+    "open for closed": ("x > 2", r"[2,\infty)"),
+    "relation the other way": (r"x \leq 2", r"[2,\infty)"),
+    "another mantissa": (r"8.8 \times 10^{8}", r"8.7 \times 10^{8}"),
+    "another power": (r"8.7 \times 10^{7}", r"8.7 \times 10^{8}"),
+    "another small mantissa": (r"1.7 \times 10^{-19}", "1.6e-19"),
+    "fewer repeating digits": ("0.33", r"0.\overline{3}"),
+    "styled digit beside another": (r"2\boldsymbol{3}", "23"),
+    "another choice with text": ("(C) 12", "B"),
+    "two choices": ("(B) or (C)", "B"),
+    "choice as a factor": ("(C) + 1", "C"),
+    "alternatives in capitals": (r"0.09 \text{ OR } \frac{9}{103}", "0.09"),
+}
+
+
 @pytest.mark.parametrize(("answer", "gold"), RIGHT.values(), ids=RIGHT)
 def test_right(answer, gold, pool):
     result = grade(f"Then $\\boxed{{{answer}}}$.", gold, pool)
     assert (result.correct, result.reason) == (True, Reason.CORRECT)
+
+
+@pytest.mark.parametrize(("answer", "gold"), NEAR_MISSES.values(), ids=NEAR_MISSES)
+def test_near_misses(answer, gold, pool):
+    assert not grade(f"Then $\\boxed{{{answer}}}$.", gold, pool).correct
 
 
 @pytest.mark.parametrize(("answer", "gold", "reason"), NOT_RIGHT.values(), ids=NOT_RIGHT)

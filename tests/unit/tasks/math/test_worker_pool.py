@@ -142,6 +142,69 @@ def test_main_is_not_imported_again_and_nothing_keeps_the_process(how, tmp_path)
     assert (tmp_path / "started").read_text() == "started\n"
 
 
+WAYS = textwrap.dedent(
+    """
+    import multiprocessing, sys
+    from concurrent.futures import ProcessPoolExecutor
+    from sg_rlhf.tasks.math.grading import grade
+
+    RESPONSES = [r"\\boxed{1+x}", r"\\boxed{2+x}"]
+
+    def is_correct(response):
+        return grade(response, "x+1").correct
+
+    def expect(verdicts):
+        assert list(verdicts) == [True, False], verdicts
+
+    def child():
+        expect(map(is_correct, RESPONSES))
+
+    def main(way):
+        if way == "executor":
+            with ProcessPoolExecutor(1) as pool:
+                expect(pool.map(is_correct, RESPONSES))
+        elif way == "pool":
+            with multiprocessing.Pool(1) as pool:
+                expect(pool.map(is_correct, RESPONSES))
+        elif way == "joblib":
+            import joblib
+            expect(joblib.Parallel(2)(map(joblib.delayed(is_correct), RESPONSES)))
+        elif way == "ray":
+            import ray
+            ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+            expect(ray.get([ray.remote(is_correct).remote(r) for r in RESPONSES]))
+        else:
+            process = multiprocessing.get_context(way).Process(target=child)
+            process.start()
+            process.join()
+            assert process.exitcode == 0
+        print("ended")
+
+    if __name__ == "__main__":
+        main(sys.argv[1])
+    """
+)
+
+
+@pytest.mark.parametrize(
+    "way", ["executor", "pool", "joblib", "fork", "spawn", "forkserver", "ray"]
+)
+def test_a_process_that_grades_ends_by_itself(way, tmp_path):
+    """`multiprocessing` joins a process's children at its end, whatever they are doing."""
+    script = tmp_path / "script.py"
+    script.write_text(WAYS)
+    result = run_python(str(script), way)
+    assert (result.returncode, result.stdout) == (0, "ended\n"), result.stderr
+    deadline = time.monotonic() + 20
+    while left := [
+        p.pid
+        for p in psutil.process_iter(["cmdline"])
+        if str(script) in " ".join(p.info["cmdline"] or [])
+    ]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
 def test_workers_end_with_a_process_that_is_killed(tmp_path):
     code = (
         "import os, time\nfrom sg_rlhf.tasks.math.grading import grade\n"

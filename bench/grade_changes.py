@@ -1,0 +1,92 @@
+"""Golds with a harmless change, which must be graded right, and with a real one, which must not.
+
+    python bench/grade_changes.py --data-dir data/math --out bench/results/grade_changes.json
+
+Every gold that is more than a number gets each change that it has room for, from a seed. The result
+counts what was graded right, and quotes no data; `--texts FILE` writes the surprises.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from machine import provenance
+from self_grading import FILES, read_golds
+
+from sg_rlhf.tasks.math.grading import grade_many
+
+_PLAIN = re.compile(r"-?[0-9,.]+")
+_LETTER = re.compile(r"(?<![\\A-Za-z{])[A-Za-z](?![A-Za-z])")
+#: Changes that keep the meaning; the others do not, but for the few that a person must look at.
+HARMLESS = ("braces", "dollars", "left and right", "sides swapped", "all on one side")
+
+
+def changes(gold: str, chance: random.Random) -> Iterator[tuple[str, str]]:
+    """(kind, changed text) of a gold."""
+    yield "braces", f"{{{gold}}}"
+    yield "dollars", f"$ {gold} $"
+    if "(" in gold:
+        yield "left and right", gold.replace("(", r"\left(").replace(")", r"\right)")
+    inner = gold.strip("$")
+    if inner.count("=") == 1 and "\\" not in inner and "$" not in inner:
+        left, right = inner.split("=")
+        yield "sides swapped", f"{right}={left}"
+        yield "all on one side", f"{left}-({right})=0"
+    if digits := [match.start() for match in re.finditer("[0-9]", gold)]:
+        at = chance.choice(digits)
+        other = (int(gold[at]) + chance.randint(1, 8)) % 10
+        yield "another digit", f"{gold[:at]}{other}{gold[at + 1 :]}"
+    if "+" in gold:
+        yield "another sign", gold.replace("+", "-", 1)
+    if letters := [match.start() for match in _LETTER.finditer(gold)]:
+        at = chance.choice(letters)
+        yield "another case", f"{gold[:at]}{gold[at].swapcase()}{gold[at + 1 :]}"
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python bench/grade_changes.py", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--data-dir", type=Path, required=True, help="the mathematics data")
+    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    parser.add_argument("--texts", type=Path, help="what was graded against its kind, JSON")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    files = [args.data_dir / name for name in FILES if (args.data_dir / name).is_file()]
+    golds = {gold.text.strip() for file in files for gold in read_golds(file)}
+    chance = random.Random(args.seed)
+    tried = [
+        (kind, text, gold)
+        for gold in sorted(golds)
+        if gold and not _PLAIN.fullmatch(gold)
+        for kind, text in changes(gold, chance)
+    ]
+    grades = grade_many([(f"\\boxed{{{text}}}", gold) for _, text, gold in tried])
+    counts: dict[str, dict[str, int]] = {}
+    surprises = []
+    for (kind, text, gold), grade in zip(tried, grades, strict=True):
+        row = counts.setdefault(kind, {"tried": 0, "right": 0})
+        row["tried"] += 1
+        row["right"] += grade.correct
+        if grade.correct != (kind in HARMLESS):
+            surprises.append({"kind": kind, "answer": text, "gold": gold, "why": str(grade.reason)})
+    for kind, row in counts.items():
+        print(f"{kind:16} {row['tried']:6} tried {row['right']:6} right")
+    result = {**provenance("grade_changes.py", "math-verify", "sympy"), "kinds": counts}
+    result["command"] = "python bench/grade_changes.py --data-dir DATA --out OUT"
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    if args.texts:
+        args.texts.write_text(json.dumps(surprises, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
