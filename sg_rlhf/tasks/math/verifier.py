@@ -196,15 +196,23 @@ def _number_against_list(gold: Any, predicted: Any) -> bool:
 
 def _same_equation(gold: Any, predicted: Any) -> bool:
     """Whether a = b and c = d say the same: a - b is a number, not 0, times c - d."""
-    from sympy import Eq, cancel, nsimplify
+    from sympy import Eq, Expr, cancel, nsimplify
 
     if not (isinstance(gold, Eq) and isinstance(predicted, Eq)):
         return False
-    wanted, given = (nsimplify(side.lhs - side.rhs, rational=True) for side in (gold, predicted))
-    if not wanted.free_symbols or wanted.free_symbols != given.free_symbols:
+    # Not for x = {1, 2}, nor for x = [-2, 7], as which the parser has a variable's range.
+    if not all(isinstance(side, Expr) for side in (*gold.args, *predicted.args)):
         return False
-    ratio = cancel(wanted / given)
-    return bool(ratio.is_number and ratio.is_finite and ratio.is_nonzero)
+    try:
+        wanted, given = (nsimplify(e.lhs - e.rhs, rational=True) for e in (gold, predicted))
+        if not wanted.free_symbols or wanted.free_symbols != given.free_symbols:
+            return False
+        ratio = cancel(wanted / given)
+        return bool(ratio.is_number and ratio.is_finite and ratio.is_nonzero)
+    except MemoryError:
+        raise
+    except Exception:
+        return False  # what sympy cannot divide it does not prove
 
 
 def _same_range(gold: Any, predicted: Any) -> bool:
@@ -218,8 +226,10 @@ def _same_range(gold: Any, predicted: Any) -> bool:
         return False
     try:
         return bool(predicted.as_set() == gold)
-    except (NotImplementedError, TypeError, ValueError):
-        return False
+    except MemoryError:
+        raise
+    except Exception:
+        return False  # of a relation that sympy cannot solve
 
 
 def _differ_at_a_point(gold: Any, predicted: Any) -> bool:

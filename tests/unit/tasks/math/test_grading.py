@@ -12,6 +12,7 @@ RIGHT = {
     "equation, swapped": ("5=x", "x=5"),
     "relation for an interval": (r"x \geq 2", r"[2,\infty)"),
     "strict relation for an interval": ("x>2", r"(2,\infty)"),
+    "variable's range": (r"x \in [-2,\frac{14}{2}]", r"x \in [-2,7]"),
     "derivative, reordered": (r"\frac{dx}{dt}=-a+kx", r"\frac{dx}{dt} = kx - a"),
     "prime": ("y'=2x", "y' = 2x"),
     "scientific, written out": ("870000000", r"8.7 \times 10^{8}"),
