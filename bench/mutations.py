@@ -274,13 +274,14 @@ def certified(gold: str, changed: str, rng: random.Random) -> bool:
 
 def _python(text: str) -> str | None:
     r"""A formula of digits, letters, + - * / ^, \frac, \sqrt and \pi, in sympy's notation."""
-    text = re.sub(r"\\(?:left|right|,|!|;)|[$\s]", "", text).replace("\\dfrac", "\\frac")
+    text = re.sub(r"\\(?:left|right|,|!|;)|\$", "", text).replace("\\dfrac", "\\frac")
+    text = re.sub(r"\\pi(?![A-Za-z])", "π", text)
+    text = re.sub(r"\\(?:cdot|times)(?![A-Za-z])", "*", text)
+    text = re.sub(r"\s", "", text)
     for _ in range(8):
         text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"((\1)/(\2))", text)
         text = re.sub(r"\\sqrt\{([^{}]*)\}", r"√(\1)", text)
         text = re.sub(r"\^\{([^{}]*)\}", r"^(\1)", text)
-    text = re.sub(r"\\pi(?![A-Za-z])", "π", text)
-    text = re.sub(r"\\(?:cdot|times)(?![A-Za-z])", "*", text)
     if not re.fullmatch(r"[0-9a-zA-Z+*/^()π√.-]{1,200}", text):
         return None
     text = re.sub(r"(?<=[0-9A-Za-zπ)])(?=[A-Za-zπ√(])|(?<=[A-Za-zπ)])(?=[0-9])", "*", text)
