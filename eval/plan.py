@@ -80,6 +80,7 @@ class Sample:
             "correct": grade.correct,
             "extracted": grade.extracted,
             "reason": str(grade.reason),
+            **({"graders": dict(grade.others)} if grade.others else {}),
         }
 
 

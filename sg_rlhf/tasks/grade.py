@@ -19,6 +19,7 @@ class Grade:
         format_ok: the response has the form that the prompt asks for.
         logs: further figures of the domain; the same keys for every response, since OpenRLHF logs
             their means.
+        others: verdicts of other rules by name, where an evaluation asks for them; None: none.
     """
 
     reward: float
@@ -27,6 +28,7 @@ class Grade:
     extracted: str | None = None
     format_ok: bool = True
     logs: Mapping[str, float] = field(default_factory=dict)
+    others: Mapping[str, bool | None] = field(default_factory=dict)
 
 
 #: (response, gold) -> its grade. In training the gold is a row's `answer`, always one string.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,16 @@ from sg_rlhf.tasks.math.published import (
     find_eval_file,
     read_eval_set,
 )
-from sg_rlhf.tasks.questions import Question, Source, cache_folder
-from sg_rlhf.tasks.suite import Benchmark, Sampling, Suite
+from sg_rlhf.tasks.questions import EvalError, Question, Source, cache_folder
+from sg_rlhf.tasks.suite import (
+    Benchmark,
+    ExtraTable,
+    GradeMany,
+    Prepared,
+    Results,
+    Sampling,
+    Suite,
+)
 
 SAMPLED_16 = Sampling(temperature=1.0, max_tokens=4096, n=16)
 GREEDY = Sampling(temperature=0.0, max_tokens=4096)
@@ -63,7 +74,122 @@ def _benchmark(
     )
 
 
-SUITE = Suite(
+OURS = "ours"
+
+
+def grader_names(text: str) -> tuple[str, ...]:
+    """The graders of `--grader A,B` beside ours.
+
+    Raises:
+        EvalError: one is unknown; says which there are.
+    """
+    from sg_rlhf.tasks.math.other_graders import RULES
+
+    names = dict.fromkeys(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in (OURS, *RULES):
+            raise EvalError(f"--grader {name}: expected one or more of {', '.join((OURS, *RULES))}")
+    return tuple(name for name in names if name != OURS)
+
+
+class MathSuite(Suite):
+    """With `--grader`: the verdicts of other rules beside ours, which decides all other scores."""
+
+    def add_options(self, parser: argparse._ActionsContainer) -> None:
+        parser.add_argument(
+            "--grader", metavar="A,B", default=OURS,
+            help="rules to score with beside ours: math_verify, hendrycks, deepscaler, qwen, verl",
+        )  # fmt: skip
+        parser.add_argument(
+            "--grader-sources", metavar="D", type=Path,
+            help="their files, as OWNER/REPOSITORY/PATH; else they are downloaded",
+        )  # fmt: skip
+
+    def check(self, args: argparse.Namespace) -> None:
+        names = grader_names(args.grader)
+        if args.grader_sources is not None and not names:
+            raise EvalError("--grader-sources: only with --grader")
+        if args.grader_sources is not None and not args.grader_sources.is_dir():
+            raise EvalError(f"--grader-sources {args.grader_sources}: no such folder")
+
+    def prepare(
+        self,
+        benchmarks: Sequence[Benchmark],
+        args: argparse.Namespace,
+        tokenizer: Callable[[], Any],
+        resources: ExitStack,
+    ) -> Prepared:
+        prepared = super().prepare(benchmarks, args, tokenizer, resources)
+        names = grader_names(args.grader)
+        if not names:
+            return prepared
+        from sg_rlhf.tasks.math.other_graders import RULES, OtherGraders, find_sources
+
+        try:
+            sources = find_sources(names, args.grader_sources)
+        except ValueError as error:
+            raise EvalError(str(error)) from None
+        others = OtherGraders(sources)
+        resources.callback(others.close)
+
+        def also(grade: GradeMany) -> GradeMany:
+            def grade_many(pairs: Sequence[tuple[str, Any]]) -> list[Grade]:
+                graded = zip(grade(pairs), others.judge(pairs), strict=True)
+                return [replace(ours, others=verdicts) for ours, verdicts in graded]
+
+            return grade_many
+
+        return Prepared(
+            [
+                loaded._replace(
+                    benchmark=replace(loaded.benchmark, grade=also(loaded.benchmark.grade))
+                )
+                for loaded in prepared.loaded
+            ],
+            {**prepared.request, "graders": {name: RULES[name].identity() for name in names}},
+            prepared.tokenize,
+        )
+
+    def statistics(self, rows: Sequence[Mapping[str, Any]], failures: int) -> dict[str, Any]:
+        names = list(rows[0].get("graders", {})) if rows else []
+        return {"graders": {name: _beside_ours(name, rows) for name in names}} if names else {}
+
+    def tables(self, results: Results) -> Sequence[ExtraTable]:
+        rows = []
+        for benchmark, found in results["benchmarks"].items():
+            scores = found.get("graders", {})
+            if scores:
+                ours = f"{found['scores'][_mean_name(found)]['value']:.3f}"
+                rows.append([benchmark, OURS, ours, "", "", ""])
+            for name, score in scores.items():
+                counts = (score["only_ours"], score["only_theirs"], score["no_verdict"])
+                rows.append([benchmark, name, f"{score['accuracy']:.3f}", *map(str, counts)])
+        if not rows:
+            return ()
+        heads = ("Benchmark", "Grader", "Accuracy", "Only ours", "Only theirs", "No verdict")
+        note = (
+            "Mean over all responses. Only ours, only theirs: responses that one of the two "
+            "accepts. No verdict: out of time or memory, counted as wrong."
+        )
+        return (ExtraTable("The same responses by other graders", "responses", heads, rows, note),)
+
+
+def _mean_name(described: Mapping[str, Any]) -> str:
+    n = described["settings"]["n"]
+    return "accuracy" if n == 1 else f"avg@{n}"
+
+
+def _beside_ours(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    pairs = [(bool(row["correct"]), row["graders"][name]) for row in rows]
+    return {
+        "accuracy": sum(bool(theirs) for _, theirs in pairs) / len(pairs),
+        "only_ours": sum(ours and not theirs for ours, theirs in pairs),
+        "only_theirs": sum(bool(theirs) and not ours for ours, theirs in pairs),
+        "no_verdict": sum(theirs is None for _, theirs in pairs),
+    }
+
+
+SUITE = MathSuite(
     "math",
     "Mathematics (Table 1)",
     (

@@ -19,6 +19,7 @@ ARGS = SimpleNamespace(
         share_prompts=False,
         domains={},
         weighting={},
+        engine_log_probs=True,
         on_nonfinite="skip",
         trust_remote_code=[],
     ),

@@ -1,0 +1,1 @@
+"""Our grader of mathematics against cases from outside."""
