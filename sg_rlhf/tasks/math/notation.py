@@ -39,6 +39,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?:√|(?<![\\A-Za-z])sqrt)\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r",\s*\\!\s*", ","),  # how thousands are grouped
         (r"(?<!\\)\\!|\\?\$", ""),
         (r"(?<!\\)\\[,;: ]|~|\\q?quad(?![A-Za-z])", " "),
         (r"\{,\}", ","),
@@ -88,6 +89,7 @@ _DERIVATIVE = re.compile(
     r"\s*\{\s*(?:d|\\partial)\s*(?P<by>[A-Za-z])\s*(?:\^\s*\{?[0-9]\}?)?\s*\}"
 )
 _PRIMES = re.compile(r"(?<![\\A-Za-z])([A-Za-z])('+)")
+_VALUE_FIRST = re.compile(r"([^=]*)=([A-Za-z](?:_[A-Za-z0-9])?)")
 _ASSIGNMENT = re.compile(r"[A-Za-z](?:_[A-Za-z0-9])?=([^=]*)")
 
 
@@ -173,6 +175,12 @@ def hold_derivatives(text: str) -> str:
     return _PRIMES.sub(lambda m: f"D_{{{len(m[2])}{m[1]}}}", text)
 
 
+def _name_first(text: str) -> str:
+    """x=5 for 5=x."""
+    match = _VALUE_FIRST.fullmatch(text)
+    return f"{match[2]}={match[1]}" if match and number(match[1]) is not None else text
+
+
 def _repeating(before: str, still: str, again: str) -> Fraction:
     """The value of before.still with the digits of again after it for ever."""
     first = Fraction(int(f"0{before}{still}"), 10 ** len(still))
@@ -208,6 +216,7 @@ def same(answer: str, gold: str) -> bool | None:
         and (named := _NAMED_CHOICE.fullmatch(_WRAPPER.sub(r"\1", tidy(answer))))
     ):
         return named[1] == gold_key and not _OTHER_CHOICE.search(named[2])
+    answer_key, gold_key = map(_name_first, (answer_key, gold_key))
     # x = 5 answers "5", and 5 answers "x = 5"; but x = 5 does not answer "y = 5".
     answer_value, gold_value = _ASSIGNMENT.fullmatch(answer_key), _ASSIGNMENT.fullmatch(gold_key)
     if answer_value and not gold_value:
