@@ -14,16 +14,14 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from mutations import MUTATIONS, REWRITES, make
-from self_grading import FILES, read_golds
 from tqdm import tqdm
 
+from bench.mutations import MUTATIONS, REWRITES, make
+from bench.self_grading import FILES, read_golds
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
 from sg_rlhf.tasks.math.other_graders import RULES, OtherGraders, find_sources
 
