@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import random
-import sys
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 
-# `bench/mutations.py` is a script beside its helpers.
-sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
-from mutations import MUTATIONS, REWRITES, certified, exact, make
-from self_grading import Gold
+from bench.mutations import MUTATIONS, REWRITES, certified, exact, make
+from bench.self_grading import Gold
 
 TEXTS = ("12", "-3", "1500", "3.25", "\\frac{3}{8}", "2n+1", "x^2-\\sqrt{3}x", "1,2,3", "[2,5)",
          "\\frac{\\pi}{4}", "(1, -2)")  # fmt: skip
