@@ -148,7 +148,7 @@ REWRITES: Mapping[str, Family] = {
         f"{gold.strip().strip('$')} = x" if exact(gold) is not None else None
     ),
     "layout: dollar signs": _around("$", "$"),
-    "layout: \\( \\)": _around("\\(", "\\)"),
+    "layout: round delimiters": _around("\\(", "\\)"),
     "layout: outer braces": _around("{", "}"),
     "layout: thin spaces": _around("\\, ", " \\,"),
     "layout: full stop": _around("", "."),
