@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eval import dialogues, drive, plan, results, suites, tables
-from eval.engines.base import ENGINES, Engine, EngineOptions
+from eval.engines.base import DTYPES, ENGINES, Engine, EngineOptions
 from eval.engines.start import set_environment, start
 from eval.model import (
     Model,
@@ -31,7 +31,7 @@ from eval.model import (
     served_model,
 )
 from eval.store import RESULTS, TABLE, Key, Row, Store
-from sg_rlhf.common.command_line import OneLineParser
+from sg_rlhf.common.command_line import OneLineParser, count, not_negative
 from sg_rlhf.common.redaction import redacted_text
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.questions import EvalError
@@ -97,14 +97,14 @@ def parse_arguments(argv: Sequence[str]) -> CommandLine:
     add("--engine", choices=ENGINES, default="vllm", help="[vllm], openai (a server), or hf")
     add("--base-url", metavar="U", help="of the server, such as http://localhost:8000/v1")
     add("--data-dir", metavar="D", type=Path, help="the original files; else they are downloaded")
-    add("--limit", metavar="N", type=_positive, help="questions of each benchmark")
-    add("--seed", metavar="S", type=int, default=0, help="of sampling and intervals [0]")
+    add("--limit", metavar="N", type=count, help="questions of each benchmark")
+    add("--seed", metavar="S", type=not_negative, default=0, help="of sampling and intervals [0]")
     add("--resume", action="store_true", help="go on with the run in DIR")
-    add("--tensor-parallel", metavar="N", type=_positive, default=1, help="GPUs per engine [1]")
-    add("--replicas", metavar="N", type=_positive, default=1, help="engines, as Ray actors [1]")
+    add("--tensor-parallel", metavar="N", type=count, default=1, help="GPUs per engine [1]")
+    add("--replicas", metavar="N", type=count, default=1, help="engines, as Ray actors [1]")
     add("--revision", metavar="R", help="of a model on the hub [main]")
-    add("--dtype", default="auto", help="[auto]: the model's own type, float32 without a GPU")
-    add("--concurrency", metavar="N", type=_positive, default=128, help="of a server's requests")
+    add("--dtype", choices=DTYPES, default="auto", help="[auto]: the model's, float32 on a CPU")
+    add("--concurrency", metavar="N", type=count, default=128, help="of a server's requests")
     add("--list", action="store_true", help="print suites, sizes, settings and licences")
     own = {}
     for name, suite in known.items():
@@ -169,7 +169,10 @@ def check(line: CommandLine) -> tuple[Suite, tuple[Benchmark, ...]]:
             if name != args.suite and getattr(args, option.dest) != option.default:
                 raise EvalError(f"{option.option_strings[0]}: only with --suite {name}")
     suite.check(args)
-    return suite, suite.select([n.strip() for n in args.only.split(",") if n.strip()])
+    only = [name.strip() for name in args.only.split(",") if name.strip()]
+    if args.only and not only:
+        raise EvalError(f"--only {args.only}: names no benchmark; --list shows what there is")
+    return suite, suite.select(only)
 
 
 def evaluate(
@@ -371,13 +374,6 @@ def _list(console: Console, suites: Mapping[str, Suite]) -> None:
                 ", ".join(names), b.licence,
             )  # fmt: skip
         console.print(table)
-
-
-def _positive(text: str) -> int:
-    value = int(text) if text.isdecimal() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected 1 or more")
-    return value
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from eval.model import Model
 from sg_rlhf.tasks.suite import FinishReason
 
 EngineName = Literal["vllm", "openai", "hf"]
+#: Types of the weights; auto: the model's own.
+DTYPES = ("auto", "bfloat16", "float16", "float32")
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,6 +19,46 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog.removeprefix('python -m ')}: {message}; see --help\n")
+
+
+def count(text: str) -> int:
+    """An argument type: how many of something."""
+    return _whole(text, 1)
+
+
+def not_negative(text: str) -> int:
+    """An argument type: a whole number from 0 on, as numpy and torch want their seeds."""
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    value = int(text) if text.isdecimal() else -1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number, {least} or more")
+    return value
+
+
+def positive(text: str) -> float:
+    """An argument type: a number above 0, such as a temperature or seconds."""
+    value = _number(text)
+    if not 0.0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: expected a finite number above 0")
+    return value
+
+
+def fraction(text: str) -> float:
+    """An argument type: a part of something, never all of it."""
+    value = _number(text)
+    if not 0.0 <= value < 1.0:
+        raise argparse.ArgumentTypeError(f"{text}: expected at least 0 and below 1")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def generate_options(

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-from sg_rlhf.common.command_line import OneLineParser
+from sg_rlhf.common.command_line import OneLineParser, count, positive
 
 
 def await_nodes(address: str, nodes: int, seconds: float, pause: float = 2.0) -> list[str]:
@@ -55,9 +55,9 @@ def await_nodes(address: str, nodes: int, seconds: float, pause: float = 2.0) ->
 def main(argv: list[str] | None = None) -> int:
     """Exit status 0; 1 when the machines are not there in time, 2 for wrong usage."""
     parser = OneLineParser(prog="python -m sg_rlhf.launch.await_nodes", description=__doc__)
-    parser.add_argument("--nodes", type=int, required=True, help="machines, the head among them")
+    parser.add_argument("--nodes", type=count, required=True, help="machines, the head among them")
     parser.add_argument(
-        "--seconds", type=float, default=300.0, help="how long at most (default: %(default)g)"
+        "--seconds", type=positive, default=300.0, help="how long at most (default: %(default)g)"
     )
     parser.add_argument(
         "--address",
@@ -66,10 +66,6 @@ def main(argv: list[str] | None = None) -> int:
         help="of the head (default: RAY_ADDRESS)",
     )
     arguments = parser.parse_args(argv)
-    if arguments.nodes < 1:
-        parser.error(f"--nodes {arguments.nodes}: expected 1 or more")
-    if not arguments.seconds > 0:
-        parser.error(f"--seconds {arguments.seconds:g}: expected more than 0")
     if not arguments.address:
         parser.error("--address: not given, and RAY_ADDRESS is not set")
     try:

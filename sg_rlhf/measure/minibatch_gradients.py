@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sg_rlhf.common.command_line import progress_bar
+from sg_rlhf.common.command_line import count, not_negative, progress_bar
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.config import Config, load_config
 from sg_rlhf.measure import fixed_batch, options
@@ -86,14 +86,14 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--batches",
-        type=options.count,
+        type=count,
         default=20,
         metavar="N",
         help="minibatches of --prompts x --group responses, of the next prompts each [20]",
     )
     parser.add_argument(
         "--warm-up",
-        type=_warm_up,
+        type=not_negative,
         default=20,
         metavar="N",
         help="minibatches before those, of newly sampled responses, that AdamW's moments are made "
@@ -106,10 +106,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         if getattr(args, option) is not None:
             parser.error(f"--{option.replace('_', '-')}: not taken here, where batches are sampled")
     return args
-
-
-def _warm_up(text: str) -> int:
-    return 0 if text == "0" else options.count(text)
 
 
 def optimizer_of(config: Config) -> AdamW:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from sg_rlhf.algo.weightings import Weighting
-from sg_rlhf.common.command_line import OneLineParser, progress_bar
+from sg_rlhf.common.command_line import OneLineParser, count, not_negative, positive, progress_bar
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.common.machine import machine
 from sg_rlhf.common.rows import one_line
@@ -76,28 +76,26 @@ def new_parser(
     batch.add_argument(
         "--sampler", metavar="CKPT", help=of_one("who answers prompts [the first --model]")
     )
-    batch.add_argument("--prompts", type=_count, metavar="N", help="prompts to answer [8]")
+    batch.add_argument("--prompts", type=count, metavar="N", help="prompts to answer [8]")
+    batch.add_argument("--group", type=count, metavar="G", help="responses to each [the recipe, 8]")
     batch.add_argument(
-        "--group", type=_count, metavar="G", help="responses to each [the recipe, 8]"
+        "--max-new-tokens", type=count, metavar="N", help="of a response [the recipe, 256]"
     )
     batch.add_argument(
-        "--max-new-tokens", type=_count, metavar="N", help="of a response [the recipe, 256]"
+        "--temperature", type=positive, metavar="T", help="of the policy [the recipe, 1.0]"
     )
-    batch.add_argument(
-        "--temperature", type=_positive, metavar="T", help="of the policy [the recipe, 1.0]"
-    )
-    batch.add_argument("--seed", type=int, default=0, help="of all draws [0]")
+    batch.add_argument("--seed", type=not_negative, default=0, help="of all draws [0]")
     batch.add_argument(
         "--reward", metavar="FILE", help="file or module:NAME with reward_func [the recipe]"
     )
     batch.add_argument(
         "--global-step",
-        type=int,
+        type=not_negative,
         metavar="N",
         help=of_one("only this step's rows of a samples.jsonl"),
     )
     batch.add_argument(
-        "--limit", type=_count, metavar="N", help=of_one("only the first N given responses")
+        "--limit", type=count, metavar="N", help=of_one("only the first N given responses")
     )
     parser.add_argument(
         "--config", metavar="FILE", action="append", help="a recipe (YAML); the later file wins"
@@ -105,13 +103,13 @@ def new_parser(
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda [auto]")
     parser.add_argument(
         "--pass-tokens",
-        type=_count,
+        type=count,
         default=PASS_TOKENS,
         metavar="N",
         help=f"tokens in one forward pass; fewer need less memory [{PASS_TOKENS}]",
     )
     parser.add_argument(
-        "--threads", type=_count, metavar="N", help="CPU threads; 1 is best on busy cores [torch's]"
+        "--threads", type=count, metavar="N", help="CPU threads; 1 is best on busy cores [torch's]"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="everything, for a script")
     parser.add_argument("--plot", type=Path, metavar="F.png", help="a picture")
@@ -150,23 +148,6 @@ def check_outputs(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
         parent = next(folder for folder in path.absolute().parents if folder.exists())
         if not parent.is_dir() or not os.access(parent, os.W_OK):
             parser.error(f"--{option} {path}: {parent} is no folder that can be written")
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected a whole number, 1 or more")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0.0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: expected a finite number above 0")
-    return value
-
-
-count, positive = _count, _positive
 
 
 def recipe_weights(config: Config, overrides: Sequence[str]) -> Weighting | None:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from sg_rlhf.algo.sharpness import Sharpness, parameter_norm, sharpness
-from sg_rlhf.common.command_line import progress_bar
+from sg_rlhf.common.command_line import count, positive, progress_bar
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.config import Config, load_config
 from sg_rlhf.measure import options
@@ -62,15 +62,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--model", nargs="+", required=True, metavar="CKPT", help="folders, hub ids or module:NAME"
     )
-    parser.add_argument(
-        "--rho", nargs="+", type=options.positive, required=True, metavar="R", help="radii"
-    )
+    parser.add_argument("--rho", nargs="+", type=positive, required=True, metavar="R", help="radii")
     parser.add_argument(
         "--relative", action="store_true", help="radii are shares of each model's ||theta||"
     )
     parser.add_argument("--loss", choices=("grpo", "nll"), default="grpo", help="L [grpo]")
     parser.add_argument(
-        "--steps", type=options.count, default=8, metavar="K", help="steps of the ascent [8]"
+        "--steps", type=count, default=8, metavar="K", help="steps of the ascent [8]"
     )
     options.add_dtype(parser, "float32", "of the parameters and of all arithmetic")
     return options.parse(parser, argv)

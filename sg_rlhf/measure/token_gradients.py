@@ -31,7 +31,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from sg_rlhf.algo.token_gradients import logit_gradient_norms, token_gradient_norms
 from sg_rlhf.algo.token_weights import token_weights
 from sg_rlhf.algo.weightings import Weighting
-from sg_rlhf.common.command_line import progress_bar
+from sg_rlhf.common.command_line import count, progress_bar
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.config import load_config, weighting_of
 from sg_rlhf.measure import options
@@ -94,10 +94,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = options.new_parser("sg_rlhf.measure.token_gradients", __doc__, EXAMPLES)
     parser.add_argument("--model", required=True, metavar="CKPT", help="folder, id or module:NAME")
     parser.add_argument(
-        "--tokens", type=options.count, default=512, metavar="N", help="sampled tokens [512]"
+        "--tokens", type=count, default=512, metavar="N", help="sampled tokens [512]"
     )
     parser.add_argument(
-        "--chunk", type=options.count, metavar="N", help="backward passes at a time [by memory]"
+        "--chunk", type=count, metavar="N", help="backward passes at a time [by memory]"
     )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="one line for each token")
     options.add_dtype(parser, "float64", "of all arithmetic; float32 blurs 1 - p below 1e-6")

@@ -12,7 +12,7 @@ import json
 import sys
 from dataclasses import replace
 
-from sg_rlhf.common.command_line import OneLineParser
+from sg_rlhf.common.command_line import OneLineParser, positive
 from sg_rlhf.config import ConfigError
 from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.plan import overview
@@ -54,7 +54,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--response-tokens",
         metavar="N",
-        type=float,
+        type=positive,
         help="mean length of a response for the time (default: a quarter of the longest)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     if not arguments.config:
         return _fail("--config: not set; give a recipe, or --all for every shipped one")
     tokens = arguments.response_tokens
-    if tokens is not None and not 1 <= tokens < float("inf"):
+    if tokens is not None and tokens < 1:
         return _fail(f"--response-tokens {tokens:g}: expected 1 or more")
     try:
         config, machine = load_for(arguments.config, arguments.overrides, arguments.hardware)

@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from sg_rlhf.common.command_line import OneLineParser
+from sg_rlhf.common.command_line import OneLineParser, count
 from sg_rlhf.common.files import resolved, write_whole
 from sg_rlhf.report.runs import RunError
 
@@ -47,7 +47,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--samples",
         metavar="N",
-        type=int,
+        type=count,
         default=500,
         help="samples in the page, over all runs (default: 500)",
     )
@@ -74,8 +74,6 @@ def _check(arguments: argparse.Namespace) -> None:
         if found in seen:
             raise RunError(f"{path}: given twice (also as {seen[found]}); name it once")
         seen[found] = path
-    if arguments.samples < 1:
-        raise RunError(f"--samples {arguments.samples}: expected 1 or more")
     if arguments.format and not arguments.figures:
         raise RunError("--format: only with --figures DIR")
     if arguments.out is not None and arguments.out.is_dir():

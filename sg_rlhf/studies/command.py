@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.command_line import OneLineParser, progress_bar
+from sg_rlhf.common.command_line import OneLineParser, count, progress_bar
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.config import ConfigError
 from sg_rlhf.report.runs import RunError
@@ -57,17 +57,14 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         "--runs", type=Path, metavar="DIR", help="run directories and data [runs/<study>]"
     )
     parser.add_argument(
-        "--jobs", type=int, metavar="N", help="runs at a time [what the GPUs hold, or 1]"
+        "--jobs", type=count, metavar="N", help="runs at a time [what the GPUs hold, or 1]"
     )
     parser.add_argument(
         "--only", metavar="PATTERNS", help="cells by name, as in 'base/*' or '*/grpo/s0,base/tau_*'"
     )
     parser.add_argument("--list", action="store_true", help="list the cells and stop")
     parser.add_argument("--table", action="store_true", help="only write tables, pictures, pages")
-    arguments = parser.parse_args(argv)
-    if arguments.jobs is not None and arguments.jobs < 1:
-        parser.error(f"--jobs {arguments.jobs}: expected 1 or more")
-    return arguments
+    return parser.parse_args(argv)
 
 
 def write_tables(study: Study, finished: dict[Cell, dict[str, Any]], out: Path) -> None:

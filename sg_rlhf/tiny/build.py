@@ -30,6 +30,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from sg_rlhf.common.command_line import OneLineParser, count, not_negative
 from sg_rlhf.measure.rollouts import sample_responses
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.domain import load
@@ -213,13 +214,13 @@ def check(folder: Path) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status (0, or 2 for bad input)."""
-    parser = argparse.ArgumentParser(prog="python -m sg_rlhf.tiny.build", description=__doc__)
+    parser = OneLineParser(prog="python -m sg_rlhf.tiny.build", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--domain", metavar="NAME", default="kk", help="what it learns [kk]")
-    parser.add_argument("--seed", type=int, default=0, help="weights and data [0]")
-    parser.add_argument("--steps", type=int, help="optimizer steps [the domain's recipe]")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads [2]")
+    parser.add_argument("--seed", type=not_negative, default=0, help="weights and data [0]")
+    parser.add_argument("--steps", type=count, help="optimizer steps [the domain's recipe]")
+    parser.add_argument("--threads", type=count, default=2, help="CPU threads [2]")
     args = parser.parse_args(argv)
     try:
         domain = find(args.domain)
@@ -229,9 +230,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     recipe = domain.recipe
     if args.steps is not None:
         recipe = replace(recipe, steps=args.steps)
-    if recipe.steps < 1 or args.threads < 1:
-        print("tiny_model: --steps and --threads must be at least 1", file=sys.stderr)
-        return 2
     torch.set_num_threads(args.threads)
     transformers_logging.disable_progress_bar()
     try:

@@ -221,7 +221,7 @@ def test_prompts_through_a_chat_template(tmp_path, monkeypatch):
         (["--parquet", "absent.parquet"], "absent.parquet: no such file"),
         (["--generate", "people=3", "--no-system-role"], "needs --chat-template"),
         (["--generate", "people=3", "--colour", "red"], "unrecognized arguments"),
-        (["--generate", "people=3", "--seed", "x"], "invalid int value"),
+        (["--generate", "people=3", "--seed", "x"], "--seed: x: expected a whole number, 0"),
     ],
 )
 def test_bad_requests(tmp_path, capsys, args, complaint):
@@ -243,7 +243,7 @@ def test_bad_data_leaves_nothing(tmp_path, files, capsys):
     both = ("--out", out, "--parquet", files["train"], "--test-parquet", files["train"])
     assert "48 of 48 test puzzles are also in train" in refused(capsys, *both)
     fraction = ("--out", out, "--parquet", files["train"], "--test-fraction", "1.5")
-    assert "test fraction must be" in refused(capsys, *fraction)
+    assert "1.5: expected at least 0 and below 1" in refused(capsys, *fraction)
     assert "exclude each other" in refused(
         capsys, "--out", out, "--parquet", files["train"], "--test-parquet", files["test"],
         "--seed", "1",

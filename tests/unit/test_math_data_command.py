@@ -247,7 +247,7 @@ def test_loads_through_the_loader_that_upstream_uses(tmp_path, train_file, monke
         (["--source", "hub:a"], "hub:a: expected hub:OWNER/NAME:FILE"),
         (["--source", "arithmetic", "--drop-overlap"], "--drop-overlap needs --eval-dir"),
         (["--source", "arithmetic", "--download-eval"], "--download-eval needs --eval-dir"),
-        (["--source", "arithmetic", "--ngram", "0"], "--ngram 0: expected at least 1"),
+        (["--source", "arithmetic", "--ngram", "0"], "--ngram: 0: expected a whole number, 1 or more"),
         (["--source", "arithmetic", "--seed", "1"], "--seed needs --test-fraction"),
         (["--source", "arithmetic", "--eval-dir", "gone"], "aime_eval.parquet: no such file"),
         (["--source", "arithmetic", "--colour", "red"], "unrecognized arguments"),
@@ -270,7 +270,7 @@ def test_bad_data_leaves_nothing(tmp_path, train_file, eval_dir, capsys):
     write_jsonl(bad, [reference_row("P", "")])
     assert "no training row is left of 1" in refused(capsys, "--out", out, "--source", bad)
     fraction = ("--out", out, "--source", train_file, "--test-fraction", "1.5")
-    assert "test fraction must be" in refused(capsys, *fraction)
+    assert "1.5: expected at least 0 and below 1" in refused(capsys, *fraction)
     parquet(eval_dir / "amc_eval.parquet", [reference_row("P", 1.0)])
     line = refused(capsys, "--out", out, "--source", train_file, "--eval-dir", eval_dir)
     assert "amc_eval.parquet: SHA-256" in line

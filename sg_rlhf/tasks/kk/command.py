@@ -12,7 +12,9 @@ from typing import Any
 
 from sg_rlhf.common.command_line import (
     file_entry,
+    fraction,
     generate_options,
+    not_negative,
     progress_bar,
 )
 from sg_rlhf.common.dataset_folder import UsageError
@@ -88,8 +90,8 @@ class KnightsData(DataCommand):
             type=Path,
             help="held-out files for --parquet",
         )
-        add("--test-fraction", type=float, help="held out without --test-parquet [0.1]")
-        add("--seed", type=int, help="seed of the held-out rows [0]")
+        add("--test-fraction", type=fraction, help="held out without --test-parquet [0.1]")
+        add("--seed", type=not_negative, help="seed of the held-out rows [0]")
         add(
             "--chat-template",
             metavar="MODEL",

@@ -18,7 +18,7 @@ from sg_rlhf.common.rows import (
     read_each,
     short,
 )
-from sg_rlhf.tasks.kk.grading import score
+from sg_rlhf.tasks.kk.grading import READINGS, score
 from sg_rlhf.tasks.kk.prompt import build_prompt
 from sg_rlhf.tasks.kk.puzzle import (
     MAX_PEOPLE,
@@ -233,21 +233,27 @@ def _parse_row(row: Mapping[str, Any]) -> Puzzle:
     expected = puzzle.solution_text_format
     if gold != expected:
         raise DataError(f"solution_text_format: {short(gold)}, expected {short(expected)}")
-    # A name such as "knightly" would make the gold itself ungradable.
-    if not score(f"</think><answer>{gold}</answer>", gold).correct:
+    # A name such as "knightly" or "Ann, Mia" would make the gold itself ungradable.
+    response = f"</think><answer>{gold}</answer>"
+    if not all(score(response, gold, reading=reading).correct for reading in READINGS):
         raise DataError(f"names: {short(names)}, the reward cannot read an answer with these")
     return puzzle
 
 
-def _drop_duplicates(puzzles: Iterable[Puzzle]) -> list[Puzzle]:
-    seen: set[object] = set()
-    unique = []
-    for puzzle in puzzles:
-        keys = _keys(puzzle)
-        if not any(key in seen for key in keys):
-            unique.append(puzzle)
-        seen.update(keys)
-    return unique
+def repeats(puzzles: Iterable[Puzzle]) -> list[tuple[int, int]]:
+    """(i, j) for every puzzle i that occurred before, first as puzzle j (`check_splits`)."""
+    first: dict[object, int] = {}
+    found = []
+    for i, puzzle in enumerate(puzzles):
+        earlier = [first.setdefault(key, i) for key in _keys(puzzle)]
+        if min(earlier) < i:
+            found.append((i, min(earlier)))
+    return found
+
+
+def _drop_duplicates(puzzles: Sequence[Puzzle]) -> list[Puzzle]:
+    repeated = {i for i, _ in repeats(puzzles)}
+    return [puzzle for i, puzzle in enumerate(puzzles) if i not in repeated]
 
 
 def _keys(puzzle: Puzzle) -> tuple[object, object]:

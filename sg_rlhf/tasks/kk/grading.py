@@ -4,6 +4,8 @@ Format (the prompt's own `<think>` counts, so the response continues inside it):
 `<answer>` and `</answer>` exactly once each and in this order, and no further `<think>`.
 Answer: inside the answer block the words knight and knave must occur as often as there are people,
 and every name must match `Name is a knight|knave` (any case, any white space between the words).
+That is how the reference code reads an answer. The `strict` reading closes what it leaves open:
+"It is false that Zoey is a knight" and "Mary-Ann is a knight" say nothing of Zoey and Ann.
 """
 
 from __future__ import annotations
@@ -17,6 +19,14 @@ from sg_rlhf.tasks.grade import Grade
 
 Scheme = Literal["reference", "table5"]
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
+Reading = Literal["reference", "strict"]
+READINGS: tuple[Reading, ...] = get_args(Reading)
+
+# The strict reading: what may stand between two statements of a line, before one, and one itself.
+_BETWEEN = re.compile(r"[,;.] (?:and )?| and |[,;.]$| (?=\(\d{1,3}\))")
+_NUMBER = re.compile(r"\(?\d{1,3}[).:]?|[-\u2022]")
+_STATEMENT = re.compile(rf"(?:(?:{_NUMBER.pattern}) ?)?(.+?) is a (knight|knave)", re.IGNORECASE)
+_EMPHASIS = str.maketrans("", "", "*_`")
 
 _GOLD_LINE = re.compile(r"\s*\(\d+\)\s*(\S.*?)\s+is\s+a\s+(knight|knave)\s*")
 
@@ -30,7 +40,12 @@ class Reason(StrEnum):
     BAD_FORMAT = "bad_format"
 
 
-def score(response: str, solution_text_format: str, scheme: Scheme = "reference") -> Grade:
+def score(
+    response: str,
+    solution_text_format: str,
+    scheme: Scheme = "reference",
+    reading: Reading = "reference",
+) -> Grade:
     """Grade a response (the text after the prompt) against the gold answer.
 
     | outcome                                     | `reference` | `table5` |
@@ -46,6 +61,16 @@ def score(response: str, solution_text_format: str, scheme: Scheme = "reference"
     literally: its "partially correct" is taken as a well-formed answer with some but not all
     identities right, and everything below that, format errors included, as "completely wrong".
 
+    `reading` decides what is readable:
+
+    | in the answer block                                    | `reference` | `strict`   |
+    |--------------------------------------------------------|-------------|------------|
+    | `**Zoey** is a **knight**`                             | unreadable  | read       |
+    | "It is false that Zoey is a knight", and any other     | read        | unreadable |
+    | word beside the statements and their numbers           |             |            |
+    | "Mary-Ann is a knight" where Ann is asked for          | read        | unreadable |
+    | a statement over two lines                             | read        | unreadable |
+
     Linear in the length of the response, and defined for any text.
 
     `extracted` is the answer block if every identity could be read, which `logs["parsed"]` says
@@ -55,15 +80,18 @@ def score(response: str, solution_text_format: str, scheme: Scheme = "reference"
         solution_text_format: the gold, "(1) Zoey is a knight\\n(2) Jack is a knave".
 
     Raises:
-        ValueError: the gold cannot be read, or the scheme is unknown.
+        ValueError: the gold cannot be read, or the scheme or the reading is unknown.
     """
     if scheme not in SCHEMES:
         raise ValueError(f"unknown reward scheme {scheme!r}, expected one of {', '.join(SCHEMES)}")
+    if reading not in READINGS:
+        raise ValueError(f"unknown reading {reading!r}, expected one of {', '.join(READINGS)}")
     gold = parse_answer_key(solution_text_format)
     answer = extract_answer(response)
     if answer is None:
         return _grade(-3.0, Reason.BAD_FORMAT)
-    roles = _parse_roles(answer, solution_text_format)
+    parse = _parse_roles if reading == "reference" else _parse_strictly
+    roles = parse(answer, solution_text_format)
     if roles is None:
         return _grade(-1.0 if scheme == "reference" else -3.0, Reason.UNPARSEABLE)
     n_right = sum(roles[name] == role for name, role in gold.items())
@@ -130,6 +158,27 @@ def _parse_roles(answer: str, solution_text_format: str) -> dict[str, str] | Non
             return None
         roles[name] = match.group(1).lower()
     return roles
+
+
+def _parse_strictly(answer: str, solution_text_format: str) -> dict[str, str] | None:
+    """Each name once, and nothing but statements, their numbers and what stands between them."""
+    names = {_plain(name): name for name in parse_answer_key(solution_text_format)}
+    roles: dict[str, str] = {}
+    for line in answer.split("\n"):
+        for part in _BETWEEN.split(_plain(line)):
+            if not part or _NUMBER.fullmatch(part):
+                continue
+            statement = _STATEMENT.fullmatch(part)
+            name = names.pop(statement[1], None) if statement else None
+            if statement is None or name is None:
+                return None
+            roles[name] = statement[2]
+    return None if names else roles
+
+
+def _plain(text: str) -> str:
+    """Lower case, single spaces, and without Markdown's emphasis."""
+    return " ".join(text.translate(_EMPHASIS).lower().split())
 
 
 @lru_cache(maxsize=4096)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.kk.grading import parse_answer_key, score
@@ -100,8 +101,9 @@ def grade_logic_rl(response: str, solution_text_format: str) -> Grade:
 
 
 def grade_paper(response: str, solution_text_format: str) -> Grade:
-    """The training reward's own grader: right is a reward of +3."""
-    return score(response, solution_text_format)
+    """The training reward's own grader: right is a reward of +3; beside it the strict reading."""
+    strict = score(response, solution_text_format, reading="strict").correct
+    return replace(score(response, solution_text_format), others={"strict": strict})
 
 
 def _verdict(correct: bool, extracted: str | None, reason: str) -> Grade:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +12,14 @@ from typing import Any
 
 from sg_rlhf.common.dataset_folder import sha256_of
 from sg_rlhf.common.pinned_file import Origin, download
-from sg_rlhf.tasks import chat
+from sg_rlhf.tasks import chat, other_verdicts
 from sg_rlhf.tasks.kk import harnesses
-from sg_rlhf.tasks.kk.data import read_parquet
+from sg_rlhf.tasks.kk.data import read_parquet, repeats
 from sg_rlhf.tasks.kk.paper import SIZES, TRAINED_SIZES, beside_the_paper
 from sg_rlhf.tasks.kk.prompt import build_chat_prompt, build_prompt
 from sg_rlhf.tasks.kk.puzzle import Puzzle, generate
 from sg_rlhf.tasks.questions import EvalError, Question, Source, cache_folder
-from sg_rlhf.tasks.suite import Benchmark, Prepared, Sampling, Suite
+from sg_rlhf.tasks.suite import Benchmark, ExtraTable, Prepared, Results, Sampling, Suite
 
 PER_SIZE = 100
 #: Seed of the puzzles made for sizes that no file holds.
@@ -64,6 +64,14 @@ class KnightsSuite(Suite):
         if found is not None and not chat.fits(build_prompt(""), found):
             benchmarks = [_in_the_form_of(found, benchmark) for benchmark in benchmarks]
         return super().prepare(benchmarks, args, tokenizer, resources)
+
+    def statistics(self, rows: Sequence[Mapping[str, Any]], failures: int) -> dict[str, Any]:
+        """What the strict reading makes of the reward's responses."""
+        return other_verdicts.statistics(rows)
+
+    def tables(self, results: Results) -> Sequence[ExtraTable]:
+        """That, as a table."""
+        return other_verdicts.tables(results)
 
 
 def _in_the_form_of(tokenizer: Any, benchmark: Benchmark) -> Benchmark:
@@ -183,5 +191,12 @@ def _of_size(puzzles: list[Puzzle], size: int, path: Path) -> list[Puzzle]:
         raise EvalError(
             f"{path}: {len(puzzles)} puzzles of {counts} people, "
             f"expected {PER_SIZE} of {size} people"
+        )
+    repeated = repeats(puzzles)
+    if repeated:
+        row, first = repeated[0]
+        raise EvalError(
+            f"{path}: {len(repeated)} of the {PER_SIZE} puzzles of {size} people are repeated, "
+            f"the first is puzzle {row + 1}, which is puzzle {first + 1} again; expected none"
         )
     return puzzles

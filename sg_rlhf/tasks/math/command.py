@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.command_line import file_entry, generate_options, progress_bar
+from sg_rlhf.common.command_line import (
+    count,
+    file_entry,
+    fraction,
+    generate_options,
+    not_negative,
+    progress_bar,
+)
 from sg_rlhf.common.dataset_folder import UsageError
 from sg_rlhf.common.hub import download_from_hub
 from sg_rlhf.common.pinned_file import Origin, download
@@ -94,7 +101,7 @@ class MathData(DataCommand):
             "report the overlap and write them as JSONL too",
         )
         add("--download-eval", action="store_true", help="get what is missing in --eval-dir")
-        add("--ngram", type=int, default=NGRAM, help=f"words of a common run [{NGRAM}]")
+        add("--ngram", type=count, default=NGRAM, help=f"words of a common run [{NGRAM}]")
         add(
             "--drop-overlap",
             nargs="?",
@@ -105,8 +112,8 @@ class MathData(DataCommand):
             "(any)",
         )
         add("--dedup", action="store_true", help="keep the first row of each problem")
-        add("--test-fraction", type=float, help="share of the problems to hold out [0]")
-        add("--seed", type=int, help="seed of the held-out problems [0]")
+        add("--test-fraction", type=fraction, help="share of the problems to hold out [0]")
+        add("--seed", type=not_negative, help="seed of the held-out problems [0]")
 
     def plan(self, args: argparse.Namespace, _load_tokenizer: LoadTokenizer) -> Plan:
         _check(args)
@@ -164,8 +171,6 @@ def _check(args: argparse.Namespace) -> None:
         ):
             if given:
                 raise UsageError(f"{option} needs --eval-dir DIR")
-    if args.ngram < 1:
-        raise UsageError(f"--ngram {args.ngram}: expected at least 1")
     if args.seed is not None and not args.test_fraction:
         raise UsageError("--seed needs --test-fraction (of --generate, seed is a key)")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common.dataset_folder import sha256_of
+from sg_rlhf.tasks import other_verdicts
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.math.paper import beside_the_paper
 from sg_rlhf.tasks.math.prompt import prompt_of
@@ -19,6 +20,7 @@ from sg_rlhf.tasks.math.published import (
     find_eval_file,
     read_eval_set,
 )
+from sg_rlhf.tasks.other_verdicts import OURS
 from sg_rlhf.tasks.questions import EvalError, Question, Source, cache_folder
 from sg_rlhf.tasks.suite import (
     Benchmark,
@@ -72,9 +74,6 @@ def _benchmark(
         licence=licence,
         pass_at=pass_at,
     )
-
-
-OURS = "ours"
 
 
 def grader_names(text: str) -> tuple[str, ...]:
@@ -151,42 +150,10 @@ class MathSuite(Suite):
         )
 
     def statistics(self, rows: Sequence[Mapping[str, Any]], failures: int) -> dict[str, Any]:
-        names = list(rows[0].get("graders", {})) if rows else []
-        return {"graders": {name: _beside_ours(name, rows) for name in names}} if names else {}
+        return other_verdicts.statistics(rows)
 
     def tables(self, results: Results) -> Sequence[ExtraTable]:
-        rows = []
-        for benchmark, found in results["benchmarks"].items():
-            scores = found.get("graders", {})
-            if scores:
-                ours = f"{found['scores'][_mean_name(found)]['value']:.3f}"
-                rows.append([benchmark, OURS, ours, "", "", ""])
-            for name, score in scores.items():
-                counts = (score["only_ours"], score["only_theirs"], score["no_verdict"])
-                rows.append([benchmark, name, f"{score['accuracy']:.3f}", *map(str, counts)])
-        if not rows:
-            return ()
-        heads = ("Benchmark", "Grader", "Accuracy", "Only ours", "Only theirs", "No verdict")
-        note = (
-            "Mean over all responses. Only ours, only theirs: responses that one of the two "
-            "accepts. No verdict: out of time or memory, counted as wrong."
-        )
-        return (ExtraTable("The same responses by other graders", "responses", heads, rows, note),)
-
-
-def _mean_name(described: Mapping[str, Any]) -> str:
-    n = described["settings"]["n"]
-    return "accuracy" if n == 1 else f"avg@{n}"
-
-
-def _beside_ours(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    pairs = [(bool(row["correct"]), row["graders"][name]) for row in rows]
-    return {
-        "accuracy": sum(bool(theirs) for _, theirs in pairs) / len(pairs),
-        "only_ours": sum(ours and not theirs for ours, theirs in pairs),
-        "only_theirs": sum(bool(theirs) and not ours for ours, theirs in pairs),
-        "no_verdict": sum(theirs is None for _, theirs in pairs),
-    }
+        return other_verdicts.tables(results)
 
 
 SUITE = MathSuite(

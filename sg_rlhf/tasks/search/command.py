@@ -11,7 +11,9 @@ from typing import Any
 
 from sg_rlhf.common.command_line import (
     file_entry,
+    fraction,
     generate_options,
+    not_negative,
     progress_bar,
 )
 from sg_rlhf.common.dataset_folder import UsageError
@@ -88,8 +90,8 @@ class SearchData(DataCommand):
         add("--source", required=True, nargs="+", metavar="SOURCE", help="see above")
         add("--revision", metavar="COMMIT", help="the hub's commit for nq_hotpotqa, 40 hex digits")
         add("--test-file", nargs="+", metavar="FILE", type=Path, help="held-out files for --source")
-        add("--test-fraction", type=float, help="held out without --test-file [0.02]")
-        add("--seed", type=int, help="seed of the held-out rows [0]")
+        add("--test-fraction", type=fraction, help="held out without --test-file [0.02]")
+        add("--seed", type=not_negative, help="seed of the held-out rows [0]")
         add("--generate", nargs="*", metavar="KEY=VALUE", help="of the encyclopedia; keys above")
         add(
             "--prompt",

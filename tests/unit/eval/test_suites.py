@@ -104,6 +104,14 @@ def test_a_file_with_too_few_puzzles_is_named(puzzle_folder, tmp_path):
         BENCHMARKS["official"].load(tmp_path)
 
 
+def test_a_file_with_repeated_puzzles_is_refused(puzzle_folder, tmp_path):
+    lines = (puzzle_folder / "people2_num100.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "people2_num100.jsonl").write_text("".join(lines[:60] + lines[10:50]))
+    expected = r"people2_num100.jsonl: 40 of the 100 .* the first is puzzle 61, which is puzzle 11"
+    with pytest.raises(EvalError, match=expected):
+        BENCHMARKS["official"].load(tmp_path)
+
+
 def test_another_file_under_the_published_name_is_refused(tmp_path):
     (tmp_path / "test_3to7ppl.parquet").write_bytes(b"PAR1")
     with pytest.raises(EvalError, match=r"test_3to7ppl.parquet: SHA-256 .* expected 3e27d3db"):

@@ -108,7 +108,7 @@ def test_models_of_two_families_are_refused(rollouts, capsys):
     ("arguments", "message"),
     [
         (["--rho", "0"], "--rho: 0: expected a finite number above 0"),
-        (["--rho", "x"], "--rho: invalid"),
+        (["--rho", "x"], "--rho: x: expected a finite number above 0"),
         (["--rho", "1", "--steps", "0"], "--steps: 0: expected a whole number, 1 or more"),
         (["--rho", "1", "--device", "nowhere"], "--device nowhere"),
         (["--rho", "1", "sg.uper=1"], "unknown key 'sg.uper'; did you mean sg.upper?"),

@@ -207,7 +207,7 @@ def test_a_wrong_study_gets_one_line(
         (["--study", "nowhere.yaml"], "nowhere.yaml: No such file"),
         (["--study", str(SHIPPED), "--only", "base/nothing/*"], "--only base/nothing/*: no cell"),
         (["--study", str(SHIPPED), "--only", "base/*,nothing/*"], "--only nothing/*: no cell"),
-        (["--study", str(SHIPPED), "--jobs", "0"], "--jobs 0: expected 1 or more"),
+        (["--study", str(SHIPPED), "--jobs", "0"], "--jobs: 0: expected a whole number, 1 or more"),
     ],
 )
 def test_a_wrong_command_line_gets_one_line(

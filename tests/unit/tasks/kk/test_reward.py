@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sg_rlhf.tasks.kk import reward
 from sg_rlhf.tasks.kk.domain import KK
-from sg_rlhf.tasks.kk.grading import Reason, parse_answer_key, score
+from sg_rlhf.tasks.kk.grading import READINGS, Reason, parse_answer_key, score
 from sg_rlhf.tasks.kk.prompt import build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate
 from sg_rlhf.tasks.kk.render import render_answer
@@ -131,6 +131,53 @@ def test_names_are_not_patterns():
     assert score(answered(gold.replace("A.x", "Abx")), gold).reward == -1.0
 
 
+@pytest.mark.parametrize(
+    ("answer", "reference", "strict"),
+    [
+        (GOLD, 3.0, 3.0),
+        (GOLD.upper(), 3.0, 3.0),
+        (GOLD.replace("\n", " "), 3.0, 3.0),
+        (f"\n{GOLD}.\n", 3.0, 3.0),
+        ("Mia is a knight, Jack is a knave, and Zoey is a knight.", 3.0, 3.0),
+        ("1. Zoey is a knight;\n2. Jack  is a knave;\n- Mia is a knight", 3.0, 3.0),
+        (GOLD.replace("Jack is a knave", "Jack is a knight"), -0.5, -0.5),
+        # Emphasis: the reference cannot read it.
+        ("**Zoey** is a **knight**\n**Jack** is a **knave**\n* `Mia` is a _knight_", -1.0, 3.0),
+        ("**(1) Zoey is a knight**\n**(2) Jack is a knave**\n**(3) Mia is a knight**", 3.0, 3.0),
+        # Reported, denied and conditional speech.
+        (GOLD.replace("Zoey", "It is false that Zoey"), 3.0, -1.0),
+        (GOLD.replace("knight\n", "knight, or not\n"), 3.0, -1.0),
+        (GOLD.replace("Zoey", "If Jack lies, Zoey"), 3.0, -1.0),
+        ("The opposite is true:\n" + GOLD, 3.0, -1.0),
+        (GOLD + "\nNone of this holds.", 3.0, -1.0),
+        (GOLD.replace("Mia is a knight", "Is it so that Mia is a knight?"), 3.0, -1.0),
+        # Other people's names.
+        (GOLD.replace("Mia", "Anna-Mia"), 3.0, -1.0),
+        (GOLD.replace("Mia", "Old Mia"), 3.0, -1.0),
+        (GOLD.replace("Mia", "Mia's brother, Mia"), 3.0, -1.0),
+        # Left to the reference: a statement twice, one missing, over two lines.
+        (GOLD + "\nZoey is a knight", -1.0, -1.0),
+        (GOLD.replace("Mia is a knight", "Zoey is a knight"), -1.0, -1.0),
+        ("Zoey is a knight\nJack is a knave", -1.0, -1.0),
+        (GOLD.replace(" is", "\nis"), 3.0, -1.0),
+        ("", -1.0, -1.0),
+    ],
+)  # fmt: skip
+def test_the_two_readings(answer, reference, strict):
+    assert score(answered(answer), GOLD).reward == reference
+    assert score(answered(answer), GOLD, reading="strict").reward == strict
+
+
+@pytest.mark.parametrize("puzzle", PUZZLES[::5], ids=str)
+def test_every_gold_is_read_strictly(puzzle):
+    gold = puzzle.solution_text_format
+    assert score(answered(gold), gold, reading="strict").correct
+    for person in range(puzzle.n_people):
+        flipped = tuple(k ^ (i == person) for i, k in enumerate(puzzle.solution))
+        text = answered(render_answer(puzzle.names, flipped))
+        assert score(text, gold, reading="strict").reason is Reason.WRONG
+
+
 _PIECES = st.lists(
     st.sampled_from(
         [
@@ -152,14 +199,24 @@ def test_the_rules_restated(response):
     assert score(response, GOLD).reward == slow_score(response, parse_answer_key(GOLD))
 
 
+@settings(max_examples=400, deadline=None)
+@given(_PIECES)
+@example(GOLD)
+def test_what_is_right_strictly_is_right_for_the_reference(body):
+    response = f"x</think><answer>{body}</answer>"
+    if score(response, GOLD, reading="strict").correct:
+        assert score(response, GOLD).correct
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.text(), st.text())
 @example("\ud800", "\x00")
 @example("İİ ſ K", "ß")
 def test_never_an_exception_on_any_text(before, inside):
     for response in (before, inside, f"{before}</think><answer>{inside}</answer>"):
-        for scheme in ("reference", "table5"):
-            assert score(response, GOLD, scheme).reward in (3.0, -0.5, -1.0, -2.5, -3.0)
+        for scheme, reading in itertools.product(("reference", "table5"), READINGS):
+            reached = score(response, GOLD, scheme, reading).reward
+            assert reached in (3.0, -0.5, -1.0, -2.5, -3.0)
         prompt = build_prompt(inside)
         for query in (response, prompt + response, prompt[5:] + response):
             reward.reward_func([query], [prompt], [GOLD])
@@ -185,7 +242,8 @@ MEGA = 2**20
 )
 def test_a_megabyte_of_hostile_text_is_graded_at_once(hostile):
     start = time.process_time()
-    assert score(hostile, GOLD).reward in (-1.0, -3.0)
+    for reading in READINGS:
+        assert score(hostile, GOLD, reading=reading).reward in (-1.0, -3.0)
     reward.reward_func(["x" + hostile], [build_prompt("Q")], [GOLD])
     assert time.process_time() - start < 1.0  # linear: about 20 ms; quadratic: minutes
 
@@ -201,6 +259,11 @@ def test_a_bad_gold_is_an_error_not_a_reward(gold):
 def test_unknown_scheme():
     with pytest.raises(ValueError, match="reference, table5"):
         score(GOOD, GOLD, "table6")
+
+
+def test_unknown_reading():
+    with pytest.raises(ValueError, match="reference, strict"):
+        score(GOOD, GOLD, reading="lenient")
 
 
 PROMPT = build_prompt(PUZZLES[0].quiz)
@@ -241,7 +304,10 @@ def load_as_upstream(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(("name", "wrong"), [("reward.py", -0.5), ("reward_table5.py", -2.5)])
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("reward.py", -0.5), ("reward_strict.py", -0.5), ("reward_table5.py", -2.5)],
+)
 def test_files_load_by_path_and_return_plain_numbers(name, wrong):
     reward_func = load_as_upstream(name).reward_func
     info = reward_func([PROMPT + GOOD], [PROMPT], [GOLD])
@@ -257,6 +323,13 @@ def test_files_load_by_path_and_return_plain_numbers(name, wrong):
     info = reward_func([PROMPT + "x"], [PROMPT], [GOLD])
     assert info["rewards"] == -3.0
     assert info["extra_logs"] == {"correct": 0.0, "format_ok": 0.0, "parsed": 0.0}
+
+
+def test_the_strict_file_reads_strictly():
+    denied = GOOD.replace("Zoey", "It is false that Zoey")
+    for name, expected in (("reward.py", 3.0), ("reward_strict.py", -1.0)):
+        info = load_as_upstream(name).reward_func([PROMPT + denied], [PROMPT], [GOLD])
+        assert info["rewards"] == expected
 
 
 def test_one_query_a_call():

@@ -1,0 +1,60 @@
+"""How long the tests' hostile answers take by the wall clock, one after the other.
+
+    python bench/grading_limits.py --out bench/results/grading_limits.json
+
+The limit of an answer is processor time (`sg_rlhf.tasks.math.worker_pool`); on a machine that is
+not starved the two should agree. What is above the limit is the pool's notice of a worker's end
+and, for an answer that finds no worker, the start of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parents[1]))
+from machine import provenance
+from tqdm import tqdm
+
+from sg_rlhf.tasks.math.grading import WorkerPool, grade
+from sg_rlhf.tasks.math.worker_pool import DEFAULT_WORKERS
+from tests.unit.tasks.math.test_grading_hostile import HOSTILE
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python bench/grading_limits.py", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    args = parser.parse_args()
+    load = round(os.getloadavg()[0], 2)
+    pool = WorkerPool(DEFAULT_WORKERS)
+    grade(r"\boxed{x+1}", "1+x", pool)  # start it
+    taken = {}
+    for name, answer in tqdm(HOSTILE.items(), desc="answers", disable=None):
+        begun = time.perf_counter()
+        reason = grade(f"So \\boxed{{{answer}}}.", "5", pool).reason
+        taken[name] = {"seconds": round(time.perf_counter() - begun, 2), "reason": reason.value}
+    pool.close()
+    slowest = max(taken, key=lambda name: taken[name]["seconds"])
+    result = {
+        **provenance("grading_limits.py", "math-verify", "sympy", "pebble"),
+        "load_before": load,
+        "limit_s": pool.limit_s,
+        "answers": len(taken),
+        "slowest": {"name": slowest, **taken[slowest]},
+        "seconds": taken,
+    }
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{args.out}: {len(taken)} answers, the slowest ({slowest}) {taken[slowest]['seconds']} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
