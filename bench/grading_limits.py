@@ -52,7 +52,8 @@ def main() -> int:
         "seconds": taken,
     }
     args.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{args.out}: {len(taken)} answers, the slowest ({slowest}) {taken[slowest]['seconds']} s")
+    seconds = taken[slowest]["seconds"]
+    print(f"{args.out}: {len(taken)} answers, the slowest ({slowest}) {seconds} s")
     return 0
 
 

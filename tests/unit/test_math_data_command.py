@@ -247,7 +247,7 @@ def test_loads_through_the_loader_that_upstream_uses(tmp_path, train_file, monke
         (["--source", "hub:a"], "hub:a: expected hub:OWNER/NAME:FILE"),
         (["--source", "arithmetic", "--drop-overlap"], "--drop-overlap needs --eval-dir"),
         (["--source", "arithmetic", "--download-eval"], "--download-eval needs --eval-dir"),
-        (["--source", "arithmetic", "--ngram", "0"], "--ngram: 0: expected a whole number, 1 or more"),
+        (["--source", "arithmetic", "--ngram", "0"], "--ngram: 0: expected a whole number, 1"),
         (["--source", "arithmetic", "--seed", "1"], "--seed needs --test-fraction"),
         (["--source", "arithmetic", "--eval-dir", "gone"], "aime_eval.parquet: no such file"),
         (["--source", "arithmetic", "--colour", "red"], "unrecognized arguments"),

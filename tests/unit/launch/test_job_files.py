@@ -246,8 +246,8 @@ def test_skypilot_itself_takes_it(case: str, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--nodes", "0"], "argument --nodes: 0: expected a whole number, 1 or more"),
-        (["--nodes", "2", "--seconds", "-1"], "argument --seconds: -1: expected a finite number above 0"),
+        (["--nodes", "0"], "--nodes: 0: expected a whole number, 1 or more"),
+        (["--nodes", "2", "--seconds", "-1"], "--seconds: -1: expected a finite number above 0"),
     ],
 )
 def test_waiting_for_nothing_is_refused(
@@ -256,4 +256,4 @@ def test_waiting_for_nothing_is_refused(
     with pytest.raises(SystemExit) as stopped:
         await_nodes.main([*argv, "--address", "127.0.0.1:1"])
     assert stopped.value.code == 2
-    assert capsys.readouterr().err == f"sg_rlhf.launch.await_nodes: {said}; see --help\n"
+    assert capsys.readouterr().err == f"sg_rlhf.launch.await_nodes: argument {said}; see --help\n"
