@@ -101,6 +101,11 @@ COMMANDS = {
         "sg_rlhf.retrieval.index",
         extra="search",
     ),
+    "verify-index": Command(
+        "check every byte of a search index and of its corpus",
+        "sg_rlhf.retrieval.verify",
+        extra="search",
+    ),
     "serve": Command(
         "serve an index to training and evaluation over HTTP",
         "sg_rlhf.retrieval.server",

@@ -146,9 +146,25 @@ def save_offsets(path: Path, offsets: np.ndarray) -> None:
         os.fsync(file.fileno())
 
 
-def load_offsets(path: Path) -> np.ndarray:
-    """Offsets mapped from a file: no memory of their own."""
-    return np.load(path, mmap_mode="r")
+def load_offsets(path: Path, rows: int | None = None) -> np.ndarray:
+    """Offsets mapped from a file: no memory of their own.
+
+    Args:
+        rows: how many passages they are of, if that is known.
+
+    Raises:
+        ValueError: if the file holds no such offsets.
+    """
+    try:
+        offsets = np.load(path, mmap_mode="r")
+    except (ValueError, EOFError, OSError) as error:
+        raise ValueError(f"{path}: not passages' offsets ({error})") from None
+    if offsets.dtype != np.int64 or offsets.ndim != 1 or rows not in (None, len(offsets) - 1):
+        raise ValueError(
+            f"{path}: {offsets.dtype} {list(offsets.shape)}, expected int64 [passages + 1]"
+            + ("" if rows is None else f" for {rows:,} passages")
+        )
+    return offsets
 
 
 def is_blank(queries: Sequence[str]) -> list[bool]:

@@ -23,7 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from sg_rlhf.common.files import write_whole
-from sg_rlhf.retrieval import dense, manifest
+from sg_rlhf.retrieval import contents, dense, manifest
 from sg_rlhf.retrieval.command import Parser, positive, run
 from sg_rlhf.retrieval.corpus import Corpus, save_offsets, scan
 
@@ -131,11 +131,12 @@ def _build_partial(job: Build) -> dict[str, Any] | None:
         facts = dense.build(request["kind"], shards, rows, file, progress=job.progress)
     save_offsets(job.partial / manifest.OFFSETS, found.offsets)
     libraries = ("bm25s",) if model is None else ("faiss-cpu", "torch", "transformers")
-    sizes = manifest.file_sizes(job.partial)
     made = {
         **request,
         "parameters": facts,
-        "files": {name: size for name, size in sizes.items() if name.split("/")[0] in INDEX},
+        **contents.describe(
+            job.partial, manifest.files_of(job.partial, INDEX), progress=job.progress
+        ),
         "versions": {name: metadata.version(name) for name in libraries},
     }
     manifest.write(job.partial, made)

@@ -1,10 +1,11 @@
 """An index folder's manifest: which corpus and which encoder the index belongs to.
 
-    manifest.json   the request, what came of it, and the corpus's SHA-256
+    manifest.json   the request, what came of it, the SHA-256 of the corpus and of every file here
     offsets.npy     where each passage starts in the corpus file
     index.faiss     dense;  bm25/  lexical
 
-The corpus itself stays where it is; the manifest has its path relative to the folder.
+The corpus itself stays where it is; the manifest has its path relative to the folder. The hashes of
+the files are described in `contents`; `manifest_sha256` is the manifest's own, without the paths.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ import hashlib
 import json
 import os
 import sys
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from sg_rlhf.retrieval import contents
 
 NAME = "manifest.json"
 OFFSETS = "offsets.npy"
@@ -24,45 +30,138 @@ MADE_BY = "sg_rlhf.retrieval.index"
 FORMAT = 1
 
 
+def _inside(name: str) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ValueError("expected the path of a file in the folder")
+    return name
+
+
+_Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+_File = Annotated[str, AfterValidator(_inside)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class _Corpus(_Part):
+    path: str
+    rows: int = Field(ge=1)
+    bytes: int = Field(ge=1)
+    sha256: _Hash
+    mtime_ns: int
+
+
+class _Encoder(_Part):
+    model: str
+    revision: str | None = None
+    fingerprint: str | None = None
+
+
+class _Hashes(_Part):
+    block_bytes: int = Field(ge=1)
+    blocks: dict[_File, list[_Hash]]
+    ends: dict[_File, _Hash]
+
+
+class _Manifest(_Part):
+    """What every kind of index has; each adds entries of its own."""
+
+    kind: str
+    corpus: _Corpus
+    encoder: _Encoder
+    files: dict[_File, Annotated[int, Field(ge=0)]] = Field(min_length=1)
+    sha256: _Hashes | None = None
+    manifest_sha256: _Hash | None = None
+
+
 def write(folder: Path, manifest: dict[str, Any]) -> None:
-    """Write the manifest into `folder`; it comes last, so without one a folder is not complete."""
+    """Write the manifest into `folder`; it comes last, so without one a folder is not complete.
+
+    Args:
+        manifest: with the entries of `contents.describe` among its own.
+    """
     entry = {"made_by": MADE_BY, "format": FORMAT, **manifest}
+    entry["manifest_sha256"] = _own_hash(entry)
     text = json.dumps(entry, indent=2, ensure_ascii=False) + "\n"
     (folder / NAME).write_text(text, encoding="utf-8")
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The manifest of an index folder.
+    """The manifest of an index folder, after the checks that each start can afford.
 
     Raises:
         ValueError: if `folder` holds no complete index that this version can read.
     """
     if not folder.is_dir():
         raise ValueError(f"--index {folder}: no such folder (make it: python -m {MADE_BY})")
+    path = folder / NAME
     try:
-        manifest = json.loads((folder / NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         manifest = None
     if not isinstance(manifest, dict) or manifest.get("made_by") != MADE_BY:
         raise ValueError(f"--index {folder}: no {NAME} of {MADE_BY} in it, expected an index")
-    if manifest["format"] != FORMAT:
+    if manifest.get("format") != FORMAT:
+        found = repr(manifest["format"])[:60] if "format" in manifest else "missing"
         raise ValueError(
-            f"--index {folder}: format {manifest['format']}, this version reads {FORMAT}; "
-            "build the index again"
+            f"{path}, format: {found}, this version reads {FORMAT}; build the index again"
         )
-    for name, size in manifest["files"].items():
-        file = folder / name
-        found = file.stat().st_size if file.exists() else None
-        if found != size:
-            state = "missing" if found is None else f"{found} bytes"
-            raise ValueError(f"{file}: {state}, but its index was built with {size} bytes")
+    try:
+        _Manifest.model_validate(manifest)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ValueError(
+            f"{path}, {place}: {first['msg'].removeprefix('Value error, ')}; build the index again"
+        ) from None
+    if manifest.get("manifest_sha256", own := _own_hash(manifest)) != own:
+        raise ValueError(
+            f"{path}: not what was written with its index (SHA-256); copy it again, or build the "
+            "index again"
+        )
+    contents.check_quickly(folder, manifest)
+    if "sha256" not in manifest:
+        print(
+            f"{folder}: built before the content of an index was hashed, so damage of the same "
+            "size is not noticed; the next build has hashes",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
     return manifest
 
 
-def file_sizes(folder: Path) -> dict[str, int]:
-    """The size in bytes of every file in `folder`, by its path inside."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+def _own_hash(manifest: dict[str, Any]) -> str:
+    """SHA-256 of what a manifest says; not of where corpus and encoder lie, which may change."""
+    where = {"corpus": ("path", "mtime_ns"), "encoder": ("path",)}
+    said = {
+        key: {k: v for k, v in value.items() if k not in where[key]} if key in where else value
+        for key, value in manifest.items()
+        if key != "manifest_sha256"
+    }
+    text = json.dumps(said, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def verify(folder: Path, corpus: Path | None = None) -> dict[str, Any]:
+    """`read`, and every byte of the index and of its corpus checked by SHA-256; a bar on stderr.
+
+    Args:
+        corpus: where the corpus is now, if not where it was.
+
+    Raises:
+        ValueError: naming the first damaged block, or the corpus.
+    """
+    facts = read(folder)
+    contents.check_wholly(folder, facts, progress=True)
+    check_corpus(folder, facts["corpus"], corpus, wholly=True)
+    return facts
+
+
+def files_of(folder: Path, parts: Iterable[str]) -> list[str]:
+    """The files of an index, by their paths inside `folder`; `parts` are files or folders in it."""
+    found = [path for part in parts for path in (folder / part, *(folder / part).rglob("*"))]
+    return [path.relative_to(folder).as_posix() for path in found if path.is_file()]
 
 
 def corpus_entry(corpus: Path, out: Path, rows: int, sha256: str) -> dict[str, Any]:
@@ -77,11 +176,13 @@ def corpus_entry(corpus: Path, out: Path, rows: int, sha256: str) -> dict[str, A
     }
 
 
-def check_corpus(folder: Path, entry: dict[str, Any], corpus: Path | None = None) -> Path:
+def check_corpus(
+    folder: Path, entry: dict[str, Any], corpus: Path | None = None, *, wholly: bool = False
+) -> Path:
     """The corpus of an index: where it is now, after making sure that it is the same.
 
     Size and modification time as at build time are taken as proof; with another time (a copy) the
-    whole file is hashed again, about a second a gigabyte.
+    whole file is hashed again, about a second a gigabyte; `wholly` does so in any case.
 
     Raises:
         ValueError: if it is another corpus, naming index and corpus.
@@ -93,7 +194,7 @@ def check_corpus(folder: Path, entry: dict[str, Any], corpus: Path | None = None
         )
     status = path.stat()
     if status.st_size == entry["bytes"]:
-        if status.st_mtime_ns == entry["mtime_ns"]:
+        if status.st_mtime_ns == entry["mtime_ns"] and not wholly:
             return path
         print(f"checking the SHA-256 of {path} ...", file=sys.stderr, flush=True)
         with path.open("rb") as file:

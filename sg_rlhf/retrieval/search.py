@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -61,6 +61,8 @@ def open_index(
     corpus: Path | None = None,
     encoder: str | None = None,
     device: str | None = None,
+    *,
+    verify: bool = False,
 ) -> Retriever:
     """Open a folder made by `python -m sg_rlhf.retrieval.index`.
 
@@ -68,13 +70,15 @@ def open_index(
         corpus: where the corpus is now, if not where it was.
         encoder: where the encoder is now, if not where it was.
         device: of the encoder.
+        verify: check every byte of index and corpus first, not what is quick alone.
 
     Raises:
-        ValueError: if folder, corpus or encoder do not belong together, naming both.
+        ValueError: if folder, corpus or encoder do not belong together, naming both; or if a file
+            is not what was built.
     """
-    facts = manifest.read(folder)
+    facts = manifest.verify(folder, corpus) if verify else manifest.read(folder)
     path = manifest.check_corpus(folder, facts["corpus"], corpus)
-    passages = Corpus(path, load_offsets(folder / manifest.OFFSETS))
+    passages = Corpus(path, load_offsets(folder / manifest.OFFSETS, facts["corpus"]["rows"]))
     expected = facts["encoder"]
     backend: Backend
     if facts["kind"] == "bm25":
@@ -83,7 +87,7 @@ def open_index(
         if encoder not in (None, "bm25"):
             raise ValueError(f"--encoder {encoder}: index {folder} is a BM25 index, without one")
         manifest.check_encoder(folder, expected, lexical.IDENTITY)
-        backend = lexical.BM25Backend(folder / manifest.BM25)
+        backend = _opened(folder / manifest.BM25, lexical.BM25Backend)
         name = "BM25"
     else:
         from sg_rlhf.retrieval.dense import DenseBackend
@@ -101,7 +105,22 @@ def open_index(
         manifest.check_encoder(folder, expected, model.identity)
         backend = DenseBackend(folder / manifest.FAISS, model)
         name = f"{facts['kind']} index, encoder {expected['model']}"
+    if len(backend) != len(passages):
+        raise ValueError(
+            f"--index {folder}: {len(backend):,} entries for {len(passages):,} passages; "
+            "build the index again"
+        )
     return Retriever(backend, passages, f"{len(passages):,} passages of {path}, {name}")
+
+
+def _opened(folder: Path, backend: Callable[[Path], Backend]) -> Backend:
+    """What bm25s reads from its files it trusts, and what they hold decides how it fails."""
+    try:
+        return backend(folder)
+    except Exception as error:
+        raise ValueError(
+            f"{folder}: cannot be read ({type(error).__name__}: {error}); build the index again"
+        ) from None
 
 
 def open_faiss(

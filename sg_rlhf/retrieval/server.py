@@ -105,7 +105,12 @@ def loader(args: argparse.Namespace) -> Callable[[], Retriever]:
     if (args.index is None) == (args.faiss_index is None):
         raise ValueError("expected --index DIR, or --faiss-index FILE with --corpus and --encoder")
     if args.index is not None:
-        return partial(open_index, args.index.resolve(), args.corpus, args.encoder, args.device)
+        return partial(
+            open_index, args.index.resolve(), args.corpus, args.encoder, args.device,
+            verify=args.verify,
+        )  # fmt: skip
+    if args.verify:
+        raise ValueError(f"--verify: --faiss-index {args.faiss_index} has no hashes to check")
     for flag in ("corpus", "encoder"):
         if getattr(args, flag) is None:
             raise ValueError(f"--faiss-index {args.faiss_index}: needs --{flag} too")
@@ -140,6 +145,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what("--encoder", metavar="MODEL", help="its encoder (that of --index: if it moved)")
     what("--max-length", type=positive, default=256,
         help="tokens a query, of a --faiss-index (256)")  # fmt: skip
+    what("--verify", action="store_true",
+        help="check every byte of index and corpus first, about 1 s a GB and core")  # fmt: skip
     what("--device", help="torch device of the encoder (a GPU if there is one)")
     where = parser.add_argument_group("where").add_argument
     where("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")

@@ -106,10 +106,9 @@ def test_an_encoder_that_is_gone_is_not_looked_for_on_the_hub(
 
 
 def test_words_split_by_another_version_are_refused(home: Path) -> None:
-    path = home / "index" / "manifest.json"
-    facts = json.loads(path.read_text())
+    facts = manifest.read(home / "index")
     facts["encoder"]["revision"] = "older"
-    path.write_text(json.dumps(facts))
+    manifest.write(home / "index", facts)
     with pytest.raises(ValueError, match=r"revision nfkd.* is not the one .*revision older"):
         open_index(home / "index")
 

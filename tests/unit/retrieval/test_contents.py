@@ -1,0 +1,188 @@
+"""Damage of an index: what each start finds, what only `verify` finds, each in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sg_rlhf.retrieval import contents, manifest, verify
+from sg_rlhf.retrieval.index import build
+from sg_rlhf.retrieval.search import open_index
+from tests.unit.retrieval.conftest import write_corpus
+
+FILES = ("offsets.npy", "bm25/data.csc.index.npy", "bm25/vocab.index.json")
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    corpus = write_corpus(tmp_path / "corpus.jsonl", ["alpha beta", "gamma", "delta alpha"])
+    build(corpus, "bm25", tmp_path / "index", progress=False)
+    return tmp_path / "index"
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of one large file, with all sizes a thousandth of the real ones."""
+    monkeypatch.setattr(contents, "SMALL", 16 * 2**10)
+    monkeypatch.setattr(contents, "BLOCK", 64 * 2**10)
+    monkeypatch.setattr(contents, "END", 2**10)
+    (tmp_path / "index.faiss").write_bytes(bytes(range(256)) * 1000)
+    return tmp_path
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_files_hash_is_that_of_sha256sum(index: Path) -> None:
+    facts = manifest.read(index)
+    for name in FILES:
+        expected = hashlib.sha256((index / name).read_bytes()).hexdigest()
+        assert facts["sha256"]["blocks"][name] == [expected]
+    assert set(facts["files"]) == set(facts["sha256"]["blocks"])
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda path: path.unlink(), "missing, but its index was built with"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "bytes, but its index was built"),
+        (lambda path: path.write_bytes(path.read_bytes() + b"\0"), "bytes, but its index was bui"),
+        (lambda path: flip(path, -1), "its content is not what was built (SHA-256)"),
+        (lambda path: path.write_bytes(bytes(path.stat().st_size)), "its content is not what was"),
+    ],
+)
+def test_each_start_finds_damage_of_small_files(
+    index: Path, name: str, damage: Callable[[Path], None], reason: str
+) -> None:
+    damage(index / name)
+    with pytest.raises(ValueError) as error:
+        open_index(index)
+    assert str(error.value).startswith(f"{index / name}: ") and reason in str(error.value)
+
+
+@pytest.mark.parametrize(("place", "start"), [(100, 0), (-100, 3 * 65536)])
+def test_each_start_reads_the_ends_of_large_files(large: Path, place: int, start: int) -> None:
+    facts = contents.describe(large, ["index.faiss"])
+    contents.check_quickly(large, facts)
+    contents.check_wholly(large, facts)
+    flip(large / "index.faiss", place)
+    with pytest.raises(ValueError, match="its first or last MiB is not what was built"):
+        contents.check_quickly(large, facts)
+
+
+def test_damage_inside_a_large_file_is_found_by_verify_alone(large: Path) -> None:
+    facts = contents.describe(large, ["index.faiss"])
+    assert len(facts["sha256"]["blocks"]["index.faiss"]) == 4
+    for place in (100_000, 140_000):
+        flip(large / "index.faiss", place)
+    contents.check_quickly(large, facts)
+    with pytest.raises(ValueError) as error:
+        contents.check_wholly(large, facts)
+    assert str(error.value).startswith(
+        f"{large / 'index.faiss'}: bytes 65536 to 131072 are not what was built (SHA-256), "
+        "and 1 more of 4 blocks"
+    )
+
+
+def test_verify_reads_the_corpus_whatever_its_time_stamp(
+    index: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--index", str(index)]
+    assert verify.main(arguments) == 0
+    assert "every byte is as it was built" in capsys.readouterr().out
+    corpus = index.parent / "corpus.jsonl"
+    status = corpus.stat()
+    corpus.write_text(corpus.read_text().replace("gamma", "gamme"))
+    os.utime(corpus, ns=(status.st_atime_ns, status.st_mtime_ns))
+    open_index(index)
+    assert verify.main(arguments) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("sg_rlhf.retrieval.verify: ") and str(corpus) in line
+
+
+def change(index: Path, **entries: object) -> None:
+    facts = json.loads((index / "manifest.json").read_text())
+    for name, value in entries.items():
+        if value is None:
+            del facts[name]
+        else:
+            facts[name] = value
+    (index / "manifest.json").write_text(json.dumps(facts))
+
+
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [
+        ({"kind": None}, ", kind: Field required"),
+        ({"kind": 5}, ", kind: Input should be a valid string"),
+        ({"format": None}, ", format: missing, this version reads 1"),
+        ({"format": "1"}, ", format: '1', this version reads 1"),
+        ({"files": None}, ", files: Field required"),
+        ({"files": {}}, ", files: Dictionary should have at least 1 item"),
+        ({"files": []}, ", files: Input should be a valid dictionary"),
+        ({"files": {"offsets.npy": "5"}}, ", files.offsets.npy: Input should be a valid integer"),
+        (
+            {"files": {"../corpus.jsonl": 5}},
+            ", files.../corpus.jsonl.[key]: expected the path of a file in the folder",
+        ),
+        ({"corpus": None}, ", corpus: Field required"),
+        ({"corpus": {"path": "c"}}, ", corpus.rows: Field required"),
+        ({"encoder": {}}, ", encoder.model: Field required"),
+        ({"sha256": {}}, ", sha256.block_bytes: Field required"),
+        ({"kind": "flat"}, ": not what was written with its index (SHA-256)"),
+    ],
+)
+def test_a_manifest_that_was_changed_is_refused(
+    index: Path, entries: dict[str, object], reason: str
+) -> None:
+    change(index, **entries)
+    with pytest.raises(ValueError) as error:
+        open_index(index)
+    assert str(error.value).startswith(f"{index / 'manifest.json'}{reason}")
+    assert "\n" not in str(error.value)
+
+
+def test_an_index_of_before_there_were_hashes_opens_with_a_remark(
+    index: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(index, sha256=None, manifest_sha256=None)
+    assert len(open_index(index)) == 3
+    assert "built before the content of an index was hashed" in capsys.readouterr().err
+    assert verify.main(["--index", str(index)]) == 2
+    assert "build the index again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "\0" * 40])
+def test_a_vocabulary_that_cannot_be_read_is_named(index: Path, content: str) -> None:
+    """Without hashes nothing finds it before bm25s does."""
+    (index / "bm25" / "vocab.index.json").write_text(content)
+    facts = json.loads((index / "manifest.json").read_text())
+    files = {**facts["files"], "bm25/vocab.index.json": len(content)}
+    change(index, sha256=None, manifest_sha256=None, files=files)
+    with pytest.raises(ValueError, match=rf"{index / 'bm25'}: cannot be read \("):
+        open_index(index).search(["alpha"], 1)
+
+
+def test_parts_of_two_indexes_are_refused(index: Path, tmp_path: Path) -> None:
+    other = write_corpus(tmp_path / "other.jsonl", ["alpha", "beta"])
+    build(other, "bm25", tmp_path / "two", progress=False)
+    shutil.rmtree(index / "bm25")
+    shutil.copytree(tmp_path / "two" / "bm25", index / "bm25")
+    with pytest.raises(ValueError, match=r"but its index was built with|not what was built"):
+        open_index(index)
+    facts = json.loads((index / "manifest.json").read_text())
+    two = json.loads((tmp_path / "two" / "manifest.json").read_text())["files"]
+    files = {**two, "offsets.npy": facts["files"]["offsets.npy"]}
+    change(index, sha256=None, manifest_sha256=None, files=files)
+    with pytest.raises(ValueError, match="2 entries for 3 passages"):
+        open_index(index)
