@@ -48,6 +48,8 @@ class Range(NamedTuple):
 
 
 _COUNT, _SHARE, _POSITIVE, _NOT_NEGATIVE = Range(1), Range(0, 1), Range(0, above=True), Range(0)
+#: vLLM samples at .01 what asks for less, so that trainer and table would name another policy.
+COLDEST = 0.01
 #: -1 is upstream's word for "never".
 _STEPS = Range(1, also=-1)
 
@@ -83,10 +85,10 @@ RANGES: dict[str, Range] = {
     "algo.advantage.lambd": _SHARE,
     "algo.advantage.gamma": _SHARE,
     # 0 would sample each response n times over, and divide the log-probs by it.
-    "rollout.temperature": _POSITIVE,
+    "rollout.temperature": Range(COLDEST),
     "rollout.top_p": Range(0, 1, above=True),
     "rollout.n_samples_per_prompt": _COUNT,
-    "eval.temperature": _NOT_NEGATIVE,
+    "eval.temperature": Range(COLDEST, also=0),
     "eval.n_samples_per_prompt": _COUNT,
     "train.seed": Range(0, 2**31 - 1),
     "algo.kl.init_coef": _NOT_NEGATIVE,

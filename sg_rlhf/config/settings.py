@@ -19,6 +19,7 @@ from pydantic import (
 from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS
 from sg_rlhf.common.redaction import redacted
 from sg_rlhf.config import sections
+from sg_rlhf.config.ranges import COLDEST
 from sg_rlhf.tasks.settings import DomainSettings
 
 #: Keys of ours that stand beside upstream's, where a user looks for them, and what they are.
@@ -39,7 +40,12 @@ class EvalSet(BaseModel):
     limit: int | None = Field(None, ge=1, description="only the first prompts")
 
     @model_validator(mode="after")
-    def _greedy_once(self) -> EvalSet:
+    def _one_temperature(self) -> EvalSet:
+        if 0 < self.temperature < COLDEST:
+            raise ValueError(
+                f"vLLM samples at {COLDEST:g} what asks for less: set temperature to 0 or to "
+                f"{COLDEST:g} or more"
+            )
         if self.temperature == 0 and self.n_samples_per_prompt > 1:
             raise ValueError("temperature 0 gives the same response n times: set it above 0 or n=1")
         return self
@@ -129,6 +135,16 @@ class SGSettings(BaseModel):
         True,
         description="have the engine return the log-probs that it sampled by, and log how far the "
         "trainer's are from them (sg/mismatch_*)",
+    )
+    truncated_sampling: Literal["refuse", "keep"] = Field(
+        "refuse",
+        description="rollout.top_p below 1 samples from another policy than the one that is "
+        "trained; keep: train on it all the same, with the difference in sg/mismatch_*",
+    )
+    batch_invariant: bool = Field(
+        False,
+        description="vLLM's batch-invariant kernels (CUDA, compute capability 8.0 or more): a "
+        "token's log-prob does not depend on what it shares a batch with, at some cost in time",
     )
     check_trained: bool = Field(
         True,

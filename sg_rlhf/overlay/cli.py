@@ -128,6 +128,12 @@ def _check(args: Any) -> None:
             "vllm.sync_with_ray=true: not with sg.weight_sync=buckets; set it to false, or "
             "sg.weight_sync=upstream"
         )
+    if args.rollout.top_p < 1 and args.sg.truncated_sampling == "refuse":
+        raise UsageError(
+            f"rollout.top_p={args.rollout.top_p:g}: the engine would sample from a part of the "
+            "policy, and the trainer's log-probs are those of all of it; set it to 1, or "
+            "sg.truncated_sampling=keep to train on such samples"
+        )
     if args.ds.lora.rank > 0:
         _check_lora(args)
     try:
@@ -183,6 +189,8 @@ def fit_platform(args: Any) -> None:
             raise NotOnThisMachine("; ".join(problems))
         return
     problems = platform.unmet_settings(value)
+    if args.sg.batch_invariant:
+        problems.append("sg.batch_invariant=true: vLLM has such kernels for CUDA; use false")
     if problems:
         raise NotOnThisMachine(
             "; ".join(problems) + " (no CUDA here; SG_PLATFORM=cuda if the cluster's nodes have it)"

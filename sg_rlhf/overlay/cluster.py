@@ -103,6 +103,8 @@ def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
         variables[phases.VARIABLE] = os.environ[phases.VARIABLE]
     variables |= sections.worker_variables(args.sg.domains)
     variables |= platform.environment() if on_cpu else vllm_settings.cuda_variables()
+    if args.sg.batch_invariant:
+        variables["VLLM_BATCH_INVARIANT"] = "1"
     job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR) or "{}")
     from_job = (job.get("runtime_env") or {}).get("env_vars") or {}
     return {name: value for name, value in variables.items() if name not in from_job}

@@ -189,6 +189,12 @@ def float32_too(original: Callable[[str], Any]) -> Callable[[str], Any]:
     return convert_to_torch_dtype
 
 
+def has_fp16(_accelerator: Any) -> bool:
+    """Of DeepSpeed's accelerator. On a CPU it is for trying the recipes of GPUs: slower than bf16,
+    and with a loss scale."""
+    return True
+
+
 def multiply_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
     """Linear layers of bf16 weights as float32 products, rounded to bf16 once.
 

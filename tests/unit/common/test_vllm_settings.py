@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from vllm import SamplingParams
 
 from sg_rlhf.common import vllm_settings
+from sg_rlhf.config.ranges import COLDEST
 from sg_rlhf.plan import shapes
 
 MODEL = "Qwen/Qwen2.5-7B-Instruct-1M"
@@ -141,3 +143,10 @@ def test_flashinfers_sampler_is_off_unless_asked_for(monkeypatch: pytest.MonkeyP
     assert vllm_settings.cuda_variables() == {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
     monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "1")
     assert vllm_settings.cuda_variables() == {"VLLM_USE_FLASHINFER_SAMPLER": "1"}
+
+
+@pytest.mark.parametrize("asked", [COLDEST, 0.7])
+def test_vllm_samples_at_the_temperature_that_was_asked_for(asked: float) -> None:
+    assert SamplingParams(temperature=asked).temperature == asked
+    # Why recipes with less are refused.
+    assert SamplingParams(temperature=COLDEST / 2).temperature == COLDEST

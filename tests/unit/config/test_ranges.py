@@ -14,7 +14,9 @@ from sg_rlhf.config.upstream_flags import flags
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("rollout.temperature=0", "rollout.temperature=0.0: expected above 0"),
+        ("rollout.temperature=0", "rollout.temperature=0.0: expected 0.01 or more"),
+        ("rollout.temperature=0.005", "rollout.temperature=0.005: expected 0.01 or more"),
+        ("eval.temperature=0.005", "eval.temperature=0.005: expected 0.01 or more, or 0"),
         ("rollout.temperature=.inf", "rollout.temperature=inf: expected a finite number"),
         ("rollout.temperature=.nan", "rollout.temperature=nan: expected a number"),
         ("rollout.top_p=2", "rollout.top_p=2.0: expected above 0 to 1"),

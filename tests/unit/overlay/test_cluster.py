@@ -22,6 +22,7 @@ ARGS = SimpleNamespace(
         engine_log_probs=True,
         on_nonfinite="skip",
         trust_remote_code=[],
+        batch_invariant=False,
     ),
     ds=SimpleNamespace(
         tensor_parallel_size=1, deepcompile=False, packing_samples=False, param_dtype="bf16"
@@ -72,3 +73,10 @@ def test_the_engines_know_what_a_reward_that_is_not_finite_does(what: str, expec
     args = copy.deepcopy(ARGS)
     args.sg.on_nonfinite = what
     assert cluster.worker_variables(args, True)[switches.SKIP_NONFINITE] == expected
+
+
+def test_batch_invariant_kernels_are_asked_for_by_a_variable() -> None:
+    args = copy.deepcopy(ARGS)
+    assert "VLLM_BATCH_INVARIANT" not in cluster.worker_variables(args, False)
+    args.sg.batch_invariant = True
+    assert cluster.worker_variables(args, False)["VLLM_BATCH_INVARIANT"] == "1"
