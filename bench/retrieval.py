@@ -1,11 +1,10 @@
-"""The retrieval server beside a plain one: throughput, latency, memory, growth, and BM25's recall.
+"""The retrieval server beside a plain one: throughput, latency, memory, growth.
 
     python bench/retrieval.py --data ../shared/data/qa --out bench/results/retrieval.json
     python bench/retrieval.py --data DIR --quick --out quick.json      # minutes; not to be quoted
 
 DIR holds `corpus.jsonl`, `squad_dev.jsonl` and `hotpotqa_dev60.jsonl`. What is measured:
 
-recall   BM25 on the corpus: the share of a question's supporting titles in the first 3 passages.
 encoder  milliseconds a query alone and in batches, for three shapes: what batching can gain at all.
 servers  queries/s and latency at 1, 16 and 64 clients, one query a request, every query different
          from the last ones and the cache off, so that batching alone makes the difference. Ours
@@ -53,7 +52,6 @@ from sg_rlhf.retrieval.corpus import iterate_contents
 from sg_rlhf.retrieval.encoder import Encoder
 from sg_rlhf.retrieval.index import build
 from sg_rlhf.retrieval.random_encoder import save_random_encoder
-from sg_rlhf.retrieval.search import open_index
 
 ROOT = Path(__file__).parents[1]
 CLIENTS = (1, 16, 64)
@@ -242,28 +240,6 @@ def encoder_costs(work: Path, corpus: Path, queries: list[str]) -> dict[str, Any
     return costs
 
 
-def recall(index: Path, data: Path) -> dict[str, Any]:
-    """BM25's recall@3 of the supporting titles, a mean over questions."""
-    retriever = open_index(index)
-    result = {}
-    for name in ("hotpotqa_dev60", "squad_dev"):
-        lines = (data / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines]
-        found = retriever.search([row["question"] for row in rows], 3)
-        shares = []
-        for row, hits in zip(rows, found, strict=True):
-            titles = {hit.document["contents"].split("\n")[0].strip('"') for hit in hits}
-            wanted = set(row["metadata"]["supporting_titles"])
-            shares.append(len(wanted & titles) / len(wanted))
-        result[name] = {
-            "questions": len(rows),
-            "recall_at_3": round(statistics.mean(shares), 4),
-            "any_title_at_3": round(statistics.mean(share > 0 for share in shares), 4),
-        }
-        tqdm.write(f"BM25 recall@3 {name}: {result[name]['recall_at_3']:.3f}")
-    return result
-
-
 def make_queries(data: Path) -> list[str]:
     """All different and as long as a search query: questions, then the starts of passages."""
     questions = [
@@ -423,8 +399,7 @@ def per_million(growth: dict[str, Any]) -> dict[str, Any]:
 def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     """Everything; `work` is a folder for indexes, gone afterwards."""
     corpus = args.data / "corpus.jsonl"
-    build(corpus, "bm25", work / "bm25")
-    result: dict[str, Any] = {"recall": recall(work / "bm25", args.data)}
+    result: dict[str, Any] = {}
     queries = make_queries(args.data)
 
     files = prepare(corpus, work / "servers", ENCODER)

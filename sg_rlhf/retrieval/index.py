@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.retrieval import contents, dense, manifest
+from sg_rlhf.retrieval.analysis import ANALYSES, LUCENE, of_revision
 from sg_rlhf.retrieval.command import Parser, positive, run
 from sg_rlhf.retrieval.corpus import Corpus, save_offsets, scan
 
@@ -38,7 +39,8 @@ examples:
       --type flat --out indexes/e5_flat
 
 which one:
-  bm25   words in common; no GPU, no model, seconds for a small corpus
+  bm25   words in common, as Lucene and pyserini count them; no GPU, no model, seconds for a small
+         corpus
   flat   exact search by meaning; a batch of queries reads every vector once (64.6 GB for wiki-18)
   hnsw   a graph, nearly exact, reads few vectors; about 0.27 KB a passage more than flat
   ivf    clusters, nearly exact; quicker to build than hnsw, slower to search
@@ -62,6 +64,7 @@ class Build:
     encoder: str
     out: Path
     type: str | None = None
+    analysis: str | None = None
     revision: str | None = None
     max_length: int = 256
     batch_size: int | None = None
@@ -86,6 +89,8 @@ def build(corpus: Path, encoder: str, out: Path, **options: Any) -> None:
     job = Build(corpus, encoder, out, **options)
     if encoder == "bm25" and job.type is not None:
         raise ValueError(f"--type {job.type}: BM25 has one form, leave --type out")
+    if encoder != "bm25" and job.analysis is not None:
+        raise ValueError(f"--analysis {job.analysis}: of --encoder bm25 alone, leave it out")
     if not corpus.is_file():
         raise ValueError(f"--corpus {corpus}: no such file")
     if out.exists() and not out.is_dir():
@@ -118,13 +123,15 @@ def _build_partial(job: Build) -> dict[str, Any] | None:
         "corpus": manifest.corpus_entry(job.corpus, job.out, rows, found.sha256),
         "encoder": _encoder_entry(job, model),
     }
-    if not job.force and _is_built(job.out, request):
+    if not job.force and _is_built(job, request):
         return None
     if model is None:
+        # numba takes seconds to import, and dense indexes need none of it.
         from sg_rlhf.retrieval import lexical
 
         folder = job.partial / manifest.BM25
-        facts = lexical.build(job.corpus, rows, folder, progress=job.progress)
+        analysis = ANALYSES[job.analysis or LUCENE.name]
+        facts = lexical.build(job.corpus, rows, folder, analysis, progress=job.progress)
     else:
         shards = _encode(job, model, Corpus(job.corpus, found.offsets), request)
         file = job.partial / manifest.FAISS
@@ -146,10 +153,7 @@ def _build_partial(job: Build) -> dict[str, Any] | None:
 def _encoder_entry(job: Build, model: Any) -> dict[str, Any]:
     """The manifest's part about the encoder; `path` is where a local one lies from `out`."""
     if model is None:
-        # numba takes seconds to import, and dense indexes need none of it.
-        from sg_rlhf.retrieval import lexical
-
-        return {**lexical.IDENTITY, "k1": lexical.K1, "b": lexical.B}
+        return ANALYSES[job.analysis or LUCENE.name].identity
     entry = {**model.identity, "max_length": job.max_length}
     if Path(job.encoder).is_dir():
         entry["path"] = os.path.relpath(Path(job.encoder).resolve(), job.out.resolve())
@@ -163,8 +167,9 @@ def _load_encoder(job: Build) -> Any:
     return Encoder(job.encoder, job.revision, job.max_length, job.device)
 
 
-def _is_built(out: Path, request: dict[str, Any]) -> bool:
+def _is_built(job: Build, request: dict[str, Any]) -> bool:
     """Whether `out` is the result of this request already; refuses to replace anything else."""
+    out = job.out
     if not out.exists() or not any(out.iterdir()):
         return False
     try:
@@ -173,15 +178,25 @@ def _is_built(out: Path, request: dict[str, Any]) -> bool:
         raise ValueError(f"--out {out}: not empty, and {error} (--force replaces it)") from None
     if _identity(built) == _identity(request):
         return True
+    analysis = of_revision(built["encoder"].get("revision"))
+    of_same_passages = _identity(built)[:2] == _identity(request)[:2]
+    if analysis and of_same_passages and job.analysis is None:
+        # Of an older version: it can be searched, so whoever did not ask for another keeps it.
+        print(f"{out}: analysis {analysis.name}; --analysis {LUCENE.name} --force changes it")
+        return True
+    described = built["encoder"]["model"] + (f", analysis {analysis.name}" if analysis else "")
     raise ValueError(
-        f"--out {out}: holds another index ({built['kind']} of {built['encoder']['model']}, "
+        f"--out {out}: holds another index ({built['kind']} of {described}, "
         f"corpus SHA-256 {built['corpus']['sha256'][:16]}); --force replaces it"
     )
 
 
 def _identity(request: dict[str, Any]) -> list[Any]:
-    """What makes two builds the same; where corpus and encoder lie is no part of it."""
-    encoder = {key: value for key, value in request["encoder"].items() if key != "path"}
+    """What makes two builds the same.
+
+    Where the encoder lies is no part of it, nor an analysis' name, which its revision implies.
+    """
+    encoder = {k: v for k, v in request["encoder"].items() if k not in ("path", "analysis")}
     return [request["kind"], request["corpus"]["sha256"], encoder]
 
 
@@ -276,6 +291,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--encoder", required=True, metavar="{bm25,MODEL}",
         help="bm25, or an E5 model: a Hugging Face id or a folder")  # fmt: skip
     add("--type", choices=dense.TYPES, help="kind of dense index (flat)")
+    add("--analysis", choices=ANALYSES,
+        help="words of bm25: stems as in Lucene, or words as they are (lucene)")  # fmt: skip
     add("--out", type=Path, required=True, metavar="DIR", help="folder to make")
     add("--revision", help="commit or tag of a Hugging Face model (its newest)")
     add("--max-length", type=positive, default=256, help="tokens a text; the rest is cut off (256)")

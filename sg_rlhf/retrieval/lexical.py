@@ -2,15 +2,14 @@
 
 Scores are bm25s's `lucene` variant, precomputed at build time, so a search adds up a few columns of
 a sparse matrix. Of equal scores the lower row comes first; a passage that shares no word with the
-query is no result, so a list may be shorter than asked.
+query is no result, so a list may be shorter than asked. How texts are split into words, and the
+parameters that go with it, is an `analysis.Analysis`.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import sys
-import unicodedata
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,16 +18,10 @@ from typing import Any, Literal
 
 import bm25s  # type: ignore[import-untyped]
 import numpy as np
-from bm25s.stopwords import STOPWORDS_EN  # type: ignore[import-untyped]
 from tqdm import tqdm
 
+from sg_rlhf.retrieval.analysis import Analysis
 from sg_rlhf.retrieval.corpus import iterate_contents
-
-#: bm25s's defaults. Not tuned: the sets at hand are the ones that we report.
-K1, B = 1.5, 0.75
-
-#: The revision changes whenever `words` does: an index and its queries must be split alike.
-IDENTITY = {"model": "bm25", "revision": "nfkd-casefold-words-en-1"}
 
 #: Candidates beyond topk, among which ties at the boundary are settled.
 MARGIN = 32
@@ -36,19 +29,10 @@ MARGIN = 32
 #: From here on numba is used: it searches 5 times faster and compiles for 9 seconds first.
 COMPILE_FROM = 200_000
 
-_WORD = re.compile(r"\w+")
-_STOPWORDS = frozenset(STOPWORDS_EN)
 
-
-def words(text: str) -> list[str]:
-    """The words of a text: casefolded, without accents and English stop words."""
-    if not text.isascii():
-        decomposed = unicodedata.normalize("NFKD", text)
-        text = "".join(char for char in decomposed if not unicodedata.combining(char))
-    return [word for word in _WORD.findall(text.casefold()) if word not in _STOPWORDS]
-
-
-def build(corpus: Path, rows: int, out: Path, *, progress: bool = True) -> dict[str, Any]:
+def build(
+    corpus: Path, rows: int, out: Path, analysis: Analysis, *, progress: bool = True
+) -> dict[str, Any]:
     """Index a corpus into the folder `out`; returns the facts for the manifest.
 
     Needs 4 bytes of memory a word of the corpus, beside the index itself.
@@ -57,10 +41,11 @@ def build(corpus: Path, rows: int, out: Path, *, progress: bool = True) -> dict[
     tokens: list[array[int]] = []
     texts = iterate_contents(corpus)
     for text in tqdm(texts, total=rows, desc="splitting words", disable=None if progress else True):
-        tokens.append(array("i", (vocabulary.setdefault(w, len(vocabulary)) for w in words(text))))
+        words = analysis.words(text)
+        tokens.append(array("i", (vocabulary.setdefault(w, len(vocabulary)) for w in words)))
     if not vocabulary:
         raise ValueError(f"{corpus}: no words in any passage, nothing to index")
-    model = bm25s.BM25(k1=K1, b=B, method="lucene", csc_backend="scipy")
+    model = bm25s.BM25(k1=analysis.k1, b=analysis.b, method="lucene", csc_backend="scipy")
     model.index(
         (tokens, vocabulary),
         create_empty_token=False,
@@ -73,7 +58,13 @@ def build(corpus: Path, rows: int, out: Path, *, progress: bool = True) -> dict[
 class BM25Backend:
     """Search in a folder written by `build`; its arrays stay on disk, its vocabulary in memory."""
 
-    def __init__(self, folder: Path, backend: Literal["numpy", "numba"] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        analysis: Analysis,
+        backend: Literal["numpy", "numba"] | None = None,
+    ) -> None:
+        self._analysis = analysis
         self._model = bm25s.BM25.load(folder, mmap=True)
         scores = self._model.scores
         # numba compiles for plain arrays; these views are still backed by the file.
@@ -95,11 +86,13 @@ class BM25Backend:
     def search(self, queries: Sequence[str], topk: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each query its rows and scores, best first; at most `topk`, all scores above 0.
 
-        A word counts once however often the query repeats it, and words are added in one fixed
-        order: a query's result depends on nothing but its set of words.
+        Words are added in one fixed order: a query's result depends on nothing but its words, and
+        with an analysis without `repeats` on nothing but their set.
         """
         known = self._model.vocab_dict
-        ids = [sorted({known[w] for w in words(query) if w in known}) for query in queries]
+        analysis = self._analysis
+        found = [[known[w] for w in analysis.words(query) if w in known] for query in queries]
+        ids = [sorted(some if analysis.repeats else set(some)) for some in found]
         return list(self._pool.map(lambda query: self._search_one(query, topk), ids))
 
     def _search_one(self, ids: list[int], topk: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -82,13 +83,21 @@ def open_index(
     expected = facts["encoder"]
     backend: Backend
     if facts["kind"] == "bm25":
+        # numba takes seconds to import, and dense indexes need none of it.
         from sg_rlhf.retrieval import lexical
+        from sg_rlhf.retrieval.analysis import of_revision
 
         if encoder not in (None, "bm25"):
             raise ValueError(f"--encoder {encoder}: index {folder} is a BM25 index, without one")
-        manifest.check_encoder(folder, expected, lexical.IDENTITY)
-        backend = _opened(folder / manifest.BM25, lexical.BM25Backend)
-        name = "BM25"
+        analysis = of_revision(expected.get("revision"))
+        if analysis is None:
+            raise ValueError(
+                f"--index {folder}: its words were split in a way that this version does not know "
+                f"({expected.get('revision')}); build the index again"
+            )
+        made = partial(lexical.BM25Backend, analysis=analysis)
+        backend = _opened(folder / manifest.BM25, made)
+        name = f"BM25, analysis {analysis.name}"
     else:
         from sg_rlhf.retrieval.dense import DenseBackend
         from sg_rlhf.retrieval.encoder import Encoder

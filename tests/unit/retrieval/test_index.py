@@ -23,7 +23,9 @@ def run(*arguments: object) -> int:
 def test_bm25_folder(bm25_index: Path, corpus: Path, texts: list[str]) -> None:
     facts = manifest.read(bm25_index)
     assert facts["corpus"]["rows"] == len(texts)
-    assert facts["encoder"]["model"] == "bm25"
+    assert facts["encoder"] == {
+        "model": "bm25", "revision": "lucene-english-1", "analysis": "lucene", "k1": 0.9, "b": 0.4
+    }  # fmt: skip
     # The index may be moved together with its corpus: no absolute path.
     assert not Path(facts["corpus"]["path"]).is_absolute()
     assert not bm25_index.with_name("index.partial").exists()
@@ -80,6 +82,34 @@ def test_another_index_is_replaced_only_by_force(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "other.jsonl"]
 
 
+def found(index: Path, query: str) -> list[str]:
+    [hits] = open_index(index).search([query], 3)
+    return [hit.document["id"] for hit in hits]
+
+
+def test_an_index_is_searched_with_its_own_analysis(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also one of a version that knew but the plain words and did not name them."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", ["three dogs", "a dog", "naïve"])
+    out = tmp_path / "index"
+    arguments = ("--corpus", corpus, "--encoder", "bm25", "--out", out)
+    assert run(*arguments, "--analysis", "words") == 0
+    facts = manifest.read(out)
+    del facts["encoder"]["analysis"]
+    manifest.write(out, facts)
+    assert found(out, "dogs") == ["0"]
+    assert found(out, "naive") == ["2"]
+    # Whoever does not ask for another analysis keeps the index; who does must say --force.
+    assert run(*arguments) == 0
+    assert ": analysis words; --analysis lucene --force" in capsys.readouterr().out
+    assert run(*arguments, "--analysis", "lucene") == 2
+    assert "bm25 of bm25, analysis words" in capsys.readouterr().err
+    assert run(*arguments, "--analysis", "lucene", "--force") == 0
+    assert found(out, "dogs") == ["1", "0"]
+    assert found(out, "naive") == []
+
+
 def test_somebody_elses_folder_is_left_alone(
     tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,6 +125,7 @@ def test_somebody_elses_folder_is_left_alone(
     ("arguments", "message"),
     [
         (["--encoder", "bm25", "--type", "flat"], "--type flat: BM25 has one form"),
+        (["--encoder", "intfloat/e5-base-v2", "--analysis", "words"], "--analysis words: of --en"),
         (["--encoder", "/no/such/model"], "--encoder /no/such/model: "),
         (["--encoder", "bm25", "--corpus", "/no/such/file"], "--corpus /no/such/file: no such"),
     ],
