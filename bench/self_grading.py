@@ -22,6 +22,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from sg_rlhf.tasks.math.data import read_rows
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
 from sg_rlhf.tasks.math.notation import tidy
 
@@ -32,6 +33,10 @@ FILES = {
     "math_eval.parquet": 0.999,
     "amc_eval.parquet": 0.999,
     "aime_eval.parquet": 0.999,
+    "aime25.jsonl": 1.0,
+    "aime26.jsonl": 1.0,
+    "hmmt25.jsonl": 1.0,
+    "amc23.jsonl": 1.0,
     "dsr_uniform_train.parquet": 0.995,
 }
 
@@ -60,6 +65,13 @@ class Result:
 
 def read_golds(path: Path) -> list[Gold]:
     """Every gold of every row of a file; numbers as the text that the data command writes."""
+    if path.suffix == ".jsonl":
+        rows = read_rows(path)
+        return [
+            Gold(path.name, row, position, text)
+            for row, found in enumerate(rows)
+            for position, text in enumerate(found.golds)
+        ]
     from pyarrow import parquet
 
     golds = []

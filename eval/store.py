@@ -92,8 +92,8 @@ class Store:
             return {}
         before = _read_json(path)["request"]
         changes = differences(before, json.loads(json.dumps(request)))
-        # The same contents may lie in another folder.
-        changes = [change for change in changes if not change.startswith("model.name:")]
+        # The same contents may lie in another folder, and a title is for people.
+        changes = [c for c in changes if not re.match(r"model\.name:|benchmarks\.[^:]*\.title:", c)]
         if changes:
             shown = "; ".join(changes[:3]) + (f"; {len(changes) - 3} more" if changes[3:] else "")
             raise EvalError(f"--resume: {path} was begun with another request: {shown}")

@@ -244,6 +244,7 @@ class Suite:
             benchmark has a mean of its own.
         average_title: what the tables call it.
         groups: further means over columns by title, each given where all its columns were run.
+        by_default: benchmarks that are selected where none is named; empty: all.
         beside_the_paper: the Markdown lines of the table with the paper's rows; None without one.
     """
 
@@ -253,10 +254,13 @@ class Suite:
     average: tuple[tuple[str, str], ...] = ()
     average_title: str = ""
     groups: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    by_default: tuple[str, ...] = ()
     beside_the_paper: Callable[[Results, Suite], list[str]] | None = None
 
     def select(self, only: Sequence[str]) -> tuple[Benchmark, ...]:
-        """The benchmarks named (by name or family), in the suite's order; all where none is.
+        """The benchmarks named (by name or family), in the suite's order.
+
+        Where none is named these are `by_default`.
 
         Raises:
             EvalError: a name is unknown; says which there are.
@@ -268,7 +272,8 @@ class Suite:
                     f"--only {name}: not in suite {self.name}, "
                     f"expected one of {', '.join(sorted(known))}"
                 )
-        return tuple(b for b in self.benchmarks if not only or {b.name, b.family} & set(only))
+        wanted = set(only or self.by_default or known)
+        return tuple(b for b in self.benchmarks if {b.name, b.family} & wanted)
 
     def add_options(self, parser: argparse._ActionsContainer) -> None:
         """Options that this suite alone has; with another one they are refused."""

@@ -72,6 +72,7 @@ def eval_dir(tmp_path, monkeypatch):
         origin = replace(eval_set.origin, sha256=sha256_of(path))
         pinned[name] = replace(eval_set, rows=len(rows), origin=origin)
     monkeypatch.setattr(published, "EVAL_SETS", pinned)
+    monkeypatch.setattr(published, "MORE_EVAL_SETS", {})
     return folder
 
 
@@ -426,3 +427,23 @@ def test_as_a_module_in_a_process_of_its_own(tmp_path):
     assert (failed.returncode, failed.stdout) == (2, "")
     assert failed.stderr.startswith("sg_rlhf.data: gone.json: no such file, expected")
     assert failed.stderr.count("\n") == 1
+
+
+def test_other_sets_are_compared_where_their_files_are(
+    tmp_path, server, eval_dir, monkeypatch, capsys
+):
+    folder, address = server
+    monkeypatch.setattr(Origin, "url", property(lambda self: f"{address}/{self.path}"))
+    path = write_jsonl(folder / "amc23.jsonl", [{"problem": LONG + "(a)", "answer": 3.0}])
+    origin = Origin("a/b", "c" * 40, "amc23.jsonl", sha256=sha256_of(path))
+    more = published.EvalSet("amc23", "amc23.jsonl", 1, origin, "AMC 2023, the 40")
+    monkeypatch.setattr(published, "MORE_EVAL_SETS", {"amc23": more})
+    arguments = (*ARITHMETIC, "--eval-dir", eval_dir)
+    without = make(tmp_path / "without", *arguments, "--download-eval")
+    assert "amc23" not in without["eval_sets"] and not (eval_dir / "amc23.jsonl").exists()
+    fetched = make(tmp_path / "fetched", *arguments, "--download-eval", "all")
+    assert fetched["eval_sets"]["amc23"] == origin.sha256
+    assert fetched["overlap"]["amc23"]["problems"] == 1
+    there = make(tmp_path / "there", *arguments)
+    assert there["eval_sets"] == fetched["eval_sets"]
+    assert (tmp_path / "there" / "amc23.jsonl").is_file()

@@ -28,6 +28,7 @@ from sg_rlhf.tasks.math.arithmetic import problems as arithmetic_problems
 from sg_rlhf.tasks.math.data import KINDS, MathRow, read_rows, to_records
 from sg_rlhf.tasks.math.overlap import LEVELS, NGRAM
 from sg_rlhf.tasks.math.prompt import PROMPT_VERSION, prompt_of
+from sg_rlhf.tasks.math.published import EvalSet
 
 _HELP = """\
 Mathematics: read a published training set or a file, check every row, report duplicates, answer
@@ -88,6 +89,7 @@ class MathData(DataCommand):
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
         files = ", ".join(e.file for e in published.EVAL_SETS.values())
+        more = ", ".join(e.file for e in published.MORE_EVAL_SETS.values())
         add("--source", required=True, metavar="SOURCE", help="what to read; sources above")
         add("--revision", metavar="COMMIT", help="commit of a hub source, 40 hex digits")
         add(
@@ -97,10 +99,17 @@ class MathData(DataCommand):
             "--eval-dir",
             metavar="DIR",
             type=Path,
-            help=f"folder with the evaluation sets ({files}): "
+            help=f"folder with the paper's evaluation sets ({files}) and any of {more}: "
             "report the overlap and write them as JSONL too",
         )
-        add("--download-eval", action="store_true", help="get what is missing in --eval-dir")
+        add(
+            "--download-eval",
+            nargs="?",
+            const="paper",
+            choices=("paper", "all"),
+            help="get what is missing in --eval-dir: the paper's sets, or all that "
+            "`python -m eval.run --list` shows [paper]",
+        )
         add("--ngram", type=count, default=NGRAM, help=f"words of a common run [{NGRAM}]")
         add(
             "--drop-overlap",
@@ -131,9 +140,7 @@ class MathData(DataCommand):
                 "test_fraction": args.test_fraction or 0.0,
                 "seed": args.seed or 0,
             },
-            "eval_sets": {name: e.sha256 for name, e in published.EVAL_SETS.items()}
-            if args.eval_dir
-            else {},
+            "eval_sets": {name: e.sha256 for name, e in _asked_sets(args).items()},
         }
         return Plan(request, lambda: _make(args, source))
 
@@ -252,10 +259,23 @@ def _read(path: Path, source: str | None = None) -> list[MathRow]:
         return read_rows(path, source=source, allow_empty=True, on_row=bar.update)
 
 
-def _eval_sets(args: argparse.Namespace) -> dict[str, list[MathRow]]:
+def _asked_sets(args: argparse.Namespace) -> dict[str, EvalSet]:
+    """The paper's sets, and the others whose files are there or wanted."""
     if args.eval_dir is None:
         return {}
+    if args.download_eval == "all":
+        return published.all_eval_sets()
+    more = {
+        name: eval_set
+        for name, eval_set in published.MORE_EVAL_SETS.items()
+        if published.is_there(eval_set, args.eval_dir)
+    }
+    return {**published.EVAL_SETS, **more}
+
+
+def _eval_sets(args: argparse.Namespace) -> dict[str, list[MathRow]]:
+    asked = _asked_sets(args)
     if args.download_eval:
-        for eval_set in published.EVAL_SETS.values():
+        for eval_set in asked.values():
             published.download_eval_set(eval_set, args.eval_dir)
-    return {name: published.read_eval_set(name, args.eval_dir) for name in published.EVAL_SETS}
+    return {name: published.read_eval_set(name, args.eval_dir) for name in asked}

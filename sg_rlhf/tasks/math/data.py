@@ -1,7 +1,7 @@
 """Mathematics data: the rows of every kind of file that is read, in one row type.
 
 Read are the parquet files of the reference runs, Open-Reasoner-Zero's two-item lists, DeepScaleR's
-`{problem, answer}` and the records that `to_records` writes.
+`{problem, answer}`, LLMEval's `{prompt, answer}` and the records that `to_records` writes.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from sg_rlhf.tasks.labels import golds_in, label_of
 from sg_rlhf.tasks.math.prompt import problem_of, prompt_of
 
 KINDS = "a .parquet, .json or .jsonl file"
+
+#: What LLMEval's prompts end in, Qwen2.5-Math's sentence.
+_ASKED_FOR = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 
 @dataclass(frozen=True)
@@ -165,10 +168,22 @@ def _parse(item: Any, number: int, source: str | None, stem: str) -> MathRow:
         name = source or stem
         problem = _text(item["problem"], "problem")
         return MathRow(f"{name}-{number}", problem, _golds(item.get("answer"), "answer"), name)
+    if "prompt" in item and "answer" in item:
+        name = source or stem
+        problem = _without_asking(_text(item["prompt"], "prompt"))
+        return MathRow(f"{name}-{number}", problem, _golds(item["answer"], "answer"), name)
     raise DataError(
         f"fields {short(list(item))}, expected prompt and reward_model, or problem and answer, "
-        "or input, answer, datasource, id and problem"
+        "or prompt and answer, or input, answer, datasource, id and problem"
     )
+
+
+def _without_asking(prompt: str) -> str:
+    if not prompt.endswith(_ASKED_FOR):
+        raise DataError(
+            f"prompt: {short(prompt[-80:])}, expected a prompt that ends in {_ASKED_FOR!r}"
+        )
+    return _text(prompt.removesuffix(_ASKED_FOR), "prompt")
 
 
 def _parse_reference(item: Mapping[str, Any], number: int, source: str | None) -> MathRow:

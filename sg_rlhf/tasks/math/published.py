@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sg_rlhf.common.pinned_file import Origin, download
 from sg_rlhf.common.rows import DataError
+from sg_rlhf.tasks.math.competitions import Competitions
 from sg_rlhf.tasks.math.data import MathRow, read_rows
 
 
@@ -19,14 +20,14 @@ class EvalSet:
         name: as the commands take it.
         file: name in the data folder; the name in the origin's repository is looked for as well.
         rows: how many problems there are.
-        origin: the repository of the reference runs.
-        title: as in the paper's tables.
+        origin: where it is from, at one commit.
+        title: as in the tables.
     """
 
     name: str
     file: str
     rows: int
-    origin: Origin
+    origin: Origin | Competitions
     title: str
 
     @property
@@ -54,6 +55,7 @@ ORZ_57K = Origin(
     git_blob="08812d4a47aadf8fa80a43f11431e6d41ba55b64",
 )
 
+#: The sets of the paper's Table 1, from the repository of the reference runs.
 EVAL_SETS: Mapping[str, EvalSet] = {
     eval_set.name: eval_set
     for eval_set in (
@@ -75,7 +77,7 @@ EVAL_SETS: Mapping[str, EvalSet] = {
                 "deepscaler/amc_dsr.parquet",
                 "ba543ce7cb7cefd4d22308f72ed212425bc1d0b4035644a7872cf2b37b345669",
             ),
-            "AMC 2022-23",
+            "AMC 2022-23, the 83",
         ),
         EvalSet(
             "math500",
@@ -110,20 +112,84 @@ EVAL_SETS: Mapping[str, EvalSet] = {
     )
 }
 
+#: The last commit of MathArena's repository that holds problems.
+_MATHARENA = ("eth-sri/matharena", "81f103e38b1df076afa65ee0a3ffbe148d42e6d2")
+
+#: Sets that the paper does not have.
+MORE_EVAL_SETS: Mapping[str, EvalSet] = {
+    eval_set.name: eval_set
+    for eval_set in (
+        EvalSet(
+            "aime25",
+            "aime25.jsonl",
+            30,
+            Competitions(
+                *_MATHARENA,
+                ("data/aime/aime_2025_I", "data/aime/aime_2025_II"),
+                "aime25.jsonl",
+                "1b0814a1b33f0c5f59c8b03048f43179a106beb3a97dad79c1601465574d489c",
+            ),
+            "AIME 2025",
+        ),
+        EvalSet(
+            "aime26",
+            "aime26.jsonl",
+            30,
+            Origin(
+                "jianzhnie/LLMEval",
+                "66572ad3f66078c376d777866f6535d3f334b0c8",
+                "data/aime26.jsonl",
+                sha256="31fa88574e75103bcfee15811fec860aabd727af5cfe9327756305dbed8f5d70",
+            ),
+            "AIME 2026",
+        ),
+        EvalSet(
+            "hmmt25",
+            "hmmt25.jsonl",
+            30,
+            Competitions(
+                *_MATHARENA,
+                ("data/hmmt/hmmt_feb_2025",),
+                "hmmt25.jsonl",
+                "94b34933289ead98a72f334be2260be5e385ed2e2618c9f169934ede1a129e17",
+            ),
+            "HMMT February 2025",
+        ),
+        EvalSet(
+            "amc23",
+            "amc23.jsonl",
+            40,
+            Origin(
+                "QwenLM/Qwen2.5-Math",
+                "a45202bd16f1ec06f433442dc1152d0074773465",
+                "evaluation/data/amc23/test.jsonl",
+                sha256="43707e1ca784602d8479de24ee8ce36609dbebc46dd152b0b12a46611aa898a4",
+            ),
+            "AMC 2023, the 40",
+        ),
+    )
+}
+
 #: The training sets by the name that the data command gives them.
 ORIGINS: Mapping[str, Origin] = {"dsr_uniform": DSR_UNIFORM, "orz57k": ORZ_57K}
 
 
+def all_eval_sets() -> dict[str, EvalSet]:
+    """Every set by its name, those of the paper first."""
+    return {**EVAL_SETS, **MORE_EVAL_SETS}
+
+
 def read_eval_set(name: str, data_dir: str | Path) -> list[MathRow]:
-    """Read one of `EVAL_SETS` from a folder, exactly as it was published.
+    """Read an evaluation set from a folder, exactly as it was published.
 
     Raises:
         DataError: an unknown name, no file, another file than expected (by SHA-256), or another
             number of rows; the message says what was expected and where to get it.
     """
-    eval_set = EVAL_SETS.get(name)
+    known = all_eval_sets()
+    eval_set = known.get(name)
     if eval_set is None:
-        raise DataError(f"evaluation set {name!r}: unknown, expected one of {', '.join(EVAL_SETS)}")
+        raise DataError(f"evaluation set {name!r}: unknown, expected one of {', '.join(known)}")
     path = find_eval_file(eval_set, Path(data_dir))
     try:
         eval_set.origin.check(path)
@@ -141,8 +207,10 @@ def find_eval_file(eval_set: EvalSet, data_dir: Path) -> Path:
     Raises:
         DataError: neither is there; the message says where to get the file.
     """
-    names = (eval_set.file, Path(eval_set.origin.path).name)
-    for name in names:
+    published = Path(eval_set.origin.path)
+    # A name such as test.jsonl says nothing, unless its folder is there too.
+    named = published.name if published.stem != "test" else Path(*published.parts[-2:])
+    for name in (eval_set.file, named):
         if (data_dir / name).is_file():
             return data_dir / name
     raise DataError(
@@ -151,13 +219,23 @@ def find_eval_file(eval_set: EvalSet, data_dir: Path) -> Path:
     )
 
 
+def is_there(eval_set: EvalSet, data_dir: Path) -> bool:
+    """Whether a folder has the set's file."""
+    try:
+        find_eval_file(eval_set, data_dir)
+    except DataError:
+        return False
+    return True
+
+
 def download_eval_set(eval_set: EvalSet, data_dir: Path) -> Path:
     """The set's file in `data_dir`, downloaded if it is not there yet.
 
     Raises:
         DataError: see `download`.
     """
-    try:
+    if is_there(eval_set, data_dir):
         return find_eval_file(eval_set, data_dir)
-    except DataError:
-        return download(eval_set.origin, data_dir, eval_set.file)
+    if isinstance(eval_set.origin, Competitions):
+        return eval_set.origin.download(data_dir, eval_set.file)
+    return download(eval_set.origin, data_dir, eval_set.file)

@@ -1,4 +1,4 @@
-"""`--suite math`: the five mathematics sets of Table 1."""
+"""`--suite math`: the five mathematics sets of Table 1, and sets that are newer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.math.paper import beside_the_paper
 from sg_rlhf.tasks.math.prompt import prompt_of
 from sg_rlhf.tasks.math.published import (
-    EVAL_SETS,
+    all_eval_sets,
     download_eval_set,
     find_eval_file,
     read_eval_set,
@@ -35,14 +35,17 @@ from sg_rlhf.tasks.suite import (
 SAMPLED_16 = Sampling(temperature=1.0, max_tokens=4096, n=16)
 GREEDY = Sampling(temperature=0.0, max_tokens=4096)
 
+#: `--only more`: the sets that are not in the paper.
+MORE = "more"
+
 
 def questions(name: str, folder: Path | None) -> tuple[list[Question], list[Source]]:
-    """One of the five sets.
+    """One of the sets.
 
     Raises:
         ValueError: the file is missing, another one than published, or cannot be downloaded.
     """
-    eval_set = EVAL_SETS[name]
+    eval_set = all_eval_sets()[name]
     if folder is None:
         folder = cache_folder()
         download_eval_set(eval_set, folder)
@@ -60,12 +63,16 @@ def _grade(pairs: Sequence[tuple[str, Any]]) -> list[Grade]:
 
 
 def _benchmark(
-    name: str, settings: Sampling, licence: str, pass_at: tuple[int, ...] = ()
+    name: str,
+    settings: Sampling,
+    licence: str,
+    pass_at: tuple[int, ...] = (),
+    family: str | None = None,
 ) -> Benchmark:
-    eval_set = EVAL_SETS[name]
+    eval_set = all_eval_sets()[name]
     return Benchmark(
         name=name,
-        family=name,
+        family=family or name,
         title=eval_set.title,
         size=eval_set.rows,
         settings=settings,
@@ -164,8 +171,13 @@ SUITE = MathSuite(
         _benchmark("minerva", GREEDY, "not stated"),
         _benchmark("math500", GREEDY, "MIT"),
         _benchmark("amc", SAMPLED_16, "problems (c) MAA"),
-        _benchmark("aime", SAMPLED_16, "problems (c) MAA", pass_at=(16,)),
+        _benchmark("aime", SAMPLED_16, "problems (c) MAA", (16,)),
+        _benchmark("aime25", SAMPLED_16, "problems (c) MAA", (16,), MORE),
+        _benchmark("aime26", SAMPLED_16, "problems (c) MAA", (16,), MORE),
+        _benchmark("hmmt25", SAMPLED_16, "problems (c) HMMT", (16,), MORE),
+        _benchmark("amc23", SAMPLED_16, "problems (c) MAA", (16,), MORE),
     ),
+    by_default=("olympiadbench", "minerva", "math500", "amc", "aime"),
     average=(
         ("olympiadbench", "accuracy"),
         ("minerva", "accuracy"),

@@ -140,3 +140,15 @@ def test_differences_name_every_key():
         "new: was null, now 2",
     ]
     assert differences(before, json.loads(json.dumps(before))) == []
+
+
+def test_a_title_that_was_worded_anew_is_no_other_request(tmp_path):
+    before = {**REQUEST, "benchmarks": {"amc": {"title": "AMC", "n_questions": 83}}}
+    with Store(tmp_path / "out") as store:
+        store.begin(before)
+        store.write_request(before, {"date": "d"})
+    now = {**REQUEST, "benchmarks": {"amc": {"title": "AMC (83 problems)", "n_questions": 83}}}
+    assert resume(tmp_path / "out", now) == {}
+    now["benchmarks"]["amc"]["n_questions"] = 40
+    with pytest.raises(EvalError, match="benchmarks.amc.n_questions: was 83, now 40"):
+        resume(tmp_path / "out", now)

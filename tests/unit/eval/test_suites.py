@@ -26,6 +26,10 @@ def test_settings_and_sizes_are_the_published_ones():
         "math500": (500, greedy),
         "amc": (83, sampled),
         "aime": (30, sampled),
+        "aime25": (30, sampled),
+        "aime26": (30, sampled),
+        "hmmt25": (30, sampled),
+        "amc23": (40, sampled),
         "official": (700, Sampling(temperature=0.0, max_tokens=2048)),
         "logic_rl": (700, Sampling(temperature=1.0, max_tokens=8192)),
         "paper_greedy": (700, greedy),
@@ -43,6 +47,12 @@ def test_only_selects_benchmarks_and_harnesses_in_the_order_of_the_suite():
     assert names("kk", "paper") == ["paper_greedy", "paper_t1"]
     assert names("kk", "official", "paper_t1") == ["official", "paper_t1"]
     assert len(names("kk")) == 4
+    # The paper's table is what no name means; its average has no other columns.
+    table = ["olympiadbench", "minerva", "math500", "amc", "aime"]
+    assert names("math") == table
+    assert {name for name, _ in SUITES["math"].average} == set(table)
+    assert names("math", "more") == ["aime25", "aime26", "hmmt25", "amc23"]
+    assert names("math", "aime", "amc23") == ["aime", "amc23"]
     with pytest.raises(EvalError, match=r"--only aime: not in suite kk, expected one of .*paper"):
         SUITES["kk"].select(["aime"])
 

@@ -17,7 +17,13 @@ from sg_rlhf.tasks.labels import label_of
 from sg_rlhf.tasks.math import published
 from sg_rlhf.tasks.math.answer_types import answer_type
 from sg_rlhf.tasks.math.data import MathRow, golds_of, hold_out, read_rows, to_records
-from sg_rlhf.tasks.math.published import DSR_UNIFORM, EVAL_SETS, ORZ_57K, read_eval_set
+from sg_rlhf.tasks.math.published import (
+    DSR_UNIFORM,
+    EVAL_SETS,
+    MORE_EVAL_SETS,
+    ORZ_57K,
+    read_eval_set,
+)
 from tests.unit.tasks.math.fixtures import (
     SUFFIX,
     orz_row,
@@ -217,7 +223,15 @@ def test_the_evaluation_sets_are_those_of_the_paper():
         "minerva": ("minerva_eval.parquet", 272),
         "olympiadbench": ("olympiad_bench_eval.parquet", 675),
     }
-    for origin in [DSR_UNIFORM, *(e.origin for e in EVAL_SETS.values())]:
+    assert {name: (e.file, e.rows) for name, e in MORE_EVAL_SETS.items()} == {
+        "aime25": ("aime25.jsonl", 30),
+        "aime26": ("aime26.jsonl", 30),
+        "hmmt25": ("hmmt25.jsonl", 30),
+        "amc23": ("amc23.jsonl", 40),
+    }
+    sets = [*EVAL_SETS.values(), *MORE_EVAL_SETS.values()]
+    assert len({e.title for e in sets}) == len({e.file for e in sets}) == 9
+    for origin in [DSR_UNIFORM, *(e.origin for e in sets)]:
         assert (len(origin.sha256), len(origin.commit)) == (64, 40)
         assert origin.url.startswith("https://") and origin.commit in origin.url
     assert (len(ORZ_57K.git_blob), len(ORZ_57K.commit)) == (40, 40)
@@ -233,6 +247,31 @@ def small_amc(tmp_path, monkeypatch):
     pinned = replace(EVAL_SETS["amc"], rows=3, origin=origin)
     monkeypatch.setattr(published, "EVAL_SETS", {**EVAL_SETS, "amc": pinned})
     return path
+
+
+def test_the_sentence_behind_a_prompt_is_not_the_problem(tmp_path):
+    asked = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+    path = write_jsonl(tmp_path / "p.jsonl", [{"prompt": f"Find $x$.{asked}", "answer": "7"}])
+    assert read_rows(path, source="aime26") == [MathRow("aime26-1", "Find $x$.", ("7",), "aime26")]
+    for prompt, complaint in (("Find $x$.", "ends in"), (asked, "not empty"), (None, "text")):
+        write_jsonl(path, [{"prompt": prompt, "answer": "7"}])
+        with pytest.raises(DataError, match=rf"row 1: prompt: .*{complaint}"):
+            read_rows(path)
+
+
+def test_a_file_called_test_needs_its_folder(tmp_path, monkeypatch):
+    """`test.jsonl` is a name of many sets; `amc23/test.jsonl` is of one."""
+    path = write_jsonl(tmp_path / "test.jsonl", [{"problem": "P", "answer": 27.0}])
+    origin = Origin("a/b", "c" * 40, "evaluation/data/amc23/test.jsonl", sha256=sha256_of(path))
+    pinned = replace(MORE_EVAL_SETS["amc23"], rows=1, origin=origin)
+    monkeypatch.setattr(published, "MORE_EVAL_SETS", {"amc23": pinned})
+    with pytest.raises(
+        DataError, match=r"amc23.jsonl: no such file, expected AMC 2023, the 40"
+    ):
+        read_eval_set("amc23", tmp_path)
+    (tmp_path / "amc23").mkdir()
+    path.rename(tmp_path / "amc23" / "test.jsonl")
+    assert read_eval_set("amc23", tmp_path)[0].golds == ("27",)
 
 
 def test_read_eval_set(small_amc):
@@ -261,7 +300,7 @@ def test_a_wrong_eval_file_is_named_with_what_was_expected(small_amc, monkeypatc
     write_parquet(small_amc, [reference_row("P", 1.0)])
     with pytest.raises(DataError) as error:
         read_eval_set("amc", folder)
-    for word in (str(small_amc), pinned.sha256, pinned.origin.url, "AMC 2022-23, 3 rows"):
+    for word in (str(small_amc), pinned.sha256, pinned.origin.url, "AMC 2022-23, the 83, 3 rows"):
         assert word in str(error.value)
 
 
