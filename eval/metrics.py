@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from sg_rlhf.tasks.suite import Benchmark
+
 RESAMPLES = 10_000
 
 Array: TypeAlias = NDArray[np.float64]
@@ -78,6 +80,31 @@ def mean_of(estimates: Sequence[Estimate]) -> Estimate:
     draws = np.mean([e.draws for e in estimates], axis=0)
     value = float(np.mean([e.value for e in estimates]))
     return Estimate(value, draws, sum(e.n_questions for e in estimates))
+
+
+def per_question(outcomes: Outcomes, benchmark: Benchmark) -> dict[str, list[float]]:
+    """Each score of a benchmark by name, for every question: the mean, and the pass@k."""
+    rates = {f"pass@{k}": pass_rates(outcomes, k) for k in benchmark.pass_at}
+    return {benchmark.mean_name: mean_correct(outcomes), **rates}
+
+
+def with_headline(
+    benchmark: Benchmark, by_name: Mapping[str, Mapping[str, Estimate]]
+) -> dict[str, Estimate]:
+    """The scores of the whole first, then those of the groups as `NAME/GROUP`.
+
+    Args:
+        by_name: score -> group -> its estimate.
+    """
+    wanted = benchmark.headline_groups or ("",)
+    whole: dict[str, Estimate] = {}
+    grouped: dict[str, Estimate] = {}
+    for name, groups in by_name.items():
+        headline = [found for group, found in groups.items() if group in wanted]
+        if headline:
+            whole[name] = mean_of(headline)
+        grouped |= {f"{name}/{group}": found for group, found in groups.items() if group}
+    return whole | grouped
 
 
 def mean_correct(outcomes: Outcomes) -> list[float]:

@@ -25,29 +25,23 @@ PACKAGES = (
 def scores(benchmark: Benchmark, rows: Sequence[Row], seed: int) -> dict[str, Estimate]:
     """Every score of a benchmark by name.
 
-    Names are the mean's (`accuracy`, `avg@16`), `pass@k`, and the mean of each group as
-    `accuracy/5`. With headline groups the first is the plain mean of those groups' scores, else
-    the mean over all questions.
+    Names are the mean's (`accuracy`, `avg@16`), `pass@k`, and both of each group as `accuracy/5`.
+    With headline groups the first are the plain means of those groups' scores, else they are over
+    all questions.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row["group"], []).append(row)
     if not benchmark.headline_groups:
         groups[""] = list(rows)
-    by_group: dict[str, Estimate] = {}
-    passed: dict[str, Estimate] = {}
+    by_name: dict[str, dict[str, Estimate]] = {}
     for group in sorted(groups):
         outcomes = metrics.outcomes_of(groups[group])
         # Groups are resampled independently; the scores of one group from the same resamples.
         draw = sample_seed(seed, benchmark.name, group, 0)
-        by_group[group] = metrics.estimate(metrics.mean_correct(outcomes), draw)
-        if group == "":
-            for k in benchmark.pass_at:
-                passed[f"pass@{k}"] = metrics.estimate(metrics.pass_rates(outcomes, k), draw)
-    name = benchmark.mean_name
-    headline = [by_group[g] for g in by_group if g in (benchmark.headline_groups or ("",))]
-    means = {name: metrics.mean_of(headline)} if headline else {}
-    return means | passed | {f"{name}/{g}": by_group[g] for g in by_group if g}
+        for name, values in metrics.per_question(outcomes, benchmark).items():
+            by_name.setdefault(name, {})[group] = metrics.estimate(values, draw)
+    return metrics.with_headline(benchmark, by_name)
 
 
 def suite_average(suite: Suite, found: Mapping[str, Mapping[str, Estimate]]) -> Estimate | None:

@@ -30,8 +30,9 @@ from eval.model import (
     load_tokenizer,
     served_model,
 )
+from eval.sampling import sampled
 from eval.store import RESULTS, TABLE, Key, Row, Store
-from sg_rlhf.common.command_line import OneLineParser, count, not_negative
+from sg_rlhf.common.command_line import OneLineParser, count, counts, not_negative
 from sg_rlhf.common.redaction import redacted_text
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.questions import EvalError
@@ -45,6 +46,8 @@ examples:
     python -m eval.run --suite kk --model runs/kk/checkpoints/final --out out/kk
   the sampled mathematics sets alone, on 8 GPUs with one engine each
     python -m eval.run --suite math --only aime,amc --model M --out out/math --replicas 8
+  AIME 2025 with 64 responses to each problem: avg@64, and pass@k from the same responses
+    python -m eval.run --suite math --only aime25 --samples 64 --k 1,8,64 --model M --out out/aime25
   a quick look at five questions of each set, from files that are here
     python -m eval.run --suite math --limit 5 --data-dir data/math --model M --out out/look
   search questions, with an index of our own that is served while the run lasts
@@ -98,6 +101,8 @@ def parse_arguments(argv: Sequence[str]) -> CommandLine:
     add("--base-url", metavar="U", help="of the server, such as http://localhost:8000/v1")
     add("--data-dir", metavar="D", type=Path, help="the original files; else they are downloaded")
     add("--limit", metavar="N", type=count, help="questions of each benchmark")
+    add("--samples", metavar="N", type=count, help="responses to each question that is sampled")
+    add("--k", metavar="K,K", type=counts, help="the k of pass@k, of at most the samples: 1,8,64")
     add("--seed", metavar="S", type=not_negative, default=0, help="of sampling and intervals [0]")
     add("--resume", action="store_true", help="go on with the run in DIR")
     add("--tensor-parallel", metavar="N", type=count, default=1, help="GPUs per engine [1]")
@@ -172,7 +177,7 @@ def check(line: CommandLine) -> tuple[Suite, tuple[Benchmark, ...]]:
     only = [name.strip() for name in args.only.split(",") if name.strip()]
     if args.only and not only:
         raise EvalError(f"--only {args.only}: names no benchmark; --list shows what there is")
-    return suite, suite.select(only)
+    return suite, sampled(suite.select(only), args.samples, args.k)
 
 
 def evaluate(
@@ -359,7 +364,11 @@ def _left(samples: list[plan.Sample], stored: Mapping[Key, Row], out: Path) -> l
 
 def _list(console: Console, suites: Mapping[str, Suite]) -> None:
     for name, suite in suites.items():
-        table = Table(title=f"--suite {name}: {suite.title}", title_justify="left")
+        caption = f"without --only: {', '.join(suite.by_default)}" if suite.by_default else None
+        table = Table(
+            title=f"--suite {name}: {suite.title}", title_justify="left",
+            caption=caption, caption_justify="left",
+        )  # fmt: skip
         for title in ("--only", "benchmark", "questions", "settings", "scores", "licence"):
             table.add_column(title)
         for b in suite.benchmarks:

@@ -26,6 +26,12 @@ def count(text: str) -> int:
     return _whole(text, 1)
 
 
+def counts(text: str) -> tuple[int, ...]:
+    """An argument type: several counts with commas between them, in order and each once."""
+    found = [_whole(part.strip(), 1) for part in text.split(",")]
+    return tuple(sorted(set(found)))
+
+
 def not_negative(text: str) -> int:
     """An argument type: a whole number from 0 on, as numpy and torch want their seeds."""
     return _whole(text, 0)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -19,6 +20,33 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(n, data):
     subsets = list(itertools.combinations(flags, k))
     share = sum(any(subset) for subset in subsets) / len(subsets)
     assert metrics.pass_at_k(n, correct, k) == pytest.approx(share, abs=1e-12)
+
+
+def test_pass_at_k_is_exact_for_every_k_of_up_to_64_samples():
+    """Beside the product of the chances that one after the other is wrong, without binomials."""
+    for n in (1, 2, 16, 32, 63, 64):
+        for correct in range(n + 1):
+            all_wrong = Fraction(1)
+            for k in range(1, n + 1):
+                left = n - k + 1  # samples that were not drawn yet
+                all_wrong *= Fraction(max(0, left - correct), left)
+                assert metrics.pass_at_k(n, correct, k) == pytest.approx(
+                    float(1 - all_wrong), abs=1e-15
+                )
+
+
+def test_an_interval_is_that_of_all_resamples_of_the_questions():
+    """Three problems can be resampled in 27 ways; whole problems, never single responses."""
+    outcomes = {"a": [True] * 4 + [False] * 12, "b": [False] * 16, "c": [True] * 16}
+    values = metrics.pass_rates(outcomes, 8)
+    found = metrics.estimate(values, seed=1)
+    resamples = [sum(drawn) / 3 for drawn in itertools.product(values, repeat=3)]
+    shares = {round(v, 9): resamples.count(v) / 27 for v in resamples}
+    seen = {key: np.isclose(found.draws, key).mean() for key in shares}
+    assert sum(seen.values()) == pytest.approx(1.0)  # nothing between: no response was drawn alone
+    for key, share in shares.items():
+        assert seen[key] == pytest.approx(share, abs=0.02)
+    assert found.value == pytest.approx(sum(values) / 3)
 
 
 @pytest.mark.parametrize("correct", range(17))
