@@ -8,9 +8,10 @@ grading ends in time, runs none of it and raises nothing.
 What counts as equal beyond the obvious: 142.0 and 142; decimals that agree to six places and 1 in
 10,000; 52, 52% and .52 if one of them is written as a percentage; x = 5, 5 = x and 5; equations in
 another arrangement; a relation and its interval; sets and lists in any order, but with all their
-elements; words without regard to case; degrees, currency and units are not compared. What does not:
-R and r, dx/dt and 0, several candidates for one gold, unequal sides (4 = 5), text with a digit or
-an "or" beside the answer, anything behind a unit. docs/evaluation.md has the table.
+elements, and 2 \pm \sqrt{3} as the two that it is; C for c as a constant of integration; words
+without regard to case; degrees, currency and units, which are not needed. What does not: R and r,
+dx/dt and 0, i and I, 5 m and 5 km, 2t and 2, several candidates for one gold, unequal sides (4 =
+5), text with a digit or an "or" beside the answer. docs/evaluation.md has the table.
 """
 
 from __future__ import annotations

@@ -10,19 +10,33 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
+from sg_rlhf.tasks.math.units import known_unit, without_units
+
+_GREEK = {
+    "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "ζ": "zeta",
+    "η": "eta", "θ": "theta", "κ": "kappa", "λ": "lambda", "μ": "mu", "ν": "nu", "ξ": "xi",
+    "π": "pi", "ρ": "rho", "σ": "sigma", "τ": "tau", "φ": "phi", "χ": "chi", "ψ": "psi",
+    "ω": "omega", "Γ": "Gamma", "Δ": "Delta", "Θ": "Theta", "Λ": "Lambda", "Σ": "Sigma",
+    "Φ": "Phi", "Ψ": "Psi", "Ω": "Omega",
+}  # fmt: skip
 _UNICODE = str.maketrans(
     {
-        "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ",
+        "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/",
         "∞": r"\infty ", "°": r"^\circ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ",
-        "±": r"\pm ", "½": r"\frac{1}{2}", "\u00a0": " ", "\u2009": " ", "\u202f": " ",
-        "‐": "-", "‑": "-", "—": "-", "－": "-", "≈": r"\approx ", "∅": r"\emptyset ",
-        "⋅": r"\cdot ",
-        "€": "", "£": "", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ",
-        "θ": r"\theta ", "λ": r"\lambda ", "μ": r"\mu ", "φ": r"\phi ", "ω": r"\omega ",
-        **{power: f"^{{{n}}}" for n, power in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
+        "±": r"\pm ", "∓": r"\mp ", "½": r"\frac{1}{2}", "\u00a0": " ", "\u2009": " ",
+        "\u202f": " ", "‐": "-", "‑": "-", "—": "-", "－": "-", "≈": r"\approx ",
+        "∅": r"\emptyset ", "⋅": r"\cdot ", "∈": r"\in ", "∩": r"\cap ", "…": r"\ldots ",
+        "€": "", "£": "", "Å": " angstrom", "\u212b": " angstrom",
+        "µ": r"\mu ", "ϕ": r"\phi ",
+        **{letter: f"\\{name} " for letter, name in _GREEK.items()},
     }
 )  # fmt: skip
+# A raised or lowered number of several digits is one number.
+_RAISED = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
+_DIGITS = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉", "+-01234567890123456789")
 _STYLES = "large|Large|LARGE|huge|Huge|small|normalsize|displaystyle|textstyle|scriptstyle|bf|rm|it"
+_WHERE = "(?:for|where|with|if|when|provided(?: that)?|assuming)"
 _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -35,15 +49,46 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\text\s*\{\s*AND\s*\}", r"\\text{ and }"),
         (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
         (r"^\s*\\(?:approx|simeq)(?![A-Za-z])", ""),
+        (
+            r"\\text\s*\{\s*(?:percent(?:age)?|pct)\s*\}|(?<=[0-9])\s*(?:percent|pct)(?![A-Za-z])",
+            r"\\%",
+        ),
+        # 12^{\text{th}} is 12.
+        (
+            r"(?<=[0-9])\s*(?:\^\s*)?(\{\s*)?\\(?:text|mathrm)\s*\{\s*(?:st|nd|rd|th)\s*\}(?(1)\s*\})",
+            "",
+        ),
+        (r"(?<=[0-9])(?:\^\{(?:st|nd|rd|th)\}|(?:st|nd|rd|th)(?![A-Za-z]))", ""),
+        # Minutes and seconds of arc.
+        (r"(?<=[0-9])\s*\^\s*(\{\s*)?(?:\\prime\s*){1,2}(?(1)\})(?![0-9A-Za-z])", ""),
+        (r"(?<=[0-9])\s*x\s*(?=10\s*\^)", r" \\times "),
+        *(
+            (rf"^([0-9][0-9.]*)\s*{before}{word}\b", rf"\1 \\times 10^{{{zeros}}}{after}")
+            for word, zeros in (("thousand", 3), ("million", 6), ("billion", 9))
+            for before, after in ((r"\\text\s*\{\s*", r" \\text{"), ("", ""))
+        ),
+        (r"\\text\s*\{\s*\}", ""),
+        # What follows in words and only says where the answer holds.
+        (
+            rf",?\s*\\text\s*\{{\s*,?\s*{_WHERE}\s*\}}[^,;=<>]{{1,40}}\\neq?(?![A-Za-z])[^,;=<>]{{1,40}}$",
+            "",
+        ),
+        (
+            rf",?\s*\\text\s*\{{\s*,?\s*(?:{_WHERE} )?(?:for )?(?:all|any|every|each)\b"
+            r"[a-z ]*\}\s*[A-Za-z]?(?:\s*\\in\s*\\mathbb\s*\{?[A-Z]\}?(?:[\^_]\{?[+*]?\}?)?)?$",
+            "",
+        ),
         (r"√\s*([0-9]+|[A-Za-z])", r"\\sqrt{\1}"),
         (r"(?:√|(?<![\\A-Za-z])sqrt)\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\log\s*_\s*([0-9]+)\s+(?=[0-9])", r"\\log_{\1} "),
         (r",\s*\\!\s*", ","),  # how thousands are grouped
-        (r"(?<!\\)\\!|\\?\$", ""),
+        (r"(?<!\\)\\!|\\?\$|(?<!\\)\\[()\[\]]", ""),
         (r"(?<!\\)\\[,;: ]|~|\\q?quad(?![A-Za-z])", " "),
         (r"\{,\}", ","),
         (r"(?<!\\)%", r"\\%"),
+        (r"\^\s*(\{\s*)?\\circ\s*(?(1)\}\s*)(?:[CF]|\\(?:text|mathrm)\s*\{\s*[CF]\s*\})$", ""),
         # math-verify drops degree signs as well.
         (r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![A-Za-z])|\\degrees?(?![A-Za-z])", ""),
         (r"\s+", " "),
@@ -53,12 +98,9 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"^([+-]?[0-9]+) ([0-9]+)/([0-9]+)$", r"\1\\frac{\2}{\3}"),
     )
 )
-# Units in plain letters, which the parser would take for variables.
-_AMOUNT = re.compile(
-    r"^([+-]?[0-9][0-9,.]*) ?(?:dollars?|cents?|euros?|degrees?|units?|inch(?:es)?|feet|miles?|"
-    r"met(?:er|re)s?|cm|km|mm|kg|grams?|lit(?:er|re)s?|seconds?|minutes?|hours?|days?|weeks?|"
-    r"months?|years?)$"
-)
+_TEXT_WITH_DIGITS = re.compile(r"^\\(?:text|mathrm|mbox)\s*\{([^{}]*[0-9][^{}]*)\}$")
+# A backslash that was escaped twice; in a matrix it ends a row.
+_DOUBLED = re.compile(r"\\\\(?=[A-Za-z])")
 _FINAL_STOP = re.compile(r"(?<!\\)[.,;]+$")
 _GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}(?: [0-9]{3})+(?:\.[0-9]+)?")
 _LOOSE_SPACE = re.compile(r"(?<![A-Za-z0-9]) | (?![A-Za-z0-9])")
@@ -73,41 +115,50 @@ _OTHER_CHOICE = re.compile(r"\([A-Z]\)|\b(?:or|and|not)\b")
 # Not "W and Z": a letter of its own is a name.
 _WORDS = re.compile(r"(?=.{3})[A-Za-z]{2,}(?: [A-Za-z]{2,})*")
 
-_INTEGER = r"[0-9]{1,40}|[1-9][0-9]{0,2}(?:,[0-9]{3}){1,12}"
+_GROUPS = r"[1-9][0-9]{0,2}(?:,[0-9]{3}){1,12}"
+_INTEGER = rf"[0-9]{{1,40}}|{_GROUPS}"
 _NUMBER = re.compile(
     r"(?P<sign>[+-]?)(?:(?P<mantissa>[0-9]{1,20}(?:\.[0-9]{1,20})?)"
     r"(?:\\times|\\cdot) ?10\^(?:\{(?P<power>[+-]?[0-9]{1,3})\}|(?P<p1>[0-9]))"
     r"|(?P<before>[0-9]{0,10})\.(?P<still>[0-9]{0,10})\\(?:overline|bar)"
     r"(?:\{(?P<again>[0-9]{1,10})\}|(?P<a1>[0-9]))"
-    rf"|(?P<int>{_INTEGER})|(?P<dec>[0-9]{{0,20}}\.[0-9]{{1,20}})"
+    rf"|(?P<int>{_INTEGER})|(?P<dec>(?:[0-9]{{0,20}}|{_GROUPS})\.[0-9]{{1,20}})"
     r"|\\frac(?:\{(?P<top>-?[0-9]{1,20})\}\{(?P<bottom>[0-9]{1,20})\}|(?P<t1>[0-9])(?P<b1>[0-9]))"
     r"|(?P<over>[0-9]{1,20})/(?P<under>[0-9]{1,20}))"
 )
+_PERCENT = re.compile(r"\s*\\?%\s*\$?\s*$")
 _BASED = re.compile(r"([0-9][0-9A-Fa-f]{0,39})_\{?([0-9]{1,2})\}?")
-_DERIVATIVE = re.compile(
-    r"\\frac\s*\{\s*(?:d|\\partial)\s*(?:\^\s*\{?(?P<n>[0-9])\}?)?\s*(?P<of>\\?[A-Za-z]+)\s*\}"
-    r"\s*\{\s*(?:d|\\partial)\s*(?P<by>[A-Za-z])\s*(?:\^\s*\{?[0-9]\}?)?\s*\}"
-)
-_PRIMES = re.compile(r"(?<![\\A-Za-z])([A-Za-z])('+)")
-_VALUE_FIRST = re.compile(r"([^=]*)=([A-Za-z](?:_[A-Za-z0-9])?)")
-_ASSIGNMENT = re.compile(r"[A-Za-z](?:_[A-Za-z0-9])?=([^=]*)")
+_NAME = r"[A-Za-z](?:_[A-Za-z0-9])?(?:\([A-Za-z0-9]\))?"
+_VALUE_FIRST = re.compile(rf"([^=]*)=({_NAME})")
+_ASSIGNMENT = re.compile(rf"{_NAME}=([^=]*)")
 
 
 @lru_cache(maxsize=4096)
 def tidy(text: str) -> str:
-    r"""The same answer in plainer LaTeX: no layout commands, degree signs or final full stop.
+    r"""The same answer in plainer LaTeX: no layout commands, degree signs, units or full stop.
 
     >>> tidy("$\\left( 1,\\, \\dfrac{1}{2} \\right)$.")
     '( 1, \\frac{1}{2} )'
     """
-    text = _FINAL_STOP.sub("", text.translate(_UNICODE).strip())
-    for pattern, replacement in _REWRITES:
-        text = pattern.sub(replacement, _without_braces(text)).strip()
-    text = _without_braces(text)
-    text = _AMOUNT.sub(r"\1", text)
+    text = without_units(_plain(text))
     if _GROUPED.fullmatch(text):
         text = text.replace(" ", "")
     return text.rstrip(".,; ")
+
+
+@lru_cache(maxsize=4096)
+def _plain(text: str) -> str:
+    """`tidy` without the loss of units."""
+    text = _RAISED.sub(lambda m: f"^{{{m[0].translate(_DIGITS)}}}", text)
+    text = _LOWERED.sub(lambda m: f"_{{{m[0].translate(_DIGITS)}}}", text)
+    text = _FINAL_STOP.sub("", text.translate(_UNICODE).strip())
+    if r"\begin" not in text:
+        text = _DOUBLED.sub(r"\\", text)
+    for pattern, replacement in _REWRITES:
+        text = pattern.sub(replacement, _without_braces(text)).strip()
+    # \text{3 and 5} is 3 and 5.
+    text = _TEXT_WITH_DIGITS.sub(r"\1", _without_braces(text)).strip()
+    return _FINAL_STOP.sub("", text)
 
 
 def _without_braces(text: str) -> str:
@@ -155,7 +206,7 @@ def number(text: str) -> tuple[Fraction, bool] | None:
     elif match["int"]:
         value = Fraction(int(match["int"].replace(",", "")))
     elif match["dec"]:
-        value = Fraction(f"0{match['dec']}")
+        value = Fraction(f"0{match['dec'].replace(',', '')}")
     else:
         top = match["top"] or match["t1"] or match["over"]
         bottom = match["bottom"] or match["b1"] or match["under"]
@@ -163,16 +214,6 @@ def number(text: str) -> tuple[Fraction, bool] | None:
             return None
         value = Fraction(int(top), int(bottom))
     return -value if match["sign"] == "-" else value, bool(match["dec"])
-
-
-def hold_derivatives(text: str) -> str:
-    r"""Names in the place of derivatives: the parser takes dx/dt for 0 and y' for y.
-
-    >>> hold_derivatives(r"\frac{dx}{dt} = k x")
-    'D_{1xt} = k x'
-    """
-    text = _DERIVATIVE.sub(lambda m: f"D_{{{m['n'] or 1}{m['of'].strip(chr(92))}{m['by']}}}", text)
-    return _PRIMES.sub(lambda m: f"D_{{{len(m[2])}{m[1]}}}", text)
 
 
 def _name_first(text: str) -> str:
@@ -204,9 +245,15 @@ def same(answer: str, gold: str) -> bool | None:
     decimals. Here it is told apart only from numbers that differ by more than 2e-6, which no such
     rounding can bring together; closer ones are left to math-verify, as is all other mathematics.
 
+    Units are not needed, but two that are known must be the same: 5 m is not 5 km. 52, 52% and .52
+    are equal where just one of them is a percentage.
+
     `12_5` has a base, which math-verify overlooks: both must name the same one, or just one of them
     names any, since the question then says which is meant.
     """
+    units = known_unit(_plain(answer)), known_unit(_plain(gold))
+    if None not in units and units[0] != units[1]:
+        return False
     answer_key, gold_key = key(answer), key(gold)
     if answer_key == gold_key:
         return True
@@ -217,17 +264,23 @@ def same(answer: str, gold: str) -> bool | None:
     ):
         return named[1] == gold_key and not _OTHER_CHOICE.search(named[2])
     answer_key, gold_key = map(_name_first, (answer_key, gold_key))
+    if answer_key == gold_key:
+        return True
     # x = 5 answers "5", and 5 answers "x = 5"; but x = 5 does not answer "y = 5".
     answer_value, gold_value = _ASSIGNMENT.fullmatch(answer_key), _ASSIGNMENT.fullmatch(gold_key)
     if answer_value and not gold_value:
         answer = answer_value[1]
     elif gold_value and not answer_value:
         gold = gold_value[1]
-    a, g = number(answer), number(gold)
+    percent = [_PERCENT.search(text) is not None for text in (answer, gold)]
+    a, g = (number(_PERCENT.sub("", text)) for text in (answer, gold))
     if a is not None and g is not None:
-        if a[0] == g[0]:
+        pairs = [(a[0], g[0])]
+        if percent[0] is not percent[1]:
+            pairs.append((a[0] / 100, g[0]) if percent[0] else (a[0], g[0] / 100))
+        if any(x == y for x, y in pairs):
             return True
-        if not (a[1] or g[1]) or abs(a[0] - g[0]) > Fraction(2, 10**6):
+        if not (a[1] or g[1]) or all(abs(x - y) > Fraction(2, 10**6) for x, y in pairs):
             return False
     a_based, g_based = _BASED.fullmatch(answer_key), _BASED.fullmatch(gold_key)
     if a_based and g_based:

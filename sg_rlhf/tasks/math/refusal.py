@@ -33,10 +33,8 @@ _HEDGE = re.compile(r"[0-9]|\b(?:or|maybe|perhaps|possibly|either|not)\b", re.IG
 _PROSE = re.compile(
     r"(?<![\\A-Za-z{])(?!(?:and|or|sin|cos|tan|log|ln|sqrt|pi|inf)\b)[A-Za-z]{2,}\s+[-+(]?[0-9]"
 )
-# math-verify reads nothing behind a unit: 5\text{ cm}+7\text{ cm} is 5 to it.
-_BEHIND_A_UNIT = re.compile(
-    r"[0-9}]\s*\\(?:text|mathrm|mbox)\s*\{\s*(?!and\b|or\b)[A-Za-z][^{}]*\}\s*(?:\^\s*\{?[0-9]\}?)?\s*[-+*/=<>,]"
-)
+# math-verify leaves out what dots stand for: 1, 2, \ldots, 10 would be three numbers.
+_DOTS = re.compile(r"\\[lc]?dots[a-z]?(?![A-Za-z])|\.\.\.")
 _LIST_WORD = re.compile(r"\s*,?\s*(?:and|or)\s*,?\s*", re.IGNORECASE)
 # math-verify reads "5'6" as 56 and "5 6" as a product.
 _JUXTAPOSED = re.compile(
@@ -66,7 +64,7 @@ def refusal(answer: str) -> Reason | None:
         return Reason.UNPARSEABLE
     if _JUXTAPOSED.search(answer) or _PROSE.search(answer):
         return Reason.UNPARSEABLE
-    if _BEHIND_A_UNIT.search(answer):
+    if _DOTS.search(answer):
         return Reason.UNPARSEABLE
     for text in _TEXT.findall(answer):
         if _HEDGE.search(text) and not _LIST_WORD.fullmatch(text):
