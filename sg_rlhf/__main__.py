@@ -124,7 +124,7 @@ COMMANDS = {
 EXAMPLES = """\
 examples:
   train the small model on this machine's CPU, after making its data
-    sg-rlhf data kk --out data/kk_tiny --generate people=2-3 per_size=160 test_per_size=100 seed=0
+    sg-rlhf data kk --out data/kk_tiny --generate people=2-3 per_size=160 seed=0 distinct=names
     sg-rlhf train --config configs/kk/grpo_sg_tiny_cpu.yaml
   see what a recipe would run on 8 GPUs, and what its weights do, without running it
     sg-rlhf train --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml --dry-run

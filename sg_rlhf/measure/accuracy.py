@@ -36,7 +36,7 @@ PROG = "sg_rlhf.measure.accuracy"
 EXAMPLES = """\
 examples:
   the shipped tiny model on held-out puzzles, by size
-    python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160 test_per_size=75
+    python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160 distinct=names
     python -m sg_rlhf.measure.accuracy --model module:sg_rlhf.tiny.kk_tiny \\
         --data data/kk_tiny/test.jsonl
   two checkpoints, on held-out and on training prompts

@@ -50,7 +50,7 @@ from sg_rlhf.measure.fixed_batch import FixedBatch
 EXAMPLES = """\
 examples:
   512 tokens of the shipped tiny model's own answers
-    python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160
+    python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160 distinct=names
     python -m sg_rlhf.measure.token_gradients --model module:sg_rlhf.tiny.kk_tiny \\
         --data data/kk_tiny/train.jsonl --tokens 512 --csv out/tokens.csv --plot out/tokens.png
   the rollouts of a run, with the weights of its recipe
