@@ -125,6 +125,18 @@ def outcomes_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[bool]]:
     return outcomes
 
 
+def grouped_outcomes(
+    benchmark: Benchmark, rows: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, list[bool]]]:
+    """The outcomes of each group that is scored; "" is all questions, without headline groups."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row["group"], []).append(row)
+    if not benchmark.headline_groups:
+        groups[""] = list(rows)
+    return {group: outcomes_of(groups[group]) for group in sorted(groups)}
+
+
 def response_statistics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Shares of truncated and of unreadable responses, and the mean length in tokens.
 

@@ -29,14 +29,8 @@ def scores(benchmark: Benchmark, rows: Sequence[Row], seed: int) -> dict[str, Es
     With headline groups the first are the plain means of those groups' scores, else they are over
     all questions.
     """
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row["group"], []).append(row)
-    if not benchmark.headline_groups:
-        groups[""] = list(rows)
     by_name: dict[str, dict[str, Estimate]] = {}
-    for group in sorted(groups):
-        outcomes = metrics.outcomes_of(groups[group])
+    for group, outcomes in metrics.grouped_outcomes(benchmark, rows).items():
         # Groups are resampled independently; the scores of one group from the same resamples.
         draw = sample_seed(seed, benchmark.name, group, 0)
         for name, values in metrics.per_question(outcomes, benchmark).items():

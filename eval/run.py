@@ -1,7 +1,7 @@
 """Evaluate a model: ``python -m eval.run --suite {math,kk,qa} --model M --out DIR``.
 
 Writes `results.json`, `samples.jsonl` and `table.md` into DIR. Killed at any moment, the same
-command with --resume goes on where it stopped.
+command with --resume goes on where it stopped. ``--compare A B`` compares two such folders.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from eval import dialogues, drive, plan, results, suites, tables
+from eval import dialogues, drive, listing, plan, results, suites, tables
 from eval.engines.base import DTYPES, ENGINES, Engine, EngineOptions
 from eval.engines.start import set_environment, start
 from eval.model import (
@@ -52,6 +51,8 @@ examples:
     python -m eval.run --suite math --limit 5 --data-dir data/math --model M --out out/look
   search questions, with an index of our own that is served while the run lasts
     python -m eval.run --suite qa --index indexes/e5 --data-dir data/qa --model M --out out/qa
+  two finished runs, question by question
+    python -m eval.run --compare out/grpo out/grpo_sg --out out/compared
   a server
     python -m eval.run --suite kk --engine openai --base-url http://localhost:8000/v1 \\
       --model M --out out/served
@@ -65,11 +66,13 @@ class CommandLine:
     Attributes:
         suites: all that there are, by name.
         own_options: suite -> the options that it alone has.
+        common_options: those of every suite.
     """
 
     args: argparse.Namespace
     suites: Mapping[str, Suite]
     own_options: Mapping[str, Sequence[argparse.Action]]
+    common_options: Sequence[argparse.Action]
 
 
 def parse_arguments(argv: Sequence[str]) -> CommandLine:
@@ -111,12 +114,17 @@ def parse_arguments(argv: Sequence[str]) -> CommandLine:
     add("--dtype", choices=DTYPES, default="auto", help="[auto]: the model's, float32 on a CPU")
     add("--concurrency", metavar="N", type=count, default=128, help="of a server's requests")
     add("--list", action="store_true", help="print suites, sizes, settings and licences")
+    add(
+        "--compare", metavar=("A", "B"), type=Path, nargs=2,
+        help="compare two finished runs question by question; --out gets compare.json and .md",
+    )  # fmt: skip
     own = {}
     for name, suite in known.items():
         group = parser.add_argument_group(f"with --suite {name} alone")
         suite.add_options(group)
         own[name] = list(group._group_actions)
-    return CommandLine(parser.parse_args(argv), known, own)
+    common = [a for a in parser._actions if not any(a in options for options in own.values())]
+    return CommandLine(parser.parse_args(argv), known, own, common)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -128,8 +136,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         line = parse_arguments(sys.argv[1:] if argv is None else argv)
         out = line.args.out
         if line.args.list:
-            _list(console, line.suites)
+            listing.show(line.suites, console)
             return 0
+        if line.args.compare is not None:
+            return compare_folders(line, console)
         suite, benchmarks = check(line)
         return evaluate(line.args, suite, benchmarks, console)
     except (EvalError, OSError) as error:
@@ -138,6 +148,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"interrupted; go on with --resume --out {out}", file=sys.stderr)
         return 130
+
+
+#: What `--compare` takes beside the two folders.
+_OF_COMPARE = {"compare", "suite", "out", "only", "k", "seed", "help"}
+
+
+def compare_folders(line: CommandLine, console: Console) -> int:
+    """Compare two finished runs; the exit status.
+
+    Raises:
+        EvalError: an option that says nothing here, or folders that cannot be compared.
+    """
+    # A run needs none of it.
+    from eval import compare_report
+    from eval.compare import compare
+
+    args = line.args
+    own = [option for options in line.own_options.values() for option in options]
+    for option in [*line.common_options, *own]:
+        if option.dest not in _OF_COMPARE and getattr(args, option.dest) != option.default:
+            raise EvalError(f"{option.option_strings[0]}: says nothing about two finished runs")
+    if args.out is not None and args.out.exists() and not args.out.is_dir():
+        raise EvalError(f"--out {args.out}: is a file, expected a folder")
+    found = compare(line.suites, tuple(args.compare), names_in(args.only), args.k, args.seed)
+    compare_report.show(found, console)
+    for path in compare_report.write(found, args.out) if args.out is not None else ():
+        console.print(str(path), markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def names_in(only: str) -> list[str]:
+    """The names of `--only`.
+
+    Raises:
+        EvalError: it is given and has none.
+    """
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    if only and not names:
+        raise EvalError(f"--only {only}: names no benchmark; --list shows what there is")
+    return names
 
 
 def check(line: CommandLine) -> tuple[Suite, tuple[Benchmark, ...]]:
@@ -174,10 +224,7 @@ def check(line: CommandLine) -> tuple[Suite, tuple[Benchmark, ...]]:
             if name != args.suite and getattr(args, option.dest) != option.default:
                 raise EvalError(f"{option.option_strings[0]}: only with --suite {name}")
     suite.check(args)
-    only = [name.strip() for name in args.only.split(",") if name.strip()]
-    if args.only and not only:
-        raise EvalError(f"--only {args.only}: names no benchmark; --list shows what there is")
-    return suite, sampled(suite.select(only), args.samples, args.k)
+    return suite, sampled(suite.select(names_in(args.only)), args.samples, args.k)
 
 
 def evaluate(
@@ -360,29 +407,6 @@ def _left(samples: list[plan.Sample], stored: Mapping[Key, Row], out: Path) -> l
     if foreign is not None:
         raise EvalError(f"--resume: {out} holds sample {foreign}, which this run does not have")
     return [sample for sample in samples if sample.key not in stored]
-
-
-def _list(console: Console, suites: Mapping[str, Suite]) -> None:
-    for name, suite in suites.items():
-        caption = f"without --only: {', '.join(suite.by_default)}" if suite.by_default else None
-        table = Table(
-            title=f"--suite {name}: {suite.title}", title_justify="left",
-            caption=caption, caption_justify="left",
-        )  # fmt: skip
-        for title in ("--only", "benchmark", "questions", "settings", "scores", "licence"):
-            table.add_column(title)
-        for b in suite.benchmarks:
-            s = b.settings
-            how = "greedy" if s.temperature == 0 else f"T={s.temperature:g}, top_p={s.top_p:g}"
-            names = [b.mean_name, *(f"pass@{k}" for k in b.pass_at)]
-            if b.headline_groups:
-                names.append("by number of people")
-            only = b.name if b.family == b.name else f"{b.name} ({b.family})"
-            table.add_row(
-                only, b.title, str(b.size), f"{how}, {s.max_tokens} tokens, n={s.n}",
-                ", ".join(names), b.licence,
-            )  # fmt: skip
-        console.print(table)
 
 
 if __name__ == "__main__":

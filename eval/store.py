@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -155,30 +155,71 @@ class Store:
         if not path.is_file():
             return {}
         with path.open("r+b") as file:
-            data = file.read()
-            whole = data.rfind(b"\n") + 1
-            if whole < len(data):
-                file.truncate(whole)
-        rows: dict[Key, Row] = {}
-        for number, line in enumerate(data[:whole].splitlines(), start=1):
-            row = _parse_row(line, path, number)
-            key = (row["benchmark"], row["id"], row["sample"])
-            if key in rows:
-                raise EvalError(f"{path}: line {number}: sample {key} is there twice")
-            rows[key] = row
+            rows, whole = _whole_rows(file.read(), path)
+            file.truncate(whole)
         return rows
 
 
-def differences(before: Any, now: Any, at: str = "") -> list[str]:
+def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[Key, Row]]:
+    """What a folder's run was asked for, when and with what it was begun, and its samples.
+
+    Nothing changes there; a line cut short by a kill is left out.
+
+    Raises:
+        EvalError: it holds no run, or a file is damaged.
+    """
+    if not (folder / REQUEST).is_file():
+        raise EvalError(f"{folder}: no {REQUEST} there, expected the --out of an evaluation")
+    content = _read_json(folder / REQUEST)
+    match content:
+        case {"request": dict() as request, "begun": dict() as begun}:
+            path = folder / SAMPLES
+            rows = _whole_rows(path.read_bytes(), path)[0] if path.is_file() else {}
+            return request, begun, rows
+    raise EvalError(f"{folder / REQUEST}: expected the objects request and begun; damaged")
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """A folder's `results.json`; empty without one.
+
+    Raises:
+        EvalError: it is damaged.
+    """
+    path = folder / RESULTS
+    found = _read_json(path) if path.is_file() else {}
+    if not isinstance(found, dict):
+        raise EvalError(f"{path}: expected a JSON object; damaged")
+    return found
+
+
+def differences(before: Any, now: Any, words: str = "was {}, now {}") -> list[str]:
     """One phrase per value that differs between two JSON values: "key: was A, now B"."""
+    return [
+        f"{path}: {words.format(_short(one), _short(other))}"
+        for path, one, other in _changes(before, now, "")
+    ]
+
+
+def _changes(before: Any, now: Any, at: str) -> Iterator[tuple[str, Any, Any]]:
     if isinstance(before, dict) and isinstance(now, dict):
-        keys = dict.fromkeys([*before, *now])
-        found = []
-        for key in keys:
+        for key in dict.fromkeys([*before, *now]):
             path = f"{at}.{key}" if at else str(key)
-            found += differences(before.get(key), now.get(key), path)
-        return found
-    return [] if before == now else [f"{at}: was {_short(before)}, now {_short(now)}"]
+            yield from _changes(before.get(key), now.get(key), path)
+    elif before != now:
+        yield at, before, now
+
+
+def _whole_rows(data: bytes, path: Path) -> tuple[dict[Key, Row], int]:
+    """The rows of whole lines, and where the last of them ends."""
+    whole = data.rfind(b"\n") + 1
+    rows: dict[Key, Row] = {}
+    for number, line in enumerate(data[:whole].splitlines(), start=1):
+        row = _parse_row(line, path, number)
+        key = (row["benchmark"], row["id"], row["sample"])
+        if key in rows:
+            raise EvalError(f"{path}: line {number}: sample {key} is there twice")
+        rows[key] = row
+    return rows, whole
 
 
 def _parse_row(line: bytes, path: Path, number: int) -> Row:

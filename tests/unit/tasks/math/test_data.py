@@ -265,9 +265,7 @@ def test_a_file_called_test_needs_its_folder(tmp_path, monkeypatch):
     origin = Origin("a/b", "c" * 40, "evaluation/data/amc23/test.jsonl", sha256=sha256_of(path))
     pinned = replace(MORE_EVAL_SETS["amc23"], rows=1, origin=origin)
     monkeypatch.setattr(published, "MORE_EVAL_SETS", {"amc23": pinned})
-    with pytest.raises(
-        DataError, match=r"amc23.jsonl: no such file, expected AMC 2023, the 40"
-    ):
+    with pytest.raises(DataError, match=r"amc23.jsonl: no such file, expected AMC 2023, the 40"):
         read_eval_set("amc23", tmp_path)
     (tmp_path / "amc23").mkdir()
     path.rename(tmp_path / "amc23" / "test.jsonl")

@@ -1,0 +1,314 @@
+"""Two finished evaluations of the same questions, compared question by question.
+
+``python -m eval.run --compare A B`` reads the folders' `run.json` and `samples.jsonl`, never the
+models, and refuses two that did not ask the same: a difference would then be of the questions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from eval import metrics, paired
+from eval.paired import Difference
+from eval.store import Row, differences, read_results, read_run
+from sg_rlhf.tasks.questions import EvalError
+from sg_rlhf.tasks.suite import Benchmark, Suite
+
+#: Of a benchmark, what must be the same; a title is for people, and sources are in the hash.
+_SAME = ("questions_sha256", "n_questions", "settings")
+#: What is said where it differs: rounding, versions and lengths change responses, not questions.
+_NOTED = ("engine", "dtype", "seed", "context")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two folders.
+
+    Attributes:
+        request: what its run was asked for.
+        begun: date, versions and commit of its first start.
+        rows: by benchmark.
+        reported: names of the scores in its `results.json`, by benchmark; empty without one.
+    """
+
+    label: str
+    folder: Path
+    request: Mapping[str, Any]
+    begun: Mapping[str, Any]
+    rows: Mapping[str, list[Row]]
+    reported: Mapping[str, set[str]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "folder": str(self.folder),
+            "model": self.request["model"],
+            "commit": self.begun.get("commit"),
+            "date": self.begun.get("date"),
+        }
+
+
+@dataclass(frozen=True)
+class Discordant:
+    """A question that the two answered differently, and how many of its responses are right."""
+
+    id: str
+    group: str
+    a: int
+    b: int
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One benchmark.
+
+    Attributes:
+        scores: as in `results.json`.
+        discordant: those of the first model's side first, the largest differences first.
+        alike: questions with as many right responses on both sides.
+        shares: question -> share of right responses of A and of B.
+    """
+
+    benchmark: Benchmark
+    scores: Mapping[str, Difference]
+    discordant: Sequence[Discordant]
+    alike: int
+    shares: Mapping[str, tuple[float, float]]
+
+    @property
+    def better_a(self) -> list[Discordant]:
+        """Questions that A answers better."""
+        return [question for question in self.discordant if question.a > question.b]
+
+    @property
+    def better_b(self) -> list[Discordant]:
+        """Questions that B answers better."""
+        return [question for question in self.discordant if question.b > question.a]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything of two folders.
+
+    Attributes:
+        means: the suite's averages over benchmarks, by title, where both folders have all of them.
+        notices: what else differs.
+    """
+
+    suite: Suite
+    a: Side
+    b: Side
+    benchmarks: Sequence[Compared]
+    means: Mapping[str, Difference]
+    notices: Sequence[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "a": self.a.as_dict(),
+            "b": self.b.as_dict(),
+            "suite": self.suite.name,
+            "difference": "b - a",
+            "bootstrap_resamples": metrics.RESAMPLES,
+            "notices": list(self.notices),
+            "means": {title: found.as_dict() for title, found in self.means.items()},
+            "benchmarks": {
+                each.benchmark.name: {
+                    "title": each.benchmark.title,
+                    "settings": each.benchmark.settings.as_dict(),
+                    "scores": {name: found.as_dict() for name, found in each.scores.items()},
+                    "alike": each.alike,
+                    "a_better": [vars(question) for question in each.better_a],
+                    "b_better": [vars(question) for question in each.better_b],
+                }
+                for each in self.benchmarks
+            },
+        }
+
+
+def compare(
+    suites: Mapping[str, Suite],
+    folders: tuple[Path, Path],
+    only: Sequence[str],
+    ks: Sequence[int] | None,
+    seed: int,
+) -> Comparison:
+    """Read, check and compare.
+
+    Args:
+        suites: all that there are, by name.
+        only: benchmarks or families; empty: all that both folders have.
+        ks: of pass@k; None: those that both results have.
+        seed: of the bootstrap.
+
+    Raises:
+        EvalError: a folder holds no whole run, or the two cannot be compared; says why.
+    """
+    a, b = (read_side(label, folder) for label, folder in zip("AB", folders, strict=True))
+    suite = _suite(suites, a, b)
+    names = [name for name in a.request["benchmarks"] if name in b.request["benchmarks"]]
+    if not names:
+        raise EvalError(
+            f"--compare: no benchmark in common: A has {', '.join(a.request['benchmarks'])}, "
+            f"B has {', '.join(b.request['benchmarks'])}"
+        )
+    if only:
+        selected = {benchmark.name for benchmark in suite.select(only)}
+        names = [name for name in names if name in selected]
+        if not names:
+            raise EvalError(f"--only {','.join(only)}: not in both folders")
+    known = {benchmark.name: benchmark for benchmark in suite.benchmarks}
+    _check_same(a, b, names)
+    found = [_compared(_as_run(known[name], a, b, ks), a, b, seed) for name in names]
+    if ks is not None and all(each.benchmark.settings.n == 1 for each in found):
+        raise EvalError(f"--k {','.join(map(str, ks))}: one response to each question in both")
+    return Comparison(suite, a, b, found, _means(suite, found), _notices(a, b, names, only))
+
+
+def read_side(label: str, folder: Path) -> Side:
+    """A folder whose run is finished.
+
+    Raises:
+        EvalError: no run is there, it is not finished, or a file is damaged.
+    """
+    request, begun, rows = read_run(folder)
+    try:
+        asked = {
+            name: part["n_questions"] * part["settings"]["n"]
+            for name, part in request["benchmarks"].items()
+        }
+        by_benchmark: dict[str, list[Row]] = {name: [] for name in asked}
+        for row in rows.values():
+            by_benchmark[row["benchmark"]].append(row)
+        request["model"]["name"], request["suite"]
+        reported = {
+            name: set(part["scores"])
+            for name, part in read_results(folder).get("benchmarks", {}).items()
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise EvalError(f"{folder}: damaged: {error} is not as an evaluation writes it") from None
+    for name, samples in asked.items():
+        if len(by_benchmark[name]) != samples:
+            raise EvalError(
+                f"{label} ({folder}): {len(by_benchmark[name])} of {samples} samples of {name} "
+                "are there; finish that run with --resume first"
+            )
+    return Side(label, folder, request, begun, by_benchmark, reported)
+
+
+def _suite(suites: Mapping[str, Suite], a: Side, b: Side) -> Suite:
+    names = (a.request["suite"], b.request["suite"])
+    if names[0] != names[1]:
+        raise EvalError(f"--compare: suite {names[0]} in A, {names[1]} in B; expected the same")
+    suite = next((suite for suite in suites.values() if suite.name == names[0]), None)
+    if suite is None:
+        raise EvalError(
+            f"--compare: suite {names[0]} is not known here, expected one of {', '.join(suites)}; "
+            "--suite package.module:DOMAIN names another domain's"
+        )
+    known = {benchmark.name for benchmark in suite.benchmarks}
+    for side in (a, b):
+        foreign = [name for name in side.request["benchmarks"] if name not in known]
+        if foreign:
+            raise EvalError(f"{side.folder}: benchmark {foreign[0]} is not in suite {names[0]}")
+    return suite
+
+
+def _check_same(a: Side, b: Side, names: Sequence[str]) -> None:
+    def decisive(side: Side) -> dict[str, Any]:
+        asked = side.request["benchmarks"]
+        found: dict[str, Any] = {
+            name: {key: asked[name].get(key) for key in _SAME} for name in names
+        }
+        # How questions are searched decides an answer as the settings do.
+        return {**found, "search": side.request.get("search")}
+
+    changed = differences(decisive(a), decisive(b), "{} in A, {} in B")
+    if changed:
+        shown = "; ".join(changed[:3]) + (f"; {len(changed) - 3} more" if changed[3:] else "")
+        raise EvalError(f"--compare: not the same was asked: {shown}")
+    for name in names:
+        ids = [{(row["id"], row["sample"]) for row in side.rows[name]} for side in (a, b)]
+        if ids[0] != ids[1]:
+            odd = min(ids[0] ^ ids[1])
+            raise EvalError(f"--compare: {name}: sample {odd} is in one folder alone")
+
+
+def _as_run(known: Benchmark, a: Side, b: Side, ks: Sequence[int] | None) -> Benchmark:
+    """The benchmark as both folders ran it."""
+    settings = replace(known.settings, **a.request["benchmarks"][known.name]["settings"])
+    n = settings.n
+    if ks is None:
+        both = a.reported.get(known.name, set()) & b.reported.get(known.name, set())
+        found = (re.fullmatch(r"pass@(\d+)", name) for name in both)
+        ks = sorted(int(match[1]) for match in found if match)
+    elif n > 1 and max(ks) > n:
+        raise EvalError(f"--k {','.join(map(str, ks))}: {known.name} has {n} samples of a question")
+    return replace(known, settings=settings, pass_at=tuple(k for k in ks if 1 < n >= k))
+
+
+def _compared(benchmark: Benchmark, a: Side, b: Side, seed: int) -> Compared:
+    rows = (a.rows[benchmark.name], b.rows[benchmark.name])
+    one, other = (metrics.outcomes_of(part) for part in rows)
+    group_of = {row["id"]: row["group"] for row in rows[0]}
+    discordant = [
+        Discordant(question, group_of[question], sum(flags), sum(other[question]))
+        for question, flags in one.items()
+        if sum(flags) != sum(other[question])
+    ]
+    discordant.sort(key=lambda q: (q.b > q.a, -abs(q.b - q.a), q.id))
+    return Compared(
+        benchmark,
+        paired.differences(
+            benchmark,
+            metrics.grouped_outcomes(benchmark, rows[0]),
+            metrics.grouped_outcomes(benchmark, rows[1]),
+            seed,
+        ),
+        discordant,
+        len(one) - len(discordant),
+        {q: (sum(f) / len(f), sum(other[q]) / len(f)) for q, f in one.items()},
+    )
+
+
+def _means(suite: Suite, found: Sequence[Compared]) -> dict[str, Difference]:
+    scores = {each.benchmark.name: each.scores for each in found}
+    means = {}
+    for title, columns in {**suite.groups, suite.average_title: suite.average}.items():
+        parts = [scores.get(benchmark, {}).get(name) for benchmark, name in columns]
+        present = [part for part in parts if part is not None]
+        if parts and len(present) == len(parts):
+            means[title] = paired.mean_of(present)
+    return means
+
+
+def _notices(a: Side, b: Side, names: Sequence[str], only: Sequence[str]) -> list[str]:
+    one, other = a.request, b.request
+    notices = []
+    if one["model"].get("fingerprint") == other["model"].get("fingerprint"):
+        notices.append("Both folders are of the same model: what differs is chance or rounding.")
+    for side, others in ((a, other), (b, one)):
+        alone = [name for name in side.request["benchmarks"] if name not in others["benchmarks"]]
+        if alone and not only:
+            notices.append(f"Only in {side.label}, and left out: {', '.join(alone)}.")
+    noted = differences(
+        {key: one.get(key) for key in _NOTED},
+        {key: other.get(key) for key in _NOTED},
+        "{} in A, {} in B",
+    )
+    noted += differences(
+        {name: one["benchmarks"][name].get("context_cuts") for name in names},
+        {name: other["benchmarks"][name].get("context_cuts") for name in names},
+        "{} in A, {} in B",
+    )
+    noted += differences(
+        {"commit": a.begun.get("commit"), "versions": a.begun.get("versions")},
+        {"commit": b.begun.get("commit"), "versions": b.begun.get("versions")},
+        "{} in A, {} in B",
+    )
+    notices += [f"Also different: {phrase}." for phrase in noted]
+    return notices
