@@ -64,11 +64,21 @@ def count(done: int, total: int) -> None:
         _write(*_open[-1], done=done, of=total)
 
 
+def say(who: str, text: str) -> None:
+    """One line for the terminal, and for the log of this process."""
+    print(text, flush=True)
+    _append({"who": who, "said": text})
+
+
 def _write(who: str, what: str | None, **more: int) -> None:
+    _append({"who": who, "what": what, **more})
+
+
+def _append(entry: dict[str, str | int | None]) -> None:
     name = os.environ.get(VARIABLE)
     if not name:
         return
-    row = {"time": time.time(), "pid": os.getpid(), "who": who, "what": what, **more}
+    row = {"time": time.time(), "pid": os.getpid(), **entry}
     path = Path(name)
     # Where the disk is full a line is missing on the terminal, and no run ends for that.
     with contextlib.suppress(OSError):

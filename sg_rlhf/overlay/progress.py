@@ -8,6 +8,7 @@ wherever the trainer runs as long as the directory is shared.
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -26,6 +27,8 @@ LOGS = "logs"
 POLL_SECONDS = 0.5
 #: Without a terminal, seconds after which a phase that goes on is named again.
 REPEAT_SECONDS = 15.0
+#: Seconds within which the same line of another process is not said again.
+SAME_SECONDS = 30.0
 #: Samples that a line names.
 NAMED = 4
 
@@ -69,6 +72,7 @@ class Progress:
         self._status: tqdm[Any] | None = None
         self._busy: dict[tuple[int, str], Busy] = {}
         self._named: set[str] = set()
+        self._said: dict[str, float] = {}
         self._spoke = self._started
         (run_dir / PLAN).unlink(missing_ok=True)
         self._phases_file = run_dir / LOGS / phases.FILE
@@ -137,6 +141,12 @@ class Progress:
         return True
 
     def _note(self, row: dict[str, Any]) -> None:
+        if "said" in row:
+            line = f"{row['who']}: {row['said']}"
+            if row["time"] - self._said.get(line, -math.inf) > SAME_SECONDS:
+                self._said[line] = row["time"]
+                self.say(redacted_text(line))
+            return
         key = (row["pid"], row["who"])
         before = self._busy.get(key)
         if row["what"] is None:

@@ -10,11 +10,13 @@ changes the sampling parameters that all rollouts of a prompt share; nothing of 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from openrlhf.utils.agent import AgentExecutorBase
 
 from sg_rlhf.overlay.errors import RetrievalError, RewardError
+from sg_rlhf.overlay.phases import ENGINE, say
 from sg_rlhf.tasks.search.client import FailureRate, RetrieverClient, RetrieverError
 from sg_rlhf.tasks.search.codec import TokenizerCodec
 from sg_rlhf.tasks.search.dialogue import Generation, SearchFailed, metrics, run_dialogue
@@ -33,7 +35,7 @@ class AgentExecutor(AgentExecutorBase):
     def __init__(self, settings: SearchSettings | None = None) -> None:
         self.settings = settings or SearchSettings.from_environment()
         chosen = self.settings
-        self.client = RetrieverClient.from_settings(chosen)
+        self.client = RetrieverClient.from_settings(chosen, tell=partial(say, ENGINE))
         self.failure_rate = FailureRate(
             chosen.max_failure_rate, chosen.failure_window, chosen.min_searches
         )

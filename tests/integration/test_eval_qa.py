@@ -192,7 +192,7 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
     with Store(out) as store:
         with serving.serve(world.index) as url:
             gone = url
-        settings = SearchSettings(url=gone, retries=1, backoff_s=0.01, **SETTINGS)
+        settings = SearchSettings(url=gone, retries=1, backoff_s=0.01, outage_s=0, **SETTINGS)
         with pytest.raises(EvalError, match=r"of 6 dialogues could not be held"):
             dialogues.run(samples, engine, store, 0, lambda: SearchHost(settings, codec))
         searchers = {i for i, row in rows(whole).items() if row["dialogue"]["searches"]}

@@ -1,29 +1,48 @@
-"""The retriever's client: pooled, with time-outs and bounded retries.
+"""The retriever's client: many dialogues ask, few requests are sent, and an outage is waited for.
 
 Speaks the contract of Search-R1's server: POST `{"queries": [...], "topk": 3, "return_scores":
 true}` gives `{"result": [[{"document": {"id", "contents"}, "score"}, ...], ...]}`, a list for each
-query. Any other answer is an error: no result is ever taken for an empty one.
+query; `id` and `score` may be missing. Any other answer is an error: no result is ever taken for an
+empty one.
+
+A query goes out at once while few requests are under way; else it waits for one of them and goes
+with all that gathered meanwhile. The same query of several dialogues is sent once.
+
+| what happened                            | a request of several | then                           |
+|------------------------------------------|----------------------|--------------------------------|
+| no connection, 429, 502, 503, 504        | stays together       | again, as long as `outage_s`   |
+| no answer within `timeout_s`             | is halved            | again, as long as `outage_s`   |
+| 408, 425, 500 and other 5xx              | is halved, if twice  | again, `retries` times         |
+| 400, 413, 422, another number of results | is halved            | the last query left fails      |
+| another status, or not this shape        | fails                |                                |
+| one query's results are malformed        | that query fails     |                                |
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import sys
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import httpx
+import aiohttp
 
 from sg_rlhf.tasks.search.dialogue import SearchFailed
+from sg_rlhf.tasks.search.outage import Kind, Outage, Patience, Problem, problem_of_status
 from sg_rlhf.tasks.search.protocol import Passage
 from sg_rlhf.tasks.search.settings import SearchSettings
 
-#: Answers that mean "later": too many requests, and a server that is starting or overloaded.
-RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
-#: The longest wait between two requests, in seconds.
-MAX_BACKOFF_S = 10.0
+#: Queries of a request before it is known how long the retriever takes.
+FIRST_BATCH = 8
+#: A request is made no larger than what is answered in this share of its time-out.
+AIMED_SHARE = 0.25
 _SHOWN = 200
+
+_Found = list[Passage] | SearchFailed
 
 
 class RetrieverError(SearchFailed):
@@ -36,14 +55,17 @@ class RetrieverClient:
     Args:
         url: where queries are posted, with the path.
         topk: passages for each query.
-        timeout_s: of one request, from a free connection to the whole answer; waiting for a
-            free connection is not limited, since it means only that many rollouts search at once.
-        retries: further requests after one that failed. A request that the server refuses as
-            wrong (status 4xx) is not repeated.
+        timeout_s: of one request, from the connection to the whole answer; waiting for one of
+            the `max_connections` is not limited.
+        retries: further requests after one that failed, whatever the cause.
         backoff_s: the n-th wait is drawn evenly from 0 to backoff_s * 2^n seconds ("full jitter"),
-            at most 10 s, so that many rollouts do not return at the same moment.
-        max_connections: open at once; more searches wait for a free one.
+            so that many rollouts do not return at the same moment; `Retry-After` prolongs it.
+        outage_s: how long a retriever that is away is waited for, by the table above.
+        max_connections: requests under way at once.
+        max_batch: queries of a request. It begins with fewer, and stays with what a slow retriever
+            answers in a quarter of `timeout_s`.
         rng: draws the waits.
+        tell: is told when the waiting starts and ends.
     """
 
     def __init__(
@@ -54,38 +76,60 @@ class RetrieverClient:
         timeout_s: float = 10.0,
         retries: int = 3,
         backoff_s: float = 0.25,
-        max_connections: int = 64,
+        outage_s: float = 0.0,
+        max_connections: int = 8,
+        max_batch: int = 64,
         rng: random.Random | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         self.url = url
         self.topk = topk
         self.timeout_s = timeout_s
         self._retries = retries
         self._backoff_s = backoff_s
+        self._max_connections = max_connections
+        self._max_batch = max_batch
         self._rng = rng or random.Random()
-        self._http = httpx.AsyncClient(
-            timeout=httpx.Timeout(timeout_s, pool=None),
-            limits=httpx.Limits(
-                max_connections=max_connections, max_keepalive_connections=max_connections
-            ),
-            trust_env=False,  # a proxy for the internet is none for the machine next door
-        )
+        self._outage = Outage(outage_s, lambda said: (tell or _tell)(f"retriever {url}: {said}"))
+        self._batch = min(FIRST_BATCH, max_batch)
+        #: Queries that nobody has asked the retriever yet, and the answers that are wanted.
+        self._unsent: deque[str] = deque()
+        self._wanted: dict[str, asyncio.Future[_Found]] = {}
+        self._requests: set[asyncio.Task[None]] = set()
+        self._sending = False
+        self._session: aiohttp.ClientSession | None = None
 
     @classmethod
-    def from_settings(cls, settings: SearchSettings) -> RetrieverClient:
-        """The client that a recipe's `sg.search.*` describes."""
+    def from_settings(
+        cls,
+        settings: SearchSettings,
+        *,
+        outage_s: float | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> RetrieverClient:
+        """The client that a recipe's `sg.search.*` describes; `outage_s` is used instead of its."""
         return cls(
             settings.url,
             topk=settings.topk,
             timeout_s=settings.timeout_s,
             retries=settings.retries,
             backoff_s=settings.backoff_s,
+            outage_s=settings.outage_s if outage_s is None else outage_s,
             max_connections=settings.max_connections,
+            max_batch=settings.max_batch,
+            tell=tell,
         )
 
     async def aclose(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
+        """Close the connections; whoever still waits gets an error."""
+        self._unsent.clear()
+        for request in self._requests:
+            request.cancel()
+        await asyncio.gather(*self._requests, return_exceptions=True)
+        left = list(self._wanted)
+        self._give(left, [self._error("closed")] * len(left))
+        if self._session is not None:
+            await self._session.close()
 
     async def search(self, query: str) -> list[Passage]:
         """Passages for one query, best first; an empty list where the server found none.
@@ -93,47 +137,148 @@ class RetrieverClient:
         Raises:
             RetrieverError: no usable answer after all retries.
         """
-        return (await self.search_many([query]))[0]
+        answer = self._wanted.get(query)
+        if answer is None:
+            loop = asyncio.get_running_loop()
+            answer = self._wanted[query] = loop.create_future()
+            self._unsent.append(query)
+            if not self._sending:
+                self._sending = True
+                loop.call_soon(self._send)  # with what else is asked in this turn of the loop
+        # Whoever is cancelled must not take the answer from the others.
+        found = await asyncio.shield(answer)
+        if isinstance(found, SearchFailed):
+            raise RetrieverError(*found.args)
+        return list(found)
 
     async def search_many(self, queries: Sequence[str]) -> list[list[Passage]]:
-        """Passages for each query, in one request.
+        """Passages for each query.
 
         Raises:
-            RetrieverError: no usable answer after all retries.
+            RetrieverError: no usable answer for one of them after all retries.
         """
-        body = {"queries": list(queries), "topk": self.topk, "return_scores": True}
-        answer = await self._post(body)
+        return list(await asyncio.gather(*(self.search(query) for query in queries)))
+
+    def _send(self) -> None:
+        """Start requests until all are under way, or as many as there may be."""
+        self._sending = False
+        while self._unsent and len(self._requests) < self._max_connections:
+            size = min(self._batch, len(self._unsent))
+            queries = [self._unsent.popleft() for _ in range(size)]
+            request = asyncio.create_task(self._answer(queries))
+            self._requests.add(request)
+            request.add_done_callback(self._ended)
+
+    def _ended(self, request: asyncio.Task[None]) -> None:
+        self._requests.discard(request)
+        self._send()
+
+    async def _answer(self, queries: list[str]) -> None:
+        """Ask for some queries, and give each answer to whoever wants it."""
         try:
-            found = [[_passage(entry) for entry in entries] for entries in answer["result"]]
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise self._error(f"an answer of another shape ({error!r}): {_short(answer)}") from None
-        if len(found) != len(queries):
-            raise self._error(f"{len(found)} results for {len(queries)} queries")
+            found = await self._found(queries, self._patience())
+        except Exception as error:  # a mistake of ours: nobody must wait for ever
+            found = [self._error(repr(error))] * len(queries)
+        self._give(queries, found)
+
+    def _give(self, queries: Iterable[str], found: Iterable[_Found]) -> None:
+        for query, result in zip(queries, found, strict=True):
+            answer = self._wanted.pop(query)
+            if not answer.done():  # its loop may have been closed
+                answer.set_result(result)
+
+    async def _found(self, queries: list[str], patience: Patience) -> list[_Found]:
+        """What was found for each query, or why nothing was."""
+        while True:
+            try:
+                return self._read(await self._post(queries), queries)
+            except Problem as problem:
+                waits = patience.wait(problem)
+                if len(queries) > 1 and problem.halves(patience):
+                    return await self._found_by_halves(queries, problem, patience)
+                if waits is None:
+                    asked = f", {patience.failures} times" if patience.failures else ""
+                    return [self._error(f"{problem}{asked}")] * len(queries)
+            await asyncio.sleep(waits)
+
+    async def _found_by_halves(
+        self, queries: list[str], problem: Problem, patience: Patience
+    ) -> list[_Found]:
+        middle = len(queries) // 2
+        found: list[_Found] = []
+        for half in (queries[:middle], queries[middle:]):
+            if problem.kind is not Kind.SLOW:
+                found += await self._found(half, self._patience())
+            elif patience.over:
+                found += found[-1:] * len(half)
+            else:  # one clock for both: a retriever that hangs does so for each of them
+                found += await self._found(half, patience)
         return found
 
-    async def _post(self, body: dict[str, Any]) -> Any:
-        problem = ""
-        for attempt in range(self._retries + 1):
-            if attempt:
-                limit = min(self._backoff_s * 2 ** (attempt - 1), MAX_BACKOFF_S)
-                await asyncio.sleep(self._rng.uniform(0.0, limit))
+    async def _post(self, queries: Sequence[str]) -> Any:
+        """One request; its answer as JSON."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._max_connections),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers={"Content-Type": "application/json"},
+                timeout=aiohttp.ClientTimeout(total=self.timeout_s),
+            )
+        body = {"queries": queries, "topk": self.topk, "return_scores": True}
+        started = time.monotonic()
+        try:
+            async with self._session.post(
+                self.url, data=json.dumps(body).encode(), allow_redirects=False
+            ) as response:
+                answer = await response.read()
+        except TimeoutError:
+            self._batch = max(1, min(self._batch, len(queries) // 2))
+            raise Problem(Kind.SLOW, f"no answer within {self.timeout_s:g} s") from None
+        except aiohttp.ClientError as error:
+            raise Problem(Kind.AWAY, f"no connection ({error or type(error).__name__})") from None
+        if response.status in (429, 503):
+            self._batch = max(1, self._batch // 2)
+        if not response.ok:
+            shown = f"status {response.status}: {_short(answer.decode(errors='replace'))}"
+            problem = problem_of_status(response.status, shown, response.headers.get("Retry-After"))
+            if problem.kind is not Kind.AWAY:
+                self._outage.ended()
+            raise problem
+        self._outage.ended()
+        self._fit(len(queries), time.monotonic() - started)
+        try:
+            return json.loads(answer)
+        except ValueError:
+            shown = f"not JSON: {_short(answer.decode(errors='replace'))}"
+            raise Problem(Kind.REFUSED, shown) from None
+
+    def _fit(self, queries: int, seconds: float) -> None:
+        """Let the next request have more or fewer queries, by how long this one took."""
+        fits = int(queries * AIMED_SHARE * self.timeout_s / max(seconds, 1e-6))
+        if fits < queries:
+            self._batch = max(1, fits)
+        elif queries >= self._batch:
+            self._batch = min(2 * queries, fits, self._max_batch)
+
+    def _read(self, answer: Any, queries: Sequence[str]) -> list[_Found]:
+        """What an answer holds for each query; a query whose part is malformed fails alone."""
+        result = answer.get("result") if isinstance(answer, dict) else None
+        if not isinstance(result, list):
+            raise Problem(Kind.REFUSED, f"an answer of another shape: {_short(answer)}")
+        if len(result) != len(queries):
+            said = f"{len(result)} results for {len(queries)} queries"
+            raise Problem(Kind.BAD_QUERY, said)
+        found: list[_Found] = []
+        for entries in result:
             try:
-                response = await self._http.post(self.url, json=body)
-            except httpx.TimeoutException:
-                problem = f"no answer within {self.timeout_s:g} s"
-                continue
-            except httpx.TransportError as error:
-                problem = f"no connection ({error or type(error).__name__})"
-                continue
-            if response.is_success:
-                try:
-                    return response.json()
-                except ValueError:
-                    raise self._error(f"not JSON: {_short(response.text)}") from None
-            problem = f"status {response.status_code}: {_short(response.text)}"
-            if response.status_code not in RETRIED_STATUS:
-                raise self._error(problem)
-        raise self._error(f"{problem}, {self._retries + 1} times")
+                found.append([_passage(entry) for entry in entries])
+            except (KeyError, TypeError, ValueError) as error:
+                shown = f"an answer of another shape ({error!r}): {_short(entries)}"
+                found.append(self._error(shown))
+        return found
+
+    def _patience(self) -> Patience:
+        return Patience(self._outage, self._retries, self._backoff_s, self._rng)
 
     def _error(self, problem: str) -> RetrieverError:
         return RetrieverError(f"retriever {self.url}: {problem}")
@@ -145,7 +290,7 @@ def check(settings: SearchSettings) -> None:
     Raises:
         ValueError: it does not answer; says how to start one.
     """
-    client = RetrieverClient.from_settings(settings)
+    client = RetrieverClient.from_settings(settings, outage_s=0.0)
 
     async def ask() -> None:
         try:
@@ -200,13 +345,20 @@ class FailureRate:
 
 
 def _passage(entry: Any) -> Passage:
-    document, score = entry["document"], float(entry["score"])
+    document, score = entry["document"], entry.get("score")
     contents = document["contents"]
     if not isinstance(contents, str):
         raise TypeError(f"contents {_short(contents)}")
-    return Passage.from_contents(str(document.get("id", "")), contents, score)
+    # Search-R1's servers before a web search send neither.
+    return Passage.from_contents(
+        str(document.get("id", "")), contents, None if score is None else float(score)
+    )
 
 
 def _short(value: Any) -> str:
     text = " ".join(str(value).split())
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

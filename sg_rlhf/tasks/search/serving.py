@@ -43,8 +43,11 @@ def address(given: str) -> str:
 
 
 @contextlib.contextmanager
-def serve(index: Path) -> Iterator[str]:
+def serve(index: Path, *options: str) -> Iterator[str]:
     """Run the project's own server over an index; gives its address, and stops it at the end.
+
+    Args:
+        options: more flags of the server.
 
     Raises:
         EvalError: it does not start; with its own words.
@@ -52,7 +55,7 @@ def serve(index: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "sg_rlhf.retrieval.server", "--index", str(index)]
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
-            [*command, "--port", "0"],
+            [*command, "--port", "0", *options],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -75,7 +78,7 @@ async def probe(settings: SearchSettings) -> str:
     Raises:
         EvalError: the retriever does not answer.
     """
-    client = RetrieverClient.from_settings(settings)
+    client = RetrieverClient.from_settings(settings, outage_s=0.0)
     try:
         found = await client.search_many(PROBES)
     except RetrieverError as error:

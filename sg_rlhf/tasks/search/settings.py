@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from sg_rlhf.tasks.search.grading import Scheme
 from sg_rlhf.tasks.settings import DomainSettings
+
+Invalid = Literal["correct", "end"]
 
 #: A shorter cap has no room for the tags around a result.
 MIN_OBSERVATION_TOKENS = 32
@@ -31,14 +33,25 @@ class SearchSettings(DomainSettings):
         ge=MIN_OBSERVATION_TOKENS,
         description="most tokens of a search result, its tags included",
     )
-    max_query_chars: int = Field(512, ge=1, description="a longer query is cut")
+    max_query_chars: int = Field(8192, ge=1, description="a longer query is cut")
+    invalid: Invalid = Field(
+        "correct",
+        description="a turn without an action: correct: the model is told (Search-R1), "
+        "end: the dialogue ends (VerlTool)",
+    )
     reward: Scheme = Field("sign", description="sign: +1/-1 (Eq. 20), binary: 1/0, f1: token F1")
     timeout_s: float = Field(10.0, gt=0, description="seconds that one request may take")
     retries: int = Field(3, ge=0, description="further requests after a failed one")
+    outage_s: float = Field(
+        60.0, ge=0, description="seconds that a retriever which is away is waited for"
+    )
     backoff_s: float = Field(
         0.25, ge=0, description="seconds before the first retry; doubles, with jitter"
     )
-    max_connections: int = Field(64, ge=1, description="open connections of one rollout engine")
+    max_connections: int = Field(
+        8, ge=1, description="requests of one rollout engine under way at once"
+    )
+    max_batch: int = Field(64, ge=1, description="most queries of a request")
     max_failure_rate: float = Field(
         0.1, ge=0, lt=1, description="share of failed searches above which the run stops"
     )

@@ -41,9 +41,13 @@ from sg_rlhf.tasks.suite import (
 )
 
 #: What decides a dialogue, and so must be the same again when a run is resumed.
-_DECISIVE = ("topk", "max_turns", "turn_tokens", "observation_tokens", "max_query_chars")
+_DECISIVE = (
+    "topk", "max_turns", "turn_tokens", "observation_tokens", "max_query_chars", "invalid",
+)  # fmt: skip
 #: What `--search` may set: the rest belongs to training.
-_ALLOWED = (*_DECISIVE, "timeout_s", "retries", "backoff_s", "max_connections")
+_ALLOWED = (
+    *_DECISIVE, "timeout_s", "retries", "backoff_s", "outage_s", "max_connections", "max_batch",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -118,6 +118,23 @@ def test_other_processes_write_into_the_same_file_and_ranks_are_one(
     assert terminal.getvalue().count("rollout engine: loading ...") == 1
 
 
+def test_what_a_worker_says_is_a_line_and_the_same_of_another_is_not(
+    busy: Callable[..., progress.Progress], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = io.StringIO()
+    with busy(terminal):
+        for text in ("the retriever is away", "the retriever is away", "it is back"):
+            phases.say(phases.ENGINE, text)
+        wait_for(terminal, "] rollout engine: it is back\n")
+        assert terminal.getvalue().count("rollout engine: the retriever is away\n") == 1
+        # Later it is another outage.
+        monkeypatch.setattr(progress, "SAME_SECONDS", 0.0)
+        phases.say(phases.ENGINE, "the retriever is away")
+        phases.say(phases.ENGINE, "that was all")
+        wait_for(terminal, "that was all")
+    assert terminal.getvalue().count("rollout engine: the retriever is away\n") == 2
+
+
 def test_without_a_run_directory_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

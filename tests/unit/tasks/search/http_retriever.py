@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Reply = tuple[int, Any]  # status, and the answer's body (bytes as they are, else as JSON)
+#: Status, the answer's body (bytes as they are, else as JSON), and more headers.
+Reply = tuple[int, Any] | tuple[int, Any, dict[str, str]]
 
 
 def passages(*contents: str) -> list[dict[str, Any]]:
@@ -64,11 +65,13 @@ def running() -> Iterator[Retriever]:
             retriever.requests.append(body)
             retriever.connections.add(self.client_address)
             time.sleep(retriever.delay_s)
-            status, answer = retriever.reply(body)
+            status, answer, *headers = retriever.reply(body)
             data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
+            for name, value in (headers[0] if headers else {}).items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(data)
 

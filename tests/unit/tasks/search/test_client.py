@@ -6,7 +6,7 @@ import asyncio
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -119,7 +119,7 @@ def test_no_server_at_all() -> None:
         {"result": [[{"contents": "no document", "score": 1.0}]]},
         {"result": [[{"document": {"id": "1"}, "score": 1.0}]]},
         {"result": [[{"document": {"id": "1", "contents": None}, "score": 1.0}]]},
-        {"result": [[{"document": {"id": "1", "contents": "no score"}}]]},
+        {"result": [[{"document": {"id": "1", "contents": "c"}, "score": "high"}]]},
         {"result": [["text"]]},
     ],
 )
@@ -134,28 +134,169 @@ def test_an_answer_of_another_shape_is_an_error_not_an_empty_result(
     assert len(retriever.requests) == 1
 
 
-def test_connections_are_pooled_and_bounded(retriever: Retriever) -> None:
+@pytest.mark.parametrize("score", [{}, {"score": None}, {"score": 0.5}])
+def test_neither_score_nor_id_is_needed(retriever: Retriever, score: dict[str, Any]) -> None:
+    """Search-R1's servers before Google and SERP send neither."""
+    entry = {"document": {"contents": '"T"\ntext'}, **score}
+    retriever.reply = lambda body: (200, {"result": [[entry]]})
+    assert ask(retriever.url, "q") == [[Passage("", '"T"', "text", score.get("score"))]]
+
+
+async def ask_all(client: RetrieverClient, queries: Iterable[str]) -> list[Any]:
+    """Passages or the error of each query, asked by as many tasks at once."""
+    return await asyncio.gather(*map(client.search, queries), return_exceptions=True)
+
+
+def together(url: str, queries: Iterable[str], **settings: Any) -> list[Any]:
+    async def run() -> list[Any]:
+        client = RetrieverClient(url, **{"backoff_s": 0.001, "timeout_s": 5.0, **settings})
+        try:
+            return await ask_all(client, queries)
+        finally:
+            await client.aclose()
+
+    return asyncio.run(run())
+
+
+def test_queries_are_gathered_in_few_bounded_requests(retriever: Retriever) -> None:
+    retriever.delay_s = 0.01
+    queries = [f"query {i}" for i in range(500)]
+    results = together(retriever.url, queries, max_connections=3, max_batch=32)
+    assert [passages[0].title for passages in results] == [f'"About {q}"' for q in queries]
+    sizes = [len(body["queries"]) for body in retriever.requests]
+    assert sum(sizes) == 500 and max(sizes) == 32 and len(sizes) < 25
+    assert len(retriever.connections) <= 3
+
+
+def test_a_lone_query_does_not_wait(retriever: Retriever) -> None:
+    started = time.monotonic()
+    for i in range(20):
+        ask(retriever.url, f"query {i}")
+    assert time.monotonic() - started < 2.0
+    assert [len(body["queries"]) for body in retriever.requests] == [1] * 20
+
+
+def test_the_same_query_is_sent_once(retriever: Retriever) -> None:
+    retriever.delay_s = 0.1
+
+    async def run() -> list[Any]:
+        client = RetrieverClient(retriever.url)
+        first = asyncio.create_task(ask_all(client, ["a"] * 30 + ["b"] * 30))
+        await asyncio.sleep(0.05)  # under way
+        later = await ask_all(client, ["a", "b"])
+        found = await first
+        found[0].clear()  # each has a list of its own
+        assert found[1] == later[0] != found[0]
+        await client.search("a")  # answered, so it is asked anew
+        await client.aclose()
+        return found
+
+    assert len(asyncio.run(run())) == 60
+    assert [body["queries"] for body in retriever.requests] == [["a", "b"], ["a"]]
+
+
+def one_bad(status: int) -> Callable[[dict[str, Any]], Reply]:
+    def reply(body: dict[str, Any]) -> Reply:
+        return (status, b"a bad query") if "bad" in body["queries"] else found(body)
+
+    return reply
+
+
+@pytest.mark.parametrize("status", [400, 413, 422, 500])
+def test_one_bad_query_does_not_fail_the_others(retriever: Retriever, status: int) -> None:
+    retriever.reply = one_bad(status)
+    queries = [*(f"query {i}" for i in range(31)), "bad"]
+    results = together(retriever.url, queries, retries=1, max_connections=1)
+    assert all(len(passages) == 3 for passages in results[:31])
+    assert f"status {status}: a bad query" in str(results[31])
+    # The batch of 8 that it is in, then a half and the other, three times.
+    asked = [body["queries"] for body in retriever.requests]
+    assert len(asked) < 20 and sum("bad" in queries for queries in asked) <= 8
+
+
+def test_malformed_results_fail_their_query_alone(retriever: Retriever) -> None:
+    def reply(body: dict[str, Any]) -> Reply:
+        status, answer = found(body)
+        answer["result"][2] = [{"document": {"id": "1"}}]
+        return status, answer
+
+    retriever.reply = reply
+    results = together(retriever.url, ["a", "b", "c", "d"])
+    assert [isinstance(result, RetrieverError) for result in results] == [False, False, True, False]
+
+
+def test_another_number_of_results_is_no_answer_to_any(retriever: Retriever) -> None:
+    """Which result would be whose? One query at a time there is no doubt."""
+
+    def reply(body: dict[str, Any]) -> Reply:
+        return 200, {"result": [passages(f'"{q}"\nx') for q in body["queries"] if q != "lost"]}
+
+    retriever.reply = reply
+    results = together(retriever.url, ["a", "lost", "b", "c"])
+    assert [r[0].title for r in results if isinstance(r, list)] == ['"a"', '"b"', '"c"']
+    assert "0 results for 1 queries" in str(results[1])
+
+
+def test_a_slow_retriever_gets_smaller_requests(retriever: Retriever) -> None:
+    """20 ms a query: 64 at once would take 1.3 s, more than a request may."""
+
+    def reply(body: dict[str, Any]) -> Reply:
+        time.sleep(0.02 * len(body["queries"]))
+        return found(body)
+
+    retriever.reply = reply
+    queries = [f"query {i}" for i in range(120)]
+    results = together(retriever.url, queries, timeout_s=1.0, max_connections=2, retries=0)
+    assert all(len(passages) == 3 for passages in results)
+    # A quarter of the time-out holds 12 of them.
+    assert max(len(body["queries"]) for body in retriever.requests) <= 16
+
+
+def test_a_batch_that_timed_out_is_halved(retriever: Retriever) -> None:
+    def reply(body: dict[str, Any]) -> Reply:
+        time.sleep(0.8 if len(body["queries"]) > 2 else 0.0)
+        return found(body)
+
+    retriever.reply = reply
+    results = together(retriever.url, "abcdefgh", timeout_s=0.4, max_connections=1)
+    assert all(len(passages) == 3 for passages in results)
+    assert [len(body["queries"]) for body in retriever.requests][:3] == [8, 4, 2]
+
+
+def test_whoever_gives_up_takes_nothing_from_the_others(retriever: Retriever) -> None:
+    retriever.delay_s = 0.1
+
     async def run() -> None:
-        client = RetrieverClient(retriever.url, max_connections=3, timeout_s=5.0)
-        for _ in range(4):
-            await asyncio.gather(*(client.search(f"query {i}") for i in range(25)))
+        client = RetrieverClient(retriever.url)
+        tasks = [asyncio.create_task(client.search("same")) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        tasks[0].cancel()
+        assert len(await tasks[1]) == len(await tasks[2]) == 3
         await client.aclose()
 
     asyncio.run(run())
-    assert len(retriever.requests) == 100
-    assert len(retriever.connections) <= 3
+
+
+def test_closing_ends_what_waits(retriever: Retriever) -> None:
+    retriever.delay_s = 0.5
+
+    async def run() -> list[Any]:
+        client = RetrieverClient(retriever.url, max_connections=1)
+        asked = asyncio.create_task(ask_all(client, [f"query {i}" for i in range(40)]))
+        await asyncio.sleep(0.1)
+        await client.aclose()
+        return await asked
+
+    assert {str(error) for error in asyncio.run(run())} == {f"retriever {retriever.url}: closed"}
+    assert len(retriever.requests) == 1
 
 
 def test_waiting_for_a_connection_is_no_time_out(retriever: Retriever) -> None:
     retriever.delay_s = 0.1
-
-    async def run() -> list[list[Passage]]:
-        client = RetrieverClient(retriever.url, max_connections=1, timeout_s=0.5, retries=0)
-        results = await asyncio.gather(*(client.search(f"query {i}") for i in range(8)))
-        await client.aclose()
-        return list(results)
-
-    assert len(asyncio.run(run())) == 8  # 0.8 s in all, more than one request may take
+    queries = [f"query {i}" for i in range(8)]
+    settings = {"max_connections": 1, "max_batch": 1, "timeout_s": 0.5, "retries": 0}
+    # 0.8 s in all, more than one request may take.
+    assert all(len(passages) == 3 for passages in together(retriever.url, queries, **settings))
 
 
 def test_waits_grow_and_have_jitter(retriever: Retriever, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +313,7 @@ def test_waits_grow_and_have_jitter(retriever: Retriever, monkeypatch: pytest.Mo
         with pytest.raises(RetrieverError):
             ask(retriever.url, "q", retries=8, backoff_s=0.5, rng=random.Random(seed))
     by_attempt = [waits[i::8] for i in range(8)]
-    limits = [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0]
+    limits = [0.5, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]
     for drawn, limit in zip(by_attempt, limits, strict=True):
         assert min(drawn) >= 0.0 and max(drawn) <= limit
         assert max(drawn) > 0.7 * limit and len(set(drawn)) == 20

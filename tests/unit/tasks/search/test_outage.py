@@ -1,0 +1,190 @@
+"""A retriever that goes away: waited for so long and no longer, and told once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+
+from sg_rlhf.tasks.search import outage
+from sg_rlhf.tasks.search.client import RetrieverClient, RetrieverError
+from tests.unit.tasks.search.http_retriever import Reply, Retriever, found, running
+
+#: The contract's smallest server, in a process that can be killed.
+SERVER = """
+import json, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        passage = {"document": {"id": "0", "contents": "T\\nx"}, "score": 1.0}
+        data = json.dumps({"result": [[passage] for _ in body["queries"]]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+    def log_message(self, *_):
+        pass
+
+ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def retriever() -> Iterator[Retriever]:
+    with running() as server:
+        yield server
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@contextlib.contextmanager
+def serving(port: int) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", SERVER, str(port)]) as process:
+        try:
+            while socket.socket().connect_ex(("127.0.0.1", port)):
+                time.sleep(0.02)
+            yield process
+        finally:
+            process.send_signal(signal.SIGKILL)
+
+
+def client_of(url: str, said: list[str], **settings: Any) -> RetrieverClient:
+    chosen = {"backoff_s": 0.05, "timeout_s": 2.0, "retries": 0, **settings}
+    return RetrieverClient(url, tell=said.append, **chosen)
+
+
+def test_a_killed_server_is_waited_for_and_every_search_is_answered(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outage, "TOLD_AFTER_S", 0.2)
+    said: list[str] = []
+    url = f"http://127.0.0.1:{port}/retrieve"
+
+    async def dialogue(client: RetrieverClient, number: int) -> int:
+        answered = 0
+        for turn in range(40):
+            answered += len(await client.search(f"dialogue {number} turn {turn}"))
+            await asyncio.sleep(0.02)
+        return answered
+
+    async def run() -> list[int]:
+        client = client_of(url, said, outage_s=20.0)
+        with serving(port):
+            dialogues = [asyncio.create_task(dialogue(client, i)) for i in range(32)]
+            await asyncio.sleep(0.3)
+        await asyncio.sleep(1.0)
+        assert not any(task.done() for task in dialogues)
+        with serving(port):
+            results = await asyncio.gather(*dialogues)
+        await client.aclose()
+        return results
+
+    assert asyncio.run(run()) == [40] * 32
+    assert len(said) == 2
+    assert said[0].startswith(f"retriever {url}: no connection (")
+    assert said[0].endswith("; waiting for it, up to 20 s (outage_s)")
+    assert said[1] in (f"retriever {url}: answers again after {n} s" for n in (1, 2, 3))
+
+
+def test_an_outage_that_does_not_end_fails_all_at_its_deadline(port: int) -> None:
+    said: list[str] = []
+
+    async def run() -> list[Any]:
+        # One query a request: those that never had their turn must not begin to wait anew.
+        client = client_of(
+            f"http://127.0.0.1:{port}/retrieve", said, outage_s=1.5, max_connections=2, max_batch=1
+        )
+        started = time.monotonic()
+        asked = [client.search(f"query {i}") for i in range(20)]
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        assert 1.5 <= time.monotonic() - started < 5.0
+        await client.aclose()
+        return results
+
+    assert all("no connection" in str(error) for error in asyncio.run(run()))
+    assert len(said) == 1
+
+
+def test_a_hanging_retriever_fails_all_near_its_deadline(retriever: Retriever) -> None:
+    retriever.delay_s = 1.0
+
+    async def run() -> list[Any]:
+        client = client_of(retriever.url, [], outage_s=0.5, timeout_s=0.1, max_connections=1)
+        started = time.monotonic()
+        asked = [client.search(f"query {i}") for i in range(8)]
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        assert time.monotonic() - started < 1.2
+        await client.aclose()
+        return results
+
+    errors = asyncio.run(run())
+    assert all(isinstance(e, RetrieverError) and "no answer within 0.1 s" in str(e) for e in errors)
+
+
+def once(first: Reply) -> Callable[[dict[str, Any]], Reply]:
+    replies = [first]
+    return lambda body: replies.pop() if replies else found(body)
+
+
+@pytest.mark.parametrize(("status", "form"), [(429, "seconds"), (503, "date")])
+def test_retry_after_is_heeded(retriever: Retriever, status: int, form: str) -> None:
+    # A date has whole seconds, so the wait may be up to one second shorter.
+    later = format_datetime(datetime.now(UTC) + timedelta(seconds=2.0), usegmt=True)
+    retriever.reply = once((status, b"busy", {"Retry-After": "1" if form == "seconds" else later}))
+
+    async def run() -> float:
+        client = client_of(retriever.url, [], outage_s=10.0)
+        started = time.monotonic()
+        assert len(await client.search("q")) == 3
+        await client.aclose()
+        return time.monotonic() - started
+
+    assert 0.9 <= asyncio.run(run()) < 3.0
+    assert len(retriever.requests) == 2
+
+
+@pytest.mark.parametrize(("header", "requests"), [("3600", 1), ("soon", 2), ("-1", 2)])
+def test_a_longer_wait_than_the_deadline_is_none_and_nonsense_is_left_out(
+    retriever: Retriever, header: str, requests: int
+) -> None:
+    retriever.reply = lambda body: (503, b"closed", {"Retry-After": header})
+
+    async def run() -> None:
+        client = client_of(retriever.url, [], outage_s=0.0, retries=1)
+        with pytest.raises(RetrieverError, match=f"status 503: closed, {requests} times"):
+            await client.search("q")
+        await client.aclose()
+
+    asyncio.run(run())
+    assert len(retriever.requests) == requests
+
+
+def test_an_outage_of_a_moment_is_not_told(retriever: Retriever) -> None:
+    said: list[str] = []
+    retriever.reply = once((503, b"busy"))
+
+    async def run() -> None:
+        client = client_of(retriever.url, said, outage_s=10.0)
+        await client.search("q")
+        await client.aclose()
+
+    asyncio.run(run())
+    assert said == []
