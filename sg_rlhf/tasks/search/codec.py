@@ -12,6 +12,7 @@ class TokenizerCodec:
     Attributes:
         control_tokens: strings that the tokenizer reads as control tokens wherever they stand in a
             text, the longest first; retrieved text must not hold them.
+        control_ids: their token ids.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -20,6 +21,7 @@ class TokenizerCodec:
         self.control_tokens: list[str] = sorted(
             {*added, *tokenizer.all_special_tokens}, key=lambda token: (-len(token), token)
         )
+        self.control_ids = frozenset(tokenizer.convert_tokens_to_ids(self.control_tokens))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""

@@ -2,15 +2,17 @@
 
 Token in, token out: what the model sampled is kept as the engine returned it and never tokenised
 again, so that training scores exactly what was sampled. Only the texts that we add (observations
-and corrections) are encoded. A token that ends a turn may hold characters behind the closing tag,
-and a turn may end in the model's end-of-turn token; both stay, and both are the model's.
+and corrections) are encoded. A token that ends a turn may hold characters behind the closing tag;
+they stay, and are the model's. The token with which the model ends a turn, where a correction
+follows, does not: in the reference nothing of it is left either, and no text goes on behind it.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from sg_rlhf.tasks.grade import Grade
@@ -21,14 +23,19 @@ from sg_rlhf.tasks.search.protocol import (
     FAILED,
     OBSERVATION_END,
     OBSERVATION_START,
+    STOP,
     Kind,
     Passage,
     claims_information,
     clean_query,
+    count_tags,
     format_passages,
+    headings,
     parse_action,
 )
 from sg_rlhf.tasks.search.settings import SearchSettings
+
+_NO_WORD = re.compile(r"[^\w\s]")
 
 #: Tokens that must be left behind an observation; without them no answer could follow it.
 ANSWER_TOKENS = 16
@@ -62,6 +69,10 @@ class Codec(Protocol):
     @property
     def control_tokens(self) -> Sequence[str]:
         """Strings that it reads as control tokens wherever they stand (see `neutralise`)."""
+
+    @property
+    def control_ids(self) -> frozenset[int]:
+        """Ids of its control tokens."""
 
 
 #: (context, most new tokens) -> what was sampled; stops at a closing tag of `protocol.STOP`.
@@ -118,6 +129,20 @@ class Dialogue:
             assert len(generation.log_probs) == len(generation.token_ids)
             self.log_probs.extend(generation.log_probs)
 
+    def drop_end_of_turn(self, codec: Codec) -> None:
+        """Take back the control token that the last turn ended with, if it did."""
+        start, end = self.action_ranges[-1]
+        if start == end or self.token_ids[-1] not in codec.control_ids:
+            return
+        # A tokenizer may have the tags as control tokens of its own.
+        if codec.decode(self.token_ids[-1:]).strip() in STOP:
+            return
+        del self.token_ids[-1]
+        self.action_ranges[-1] = (start, end - 1)
+        self.turns[-1] = codec.decode(self.token_ids[start:])
+        if self.log_probs is not None:
+            del self.log_probs[-1]
+
     def add_observation(self, token_ids: Sequence[int]) -> None:
         """Append tokens that are not the model's."""
         self.token_ids.extend(token_ids)
@@ -165,13 +190,21 @@ async def run_dialogue(
             dialogue.truncated = True
             break
         if action.kind is Kind.INVALID:
-            observation = codec.encode(CORRECTION)
+            if settings.invalid == "end":
+                if not any(tag in text for tag in STOP):
+                    dialogue.truncated = generation.out_of_tokens
+                    break
+                observation = []
+            else:
+                observation = codec.encode(CORRECTION)
         else:
             query = clean_query(action.content, settings.max_query_chars)
             observation = await _search(dialogue, query, search, codec, settings)
         if end - len(dialogue.token_ids) - len(observation) < ANSWER_TOKENS:
             dialogue.truncated = True
             break
+        if action.kind is Kind.INVALID and observation:
+            dialogue.drop_end_of_turn(codec)
         dialogue.add_observation(observation)
     return dialogue
 
@@ -193,15 +226,46 @@ async def _search(
     finally:
         dialogue.search_seconds += time.monotonic() - started
     dialogue.empty_results += not passages
-    max_chars = settings.observation_tokens * CHARS_PER_TOKEN
-    body = format_passages(passages, codec.control_tokens, max_chars)
-    observation = encode_observation(body, codec, settings.observation_tokens)
+    observation, shown = encode_passages(passages, codec, settings.observation_tokens)
     if passages:
-        shown = codec.decode(observation)
         for tag in (OBSERVATION_START, OBSERVATION_END):
             shown = shown.replace(tag.strip(), " ")
         dialogue.retrieved.append(shown)
     return observation
+
+
+def encode_passages(passages: Sequence[Passage], codec: Codec, cap: int) -> tuple[list[int], str]:
+    """A search result as token ids, at most `cap`, and as the text that they stand for.
+
+    What the tokenizer makes of a text counts, not the text: one that normalises (NFKC) reads a
+    fullwidth `＜answer＞` as the tag, and a tag with a soft hyphen in it may lose that. Where its
+    reading has a tag too many, or a control token, the passages are neutralised as it reads them;
+    and where even that does not help, all but letters and digits go.
+    """
+    empty = "\n".join(f"Doc {number}(" for number in range(1, len(passages) + 1))
+    frame = codec.encode(f"{OBSERVATION_START}{empty}{OBSERVATION_END}")
+    expected = codec.decode(frame)
+    control = codec.control_ids.difference(frame)
+    max_chars = cap * CHARS_PER_TOKEN
+    readings: tuple[Callable[[str], str], ...] = (
+        str,
+        lambda text: codec.decode(codec.encode(text)),
+        lambda text: _NO_WORD.sub(" ", text),
+    )
+    for reading in readings:
+        some = []
+        for passage in passages:
+            title, text = reading(passage.title[:max_chars]), reading(passage.text[:max_chars])
+            some.append(replace(passage, title=title, text=text))
+        token_ids = encode_observation(format_passages(some, codec.control_tokens), codec, cap)
+        shown = codec.decode(token_ids)
+        if (
+            count_tags(shown) <= count_tags(expected)
+            and headings(shown) == headings(expected)[: len(headings(shown))]
+            and control.isdisjoint(token_ids)
+        ):
+            break
+    return token_ids, shown
 
 
 def encode_observation(body: str, codec: Codec, cap: int) -> list[int]:

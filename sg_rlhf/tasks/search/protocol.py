@@ -74,10 +74,10 @@ class Passage:
     id: str
     title: str
     text: str
-    score: float
+    score: float | None
 
     @classmethod
-    def from_contents(cls, id: str, contents: str, score: float) -> Passage:
+    def from_contents(cls, id: str, contents: str, score: float | None) -> Passage:
         """A passage of the corpus, whose first line is its title."""
         title, _, text = contents.partition("\n")
         return cls(id, title, text, score)
@@ -129,22 +129,29 @@ def neutralise(text: str, control_tokens: Iterable[str] = ()) -> str:
     return text
 
 
-def format_passages(
-    passages: Sequence[Passage], control_tokens: Iterable[str] = (), max_chars: int | None = None
-) -> str:
+def count_tags(text: str) -> int:
+    """How many protocol tags stand in a text, whole or not."""
+    return sum(1 for _ in _TAG_START.finditer(text))
+
+
+def headings(text: str) -> list[str]:
+    """The beginnings of lines that begin as a passage does, such as `Doc 2`."""
+    return [found[1].strip() for found in _HEADING.finditer(text)]
+
+
+def format_passages(passages: Sequence[Passage], control_tokens: Iterable[str] = ()) -> str:
     """The inside of an observation: `Doc 1(Title: "...") text`, a line for each passage.
 
     Args:
         control_tokens: see `neutralise`.
-        max_chars: how much of a passage is looked at.
     """
     if not passages:
         return NOTHING_FOUND
     tokens = list(control_tokens)
     lines = []
     for number, passage in enumerate(passages, start=1):
-        title = neutralise(passage.title[:max_chars], tokens)
-        text = neutralise(passage.text[:max_chars], tokens)
+        title = neutralise(passage.title, tokens)
+        text = neutralise(passage.text, tokens)
         lines.append(f"Doc {number}(Title: {title}) {text}\n")
     return "".join(lines).strip()
 

@@ -154,7 +154,8 @@ def play(
     **changes: Any,
 ) -> tuple[dict[str, Any], ScriptedEngine]:
     """One rollout of these turns."""
-    chosen = SearchSettings(**{"url": url, "topk": 1, "retries": 0, "backoff_s": 0, **changes})
+    fixed = {"url": url, "topk": 1, "retries": 0, "backoff_s": 0, "outage_s": 0}
+    chosen = SearchSettings(**{**fixed, **changes})
     engine = ScriptedEngine(turns, longer)
     shared = SamplingParams(max_tokens=max_tokens, min_tokens=1, logprobs=logprobs)
 
@@ -202,14 +203,64 @@ def test_a_dialogue_that_searches_and_answers(retriever: Retriever) -> None:
 def test_token_in_token_out(retriever: Retriever) -> None:
     output, engine = play([SEARCH, "no tags" + END_OF_TURN, ANSWER], retriever.url)
     ids = output["observation_tokens"]
-    assert [ids[a:b] for a, b in output["action_ranges"]] == engine.sampled
+    searched, corrected, answered = engine.sampled
+    # The end of a turn that is corrected is no part of the dialogue, as in the reference.
+    assert corrected.pop() == TOKENIZER.eos_token_id
+    assert [ids[a:b] for a, b in output["action_ranges"]] == [searched, corrected, answered]
     # Every turn continues the very tokens of the dialogue so far.
     for context, (start, _) in zip(engine.contexts, output["action_ranges"], strict=True):
         assert context == ids[:start]
     again = TOKENIZER(text_of(output), add_special_tokens=False)["input_ids"]
     assert again != ids[output["action_ranges"][0][0] :]
-    assert CORRECTION in text_of(output) and END_OF_TURN + CORRECTION in text_of(output)
+    assert "no tags" + CORRECTION in text_of(output)
+    values = output["rollout_log_probs"]
+    assert len(values) == len(ids)
+    assert [values[i] for a, b in output["action_ranges"] for i in range(a, b)] == [
+        -0.25 - ids[i] / 1000 for a, b in output["action_ranges"] for i in range(a, b)
+    ]
     assert ids[: len(engine.contexts[0])] == TOKENIZER(PROMPT)["input_ids"]
+
+
+def test_an_end_of_turn_alone_leaves_nothing_but_the_correction(retriever: Retriever) -> None:
+    output, _ = play([END_OF_TURN, ANSWER], retriever.url)
+    (start, end), _ = output["action_ranges"]
+    assert start == end
+    assert text_of(output) == CORRECTION + ANSWER
+    # The last turn keeps its own: nothing follows it.
+    output, _ = play(["I give up" + END_OF_TURN], retriever.url, max_turns=0)
+    assert text_of(output) == "I give up" + END_OF_TURN
+
+
+@pytest.mark.parametrize(
+    ("turns", "text", "truncated"),
+    [
+        (["I give up" + END_OF_TURN, ANSWER], "I give up" + END_OF_TURN, False),
+        # A closing tag ended the turn: nothing is said, and the model goes on.
+        (["a </search>", ANSWER], "a </search>" + ANSWER, False),
+        (["<search> a </answer>", " b" + ANSWER], "<search> a </answer> b" + ANSWER, False),
+        ([], "." * 60, True),
+    ],
+)
+def test_invalid_actions_may_end_the_dialogue_as_in_verltool(
+    retriever: Retriever, turns: list[str], text: str, truncated: bool
+) -> None:
+    output, _ = play(turns, retriever.url, invalid="end", turn_tokens=60)
+    assert text_of(output) == text
+    assert output["truncated"] == truncated
+    assert output["extra_logs"]["invalid_actions"] == 1
+
+
+def test_a_long_query_is_searched_whole_and_the_context_never_slides(retriever: Retriever) -> None:
+    asked = " ".join(f"word{i}" for i in range(250))
+    output, engine = play(
+        [f"<search> {asked} </search>", SEARCH, ANSWER], retriever.url,
+        turn_tokens=3000, max_tokens=9000, max_length=12000,
+    )  # fmt: skip
+    assert [asked] in [body["queries"] for body in retriever.requests]
+    assert len(asked) > 1500
+    prompt = TOKENIZER(PROMPT)["input_ids"]
+    assert all(context[: len(prompt)] == prompt for context in engine.contexts)
+    assert output["reward"] == 1.0
 
 
 def test_log_probs_lie_on_the_models_tokens(retriever: Retriever) -> None:
@@ -247,6 +298,8 @@ def test_an_answer_in_retrieved_text_or_in_the_prompt_does_not_count(retriever: 
         (["<search> </search>", ANSWER], 1.0, {"invalid_actions": 1, "format_ok": 0}),
         (["<answer> Paris </answer>", ANSWER], -1.0, {"turns": 1, "format_ok": 1}),
         (["<answer></answer>"], -1.0, {"answered": 1, "format_ok": 0}),
+        # The turn ends at the first closing tag, so the query is never closed.
+        (["<search> a </answer> b </search>", ANSWER], 1.0, {"invalid_actions": 1, "searches": 0}),
         # The last turn may only answer.
         ([SEARCH] * 9, -1.0, {"searches": 2, "turns": 3, "answered": 0}),
         ([SEARCH] * 2 + [ANSWER], 1.0, {"searches": 2, "turns": 3}),
