@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import openrlhf.trainer.ray.vllm_engine as upstream
 import ray
 
+from bench.stock_platform import AS_SHIPPED
+from sg_rlhf.overlay import switches
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.rollout_engine import CPU_WORKER_EXTENSION
 
@@ -18,6 +21,8 @@ class CpuRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         self, *args: Any, **kwargs: Any
     ) -> None:
         kwargs["worker_extension_cls"] = CPU_WORKER_EXTENSION
+        if os.environ.get(AS_SHIPPED) != "1":
+            kwargs["dtype"] = switches.engine_dtype()
         if not platform.has_bf16_units():
             kwargs["dtype"] = "float32"
         await super().__init__(*args, **kwargs)

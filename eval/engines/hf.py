@@ -15,8 +15,8 @@ BATCH = 16
 class HfEngine:
     """Batches of requests of similar length through `generate`.
 
-    Sampling is exact with a generator of its own for every sample: the largest of log-probability
-    plus Gumbel noise is a draw from the distribution, so `generate` may search greedily.
+    A token is drawn by its sample's seed and its place (:mod:`sg_rlhf.common.seeded_draws`) before
+    `generate` chooses, which may therefore search greedily.
     """
 
     def __init__(self, options: EngineOptions) -> None:
@@ -78,7 +78,7 @@ class HfEngine:
             processors.append(TemperatureLogitsWarper(requests[0].temperature))
             if requests[0].top_p < 1.0:
                 processors.append(TopPLogitsWarper(requests[0].top_p))
-            processors.append(gumbel([request.seed for request in requests], self._device))
+            processors.append(drawn([request.seed for request in requests], longest))
         stops = self._model.generation_config.eos_token_id
         stops = self._tokenizer.eos_token_id if stops is None else stops
         stops = [*(stops if isinstance(stops, list) else [stops]), *requests[0].stop_ids]
@@ -148,25 +148,23 @@ class StopAt:
         return input_ids.new_tensor(flags).bool()
 
 
-def gumbel(seeds: Sequence[int], device: Any) -> Any:
-    """A logits processor that adds noise: the largest result of a row is a draw from its softmax.
+def drawn(seeds: Sequence[int], prompt: int) -> Any:
+    """A logits processor that leaves each row one token: a draw from the softmax of its scores.
 
     Args:
-        seeds: one for each row, which has a generator of its own.
+        seeds: one for each row.
+        prompt: tokens before the responses, padding included.
     """
     import torch
     from transformers import LogitsProcessor
 
-    class Gumbel(LogitsProcessor):  # type: ignore[misc]
-        """In float64, because a float32 draw can be 0, which would pick any token."""
+    from sg_rlhf.common import seeded_draws
 
-        def __init__(self) -> None:
-            self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
-
+    class Drawn(LogitsProcessor):  # type: ignore[misc]
         def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            noise = torch.empty(scores.shape, dtype=torch.float64, device=scores.device)
-            for row, generator in zip(noise, self._generators, strict=True):
-                row.exponential_(generator=generator)
-            return scores.double() - noise.log()
+            positions = [input_ids.shape[1] - prompt] * len(seeds)
+            numbers = torch.from_numpy(seeded_draws.uniforms(seeds, positions))
+            token = seeded_draws.draw(scores.softmax(dim=-1, dtype=torch.float32), numbers)
+            return torch.full_like(scores, -torch.inf).scatter_(1, token[:, None], 0.0)
 
-    return Gumbel()
+    return Drawn()

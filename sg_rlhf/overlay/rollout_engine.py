@@ -101,6 +101,7 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
             kwargs = vllm_settings.cpu_settings(kwargs["max_model_len"]) | kwargs
         kwargs = vllm_settings.engine_settings_here() | kwargs
         kwargs |= engine_log_probs.engine_options()
+        kwargs["disable_log_stats"] = True  # nobody reads vLLM's own
         self._expects_reward = bool(remote_rm_url)
         self._incarnation = uuid.uuid4().hex
         # Elsewhere a batch's height is not all that rounding depends on.
@@ -108,6 +109,8 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         self._gate: tuple[str, Gate] | None = None
         with phases.phase(phases.ENGINE, "starting vLLM and loading the model"):
             await super().__init__(*args, remote_rm_url=remote_rm_url, **kwargs)
+            if platform.active():
+                await self.llm.collective_rpc("draw_by_seed")
         self._core_watch = asyncio.create_task(self._end_calls_of_a_dead_core())
 
     async def _end_calls_of_a_dead_core(self) -> None:
@@ -151,6 +154,10 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         # Upstream reads the last output alone. An output for every token of every response wakes
         # as many tasks, and a core is busy with nothing else.
         sampling_params.output_kind = RequestOutputKind.FINAL_ONLY
+        if sampling_params.logprobs:
+            sampling_params.logprobs = 0  # the sampled token's: upstream asks for the likeliest too
+        if isinstance(self.executor, SingleTurnAgentExecutor) and not sampling_params.stop:
+            sampling_params.detokenize = False  # it decodes the whole sample once, by itself
         if ends:
             sampling_params.stop_token_ids = [*(sampling_params.stop_token_ids or []), *ends]
             sampling_params.all_stop_token_ids.update(ends)  # what min_tokens holds back

@@ -20,11 +20,12 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 
+from sg_rlhf.common.seeded_draws import DrawsBySeed
 from sg_rlhf.overlay.cpu.gloo_group import GlooGroup
 from sg_rlhf.overlay.weight_receiver import BucketWorkerWrap
 
 
-class CpuWorkerWrap(BucketWorkerWrap):
+class CpuWorkerWrap(BucketWorkerWrap, DrawsBySeed):
     """Receives weights in a vLLM CPU worker, in buckets or in upstream's way, one by one."""
 
     model_config: Any

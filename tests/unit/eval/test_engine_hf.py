@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eval.engines.base import EngineOptions, Request, drain
-from eval.engines.hf import HfEngine, gumbel
+from eval.engines.hf import HfEngine, drawn
 from eval.model import find_model
 from sg_rlhf.tasks.kk.prompt import build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate
@@ -100,11 +100,12 @@ def test_a_sample_does_not_depend_on_what_else_is_sampled(engine, tokenizer):
     assert len({completion.text for completion in seeds.values()}) > 3
 
 
-def test_the_largest_noisy_score_is_a_draw_from_the_softmax():
+def test_the_score_that_is_left_is_a_draw_from_the_softmax():
     scores = torch.tensor([2.0, 1.0, 0.0, -1.0, float("-inf")])
     n = 4000
-    noisy = gumbel(range(n), "cpu")(None, scores.expand(n, -1))
-    counts = torch.bincount(noisy.argmax(-1), minlength=5).tolist()
+    left = drawn(range(n), 3)(torch.zeros(n, 3), scores.expand(n, -1))
+    assert bool(((left > -torch.inf).sum(-1) == 1).all())
+    counts = torch.bincount(left.argmax(-1), minlength=5).tolist()
     assert counts[4] == 0
     expected = torch.softmax(scores.double(), -1)[:4] * n
     assert chisquare(counts[:4], expected.numpy()).pvalue > 1e-3
