@@ -37,6 +37,14 @@ def not_negative(text: str) -> int:
     return 0 if text == "0" else positive(text)
 
 
+def setting(text: str) -> tuple[str, int]:
+    """An argument type: NAME=N, N an integer of at least 1."""
+    name, equals, value = text.partition("=")
+    if not (name and equals and value.isdecimal() and int(value)):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected NAME=N, N an integer of at least 1")
+    return name, int(value)
+
+
 def port(text: str) -> int:
     """An argument type: a TCP port, or 0 for any free one."""
     value = not_negative(text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,10 @@ BUCKET = 16
 #: Texts in one forward pass.
 BATCH = {"cpu": 64, "cuda": 256}
 
+#: Numbers that the encoder computes with. `auto`: fp16 on a GPU, as Search-R1's; fp32 on a CPU.
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+Tokens = Mapping[str, list[list[int]]]
+
 
 class Encoder:
     """A transformer encoder and its tokenizer.
@@ -36,9 +40,10 @@ class Encoder:
         revision: of a model id; the resolved commit is what counts (see `identity`).
         max_length: tokens a text, prefix and special tokens included; the rest is cut off.
         device: a torch device; by default a GPU where there is one.
+        dtype: a key of `DTYPES`, or `auto`.
 
     Raises:
-        ValueError: if there is no such model, naming it.
+        ValueError: if there is no such model or device, naming it.
     """
 
     def __init__(
@@ -47,11 +52,15 @@ class Encoder:
         revision: str | None = None,
         max_length: int = 256,
         device: str | None = None,
+        dtype: str = "auto",
     ) -> None:
         # Takes seconds to import, and BM25 needs none of it.
         from transformers import AutoModel, AutoTokenizer
 
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.device = _device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if dtype == "auto":
+            dtype = "fp16" if self.device.type == "cuda" else "fp32"
+        self.dtype = dtype
         self.max_length = max_length
         try:
             if Path(name).is_dir():
@@ -60,7 +69,7 @@ class Encoder:
                 name, revision=revision, trust_remote_code=False
             )
             model = AutoModel.from_pretrained(
-                name, revision=revision, dtype=torch.float32, trust_remote_code=False
+                name, revision=revision, dtype=DTYPES[dtype], trust_remote_code=False
             )
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
@@ -72,21 +81,32 @@ class Encoder:
             raise ValueError(f"--max-length {max_length}: {name} reads at most {limit} tokens")
         self._model = model.to(self.device).eval()
         self.dimension = int(model.config.hidden_size)
+        #: Bytes of its weights.
+        self.size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
         self.identity = _identity(name, getattr(model.config, "_commit_hash", None))
 
     def encode(self, texts: Sequence[str], kind: Kind, batch_size: int | None = None) -> np.ndarray:
         """Unit vectors, float32 [texts, dimension], in the order of `texts`."""
-        vectors = np.empty((len(texts), self.dimension), np.float32)
         if not texts:
-            return vectors
-        tokens = self._tokenizer(
+            return np.empty((0, self.dimension), np.float32)
+        return self.forward(self.tokens(texts, kind), batch_size)
+
+    def tokens(self, texts: Sequence[str], kind: Kind) -> Tokens:
+        """What `forward` takes; may run in another thread beside it."""
+        tokens: Tokens = self._tokenizer(
             [PREFIX[kind] + text for text in texts], truncation=True, max_length=self.max_length
         )
+        return tokens
+
+    def forward(self, tokens: Tokens, batch_size: int | None = None) -> np.ndarray:
+        """The vectors of `tokens`, float32 [texts, dimension]."""
         buckets: dict[int, list[int]] = defaultdict(list)
         for row, ids in enumerate(tokens["input_ids"]):
             padded = -(-len(ids) // BUCKET) * BUCKET
             buckets[min(padded, self.max_length)].append(row)
         size = batch_size or BATCH[self.device.type]
+        order: list[int] = []
+        parts: list[torch.Tensor] = []
         for length, rows in buckets.items():
             for start in range(0, len(rows), size):
                 some = rows[start : start + size]
@@ -96,15 +116,32 @@ class Encoder:
                     max_length=length,
                     return_tensors="pt",
                 )
-                vectors[some] = self._forward(batch.to(self.device)).cpu().numpy()
+                # Left on the device, so that a GPU computes while the next batch is padded.
+                parts.append(self._forward(batch.to(self.device)))
+                order += some
+        vectors = np.empty((len(order), self.dimension), np.float32)
+        vectors[order] = torch.cat(parts).cpu().numpy()
         return vectors
 
     @torch.inference_mode()
     def _forward(self, batch: Any) -> torch.Tensor:
-        hidden_BLD = self._model(**batch).last_hidden_state
-        mask_BL1 = batch["attention_mask"][..., None].to(hidden_BLD.dtype)
+        hidden_BLD = self._model(**batch).last_hidden_state.float()
+        mask_BL1 = batch["attention_mask"][..., None].float()
         mean_BD = (hidden_BLD * mask_BL1).sum(dim=1) / mask_BL1.sum(dim=1)
-        return torch.nn.functional.normalize(mean_BD.float(), dim=-1)
+        return torch.nn.functional.normalize(mean_BD, dim=-1)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    kinds = {"cpu": 1, "cuda": torch.cuda.device_count()}
+    if device is None or device.type not in kinds:
+        raise ValueError(f"--device {name}: expected cpu, cuda, or cuda:N")
+    if (device.index or 0) >= kinds[device.type]:
+        raise ValueError(f"--device {name}: there are {kinds['cuda']} GPUs that torch can use")
+    return device
 
 
 def _identity(name: str, commit: str | None) -> dict[str, str]:

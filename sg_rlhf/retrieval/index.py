@@ -1,34 +1,33 @@
 """Build a retrieval index: `python -m sg_rlhf.retrieval.index --corpus FILE --encoder E --out DIR`.
 
-Everything is written to `DIR.partial` and renamed at the end. Dense vectors are written there shard
-by shard, so that a killed build, started again, goes on after the last whole shard.
+Everything is written to `DIR.partial` and renamed at the end. Before a build its size, memory and
+time are printed, and what the machine cannot hold is refused (`room`). A killed build of vectors,
+started again, goes on where it was (`dense_build`).
 """
 
 from __future__ import annotations
 
 import argparse
 import fcntl
-import json
-import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
-import numpy as np
-from tqdm import tqdm
-
-from sg_rlhf.common.files import write_whole
-from sg_rlhf.retrieval import contents, dense, manifest
+from sg_rlhf.common.index_sizes import KINDS, PRECISIONS, Spec, spec
+from sg_rlhf.retrieval import contents, manifest, room
 from sg_rlhf.retrieval.analysis import ANALYSES, LUCENE, of_revision
-from sg_rlhf.retrieval.command import Parser, positive, run
-from sg_rlhf.retrieval.corpus import Corpus, save_offsets, scan
+from sg_rlhf.retrieval.command import Parser, positive, run, setting
+from sg_rlhf.retrieval.corpus import Corpus, Scan, save_offsets, scan
+from sg_rlhf.retrieval.job import KEPT, Build
 
-SHARDS, PLAN = "shards", "plan.json"
+if TYPE_CHECKING:
+    from sg_rlhf.retrieval.encoder import Encoder
+
+LOCK = "lock"
 #: What an index folder holds beside its manifest.
 INDEX = (manifest.BM25, manifest.FAISS, manifest.OFFSETS)
 PROG = "sg_rlhf.retrieval.index"
@@ -37,13 +36,19 @@ examples:
   python -m sg_rlhf.retrieval.index --corpus corpus.jsonl --encoder bm25 --out indexes/bm25
   python -m sg_rlhf.retrieval.index --corpus wiki-18.jsonl --encoder intfloat/e5-base-v2 \\
       --type flat --out indexes/e5_flat
+  python -m sg_rlhf.retrieval.index --corpus wiki-18.jsonl --encoder intfloat/e5-base-v2 \\
+      --type hnsw --vectors fp16 --build M=64 --search efSearch=256 --out indexes/e5_hnsw --dry-run
 
-which one:
-  bm25   words in common, as Lucene and pyserini count them; no GPU, no model, seconds for a small
-         corpus
-  flat   exact search by meaning; a batch of queries reads every vector once (64.6 GB for wiki-18)
-  hnsw   a graph, nearly exact, reads few vectors; about 0.27 KB a passage more than flat
-  ivf    clusters, nearly exact; quicker to build than hnsw, slower to search
+which one, and its parameters:
+  bm25    words in common, as Lucene and pyserini count them; no GPU, no model, seconds for a small
+          corpus
+  flat    exact search by meaning; a batch of queries reads every vector once (64.6 GB for wiki-18)
+  sq8     the same of a byte a number
+  hnsw    a graph, nearly exact, reads few vectors; --build M efConstruction, --search efSearch
+  ivf     lists, nearly exact; quicker to build than hnsw, slower to search; nlist, nprobe
+  ivfsq8  lists of vectors of a byte a number; nlist, nprobe
+  ivfpq   lists of 2 to 4 % of the size, which lose some; nlist, pq_m, pq_bits, nprobe
+Recall beside exact search is measured when an index is made, and is in its manifest.
 
 A corpus line is {"id": "0", "contents": "\\"Title\\"\\ntext"}, as Search-R1 publishes it. A build
 that was killed goes on where it was when the same command is given again.
@@ -52,32 +57,10 @@ that was killed goes on where it was when the same command is given again.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status (0, or 2 for bad input)."""
-    args = _parser().parse_args(argv)
-    return run(PROG, lambda: build(**vars(args)))
-
-
-@dataclass(frozen=True)
-class Build:
-    """What to build; the fields are the command's flags."""
-
-    corpus: Path
-    encoder: str
-    out: Path
-    type: str | None = None
-    analysis: str | None = None
-    revision: str | None = None
-    max_length: int = 256
-    batch_size: int | None = None
-    shard_rows: int = 16_384
-    device: str | None = None
-    force: bool = False
-    restart: bool = False
-    progress: bool = True
-
-    @property
-    def partial(self) -> Path:
-        """The folder of the unfinished index."""
-        return self.out.with_name(f"{self.out.name}.partial")
+    args = vars(_parser().parse_args(argv))
+    for name in ("build", "search"):
+        args[name] = dict(args[name])
+    return run(PROG, lambda: build(**args))
 
 
 def build(corpus: Path, encoder: str, out: Path, **options: Any) -> None:
@@ -87,84 +70,140 @@ def build(corpus: Path, encoder: str, out: Path, **options: Any) -> None:
         ValueError: for a bad argument or corpus; `out` stays as it was.
     """
     job = Build(corpus, encoder, out, **options)
-    if encoder == "bm25" and job.type is not None:
-        raise ValueError(f"--type {job.type}: BM25 has one form, leave --type out")
-    if encoder != "bm25" and job.analysis is not None:
-        raise ValueError(f"--analysis {job.analysis}: of --encoder bm25 alone, leave it out")
-    if not corpus.is_file():
-        raise ValueError(f"--corpus {corpus}: no such file")
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out}: is a file, expected a folder")
+    _check(job)
+    if job.dry_run:
+        _room(job, None if encoder == "bm25" else _load_encoder(job))
+        return
     job.partial.mkdir(parents=True, exist_ok=True)
-    with _locked(job.partial):
+    with _locked(job.partial) as lock:
         try:
-            made = _build_partial(job)
+            made = _build_partial(job, lock)
         except (ValueError, OSError):
-            _remove_unless_shards(job.partial)
+            _remove_unless_vectors(job)
             raise
         if made is None:
-            _remove_unless_shards(job.partial)
+            _remove_unless_vectors(job)
             print(f"{out}: built already")
             return
         _put_in_place(job.partial, out)
     size = sum(made["files"].values())
     print(f"{out}: {made['corpus']['rows']:,} passages, {made['kind']}, {size:,} bytes")
+    for line in _recall_lines(made):
+        print(line)
 
 
-def _build_partial(job: Build) -> dict[str, Any] | None:
+def _check(job: Build) -> None:
+    """Refuse what can be seen to be wrong before anything is read."""
+    if job.encoder == "bm25":
+        for flag in ("type", "vectors", "build", "search"):
+            if value := getattr(job, flag):
+                shown = value if isinstance(value, str) else next(iter(value))
+                raise ValueError(f"--{flag} {shown}: BM25 has one form, leave --{flag} out")
+    elif job.analysis is not None:
+        raise ValueError(f"--analysis {job.analysis}: of --encoder bm25 alone, leave it out")
+    if not job.corpus.is_file():
+        raise ValueError(f"--corpus {job.corpus}: no such file")
+    if job.out.exists() and not job.out.is_dir():
+        raise ValueError(f"--out {job.out}: is a file, expected a folder")
+
+
+def _build_partial(job: Build, lock: IO[Any]) -> dict[str, Any] | None:
     """Make the whole index in `job.partial`; its manifest, or None if `out` is that index."""
-    _clean(job.partial, keep=("lock", SHARDS, PLAN))
+    _clean(job.partial, keep=(LOCK, *KEPT))
     # Before the corpus is read: that may take minutes.
     model = None if job.encoder == "bm25" else _load_encoder(job)
-    found = scan(job.corpus, progress=job.progress)
+    # What is there may be this very index, which takes no room.
+    early = job.force or not (job.out / manifest.NAME).exists()
+    if early:
+        _room(job, model)
+    found = _known_scan(job, model) or scan(job.corpus, progress=job.progress)
     rows = len(found.offsets) - 1
+    wanted = None if model is None else _spec(job, rows, model)
     request: dict[str, Any] = {
-        "kind": "bm25" if model is None else job.type or "flat",
+        "kind": "bm25" if wanted is None else wanted.kind,
         "corpus": manifest.corpus_entry(job.corpus, job.out, rows, found.sha256),
         "encoder": _encoder_entry(job, model),
     }
+    if wanted is not None:
+        request |= {
+            "vectors": wanted.vectors,
+            "parameters": dict(wanted.build),
+            "search": dict(wanted.search),
+        }
     if not job.force and _is_built(job, request):
         return None
-    if model is None:
+    if not early:
+        _room(job, model)
+    if model is None or wanted is None:
         # numba takes seconds to import, and dense indexes need none of it.
         from sg_rlhf.retrieval import lexical
 
         folder = job.partial / manifest.BM25
         analysis = ANALYSES[job.analysis or LUCENE.name]
-        facts = lexical.build(job.corpus, rows, folder, analysis, progress=job.progress)
+        made = lexical.build(job.corpus, rows, folder, analysis, progress=job.progress)
+        request["parameters"] = made
+        save_offsets(job.partial / manifest.OFFSETS, found.offsets)
     else:
-        shards = _encode(job, model, Corpus(job.corpus, found.offsets), request)
-        file = job.partial / manifest.FAISS
-        facts = dense.build(request["kind"], shards, rows, file, progress=job.progress)
-    save_offsets(job.partial / manifest.OFFSETS, found.offsets)
+        from sg_rlhf.retrieval import dense_build
+
+        request |= dense_build.build(job, wanted, model, found, request, lock)
     libraries = ("bm25s",) if model is None else ("faiss-cpu", "torch", "transformers")
-    made = {
-        **request,
-        "parameters": facts,
-        **contents.describe(
-            job.partial, manifest.files_of(job.partial, INDEX), progress=job.progress
-        ),
+    files = manifest.files_of(job.partial, INDEX)
+    request |= {
+        **contents.describe(job.partial, files, progress=job.progress),
         "versions": {name: metadata.version(name) for name in libraries},
     }
-    manifest.write(job.partial, made)
-    return made
+    manifest.write(job.partial, request)
+    return request
 
 
-def _encoder_entry(job: Build, model: Any) -> dict[str, Any]:
-    """The manifest's part about the encoder; `path` is where a local one lies from `out`."""
+def _room(job: Build, model: Encoder | None) -> None:
+    """Print what the build takes, and refuse what this machine has not."""
+    corpus = Corpus(job.corpus, scan(job.corpus, check=False, progress=job.progress).offsets)
+    if model is None:
+        needs = room.of_bm25(job, corpus)
+    else:
+        needs = room.of_vectors(job, _spec(job, len(corpus), model), corpus, model)
+    room.check(job, needs, len(corpus))
+
+
+def _spec(job: Build, rows: int, model: Encoder) -> Spec:
+    kind = job.type or "flat"
+    return spec(kind, rows, model.dimension, job.vectors, job.build, job.search)
+
+
+def _recall_lines(made: dict[str, Any]) -> Iterator[str]:
+    """What the manifest says of recall."""
+    if "recall" not in made:
+        return
+    yield f"found of the exact 10 best, {made['recall']['queries']} queries of pieces of passages:"
+    for row in made["recall"]["measured"]:
+        settings = _shown({k: v for k, v in row.items() if k in made["search"]})
+        yield f"  {settings:<14} {row['recall_at_10']:.3f}   {row['ms_per_query']:.2f} ms a query"
+
+
+def _encoder_entry(job: Build, model: Encoder | None) -> dict[str, Any]:
+    """The manifest's part about the encoder."""
     if model is None:
         return ANALYSES[job.analysis or LUCENE.name].identity
-    entry = {**model.identity, "max_length": job.max_length}
-    if Path(job.encoder).is_dir():
-        entry["path"] = os.path.relpath(Path(job.encoder).resolve(), job.out.resolve())
-    return entry
+    from sg_rlhf.retrieval import dense_build
+
+    return dense_build.encoder_entry(job, model)
 
 
-def _load_encoder(job: Build) -> Any:
-    # torch and transformers take seconds to import, and BM25 needs neither.
-    from sg_rlhf.retrieval.encoder import Encoder
+def _load_encoder(job: Build) -> Encoder:
+    # torch, transformers and faiss take seconds to import, and BM25 needs none of them.
+    from sg_rlhf.retrieval import dense_build
 
-    return Encoder(job.encoder, job.revision, job.max_length, job.device)
+    return dense_build.load_encoder(job)
+
+
+def _known_scan(job: Build, model: Encoder | None) -> Scan | None:
+    if model is None:
+        return None
+    from sg_rlhf.retrieval import dense_build
+
+    return dense_build.known_scan(job)
 
 
 def _is_built(job: Build, request: dict[str, Any]) -> bool:
@@ -176,7 +215,12 @@ def _is_built(job: Build, request: dict[str, Any]) -> bool:
         built = manifest.read(out)
     except ValueError as error:
         raise ValueError(f"--out {out}: not empty, and {error} (--force replaces it)") from None
-    if _identity(built) == _identity(request):
+    # One from before there were parameters has those of its time, which nothing says.
+    same_form = "vectors" not in built or _form(built) == _form(request)
+    if _identity(built) == _identity(request) and same_form:
+        if job.search and built.get("search") != request["search"]:
+            manifest.write(out, {**built, "search": request["search"]})
+            print(f"{out}: is searched with {_shown(request['search'])} from now on")
         return True
     analysis = of_revision(built["encoder"].get("revision"))
     of_same_passages = _identity(built)[:2] == _identity(request)[:2]
@@ -185,6 +229,8 @@ def _is_built(job: Build, request: dict[str, Any]) -> bool:
         print(f"{out}: analysis {analysis.name}; --analysis {LUCENE.name} --force changes it")
         return True
     described = built["encoder"]["model"] + (f", analysis {analysis.name}" if analysis else "")
+    if "vectors" in built:
+        described += f", {_form(built)}"
     raise ValueError(
         f"--out {out}: holds another index ({built['kind']} of {described}, "
         f"corpus SHA-256 {built['corpus']['sha256'][:16]}); --force replaces it"
@@ -194,64 +240,32 @@ def _is_built(job: Build, request: dict[str, Any]) -> bool:
 def _identity(request: dict[str, Any]) -> list[Any]:
     """What makes two builds the same.
 
-    Where the encoder lies is no part of it, nor an analysis' name, which its revision implies.
+    Where the encoder lies is no part of it, nor what it computed with, nor an analysis' name, which
+    its revision implies.
     """
-    encoder = {k: v for k, v in request["encoder"].items() if k not in ("path", "analysis")}
+    left_out = ("path", "analysis", "dtype")
+    encoder = {k: v for k, v in request["encoder"].items() if k not in left_out}
     return [request["kind"], request["corpus"]["sha256"], encoder]
 
 
-def _encode(job: Build, model: Any, corpus: Corpus, request: dict[str, Any]) -> list[Path]:
-    """All passages as vector shards, those of an interrupted build used again."""
-    # The kind of index is no part of it: the same vectors serve a flat and an HNSW index.
-    _, corpus_sha256, encoder = _identity(request)
-    plan = {"corpus_sha256": corpus_sha256, "encoder": encoder, "shard_rows": job.shard_rows}
-    folder, plan_file = job.partial / SHARDS, job.partial / PLAN
-    if job.restart:
-        shutil.rmtree(folder, ignore_errors=True)
-        plan_file.unlink(missing_ok=True)
-    if plan_file.exists():
-        before = json.loads(plan_file.read_text(encoding="utf-8"))
-        for key, value in plan.items():
-            if before.get(key) != value:
-                raise ValueError(
-                    f"{job.partial}: an unfinished build with {key} {before.get(key)}, "
-                    f"this one has {value}; give the same arguments to go on with it, "
-                    "or --restart to drop it"
-                )
-    else:
-        write_whole(plan_file, json.dumps(plan, indent=2))
-    folder.mkdir(exist_ok=True)
-    shards = []
-    starts = range(0, len(corpus), job.shard_rows)
-    if done := len(list(folder.glob("*.npy"))):
-        print(f"{job.partial}: going on after {done} of {len(starts)} shards", flush=True)
-    with tqdm(
-        total=len(corpus), desc="encoding", unit="passage", disable=None if job.progress else True
-    ) as bar:
-        for number, start in enumerate(starts):
-            rows = range(start, min(start + job.shard_rows, len(corpus)))
-            shard = folder / f"{number:06d}.npy"
-            if not shard.exists():
-                vectors = model.encode(corpus.contents(rows), "passage", job.batch_size)
-                temporary = shard.with_suffix(".tmp")
-                with temporary.open("wb") as file:
-                    np.save(file, vectors)
-                    os.fsync(file.fileno())
-                temporary.rename(shard)
-            shards.append(shard)
-            bar.update(len(rows))
-    return shards
+def _form(request: dict[str, Any]) -> str:
+    """What two indexes of the same vectors may differ in."""
+    return " ".join([request["vectors"], _shown(request["parameters"])]).strip()
+
+
+def _shown(parameters: dict[str, int]) -> str:
+    return " ".join(f"{name}={value}" for name, value in parameters.items())
 
 
 @contextmanager
-def _locked(partial: Path) -> Iterator[None]:
+def _locked(partial: Path) -> Iterator[IO[Any]]:
     """Keep a second build away from the same folder; a killed one leaves no lock behind."""
-    with (partial / "lock").open("w") as lock:
+    with (partial / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"{partial}: another build is writing here") from None
-        yield
+        yield lock
 
 
 def _put_in_place(partial: Path, out: Path) -> None:
@@ -276,10 +290,10 @@ def _clean(folder: Path, keep: Sequence[str]) -> None:
             path.unlink()
 
 
-def _remove_unless_shards(partial: Path) -> None:
+def _remove_unless_vectors(job: Build) -> None:
     """Leave no folder behind where nothing was gained; finished shards are kept."""
-    if not any(partial.glob("shards/*.npy")):
-        shutil.rmtree(partial)
+    if not job.has_vectors:
+        shutil.rmtree(job.partial)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -290,7 +304,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--corpus", type=Path, required=True, metavar="FILE", help="passages, a JSON object a line")
     add("--encoder", required=True, metavar="{bm25,MODEL}",
         help="bm25, or an E5 model: a Hugging Face id or a folder")  # fmt: skip
-    add("--type", choices=dense.TYPES, help="kind of dense index (flat)")
+    add("--type", choices=KINDS, help="kind of dense index (flat)")
+    add("--vectors", choices=PRECISIONS,
+        help="numbers of flat, hnsw, ivf (fp32); of others while they are made (fp16)")  # fmt: skip
+    add("--build", type=setting, nargs="+", default=[], metavar="NAME=N",
+        help="parameters of the index, see below")  # fmt: skip
+    add("--search", type=setting, nargs="+", default=[], metavar="NAME=N",
+        help="parameters that it is searched with unless the server is told others")  # fmt: skip
     add("--analysis", choices=ANALYSES,
         help="words of bm25: stems as in Lucene, or words as they are (lucene)")  # fmt: skip
     add("--out", type=Path, required=True, metavar="DIR", help="folder to make")
@@ -299,7 +319,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch-size", type=positive, help="passages a forward pass (64 on a CPU, 256 on a GPU)")
     add("--shard-rows", type=positive, default=16_384,
         help="passages between two points where a killed build can go on (16384)")  # fmt: skip
-    add("--device", help="torch device (a GPU if there is one)")
+    add("--encoder-dtype", choices=("auto", "fp16", "bf16", "fp32"), default="auto",
+        help="numbers that the encoder computes with (fp16 on a GPU, fp32 on a CPU)")  # fmt: skip
+    add("--device", "--devices", metavar="DEVICE[,DEVICE]",
+        help="cpu, or GPUs as cuda:0,cuda:1; a process each (every GPU there is)")  # fmt: skip
+    add("--workers", type=positive, metavar="N",
+        help="processes on a CPU, sharing its cores (one for 8), or on each GPU (1)")  # fmt: skip
+    add("--dry-run", action="store_true", help="print sizes, memory and time, and build nothing")
+    add("--skip-room-check", action="store_true", help="build what disk or memory may not hold")
     add("--force", action="store_true", help="replace another index in DIR")
     add("--restart", action="store_true", help="drop an unfinished build of other arguments")
     return parser

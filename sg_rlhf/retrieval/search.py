@@ -3,16 +3,49 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from sg_rlhf.retrieval import manifest
 from sg_rlhf.retrieval.corpus import Corpus, Document, is_blank, load_offsets, scan
+
+if TYPE_CHECKING:
+    from sg_rlhf.retrieval.dense import DenseBackend
+    from sg_rlhf.retrieval.encoder import Encoder
+
+
+@dataclass(frozen=True)
+class How:
+    """What may be set of a search in vectors; the flags of the server.
+
+    Attributes:
+        search: `efSearch` or `nprobe`, over what the index says.
+        encoder_dtype: numbers that the encoder computes with, a key of `encoder.DTYPES` or `auto`.
+        threads: of a scan of all vectors; by default as many as torch uses.
+        gpus: search on GPUs with faiss.
+    """
+
+    search: Mapping[str, int] = field(default_factory=dict)
+    encoder_dtype: str = "auto"
+    threads: int | None = None
+    gpus: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The flags that are set."""
+        flags = {
+            "--search": " ".join(f"{name}={value}" for name, value in self.search.items()),
+            "--encoder-dtype": "" if self.encoder_dtype == "auto" else self.encoder_dtype,
+            "--search-threads": self.threads,
+        }
+        shown = [f"{flag} {value}" for flag, value in flags.items() if value]
+        return ", ".join(shown + ["--faiss-gpu"] * self.gpus)
 
 
 @dataclass(frozen=True)
@@ -64,6 +97,7 @@ def open_index(
     device: str | None = None,
     *,
     verify: bool = False,
+    how: How | None = None,
 ) -> Retriever:
     """Open a folder made by `python -m sg_rlhf.retrieval.index`.
 
@@ -72,6 +106,7 @@ def open_index(
         encoder: where the encoder is now, if not where it was.
         device: of the encoder.
         verify: check every byte of index and corpus first, not what is quick alone.
+        how: what may be set of a search in vectors.
 
     Raises:
         ValueError: if folder, corpus or encoder do not belong together, naming both; or if a file
@@ -81,6 +116,7 @@ def open_index(
     path = manifest.check_corpus(folder, facts["corpus"], corpus)
     passages = Corpus(path, load_offsets(folder / manifest.OFFSETS, facts["corpus"]["rows"]))
     expected = facts["encoder"]
+    how = how or How()
     backend: Backend
     if facts["kind"] == "bm25":
         # numba takes seconds to import, and dense indexes need none of it.
@@ -89,6 +125,10 @@ def open_index(
 
         if encoder not in (None, "bm25"):
             raise ValueError(f"--encoder {encoder}: index {folder} is a BM25 index, without one")
+        if how != How():
+            raise ValueError(
+                f"--index {folder}: a BM25 index, which has nothing to set: {how.shown}"
+            )
         analysis = of_revision(expected.get("revision"))
         if analysis is None:
             raise ValueError(
@@ -99,7 +139,6 @@ def open_index(
         backend = _opened(folder / manifest.BM25, made)
         name = f"BM25, analysis {analysis.name}"
     else:
-        from sg_rlhf.retrieval.dense import DenseBackend
         from sg_rlhf.retrieval.encoder import Encoder
 
         where = encoder or expected["model"]
@@ -110,9 +149,11 @@ def open_index(
             raise ValueError(
                 f"--index {folder}: its encoder {where} is not there (--encoder says where it is)"
             )
-        model = Encoder(where, expected.get("revision"), expected["max_length"], device)
+        model = Encoder(
+            where, expected.get("revision"), expected["max_length"], device, how.encoder_dtype
+        )
         manifest.check_encoder(folder, expected, model.identity)
-        backend = DenseBackend(folder / manifest.FAISS, model)
+        backend = _vectors(folder / manifest.FAISS, model, how, facts.get("search", {}))
         name = f"{facts['kind']} index, encoder {expected['model']}"
     if len(backend) != len(passages):
         raise ValueError(
@@ -132,8 +173,25 @@ def _opened(folder: Path, backend: Callable[[Path], Backend]) -> Backend:
         ) from None
 
 
+def _vectors(
+    file: Path, model: Encoder, how: How, search: Mapping[str, int] | None = None
+) -> DenseBackend:
+    """Search in a faiss file; what it had to be told says a line on stderr."""
+    from sg_rlhf.retrieval.dense import DenseBackend
+
+    backend = DenseBackend(file, model, {**(search or {}), **how.search}, how.threads, how.gpus)
+    for line in backend.raised:
+        print(line, file=sys.stderr, flush=True)
+    return backend
+
+
 def open_faiss(
-    index: Path, corpus: Path, encoder: str, max_length: int = 256, device: str | None = None
+    index: Path,
+    corpus: Path,
+    encoder: str,
+    max_length: int = 256,
+    device: str | None = None,
+    how: How | None = None,
 ) -> Retriever:
     """Open a plain faiss file and its corpus, such as Search-R1's `e5_Flat.index` and wiki-18.
 
@@ -143,13 +201,14 @@ def open_faiss(
     Raises:
         ValueError: if the files do not fit together.
     """
-    from sg_rlhf.retrieval.dense import DenseBackend
     from sg_rlhf.retrieval.encoder import Encoder
 
+    how = how or How()
     for flag, path in (("--faiss-index", index), ("--corpus", corpus)):
         if not path.is_file():
             raise ValueError(f"{flag} {path}: no such file")
-    backend = DenseBackend(index, Encoder(encoder, max_length=max_length, device=device))
+    model = Encoder(encoder, None, max_length, device, how.encoder_dtype)
+    backend = _vectors(index, model, how)
     passages = Corpus(corpus, scan(corpus, check=False).offsets)
     if len(backend) != len(passages):
         raise ValueError(

@@ -17,8 +17,8 @@ from pathlib import Path
 import uvicorn
 
 from sg_rlhf.retrieval.app import Limits, create_app
-from sg_rlhf.retrieval.command import Parser, not_negative, port, positive, run
-from sg_rlhf.retrieval.search import Retriever, open_faiss, open_index
+from sg_rlhf.retrieval.command import Parser, not_negative, port, positive, run, setting
+from sg_rlhf.retrieval.search import How, Retriever, open_faiss, open_index
 
 PROG = "sg_rlhf.retrieval.server"
 EPILOG = """\
@@ -104,10 +104,11 @@ def loader(args: argparse.Namespace) -> Callable[[], Retriever]:
     """
     if (args.index is None) == (args.faiss_index is None):
         raise ValueError("expected --index DIR, or --faiss-index FILE with --corpus and --encoder")
+    how = How(dict(args.search), args.encoder_dtype, args.search_threads, args.faiss_gpu)
     if args.index is not None:
         return partial(
             open_index, args.index.resolve(), args.corpus, args.encoder, args.device,
-            verify=args.verify,
+            verify=args.verify, how=how,
         )  # fmt: skip
     if args.verify:
         raise ValueError(f"--verify: --faiss-index {args.faiss_index} has no hashes to check")
@@ -116,7 +117,7 @@ def loader(args: argparse.Namespace) -> Callable[[], Retriever]:
             raise ValueError(f"--faiss-index {args.faiss_index}: needs --{flag} too")
     return partial(
         open_faiss, args.faiss_index.resolve(), args.corpus.resolve(), args.encoder,
-        args.max_length, args.device,
+        args.max_length, args.device, how,
     )  # fmt: skip
 
 
@@ -148,6 +149,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what("--verify", action="store_true",
         help="check every byte of index and corpus first, about 1 s a GB and core")  # fmt: skip
     what("--device", help="torch device of the encoder (a GPU if there is one)")
+    what("--encoder-dtype", choices=("auto", "fp16", "bf16", "fp32"), default="auto",
+        help="numbers that the encoder computes with (fp16 on a GPU, fp32 on a CPU)")  # fmt: skip
+    what("--search", type=setting, nargs="+", default=[], metavar="NAME=N",
+        help="efSearch of an HNSW index, nprobe of an IVF index (what the index says)")  # fmt: skip
+    what("--search-threads", type=positive, metavar="N",
+        help="threads that share a flat index (a core each)")  # fmt: skip
+    what("--faiss-gpu", action="store_true",
+        help="search a flat or IVF index on all GPUs; needs faiss-gpu")  # fmt: skip
     where = parser.add_argument_group("where").add_argument
     where("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
     where("--port", type=port, default=8000, help="0: any free one (8000)")

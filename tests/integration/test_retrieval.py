@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 import faiss
 import httpx
 import numpy as np
+import psutil
 import pytest
 import schemathesis
 from hypothesis import given, settings
@@ -146,7 +147,9 @@ def limited(files: Files) -> Iterator[Server]:
 
 
 def test_it_says_where_it_listens_and_what_it_serves(limited: Server, files: Files) -> None:
-    assert limited.announcement[0] == f"serving 600 passages of {files.corpus}, BM25"
+    assert (
+        limited.announcement[0] == f"serving 600 passages of {files.corpus}, BM25, analysis lucene"
+    )
     assert limited.url.startswith("http://127.0.0.1:")
     assert limited.client.get(f"{limited.url}/health").json()["status"] == "ok"
 
@@ -266,6 +269,11 @@ def test_overload_is_refused_at_once(files: Files) -> None:
     assert np.median([seconds for _, seconds in refused]) < slowest
 
 
+def shards_done(partial: Path) -> int:
+    done = partial / "done"
+    return done.read_bytes().count(1) if done.exists() else 0
+
+
 def test_a_killed_build_goes_on(files: Files, tmp_path: Path) -> None:
     out, partial = tmp_path / "index", tmp_path / "index.partial"
     arguments = command(
@@ -274,20 +282,76 @@ def test_a_killed_build_goes_on(files: Files, tmp_path: Path) -> None:
     )  # fmt: skip
     process = subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 200
-    while len(list(partial.glob("shards/*.npy"))) < 3:
+    while shards_done(partial) < 3:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.005)
     process.kill()
     process.wait()
     assert not out.exists()
-    before = {path.name: path.stat().st_mtime_ns for path in partial.glob("shards/*.npy")}
+    before = shards_done(partial)
     again = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert again.returncode == 0, again.stderr
-    assert f"going on after {len(before)} of 75 shards" in again.stdout
+    assert f"going on after {before} of 75 shards" in again.stdout
     stored = faiss.read_index(str(out / "index.faiss")).reconstruct_n(0, 600)
     whole = faiss.read_index(str(files.flat / "index.faiss")).reconstruct_n(0, 600)
     assert np.array_equal(stored, whole)
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+def workers_of(process: subprocess.Popen[str], count: int) -> list[psutil.Process]:
+    """The processes that encode for a build, once all are there."""
+    deadline = time.monotonic() + 200
+    while True:
+        found = [
+            child
+            for child in psutil.Process(process.pid).children()
+            if "sg_rlhf.retrieval.encoding" in child.cmdline()
+        ]
+        if len(found) == count:
+            return found
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.full
+def test_a_build_of_several_processes_outlives_any_of_them(files: Files, tmp_path: Path) -> None:
+    """First a worker is killed, then the parent; vectors and lists are those of no kill at all."""
+    out, partial = tmp_path / "index", tmp_path / "index.partial"
+    arguments = command(
+        "index", "--corpus", files.corpus, "--encoder", files.encoder, "--out", out,
+        "--max-length", 64, "--shard-rows", 2, "--batch-size", 1, "--device", "cpu",
+        "--workers", 2, "--type", "ivf", "--build", "nlist=8",
+    )  # fmt: skip
+    errors = tmp_path / "errors"
+    with errors.open("w") as stderr:
+        process = subprocess.Popen(arguments, cwd=ROOT, stderr=stderr, text=True)
+    first, second = workers_of(process, 2)
+    deadline = time.monotonic() + 200
+
+    def wait_until(reached: Callable[[], bool]) -> None:
+        while not reached():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.002)
+
+    wait_until(lambda: shards_done(partial) >= 3)
+    first.kill()
+    wait_until(lambda: "was ended by SIGKILL; the others go on" in errors.read_text())
+    before = shards_done(partial)
+    wait_until(lambda: shards_done(partial) > before)
+    process.kill()
+    process.wait()
+    psutil.wait_procs([second], 30)
+    assert not second.is_running(), "it would go on writing"
+    before = shards_done(partial)
+    assert not out.exists() and before < 300
+    again = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0, again.stderr
+    assert f"going on after {before} of 300 shards" in again.stdout
+    build(
+        files.corpus, str(files.encoder), tmp_path / "alone", max_length=64, type="ivf",
+        build={"nlist": 8}, progress=False, workers=1,
+    )  # fmt: skip
+    assert (out / "index.faiss").read_bytes() == (tmp_path / "alone/index.faiss").read_bytes()
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
@@ -329,7 +393,7 @@ def test_replicas_behind_one_address(files: Files) -> None:
     queries = [f"film river {number}" for number in range(61)]
     arguments = ("--index", files.bm25, "--replicas", 2, "--cpus-per-replica", 0.1)
     with serving(*arguments, module="replicas", port=port) as server:
-        assert server.announcement[0].endswith("BM25, 2 replicas")
+        assert server.announcement[0].endswith("BM25, analysis lucene, 2 replicas")
         with ThreadPoolExecutor(8) as pool:
             got = list(pool.map(lambda query: server.ask([query]).json()["result"][0], queries))
         # Ray's proxy remembers a replica's queue length for 10 s. One that a reply overtook stays

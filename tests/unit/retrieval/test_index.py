@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import shutil
 from pathlib import Path
 
 import faiss
@@ -13,6 +13,7 @@ import pytest
 from sg_rlhf.retrieval import index, manifest
 from sg_rlhf.retrieval.encoder import Encoder
 from sg_rlhf.retrieval.search import open_faiss, open_index
+from sg_rlhf.retrieval.vectors import VectorFile
 from tests.unit.retrieval.conftest import write_corpus
 
 
@@ -189,14 +190,8 @@ def test_finished_shards_are_used_again(
     vectors = Encoder(str(encoder), max_length=64, device="cpu").encode(
         [f"marker {row}" for row in range(256)], "passage"
     )
-    assert build_dense(corpus, encoder, out) == 0
-    shutil.rmtree(out)
-    plan = interrupted_plan(corpus, encoder)
-    (partial / "shards").mkdir(parents=True)
-    (partial / "plan.json").write_text(json.dumps(plan))
-    np.save(partial / "shards" / "000000.npy", vectors)
-    (partial / "shards" / "000001.tmp").write_bytes(b"half a shard")
-    (partial / "index.faiss").write_bytes(b"half an index")
+    interrupted(partial, corpus, encoder, vectors)
+    (partial / "index.tmp").write_bytes(b"half an index")
     assert build_dense(corpus, encoder, out) == 0
     assert "going on after 1 of 3 shards" in capsys.readouterr().out
     stored = faiss.read_index(str(out / "index.faiss")).reconstruct_n(0, 600)
@@ -206,28 +201,37 @@ def test_finished_shards_are_used_again(
     assert not partial.exists()
 
 
-def interrupted_plan(corpus: Path, encoder: Path) -> dict[str, object]:
-    import hashlib
-
-    return {
+def interrupted(
+    partial: Path, corpus: Path, encoder: Path, vectors: np.ndarray, **other: object
+) -> None:
+    """An unfinished build whose first chunk is `vectors` and whose second is half there."""
+    identity = Encoder(str(encoder), device="cpu").identity
+    plan: dict[str, object] = {
         "corpus_sha256": hashlib.sha256(corpus.read_bytes()).hexdigest(),
-        "encoder": {**Encoder(str(encoder), device="cpu").identity, "max_length": 64},
+        "encoder": {**identity, "max_length": 64, "dtype": "fp32"},
+        "vectors": "fp32",
         "shard_rows": 256,
     }
+    partial.mkdir()
+    (partial / "plan.json").write_text(json.dumps(plan | other))
+    file = VectorFile(partial / "vectors.faiss", "fp32", 600, 32)
+    file.create()
+    file.write(0, vectors)
+    file.write(256, np.full((100, 32), 0.1, np.float32))
+    file.close()
+    (partial / "done").write_bytes(b"\1\0\0")
 
 
 def test_another_builds_shards_are_not_mixed_in(
     tmp_path: Path, corpus: Path, encoder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     partial = tmp_path / "index.partial"
-    (partial / "shards").mkdir(parents=True)
-    plan = interrupted_plan(corpus, encoder) | {"corpus_sha256": "0" * 64}
-    (partial / "plan.json").write_text(json.dumps(plan))
-    np.save(partial / "shards" / "000000.npy", np.zeros((256, 32), np.float32))
+    zeros = np.zeros((256, 32), np.float32)
+    interrupted(partial, corpus, encoder, zeros, corpus_sha256="0" * 64)
     assert build_dense(corpus, encoder, tmp_path / "index") == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert "unfinished build with corpus_sha256 0000" in error and "--restart" in error
-    assert (partial / "shards" / "000000.npy").exists(), "hours of work were dropped unasked"
+    assert (partial / "vectors.faiss").exists(), "hours of work were dropped unasked"
     assert build_dense(corpus, encoder, tmp_path / "index", "--restart") == 0
 
 

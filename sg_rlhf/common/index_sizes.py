@@ -1,0 +1,196 @@
+"""What an index of vectors is made of and how large it is: pure arithmetic, from faiss's formats.
+
+    kind     bytes of a vector's code   beside the codes
+    flat     4 d (fp32), 2 d (fp16)
+    sq8      d
+    hnsw     as flat                    graph: 4 (2 M + M / (M - 1)) + 12 a vector
+    ivf      as flat                    8 a vector, 4 d + 8 a list
+    ivfsq8   d                          as ivf
+    ivfpq    ceil(pq_m pq_bits / 8)     as ivf, 4 d 2^pq_bits
+
+d is the dimension. Parameters have faiss's names, but for `pq_m` and `pq_bits` (faiss: M and
+nbits), since HNSW has an M too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Precision = Literal["fp32", "fp16"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")
+KINDS = ("flat", "sq8", "hnsw", "ivf", "ivfsq8", "ivfpq")
+
+#: Vectors for k-means to learn one list's centre from; fewer than 39 make faiss warn.
+TRAIN_PER_LIST = 64
+#: More lists than this at the least would have too few vectors to learn from.
+_LEAST_PER_LIST = 39
+
+#: What is set when an index is built, and what may be set again when it is searched.
+BUILD = {
+    "flat": (),
+    "sq8": (),
+    "hnsw": ("M", "efConstruction"),
+    "ivf": ("nlist",),
+    "ivfsq8": ("nlist",),
+    "ivfpq": ("nlist", "pq_m", "pq_bits"),
+}
+SEARCH = {"hnsw": ("efSearch",), "ivf": ("nprobe",), "ivfsq8": ("nprobe",), "ivfpq": ("nprobe",)}
+
+EF_SEARCH = 128
+#: Lists probed: a quarter, and not more than this.
+MOST_PROBES = 256
+
+
+@dataclass(frozen=True)
+class Spec:
+    """An index to build: its kind, the numbers of its vectors ("fp32", "fp16"), its parameters.
+
+    The vectors of sq8, ivfsq8 and ivfpq lie on the disk in that precision until the index is made.
+    """
+
+    kind: str
+    vectors: Precision
+    rows: int
+    dimension: int
+    build: Mapping[str, int]
+    search: Mapping[str, int]
+
+    @property
+    def vector_bytes(self) -> int:
+        """Of all vectors as they are encoded."""
+        return self.rows * self.dimension * (4 if self.vectors == "fp32" else 2)
+
+    @property
+    def code_bytes(self) -> int:
+        """Of one vector in the index."""
+        if self.kind in ("sq8", "ivfsq8"):
+            return self.dimension
+        if self.kind == "ivfpq":
+            return -(-self.build["pq_m"] * self.build["pq_bits"] // 8)
+        return self.dimension * (4 if self.vectors == "fp32" else 2)
+
+    @property
+    def graph_bytes(self) -> int:
+        """Of an HNSW graph, as expected over its random levels; 0 of other kinds."""
+        if self.kind != "hnsw":
+            return 0
+        links = self.build["M"]
+        return round(self.rows * (4 * (2 * links + links / (links - 1)) + 12))
+
+    @property
+    def index_bytes(self) -> int:
+        """Of the finished file."""
+        size = self.rows * self.code_bytes + self.graph_bytes
+        if self.kind.startswith("ivf"):
+            size += 8 * self.rows + self.build["nlist"] * (4 * self.dimension + 8)
+        if self.kind == "ivfpq":
+            size += 4 * self.dimension * 2 ** self.build["pq_bits"]
+        return size
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of the vectors that k-means learns from, float32."""
+        rows = min(self.rows, self.build.get("nlist", 0) * TRAIN_PER_LIST)
+        return rows * self.dimension * 4
+
+
+def spec(
+    kind: str,
+    rows: int,
+    dimension: int,
+    vectors: Precision | None = None,
+    build: Mapping[str, int] | None = None,
+    search: Mapping[str, int] | None = None,
+) -> Spec:
+    """An index of `rows` vectors, what is not given by its defaults.
+
+    Raises:
+        ValueError: for a parameter that this kind has not, or a value that it cannot have.
+    """
+    build, search = dict(build or {}), dict(search or {})
+    _known("--build", kind, build, BUILD.get(kind, ()))
+    _known("--search", kind, search, SEARCH.get(kind, ()))
+    whole = kind in ("flat", "hnsw", "ivf")
+    made: dict[str, int] = {}
+    if kind == "hnsw":
+        made = {"M": 32, "efConstruction": 200}
+        search = {"efSearch": EF_SEARCH, **search}
+    elif kind.startswith("ivf"):
+        made = {"nlist": max(1, min(4 * math.isqrt(rows), rows // _LEAST_PER_LIST))}
+        if kind == "ivfpq":
+            # 8 numbers a byte; what does not divide the dimension is no product quantizer.
+            made |= {"pq_m": math.gcd(dimension, max(1, dimension // 8)), "pq_bits": 8}
+        nlist = build.get("nlist", made["nlist"])
+        search = {"nprobe": probes(nlist), **search}
+    made |= build
+    _allowed(kind, made, search, rows, dimension)
+    return Spec(kind, vectors or ("fp32" if whole else "fp16"), rows, dimension, made, search)
+
+
+def probes(nlist: int) -> int:
+    """The lists that are probed if nobody says how many."""
+    return max(1, min(nlist // 4, MOST_PROBES))
+
+
+def _known(flag: str, kind: str, given: Mapping[str, int], names: tuple[str, ...]) -> None:
+    for name, value in given.items():
+        if name not in names:
+            has = f"has {', '.join(names)}" if names else "has none"
+            raise ValueError(f"{flag} {name}={value}: --type {kind} {has}")
+
+
+def _allowed(
+    kind: str, build: Mapping[str, int], search: Mapping[str, int], rows: int, dimension: int
+) -> None:
+    ranges = {"M": (2, 512), "pq_bits": (4, 12), "nlist": (1, rows)}
+    for name, (low, high) in ranges.items():
+        if name in build and not low <= build[name] <= high:
+            raise ValueError(f"--build {name}={build[name]}: expected {low} to {high}")
+    if kind == "ivfpq" and dimension % build["pq_m"]:
+        raise ValueError(
+            f"--build pq_m={build['pq_m']}: expected a divisor of the vectors' length {dimension}"
+        )
+    if (lists := build.get("nlist")) and search["nprobe"] > lists:
+        raise ValueError(f"--search nprobe={search['nprobe']}: above nlist, {lists}")
+
+
+# ---------------------------------------------------------------------- what building one takes
+
+#: A process with torch, transformers and faiss loaded, measured without an encoder's weights.
+PROCESS_BYTES = 800 * 10**6
+#: What `assemble` works on at once, as float32 and as codes.
+BLOCK_BYTES = 256 * 2**20
+
+
+def build_disk(index: Spec) -> int:
+    """The most that a build has on the disk, with the passages' offsets."""
+    size = index.vector_bytes + 8 * index.rows
+    if index.kind == "flat":
+        return size
+    size += index.index_bytes + index.graph_bytes
+    return size + (4 * index.rows if index.kind.startswith("ivf") else 0)
+
+
+def finished_disk(index: Spec) -> int:
+    """What stays of it."""
+    return index.index_bytes + 8 * index.rows
+
+
+def encode_memory(index: Spec, workers: int, weights: int, chunk_rows: int) -> int:
+    """While vectors are made; each worker has the encoder, a chunk and what it reads ahead."""
+    processes = 1 if workers == 1 else 1 + workers
+    return processes * (PROCESS_BYTES + weights) + workers * 3 * chunk_rows * index.dimension * 4
+
+
+def assemble_memory(index: Spec, weights: int) -> int:
+    """While the index is made of them."""
+    size = PROCESS_BYTES + weights
+    if index.kind == "flat":
+        return size
+    size += 2 * BLOCK_BYTES
+    if index.kind == "hnsw":
+        return size + index.vector_bytes + index.graph_bytes
+    return size + index.sample_bytes + 4 * index.rows

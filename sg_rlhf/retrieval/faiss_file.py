@@ -1,0 +1,146 @@
+"""A faiss index file as it is opened: mapped, checked, and with search parameters that find things.
+
+faiss writes an index with the search parameters that it had, and they are faiss's defaults where
+nobody set any: `efSearch` 16 and `nprobe` 1, by which an HNSW index misses a good part and an IVF
+index most of what it should find. So a file that is opened gets at least
+
+    efSearch   128
+    nprobe     a quarter of its lists, at most 256, if it says 1
+
+and what was raised is told; `--search NAME=VALUE` sets them in any case.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+
+from sg_rlhf.common.index_sizes import EF_SEARCH, probes
+
+#: A file's parameters by name, and the attribute's owner among the parts of an index.
+PARAMETERS = ("efSearch", "nprobe")
+
+
+def read(path: Path, dimension: int) -> Any:
+    """The index in a file, its arrays mapped.
+
+    Args:
+        dimension: of the encoder's vectors.
+
+    Raises:
+        ValueError: if it is no inner-product index of such vectors that gives them back.
+    """
+    try:
+        index = faiss.read_index(os.fspath(path), faiss.IO_FLAG_MMAP_IFC)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise ValueError(f"{path}: not a faiss index ({reason})") from None
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+        raise ValueError(f"{path}: not an inner-product index, which E5's vectors need")
+    if index.d != dimension:
+        raise ValueError(
+            f"{path}: vectors of {index.d} numbers, but the encoder makes "
+            f"{dimension}; expected the encoder that the index was built with"
+        )
+    _check_vectors(path, index)
+    return index
+
+
+def set_search(
+    index: Any, given: Mapping[str, int], where: str
+) -> tuple[dict[str, int], list[str]]:
+    """Set what an index searches with: what is given, and sane values of the rest.
+
+    Args:
+        given: by `--search`, or by the manifest of an index.
+        where: the index's name, for messages.
+
+    Returns:
+        what it searches with, and a line for each value that was raised.
+
+    Raises:
+        ValueError: for a parameter that this index has not, or a value that it cannot have.
+    """
+    holders = dict(_holders(index))
+    used, lines = {}, []
+    for name, value in given.items():
+        if name not in holders:
+            has = f"has {', '.join(holders)}" if holders else "has no search parameters"
+            raise ValueError(f"--search {name}={value}: {where} {has}")
+    for name, holder in holders.items():
+        stored = int(getattr(holder, name))
+        most = int(holder.nlist) if name == "nprobe" else 2**20
+        value = given.get(name, _sane(name, stored, most))
+        if not 1 <= value <= most:
+            raise ValueError(f"--search {name}={value}: {where} takes 1 to {most}")
+        if name not in given and value != stored:
+            lines.append(
+                f"{where}: {name} {value}, where the file says {stored} "
+                f"(--search {name}=N sets another)"
+            )
+        setattr(holder, name, value)
+        used[name] = value
+    return used, lines
+
+
+def _sane(name: str, stored: int, lists: int) -> int:
+    if name == "efSearch":
+        return max(stored, EF_SEARCH)
+    return probes(lists) if stored == 1 else min(stored, lists)
+
+
+def _holders(index: Any) -> Iterator[tuple[str, Any]]:
+    """The search parameters that an index has, each with the object that holds it."""
+    for part in _parts(index):
+        if isinstance(part, faiss.IndexHNSW):
+            yield "efSearch", part.hnsw
+        elif isinstance(part, faiss.IndexIVF):
+            yield "nprobe", part
+
+
+def _parts(index: Any) -> Iterator[Any]:
+    """An index, and what it is wrapped around."""
+    while True:
+        index = faiss.downcast_index(index)
+        yield index
+        if isinstance(index, faiss.IndexPreTransform | faiss.IndexIDMap):
+            index = index.index
+        elif isinstance(index, faiss.IndexRefine):
+            index = index.base_index
+        else:
+            return
+
+
+def _check_vectors(path: Path, index: Any) -> None:
+    """Whether the vectors can be had back, and their numbers are the rows of a corpus."""
+    if not index.ntotal:
+        raise ValueError(f"{path}: no vectors in it")
+    for part in _parts(index):
+        if isinstance(part, faiss.IndexIDMap):
+            ids = faiss.vector_to_array(part.id_map)
+            if not np.array_equal(ids, np.arange(len(ids))):
+                raise ValueError(
+                    f"{path}: vectors with ids of their own; expected the passages' rows, 0 to "
+                    f"{len(ids) - 1}, in order"
+                )
+    try:
+        if is_scanned(index):
+            index.reconstruct(0)  # a search would read the whole file
+        else:
+            index.search_and_reconstruct(np.zeros((1, index.d), np.float32), 1)
+    except RuntimeError:
+        raise ValueError(
+            f"{path}: a {type(index).__name__}, which does not give its vectors back; "
+            "expected a flat, HNSW or IVF index"
+        ) from None
+
+
+def is_scanned(index: Any) -> bool:
+    """Whether a search compares every vector, which `scan` does."""
+    scanned = faiss.IndexFlatIP | faiss.IndexScalarQuantizer
+    return type(index) in scanned.__args__

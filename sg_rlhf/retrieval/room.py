@@ -1,0 +1,203 @@
+"""What a build will take, said before it begins, and refused where the machine has not got it.
+
+Sizes follow from the formats (`common.index_sizes`). The time of the vectors is measured on
+passages of the corpus itself; that of lists on a product of matrices; that of a graph by a rate
+that `bench/retrieval_scale.py` has measured.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sg_rlhf.common import index_sizes, room
+from sg_rlhf.common.index_sizes import KINDS, PRECISIONS, TRAIN_PER_LIST, Spec
+from sg_rlhf.retrieval.analysis import ANALYSES, LUCENE
+from sg_rlhf.retrieval.corpus import Corpus
+from sg_rlhf.retrieval.job import DONE, Build
+
+if TYPE_CHECKING:
+    from sg_rlhf.retrieval.encoder import Encoder
+
+#: Fewer passages than this take minutes at most, and no words.
+MANY = 20_000
+#: Seconds that a measurement of the encoder should take at least, and its texts at most.
+MEASURE_SECONDS, MOST_TEXTS = 2.0, 8192
+#: Seconds of one core to put a vector of 768 numbers into a graph of a million, efConstruction 200.
+HNSW_SECONDS = 5e-3
+#: Passes of k-means, of faiss.
+KMEANS_PASSES = 10
+
+#: BM25: passages whose words are counted; bytes of memory a passage, a word of the corpus, and a
+#: different word of a passage, of which the index on the disk has 8.
+BM25_SAMPLE = 2000
+BM25_MEMORY = (250, 4, 40)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a build takes at most, in bytes; and that in lines for people."""
+
+    disk: int
+    memory: int
+    lines: tuple[str, ...]
+    #: What would take less, for a refusal.
+    instead: str = ""
+
+
+def check(job: Build, needs: Needs, rows: int) -> None:
+    """Print what is needed if it is much, and refuse what is not there.
+
+    Raises:
+        ValueError: naming what is missing and what to do.
+    """
+    disk, memory = room.free_disk(job.out), room.free_memory()
+    if rows >= MANY or job.dry_run:
+        for line in needs.lines:
+            print(line)
+        print(f"  free    {room.size(disk)} of disk, {room.size(memory)} of memory", flush=True)
+    if job.skip_room_check:
+        return
+    for name, needed, free in (("disk", needs.disk, disk), ("memory", needs.memory, memory)):
+        if needed > free:
+            raise ValueError(
+                f"--out {job.out}: the build takes {room.size(needed)} of {name}, "
+                f"{room.size(free)} are free{needs.instead} (--skip-room-check builds anyway)"
+            )
+
+
+def of_vectors(job: Build, spec: Spec, corpus: Corpus, model: Encoder) -> Needs:
+    """Of an index of vectors."""
+    from sg_rlhf.retrieval.dense_build import places
+
+    where = places(job)
+    there = _on_disk(job)
+    disk = index_sizes.build_disk(spec)
+    encode = index_sizes.encode_memory(spec, len(where), model.size, job.shard_rows)
+    after = index_sizes.assemble_memory(spec, model.size)
+    lines = [
+        f"{job.corpus}: {spec.rows:,} passages; {spec.kind} index, {spec.dimension} numbers each, "
+        f"{_parameters(spec)}",
+        f"  disk    {room.size(disk)} while it is made"
+        + (f", {room.size(there)} of them there" if there else "")
+        + f"; {room.size(index_sizes.finished_disk(spec))} after",
+        f"  memory  {room.size(encode)} to encode, {room.size(after)} to make the index; to serve "
+        f"it from memory {room.size(spec.index_bytes)}, less from a fast disk",
+    ]
+    if spec.rows >= MANY:
+        left = spec.rows - min(_done(job) * job.shard_rows, spec.rows)
+        rate = _rate(corpus, model, where[0].threads) * len(where)
+        made = _assemble_seconds(spec)
+        lines.append(
+            f"  time    {room.duration(left / rate)} to encode ({rate:,.0f} passages a second"
+            + (f" in {len(where)} processes, if each is as fast as one" if len(where) > 1 else "")
+            + "; measured now)"
+            + (f", about {room.duration(made)} to make the index" if made else "")
+        )
+    return Needs(max(0, disk - there), max(encode, after), tuple(lines), _instead(job, spec, model))
+
+
+def of_bm25(job: Build, corpus: Corpus) -> Needs:
+    """Of an index of words, from those of some passages spread over the corpus."""
+    analysis = ANALYSES[job.analysis or LUCENE.name]
+    rows = _spread(len(corpus), BM25_SAMPLE)
+    start = time.perf_counter()
+    found = [analysis.words(corpus.document(row)["contents"]) for row in rows]
+    seconds = (time.perf_counter() - start) / len(rows) * len(corpus)
+    words = sum(len(some) for some in found) / len(rows)
+    different = sum(len(set(some)) for some in found) / len(rows)
+    a_passage, a_word, a_different = BM25_MEMORY
+    memory = round(len(corpus) * (a_passage + a_word * words + a_different * different))
+    disk = round(len(corpus) * (8 + 8 * different))
+    lines = (
+        f"{job.corpus}: {len(corpus):,} passages; bm25, about {words:.0f} words each",
+        f"  disk    {room.size(disk)}",
+        f"  memory  {room.size(memory)} to build, which begins anew after a kill",
+        f"  time    {room.duration(seconds)} to split words (measured now), about as long to index",
+    )
+    return Needs(disk, memory, lines)
+
+
+def _parameters(spec: Spec) -> str:
+    given = {**spec.build, **spec.search}
+    return " ".join([spec.vectors, *(f"{name}={value}" for name, value in given.items())])
+
+
+def _rate(corpus: Corpus, model: Encoder, threads: int | None) -> float:
+    """Passages a second that one process encodes, of passages spread over the corpus."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        count = 32
+        while True:
+            texts = [corpus.document(row)["contents"] for row in _spread(len(corpus), count)]
+            start = time.perf_counter()
+            model.encode(texts, "passage")
+            seconds = time.perf_counter() - start
+            # The first one pays for what is set up once.
+            if count > 32 and (seconds > MEASURE_SECONDS / 2 or count >= MOST_TEXTS):
+                return len(texts) / seconds
+            count = min(MOST_TEXTS, 2 * max(count, int(count * MEASURE_SECONDS / seconds / 2)))
+    finally:
+        torch.set_num_threads(before)
+
+
+def _assemble_seconds(spec: Spec) -> float:
+    """To make the index of the vectors; 0 where that is a copy."""
+    import torch
+
+    cores = torch.get_num_threads()
+    if spec.kind == "hnsw":
+        deeper = math.log(max(spec.rows, 2)) / math.log(1e6)
+        wider = spec.dimension / 768 * spec.build["efConstruction"] / 200
+        return spec.rows * HNSW_SECONDS * deeper * wider / cores
+    if not spec.kind.startswith("ivf"):
+        return 0.0
+    lists = spec.build["nlist"]
+    learning = min(spec.rows, lists * TRAIN_PER_LIST) * KMEANS_PASSES
+    vectors, centres = torch.rand(1024, spec.dimension), torch.rand(2048, spec.dimension)
+    vectors @ centres.T
+    start = time.perf_counter()
+    vectors @ centres.T
+    a_pair = (time.perf_counter() - start) / (1024 * 2048)
+    return (learning + spec.rows) * lists * a_pair
+
+
+def _instead(job: Build, spec: Spec, model: Encoder) -> str:
+    """Other kinds of the same passages that this machine holds."""
+    disk, memory = room.free_disk(job.out), room.free_memory()
+    fit = []
+    for kind in KINDS:
+        for numbers in PRECISIONS:
+            other = index_sizes.spec(kind, spec.rows, spec.dimension, numbers)
+            fits = (
+                index_sizes.build_disk(other) <= disk
+                and index_sizes.assemble_memory(other, model.size) <= memory
+            )
+            if fits:
+                fit.append(f"--type {kind} --vectors {numbers}")
+                break
+    return f"; {', '.join(fit)} would do" if fit else ""
+
+
+def _spread(rows: int, count: int) -> range:
+    """About `count` rows from the first to the last."""
+    return range(0, rows, max(1, rows // count))[:count]
+
+
+def _on_disk(job: Build) -> int:
+    """Bytes that an unfinished build has on the disk."""
+    if not job.partial.is_dir():
+        return 0
+    return sum(path.stat().st_blocks * 512 for path in job.partial.iterdir() if path.is_file())
+
+
+def _done(job: Build) -> int:
+    """Chunks that an unfinished build has."""
+    file: Path = job.partial / DONE
+    return file.read_bytes().count(1) if file.exists() else 0
