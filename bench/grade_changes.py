@@ -13,17 +13,21 @@ import json
 import random
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from machine import provenance
-from self_grading import FILES, read_golds
-
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from bench.machine import provenance
+from bench.self_grading import FILES, read_golds
 from sg_rlhf.tasks.math.grading import grade_many
 
 _PLAIN = re.compile(r"-?[0-9,.]+")
 _LETTER = re.compile(r"(?<![\\A-Za-z{])[A-Za-z](?![A-Za-z])")
+# Letters whose case says nothing: of 1e5, of a unit or a time of day in words, and of a constant c
+# that an integration leaves, which is as often C.
+_CASELESS = re.compile(
+    r"(?<=[0-9])[eE](?=[-+]?[0-9])|\\(?:text|mbox)\{[^}]*\}|[cC](?=[_ ]|e\^|\)|x\^)"
+)
 #: Changes that keep the meaning; the others do not, but for the few that a person must look at.
 HARMLESS = ("braces", "dollars", "left and right", "sides swapped", "all on one side")
 
@@ -45,9 +49,16 @@ def changes(gold: str, chance: random.Random) -> Iterator[tuple[str, str]]:
         yield "another digit", f"{gold[:at]}{other}{gold[at + 1 :]}"
     if "+" in gold:
         yield "another sign", gold.replace("+", "-", 1)
-    if letters := [match.start() for match in _LETTER.finditer(gold)]:
+    caseless = {at for match in _CASELESS.finditer(gold) for at in range(*match.span())}
+    if letters := [m.start() for m in _LETTER.finditer(gold) if m.start() not in caseless]:
         at = chance.choice(letters)
         yield "another case", f"{gold[:at]}{gold[at].swapcase()}{gold[at + 1 :]}"
+
+
+def more_than_a_number(golds: Iterable[str]) -> list[str]:
+    """The different golds that are more than a number, sorted."""
+    texts = {gold.strip() for gold in golds}
+    return sorted(gold for gold in texts if gold and not _PLAIN.fullmatch(gold))
 
 
 def main() -> int:
@@ -61,14 +72,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     files = [args.data_dir / name for name in FILES if (args.data_dir / name).is_file()]
-    golds = {gold.text.strip() for file in files for gold in read_golds(file)}
+    golds = more_than_a_number(gold.text for file in files for gold in read_golds(file))
     chance = random.Random(args.seed)
-    tried = [
-        (kind, text, gold)
-        for gold in sorted(golds)
-        if gold and not _PLAIN.fullmatch(gold)
-        for kind, text in changes(gold, chance)
-    ]
+    tried = [(kind, text, gold) for gold in golds for kind, text in changes(gold, chance)]
     grades = grade_many([(f"\\boxed{{{text}}}", gold) for _, text, gold in tried])
     counts: dict[str, dict[str, int]] = {}
     surprises = []

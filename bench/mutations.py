@@ -412,10 +412,10 @@ def main() -> None:
     parser.add_argument("--date", default=datetime.date.today().isoformat())
     parser.add_argument("--texts", type=Path, help="write the errors with their texts here")
     args = parser.parse_args()
-    missing = [name for name in FILES if not (args.data_dir / name).is_file()]
-    if missing:
-        parser.error(f"{args.data_dir} has no {', '.join(missing)}")
-    golds = [gold for name in FILES for gold in read_golds(args.data_dir / name)]
+    files = [args.data_dir / name for name in FILES if (args.data_dir / name).is_file()]
+    if not files:
+        parser.error(f"{args.data_dir} has none of {', '.join(FILES)}")
+    golds = [gold for file in files for gold in read_golds(file)]
     entry: dict[str, Any] = {"date": args.date, "seed": args.seed}
     entry["versions"] = {name: metadata.version(name) for name in ("math-verify", "sympy")}
     pool = WorkerPool(args.workers)

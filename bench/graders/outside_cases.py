@@ -33,6 +33,8 @@ from sg_rlhf.tasks.math.grading import Grade, WorkerPool, grade_many
 VERDICTS = Path(__file__).with_name("verdicts.tsv")
 OURS_WRONG, ARGUABLE, OUT_OF_SCOPE = "ours wrong", "theirs arguable", "out of scope"
 UNJUDGED = "unjudged"
+#: The suite says nothing; the verdict says what is right.
+STATES_NONE = "states none"
 KINDS = (OURS_WRONG, ARGUABLE, OUT_OF_SCOPE, UNJUDGED)
 
 
@@ -59,7 +61,7 @@ def read_verdicts(path: Path = VERDICTS) -> dict[tuple[str, str], Verdict]:
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE):
             place = row["suite"], row["key"]
-            if row["verdict"] not in (*KINDS[:3], "states none") or place in found:
+            if row["verdict"] not in (*KINDS[:3], STATES_NONE) or place in found:
                 raise ValueError(f"{path}: {place}: twice, or verdict {row['verdict']!r}")
             due = {"right": True, "wrong": False, "": None}[row["expected"]]
             found[place] = Verdict(row["verdict"], row["why"], due)
@@ -85,7 +87,7 @@ def judge(case: Case, grade: Grade, verdicts: Mapping[tuple[str, str], Verdict])
         due = given.expected
     if grade.correct is due:
         return Outcome(case, due, grade, "", "")
-    if given is not None and given.kind != "states none":
+    if given is not None and given.kind != STATES_NONE:
         return Outcome(case, due, grade, given.kind, given.why)
     if "\\boxed" not in case.response:
         return Outcome(case, due, grade, OUT_OF_SCOPE, "no box in the response")

@@ -28,12 +28,13 @@ def compare(gold: str, answer: str) -> Reason:
     predicted = _parse(answer, real)
     if predicted is None:
         return Reason.UNPARSEABLE
+    wanted = _parse(gold, real)
+    if wanted is not None:
+        wanted, predicted = _with_imaginary_unit(wanted, predicted)
     if _contradicts_itself(predicted):
         return Reason.AMBIGUOUS
-    wanted = _parse(gold, real)
     if wanted is None:
         return Reason.UNREADABLE_GOLD
-    wanted, predicted = _with_imaginary_unit(wanted, predicted)
     return Reason.CORRECT if _same(wanted, predicted) else Reason.WRONG
 
 
@@ -129,6 +130,8 @@ def _with_imaginary_unit(gold: Any, predicted: Any) -> tuple[Any, Any]:
     def replaced(value: Any) -> Any:
         if isinstance(value, Eq):  # z = 3 + 4i is not false for being no real number
             return Eq(replaced(value.lhs), replaced(value.rhs), evaluate=False)
+        if len(_sides(value)) > 1:
+            return type(value)(*map(replaced, value._unsorted_args))
         return value.xreplace({symbol: I for symbol in value.free_symbols if symbol.name == "i"})
 
     return replaced(gold), replaced(predicted)
@@ -272,7 +275,8 @@ def _same_equation(gold: Any, predicted: Any) -> bool:
         if not wanted.free_symbols or wanted.free_symbols != given.free_symbols:
             return False
         parameters = _parameters(wanted)
-        if not parameters and not sampling.constant_ratio(wanted, given):
+        wanted, given = _without_functions(wanted, given)
+        if not sampling.constant_ratio(wanted, given, parameters):
             return False
         ratio = cancel(wanted / given)
         if ratio.is_number:
@@ -283,6 +287,16 @@ def _same_equation(gold: Any, predicted: Any) -> bool:
         raise
     except Exception:
         return False  # what sympy cannot divide it does not prove
+
+
+def _without_functions(a: Any, b: Any) -> tuple[Any, Any]:
+    """Letters in the place of f(t) and the like, whose values at a point are not known."""
+    from sympy import Dummy
+    from sympy.core.function import AppliedUndef
+
+    functions = a.atoms(AppliedUndef) | b.atoms(AppliedUndef)
+    letters = {f: Dummy(f"F{index}") for index, f in enumerate(sorted(functions, key=str))}
+    return a.xreplace(letters), b.xreplace(letters)
 
 
 def _parameters(equation: Any) -> set[Any]:

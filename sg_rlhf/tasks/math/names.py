@@ -85,6 +85,8 @@ def _indexed(match: re.Match[str]) -> str:
     if re.search(r"[-+*=^]", index):
         return match[0]
     plain = re.sub(r"[^A-Za-z0-9]", "", _STYLE.sub("", index))
-    if not plain or (match["base"] != "E" and re.fullmatch(r"\s*[A-Za-z0-9]+\s*", index)):
+    if not plain or (
+        match["base"] not in ("E", "I") and re.fullmatch(r"\s*[A-Za-z0-9]+\s*", index)
+    ):
         return match[0]
     return f"Z_{{{match['base'].strip(chr(92))}{plain}}}"

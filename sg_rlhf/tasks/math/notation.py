@@ -257,12 +257,10 @@ def same(answer: str, gold: str) -> bool | None:
     answer_key, gold_key = key(answer), key(gold)
     if answer_key == gold_key:
         return True
-    if (
-        len(gold_key) == 1
-        and gold_key.isupper()
-        and (named := _NAMED_CHOICE.fullmatch(_WRAPPER.sub(r"\1", tidy(answer))))
-    ):
-        return named[1] == gold_key and not _OTHER_CHOICE.search(named[2])
+    for letter, other in ((gold_key, answer), (answer_key, gold)):
+        named = _NAMED_CHOICE.fullmatch(_WRAPPER.sub(r"\1", tidy(other)))
+        if named and len(letter) == 1 and letter.isupper():
+            return named[1] == letter and not _OTHER_CHOICE.search(named[2])
     answer_key, gold_key = map(_name_first, (answer_key, gold_key))
     if answer_key == gold_key:
         return True

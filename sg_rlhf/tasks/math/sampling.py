@@ -5,6 +5,7 @@ Runs in a grading worker: sympy is imported when it is needed.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 # Largest relative difference of two numbers that may be called equal. math-verify rounds to six
@@ -56,11 +57,17 @@ def agree(a: Any, b: Any) -> bool:
     return found >= 3
 
 
-def constant_ratio(a: Any, b: Any) -> bool:
-    """Whether a / b may be the same at three points: where it is not, a is no multiple of b."""
+def constant_ratio(a: Any, b: Any, fixed: Set[Any] = frozenset()) -> bool:
+    """Whether a / b may be the same at three points: where it is not, a is no multiple of b.
+
+    Args:
+        fixed: symbols that have the same value at each point, so that a / b may depend on them.
+    """
+    first = _point(a, b, 0)
+    held = {symbol: first[symbol] for symbol in fixed if symbol in first}
     ratios = []
     for index in range(3):
-        point = _point(a, b, index)
+        point = {**_point(a, b, index), **held}
         try:
             x, y = (complex(side.subs(point).evalf(15)) for side in (a, b))
             ratios.append(x / y)

@@ -100,6 +100,7 @@ RIGHT = {
         (r"A = \frac{1}{4 - w^2}, \quad \text{for } w^2 \neq 4", r"\frac{1}{4-w^{2}}"),
         (r"f(x)=2x \text{ for all } x \in \mathbb{R}", "f(x)=2x"),
     ],
+    "choices": [("D", "(D) Alina"), (r"\text{(D)}", "(D) Alina")],
     "ratios": [(r"\sqrt{5} : 2 \cdot \sqrt{2} : 3", r"\sqrt{5} : 2\sqrt{2} : 3")],
     "delimiters": [(r"\(69$,$84\)", "$69$,$84$"), (r"\[x+1\]", "1+x")],
     "escaped twice": [(r"\\frac{1}{2}", r"\frac12"), (r"-2 \\le x \\le 7", r"x \in [-2,7]")],
@@ -166,6 +167,7 @@ NEAR_MISSES = {
         (r"x = 5, \text{ for } x \neq 3", "3"), (r"4 \text{ for } x = 2", "4"),
         (r"5 \text{ is wrong, } 6", "6"),
     ],
+    "choices": [("C", "(D) Alina"), ("D", "(D) or (E)")],
     "ratios": [
         ("3:2", "2:3"), ("(2,3)", "2:3"), ("2,3", "2:3"), ("2:3", "(2,3)"), ("8:35", "8:34"),
         ("23", "2:3"), ("6", "2:3"),

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from sg_rlhf.tasks.math.grading import Reason, grade, grade_many
-from sg_rlhf.tasks.math.worker_pool import WorkerPool, shared_pool
+from sg_rlhf.tasks.math.worker_pool import WALL_FACTOR, WorkerPool, shared_pool
 
 ROOT = Path(__file__).parents[4]
 # Needs math-verify, and so a worker.
@@ -97,6 +97,28 @@ def test_a_time_out_ends_the_worker_and_is_a_reason(own_pool):
     assert reasons == [Reason.TIMEOUT, Reason.CORRECT]
     second = {w.pid for w in workers_of(os.getpid())} - others
     assert len(first) == len(second) == 1 and first != second
+
+
+@pytest.mark.full
+def test_a_worker_without_a_processor_ends_by_the_wall_clock():
+    """A stopped process uses no processor time, as on a machine that is starved."""
+    others = {w.pid for w in workers_of(os.getpid())}
+    pool = WorkerPool(workers=1, limit_s=0.2)
+    try:
+        assert grade(*SYMBOLIC, pool).correct
+        [worker] = [w for w in workers_of(os.getpid()) if w.pid not in others]
+        busy_since = sum(worker.cpu_times()[:2])
+        begun = time.monotonic()
+        verdict = pool.submit("9^{9^9}", ("5",))
+        while sum(worker.cpu_times()[:2]) < busy_since + 0.05:
+            time.sleep(0.002)
+        worker.suspend()
+        assert verdict() is Reason.TIMEOUT
+        # pebble asks such a process to end, and ends it 3 s later.
+        assert WALL_FACTOR * 0.2 <= time.monotonic() - begun < WALL_FACTOR * 0.2 + 10
+        assert grade(*SYMBOLIC, pool).correct
+    finally:
+        pool.close()
 
 
 def test_a_forked_child_grades_and_leaves_the_parent_alone(pool):
