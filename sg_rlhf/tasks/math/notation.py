@@ -68,6 +68,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             for before, after in ((r"\\text\s*\{\s*", r" \\text{"), ("", ""))
         ),
         (r"\\text\s*\{\s*\}", ""),
+        (r"(?<=[0-9A-F])_\{\s*\(\s*([0-9]{1,2})\s*\)\s*\}", r"_{\1}"),  # a base in brackets
         # What follows in words and only says where the answer holds.
         (
             rf",?\s*\\text\s*\{{\s*,?\s*{_WHERE}\s*\}}[^,;=<>]{{1,40}}\\neq?(?![A-Za-z])[^,;=<>]{{1,40}}$",

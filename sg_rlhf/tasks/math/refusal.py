@@ -35,6 +35,7 @@ _PROSE = re.compile(
 )
 # math-verify leaves out what dots stand for: 1, 2, \ldots, 10 would be three numbers.
 _DOTS = re.compile(r"\\[lc]?dots[a-z]?(?![A-Za-z])|\.\.\.")
+_BELOW_A_NUMBER = re.compile(r"^(?![0-9A-Fa-f]+_\{?[0-9]{1,2}\}?$).*[0-9]\s*_")
 _LIST_WORD = re.compile(r"\s*,?\s*(?:and|or)\s*,?\s*", re.IGNORECASE)
 # math-verify reads "5'6" as 56 and "5 6" as a product.
 _JUXTAPOSED = re.compile(
@@ -64,7 +65,8 @@ def refusal(answer: str) -> Reason | None:
         return Reason.UNPARSEABLE
     if _JUXTAPOSED.search(answer) or _PROSE.search(answer):
         return Reason.UNPARSEABLE
-    if _DOTS.search(answer):
+    # What is below a number, such as its base, is not read.
+    if _DOTS.search(answer) or _BELOW_A_NUMBER.search(answer):
         return Reason.UNPARSEABLE
     for text in _TEXT.findall(answer):
         if _HEDGE.search(text) and not _LIST_WORD.fullmatch(text):

@@ -100,6 +100,7 @@ RIGHT = {
         (r"A = \frac{1}{4 - w^2}, \quad \text{for } w^2 \neq 4", r"\frac{1}{4-w^{2}}"),
         (r"f(x)=2x \text{ for all } x \in \mathbb{R}", "f(x)=2x"),
     ],
+    "bases": [("10110_2", "10110_{(2)}"), ("10110", "10110_{(2)}")],
     "choices": [("D", "(D) Alina"), (r"\text{(D)}", "(D) Alina")],
     "ratios": [(r"\sqrt{5} : 2 \cdot \sqrt{2} : 3", r"\sqrt{5} : 2\sqrt{2} : 3")],
     "delimiters": [(r"\(69$,$84\)", "$69$,$84$"), (r"\[x+1\]", "1+x")],
@@ -166,6 +167,9 @@ NEAR_MISSES = {
     "conditions": [
         (r"x = 5, \text{ for } x \neq 3", "3"), (r"4 \text{ for } x = 2", "4"),
         (r"5 \text{ is wrong, } 6", "6"),
+    ],
+    "bases": [
+        ("10110_{(7)}", "10110_{(2)}"), ("5_{a}", "5"), ("12_{5}+x", "12+x"),
     ],
     "choices": [("C", "(D) Alina"), ("D", "(D) or (E)")],
     "ratios": [
