@@ -5,70 +5,35 @@
                     {"result": [[{"id", "contents"}]]}                            without scores
     GET /health, /metrics (Prometheus), /docs (OpenAPI)
 
-What a client did wrong is 422 with the reason, a full queue 503 with `Retry-After`.
+What a client did wrong is 4xx with the reason; too much at once is 429 with `Retry-After`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field, StringConstraints, create_model
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from pydantic import BaseModel, Field
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
-from sg_rlhf.retrieval.batching import Batcher, Overloaded
-from sg_rlhf.retrieval.corpus import Document
+from sg_rlhf.retrieval.batching import Batcher, Closing, Overloaded
+from sg_rlhf.retrieval.body import Asked, Reader, Refused
+from sg_rlhf.retrieval.limits import Limits
 from sg_rlhf.retrieval.metrics import Metrics
 from sg_rlhf.retrieval.search import Hit, Retriever
 
 DESCRIPTION = "Passage retrieval with Search-R1's HTTP contract: see POST /retrieve."
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a server accepts and how it batches; the flags of the same names explain them."""
-
-    max_queries: int = 1024
-    max_query_chars: int = 8192
-    max_topk: int = 100
-    default_topk: int = 3
-    max_batch: int = 256
-    max_wait_ms: float = 3.0
-    max_pending: int = 4096
-    cache_size: int = 16_384
-
-    def check(self) -> None:
-        """Refuse limits that contradict each other.
-
-        Raises:
-            ValueError: naming the flags.
-        """
-        if self.default_topk > self.max_topk:
-            raise ValueError(f"--topk {self.default_topk}: above --max-topk {self.max_topk}")
-        if self.max_queries > self.max_pending:
-            raise ValueError(
-                f"--max-queries {self.max_queries}: above --max-pending {self.max_pending}, "
-                "so such a request could never be accepted"
-            )
-
-    @property
-    def max_body(self) -> int:
-        """Bytes of the largest request; a character takes up to 12, as two `\\uXXXX`."""
-        return self.max_queries * (self.max_query_chars * 12 + 16) + 4096
-
-
-class RetrieveRequest(BaseModel):
-    """Queries to search for."""
-
-    queries: list[str]
-    topk: int | None = Field(None, description="passages a query; the server's default if left out")
-    return_scores: bool = Field(False, description="wrap each passage with its score")
+#: Bytes of an answer that are handed over at once; a larger one lets others in between.
+PIECE = 2**18
+#: A closing server gives requests that are on their way this many seconds to arrive.
+LAST_SECONDS = 1.0
 
 
 class Passage(BaseModel):
@@ -97,6 +62,20 @@ class Refusal(BaseModel):
     detail: str
 
 
+class Problem(BaseModel):
+    """What is wrong with a field of a request."""
+
+    type: str
+    loc: list[str | int]
+    msg: str
+
+
+class Problems(BaseModel):
+    """What is wrong with a request."""
+
+    detail: list[Problem]
+
+
 class Health(BaseModel):
     """What is served."""
 
@@ -108,53 +87,91 @@ class Health(BaseModel):
 def create_app(load: Callable[[], Retriever], limits: Limits) -> FastAPI:
     """The application; `load` is called when it starts.
 
-    The application is stateless but for its cache, so any number of them may serve one index.
+    It is stateless but for its cache, so any number of them may serve one index. `app.state.close`
+    tells it that the server is shutting down: it waits no longer for bodies.
     """
     metrics = Metrics()
+    reader = Reader(limits)
+    arrivals = Arrivals(limits.receive_seconds)
     state: dict[str, Any] = {}
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         retriever = state["retriever"] = load()
+
+        def search(queries: Sequence[str], options: Any) -> list[bytes]:
+            topk, with_scores = options
+            return [encode(hits, with_scores) for hits in retriever.search(queries, topk)]
+
         batcher = state["batcher"] = Batcher(
-            retriever.search,
+            search,
             metrics,
             max_batch=limits.max_batch,
             max_wait=limits.max_wait_ms / 1e3,
             max_pending=limits.max_pending,
             cache_size=limits.cache_size,
+            cache_bytes=limits.cache_mb * 2**20,
         )
         yield
         await batcher.close()
 
     app = FastAPI(title="sg_rlhf retrieval", description=DESCRIPTION, lifespan=lifespan)
-    app.add_middleware(BodyLimit, limit=limits.max_body)
+    app.state.close = arrivals.close
 
-    async def retrieve(body: RetrieveRequest) -> Response:
-        started = time.perf_counter()
+    async def answers(request: Request, asked: Asked) -> list[bytes]:
         batcher: Batcher = state["batcher"]
+        with _cancelled_with(request):
+            return await batcher.search(asked.queries, (asked.topk, asked.with_scores))
+
+    async def respond(request: Request) -> Response:
+        started = time.perf_counter()
         try:
-            hits = await batcher.search(body.queries, body.topk or limits.default_topk)
+            async with arrivals.limit():
+                length = request.headers.get("content-length", "").encode("latin-1")
+                asked = await reader.read(length, request.stream())
+            found = await answers(request, asked)
+        except Refused as error:
+            return JSONResponse({"detail": error.detail}, error.status)
+        except TimeoutError as error:
+            status = 503 if arrivals.closing else 408
+            return JSONResponse({"detail": str(error)}, status, {"Connection": "close"})
         except Overloaded as error:
-            metrics.requests.labels("503").inc()
+            headers = {"Retry-After": str(error.seconds)}
+            return JSONResponse({"detail": str(error)}, limits.busy_status, headers)
+        except Closing as error:
             return JSONResponse({"detail": str(error)}, 503, {"Retry-After": "1"})
+        except ClientDisconnect:
+            return Response(status_code=499)
         except Exception as error:
             # The reason goes to the client: nobody reads the log of a server far away.
-            metrics.requests.labels("500").inc()
             return JSONResponse({"detail": f"{type(error).__name__}: {error}"}, 500)
-        metrics.requests.labels("200").inc()
-        metrics.queries.inc(len(hits))
-        response = JSONResponse({"result": [_result(some, body.return_scores) for some in hits]})
+        except asyncio.CancelledError:
+            if not arrivals.closing:
+                raise
+            detail = "the server is shutting down, and its time for answers is over"
+            return JSONResponse({"detail": detail}, 503, {"Retry-After": "1"})
+        metrics.queries.inc(len(found))
         metrics.request_seconds.observe(time.perf_counter() - started)
-        return response
+        return _Answer(found)
 
-    # The limits belong into the OpenAPI schema, so the model is made when they are known.
-    retrieve.__annotations__["body"] = _request_model(limits)
-    app.post(
+    schema = reader.model.model_json_schema()
+    schema["anyOf"] = [{"required": ["queries"]}, {"required": ["query"]}]
+    refusals: dict[int | str, dict[str, Any]] = {
+        status: {"model": Refusal} for status in (408, 413, 429, 500, 503)
+    }
+
+    @app.post(
         "/retrieve",
         response_model=RetrieveResponse,
-        responses={status: {"model": Refusal} for status in (400, 413, 500, 503)},
-    )(retrieve)
+        responses={**refusals, 422: {"model": Problems}},
+        openapi_extra={
+            "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}
+        },
+    )
+    async def retrieve(request: Request) -> Response:
+        response = await respond(request)
+        metrics.requests.labels(str(response.status_code)).inc()
+        return response
 
     @app.get("/health", response_model=Health)
     async def health() -> Response:
@@ -171,68 +188,117 @@ def create_app(load: Callable[[], Retriever], limits: Limits) -> FastAPI:
     async def figures() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.exception_handler(RequestValidationError)
-    async def unprocessable(_: Request, error: RequestValidationError) -> Response:
-        metrics.requests.labels("422").inc()
-        # Without the input: it may be huge, or hold what JSON cannot (NaN, a lone surrogate).
-        detail = [{key: item[key] for key in ("type", "loc", "msg")} for item in error.errors()]
-        return JSONResponse({"detail": detail}, 422)
-
     return app
 
 
-def _request_model(limits: Limits) -> type[RetrieveRequest]:
-    query = Annotated[str, StringConstraints(max_length=limits.max_query_chars)]
-    return create_model(
-        "RetrieveRequest",
-        __base__=RetrieveRequest,
-        queries=(list[query], Field(max_length=limits.max_queries)),
-        topk=(
-            int | None,
-            Field(
-                None,
-                ge=1,
-                le=limits.max_topk,
-                description=f"passages a query; {limits.default_topk} if left out",
-            ),
-        ),
-    )
+def encode(hits: list[Hit], with_scores: bool) -> bytes:
+    """A query's list of the answer, as JSON.
 
-
-def _result(hits: list[Hit], with_scores: bool) -> list[Any]:
+    Raises:
+        ValueError: for a score that is no number, which a damaged index may give.
+    """
+    found: list[Any] = [hit.document for hit in hits]
     if with_scores:
-        return [{"document": hit.document, "score": hit.score} for hit in hits]
-    documents: list[Document] = [hit.document for hit in hits]
-    return documents
+        found = [{"document": hit.document, "score": hit.score} for hit in hits]
+    text = json.dumps(found, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode()
 
 
-class BodyLimit:
-    """ASGI middleware: a body of more than `limit` bytes is refused before it is held in memory."""
+class _Answer(Response):
+    """The lists of all queries as one JSON, sent in pieces without being copied together."""
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self._app = app
-        self._limit = limit
+    media_type = "application/json"
+
+    def __init__(self, lists: list[bytes]) -> None:
+        super().__init__()
+        self._lists = lists
+        # Between two lists is a comma.
+        length = len(b'{"result":[') + sum(map(len, lists)) + max(0, len(lists) - 1) + len(b"]}")
+        self.headers["content-length"] = str(length)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        length = dict(scope["headers"]).get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > self._limit:
-            refusal = {
-                "detail": f"a body of {length.decode('latin-1')} bytes, at most {self._limit}"
-            }
-            await JSONResponse(refusal, 413)(scope, receive, send)
-            return
-        received = 0
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
+        held = 0
+        parts = [b'{"result":[']
+        for number, part in enumerate(self._lists):
+            if number:
+                parts.append(b",")
+            parts.append(part)
+            held += len(part)
+            if held > PIECE:
+                body = b"".join(parts)
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                await asyncio.sleep(0)  # others' turn
+                held, parts = 0, []
+        parts.append(b"]}")
+        await send({"type": "http.response.body", "body": b"".join(parts)})
 
-        async def counted() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self._limit:
-                # Sent in chunks, without a length: there is no telling how much more is to come.
-                return {"type": "http.disconnect"}
-            return message
 
-        await self._app(scope, counted, send)
+class Arrivals:
+    """Bodies on their way; each has so many seconds, until the server closes.
+
+    Attributes:
+        closing: whether the server is shutting down.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.closing = False
+        self._seconds = seconds
+        self._limits: set[asyncio.Timeout] = set()
+
+    @asynccontextmanager
+    async def limit(self) -> AsyncIterator[None]:
+        """A body arrives in here.
+
+        Raises:
+            TimeoutError: it did not.
+        """
+        limit = asyncio.timeout(LAST_SECONDS if self.closing else self._seconds)
+        self._limits.add(limit)
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            reason = "the server is shutting down" if self.closing else f"in {self._seconds:g} s"
+            raise TimeoutError(f"the request did not arrive as a whole: {reason}") from None
+        finally:
+            self._limits.discard(limit)
+
+    def close(self) -> None:
+        """From now on nothing is waited for longer than a second."""
+        self.closing = True
+        end = asyncio.get_running_loop().time() + LAST_SECONDS
+        for limit in self._limits:
+            when = limit.when()
+            if when is not None and when > end:
+                limit.reschedule(end)
+
+
+@contextmanager
+def _cancelled_with(request: Request) -> Iterator[None]:
+    """What runs in here is cancelled if the client leaves: `ClientDisconnect`."""
+    task = asyncio.current_task()
+    assert task is not None
+    inside, left = True, False
+
+    def leave(_: Any) -> None:
+        nonlocal left
+        if inside:
+            left = True
+            task.cancel()
+
+    # After the body there is nothing to receive but that it left.
+    watch = asyncio.ensure_future(request.receive())
+    watch.add_done_callback(leave)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not left:
+            raise
+        task.uncancel()
+        raise ClientDisconnect from None
+    finally:
+        inside = False
+        watch.cancel()

@@ -9,36 +9,75 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+import math
+import sys
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from cachetools import LRUCache
 
 from sg_rlhf.retrieval.metrics import Metrics
-from sg_rlhf.retrieval.search import Hit
 
-Search = Callable[[Sequence[str], int], list[list[Hit]]]
-Key = tuple[str, int]
-
+#: An answer of one query, ready to be sent.
+Answer = bytes
+#: `(queries, options) -> answers`; options are what a search has beside its queries.
+Search = Callable[[Sequence[str], Hashable], list[Answer]]
+Key = tuple[str, Hashable]
 
 #: Seconds that a slow search may make its successor wait for a batch to fill.
 LONGEST_WAIT = 0.1
+#: What an entry of the cache needs beside its query and its answer: a key, two links, two places.
+_ENTRY_BYTES = 500
 
 
 class Overloaded(Exception):
-    """The queue is full, or the server is shutting down: try again later."""
+    """The queue is full: try again in `seconds`."""
+
+    def __init__(self, message: str, seconds: int) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
+class Closing(Exception):
+    """The server is shutting down."""
+
+
+class _Request:
+    """What one request waits for; `done` once every query of it is in `found`."""
+
+    __slots__ = ("done", "found", "missing")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.done: asyncio.Future[None] = loop.create_future()
+        self.found: dict[Key, Answer] = {}
+        # Of a dictionary's order: that of service.
+        self.missing: dict[Key, None] = {}
+
+    def answer(self, key: Key, answer: Answer | Exception) -> None:
+        if self.done.done():
+            return
+        if isinstance(answer, Exception):
+            self.done.set_exception(answer)
+            return
+        self.found[key] = answer
+        self.missing.pop(key, None)
+        if not self.missing:
+            self.done.set_result(None)
 
 
 class Batcher:
-    """Queries in, hits out; to be used within one event loop.
+    """Queries in, answers out; to be used within one event loop.
 
     Args:
-        search: `(queries, topk) -> hits`, called in the worker thread.
+        search: called in the worker thread; one that fails is tried again in halves, so that a
+            query that cannot be answered fails its own requests and no other.
         max_batch: queries in one search.
         max_wait: seconds that a query waits for a batch to fill, or a tenth of the last search if
             that is longer. It waits for as many as there were last, so a lone client never does.
-        max_pending: queries waiting or being searched, beyond which new ones are refused.
-        cache_size: results kept, by (query, topk); 0 keeps none.
+        max_pending: queries waiting or being searched, beyond which new ones are refused; an idle
+            server refuses none.
+        cache_size: answers kept, by (query, options); 0 keeps none.
+        cache_bytes: what they may need together with their queries.
     """
 
     def __init__(
@@ -49,71 +88,93 @@ class Batcher:
         max_wait: float,
         max_pending: int,
         cache_size: int,
+        cache_bytes: int,
     ) -> None:
         self._search = search
         self._metrics = metrics
         self._max_batch = max_batch
         self._max_wait = max_wait
         self._max_pending = max_pending
-        self._cache: LRUCache[Key, list[Hit]] | None = LRUCache(cache_size) if cache_size else None
+        self._cache = Cache(cache_size, cache_bytes)
         # Insertion order is the order of service. Equal queries in flight share one entry.
-        self._waiting: dict[Key, asyncio.Future[list[Hit]]] = {}
-        self._running: dict[Key, asyncio.Future[list[Hit]]] = {}
+        self._waiting: dict[Key, list[_Request]] = {}
+        self._running: dict[Key, list[_Request]] = {}
         self._changed = asyncio.Event()
         self._closing = False
+        self._rate = 0.0  # queries a second, of the last batches
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="search")
         self._loop = asyncio.create_task(self._serve())
 
-    async def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """The hits of each query, in order.
+    async def search(self, queries: Sequence[str], options: Hashable) -> list[Answer]:
+        """The answer of each query, in order. Cancelled, it takes back what nobody else wants.
 
         Raises:
-            Overloaded: at once, with none of the queries accepted.
+            Overloaded, Closing: at once, with none of the queries accepted.
             Exception: whatever the search raised.
         """
-        keys = [(query, topk) for query in queries]
-        found: dict[Key, list[Hit]] = {}
-        futures: dict[Key, asyncio.Future[list[Hit]]] = {}
-        new = []
+        request = _Request(asyncio.get_running_loop())
+        keys: list[Key] = [(query, options) for query in queries]
+        new, hits = [], 0
         for key in dict.fromkeys(keys):
-            cached = self._cache.get(key) if self._cache is not None else None
-            if cached is not None:
-                found[key] = cached
-            elif future := self._running.get(key) or self._waiting.get(key):
-                futures[key] = future
-            else:
+            answer = self._cache.get(key)
+            if answer is not None:
+                request.found[key] = answer
+                hits += 1
+                continue
+            request.missing[key] = None
+            if key not in self._running and key not in self._waiting:
                 new.append(key)
         if new:
-            self._accept(new, futures)
-        self._metrics.cache_hits.inc(len(found))
+            self._check_room(len(new))
+        for key in request.missing:
+            waiters = self._running.get(key)
+            if waiters is None:
+                waiters = self._waiting.setdefault(key, [])
+            waiters.append(request)
+        self._metrics.cache_hits.inc(hits)
         self._metrics.cache_misses.inc(len(new))
-        if futures:
-            # A client that goes away must not cancel what others wait for.
-            await asyncio.shield(asyncio.gather(*futures.values(), return_exceptions=True))
-            found.update((key, future.result()) for key, future in futures.items())
-        return [found[key] for key in keys]
+        self._metrics.pending.set(len(self._waiting) + len(self._running))
+        if request.missing:
+            self._changed.set()
+            try:
+                await request.done
+            finally:
+                self._take_back(request)
+        return [request.found[key] for key in keys]
 
-    def _accept(self, new: list[Key], futures: dict[Key, asyncio.Future[list[Hit]]]) -> None:
+    def _check_room(self, new: int) -> None:
         pending = len(self._waiting) + len(self._running)
         if self._closing:
-            raise Overloaded("the server is shutting down")
-        if pending + len(new) > self._max_pending:
+            raise Closing("the server is shutting down")
+        if pending and pending + new > self._max_pending:
+            seconds = pending / self._rate if self._rate else 1.0
             raise Overloaded(
-                f"{pending} queries are waiting, no room for {len(new)} more "
-                f"(at most {self._max_pending})"
+                f"{pending} queries are waiting, no room for {new} more "
+                f"(at most {self._max_pending})",
+                max(1, min(60, math.ceil(seconds))),
             )
-        loop = asyncio.get_running_loop()
-        for key in new:
-            futures[key] = self._waiting[key] = loop.create_future()
-        self._metrics.pending.set(pending + len(new))
-        self._changed.set()
+
+    def _take_back(self, request: _Request) -> None:
+        """Forget a request that was cancelled or failed: nobody reads the rest of its answers."""
+        for key in request.missing:
+            waiters = self._waiting.get(key)
+            if waiters is not None and request in waiters:
+                waiters.remove(request)
+                if not waiters:
+                    del self._waiting[key]
 
     async def close(self) -> None:
-        """Refuse new queries, answer the accepted ones, and stop."""
+        """Refuse new queries, answer the accepted ones, and stop.
+
+        A search whose requests are all gone is not waited for.
+        """
         self._closing = True
         self._changed.set()
-        await self._loop
-        self._worker.shutdown()
+        if self._waiting or any(not r.done.done() for rs in self._running.values() for r in rs):
+            await self._loop
+        else:
+            self._loop.cancel()
+        self._worker.shutdown(wait=False)
 
     async def _serve(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -128,9 +189,14 @@ class Batcher:
             # first of them alone would let all others wait for it.
             wait_limit = max(self._max_wait, min(seconds / 10, LONGEST_WAIT))
             await self._gather(min(expected_size, self._max_batch), wait_limit)
+            if not self._waiting:
+                continue  # their clients have left
             start = clock()
             size = await self._search_batch()
-            seconds = clock() - start
+            seconds = max(clock() - start, 1e-6)
+            self._rate = size / seconds if not self._rate else 0.8 * self._rate + 0.2 * (
+                size / seconds
+            )  # fmt: skip
             expected_size = size + len(self._waiting)
 
     async def _gather(self, expected_size: int, seconds: float) -> None:
@@ -142,25 +208,73 @@ class Batcher:
                     await self._changed.wait()
 
     async def _search_batch(self) -> int:
-        """Search the oldest waiting queries, all of one topk; returns how many."""
-        topk = next(iter(self._waiting))[1]
-        keys = [key for key in self._waiting if key[1] == topk][: self._max_batch]
+        """Search the oldest waiting queries, all of one kind of options; returns how many."""
+        options = next(iter(self._waiting))[1]
+        keys = []
+        for key in self._waiting:
+            if key[1] == options:
+                keys.append(key)
+                if len(keys) == self._max_batch:
+                    break
         self._running = {key: self._waiting.pop(key) for key in keys}
         self._metrics.batch_size.observe(len(keys))
         loop = asyncio.get_running_loop()
-        try:
-            with self._metrics.search_seconds.time():
-                results = await loop.run_in_executor(
-                    self._worker, self._search, [query for query, _ in keys], topk
-                )
-        except Exception as error:
-            for future in self._running.values():
-                future.set_exception(error)
-        else:
-            for (key, future), hits in zip(self._running.items(), results, strict=True):
-                future.set_result(hits)
-                if self._cache is not None:
-                    self._cache[key] = hits
+        with self._metrics.search_seconds.time():
+            answers = await loop.run_in_executor(
+                self._worker, self._search_each, [query for query, _ in keys], options
+            )
+        for (key, requests), answer in zip(self._running.items(), answers, strict=True):
+            for request in requests:
+                request.answer(key, answer)
+            if not isinstance(answer, Exception):
+                self._cache.put(key, answer)
         self._running = {}
         self._metrics.pending.set(len(self._waiting))
+        self._metrics.cache_bytes.set(self._cache.bytes)
         return len(keys)
+
+    def _search_each(self, queries: list[str], options: Hashable) -> list[Answer | Exception]:
+        """An answer for each query, or why there is none."""
+        try:
+            return list(self._search(queries, options))
+        except Exception as error:
+            if len(queries) == 1:
+                return [error]
+        half = len(queries) // 2
+        first = self._search_each(queries[:half], options)
+        return first + self._search_each(queries[half:], options)
+
+
+class Cache:
+    """Answers by key, the least recently used dropped first; bounded in number and in bytes."""
+
+    def __init__(self, size: int, most_bytes: int) -> None:
+        self._size = size if most_bytes else 0
+        # With its query, since that may be the longer one.
+        self._kept: LRUCache[Key, tuple[str, Answer]] = LRUCache(most_bytes, getsizeof=_bytes)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def bytes(self) -> int:
+        """What all entries need in memory."""
+        return int(self._kept.currsize)
+
+    def get(self, key: Key) -> Answer | None:
+        """The answer, which becomes the most recently used one."""
+        kept = self._kept.get(key)
+        return None if kept is None else kept[1]
+
+    def put(self, key: Key, answer: Answer) -> None:
+        """Keep an answer, unless it alone is larger than the cache."""
+        kept = key[0], answer
+        if not self._size or _bytes(kept) > self._kept.maxsize:
+            return
+        while len(self._kept) >= self._size and key not in self._kept:
+            self._kept.popitem()
+        self._kept[key] = kept
+
+
+def _bytes(kept: tuple[str, Answer]) -> int:
+    return sys.getsizeof(kept[0]) + sys.getsizeof(kept[1]) + _ENTRY_BYTES

@@ -48,9 +48,11 @@ def scan(path: Path, *, check: bool = True, progress: bool = True) -> Scan:
         progress: a bar on stderr.
 
     Raises:
-        ValueError: naming the file, the line and the field of the first bad passage.
+        ValueError: naming the file, the line and the field of the first bad passage, or both lines
+            of the first id that comes twice.
     """
     offsets = array("q")
+    ids = _Ids(path)
     digest = hashlib.sha256()
     position = 0
     size = path.stat().st_size
@@ -67,7 +69,7 @@ def scan(path: Path, *, check: bool = True, progress: bool = True) -> Scan:
         for line in file:
             offsets.append(position)
             if check:
-                parse(line, path, len(offsets))
+                ids.add(parse(line, path, len(offsets))["id"])
                 digest.update(line)
             position += len(line)
             if len(offsets) % 10_000 == 0:
@@ -76,7 +78,46 @@ def scan(path: Path, *, check: bool = True, progress: bool = True) -> Scan:
     if not offsets:
         raise ValueError(f"{path}: no passages, expected a JSON object a line")
     offsets.append(position)
+    ids.check()
     return Scan(np.frombuffer(offsets, dtype=np.int64), digest.hexdigest() if check else "")
+
+
+class _Ids:
+    """Whether all ids differ, for 8 bytes a passage, or for none where they are the rows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rows = 0
+        self._hashes: array[int] | None = None
+
+    def add(self, name: str) -> None:
+        """The next passage's id."""
+        if self._hashes is None and name != str(self._rows):
+            self._hashes = array("q", (hash(str(row)) for row in range(self._rows)))
+        if self._hashes is not None:
+            self._hashes.append(hash(name))
+        self._rows += 1
+
+    def check(self) -> None:
+        """Raise for two equal ids; two that only share their hash are none."""
+        if self._hashes is None:
+            return
+        hashes = np.sort(np.frombuffer(self._hashes, np.int64))
+        twice = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
+        if not twice:
+            return
+        lines: dict[str, int] = {}
+        with self._path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if self._hashes[number - 1] not in twice:
+                    continue
+                name = parse(line, self._path, number)["id"]
+                if name in lines:
+                    raise ValueError(
+                        f"{self._path}, line {number}, field id: {name[:60]!r}, which line "
+                        f"{lines[name]} has too; expected another for each passage"
+                    )
+                lines[name] = number
 
 
 def parse(line: bytes, path: Path, number: int) -> Document:
@@ -88,7 +129,7 @@ def parse(line: bytes, path: Path, number: int) -> Document:
     place = f"{path}, line {number}"
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{place}: not JSON ({error}), expected a passage") from None
     if not isinstance(record, dict):
         raise ValueError(f"{place}: {type(record).__name__}, expected an object")

@@ -16,8 +16,10 @@ from pathlib import Path
 
 import uvicorn
 
-from sg_rlhf.retrieval.app import Limits, create_app
+from sg_rlhf.retrieval import connections
+from sg_rlhf.retrieval.app import create_app
 from sg_rlhf.retrieval.command import Parser, not_negative, port, positive, run, setting
+from sg_rlhf.retrieval.limits import Limits
 from sg_rlhf.retrieval.search import How, Retriever, open_faiss, open_index
 
 PROG = "sg_rlhf.retrieval.server"
@@ -33,6 +35,8 @@ examples:
 There is no login: keep it on 127.0.0.1, or on a network that you trust. SIGTERM lets it answer what
 it has accepted, then it ends.
 """
+#: Seconds that an unused connection stays open: a rollout step lies between two searches.
+KEEP_ALIVE = 75
 LOOPBACK = ("127.", "localhost", "::1")
 
 
@@ -55,10 +59,13 @@ def serve(args: argparse.Namespace) -> None:
     # First, since a port that is taken should not cost the minutes of loading.
     listener = _bind(args.host, args.port)
     retriever = loader(args)()
+    app = create_app(lambda: retriever, limits)
     config = uvicorn.Config(
-        create_app(lambda: retriever, limits),
+        app,
+        http=connections.limited(limits.receive_seconds),
         log_level="warning",
         access_log=False,
+        timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=args.shutdown_seconds,
     )
     host, port = listener.getsockname()[:2]
@@ -66,23 +73,30 @@ def serve(args: argparse.Namespace) -> None:
     announcement = f"serving {retriever.description}\nlistening on http://{shown}:{port}"
     if not args.host.startswith(LOOPBACK):
         announcement += "  (not the loopback: anyone who reaches it may search)"
-    server = _Server(config, announcement)
+    server = _Server(config, announcement, app.state.close)
     # uvicorn shuts down in order, then raises the signal again.
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """Says where it listens once it does."""
+    """Says where it listens once it does, and tells the application that it closes."""
 
-    def __init__(self, config: uvicorn.Config, announcement: str) -> None:
+    def __init__(
+        self, config: uvicorn.Config, announcement: str, close: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._announcement = announcement
+        self._close = close
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if not self.should_exit:
             print(self._announcement, flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._close()
+        await super().shutdown(sockets)
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -132,6 +146,10 @@ def limits_of(args: argparse.Namespace) -> Limits:
         max_wait_ms=args.max_wait_ms,
         max_pending=args.max_pending,
         cache_size=args.cache_size,
+        cache_mb=args.cache_mb,
+        max_body_mb=args.max_body_mb,
+        receive_seconds=args.receive_seconds,
+        busy_status=args.busy_status,
     )
 
 
@@ -162,14 +180,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where("--port", type=port, default=8000, help="0: any free one (8000)")
     where("--shutdown-seconds", type=positive, default=120,
         help="how long SIGTERM waits for the answers under way (120)")  # fmt: skip
-    limit = parser.add_argument_group("limits, 422 beyond them").add_argument
+    limit = parser.add_argument_group("limits of a request").add_argument
     limit("--topk", type=positive, default=limits.default_topk,
-        help="passages a query, if a request does not say (%(default)s)")  # fmt: skip
-    limit("--max-topk", type=positive, default=limits.max_topk, help="(%(default)s)")
+        help="passages a query, if a request does not say, or says 0 (%(default)s)")  # fmt: skip
+    limit("--max-topk", type=positive, default=limits.max_topk,
+        help="422 beyond it (%(default)s)")  # fmt: skip
     limit("--max-queries", type=positive, default=limits.max_queries,
-        help="queries a request (%(default)s)")  # fmt: skip
+        help="queries a request, 422 beyond it (%(default)s)")  # fmt: skip
     limit("--max-query-chars", type=positive, default=limits.max_query_chars,
-        help="characters a query (%(default)s)")  # fmt: skip
+        help="characters of a query that are read; the rest is cut off (%(default)s)")  # fmt: skip
+    limit("--max-body-mb", type=positive, default=limits.max_body_mb,
+        help="MiB a request, 413 beyond it (%(default)s)")  # fmt: skip
+    limit("--receive-seconds", type=positive, default=int(limits.receive_seconds),
+        help="how long a request may take to arrive, 408 beyond it (%(default)s)")  # fmt: skip
     speed = parser.add_argument_group("batching").add_argument
     speed("--max-batch", type=positive, default=limits.max_batch,
         help="queries searched together (%(default)s)")  # fmt: skip
@@ -177,9 +200,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a query waits for others, or a tenth of the last search (%(default)s)",
     )  # fmt: skip
     speed("--max-pending", type=positive, default=limits.max_pending,
-        help="queries waiting, beyond which a request gets 503 (%(default)s)")  # fmt: skip
+        help="queries waiting, beyond which a request is refused (%(default)s)")  # fmt: skip
+    speed("--busy-status", type=int, choices=(429, 503), default=limits.busy_status,
+        help="with this status; 503 for clients that retry 5xx alone (%(default)s)")  # fmt: skip
     speed("--cache-size", type=not_negative, default=limits.cache_size,
-        help="results kept, about 2.5 KB each; 0: none (%(default)s)")  # fmt: skip
+        help="answers kept; 0: none (%(default)s)")  # fmt: skip
+    speed("--cache-mb", type=not_negative, default=limits.cache_mb,
+        help="MiB that they may need (%(default)s)")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -172,8 +172,9 @@ def redaction(text: str) -> None:
 
 @functools.cache
 def _client() -> TestClient:
-    from sg_rlhf.retrieval.app import Limits, create_app
+    from sg_rlhf.retrieval.app import create_app
     from sg_rlhf.retrieval.index import main
+    from sg_rlhf.retrieval.limits import Limits
     from sg_rlhf.retrieval.search import open_index
 
     folder = Path(tempfile.mkdtemp())

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from sg_rlhf.retrieval.batching import Batcher, Overloaded
+from sg_rlhf.retrieval.batching import Batcher, Cache, Closing, Overloaded
 from sg_rlhf.retrieval.metrics import Metrics
-from sg_rlhf.retrieval.search import Hit
 
 
-def hits(query: str, topk: int) -> list[Hit]:
-    """Results that tell which query and which topk they are of."""
-    return [Hit({"id": str(rank), "contents": query}, topk) for rank in range(topk)]
+def hits(query: str, topk: int) -> bytes:
+    """An answer that tells which query and which topk it is of."""
+    return f"{query} {topk}".encode()
 
 
 class Search:
@@ -27,18 +27,19 @@ class Search:
         self.gate = threading.Event()
         self.gate.set()
 
-    def __call__(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+    def __call__(self, queries: Sequence[str], topk: Any) -> list[bytes]:
         self.batches.append((list(queries), topk))
         self.threads.add(threading.get_ident())
         assert self.gate.wait(30)
-        if "bad" in queries:
+        if any(query.startswith("bad") for query in queries):
             raise RuntimeError("no such index page")
         return [hits(query, topk) for query in queries]
 
 
 def make(search: Search, **options: float) -> Batcher:
     settings = {
-        "max_batch": 64, "max_wait": 0.005, "max_pending": 1000, "cache_size": 0, **options
+        "max_batch": 64, "max_wait": 0.005, "max_pending": 1000, "cache_size": 0,
+        "cache_bytes": 2**20, **options
     }  # fmt: skip
     return Batcher(search, Metrics(), **settings)  # type: ignore[arg-type]
 
@@ -108,8 +109,9 @@ def test_a_full_queue_refuses_at_once_and_whole_requests() -> None:
         search.gate.clear()
         accepted = asyncio.create_task(batcher.search([f"a{i}" for i in range(8)], 1))
         await until(lambda: search.batches)
-        with pytest.raises(Overloaded, match="8 queries are waiting, no room for 3 more"):
+        with pytest.raises(Overloaded, match="8 queries are waiting, no room for 3 more") as full:
             await asyncio.wait_for(batcher.search(["b1", "b2", "b3"], 1), 0.5)
+        assert 1 <= full.value.seconds <= 60
         # The refused request left nothing behind, and what is under way may be joined.
         more = asyncio.create_task(batcher.search(["b1", "b2", "a0"], 1))
         await asyncio.sleep(0)
@@ -131,7 +133,7 @@ def test_close_answers_what_was_accepted_and_refuses_the_rest() -> None:
         await until(lambda: search.batches)
         closing = asyncio.create_task(batcher.close())
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="shutting down"):
+        with pytest.raises(Closing, match="shutting down"):
             await batcher.search(["late"], 1)
         search.gate.set()
         assert await asyncio.gather(*accepted) == [[hits(f"q{i}", 1)] for i in range(20)]
@@ -158,17 +160,98 @@ def test_a_client_that_goes_away_takes_nobody_along() -> None:
     asyncio.run(scenario())
 
 
-def test_a_failed_search_fails_its_requests_and_no_other() -> None:
+def test_what_clients_that_left_asked_for_is_not_searched() -> None:
+    search = Search()
+
+    async def scenario() -> None:
+        batcher = make(search)
+        search.gate.clear()
+        first = asyncio.create_task(batcher.search(["first"], 1))
+        await until(lambda: search.batches)
+        leaving = asyncio.create_task(batcher.search(["shared", "given up"], 1))
+        staying = asyncio.create_task(batcher.search(["shared"], 1))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.sleep(0)
+        search.gate.set()
+        assert await first == [hits("first", 1)]
+        assert await staying == [hits("shared", 1)]
+        await batcher.close()
+
+    asyncio.run(scenario())
+    assert search.batches == [(["first"], 1), (["shared"], 1)]
+
+
+def test_an_idle_batcher_takes_more_than_may_wait() -> None:
+    search = Search()
+
+    async def scenario() -> None:
+        batcher = make(search, max_pending=10)
+        queries = [f"q{i}" for i in range(25)]
+        assert await batcher.search(queries, 1) == [hits(query, 1) for query in queries]
+        await batcher.close()
+
+    asyncio.run(scenario())
+
+
+def test_closing_does_not_wait_for_a_search_that_nobody_wants() -> None:
+    search = Search()
+
+    async def scenario() -> None:
+        batcher = make(search)
+        search.gate.clear()
+        leaving = asyncio.create_task(batcher.search(["left"], 1))
+        await until(lambda: search.batches)
+        leaving.cancel()
+        await asyncio.sleep(0)
+        await asyncio.wait_for(batcher.close(), 1)
+        search.gate.set()
+
+    asyncio.run(scenario())
+
+
+def test_a_query_that_cannot_be_answered_fails_its_requests_and_no_other() -> None:
     search = Search()
 
     async def scenario() -> None:
         batcher = make(search, cache_size=10)
+        search.gate.clear()
+        first = asyncio.create_task(batcher.search(["first"], 1))
+        await until(lambda: search.batches)
+        # Searched together with it.
+        good = [asyncio.create_task(batcher.search([f"good {i}"], 1)) for i in range(6)]
+        bad = asyncio.create_task(batcher.search(["bad", "good 2"], 1))
+        more = [asyncio.create_task(batcher.search([f"more {i}"], 1)) for i in range(6)]
+        await asyncio.sleep(0)
+        search.gate.set()
+        await first
         with pytest.raises(RuntimeError, match="no such index page"):
-            await batcher.search(["bad"], 1)
-        assert await batcher.search(["good"], 1) == [hits("good", 1)]
+            await bad
+        assert await asyncio.gather(*good) == [[hits(f"good {i}", 1)] for i in range(6)]
+        assert await asyncio.gather(*more) == [[hits(f"more {i}", 1)] for i in range(6)]
         await batcher.close()
 
     asyncio.run(scenario())
+    assert len(search.batches[1][0]) == 13
+
+
+def test_the_cache_is_bounded_in_bytes() -> None:
+    cache = Cache(1000, 20_000)
+    for number in range(1000):
+        cache.put((f"query {number}", 1), b"x" * 1000)
+        assert cache.bytes <= 20_000
+    assert len(cache) == 12
+    assert cache.get(("query 0", 1)) is None
+    assert cache.get(("query 999", 1)) == b"x" * 1000
+    cache.put(("long", 1), b"x" * 30_000)
+    cache.put(("x" * 30_000, 1), b"")
+    assert cache.get(("long", 1)) is None and len(cache) == 12
+
+
+def test_a_cache_of_no_entries_or_no_bytes_keeps_nothing() -> None:
+    for cache in (Cache(0, 1000), Cache(1000, 0)):
+        cache.put(("query", 1), b"answer")
+        assert cache.get(("query", 1)) is None and cache.bytes == 0
 
 
 def test_the_cache_is_bounded_and_knows_the_topk() -> None:

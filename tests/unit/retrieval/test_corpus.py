@@ -71,6 +71,8 @@ def test_offsets_are_mapped_from_their_file(tmp_path: Path, corpus: Path) -> Non
     [
         ("{nonsense", "line 2: not JSON"),
         ("", "line 2: not JSON"),
+        ("[" * 100_000, "line 2: not JSON"),
+        ('{"id": "1", "contents": "x", "n": ' + "9" * 5000 + "}", "line 2: not JSON"),
         ('["0", "text"]', "line 2: list, expected an object"),
         ('{"contents": "x"}', "line 2, field id: missing, expected a string"),
         ('{"id": 5, "contents": "x"}', "line 2, field id: 5, expected a string"),
@@ -92,3 +94,24 @@ def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").touch()
     with pytest.raises(ValueError, match="no passages"):
         scan(tmp_path / "corpus.jsonl", progress=False)
+
+
+@pytest.mark.parametrize("names", [("0", "1", "1"), ("a", "b", "a"), ("0", "0", "2")])
+def test_an_id_that_comes_twice_is_named_with_both_lines(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps({"id": n, "contents": "x"}) + "\n" for n in names))
+    first = names.index(max(names, key=names.count))
+    last = len(names) - 1 - names[::-1].index(names[first])
+    with pytest.raises(ValueError) as error:
+        scan(path, progress=False)
+    assert f"{path}, line {last + 1}, field id: {names[first]!r}" in str(error.value)
+    assert f"which line {first + 1} has too" in str(error.value)
+
+
+def test_ids_that_are_no_rows_are_fine_while_they_differ(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    names = ["0", "1", "10", "01", "1 ", "", "\u0661"]
+    path.write_text("".join(json.dumps({"id": n, "contents": "x"}) + "\n" for n in names))
+    assert len(scan(path, progress=False).offsets) == 8
