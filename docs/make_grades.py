@@ -23,6 +23,21 @@ def _result(name: str) -> dict[str, Any]:
     return result
 
 
+def suites() -> list[str]:
+    """Both error rates on every suite, before and now."""
+    lines = [
+        "| suite | right answers | wrong answers | false positives, before | now "
+        "| false negatives, before | now |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in _result("grading_suites.json")["suites"].items():
+        cells = [f"{row['right']:,}", f"{row['wrong']:,}"]
+        for kind in ("false_positives", "false_negatives"):
+            cells += [f"{row[label][kind]:,}" for label in ("before", "after")]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
 def published() -> list[str]:
     """Agreement and errors of each rule on published responses."""
     result = _result("real_responses.json")
@@ -42,4 +57,4 @@ def published() -> list[str]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(PAGE, {"published": published}))
+    raise SystemExit(main(PAGE, {"suites": suites, "published": published}))
