@@ -11,7 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from eval import metrics
+from eval import contamination, metrics
+from eval.contamination import Seen
 from eval.metrics import Estimate
 from eval.store import Row
 from sg_rlhf.tasks.questions import sample_seed
@@ -58,6 +59,7 @@ def build(
     rows: Sequence[Row],
     begun: Mapping[str, Any],
     failures: Mapping[str, int] | None = None,
+    seen: Seen | None = None,
 ) -> dict[str, Any]:
     """Everything of `results.json`.
 
@@ -65,7 +67,9 @@ def build(
         request: what the run was asked for, as in `run.json`.
         begun: versions and date of the run's first start.
         failures: dialogues by benchmark that had to be held again, for want of a verdict.
+        seen: what the model may have seen of the questions.
     """
+    seen = seen or Seen()
     seed = int(request["seed"])
     all_scores: dict[str, dict[str, Estimate]] = {}
     described = {}
@@ -81,6 +85,7 @@ def build(
         }
         failed = (failures or {}).get(benchmark.name, 0)
         described[benchmark.name] |= suite.statistics(part, failed)
+        described[benchmark.name] |= _exposure(benchmark, part, seed, seen, suite)
     average = suite_average(suite, all_scores)
     groups = {title: _mean_of_all(columns, all_scores) for title, columns in suite.groups.items()}
     return {
@@ -89,10 +94,27 @@ def build(
         "groups": {title: None if e is None else e.as_dict() for title, e in groups.items()},
         "benchmarks": described,
         **{k: v for k, v in request.items() if k not in ("suite", "benchmarks")},
+        "training_data": seen.as_dict(),
         "bootstrap_resamples": metrics.RESAMPLES,
         "begun": dict(begun),
         "finished": environment(),
     }
+
+
+def _exposure(
+    benchmark: Benchmark, rows: Sequence[Row], seed: int, seen: Seen, suite: Suite
+) -> dict[str, Any]:
+    """What the model may have seen of a benchmark, and the scores of what it was not trained on."""
+    found = contamination.described(seen, benchmark, suite)
+    overlap = found.get("train_overlap")
+    if overlap is not None and overlap["ids"]:
+        left = [row for row in rows if row["id"] not in set(overlap["ids"])]
+        if left:
+            without = scores(benchmark, left, seed)
+            overlap["scores_without"] = {
+                name: score.as_dict() for name, score in without.items() if "/" not in name
+            }
+    return found
 
 
 def environment() -> dict[str, Any]:

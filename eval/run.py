@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from eval import dialogues, drive, listing, plan, results, suites, tables
+from eval import contamination, dialogues, drive, listing, plan, results, suites, tables
 from eval.engines.base import DTYPES, ENGINES, Engine, EngineOptions
 from eval.engines.start import set_environment, start
 from eval.model import (
@@ -106,6 +106,10 @@ def parse_arguments(argv: Sequence[str]) -> CommandLine:
     add("--limit", metavar="N", type=count, help="questions of each benchmark")
     add("--samples", metavar="N", type=count, help="responses to each question that is sampled")
     add("--k", metavar="K,K", type=counts, help="the k of pass@k, of at most the samples: 1,8,64")
+    add(
+        "--train-data", metavar="F", type=Path, nargs="+",
+        help="files that the model was trained on; [those of its run, for a run's checkpoint]",
+    )  # fmt: skip
     add("--seed", metavar="S", type=not_negative, default=0, help="of sampling and intervals [0]")
     add("--resume", action="store_true", help="go on with the run in DIR")
     add("--tensor-parallel", metavar="N", type=count, default=1, help="GPUs per engine [1]")
@@ -219,6 +223,9 @@ def check(line: CommandLine) -> tuple[Suite, tuple[Benchmark, ...]]:
         raise EvalError("--replicas: a server is one engine; start more behind its own router")
     if args.data_dir is not None and not args.data_dir.is_dir():
         raise EvalError(f"--data-dir {args.data_dir}: no such folder")
+    for path in args.train_data or ():
+        if not path.is_file():
+            raise EvalError(f"--train-data {path}: no such file")
     for name, options in line.own_options.items():
         for option in options:
             if name != args.suite and getattr(args, option.dest) != option.default:
@@ -235,6 +242,7 @@ def evaluate(
         with contextlib.ExitStack() as resources:
             target = functools.cache(lambda: find_target(args))
             prepared = suite.prepare(benchmarks, args, lambda: target().tokenizer, resources)
+            seen = contamination.look(suite, prepared.loaded, target().model, args.train_data)
             run = plan_run(args, suite, prepared, target(), store)
             engine = start_engine(args, run, resources)
             begun = store.write_request(run.request, results.environment())
@@ -245,7 +253,8 @@ def evaluate(
                 return 1
         rows = list(store.begin(run.request).values())
         asked = [loaded.benchmark for loaded in prepared.loaded]
-        report = results.build(suite, asked, run.request, rows, begun, store.failures())
+        failures = store.failures()
+        report = results.build(suite, asked, run.request, rows, begun, failures, seen)
         store.write_text(RESULTS, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
         store.write_text(TABLE, tables.markdown(report, suite))
         tables.show(report, suite, args.out, console)

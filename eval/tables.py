@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -25,6 +27,9 @@ def markdown(results: Results, suite: Suite) -> str:
     if suite.beside_the_paper is not None:
         parts.append("\n".join(suite.beside_the_paper(results, suite)))
     parts.append("\n".join(["## Each score", "", *_details(results, suite)]))
+    exposure = exposure_lines(results)
+    if exposure:
+        parts.append("\n".join(["## Contamination", "", *(f"- {line}" for line in exposure)]))
     for extra in suite.tables(results):
         lines = [*table_head(extra.heads), *map(table_row, extra.rows)]
         parts += ["\n".join([f"## {extra.title}", "", *lines]), extra.note]
@@ -35,7 +40,9 @@ def markdown(results: Results, suite: Suite) -> str:
 def show(results: Results, suite: Suite, out: Path, console: Console) -> None:
     """The scores on the terminal, and where the files are."""
     table = Table(title=f"{suite.title}: {results['model']['name']}")
-    for title in ("score", "value", "95 %", "questions", "truncated", "unreadable", "tokens"):
+    for title in (
+        "score", "value", "95 %", "questions", "truncated", "unreadable", "tokens", "contamination",
+    ):  # fmt: skip
         table.add_column(title, justify="left" if title == "score" else "right", no_wrap=True)
     for cells in _detail_rows(results, suite):
         table.add_row(*cells)
@@ -52,6 +59,8 @@ def show(results: Results, suite: Suite, out: Path, console: Console) -> None:
         if name in drawn and b["limited"]:
             line = f"{name}: {b['n_questions']:,} of {b['full_size']:,} questions, a sample"
             console.print(line, markup=False, highlight=False)
+    for line in exposure_lines(results, short=True):
+        console.print(line, markup=False, highlight=False)
     for notice in _notices(results):
         console.print(notice.replace("**", ""), markup=False, highlight=False)
     for name in ("results.json", "samples.jsonl", "table.md"):
@@ -74,7 +83,10 @@ def _provenance(results: Results) -> str:
 
 
 def _details(results: Results, suite: Suite) -> list[str]:
-    heads = ("Score", "Value", "95 % interval", "Questions", "Truncated", "Unreadable", "Tokens")
+    heads = (
+        "Score", "Value", "95 % interval", "Questions", "Truncated", "Unreadable", "Tokens",
+        "Contamination",
+    )  # fmt: skip
     return [
         *table_head(heads),
         *(table_row(cells) for cells in _detail_rows(results, suite)),
@@ -96,16 +108,64 @@ def _detail_rows(results: Results, suite: Suite) -> list[list[str]]:
                     f"{described['truncation_rate']:.1%}" if whole else "",
                     f"{described['extraction_failure_rate']:.1%}" if whole else "",
                     f"{described['mean_tokens']:.0f}" if whole else "",
+                    _seen(described) if whole else "",
                 ]
             )
     means = {**results["groups"], suite.average_title: results["average"]}
     for title, found in means.items():
         if found is not None:
             low, high = found["ci95"]
-            rows.append(
-                [title, f"{found['value']:.3f}", f"{low:.3f} to {high:.3f}", "", "", "", ""]
-            )
+            rows.append([title, f"{found['value']:.3f}", f"{low:.3f} to {high:.3f}", *[""] * 5])
     return rows
+
+
+def exposure_lines(results: Results, *, short: bool = False) -> list[str]:
+    """What the model may have seen of each benchmark: published findings, then its own data.
+
+    Args:
+        short: of a model whose family is not known only for which families there are findings.
+    """
+    lines = []
+    for name, described in results["benchmarks"].items():
+        about = described.get("contamination")
+        if about is None:
+            continue
+        verdict = f"{name}: {about['verdict']}"
+        if about["family"] is not None:
+            verdict += f" for {about['family']}"
+        elif short:
+            told = ", ".join(about["reported_for"]) or "no family"
+            lines.append(f"{verdict}; signs of it are published for {told} (table.md).")
+            continue
+        lines.append(f"{verdict}: {'; '.join(about['evidence'])}.")
+    data = results.get("training_data")
+    if data is None:
+        lines.append("Training data: not known; --train-data FILE counts what it shares.")
+        return lines
+    if "problem" in data:
+        return [*lines, f"Training data: {data['problem']}."]
+    files = ", ".join(f"{file['name']} ({file['rows']:,} rows)" for file in data["files"])
+    lines.append(f"Training data, by {data['source']}: {files}.")
+    for name, described in results["benchmarks"].items():
+        overlap = described["train_overlap"]
+        line = f"{name}: {overlap['exact']} of {overlap['problems']} questions are in it"
+        if "run" in overlap:
+            line += (
+                f", {overlap['mostly']} more share half or more of their runs of "
+                f"{overlap['run']} words, {overlap['some']} some (most often a phrase)"
+            )
+        for score, found in overlap.get("scores_without", {}).items():
+            line += f"; {score} without them {found['value']:.3f}"
+        lines.append(f"{line}.")
+    return lines
+
+
+def _seen(described: Mapping[str, Any]) -> str:
+    """In a word or two: trained on, or what is published."""
+    if described.get("train_overlap", {}).get("ids"):
+        return f"{len(described['train_overlap']['ids'])} trained on"
+    about = described.get("contamination")
+    return EMPTY if about is None else str(about["verdict"])
 
 
 def _notices(results: Results) -> list[str]:

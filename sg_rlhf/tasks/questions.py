@@ -31,12 +31,20 @@ class Question:
         prompt: raw text; no chat template is applied to it.
         gold: what the grader needs, as JSON can hold it.
         group: questions are also scored by group (number of people of a puzzle); "" for none.
+        bare: the question without what every prompt says, to compare with training data; "" where
+            the prompt says no more.
     """
 
     id: str
     prompt: str
     gold: Any
     group: str = ""
+    bare: str = ""
+
+    @property
+    def problem(self) -> str:
+        """What is asked, without what every prompt says (`overlap.Problem`)."""
+        return self.bare or self.prompt
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
+from sg_rlhf.common.rows import DataError, json_objects, parquet_rows, read_each, short
+from sg_rlhf.tasks.contamination import Exposure
 from sg_rlhf.tasks.grade import Grade, Grader
+from sg_rlhf.tasks.overlap import Problem, Text
 from sg_rlhf.tasks.questions import (
     EvalError,
     Question,
@@ -77,6 +80,7 @@ class Benchmark:
         metric: name of the mean over questions, where there is one response to each.
         samples: a file may be a sample of the set, which is then reported as one, and a limit
             draws questions at random instead of taking the first.
+        exposure: which models may have seen the questions; None: nothing is said of it.
     """
 
     name: str
@@ -91,6 +95,7 @@ class Benchmark:
     headline_groups: tuple[str, ...] = ()
     metric: str = "accuracy"
     samples: bool = False
+    exposure: Exposure | None = None
 
     @property
     def mean_name(self) -> str:
@@ -245,6 +250,9 @@ class Suite:
         average_title: what the tables call it.
         groups: further means over columns by title, each given where all its columns were run.
         by_default: benchmarks that are selected where none is named; empty: all.
+        training_field: of a row that was trained on, the field with the question's bare text.
+        shared_runs: words of a run that a question and a training problem may share without being
+            the same; None: only the same text is looked for in training data.
         beside_the_paper: the Markdown lines of the table with the paper's rows; None without one.
     """
 
@@ -255,6 +263,8 @@ class Suite:
     average_title: str = ""
     groups: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
     by_default: tuple[str, ...] = ()
+    training_field: str = "input"
+    shared_runs: int | None = None
     beside_the_paper: Callable[[Results, Suite], list[str]] | None = None
 
     def select(self, only: Sequence[str]) -> tuple[Benchmark, ...]:
@@ -311,6 +321,22 @@ class Suite:
             EvalError: the run stopped; what ended before is stored.
         """
         answering.respond()
+
+    def training_problems(self, path: Path) -> Sequence[Problem]:
+        """The problems of a file that was trained on, as `Question.problem` has them.
+
+        Raises:
+            ValueError: the file cannot be read; names it.
+        """
+
+        def problem_of(row: Mapping[str, Any], number: int) -> Text:
+            text = row.get(self.training_field)
+            if not isinstance(text, str):
+                raise DataError(f"{self.training_field}: {short(text)}, expected text")
+            return Text(f"row {number}", text)
+
+        rows = parquet_rows(path) if path.suffix == ".parquet" else json_objects(path)
+        return read_each(path, rows, problem_of, "row")
 
     def statistics(self, rows: Sequence[Mapping[str, Any]], failures: int) -> dict[str, Any]:
         """Further figures of one benchmark's rows, for `results.json`.

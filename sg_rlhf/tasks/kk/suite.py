@@ -13,6 +13,7 @@ from typing import Any
 from sg_rlhf.common.dataset_folder import sha256_of
 from sg_rlhf.common.pinned_file import Origin, download
 from sg_rlhf.tasks import chat, other_verdicts
+from sg_rlhf.tasks.contamination import Exposure
 from sg_rlhf.tasks.kk import harnesses
 from sg_rlhf.tasks.kk.data import read_parquet, repeats
 from sg_rlhf.tasks.kk.paper import SIZES, TRAINED_SIZES, beside_the_paper
@@ -35,6 +36,14 @@ TEST = Origin(
 )
 
 
+#: Of the official puzzles; the generated ones are nowhere to be read.
+EXPOSURE = Exposure(
+    "2024-10",
+    note="models remember puzzles that they are fine-tuned on (arXiv 2410.23123); whether these "
+    "are among them is what the overlap with the training data says",
+)
+
+
 def _benchmark(name: str, family: str, title: str, settings: Sampling, harness: str) -> Benchmark:
     return Benchmark(
         name=name,
@@ -45,6 +54,7 @@ def _benchmark(name: str, family: str, title: str, settings: Sampling, harness: 
         load=lambda folder: questions(harnesses.PROMPTS[harness], folder),
         grade=harnesses.GRADERS[harness],
         licence="CC-BY-NC-SA-4.0; generated sizes are ours",
+        exposure=EXPOSURE,
         headline_groups=tuple(str(size) for size in TRAINED_SIZES),
     )
 
@@ -110,6 +120,7 @@ SUITE = KnightsSuite(
             Sampling(temperature=1.0, max_tokens=4096), "paper",
         ),
     ),
+    training_field="quiz",
     beside_the_paper=beside_the_paper,
 )  # fmt: skip
 
@@ -145,7 +156,11 @@ def questions(
         sources.append(source)
         found += [
             Question(
-                f"kk-{size}ppl-{i:03d}", prompt(puzzle.quiz), puzzle.solution_text_format, str(size)
+                f"kk-{size}ppl-{i:03d}",
+                prompt(puzzle.quiz),
+                puzzle.solution_text_format,
+                str(size),
+                puzzle.quiz,
             )
             for i, puzzle in enumerate(puzzles)
         ]

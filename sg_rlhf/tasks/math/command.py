@@ -26,9 +26,9 @@ from sg_rlhf.tasks.data_command import DataCommand, LoadTokenizer, Made, Plan
 from sg_rlhf.tasks.math import preparation, published, report
 from sg_rlhf.tasks.math.arithmetic import problems as arithmetic_problems
 from sg_rlhf.tasks.math.data import KINDS, MathRow, read_rows, to_records
-from sg_rlhf.tasks.math.overlap import LEVELS, NGRAM
 from sg_rlhf.tasks.math.prompt import PROMPT_VERSION, prompt_of
 from sg_rlhf.tasks.math.published import EvalSet
+from sg_rlhf.tasks.overlap import LEVELS, NGRAM
 
 _HELP = """\
 Mathematics: read a published training set or a file, check every row, report duplicates, answer

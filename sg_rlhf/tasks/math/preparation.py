@@ -12,7 +12,7 @@ from sg_rlhf.common.dataset_folder import UsageError
 from sg_rlhf.tasks.math.answer_types import TYPES, answer_type
 from sg_rlhf.tasks.math.data import MathRow, hold_out
 from sg_rlhf.tasks.math.grading import grade
-from sg_rlhf.tasks.math.overlap import NGRAM, SetOverlap, find_overlap, normalise
+from sg_rlhf.tasks.overlap import NGRAM, SetOverlap, find_overlap, normalise
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.tasks.math.overlap import MOSTLY
+from sg_rlhf.tasks.overlap import MOSTLY
 
 
 def lines(manifest: Mapping[str, Any]) -> Iterator[str]:

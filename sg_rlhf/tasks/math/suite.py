@@ -12,6 +12,8 @@ from typing import Any
 from sg_rlhf.common.dataset_folder import sha256_of
 from sg_rlhf.tasks import other_verdicts
 from sg_rlhf.tasks.grade import Grade
+from sg_rlhf.tasks.math.contamination import EXPOSURE
+from sg_rlhf.tasks.math.data import read_rows
 from sg_rlhf.tasks.math.paper import beside_the_paper
 from sg_rlhf.tasks.math.prompt import prompt_of
 from sg_rlhf.tasks.math.published import (
@@ -21,6 +23,7 @@ from sg_rlhf.tasks.math.published import (
     read_eval_set,
 )
 from sg_rlhf.tasks.other_verdicts import OURS
+from sg_rlhf.tasks.overlap import NGRAM, Problem
 from sg_rlhf.tasks.questions import EvalError, Question, Source, cache_folder
 from sg_rlhf.tasks.suite import (
     Benchmark,
@@ -51,7 +54,9 @@ def questions(name: str, folder: Path | None) -> tuple[list[Question], list[Sour
         download_eval_set(eval_set, folder)
     rows = read_eval_set(name, folder)
     path = find_eval_file(eval_set, folder)
-    found = [Question(row.id, prompt_of(row.problem), list(row.golds)) for row in rows]
+    found = [
+        Question(row.id, prompt_of(row.problem), list(row.golds), bare=row.problem) for row in rows
+    ]
     return found, [Source(path.name, sha256_of(path), len(rows))]
 
 
@@ -80,6 +85,7 @@ def _benchmark(
         grade=_grade,
         licence=licence,
         pass_at=pass_at,
+        exposure=EXPOSURE[name],
     )
 
 
@@ -156,6 +162,9 @@ class MathSuite(Suite):
             prepared.tokenize,
         )
 
+    def training_problems(self, path: Path) -> Sequence[Problem]:
+        return read_rows(path, allow_empty=True)
+
     def statistics(self, rows: Sequence[Mapping[str, Any]], failures: int) -> dict[str, Any]:
         return other_verdicts.statistics(rows)
 
@@ -188,4 +197,5 @@ SUITE = MathSuite(
     ),
     average_title="average of Table 1",
     beside_the_paper=beside_the_paper,
+    shared_runs=NGRAM,
 )

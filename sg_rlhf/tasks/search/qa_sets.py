@@ -35,6 +35,8 @@ class QaSet:
         name: FlashRAG's folder.
         split: FlashRAG's file, without its ending.
         size: questions of the whole split.
+        published: when, YYYY-MM.
+        trained: the recipes train on its training split.
     """
 
     name: str
@@ -43,17 +45,19 @@ class QaSet:
     size: int
     family: str
     licence: str
+    published: str
+    trained: bool = False
 
 
 GENERAL, MULTI_HOP = "general", "multihop"
 SETS: tuple[QaSet, ...] = (
-    QaSet("nq", "NQ", "test", 3610, GENERAL, "CC-BY-SA-3.0"),
-    QaSet("triviaqa", "TriviaQA", "test", 11313, GENERAL, "Apache-2.0"),
-    QaSet("popqa", "PopQA", "test", 14267, GENERAL, "MIT"),
-    QaSet("hotpotqa", "HotpotQA", "dev", 7405, MULTI_HOP, "CC-BY-SA-4.0"),
-    QaSet("2wikimultihopqa", "2WikiMultihopQA", "dev", 12576, MULTI_HOP, "Apache-2.0"),
-    QaSet("musique", "MuSiQue", "dev", 2417, MULTI_HOP, "CC-BY-4.0"),
-    QaSet("bamboogle", "Bamboogle", "test", 125, MULTI_HOP, "MIT"),
+    QaSet("nq", "NQ", "test", 3610, GENERAL, "CC-BY-SA-3.0", "2019-08", True),
+    QaSet("triviaqa", "TriviaQA", "test", 11313, GENERAL, "Apache-2.0", "2017-05"),
+    QaSet("popqa", "PopQA", "test", 14267, GENERAL, "MIT", "2022-12"),
+    QaSet("hotpotqa", "HotpotQA", "dev", 7405, MULTI_HOP, "CC-BY-SA-4.0", "2018-09", True),
+    QaSet("2wikimultihopqa", "2WikiMultihopQA", "dev", 12576, MULTI_HOP, "Apache-2.0", "2020-11"),
+    QaSet("musique", "MuSiQue", "dev", 2417, MULTI_HOP, "CC-BY-4.0", "2021-08"),
+    QaSet("bamboogle", "Bamboogle", "test", 125, MULTI_HOP, "MIT", "2022-10"),
 )
 
 
@@ -101,7 +105,7 @@ def questions(qa_set: QaSet, folder: Path | None) -> tuple[list[Question], list[
             f"{qa_set.size}; expected that set, or a sample of it"
         )
     source = Source(str(path.relative_to(folder)), sha256_of(path), len(rows))
-    return [Question(row.id, row.text, list(row.golds)) for row in rows], [source]
+    return [Question(row.id, row.text, list(row.golds), bare=row.text) for row in rows], [source]
 
 
 def prompt_of(question: str, prompt: Prompt, searches: bool, tokenizer: Any) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from sg_rlhf.tasks.contamination import Exposure
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.questions import EvalError, Question, one_line
 from sg_rlhf.tasks.search import qa_sets, serving, statistics
@@ -281,6 +282,9 @@ def grade_responses(pairs: Sequence[tuple[str, Any]]) -> list[Grade]:
     return [score(answer_of(response), golds) for response, golds in pairs]
 
 
+_TRAINED = "the search recipes train on the training split of this set"
+
+
 def _benchmark(qa_set: QaSet) -> Benchmark:
     return Benchmark(
         name=qa_set.name,
@@ -293,6 +297,7 @@ def _benchmark(qa_set: QaSet) -> Benchmark:
         licence=qa_set.licence,
         metric="exact match",
         samples=True,
+        exposure=Exposure(qa_set.published, note=_TRAINED if qa_set.trained else ""),
     )
 
 
@@ -310,5 +315,6 @@ SUITE = SearchSuite(
         "General": _exact_matches(qa_sets.GENERAL),
         "Multi-hop": _exact_matches(qa_sets.MULTI_HOP),
     },
+    training_field="question",
     beside_the_paper=beside_the_paper,
 )

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sg_rlhf.tasks.math.data import MathRow
-from sg_rlhf.tasks.math.overlap import find_overlap, ngrams, normalise, words
+from sg_rlhf.tasks.overlap import find_overlap, ngrams, normalise, words
 
 ALPHABET = [f"{a}{b}" for a in "abcdefgh" for b in "klmnopqr"]
 

@@ -13,9 +13,7 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from sg_rlhf.tasks.math.data import MathRow
+from typing import Any, Protocol
 
 NGRAM = 13
 # From this share of common runs on, two problems are most likely one and the same.
@@ -26,6 +24,27 @@ LEVELS = ("exact", "mostly", "any")
 
 Tick = Callable[[], object]
 Ngram = tuple[str, ...]
+
+
+class Problem(Protocol):
+    """What is compared: a text, with a name for it."""
+
+    @property
+    def id(self) -> str:
+        """Of the problem in its source."""
+
+    @property
+    def problem(self) -> str:
+        """The bare text, without what every prompt says."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A problem of which nothing else is known."""
+
+    id: str
+    problem: str
+
 
 # Typography: what two copies of one problem differ in without meaning anything else.
 _DELIMITERS = re.compile(r"\\[()\[\]]|\$|\\(?:left|right|displaystyle|limits)(?![a-z])|\\[,;:! ]")
@@ -67,8 +86,8 @@ class Match:
             the texts are equal.
     """
 
-    train: MathRow
-    test: MathRow
+    train: Problem
+    test: Problem
     exact: bool
     share: float
 
@@ -129,32 +148,36 @@ class SetOverlap:
 
 
 def find_overlap(
-    train: Iterable[MathRow],
-    eval_sets: Mapping[str, Sequence[MathRow]],
+    train: Iterable[Problem],
+    eval_sets: Mapping[str, Sequence[Problem]],
     *,
-    n: int = NGRAM,
+    n: int | None = NGRAM,
     on_row: Tick | None = None,
 ) -> list[SetOverlap]:
     """Compare training rows with evaluation sets; repeated training problems count once.
 
     Args:
         eval_sets: name -> rows.
-        n: length of a run, in words, at least 1.
+        n: length of a run, in words, at least 1; None: only the same text is looked for.
         on_row: called after each training row, for a progress bar.
 
     Returns:
         One `SetOverlap` for each set, in the order given.
     """
-    if n < 1:
+    if n is not None and n < 1:
         raise ValueError(f"n-gram length must be at least 1, got {n}")
     results = {name: SetOverlap(name, len(rows)) for name, rows in eval_sets.items()}
     problems = [(name, row) for name, rows in eval_sets.items() for row in rows]
-    runs = [ngrams(row.problem, n) for _, row in problems]
+
+    def runs_of(problem: str) -> set[Ngram]:
+        return set() if n is None else ngrams(problem, n)
+
+    runs = [runs_of(row.problem) for _, row in problems]
     with_text: dict[str, list[int]] = defaultdict(list)
     with_run: dict[Ngram, list[int]] = defaultdict(list)
     for at, (name, row) in enumerate(problems):
         with_text[normalise(row.problem)].append(at)
-        results[name].too_short += not runs[at]
+        results[name].too_short += n is not None and not runs[at]
         for run in runs[at]:
             with_run[run].append(at)
 
@@ -165,7 +188,7 @@ def find_overlap(
         if key not in seen:
             seen.add(key)
             common: dict[int, int] = defaultdict(int)
-            for run in ngrams(row.problem, n):
+            for run in runs_of(row.problem):
                 for at in with_run.get(run, ()):
                     common[at] += 1
             equal = with_text.get(key, [])
