@@ -161,8 +161,9 @@ def _allowed(
 
 #: A process with torch, transformers and faiss loaded, measured without an encoder's weights.
 PROCESS_BYTES = 800 * 10**6
-#: What `assemble` works on at once, as float32 and as codes.
-BLOCK_BYTES = 256 * 2**20
+#: Vectors that `assemble` works on at once, float32; with the next, their codes and those in order.
+BLOCK_BYTES = 128 * 2**20
+BLOCKS = 5
 
 
 def build_disk(index: Spec) -> int:
@@ -185,12 +186,12 @@ def encode_memory(index: Spec, workers: int, weights: int, chunk_rows: int) -> i
     return processes * (PROCESS_BYTES + weights) + workers * 3 * chunk_rows * index.dimension * 4
 
 
-def assemble_memory(index: Spec, weights: int) -> int:
-    """While the index is made of them."""
+def assemble_memory(index: Spec, weights: int, cores: int = 1) -> int:
+    """While the index is made of them; a thread on a graph marks each vector that it has seen."""
     size = PROCESS_BYTES + weights
     if index.kind == "flat":
         return size
-    size += 2 * BLOCK_BYTES
+    size += BLOCKS * BLOCK_BYTES
     if index.kind == "hnsw":
-        return size + index.vector_bytes + index.graph_bytes
+        return size + index.vector_bytes + index.graph_bytes + cores * index.rows
     return size + index.sample_bytes + 4 * index.rows

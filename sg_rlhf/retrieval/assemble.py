@@ -178,22 +178,38 @@ def _assign(spec: Spec, index: Any, vectors: VectorFile, path: Path, progress: b
     # Of one size whatever the machine, as a product's last bit depends on it.
     slice_rows = max(1, min(1024, 2**23 // index.nlist))
     with Workers() as workers, path.open("ab+") as file:
+        # Once: 16 MB for each slice, taken and given back by threads, add up to gigabytes.
+        products = [torch.empty(slice_rows, index.nlist) for _ in range(workers.count)]
         done = os.fstat(file.fileno()).st_size // 4
         file.truncate(4 * done)
         with _bar("assigning lists", spec.rows, done, progress) as bar:
             for _, block in vectors.blocks(_rows_a_block(spec), done):
-                starts = range(0, len(block), slice_rows)
-                slices = [block[start : start + slice_rows] for start in starts]
-                found = workers.run(partial(_nearest, slices, centres), len(slices))
-                file.write(np.concatenate(found).astype("<i4").tobytes())
+                found = np.empty(len(block), "<i4")
+                # Taking the next one from an iterator of C's is atomic.
+                starts = iter(range(0, len(block), slice_rows))
+                workers.run(
+                    partial(_nearest, torch.from_numpy(block), centres, starts, products, found),
+                    workers.count,
+                )
+                file.write(found.tobytes())
                 file.flush()
                 bar.update(len(block))
     return np.fromfile(path, "<i4")
 
 
-def _nearest(slices: list[np.ndarray], centres: torch.Tensor, number: int) -> np.ndarray:
-    found: np.ndarray = (torch.from_numpy(slices[number]) @ centres.T).argmax(dim=1).numpy()
-    return found
+def _nearest(
+    block: torch.Tensor,
+    centres: torch.Tensor,
+    starts: Iterator[int],
+    products: list[torch.Tensor],
+    found: np.ndarray,
+    number: int,
+) -> None:
+    """One thread: the nearest centre of each vector of the slices that it takes."""
+    for start in starts:
+        some = block[start : start + len(products[number])]
+        product = torch.mm(some, centres.T, out=products[number][: len(some)])
+        found[start : start + len(some)] = product.argmax(dim=1).numpy()
 
 
 def _fill(

@@ -27,7 +27,7 @@ class How:
     Attributes:
         search: `efSearch` or `nprobe`, over what the index says.
         encoder_dtype: numbers that the encoder computes with, a key of `encoder.DTYPES` or `auto`.
-        threads: of a scan of all vectors; by default as many as torch uses.
+        threads: that share a search; by default as many as torch uses.
         gpus: search on GPUs with faiss.
     """
 

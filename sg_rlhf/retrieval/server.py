@@ -172,7 +172,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what("--search", type=setting, nargs="+", default=[], metavar="NAME=N",
         help="efSearch of an HNSW index, nprobe of an IVF index (what the index says)")  # fmt: skip
     what("--search-threads", type=positive, metavar="N",
-        help="threads that share a flat index (a core each)")  # fmt: skip
+        help="threads that share a search in vectors (a core each)")  # fmt: skip
     what("--faiss-gpu", action="store_true",
         help="search a flat or IVF index on all GPUs; needs faiss-gpu")  # fmt: skip
     where = parser.add_argument_group("where").add_argument

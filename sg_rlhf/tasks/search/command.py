@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.common import index_sizes, room
 from sg_rlhf.common.command_line import (
     file_entry,
     fraction,
@@ -34,6 +35,8 @@ from sg_rlhf.tasks.search.data import (
 from sg_rlhf.tasks.search.prompt import PROMPT_VERSION, STYLES, Style
 
 CORPUS = "corpus.jsonl"
+#: The published runs' corpus and encoder: passages, numbers of a vector, bytes of weights.
+WIKI_18_ROWS, E5_WIDTH, E5_BYTES = 21_015_324, 768, 440_000_000
 SOURCES = "nq_hotpotqa, encyclopedia, or a .parquet or .jsonl file of questions"
 
 _HELP = """\
@@ -136,17 +139,40 @@ class SearchData(DataCommand):
 
     def next_step(self, out: Path, _manifest: Mapping[str, Any]) -> str:
         if (out / CORPUS).is_file():
+            # A generated corpus is small; the index command says what it takes.
             return (
                 f"python -m sg_rlhf.retrieval.index --corpus {out / CORPUS} --encoder bm25 "
                 f"--out {out / 'index'}"
             )
         return (
             "python -m sg_rlhf.train --config configs/search/grpo_sg_qwen2.5-3b.yaml "
-            f"data.prompt_dataset={out / 'train.jsonl'} eval.dataset={out / 'test.jsonl'}"
+            f"data.prompt_dataset={out / 'train.jsonl'} eval.dataset={out / 'test.jsonl'}\n"
+            + "\n".join(_wiki_18(out))
         )
 
 
 COMMAND = SearchData()
+
+
+def _wiki_18(out: Path) -> Iterator[str]:
+    """What an index of the recipe's corpus takes, kind by kind, and whether it fits here."""
+    disk, memory = room.free_disk(out), room.free_memory()
+    yield (
+        f"Its retriever searches wiki-18 ({WIKI_18_ROWS:,} passages, E5's {E5_WIDTH} numbers); an "
+        f"index of it, where {room.size(disk)} of disk and {room.size(memory)} of memory are free:"
+    )
+    yield "  --type  --vectors  disk to build  memory to build  disk after  fits here"
+    for kind in index_sizes.KINDS:
+        for numbers in index_sizes.PRECISIONS:
+            made = index_sizes.spec(kind, WIKI_18_ROWS, E5_WIDTH, numbers)
+            needs = index_sizes.build_disk(made), index_sizes.assemble_memory(made, E5_BYTES)
+            fits = "yes" if needs[0] <= disk and needs[1] <= memory else "no"
+            sizes = [room.size(number) for number in (*needs, index_sizes.finished_disk(made))]
+            yield f"  {kind:<7} {numbers:<9} {sizes[0]:>14} {sizes[1]:>16} {sizes[2]:>11}  {fits}"
+    yield (
+        "python -m sg_rlhf.retrieval.index --dry-run measures the time, too, and refuses what "
+        "does not fit"
+    )
 
 
 def _made(splits: Splits, corpus: list[dict[str, str]], style: Style) -> Made:
