@@ -114,8 +114,8 @@ def of_bm25(job: Build, corpus: Corpus) -> Needs:
     words = sum(len(some) for some in found) / len(rows)
     different = sum(len(set(some)) for some in found) / len(rows)
     a_passage, a_word, a_different = BM25_MEMORY
-    a_passage += a_word * words + a_different * different
-    memory = BM25_PROCESS + round(len(corpus) * a_passage)
+    of_one = a_passage + a_word * words + a_different * different
+    memory = BM25_PROCESS + round(len(corpus) * of_one)
     disk = round(len(corpus) * (8 + 8 * different))
     lines = (
         f"{job.corpus}: {len(corpus):,} passages; bm25, about {words:.0f} words each",
