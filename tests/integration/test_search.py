@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
+from bench import retriever_outage
 from sg_rlhf.common import run_log
 from sg_rlhf.tasks.search.grading import parse_golds, score
 from sg_rlhf.tasks.search.protocol import answer_of
@@ -198,6 +199,15 @@ def test_a_retriever_that_dies_stops_the_run(stopped: Stopped) -> None:
     last = stopped.error.strip().splitlines()[-1]
     assert last.startswith("stopped: ") and "searches of a rollout engine failed" in last
     assert "sg.search.max_failure_rate=0.1" in last and stopped.url in last
+
+
+def test_a_run_goes_through_an_outage_as_if_there_were_none(tmp_path: Path) -> None:
+    result = retriever_outage.measure(tmp_path, outage=6.0)
+    assert result["status"] == 0
+    assert (result["rollouts"], result["dialogues"], result["retrieval_failures"]) == (6, 96, 0)
+    assert result["same_dialogues"] and result["same_optimizer_steps"]
+    away, back = result["said"]
+    assert "waiting for it, up to 60 s" in away and "answers again after" in back
 
 
 def test_a_run_without_a_retriever_does_not_start(
