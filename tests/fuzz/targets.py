@@ -179,7 +179,8 @@ def _client() -> TestClient:
 
     folder = Path(tempfile.mkdtemp())
     corpus = folder / "corpus.jsonl"
-    corpus.write_text('{"id": "1", "contents": "Faust was written by Goethe"}\n' * 3)
+    text = '{"id": "%d", "contents": "Faust was written by Goethe"}\n'
+    corpus.write_text("".join(text % number for number in range(3)))
     assert main(["--corpus", str(corpus), "--encoder", "bm25", "--out", str(folder / "i")]) == 0
     client = TestClient(create_app(lambda: open_index(folder / "i", None, None, None), Limits()))
     client.__enter__()
