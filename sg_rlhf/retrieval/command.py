@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -35,6 +36,17 @@ def positive(text: str) -> int:
 def not_negative(text: str) -> int:
     """An argument type: an integer of at least 0."""
     return 0 if text == "0" else positive(text)
+
+
+def share(text: str) -> float:
+    """An argument type: how much of something a process has, from 0 on."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a finite number of at least 0")
+    return value
 
 
 def setting(text: str) -> tuple[str, int]:

@@ -201,7 +201,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     speed("--max-pending", type=positive, default=limits.max_pending,
         help="queries waiting, beyond which a request is refused (%(default)s)")  # fmt: skip
-    speed("--busy-status", type=int, choices=(429, 503), default=limits.busy_status,
+    speed("--busy-status", type=not_negative, choices=(429, 503), default=limits.busy_status,
         help="with this status; 503 for clients that retry 5xx alone (%(default)s)")  # fmt: skip
     speed("--cache-size", type=not_negative, default=limits.cache_size,
         help="answers kept; 0: none (%(default)s)")  # fmt: skip
