@@ -28,6 +28,9 @@ CONTROLLER = "controller"
 #: The driver's last phase, of which a worker's own phases say more as soon as there are any.
 WORKERS = "starting the workers"
 
+#: Of which there are lines of its own, and none that it goes on.
+PLACES = "asking the cluster for places"
+
 #: Seconds between two lines of :func:`count`.
 COUNT_EVERY = 0.5
 
@@ -56,6 +59,14 @@ def inside(what: str) -> contextlib.AbstractContextManager[None]:
     return phase(_open[-1][0], what) if _open else contextlib.nullcontext()
 
 
+def say(who: str, text: str) -> None:
+    """A line that is told once; printed where there is no file of phases."""
+    if os.environ.get(VARIABLE):
+        _write(who, None, say=text)
+    else:
+        print(text, flush=True)
+
+
 def count(done: int, total: int) -> None:
     """How far the current phase is."""
     global _counted
@@ -64,7 +75,7 @@ def count(done: int, total: int) -> None:
         _write(*_open[-1], done=done, of=total)
 
 
-def _write(who: str, what: str | None, **more: int) -> None:
+def _write(who: str, what: str | None, **more: int | str) -> None:
     name = os.environ.get(VARIABLE)
     if not name:
         return

@@ -128,8 +128,8 @@ class Progress:
             return False
         plan = json.loads(path.read_text())
         # A resumed run has rewritten its earlier rows before it writes the plan.
-        if plan.get("remark"):
-            self.say(plan["remark"])
+        for remark in plan["remarks"]:
+            self.say(remark)
         if self._status is not None:
             self._status.close()
             self._status = None
@@ -137,6 +137,9 @@ class Progress:
         return True
 
     def _note(self, row: dict[str, Any]) -> None:
+        if "say" in row:
+            self.say(row["say"])
+            return
         key = (row["pid"], row["who"])
         before = self._busy.get(key)
         if row["what"] is None:
@@ -166,7 +169,12 @@ class Progress:
         elif self._status is not None and text:
             elapsed = time.time() - self._started
             self._status.set_description_str(f"[{elapsed:5.0f}s] {text}")
-        elif text and not self._bar and time.time() - self._spoke >= REPEAT_SECONDS:
+        elif (
+            text
+            and not self._bar
+            and not text.startswith(phases.PLACES)
+            and time.time() - self._spoke >= REPEAT_SECONDS
+        ):
             self.say(f"still {text}")
 
 
