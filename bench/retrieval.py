@@ -256,16 +256,13 @@ def make_queries(data: Path) -> list[str]:
     return queries
 
 
-def enlarge(source: Path, rows: int, vectors: np.ndarray, folder: Path) -> dict[str, Path]:
-    """A corpus of `rows` passages, the real ones first, and a flat faiss file of their vectors."""
-    folder.mkdir()
+def enlarge_corpus(source: Path, rows: int, path: Path) -> None:
+    """A corpus of `rows` passages, the real ones first, then some of their words in other order."""
     texts = list(iterate_contents(source))
     words = [word for text in texts for word in text.split("\n", 1)[-1].split()]
-    rng, noise = random.Random(0), np.random.default_rng(0)
-    index = faiss.IndexFlatIP(vectors.shape[1])
-    index.add(vectors)
-    with (folder / "corpus.jsonl").open("w", encoding="utf-8") as file:
-        for row in tqdm(range(rows), desc=f"making {rows:,} passages"):
+    rng = random.Random(0)
+    with path.open("w", encoding="utf-8") as file:
+        for row in tqdm(range(rows), desc=f"making {rows:,} passages", disable=None):
             if row < len(texts):
                 text = texts[row]
             else:
@@ -274,6 +271,15 @@ def enlarge(source: Path, rows: int, vectors: np.ndarray, folder: Path) -> dict[
                 rng.shuffle(body)
                 text = f'"Made up {row}"\n{" ".join(body)}'
             file.write(json.dumps({"id": str(row), "contents": text}) + "\n")
+
+
+def enlarge(source: Path, rows: int, vectors: np.ndarray, folder: Path) -> dict[str, Path]:
+    """An enlarged corpus and a flat faiss file of its vectors: the real ones, then near ones."""
+    folder.mkdir()
+    enlarge_corpus(source, rows, folder / "corpus.jsonl")
+    noise = np.random.default_rng(0)
+    index = faiss.IndexFlatIP(vectors.shape[1])
+    index.add(vectors)
     for start in range(len(vectors), rows, 50_000):
         count = min(50_000, rows - start)
         near = vectors[noise.integers(len(vectors), size=count)]
