@@ -125,6 +125,23 @@ class SGSettings(BaseModel):
         le=3,
         description="how often each engine that died or hung is started again before the run stops",
     )
+    max_staleness: int = Field(
+        1,
+        ge=0,
+        description="train.async_enable: weight syncs between the sampling of a token and the "
+        "update that trains it, at most; 0 samples as a synchronous run does",
+    )
+    stale: Literal["wait", "drop"] = Field(
+        "wait",
+        description="wait: ask for no prompt before it can be trained within max_staleness; drop: "
+        "ask up to train.async_queue_size rollouts ahead, and leave out what is too old "
+        "(train.partial_rollout_enable)",
+    )
+    uncorrected: Literal["refuse", "keep"] = Field(
+        "refuse",
+        description="samples of an older policy without a correction (sg.correction); keep: train "
+        "on them as if the current policy had sampled them",
+    )
     correction: Literal["tis", "mis", "icepop"] | None = Field(
         None,
         description="correction for the mismatch of trainer and engine: tis holds a token's ratio "

@@ -139,9 +139,11 @@ def gpus_per_node(config: Config) -> int:
     """GPUs that the recipe takes of a node: of all models and engines, or of those that share."""
     value = config.value
     actor, nodes = value("actor.num_gpus_per_node") or 1, value("actor.num_nodes") or 1
-    if value("train.colocate_all"):
+    together, beside = value("train.colocate_all"), value("train.async_enable")
+    if together and not beside:
         return int(actor)
-    apart = value("algo.kl.init_coef") > 0 and not value("train.colocate_actor_ref")
+    shares = together or value("train.colocate_actor_ref")
+    apart = value("algo.kl.init_coef") > 0 and not shares
     reference = value("ref.num_nodes") * value("ref.num_gpus_per_node") if apart else 0
     engines = (value("vllm.num_engines") or 0) * value("vllm.tensor_parallel_size")
     return int(actor - (-(reference + engines) // nodes))

@@ -170,11 +170,13 @@ def machines(config: Config) -> tuple[int, int]:
     def gpus(model: str) -> int:
         return int(config.value(f"{model}.num_nodes") * config.value(f"{model}.num_gpus_per_node"))
 
-    if config.value("train.colocate_all"):
+    together = config.value("train.colocate_all")
+    if together and not config.value("train.async_enable"):
         return config.value("actor.num_nodes"), config.value("actor.num_gpus_per_node")
     total = gpus("actor")
     total += (config.value("vllm.num_engines") or 0) * config.value("vllm.tensor_parallel_size")
-    if config.value("algo.kl.init_coef") > 0 and not config.value("train.colocate_actor_ref"):
+    beside = not (together or config.value("train.colocate_actor_ref"))
+    if config.value("algo.kl.init_coef") > 0 and beside:
         total += gpus("ref")
     nodes = max(config.value("actor.num_nodes"), math.ceil(total / GPUS_OF_A_NODE))
     return nodes, math.ceil(total / nodes)

@@ -8,6 +8,7 @@ only the whole batch repeats itself.
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -84,11 +85,24 @@ class Asking:
         engines: whom to ask.
         seed: of the run.
         purpose: see :class:`sg_rlhf.common.sampling_seeds.Draw`, as is ``step``.
+        numbers: of the prompts, in the order of asking; from 0 if None.
+        together: whether an engine computes them as one batch, for which it is paused shortly; not
+            where a weight sync pauses it.
     """
 
-    def __init__(self, engines: Engines, seed: int, purpose: str, step: int) -> None:
+    def __init__(
+        self,
+        engines: Engines,
+        seed: int,
+        purpose: str,
+        step: int,
+        numbers: Iterator[int] | None = None,
+        together: bool = True,
+    ) -> None:
         self._engines = engines
         self._draw_of: Callable[[int], Draw] = lambda number: Draw(seed, purpose, step, number)
+        self._together = together
+        self._numbers = itertools.count() if numbers is None else numbers
         self._prompts: list[_Prompt] = []
         self._unsent: list[_Prompt] = []
         self._pending: dict[Any, _Prompt] = {}
@@ -113,14 +127,14 @@ class Asking:
         return sum(int(p.arguments["num_samples"]) for p in waiting)
 
     def _note(self, engine: int, arguments: dict[str, Any]) -> None:
-        noted = _Prompt(len(self._prompts), engine, arguments, None)
+        noted = _Prompt(next(self._numbers), engine, arguments, None)
         self._prompts.append(noted)
         self._unsent.append(noted)
 
     def send(self) -> None:
         """Ask what has been noted; the first time as one batch of each engine."""
         unsent, self._unsent = self._unsent, []
-        if len(unsent) == len(self._prompts):
+        if self._together and len(unsent) == len(self._prompts):
             _in_batches(unsent)
         for prompt in unsent:
             self._send(prompt)
@@ -162,7 +176,8 @@ class Asking:
         self._engines.replace(engine)
         again = [prompt for prompt in self._prompts if prompt.engine == engine]
         if not all(prompt.answered for prompt in again):
-            _in_batches(again)
+            if self._together:
+                _in_batches(again)
             for prompt in again:
                 self._send(prompt)
 

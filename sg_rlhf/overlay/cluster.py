@@ -30,7 +30,7 @@ def accelerators_needed(args: Any) -> int:
     ref = args.ref.num_nodes * args.ref.num_gpus_per_node if args.algo.kl.init_coef > 0 else 0
     engines = (args.vllm.num_engines or 0) * args.vllm.tensor_parallel_size
     if args.train.colocate_all:
-        return int(actor)
+        return int(actor + (engines if args.train.async_enable else 0))
     return int(actor + (0 if args.train.colocate_actor_ref else ref) + engines)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
 from sg_rlhf.overlay.errors import TooFewPrompts
 
 #: Upstream's flags that count something of which there must be one.
@@ -88,11 +89,6 @@ def check_flags(flat: dict[str, Any]) -> None:
     Raises:
         ValueError: one line naming the key, the value and what was expected.
     """
-    if flat["train.async_enable"]:
-        raise ValueError(
-            "train.async_enable=true: not supported: the run log, the evaluations and the checks "
-            "are those of upstream's synchronous trainer; set it to false"
-        )
     for key in COUNTS:
         value = flat[key]
         if value is None or value < 1:
@@ -107,11 +103,36 @@ def check_flags(flat: dict[str, Any]) -> None:
             "reward.remote_url: not set; name a reward function or server there, or set "
             "train.agent_func_path or reward.model_name_or_path"
         )
-    at_once, size = flat["rollout.vllm_generate_batch_size"], flat["rollout.batch_size"]
-    if at_once and at_once != size:
+    _check_async_flags(flat)
+
+
+def _check_async_flags(flat: dict[str, Any]) -> None:
+    is_async, size = flat["train.async_enable"], flat["rollout.batch_size"]
+    at_once = flat["rollout.vllm_generate_batch_size"]
+    if at_once and at_once < size:
         raise ValueError(
-            f"rollout.vllm_generate_batch_size={at_once}: a rollout has rollout.batch_size={size} "
-            "prompts, no more and no less; leave it unset"
+            f"rollout.vllm_generate_batch_size={at_once}: expected rollout.batch_size={size} or "
+            "more; leave it unset"
+        )
+    if at_once and at_once > size and not is_async:
+        raise ValueError(
+            f"rollout.vllm_generate_batch_size={at_once}: above rollout.batch_size={size} the rest "
+            "is trained after a weight sync: set train.async_enable=true, or leave it unset"
+        )
+    if flat["train.partial_rollout_enable"] and not is_async:
+        raise ValueError(
+            "train.partial_rollout_enable=true: expected train.async_enable=true, or false"
+        )
+    if not is_async:
+        return
+    if flat["vllm.enable_sleep"] and flat["train.colocate_all"]:
+        raise ValueError(
+            "vllm.enable_sleep=true: not with train.async_enable=true: engines sample while the "
+            "policy trains; set it to false"
+        )
+    if flat["train.async_queue_size"] < 1:
+        raise ValueError(
+            f"train.async_queue_size={flat['train.async_queue_size']}: expected 1 or more"
         )
 
 
@@ -123,6 +144,42 @@ def check(args: Any) -> None:
     """
     _check_placement(args)
     _check_batches(args)
+    _check_async(args)
+
+
+def _check_async(args: Any) -> None:
+    """Refuse what the bound on the samples' age would never let through, or nobody corrects for."""
+    if not args.train.async_enable:
+        return
+    bound, queue = args.sg.max_staleness, args.train.async_queue_size
+    partial, drops = args.train.partial_rollout_enable, args.sg.stale == "drop"
+    if drops and not partial:
+        raise ValueError(
+            "sg.stale=drop: without train.partial_rollout_enable=true the age of every sample is "
+            "known when it is asked for; set that to true, or sg.stale=wait"
+        )
+    size, unit = args.rollout.batch_size, args.rollout.vllm_generate_batch_size
+    rollouts = -(-unit // size)
+    lead = queue if drops else min(bound, queue)
+    if rollouts > lead + 1:
+        raise ValueError(
+            f"rollout.vllm_generate_batch_size={unit}: {rollouts} rollouts of rollout.batch_size="
+            f"{size} together, of which the last is {rollouts - 1} weight syncs old: raise "
+            f"sg.max_staleness={bound} and train.async_queue_size={queue}, or lower it"
+        )
+    if partial and args.data.max_images_per_prompt > 0:
+        raise ValueError(
+            "train.partial_rollout_enable=true: not with images (data.max_images_per_prompt), "
+            "whose tokens' weights are not known; set it to false"
+        )
+    ours = args.actor.policy_loss_type in POLICY_LOSS_TYPES or args.actor.policy_loss_type == "ppo"
+    corrected = args.algo.advantage.is_correction_level != "off" and ours
+    if bound > 0 and not corrected and args.sg.uncorrected == "refuse":
+        raise ValueError(
+            f"train.async_enable=true: samples are up to sg.max_staleness={bound} updates old, and "
+            "no correction is on: set sg.correction=tis (with a loss that takes it), or "
+            "sg.uncorrected=keep to train on them as they are"
+        )
 
 
 def _gpus(model: Any) -> int:
@@ -153,7 +210,8 @@ def _check_placement(args: Any) -> None:
                     "(train.colocate_all=true)"
                 )
     engines = args.vllm.num_engines * args.vllm.tensor_parallel_size
-    if args.train.colocate_all and _gpus(args.actor) != engines:
+    beside = args.train.async_enable  # upstream's engines then have accelerators of their own
+    if args.train.colocate_all and not beside and _gpus(args.actor) != engines:
         raise ValueError(
             f"actor.num_nodes * actor.num_gpus_per_node = {_gpus(args.actor)}, vllm.num_engines * "
             f"vllm.tensor_parallel_size = {engines}: must be equal with train.colocate_all=true"

@@ -8,7 +8,7 @@ import functools
 import math
 import uuid
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import openrlhf.trainer.ray.vllm_engine as upstream
@@ -20,6 +20,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from sg_rlhf.common import vllm_settings
 from sg_rlhf.common.sampling_seeds import Draw, seed_of
+from sg_rlhf.common.weight_versions import turned
 from sg_rlhf.overlay import engine_log_probs, phases, remote_code, switches
 from sg_rlhf.overlay.asking import Asked, Incarnation
 from sg_rlhf.overlay.cpu import platform
@@ -33,6 +34,8 @@ CPU_WORKER_EXTENSION = "sg_rlhf.overlay.cpu.weight_sync.CpuWorkerWrap"
 SHOWN_CHARACTERS = 600
 #: How soon the callers of a core that ended hear of it, seconds.
 DEAD_CORE_SECONDS = 0.5
+#: How often a paused engine looks for outputs that are still to be counted.
+PAUSED_SECONDS = 0.02
 #: How often Ray starts an engine again whose process ended; the run may allow fewer
 #: (``sg.engine_restarts``).
 MOST_RESTARTS = 3
@@ -46,6 +49,10 @@ class _Response:
     number: int
     gate: Gate | None
     turn: int = 0
+    #: Own tokens of its earlier turns, and the weights that sampled each
+    #: (:mod:`sg_rlhf.common.weight_versions`).
+    tokens: int = 0
+    runs: list[list[int]] = field(default_factory=list)
 
 
 _response: contextvars.ContextVar[_Response | None] = contextvars.ContextVar(
@@ -107,6 +114,9 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         # Elsewhere a batch's height is not all that rounding depends on.
         self._exact = platform.active() or bool(kwargs.get("full_determinism"))
         self._gate: tuple[str, Gate] | None = None
+        self._weights_version = 0
+        #: Responses that vLLM is sampling, by its name for their requests.
+        self._sampling: dict[str, _Response] = {}
         with phases.phase(phases.ENGINE, "starting vLLM and loading the model"):
             await super().__init__(*args, remote_rm_url=remote_rm_url, **kwargs)
             if platform.active():
@@ -166,7 +176,10 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
             made = None if asked is None else _Response(asked.draw, number, gate)
             _response.set(made)  # in this task alone
             try:
-                return await one(prompt, label, sampling_params, *args, **kwargs)
+                (output,) = await one(prompt, label, sampling_params, *args, **kwargs)
+                if made is not None:
+                    output["weight_versions"] = made.runs
+                return output
             finally:
                 if made is not None and made.gate is not None and not made.turn:
                     made.gate.excuse()
@@ -174,8 +187,7 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         one = functools.partial(
             super().generate_responses, hf_tokenizer=hf_tokenizer, num_samples=1
         )
-        found = await asyncio.gather(*map(respond, range(num_samples)))
-        outputs = [output for (output,) in found]
+        outputs = await asyncio.gather(*map(respond, range(num_samples)))
         if self._expects_reward:
             for output in outputs:
                 self._check_reward(output, hf_tokenizer)
@@ -202,26 +214,65 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
             return await super().generate(prompt_token_ids, sampling_params, multi_modal_data)
         sampling_params = sampling_params.clone()
         sampling_params.seed = seed_of(response.draw, response.number, response.turn)
-        if response.turn or response.gate is None or multi_modal_data:
-            if response.turn == 0 and response.gate is not None:
-                response.gate.excuse()
-            response.turn += 1
-            return await super().generate(prompt_token_ids, sampling_params, multi_modal_data)
-        response.turn += 1
+        gate, response.turn = None if response.turn else response.gate, response.turn + 1
+        if multi_modal_data:
+            if gate is not None:
+                gate.excuse()
+            # Upstream's call does not tell the request's name: the weights are those of its start.
+            turned(response.runs, response.tokens, self._weights_version)
+            output = await super().generate(prompt_token_ids, sampling_params, multi_modal_data)
+        else:
+            output = await self._sample(prompt_token_ids, sampling_params, response, gate)
+        response.tokens += len(output.outputs[0].token_ids)
+        return output
+
+    async def _sample(
+        self,
+        prompt_token_ids: list[int],
+        sampling_params: Any,
+        response: _Response,
+        gate: Gate | None,
+    ) -> Any:
         add = functools.partial(
             self.llm.add_request,
             uuid.uuid4().hex,
             TokensPrompt(prompt_token_ids=prompt_token_ids),
             sampling_params,
         )
-        outputs = await response.gate.enter((response.draw, response.number), add)
+        outputs = await (
+            add() if gate is None else gate.enter((response.draw, response.number), add)
+        )
+        turned(response.runs, response.tokens, self._weights_version)
+        self._sampling[outputs.request_id] = response
         try:
             while True:
                 output = outputs.get_nowait() or await outputs.get()
                 if output.finished:
                     return output
         finally:
+            del self._sampling[outputs.request_id]
             outputs.close()
+
+    async def pause_generation(self) -> None:
+        """Upstream's, which returns once every token that was sampled is counted here.
+
+        What vLLM has computed is in its queue of outputs by then. It lets go of the cached keys and
+        values of what it has begun, and computes them anew by the next weights.
+        """
+        await super().pause_generation()
+        while not self.llm.engine_core.outputs_queue.empty():
+            await asyncio.sleep(PAUSED_SECONDS)
+        await asyncio.sleep(PAUSED_SECONDS)
+
+    async def weights_are(self, version: int) -> None:
+        """What is sampled from now on is by these weights; nothing may be sampled meanwhile."""
+        self._weights_version = version
+        states = self.llm.output_processor.request_states
+        for request, response in self._sampling.items():
+            # It may be finished, and its output not yet read.
+            if (state := states.get(request)) is not None:
+                sampled = state.detokenizer.num_output_tokens()
+                turned(response.runs, response.tokens + sampled, version)
 
     async def incarnation(self) -> Incarnation:
         """This engine, and not one that is started in its place."""

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import openrlhf.trainer.ppo_utils.samples_generator as upstream
@@ -14,6 +14,7 @@ import torch
 
 from sg_rlhf.common import step_times
 from sg_rlhf.overlay import engine_log_probs, phases
+from sg_rlhf.overlay.ahead import RolloutsAhead, Unit
 from sg_rlhf.overlay.asking import Asking, Engines
 from sg_rlhf.overlay.errors import RewardError
 from sg_rlhf.overlay.step_clock import StepClock
@@ -44,9 +45,14 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
     _arrived: list[float] | None = None
     #: Whom the prompts go to.
     _asking: Asking | None = None
+    #: Of an asynchronous run: who draws the prompts, and has the samples.
+    ahead: RolloutsAhead | None = None
 
     def generate_samples(self, **generate_kwargs: Any) -> Any:
-        """Upstream's, timed."""
+        """Upstream's, timed; of an asynchronous run what was sampled ahead."""
+        if self.ahead is not None:
+            with self.clock.part("generation"):  # the wait for it
+                return self.ahead.take(self.step)
         with self.clock.part("engines_wake"):  # and sleep; generating is a part of its own
             return super().generate_samples(**generate_kwargs)
 
@@ -113,6 +119,35 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
             self._asking = None
         return [s for prompt in sorted(accepted) for s in accepted[prompt]], replaced, exhausted
 
+    def sample_ahead(
+        self,
+        unit: Unit,
+        answer: Callable[[int, list[Any]], list[Any]],
+        engines: Engines,
+        **kw: Any,
+    ) -> None:
+        """The responses to a unit's prompts, in a thread beside the controller's own.
+
+        Args:
+            answer: hears a prompt's place and its samples, [] of one that dynamic filtering leaves
+                out, and returns the rows to ask in its place.
+            engines: who replaces a lost one.
+        """
+        apart = copy.copy(self)  # an evaluation changes this one meanwhile
+        apart._evaluated = apart._arrived = None
+        todo = unit.unanswered()
+        numbers = itertools.chain(todo, itertools.count(len(unit.drawn)))
+        train = self.args.train
+        apart._asking = asking = Asking(
+            engines, train.seed, "rollout", unit.number, numbers, not train.partial_rollout_enable
+        )
+        apart._ask([unit.drawn[place] for place in todo], **kw)
+        filtering = self.args.algo.dynamic_filtering_enable
+        for place, responses in asking.answers():
+            samples = [apart._process_response_into_experience(r, **kw) for r in responses]
+            filtered = filtering and apart._gives_no_signal(samples)
+            apart._ask(answer(place, [] if filtered else samples), **kw)
+
     def _gives_no_signal(self, samples: list[Any]) -> bool:
         """Whether the mean score of a prompt's responses is outside of the filter's range."""
         if not samples or any(sample.scores is None for sample in samples):
@@ -162,6 +197,7 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
         if self._evaluated is not None:
             _refuse_non_finite(experience)  # there is no update that could do without it
         experience.response_length = experience.action_mask.sum(dim=-1)
+        experience.weight_runs = response.get("weight_versions")
         if self._evaluated is not None:
             self._evaluated += 1
             samples = generate_kwargs["n_samples_per_prompt"]

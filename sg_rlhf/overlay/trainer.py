@@ -16,10 +16,11 @@ import torch
 import transformers
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
-from sg_rlhf.common import run_log, step_times
+from sg_rlhf.common import run_log, step_times, weight_versions
 from sg_rlhf.common.files import naming, write_whole
 from sg_rlhf.config import EvalSet
 from sg_rlhf.overlay import (
+    ahead,
     engine_watch,
     evaluation,
     layout,
@@ -38,6 +39,8 @@ from sg_rlhf.overlay.step_clock import StepClock
 #: Rollouts whose log-probs are compared after a weight sync. bf16 moves one token in hundreds by
 #: up to 1, so that a few short responses would pass or fail by such a token.
 PROBED_SEQUENCES = 16
+#: What the rollouts ahead are called among the states of a checkpoint.
+AHEAD = "sg_rollouts_ahead"
 #: Prompts that an evaluation hands to the engines at a time, which queue what they cannot hold.
 EVALUATED = 1024
 
@@ -47,6 +50,10 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
 
     tensorboard_logger: Any
     wandb_logger: Any
+    #: Of an asynchronous run.
+    _lead: ahead.Lead | None = None
+    _rollouts: ahead.RolloutsAhead | None = None
+    _partial = False
 
     def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
         self._sg = strategy.args.sg
@@ -57,7 +64,8 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._sync_metrics: dict[str, float] = {}
         self._rows: list[dict[str, Any]] = []
         self._samples: list[dict[str, Any]] = []
-        self._global_step = 0
+        self._global_step = self._version = 0
+        self._runs: list[Any] = []
         self._evaluated: int | None = None
         self._resumed: dict[str, Any] | None = None
         if self._run_dir is not None and self._sg.wandb != "disabled":
@@ -67,6 +75,9 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         transformers.set_seed(strategy.args.train.seed)
         with phases.phase(phases.CONTROLLER, "reading the data"):
             super().__init__(pretrain, strategy, *args, **kwargs)
+        self._lead = ahead.lead_of(self.args)
+        self._partial = self.args.train.partial_rollout_enable
+        self._async_metrics: dict[str, float] = {}
         self._clock = self.samples_generator.clock = self.experience_maker.clock = StepClock(
             tell=self._tell
         )
@@ -152,7 +163,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             run_log.drop_after(self._run_dir, resumed_at or -1)
             self._write_plan(self._run_dir)
             self._find_lost_evaluation(self._run_dir, states)
-        self._global_step = self.samples_generator.step = resumed_at
+        self._global_step = self.samples_generator.step = self._version = resumed_at
         # Of an adaptive KL in the reward (algo.kl.target), which upstream begins anew.
         self.kl_ctl.value = states.get("kl_coefficient", self.kl_ctl.value)
         if resumed_at and self.args.train.enable_ema:
@@ -165,6 +176,8 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             self._evaluate_now(0)
         if termination.asked(self._run_dir):
             raise Terminated("before the first rollout")
+        if self._lead is not None:
+            self._sample_ahead(self._lead, states)
         super().fit(global_step)
         if self._plan.rollouts and not self._global_step:
             raise RunStopped(
@@ -174,6 +187,26 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             )
         if self._sg.eval_at_end:
             self._evaluate_now(self._global_step)
+
+    def _sample_ahead(self, lead: ahead.Lead, states: dict[str, Any]) -> None:
+        generator = self.samples_generator
+
+        def sample(unit: ahead.Unit, answer: Any) -> None:
+            engines = ahead.SharedEngines(self._engines, rollouts.ranks)
+            generator.sample_ahead(unit, answer, engines, **self.generate_kwargs)
+
+        epochs = self.args.train.num_episodes
+        rollouts = ahead.RolloutsAhead(lead, self.prompts_dataloader, epochs, sample)
+        if AHEAD in states:
+            rollouts.restore(states[AHEAD])
+        self._rollouts = generator.ahead = rollouts
+
+    @contextlib.contextmanager
+    def _using_ranks(self) -> Iterator[None]:
+        """Threads that sample ahead replace no engine meanwhile."""
+        rollouts = self._rollouts
+        with rollouts.ranks if rollouts is not None else contextlib.nullcontext():
+            yield
 
     def _write_plan(self, run_dir: Path) -> None:
         remark = self._plan.remark()
@@ -185,7 +218,10 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
     def train_step(self, rollout_samples: Any, global_step: int) -> tuple[dict[str, Any], int]:
         """Upstream's step; keeps its optimizer rows for the log."""
         self.experience_maker.rollout = global_step
-        status, step = super().train_step(rollout_samples, global_step)
+        self._begin_sampling_ahead(rollout_samples, global_step)
+        with self._using_ranks():
+            status, step = super().train_step(rollout_samples, global_step)
+        status.update(self._async_metrics)
         self._clock.between("logging")  # upstream writes the row into its log next
         self._global_step = self.samples_generator.step = step
         self._rows = [{"global_step": step, **row} for row in status.pop("sg_optimizer_steps", [])]
@@ -194,6 +230,26 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         status.update(self._sync_metrics)
         status["engines/replaced"] = self._engines.newly_replaced()
         return status, step
+
+    def _begin_sampling_ahead(self, samples: list[Any], global_step: int) -> None:
+        """Have the engines sample while the ranks compute."""
+        self._runs = [sample.weight_runs for sample in samples]
+        rollouts = self._rollouts
+        if rollouts is None or self._lead is None:
+            return
+        self._async_metrics = weight_versions.staleness(
+            ahead.responses(samples), global_step, self._lead.bound, rollouts.take_dropped()
+        )
+        rollouts.ask(global_step, global_step + 1)
+
+    def _with_rollouts_ahead(self, client_states: Any) -> dict[str, Any]:
+        """What a checkpoint keeps of the controller, the prompts that were drawn ahead too."""
+        states = {**(client_states or {}), "kl_coefficient": self.kl_ctl.value}
+        rollouts = self._rollouts
+        if rollouts is None or not client_states:
+            return states
+        kept = rollouts.state()
+        return {**states, "data_loader_state_dict": kept.pop("loader"), AHEAD: kept}
 
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: Any = None, client_states: Any = None
@@ -214,7 +270,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
                     for logger in (self._wandb, self._tensorboard):
                         if logger:
                             logger.log_train(global_step, logs_dict)
-        client_states = {**(client_states or {}), "kl_coefficient": self.kl_ctl.value}
+        client_states = self._with_rollouts_ahead(client_states)
         ending = termination.asked(self._run_dir)
         with self._clock.part("checkpoint"), self._saving_every_step(ending):
             super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
@@ -235,7 +291,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self, eval_metrics: Any, global_step: int, client_states: Any = None
     ) -> None:
         """Upstream's, timed."""
-        client_states = {**(client_states or {}), "kl_coefficient": self.kl_ctl.value}
+        client_states = self._with_rollouts_ahead(client_states)
         with self._clock.part("checkpoint"):
             super().save_best_checkpoint(eval_metrics, global_step, client_states)
 
@@ -257,6 +313,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._clock.between()
         with self._clock.part("ppo_train"):
             status: dict[str, Any] = super().ppo_train(global_steps)
+        self._version = global_steps + 1
         with self._clock.part("logging"):
             if self._sg.on_nonfinite == "skip":
                 self._log_nonfinite(status, global_steps + 1)
@@ -306,6 +363,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         dialogue = self._dialogue(e, i)
         log_probs = None if e.action_log_probs is None else e.action_log_probs[i][mask].tolist()
         sequence = e.sequences[i][e.attention_mask[i].bool()].tolist()
+        runs = self._runs[e.index[i]] if self._lead is not None else None
         return {
             "prompt": e.prompts[i],
             "label": e.labels[i],
@@ -315,6 +373,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             "correct": float(e.info["correct"][i]) if "correct" in e.info else None,
             "advantage": float(e.advantages[i][mask][0]) if bool(mask.any()) else 0.0,
             "tokens": [self.tokenizer.decode([t]) for t in tokens],
+            **({"weight_versions": runs} if runs else {}),
             "log_probs": log_probs and [round(v, 5) for v in log_probs],
             **({"sequence": sequence} if log_probs is None else {}),
         }
@@ -407,7 +466,15 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
 
     def broadcast_to_vllm(self) -> None:
         """The weight sync, then the check that engine and trainer are one policy."""
-        with self._clock.part("broadcast"), phases.phase(phases.CONTROLLER, "syncing weights"):
+        rollouts = self._rollouts
+        if rollouts is not None and not self._partial:
+            with self._clock.part("generation"):
+                rollouts.drain()
+        with (
+            self._using_ranks(),
+            self._clock.part("broadcast"),
+            phases.phase(phases.CONTROLLER, "syncing weights"),
+        ):
             self._send_weights()
         self._sync_metrics = {}
         self._evaluate_resumed()
@@ -438,8 +505,14 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._send_to_engines()
 
     def _send_to_engines(self) -> None:
+        if self._partial:
+            batch_vllm_engine_call(self.vllm_engines, "pause_generation")
         sent = self.actor_model_group.async_run_method(method_name="broadcast_to_vllm")
         self._get(sent, "a rank of the policy did not finish it")
+        if self._lead is not None:
+            batch_vllm_engine_call(self.vllm_engines, "weights_are", self._version)
+        if self._partial:
+            batch_vllm_engine_call(self.vllm_engines, "resume_generation")
 
     def _get(self, references: list[Any], otherwise: str) -> None:
         if self._sync_deadline is None:

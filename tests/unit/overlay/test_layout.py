@@ -20,8 +20,26 @@ RECIPES = sorted(
 )
 
 
+ASYNC = "train.async_enable=true vllm.enable_sleep=false"
+
+
 def parse(*overrides: str, recipe: Path = PAPER) -> Any:
     return cli.parse(load_config(recipe, overrides).to_argv())
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "sg.correction=icepop",
+        "sg.uncorrected=keep",
+        "sg.max_staleness=0",
+        "sg.correction=tis rollout.vllm_generate_batch_size=128",
+        "sg.correction=tis vllm.num_engines=3",  # they have accelerators of their own
+        "sg.correction=tis train.partial_rollout_enable=true sg.stale=drop",
+    ],
+)
+def test_an_asynchronous_run(more: str) -> None:
+    assert parse(*ASYNC.split(), *more.split()).train.async_enable
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -42,12 +60,21 @@ def test_every_shipped_recipe_divides_evenly(recipe: Path) -> None:
         ("train.batch_size=512 rollout.batch_size=32", "not divisible by train.batch_size=512"),
         ("train.micro_batch_size=3", "not divisible by train.micro_batch_size=3 times the 8 data-"),
         ("rollout.micro_batch_size=24", "rollout.micro_batch_size=24 times the 8 data-parallel"),
-        ("rollout.vllm_generate_batch_size=32", "a rollout has rollout.batch_size=64 prompts"),
+        ("rollout.vllm_generate_batch_size=32", "=32: expected rollout.batch_size=64 or"),
+        ("rollout.vllm_generate_batch_size=128", "set train.async_enable=true, or leave it unset"),
         ("rollout.micro_batch_size=0", "rollout.micro_batch_size=0: expected 1 or more"),
         ("train.dynamic_batch_enable=true train.batch_size=4", "=4: not divisible by the 8 data-"),
         ("ds.ring_attn_size=3", "not divisible by ds.ring_attn_size * ds.tensor_parallel_size = 3"),
-        ("train.async_enable=true", "train.async_enable=true: not supported"),
-        ("train.async_enable=true vllm.enable_sleep=false", "set it to false"),
+        ("train.async_enable=true", "vllm.enable_sleep=true: not with train.async_enable=true"),
+        ("train.partial_rollout_enable=true", "expected train.async_enable=true, or false"),
+        (f"{ASYNC}", "no correction is on: set sg.correction=tis"),
+        (f"{ASYNC} sg.correction=tis actor.policy_loss_type=gspo", "with a loss that takes it"),
+        (f"{ASYNC} sg.correction=tis sg.stale=drop", "sg.stale=drop: without train.partial_"),
+        (f"{ASYNC} train.async_queue_size=0", "train.async_queue_size=0: expected 1 or more"),
+        (
+            f"{ASYNC} sg.correction=tis rollout.vllm_generate_batch_size=192",
+            "3 rollouts of rollout.batch_size=64 together, of which the last is 2 weight syncs old",
+        ),
         ("vllm.num_engines=null", "vllm.num_engines: not set: expected 1 or more"),
         ("vllm.num_engines=0", "vllm.num_engines=0: expected 1 or more"),
         ("algo.advantage.estimator=gae reward.remote_url=null", "reward.remote_url: not set"),
