@@ -365,6 +365,7 @@ class RolloutsAhead:
                 "next": self._next,
                 "epochs": self._epochs,
                 "in_epoch": self._rows is not None,
+                "counts": (self._drawn, self._passed, self._asked),
             }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -376,6 +377,7 @@ class RolloutsAhead:
             return
         state, self._restored = self._restored, None
         self._next, self._epochs = state["next"], state["epochs"]
+        self._drawn, self._passed, self._asked = state["counts"]
         if state["in_epoch"]:
             self._rows = iter(self._loader)
         for kept in state["units"]:

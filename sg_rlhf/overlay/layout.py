@@ -8,6 +8,7 @@ is no whole number of optimizer steps shifts every later one.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,14 +159,17 @@ def _check_async(args: Any) -> None:
             "sg.stale=drop: without train.partial_rollout_enable=true the age of every sample is "
             "known when it is asked for; set that to true, or sg.stale=wait"
         )
-    size, unit = args.rollout.batch_size, args.rollout.vllm_generate_batch_size
-    rollouts = -(-unit // size)
+    size = args.rollout.batch_size
+    unit = args.rollout.vllm_generate_batch_size or size
+    # They are asked for when what is left of the earlier ones fills no rollout.
+    rollouts = -(-(unit + size - math.gcd(unit, size)) // size)
     lead = queue if drops else min(bound, queue)
     if rollouts > lead + 1:
         raise ValueError(
-            f"rollout.vllm_generate_batch_size={unit}: {rollouts} rollouts of rollout.batch_size="
-            f"{size} together, of which the last is {rollouts - 1} weight syncs old: raise "
-            f"sg.max_staleness={bound} and train.async_queue_size={queue}, or lower it"
+            f"rollout.vllm_generate_batch_size={unit}: with what is left of the prompts before, up "
+            f"to {rollouts} rollouts of rollout.batch_size={size}, of which the last is "
+            f"{rollouts - 1} weight syncs old: raise sg.max_staleness={bound} and "
+            f"train.async_queue_size={queue}, or lower it"
         )
     if partial and args.data.max_images_per_prompt > 0:
         raise ValueError(

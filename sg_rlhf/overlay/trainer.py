@@ -171,6 +171,11 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
                 "train.enable_ema=true: upstream's checkpoints do not hold the moving average, "
                 "which would begin anew; set it to false"
             )
+        if self._lead is None and states.get(AHEAD, {}).get("units"):
+            raise RunStopped(
+                "train.async_enable=false: the checkpoint holds prompts that were drawn ahead, "
+                "which would not be trained; set it to true"
+            )
         self._clock.take()  # what was before the first rollout is none of it
         if self._sg.eval_at_start and not resumed_at:
             self._evaluate_now(0)
@@ -195,7 +200,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             engines = ahead.SharedEngines(self._engines, rollouts.ranks)
             generator.sample_ahead(unit, answer, engines, **self.generate_kwargs)
 
-        epochs = self.args.train.num_episodes
+        epochs = self.args.train.num_episodes - states["episode"]
         rollouts = ahead.RolloutsAhead(lead, self.prompts_dataloader, epochs, sample)
         if AHEAD in states:
             rollouts.restore(states[AHEAD])

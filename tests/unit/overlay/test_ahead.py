@@ -93,8 +93,9 @@ def test_waiting_every_sample_is_as_old_as_allowed_and_no_older(bound: int) -> N
     assert run.ages() == [min(rollout, bound) for rollout in range(6) for _ in range(BATCH)]
 
 
-def test_more_prompts_at_once_serve_later_rollouts() -> None:
-    run = Run(lead(1, unit=2 * BATCH), prompts=10)
+@pytest.mark.parametrize("unit", [3, 4])
+def test_more_prompts_at_once_serve_later_rollouts(unit: int) -> None:
+    run = Run(lead(1, unit=unit), prompts=10)
     while run.step():
         pass
     assert run.prompts() == list(range(10))

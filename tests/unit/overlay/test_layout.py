@@ -73,7 +73,11 @@ def test_every_shipped_recipe_divides_evenly(recipe: Path) -> None:
         (f"{ASYNC} train.async_queue_size=0", "train.async_queue_size=0: expected 1 or more"),
         (
             f"{ASYNC} sg.correction=tis rollout.vllm_generate_batch_size=192",
-            "3 rollouts of rollout.batch_size=64 together, of which the last is 2 weight syncs old",
+            "up to 3 rollouts of rollout.batch_size=64, of which the last is 2 weight syncs old",
+        ),
+        (
+            f"{ASYNC} sg.correction=tis rollout.vllm_generate_batch_size=112",  # 48 may be left
+            "up to 3 rollouts of rollout.batch_size=64, of which the last is 2 weight syncs old",
         ),
         ("vllm.num_engines=null", "vllm.num_engines: not set: expected 1 or more"),
         ("vllm.num_engines=0", "vllm.num_engines=0: expected 1 or more"),
