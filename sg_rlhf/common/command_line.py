@@ -13,6 +13,10 @@ from tqdm import tqdm
 from sg_rlhf.common.dataset_folder import MANIFEST, UsageError, sha256_of
 from sg_rlhf.common.rows import DataError
 
+#: Whole numbers that a flag may have: what floats count exactly, and no library's limit.
+MOST = 2**53
+_MOST_DIGITS = 100
+
 
 class OneLineParser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, like all others of its command."""
@@ -38,17 +42,42 @@ def not_negative(text: str) -> int:
 
 
 def _whole(text: str, least: int) -> int:
-    value = int(text) if text.isdecimal() else -1
+    value = whole(text)
     if value < least:
-        raise argparse.ArgumentTypeError(f"{text}: expected a whole number, {least} or more")
+        raise argparse.ArgumentTypeError(f"{shown(text)}: expected a whole number, {least} or more")
+    if value > MOST:
+        raise argparse.ArgumentTypeError(f"{shown(text)}: expected at most {MOST}")
     return value
+
+
+def whole(text: str) -> int:
+    """The whole number that a text is, from 0 on; -1 for anything else.
+
+    Digits of other scripts are digits, as to Python; so many that Python refuses to convert them
+    are none.
+    """
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else -1
+
+
+def shown(text: str) -> str:
+    """What was given, for a message of one line."""
+    short = text if len(text) <= 60 else f"{text[:60]}..."
+    return short if short and short.isprintable() else repr(short)
 
 
 def positive(text: str) -> float:
     """An argument type: a number above 0, such as a temperature or seconds."""
     value = _number(text)
     if not 0.0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: expected a finite number above 0")
+        raise argparse.ArgumentTypeError(f"{shown(text)}: expected a finite number above 0")
+    return value
+
+
+def share(text: str) -> float:
+    """An argument type: how much of something, from 0 on."""
+    value = _number(text)
+    if not 0.0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{shown(text)}: expected a finite number, 0 or more")
     return value
 
 
@@ -56,7 +85,7 @@ def fraction(text: str) -> float:
     """An argument type: a part of something, never all of it."""
     value = _number(text)
     if not 0.0 <= value < 1.0:
-        raise argparse.ArgumentTypeError(f"{text}: expected at least 0 and below 1")
+        raise argparse.ArgumentTypeError(f"{shown(text)}: expected at least 0 and below 1")
     return value
 
 

@@ -1,36 +1,9 @@
-"""How much memory and disk is free, and sizes in words."""
+"""How much disk is free, and sizes and times in words. Memory is `cgroup.free_memory`."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
-
-import psutil
-
-#: Limit, use and statistics of a cgroup, version 2 and 1; what is cached of files is in the use.
-_CGROUP = (
-    ("memory.max", "memory.current", "memory.stat", "file"),
-    (
-        "memory/memory.limit_in_bytes",
-        "memory/memory.usage_in_bytes",
-        "memory/memory.stat",
-        "total_cache",
-    ),
-)
-
-
-def free_memory(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process may still use: of the machine, or what its cgroup leaves."""
-    found = int(psutil.virtual_memory().available)
-    for limit, used, statistics, cached in _CGROUP:
-        text = (root / limit).read_text().strip() if (root / limit).is_file() else ""
-        if not text.isdigit():
-            continue
-        lines = (root / statistics).read_text().splitlines()
-        cache = next((int(line.split()[1]) for line in lines if line.split()[0] == cached), 0)
-        own = int((root / used).read_text()) - cache
-        found = min(found, max(0, int(text) - own))
-    return found
 
 
 def free_disk(path: Path) -> int:

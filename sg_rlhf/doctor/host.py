@@ -1,4 +1,4 @@
-"""What the machine itself has: memory, cores, disks, Python, a compiler."""
+"""What the machine itself has: memory, disks, Python, a compiler."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import re
 import resource
 import shlex
 import shutil
@@ -15,6 +14,7 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sg_rlhf.common import cgroup
 from sg_rlhf.doctor.facts import NONE, Disk, Python
 from sg_rlhf.doctor.questions import Question
 
@@ -29,54 +29,18 @@ print(json.dumps([sys.version.split()[0], sys.executable, os.path.isfile(header)
 """
 
 
-def _read(file: Path) -> str:
-    try:
-        return file.read_text()
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
-def memory_gib(root: Path = Path("/")) -> float | None:
+def memory_gib(root: Path = cgroup.ROOT) -> float | None:
     """The machine's memory, GiB."""
-    found = re.search(r"^MemTotal:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
-    return round(int(found[1]) / 2**20, 1) if found else None
+    return _gib(cgroup.memory(root))
 
 
-def _cgroup_values(root: Path, controller: str, new: str, old: str) -> list[str]:
-    """A control file's texts, of our cgroup and of all above it, in version 2 or 1."""
-    texts = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        number, names, path = (line.split(":", 2) + ["", ""])[:3]
-        if number == "0" and not names:
-            base, file = root / "sys/fs/cgroup", new
-        elif controller in names.split(","):
-            base, file = root / "sys/fs/cgroup" / controller, old
-        else:
-            continue
-        # In a container the path is often the host's, and not there: the top then is ours.
-        inside = [part for part in path.split("/") if part and part != ".."]
-        for depth in range(len(inside) + 1):
-            texts.append(_read(base.joinpath(*inside[:depth]) / file))
-    return [text.strip() for text in texts if text.strip()]
-
-
-def cgroup_memory_gib(root: Path = Path("/")) -> float | None:
+def cgroup_memory_gib(root: Path = cgroup.ROOT) -> float | None:
     """The limit of this container or job, GiB; None without one, or with one above the memory."""
-    texts = _cgroup_values(root, "memory", "memory.max", "memory.limit_in_bytes")
-    limits = [int(text) / 2**30 for text in texts if text.isdigit()]
-    host = memory_gib(root)
-    least = min(limits, default=None)
-    return None if least is None or (host is not None and least >= host) else round(least, 1)
+    return _gib(cgroup.memory_limit(root))
 
 
-def cores(root: Path = Path("/"), affinity: int | None = None) -> int:
-    """Cores that this process may use: by affinity and the cgroup's quota, at least 1."""
-    found = float(affinity or len(os.sched_getaffinity(0)))
-    for text in _cgroup_values(root, "cpu", "cpu.max", "cpu.cfs_quota_us"):
-        quota, _, period = text.partition(" ")
-        if quota.isdigit():
-            found = min(found, int(quota) / int(period or 100_000))
-    return max(1, int(found))
+def _gib(size: int | None) -> float | None:
+    return None if size is None else round(size / 2**30, 1)
 
 
 def dev_shm_mib(path: str = "/dev/shm") -> float | None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sg_rlhf.common import cgroup
 from sg_rlhf.plan.gpu_types import BY_SIZE, GPUS, Gpu, gpu_of
 
 #: Host memory that a machine is taken to have per GPU, GiB: about the smallest that clouds sell
@@ -82,7 +83,7 @@ def named(name: str) -> Hardware:
     if name == "cpu":
         return Hardware(
             nodes=1, gpus_per_node=0, gpu="", gpu_memory_gib=0.0,
-            host_memory_gib=host_memory_gib(), disk_free_gb=None, link="",
+            host_memory_gib=cgroup.usable_memory() / 2**30, disk_free_gb=None, link="",
         )  # fmt: skip
     known = OLDER_NAMES.get(name, name).lower()
     match = re.fullmatch(r"(?:(\d+)x)?(\d+)x(?:(\d+)gb|([a-z0-9-]+))", known)
@@ -169,20 +170,9 @@ def detected(folder: str | Path = ".") -> Hardware:
         [float(memory) for _, memory in rows],
         # One link per pair is printed as NV4, NV12, NV18.
         nvlink=bool(re.search(r"\bNV\d+\b", _query("topo", "-m"))) if len(rows) > 1 else True,
-        host_memory_gib=host_memory_gib(),
+        host_memory_gib=cgroup.usable_memory() / 2**30,
         disk_free_gb=shutil.disk_usage(there).free / 1e9,
     )
-
-
-def host_memory_gib() -> float:
-    """Memory that this process may use: the machine's, or its cgroup's limit where that is less."""
-    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        file = Path("/sys/fs/cgroup") / name
-        text = file.read_text().strip() if file.is_file() else ""
-        if text.isdigit():
-            found = min(found, int(text))
-    return found / 2**30
 
 
 def _query(*arguments: str) -> str:

@@ -14,13 +14,14 @@ whole, the two ends of large ones. `check_wholly` reads every byte.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
+
+from sg_rlhf.common import cgroup
 
 BLOCK = 64 * 2**20
 #: A file up to this size is hashed at each start, which takes about 10 ms.
@@ -121,7 +122,7 @@ def _hash_all(
             total=sum(sizes.values()), unit="B", unit_scale=True, desc=f"{what} {folder.name}",
             disable=None if progress else True,
         ) as bar,
-        ThreadPoolExecutor(os.cpu_count() or 1) as pool,
+        ThreadPoolExecutor(cgroup.cores()) as pool,
     ):  # fmt: skip
         jobs_done = pool.map(
             lambda job: _hash(folder / job[0], job[1], min(block, sizes[job[0]] - job[1]), bar),

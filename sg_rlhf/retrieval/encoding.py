@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from sg_rlhf.common import cgroup
 from sg_rlhf.common.index_sizes import Precision
 from sg_rlhf.retrieval.corpus import Corpus, load_offsets
 from sg_rlhf.retrieval.encoder import Encoder, Tokens
@@ -94,7 +95,7 @@ class Done:
 def places(devices: Sequence[str], workers: int | None) -> list[Place]:
     """One place a GPU, or `workers` on a CPU that share its cores; several on each GPU if asked."""
     if devices[0] == "cpu":
-        cores = len(os.sched_getaffinity(0))
+        cores = cgroup.cores()
         count = workers or max(1, cores // 8)
         return [Place("cpu", max(1, cores // count))] * count if count > 1 else [Place("cpu")]
     return [Place(device) for device in devices for _ in range(workers or 1)]

@@ -17,10 +17,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from sg_rlhf.common.command_line import count
 from sg_rlhf.common.index_sizes import KINDS, PRECISIONS, Spec, spec
 from sg_rlhf.retrieval import contents, manifest, room
 from sg_rlhf.retrieval.analysis import ANALYSES, LUCENE, of_revision
-from sg_rlhf.retrieval.command import Parser, positive, run, setting
+from sg_rlhf.retrieval.command import Parser, run, setting, threads
 from sg_rlhf.retrieval.corpus import Corpus, Scan, save_offsets, scan
 from sg_rlhf.retrieval.job import KEPT, Build
 
@@ -315,15 +316,15 @@ def _parser() -> argparse.ArgumentParser:
         help="words of bm25: stems as in Lucene, or words as they are (lucene)")  # fmt: skip
     add("--out", type=Path, required=True, metavar="DIR", help="folder to make")
     add("--revision", help="commit or tag of a Hugging Face model (its newest)")
-    add("--max-length", type=positive, default=256, help="tokens a text; the rest is cut off (256)")
-    add("--batch-size", type=positive, help="passages a forward pass (64 on a CPU, 256 on a GPU)")
-    add("--shard-rows", type=positive, default=16_384,
+    add("--max-length", type=count, default=256, help="tokens a text; the rest is cut off (256)")
+    add("--batch-size", type=count, help="passages a forward pass (64 on a CPU, 256 on a GPU)")
+    add("--shard-rows", type=count, default=16_384,
         help="passages between two points where a killed build can go on (16384)")  # fmt: skip
     add("--encoder-dtype", choices=("auto", "fp16", "bf16", "fp32"), default="auto",
         help="numbers that the encoder computes with (fp16 on a GPU, fp32 on a CPU)")  # fmt: skip
     add("--device", "--devices", metavar="DEVICE[,DEVICE]",
         help="cpu, or GPUs as cuda:0,cuda:1; a process each (every GPU there is)")  # fmt: skip
-    add("--workers", type=positive, metavar="N",
+    add("--workers", type=threads, metavar="N",
         help="processes on a CPU, sharing its cores (one for 8), or on each GPU (1)")  # fmt: skip
     add("--dry-run", action="store_true", help="print sizes, memory and time, and build nothing")
     add("--skip-room-check", action="store_true", help="build what disk or memory may not hold")

@@ -8,7 +8,6 @@ parameters that go with it, is an `analysis.Analysis`.
 
 from __future__ import annotations
 
-import os
 import sys
 from array import array
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ import bm25s  # type: ignore[import-untyped]
 import numpy as np
 from tqdm import tqdm
 
+from sg_rlhf.common import cgroup
 from sg_rlhf.retrieval.analysis import Analysis
 from sg_rlhf.retrieval.corpus import iterate_contents
 
@@ -74,7 +74,7 @@ class BM25Backend:
         backend = backend or ("numba" if self._rows >= COMPILE_FROM else "numpy")
         self._model.backend = backend
         # Compiled, bm25s searches without the GIL and on all cores; numpy gains nothing by threads.
-        workers = (os.cpu_count() or 1) if backend == "numba" else 1
+        workers = cgroup.cores() if backend == "numba" else 1
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="bm25")
         if backend == "numba":
             self._model.compile()

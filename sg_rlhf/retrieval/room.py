@@ -8,13 +8,12 @@ which no measurement at that size stands behind.
 from __future__ import annotations
 
 import math
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sg_rlhf.common import index_sizes, room
+from sg_rlhf.common import cgroup, index_sizes, room
 from sg_rlhf.common.index_sizes import KINDS, PRECISIONS, TRAIN_PER_LIST, Spec
 from sg_rlhf.retrieval.analysis import ANALYSES, LUCENE
 from sg_rlhf.retrieval.corpus import Corpus
@@ -58,7 +57,7 @@ def check(job: Build, needs: Needs, rows: int) -> None:
     Raises:
         ValueError: naming what is missing and what to do.
     """
-    disk, memory = room.free_disk(job.out), room.free_memory()
+    disk, memory = room.free_disk(job.out), cgroup.free_memory()
     if rows >= MANY or job.dry_run:
         for line in needs.lines:
             print(line)
@@ -81,7 +80,7 @@ def of_vectors(job: Build, spec: Spec, corpus: Corpus, model: Encoder) -> Needs:
     there = _on_disk(job)
     disk = index_sizes.build_disk(spec)
     encode = index_sizes.encode_memory(spec, len(where), model.size, job.shard_rows)
-    after = index_sizes.assemble_memory(spec, model.size, _cores())
+    after = index_sizes.assemble_memory(spec, model.size, cgroup.cores())
     lines = [
         f"{job.corpus}: {spec.rows:,} passages; {spec.kind} index, {spec.dimension} numbers each, "
         f"{_parameters(spec)}",
@@ -175,23 +174,19 @@ def _assemble_seconds(spec: Spec) -> float:
 
 def _instead(job: Build, spec: Spec, model: Encoder) -> str:
     """Other kinds of the same passages that this machine holds."""
-    disk, memory = room.free_disk(job.out), room.free_memory()
+    disk, memory = room.free_disk(job.out), cgroup.free_memory()
     fit = []
     for kind in KINDS:
         for numbers in PRECISIONS:
             other = index_sizes.spec(kind, spec.rows, spec.dimension, numbers)
             fits = (
                 index_sizes.build_disk(other) <= disk
-                and index_sizes.assemble_memory(other, model.size, _cores()) <= memory
+                and index_sizes.assemble_memory(other, model.size, cgroup.cores()) <= memory
             )
             if fits:
                 fit.append(f"--type {kind} --vectors {numbers}")
                 break
     return f"; {', '.join(fit)} would do" if fit else ""
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _spread(rows: int, count: int) -> range:

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import uvicorn
 
+from sg_rlhf.common.command_line import count, not_negative
 from sg_rlhf.retrieval import connections
 from sg_rlhf.retrieval.app import create_app
-from sg_rlhf.retrieval.command import Parser, not_negative, port, positive, run, setting
+from sg_rlhf.retrieval.command import Parser, port, run, setting, threads
 from sg_rlhf.retrieval.limits import Limits
 from sg_rlhf.retrieval.search import How, Retriever, open_faiss, open_index
 
@@ -162,7 +163,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a plain faiss file, such as Search-R1's e5_Flat.index")  # fmt: skip
     what("--corpus", type=Path, metavar="FILE", help="its corpus (that of --index: if it moved)")
     what("--encoder", metavar="MODEL", help="its encoder (that of --index: if it moved)")
-    what("--max-length", type=positive, default=256,
+    what("--max-length", type=count, default=256,
         help="tokens a query, of a --faiss-index (256)")  # fmt: skip
     what("--verify", action="store_true",
         help="check every byte of index and corpus first, about 1 s a GB and core")  # fmt: skip
@@ -171,35 +172,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="numbers that the encoder computes with (fp16 on a GPU, fp32 on a CPU)")  # fmt: skip
     what("--search", type=setting, nargs="+", default=[], metavar="NAME=N",
         help="efSearch of an HNSW index, nprobe of an IVF index (what the index says)")  # fmt: skip
-    what("--search-threads", type=positive, metavar="N",
+    what("--search-threads", type=threads, metavar="N",
         help="threads that share a search in vectors (a core each)")  # fmt: skip
     what("--faiss-gpu", action="store_true",
         help="search a flat or IVF index on all GPUs; needs faiss-gpu")  # fmt: skip
     where = parser.add_argument_group("where").add_argument
     where("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
     where("--port", type=port, default=8000, help="0: any free one (8000)")
-    where("--shutdown-seconds", type=positive, default=120,
+    where("--shutdown-seconds", type=count, default=120,
         help="how long SIGTERM waits for the answers under way (120)")  # fmt: skip
     limit = parser.add_argument_group("limits of a request").add_argument
-    limit("--topk", type=positive, default=limits.default_topk,
+    limit("--topk", type=count, default=limits.default_topk,
         help="passages a query, if a request does not say, or says 0 (%(default)s)")  # fmt: skip
-    limit("--max-topk", type=positive, default=limits.max_topk,
+    limit("--max-topk", type=count, default=limits.max_topk,
         help="422 beyond it (%(default)s)")  # fmt: skip
-    limit("--max-queries", type=positive, default=limits.max_queries,
+    limit("--max-queries", type=count, default=limits.max_queries,
         help="queries a request, 422 beyond it (%(default)s)")  # fmt: skip
-    limit("--max-query-chars", type=positive, default=limits.max_query_chars,
+    limit("--max-query-chars", type=count, default=limits.max_query_chars,
         help="characters of a query that are read; the rest is cut off (%(default)s)")  # fmt: skip
-    limit("--max-body-mb", type=positive, default=limits.max_body_mb,
+    limit("--max-body-mb", type=count, default=limits.max_body_mb,
         help="MiB a request, 413 beyond it (%(default)s)")  # fmt: skip
-    limit("--receive-seconds", type=positive, default=int(limits.receive_seconds),
+    limit("--receive-seconds", type=count, default=int(limits.receive_seconds),
         help="how long a request may take to arrive, 408 beyond it (%(default)s)")  # fmt: skip
     speed = parser.add_argument_group("batching").add_argument
-    speed("--max-batch", type=positive, default=limits.max_batch,
+    speed("--max-batch", type=count, default=limits.max_batch,
         help="queries searched together (%(default)s)")  # fmt: skip
     speed("--max-wait-ms", type=not_negative, default=int(limits.max_wait_ms),
         help="a query waits for others, or a tenth of the last search (%(default)s)",
     )  # fmt: skip
-    speed("--max-pending", type=positive, default=limits.max_pending,
+    speed("--max-pending", type=count, default=limits.max_pending,
         help="queries waiting, beyond which a request is refused (%(default)s)")  # fmt: skip
     speed("--busy-status", type=not_negative, choices=(429, 503), default=limits.busy_status,
         help="with this status; 503 for clients that retry 5xx alone (%(default)s)")  # fmt: skip

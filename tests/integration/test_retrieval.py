@@ -178,7 +178,10 @@ def test_a_plain_faiss_file_answers_like_its_folder(files: Files) -> None:
             ["--index", "{bm25}", "--max-queries", "99999"],
             "--max-queries 99999: above --max-pending",
         ),
-        (["--index", "{bm25}", "--max-batch", "0"], "argument --max-batch: '0', expected an int"),
+        (
+            ["--index", "{bm25}", "--max-batch", "0"],
+            "argument --max-batch: 0: expected a whole number",
+        ),
     ],
 )
 @pytest.mark.parametrize("module", ["server", "replicas"])

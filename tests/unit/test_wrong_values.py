@@ -103,7 +103,7 @@ def test_of_a_data_set(domain, option, value, allowed, capsys):
 def test_of_replicas_of_the_retriever(option, value, capsys):
     with pytest.raises(SystemExit) as stop:
         serve_replicas([f"{option}={value}", "--index", "i"])
-    check(stop, capsys, option, value, "expected a finite number of at least 0")
+    check(stop, capsys, option, value, "expected a finite number, 0 or more")
 
 
 def check(stop, capsys, option, value, allowed):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common import index_sizes, room
+from sg_rlhf.common import cgroup, index_sizes, room
 from sg_rlhf.common.command_line import (
     file_entry,
     fraction,
@@ -156,7 +156,7 @@ COMMAND = SearchData()
 
 def _wiki_18(out: Path) -> Iterator[str]:
     """What an index of the recipe's corpus takes, kind by kind, and whether it fits here."""
-    disk, memory = room.free_disk(out), room.free_memory()
+    disk, memory = room.free_disk(out), cgroup.free_memory()
     yield (
         f"Its retriever searches wiki-18 ({WIKI_18_ROWS:,} passages, E5's {E5_WIDTH} numbers); an "
         f"index of it, where {room.size(disk)} of disk and {room.size(memory)} of memory are free:"

@@ -171,50 +171,6 @@ def test_the_kernels_driver_without_nvidia_smi(tmp_path: Path, text: str) -> Non
     assert loaded_driver(tmp_path / "elsewhere") is None
 
 
-def files(root: Path, **contents: str) -> Path:
-    for name, text in contents.items():
-        file = root / name.replace("__", "/")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text + "\n")
-    return root
-
-
-def test_limits_of_a_cgroup_of_version_2(tmp_path: Path) -> None:
-    root = files(
-        tmp_path, proc__meminfo="MemTotal:       33554432 kB", proc__self__cgroup="0::/job/step",
-    )  # fmt: skip
-    assert host.cgroup_memory_gib(root) is None
-    group = root / "sys" / "fs" / "cgroup"
-    for folder, memory, cpu in (
-        ("job", str(8 * 2**30), "250000 100000"),
-        ("job/step", "max", "max"),
-    ):
-        (group / folder).mkdir(parents=True)
-        (group / folder / "memory.max").write_text(memory)
-        (group / folder / "cpu.max").write_text(cpu)
-    assert host.memory_gib(root) == 32
-    assert host.cgroup_memory_gib(root) == 8  # of the one above ours
-    assert host.cores(root, affinity=16) == 2
-
-
-def test_limits_of_a_container_of_version_1(tmp_path: Path) -> None:
-    root = files(
-        tmp_path,
-        proc__meminfo="MemTotal:       33554432 kB",
-        proc__self__cgroup="4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n1:name=systemd:/",
-    )
-    group = root / "sys" / "fs" / "cgroup"
-    (group / "memory").mkdir(parents=True)
-    (group / "cpu").mkdir()
-    # The path is the host's: inside, the container's own group is the top.
-    (group / "memory" / "memory.limit_in_bytes").write_text(str(12 * 2**30))
-    (group / "cpu" / "cpu.cfs_quota_us").write_text("-1")
-    assert host.cgroup_memory_gib(root) == 12
-    assert host.cores(root, affinity=6) == 6
-    (group / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712")
-    assert host.cgroup_memory_gib(root) is None
-
-
 def test_a_file_system_counts_once(tmp_path: Path) -> None:
     places = {"environment": tmp_path, "run": tmp_path / "not" / "yet", "models": Path("/dev/shm")}
     (ours, shm) = host.disks(places)
@@ -262,7 +218,9 @@ def test_where_the_hubs_cache_is(tmp_path: Path) -> None:
 def test_tokens_are_noticed_and_never_kept(tmp_path: Path) -> None:
     secret = "hf_" + "s" * 8
     assert not network.has_token({"HOME": str(tmp_path)})
-    files(tmp_path, **{".cache__huggingface__token": secret})
+    token = tmp_path / ".cache/huggingface/token"
+    token.parent.mkdir(parents=True)
+    token.write_text(secret)
     assert network.has_token({"HOME": str(tmp_path)})
     facts = found(HF_TOKEN=secret, WANDB_API_KEY=secret)
     assert facts.hub is not None and facts.hub.token and facts.wandb == "key"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.common import room as free
+from sg_rlhf.common import cgroup
+from sg_rlhf.common import room as disk_room
 from sg_rlhf.common.index_sizes import assemble_memory, build_disk, finished_disk, spec
 from sg_rlhf.retrieval import index, room
 
@@ -68,7 +69,8 @@ def test_what_is_not_there_is_refused(
     what: str,
     name: str,
 ) -> None:
-    monkeypatch.setattr(free, f"free_{what}", lambda *_: 1000)
+    place = {"disk": disk_room, "memory": cgroup}[what]
+    monkeypatch.setattr(place, f"free_{what}", lambda *_: 1000)
     arguments = (
         "--corpus", corpus, "--encoder", "bm25" if name == "bm25" else encoder,
         "--out", tmp_path / "index",
@@ -87,16 +89,6 @@ def test_what_an_unfinished_build_has_is_not_asked_for_again(tmp_path: Path, cor
     job.partial.mkdir()
     (job.partial / "vectors.faiss").write_bytes(bytes(2**20))
     assert room._on_disk(job) >= 2**20
-
-
-def test_memory_that_a_cgroup_leaves(tmp_path: Path) -> None:
-    machine = free.free_memory(tmp_path)
-    (tmp_path / "memory.max").write_text("max\n")
-    assert free.free_memory(tmp_path) == pytest.approx(machine, rel=0.1)
-    (tmp_path / "memory.max").write_text("3000\n")
-    (tmp_path / "memory.current").write_text("2500\n")
-    (tmp_path / "memory.stat").write_text("anon 1500\nfile 1000\n")
-    assert free.free_memory(tmp_path) == 1500
 
 
 def test_recall_is_in_the_manifest_and_parameters_can_change(
