@@ -46,7 +46,10 @@ class RunShape:
         gpus_per_node: ranks of the policy on each.
         engines: vLLM engines.
         engine_tp: GPUs of one engine (``vllm.tensor_parallel_size``).
-        colocated: whether policy, reference and engines share their GPUs (``train.colocate_all``).
+        colocated: whether policy, reference and engines share their GPUs: ``train.colocate_all``
+            without ``train.async_enable``, whose engines have GPUs of their own.
+        samples_ahead: whether engines sample while the policy trains (``train.async_enable`` with
+            ``sg.max_staleness`` above 0).
         engines_sleep: ``vllm.enable_sleep``: while the policy trains, weights in host memory and no
             KV cache.
         trainer_sleeps: ``ds.enable_sleep``: while vLLM samples, optimizer states in host memory.
@@ -102,6 +105,7 @@ class RunShape:
     engines: int
     engine_tp: int
     colocated: bool
+    samples_ahead: bool
     engines_sleep: bool
     trainer_sleeps: bool
     eager_engines: bool
@@ -218,6 +222,7 @@ def run_shape(config: Config) -> RunShape | None:
     max_len = value("data.max_len")
     shards = value("ds.ring_attn_size") * value("ds.tensor_parallel_size")
     cpu = hardware == "cpu" or value("vllm.sync_backend") == "gloo"
+    beside = bool(value("train.async_enable"))
     return RunShape(
         model=model,
         hardware=hardware,
@@ -226,7 +231,8 @@ def run_shape(config: Config) -> RunShape | None:
         gpus_per_node=value("actor.num_gpus_per_node"),
         engines=value("vllm.num_engines") or 0,
         engine_tp=value("vllm.tensor_parallel_size"),
-        colocated=bool(value("train.colocate_all")),
+        colocated=bool(value("train.colocate_all")) and not beside,
+        samples_ahead=beside and config.sg.max_staleness > 0,
         engines_sleep=bool(value("vllm.enable_sleep")),
         trainer_sleeps=bool(value("ds.enable_sleep")),
         eager_engines=bool(value("vllm.enforce_eager")),

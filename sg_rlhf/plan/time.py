@@ -20,6 +20,8 @@ from sg_rlhf.plan.run_shape import RunShape
 #: Tokens at a time in the simulation of sampling.
 STEP = 32
 PARTS = ("sampling", "scoring", "update", "optimizer", "weight sync", "offload", "saving")
+#: What the policy's GPUs do while engines of their own sample ahead.
+TRAINING = ("scoring", "update", "optimizer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,17 +103,23 @@ class TimePlan:
         balance: shares of scoring and update that are work, not waiting.
         tokens: of a rollout, prompts and responses.
         assumptions: what it rests on.
+        samples_ahead: whether the engines sample while the policy trains.
     """
 
     parts: Mapping[str, float]
     balance: Mapping[str, float]
     tokens: float
     assumptions: Assumptions
+    samples_ahead: bool = False
 
     @property
     def seconds(self) -> float:
-        """Of a rollout."""
-        return sum(self.parts.values())
+        """Of a rollout; of an asynchronous one what takes longer, sampling or training."""
+        if not self.samples_ahead:
+            return sum(self.parts.values())
+        training = sum(self.parts[part] for part in TRAINING)
+        rest = sum(self.parts.values()) - training - self.parts["sampling"]
+        return max(self.parts["sampling"], training) + rest
 
     @property
     def largest(self) -> str:
@@ -127,9 +135,11 @@ class TimePlan:
         count = rollouts or 100
         run = f"{rollouts} rollouts" if rollouts else "100 rollouts"
         share = self.parts[self.largest] / self.seconds
+        meanwhile = ", sampling beside training" if self.samples_ahead else ""
         return (
-            f"time, an estimate: {self.seconds:.0f} s a rollout, {count * self.seconds / 3600:.1f} "
-            f"hours for {run} without evaluations; {self.largest} takes most, {share:.0%}"
+            f"time, an estimate: {self.seconds:.0f} s a rollout{meanwhile}, "
+            f"{count * self.seconds / 3600:.1f} hours for {run} without evaluations; "
+            f"{self.largest} takes most, {share:.0%}"
         )
 
     def lines(self, run: RunShape, rollouts: int | None = None) -> list[str]:
@@ -176,7 +186,10 @@ def time_plan(
         "offload": offload(run, hardware, assumptions),
         "saving": saving(run, assumptions),
     }
-    return TimePlan(parts=parts, balance=shares, tokens=tokens, assumptions=assumptions)
+    return TimePlan(
+        parts=parts, balance=shares, tokens=tokens, assumptions=assumptions,
+        samples_ahead=run.samples_ahead,
+    )  # fmt: skip
 
 
 def _mean_tokens(run: RunShape, given: Assumptions) -> float:

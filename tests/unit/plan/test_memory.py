@@ -18,6 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from sg_rlhf.config import load_config
 from sg_rlhf.plan import gpu_memory as gpu
 from sg_rlhf.plan import host_memory as host
 from sg_rlhf.plan import shapes
@@ -25,8 +26,8 @@ from sg_rlhf.plan.gpu_memory import GIB
 from sg_rlhf.plan.hardware import named
 from sg_rlhf.plan.memory import memory_plan
 from sg_rlhf.plan.phases import largest, moments
-from sg_rlhf.plan.run_shape import RunShape
-from tests.unit.plan.runs import EIGHT, on_gpus, run_of
+from sg_rlhf.plan.run_shape import RunShape, run_shape
+from tests.unit.plan.runs import EIGHT, RECIPE, on_gpus, run_of
 
 MODELS = sorted(shapes.table())
 
@@ -253,6 +254,17 @@ def test_what_is_missing_is_named() -> None:
     assert "host memory: " in problems and "disk: " in problems
     big = memory_plan(run_of("Qwen/Qwen2.5-72B-Instruct"), EIGHT)
     assert any("vllm.tensor_parallel_size" in line for line in big.problems)
+
+
+def test_engines_of_an_asynchronous_run_have_gpus_of_their_own() -> None:
+    asynchronous = ["train.async_enable=true", "vllm.enable_sleep=false"]
+    run = run_shape(load_config(RECIPE, asynchronous))
+    assert run is not None and run.samples_ahead and not run.colocated and run.reference_beside
+    problems = memory_plan(run, EIGHT).problems
+    assert problems == (f"GPUs: {run.ranks + run.engines * run.engine_tp}, and there are 8",)
+    assert not any("vLLM" in name for name in memory_plan(run, EIGHT).moments["update"].lines)
+    waits = run_shape(load_config(RECIPE, [*asynchronous, "sg.max_staleness=0"]))
+    assert waits is not None and not waits.samples_ahead
 
 
 def test_a_fused_head_makes_room() -> None:

@@ -32,6 +32,17 @@ def test_the_papers_recipe_is_near_the_audits_estimate() -> None:
     assert plan.largest == "sampling" and "sampling takes most" in plan.line()
 
 
+def test_an_asynchronous_run_takes_what_sampling_or_training_takes() -> None:
+    run = run_of(colocated=False, samples_ahead=True)
+    plan = time_plan(run, EIGHT)
+    assert plan is not None
+    training = plan.parts["scoring"] + plan.parts["update"] + plan.parts["optimizer"]
+    rest = sum(plan.parts[part] for part in ("weight sync", "offload", "saving"))
+    assert plan.seconds == pytest.approx(max(plan.parts["sampling"], training) + rest)
+    assert "sampling beside training" in plan.line()
+    assert plan.seconds < seconds(replace(run, samples_ahead=False))
+
+
 def test_flops_are_those_that_torch_counts() -> None:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
