@@ -12,6 +12,9 @@ from collections.abc import Iterable, Sequence
 
 Runs = Sequence[Sequence[int]]
 
+#: Keys of metrics.jsonl: behind the first stands the age in weight syncs.
+SHARE_OF_AGE, DROPPED_SHARE = "async/staleness_share_", "async/dropped_share"
+
 
 def turned(runs: list[list[int]], tokens: int, version: int) -> None:
     """Other weights sample what follows a response's first ``tokens``."""
@@ -56,13 +59,11 @@ def staleness(
         for sampled_by, count in counts(runs, tokens).items():
             by_age[version - sampled_by] += count
     total = by_age.total()
-    shares = {
-        f"async/staleness_share_{age}": by_age[age] / max(total, 1) for age in range(bound + 1)
-    }
+    shares = {f"{SHARE_OF_AGE}{age}": by_age[age] / max(total, 1) for age in range(bound + 1)}
     return {
         "async/staleness_mean": sum(a * n for a, n in by_age.items()) / max(total, 1),
         "async/staleness_max": float(max(by_age, default=0)),
         **shares,
         "async/dropped_tokens": float(dropped),
-        "async/dropped_share": dropped / max(total + dropped, 1),
+        DROPPED_SHARE: dropped / max(total + dropped, 1),
     }

@@ -9,7 +9,14 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from sg_rlhf.report import accuracy_figures, drawing, figures, timing_figures, token_figures
+from sg_rlhf.report import (
+    accuracy_figures,
+    drawing,
+    figures,
+    staleness_figures,
+    timing_figures,
+    token_figures,
+)
 from sg_rlhf.report.figures import Missing
 from sg_rlhf.report.runs import Group
 
@@ -63,6 +70,12 @@ FIGURES = (
         "difference of a token's log-prob. Both rise before a run collapses for this reason; "
         "sg.correction is the remedy.",
         figures.mismatch,
+    ),
+    Entry(
+        "staleness", "Age of the tokens",
+        "Of an asynchronous run: by how many weight syncs the policy that sampled a token was "
+        "behind the one that was trained on it. Dropped: sampled, and left out for its age.",
+        staleness_figures.staleness,
     ),
     Entry(
         "accuracy_by_set", "Accuracy of each evaluation set",

@@ -99,7 +99,7 @@ def seconds_per_rollout(groups: list[Group]) -> Figure:
     figure, panels = drawing.subplots(
         rows, columns, width=2 * drawing.WIDTH, height=0.6 + 2.3 * rows, sharey=True
     )
-    bars = [_merged(group) for group in groups]
+    bars = [merged(of_rollouts(group)) for group in groups]
     large = _large_parts([seconds for _, seconds, _ in bars])
     tops = [
         _bars(axes, group, *of_group, large)
@@ -116,17 +116,22 @@ def seconds_per_rollout(groups: list[Group]) -> Figure:
     return figure
 
 
-def _merged(group: Group) -> tuple[list[float], list[dict[str, float]], int]:
-    """One group's bars: where they are, their seconds by part, and of how many rollouts each."""
-    by_step = of_rollouts(group)
-    merged = max(1, math.ceil(len(by_step) / BARS))
-    steps, seconds = list(by_step), list(by_step.values())
-    chunks = [slice(i, i + merged) for i in range(0, len(steps), merged)]
+def merged(
+    by_step: dict[int, dict[str, float]],
+) -> tuple[list[float], list[dict[str, float]], int]:
+    """The bars of a panel: where they are, their values by part, and of how many rollouts each.
+
+    Args:
+        by_step: rollout -> values by part, of the same parts each.
+    """
+    each = max(1, math.ceil(len(by_step) / BARS))
+    steps, values = list(by_step), list(by_step.values())
+    chunks = [slice(i, i + each) for i in range(0, len(steps), each)]
     means = [
-        {name: statistics.fmean(row[name] for row in seconds[chunk]) for name in seconds[0]}
+        {name: statistics.fmean(row[name] for row in values[chunk]) for name in values[0]}
         for chunk in chunks
     ]
-    return [statistics.fmean(steps[chunk]) for chunk in chunks], means, merged
+    return [statistics.fmean(steps[chunk]) for chunk in chunks], means, each
 
 
 def _bars(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common import run_log
+from sg_rlhf.common.weight_versions import staleness
 from sg_rlhf.config import load_config
 from sg_rlhf.overlay.evaluation import combine
 
@@ -133,6 +134,7 @@ def write_run(
                 "sg/n_mismatch_tokens": 1000.0,
                 "sg/mismatch_kl_k3": 1e-4 * (1 + done),
                 "sg/mismatch_max": 0.1 + 0.1 * done,
+                **staleness([([[0, min(step, 2)], [300, 2]], 400)], 2, 2, 100 * (step % 2)),
                 **{f"timing/{part}": seconds for part, seconds in SECONDS.items()},
             }
         )
