@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -94,6 +95,26 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
+
+
+def path(text: str) -> Path:
+    """An argument type: a path that a file can have, whether there is one or not."""
+    try:
+        text.encode()
+        os.lstat(text or "\0")
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no name of a file"
+        raise argparse.ArgumentTypeError(f"{shown(text)}: expected a path ({reason})") from None
+    return Path(text)
+
+
+def word(text: str) -> str:
+    """An argument type: a name; neither empty nor with characters that no name has."""
+    if not text.strip() or not text.isprintable() or len(text) > 4096:
+        raise argparse.ArgumentTypeError(f"{shown(text)}: expected a name")
+    return text
 
 
 def generate_options(

@@ -40,6 +40,8 @@ BUILD = {
 SEARCH = {"hnsw": ("efSearch",), "ivf": ("nprobe",), "ivfsq8": ("nprobe",), "ivfpq": ("nprobe",)}
 
 EF_SEARCH = 128
+#: Candidates that a graph is searched with; faiss counts them in 32 bits.
+MOST_EF = 2**20
 #: Lists probed: a quarter, and not more than this.
 MOST_PROBES = 256
 
@@ -145,10 +147,14 @@ def _known(flag: str, kind: str, given: Mapping[str, int], names: tuple[str, ...
 def _allowed(
     kind: str, build: Mapping[str, int], search: Mapping[str, int], rows: int, dimension: int
 ) -> None:
-    ranges = {"M": (2, 512), "pq_bits": (4, 12), "nlist": (1, rows)}
+    ranges = {
+        "M": (2, 512), "efConstruction": (1, MOST_EF), "pq_bits": (4, 12), "nlist": (1, rows),
+    }  # fmt: skip
     for name, (low, high) in ranges.items():
         if name in build and not low <= build[name] <= high:
             raise ValueError(f"--build {name}={build[name]}: expected {low} to {high}")
+    if not 1 <= search.get("efSearch", 1) <= MOST_EF:
+        raise ValueError(f"--search efSearch={search['efSearch']}: expected 1 to {MOST_EF}")
     if kind == "ivfpq" and dimension % build["pq_m"]:
         raise ValueError(
             f"--build pq_m={build['pq_m']}: expected a divisor of the vectors' length {dimension}"
@@ -162,7 +168,7 @@ def _allowed(
 #: A process with torch, transformers and faiss loaded, measured without an encoder's weights.
 PROCESS_BYTES = 800 * 10**6
 #: Vectors that `assemble` works on at once, float32; with the next, their codes and those in order.
-BLOCK_BYTES = 128 * 2**20
+BLOCK_BYTES = 32 * 2**20
 BLOCKS = 5
 
 

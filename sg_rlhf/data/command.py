@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from sg_rlhf import __version__
 from sg_rlhf.common import model_folder
-from sg_rlhf.common.command_line import print_files
+from sg_rlhf.common.command_line import path, print_files
 from sg_rlhf.common.dataset_folder import check_writable, current_manifest, write_dataset
 from sg_rlhf.common.files import resolved
 from sg_rlhf.tasks import registry
@@ -104,7 +104,7 @@ def _parser(domains: dict[str, Domain], asked: str, command: DataCommand | None)
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        sub.add_argument("--out", required=True, metavar="DIR", type=Path, help="folder to write")
+        sub.add_argument("--out", required=True, metavar="DIR", type=path, help="folder to write")
         if command is not None and name == asked:
             command.add_options(sub)
         sub.add_argument(

@@ -29,7 +29,7 @@ def setting(text: str) -> tuple[str, int]:
     """An argument type: NAME=N, N an integer of at least 1."""
     name, _, number = text.partition("=")
     value = whole(number)
-    if not name or not 1 <= value <= MOST:
+    if not name.isidentifier() or not 1 <= value <= MOST:
         raise argparse.ArgumentTypeError(f"{shown(text)}: expected NAME=N, N a whole number from 1")
     return name, value
 

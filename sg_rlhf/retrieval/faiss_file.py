@@ -20,7 +20,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from sg_rlhf.common.index_sizes import EF_SEARCH, probes
+from sg_rlhf.common.index_sizes import EF_SEARCH, MOST_EF, probes
 
 #: A file's parameters by name, and the attribute's owner among the parts of an index.
 PARAMETERS = ("efSearch", "nprobe")
@@ -74,7 +74,7 @@ def set_search(
             raise ValueError(f"--search {name}={value}: {where} {has}")
     for name, holder in holders.items():
         stored = int(getattr(holder, name))
-        most = int(holder.nlist) if name == "nprobe" else 2**20
+        most = int(holder.nlist) if name == "nprobe" else MOST_EF
         value = given.get(name, _sane(name, stored, most))
         if not 1 <= value <= most:
             raise ValueError(f"--search {name}={value}: {where} takes 1 to {most}")

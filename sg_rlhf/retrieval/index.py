@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from sg_rlhf.common.command_line import count
+from sg_rlhf.common.command_line import count, path, word
 from sg_rlhf.common.index_sizes import KINDS, PRECISIONS, Spec, spec
 from sg_rlhf.retrieval import contents, manifest, room
 from sg_rlhf.retrieval.analysis import ANALYSES, LUCENE, of_revision
@@ -102,10 +102,17 @@ def _check(job: Build) -> None:
                 raise ValueError(f"--{flag} {shown}: BM25 has one form, leave --{flag} out")
     elif job.analysis is not None:
         raise ValueError(f"--analysis {job.analysis}: of --encoder bm25 alone, leave it out")
+    if job.device is not None and not all(job.device.split(",")):
+        raise ValueError(f"--device {job.device}: expected names with a comma between two of them")
     if not job.corpus.is_file():
         raise ValueError(f"--corpus {job.corpus}: no such file")
     if job.out.exists() and not job.out.is_dir():
         raise ValueError(f"--out {job.out}: is a file, expected a folder")
+    if job.out.resolve() in (Path("/"), Path.cwd()):
+        raise ValueError(f"--out {job.out}: expected a folder to make, as indexes/NAME")
+    above = next(folder for folder in job.out.absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise ValueError(f"--out {job.out}: {above} is a file, expected a folder")
 
 
 def _build_partial(job: Build, lock: IO[Any]) -> dict[str, Any] | None:
@@ -282,13 +289,13 @@ def _put_in_place(partial: Path, out: Path) -> None:
 
 def _clean(folder: Path, keep: Sequence[str]) -> None:
     """Remove everything else."""
-    for path in folder.iterdir():
-        if path.name in keep:
+    for entry in folder.iterdir():
+        if entry.name in keep:
             continue
-        if path.is_dir():
-            shutil.rmtree(path)
+        if entry.is_dir():
+            shutil.rmtree(entry)
         else:
-            path.unlink()
+            entry.unlink()
 
 
 def _remove_unless_vectors(job: Build) -> None:
@@ -302,8 +309,8 @@ def _parser() -> argparse.ArgumentParser:
         f"python -m {PROG}", "Build the index that the retrieval server searches.", EPILOG
     )
     add = parser.add_argument
-    add("--corpus", type=Path, required=True, metavar="FILE", help="passages, a JSON object a line")
-    add("--encoder", required=True, metavar="{bm25,MODEL}",
+    add("--corpus", type=path, required=True, metavar="FILE", help="passages, a JSON object a line")
+    add("--encoder", type=word, required=True, metavar="{bm25,MODEL}",
         help="bm25, or an E5 model: a Hugging Face id or a folder")  # fmt: skip
     add("--type", choices=KINDS, help="kind of dense index (flat)")
     add("--vectors", choices=PRECISIONS,
@@ -314,15 +321,15 @@ def _parser() -> argparse.ArgumentParser:
         help="parameters that it is searched with unless the server is told others")  # fmt: skip
     add("--analysis", choices=ANALYSES,
         help="words of bm25: stems as in Lucene, or words as they are (lucene)")  # fmt: skip
-    add("--out", type=Path, required=True, metavar="DIR", help="folder to make")
-    add("--revision", help="commit or tag of a Hugging Face model (its newest)")
+    add("--out", type=path, required=True, metavar="DIR", help="folder to make")
+    add("--revision", type=word, help="commit or tag of a Hugging Face model (its newest)")
     add("--max-length", type=count, default=256, help="tokens a text; the rest is cut off (256)")
     add("--batch-size", type=count, help="passages a forward pass (64 on a CPU, 256 on a GPU)")
     add("--shard-rows", type=count, default=16_384,
         help="passages between two points where a killed build can go on (16384)")  # fmt: skip
     add("--encoder-dtype", choices=("auto", "fp16", "bf16", "fp32"), default="auto",
         help="numbers that the encoder computes with (fp16 on a GPU, fp32 on a CPU)")  # fmt: skip
-    add("--device", "--devices", metavar="DEVICE[,DEVICE]",
+    add("--device", "--devices", type=word, metavar="DEVICE[,DEVICE]",
         help="cpu, or GPUs as cuda:0,cuda:1; a process each (every GPU there is)")  # fmt: skip
     add("--workers", type=threads, metavar="N",
         help="processes on a CPU, sharing its cores (one for 8), or on each GPU (1)")  # fmt: skip

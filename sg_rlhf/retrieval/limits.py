@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 #: Passages in one answer: about 160 MB of JSON.
 MOST_PASSAGES = 262_144
+#: A query waits no longer than a minute for others.
+MOST_WAIT_MS = 60_000
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,12 @@ class Limits:
         Raises:
             ValueError: naming the flags.
         """
+        if self.max_topk > MOST_PASSAGES:
+            raise ValueError(
+                f"--max-topk {self.max_topk}: an answer has at most {MOST_PASSAGES} passages"
+            )
+        if self.max_wait_ms > MOST_WAIT_MS:
+            raise ValueError(f"--max-wait-ms {self.max_wait_ms:g}: at most {MOST_WAIT_MS}")
         if self.default_topk > self.max_topk:
             raise ValueError(f"--topk {self.default_topk}: above --max-topk {self.max_topk}")
         if self.max_queries > self.max_pending:

@@ -14,8 +14,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from sg_rlhf.common.command_line import share
-from sg_rlhf.retrieval.command import Parser, run, threads
+from sg_rlhf.common.command_line import count, share, word
+from sg_rlhf.retrieval.command import Parser, run
 from sg_rlhf.retrieval.server import add_arguments, limits_of, loader
 
 PROG = "sg_rlhf.retrieval.replicas"
@@ -34,10 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status (0, or 2 for bad input)."""
     parser = Parser(f"python -m {PROG}", "Serve an index from several processes.", EPILOG)
     add = parser.add_argument
-    add("--replicas", type=threads, default=2, help="processes (2)")
+    add("--replicas", type=count, default=2, help="processes (2)")
     add("--gpus-per-replica", type=share, default=0.0, help="0: its encoder runs on the CPU (0)")
     add("--cpus-per-replica", type=share, default=1.0, help="that Ray sets aside (1)")
-    add("--ray-address", help="of a running Ray cluster; `auto`: this machine's (starts its own)")
+    add(
+        "--ray-address",
+        type=word,
+        help="of a running Ray cluster; `auto`: this machine's (starts its own)",
+    )
     add_arguments(parser)
     args = parser.parse_args(argv)
     return run(PROG, lambda: serve(args))

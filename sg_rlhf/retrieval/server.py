@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import uvicorn
 
-from sg_rlhf.common.command_line import count, not_negative
+from sg_rlhf.common.command_line import count, not_negative, path, word
 from sg_rlhf.retrieval import connections
 from sg_rlhf.retrieval.app import create_app
 from sg_rlhf.retrieval.command import Parser, port, run, setting, threads
@@ -105,9 +103,11 @@ def _bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         listener.close()
-        raise ValueError(f"--host {host} --port {port}: {os.strerror(error.errno or 0)}") from None
+        # A name that is none has a reason in words: of the resolver, or of its encoding.
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"--host {host} --port {port}: {reason}") from None
     return listener
 
 
@@ -158,16 +158,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `server` and `replicas`."""
     limits = Limits()
     what = parser.add_argument_group("what to serve").add_argument
-    what("--index", type=Path, metavar="DIR", help="made by python -m sg_rlhf.retrieval.index")
-    what("--faiss-index", type=Path, metavar="FILE",
+    what("--index", type=path, metavar="DIR", help="made by python -m sg_rlhf.retrieval.index")
+    what("--faiss-index", type=path, metavar="FILE",
         help="a plain faiss file, such as Search-R1's e5_Flat.index")  # fmt: skip
-    what("--corpus", type=Path, metavar="FILE", help="its corpus (that of --index: if it moved)")
-    what("--encoder", metavar="MODEL", help="its encoder (that of --index: if it moved)")
+    what("--corpus", type=path, metavar="FILE", help="its corpus (that of --index: if it moved)")
+    what("--encoder", type=word, metavar="MODEL", help="its encoder (that of --index: if it moved)")
     what("--max-length", type=count, default=256,
         help="tokens a query, of a --faiss-index (256)")  # fmt: skip
     what("--verify", action="store_true",
         help="check every byte of index and corpus first, about 1 s a GB and core")  # fmt: skip
-    what("--device", help="torch device of the encoder (a GPU if there is one)")
+    what("--device", type=word, help="torch device of the encoder (a GPU if there is one)")
     what("--encoder-dtype", choices=("auto", "fp16", "bf16", "fp32"), default="auto",
         help="numbers that the encoder computes with (fp16 on a GPU, fp32 on a CPU)")  # fmt: skip
     what("--search", type=setting, nargs="+", default=[], metavar="NAME=N",
@@ -177,7 +177,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what("--faiss-gpu", action="store_true",
         help="search a flat or IVF index on all GPUs; needs faiss-gpu")  # fmt: skip
     where = parser.add_argument_group("where").add_argument
-    where("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    where("--host", type=word, default="127.0.0.1", help="address to listen on (127.0.0.1)")
     where("--port", type=port, default=8000, help="0: any free one (8000)")
     where("--shutdown-seconds", type=count, default=120,
         help="how long SIGTERM waits for the answers under way (120)")  # fmt: skip

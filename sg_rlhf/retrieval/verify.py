@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from sg_rlhf.common.command_line import path
 from sg_rlhf.retrieval import manifest
 from sg_rlhf.retrieval.command import Parser, run
 
@@ -28,8 +29,8 @@ differs.
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status (0, or 2 for damage and bad input)."""
     parser = Parser(f"python -m {PROG}", "Check every byte of an index and of its corpus.", EPILOG)
-    parser.add_argument("--index", type=Path, required=True, metavar="DIR", help="index folder")
-    parser.add_argument("--corpus", type=Path, metavar="FILE", help="its corpus, if it moved")
+    parser.add_argument("--index", type=path, required=True, metavar="DIR", help="index folder")
+    parser.add_argument("--corpus", type=path, metavar="FILE", help="its corpus, if it moved")
     args = parser.parse_args(argv)
     return run(PROG, lambda: verify(args.index, args.corpus))
 

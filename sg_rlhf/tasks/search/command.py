@@ -15,7 +15,9 @@ from sg_rlhf.common.command_line import (
     fraction,
     generate_options,
     not_negative,
+    path,
     progress_bar,
+    word,
 )
 from sg_rlhf.common.dataset_folder import UsageError
 from sg_rlhf.common.hub import download_from_hub
@@ -90,9 +92,9 @@ class SearchData(DataCommand):
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        add("--source", required=True, nargs="+", metavar="SOURCE", help="see above")
+        add("--source", type=word, required=True, nargs="+", metavar="SOURCE", help="see above")
         add("--revision", metavar="COMMIT", help="the hub's commit for nq_hotpotqa, 40 hex digits")
-        add("--test-file", nargs="+", metavar="FILE", type=Path, help="held-out files for --source")
+        add("--test-file", nargs="+", metavar="FILE", type=path, help="held-out files for --source")
         add("--test-fraction", type=fraction, help="held out without --test-file [0.02]")
         add("--seed", type=not_negative, help="seed of the held-out rows [0]")
         add("--generate", nargs="*", metavar="KEY=VALUE", help="of the encyclopedia; keys above")
@@ -250,9 +252,9 @@ def _files(args: argparse.Namespace) -> Source:
         raise UsageError("--revision belongs to --source nq_hotpotqa")
     else:
         paths = [Path(name) for name in args.source]
-    entry["train"] = [file_entry(path, SOURCES) for path in paths]
+    entry["train"] = [file_entry(file, SOURCES) for file in paths]
     if args.test_file is not None:
-        entry["test"] = [file_entry(path, SOURCES) for path in args.test_file]
+        entry["test"] = [file_entry(file, SOURCES) for file in args.test_file]
         return Source(entry, lambda: (join_splits(_read(paths), _read(args.test_file)), []))
     fraction = 0.02 if args.test_fraction is None else args.test_fraction
     seed = args.seed or 0
@@ -262,9 +264,9 @@ def _files(args: argparse.Namespace) -> Source:
 
 def _read(paths: Sequence[Path]) -> list[Question]:
     questions: list[Question] = []
-    for path in paths:
-        with progress_bar(f"checking {path.name}", "questions") as bar:
-            questions += read_questions(path, on_row=bar.update)
+    for file in paths:
+        with progress_bar(f"checking {file.name}", "questions") as bar:
+            questions += read_questions(file, on_row=bar.update)
     return questions
 
 

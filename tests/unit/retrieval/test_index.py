@@ -146,18 +146,6 @@ def test_bad_arguments_are_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("flag", ["--max-length", "--shard-rows", "--batch-size"])
-@pytest.mark.parametrize("value", ["0", "-1", "many"])
-def test_bad_numbers_are_refused(
-    corpus: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str
-) -> None:
-    with pytest.raises(SystemExit) as stop:
-        run("--corpus", corpus, "--encoder", "bm25", "--out", "x", f"{flag}={value}")
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert flag in error and repr(value) in error and len(error.splitlines()) == 1
-
-
 @pytest.mark.parametrize("kind", ["bm25", "dense"])
 def test_a_bad_corpus_leaves_nothing(
     tmp_path: Path, encoder: Path, capsys: pytest.CaptureFixture[str], kind: str
