@@ -35,6 +35,8 @@ from sg_rlhf.retrieval.vectors import VectorFile, header, with_rows
 
 #: Vectors that sq8 learns the range of each number from.
 SQ8_SAMPLE = 100_000
+#: Vectors that codes of a list learn from, at most: 256 for each of ivfpq's 256 codes.
+CODES_SAMPLE = 65_536
 #: Seconds between two graphs that a killed build can go on from.
 CHECKPOINT_SECONDS = 600.0
 
@@ -146,12 +148,28 @@ def _ivf(spec: Spec, vectors: VectorFile, out: Path, progress: bool) -> None:
         index = _empty_ivf(spec)
         if progress:
             tqdm.write(f"learning {spec.build['nlist']:,} lists")
-        index.train(vectors.sample(spec.build["nlist"] * TRAIN_PER_LIST))
+        _train(spec, index, vectors)
         _save(index, trained)
     index = faiss.read_index(os.fspath(trained))
     index.nprobe = spec.search["nprobe"]
     lists = _assign(spec, index, vectors, out.with_name(LISTS), progress)
     _fill(spec, index, vectors, lists, out, progress)
+
+
+def _train(spec: Spec, index: Any, vectors: VectorFile) -> None:
+    """What `index.train` does, which would hold two more copies of what the codes learn from."""
+    sample = vectors.sample(spec.build["nlist"] * TRAIN_PER_LIST)
+    index.train_q1(len(sample), faiss.swig_ptr(sample), False, METRIC)
+    del sample
+    if (count := index.train_encoder_num_vectors()) > 0:
+        few = vectors.sample(min(count, CODES_SAMPLE))
+        lists = None
+        if index.by_residual:
+            _, found = index.quantizer.search(few, 1)
+            lists = np.ascontiguousarray(found[:, 0])
+        pointer = None if lists is None else faiss.swig_ptr(lists)
+        index.train_encoder(len(few), faiss.swig_ptr(few), pointer)
+    index.is_trained = True
 
 
 def _empty_ivf(spec: Spec) -> Any:

@@ -71,8 +71,10 @@ class Encoder:
             model = AutoModel.from_pretrained(
                 name, revision=revision, dtype=DTYPES[dtype], trust_remote_code=False
             )
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
+        except Exception as error:
+            # What its files hold decides how it fails: tokenizers, safetensors and transformers
+            # have errors of their own for what is damaged.
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ValueError(
                 f"--encoder {name}: {reason} (expected bm25, a model folder or a model id)"
             ) from None
