@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import provenance
-from retrieval import make_queries
+from retrieval_load import make_queries
 
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.common.pinned_file import Origin, download
