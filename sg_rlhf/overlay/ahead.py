@@ -269,6 +269,7 @@ class RolloutsAhead:
             where the epoch's prompts no longer fill a rollout.
         """
         with self._changed:
+            self._go_on()
             while True:
                 self._raise_failure()
                 self._drop_stale(version)

@@ -19,7 +19,10 @@ PLACES = ("sg.run_dir", "ckpt.", "logger.")
 #: How it is computed: with or without padding, and the rest of that kind.
 LAYOUT = ("ds.packing_samples", *HOW)
 #: Settings and parameters of every weighting that came later.
-ADDED = frozenset({"batches", "probability", "correction", "truncated_sampling", "batch_invariant"})
+ADDED = frozenset({
+    "batches", "probability", "correction", "truncated_sampling", "batch_invariant",
+    "max_staleness", "stale", "uncorrected",
+})  # fmt: skip
 #: Sections of domains that the first recipes had, empty where they set nothing.
 SECTIONS = ("search",)
 #: Values, or their starts, that were called otherwise.

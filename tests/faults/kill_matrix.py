@@ -92,9 +92,9 @@ class Kill:
 class KilledRun:
     """A run in a directory, started as often as needed."""
 
-    def __init__(self, folder: Path, data: Data, epochs: int = 4) -> None:
+    def __init__(self, folder: Path, data: Data, epochs: int = 4, more: Sequence[str] = ()) -> None:
         self.folder = folder
-        self._command = command(folder, data, f"train.num_episodes={epochs}", *OVERRIDES)
+        self._command = command(folder, data, f"train.num_episodes={epochs}", *OVERRIDES, *more)
         self._process: subprocess.Popen[bytes] | None = None
         self._output = folder.with_suffix(".log")
 
@@ -203,11 +203,13 @@ def lasts(folder: Path) -> dict[str, float]:
     return found
 
 
-def differences(one: Path, other: Path) -> list[str]:
-    """What is not the same at the end of two runs."""
+def differences(one: Path, other: Path, but: tuple[str, ...] = ()) -> list[str]:
+    """What is not the same at the end of two runs, but for keys that begin so."""
     found = []
     for name in ROWS:
-        rows = [list(map(_timeless, run_log.read(folder / name))) for folder in (one, other)]
+        rows = [
+            [_timeless(row, but) for row in run_log.read(folder / name)] for folder in (one, other)
+        ]
         if rows[0] != rows[1]:
             pairs = enumerate(itertools.zip_longest(*rows))
             first = next(i for i, (a, b) in pairs if a != b)
@@ -218,11 +220,11 @@ def differences(one: Path, other: Path) -> list[str]:
     return found
 
 
-def _timeless(row: dict[str, Any]) -> str:
+def _timeless(row: dict[str, Any], but: tuple[str, ...] = ()) -> str:
     kept = {
         key: value
         for key, value in row.items()
-        if key not in _TIME_KEYS and not key.startswith(_TIMES)
+        if key not in _TIME_KEYS and not key.startswith((*_TIMES, *but))
     }
     return json.dumps(kept, sort_keys=True)
 

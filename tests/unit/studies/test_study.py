@@ -62,7 +62,8 @@ def test_a_shipped_study_parses_and_every_difference_has_its_pair(path: Path) ->
     for cell in cells:
         by_variant.setdefault((cell.regime, cell.variant), set()).add(cell.seed)
     assert min(map(len, by_variant.values())) >= 3
-    assert all(("base", name) in by_variant for name in study.file.variants)
+    first = next(iter(study.file.regimes))
+    assert all((first, name) in by_variant for name in study.file.variants)
     for (regime, _), seeds in by_variant.items():
         assert seeds <= by_variant[regime, study.file.baseline]
 
@@ -70,6 +71,8 @@ def test_a_shipped_study_parses_and_every_difference_has_its_pair(path: Path) ->
 @pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.stem)
 def test_the_sharpness_of_a_shipped_study_is_a_command_line(path: Path, tmp_path: Path) -> None:
     runner = study_runner.Runner(load_study(path), tmp_path, tmp_path, 1)
+    if runner.study.file.sharpness is None:
+        pytest.skip("it measures none")
     argv = runner.sharpness_arguments("model", tmp_path / "batch.json", tmp_path / "result.json")
     parsed = sharpness.parse_arguments(argv)
     assert parsed.model == ["model"] and parsed.rho and parsed.prompts == 16

@@ -1,0 +1,88 @@
+"""Asynchronous runs: what a bound of 0 is, what a kill leaves, whose weights sampled a token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from sg_rlhf.common import run_log
+from tests.faults.kill_matrix import KilledRun, differences
+from tests.integration.conftest import Data
+
+pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(900)]
+
+ASYNC = ("train.async_enable=true", "sg.correction=tis", "eval.steps=-1")
+#: What a synchronous run has no reason to log.
+OWN = ("async/", "weight_versions")
+
+
+def finished(folder: Path, data: Data, *more: str) -> Path:
+    run = KilledRun(folder, data, epochs=2, more=more)
+    assert run.finish() == 0, run.line()
+    return folder
+
+
+def killed_after(rollouts: int, run: KilledRun) -> None:
+    """Kill everything while the rollout after the next checkpoint is trained; then go on."""
+    run.start()
+    _wait_until(lambda: len(run_log.read(run.folder / run_log.METRICS)) >= rollouts)
+    assert run.kill("everything", "updating", 0.0) is not None
+    done = len(run_log.read(run.folder / run_log.METRICS))
+    run.start()
+    assert run.finish() == 0, run.line()
+    rows = run_log.read(run.folder / run_log.METRICS)
+    assert rollouts <= done < len(rows)
+    assert [row["global_step"] for row in rows] == list(range(1, len(rows) + 1))
+
+
+def _wait_until(is_so: Callable[[], bool], seconds: float = 300.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_bound_of_0_is_the_synchronous_run_byte_for_byte(tmp_path: Path, data: Data) -> None:
+    synchronous = finished(tmp_path / "sync", data, "sg.correction=tis", "eval.steps=-1")
+    bound_0 = finished(tmp_path / "bound_0", data, *ASYNC, "sg.max_staleness=0")
+    assert len(run_log.read(bound_0 / run_log.METRICS)) == 4, "two epochs of two rollouts"
+    assert not differences(synchronous, bound_0, OWN)
+
+
+def test_a_killed_run_ends_as_one_that_never_was(tmp_path: Path, data: Data) -> None:
+    """Its buffer holds responses of older weights, which no engine could give again."""
+    ahead = (*ASYNC, "sg.max_staleness=2", "train.async_queue_size=2")
+    whole = finished(tmp_path / "whole", data, *ahead)
+    rows = run_log.read(whole / run_log.METRICS)
+    assert [row["async/staleness_max"] for row in rows] == [0, 1, 2, 2]
+    run = KilledRun(tmp_path / "killed", data, epochs=2, more=ahead)
+    killed_after(2, run)
+    assert not differences(whole, run.folder)
+
+
+def test_partial_rollouts_have_a_version_for_every_token(tmp_path: Path, data: Data) -> None:
+    """Nor is any token older than the bound, before a kill and after it."""
+    partial = (
+        *ASYNC, "train.partial_rollout_enable=true", "sg.stale=drop", "sg.max_staleness=2",
+        "train.async_queue_size=3", "rollout.max_new_tokens=200", "rollout.temperature=1.5",
+        "data.max_samples=16",
+    )  # fmt: skip
+    run = KilledRun(tmp_path / "partial", data, epochs=3, more=partial)
+    killed_after(3, run)
+    samples = run_log.read(run.folder / run_log.SAMPLES)
+    for sample in samples:
+        starts, versions = zip(*sample["weight_versions"], strict=True)
+        assert starts[0] == 0 and all(a < b for a, b in pairwise(starts))
+        assert starts[-1] < len(sample["tokens"])
+        assert all(a < b for a, b in pairwise(versions))
+        trained_by = sample["global_step"] - 1
+        assert trained_by - 2 <= versions[0] and versions[-1] <= trained_by
+    assert any(len(sample["weight_versions"]) > 1 for sample in samples), "none was sampled twice"
+    for row in run_log.read(run.folder / run_log.METRICS):
+        shares = [row[f"async/staleness_share_{age}"] for age in range(3)]
+        assert sum(shares) == pytest.approx(1.0)
+        assert 0.0 <= row["async/dropped_share"] < 1.0
