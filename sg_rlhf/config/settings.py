@@ -114,6 +114,12 @@ class SGSettings(BaseModel):
         ge=0.0,
         description="how long SIGTERM waits for the rollout's end and a checkpoint",
     )
+    cluster_wait: float = Field(
+        1800.0,
+        ge=0.0,
+        description="seconds that a run which joins a cluster (RAY_ADDRESS, ray job submit) waits "
+        "for its places there before it stops",
+    )
     engine_timeout: float = Field(
         300.0,
         ge=0.0,

@@ -47,11 +47,13 @@ class Incarnation(NamedTuple):
         name: that no other has.
         node: Ray's id of the machine.
         processes: (id, time of its start) of the engine's own and of those under it.
+        group: Ray's id of its placement group; None for none.
     """
 
     name: str
     node: str
     processes: tuple[tuple[int, float], ...]
+    group: str | None = None
 
 
 class Engines(Protocol):

@@ -229,14 +229,14 @@ def run(args: argparse.Namespace, workers: fork_server.ForkServer | None = None)
         ClusterError: the cluster is too small.
     """
     from sg_rlhf.overlay import now, phases
-    from sg_rlhf.overlay.errors import raise_stop_cause
+    from sg_rlhf.overlay.errors import LostProcess, raise_stop_cause
 
     redaction.hide(args)  # upstream prints the flags, and wandb keeps them
     local = True
     if args.sg.run_dir:
         now.forget(Path(args.sg.run_dir))
     with _output(args):
-        from sg_rlhf.overlay import cluster, register
+        from sg_rlhf.overlay import cluster, lost_machine, register
         from sg_rlhf.overlay.fork_server import training
 
         try:
@@ -245,6 +245,8 @@ def run(args: argparse.Namespace, workers: fork_server.ForkServer | None = None)
             with phases.phase(phases.DRIVER, "starting Ray"):
                 local = cluster.connect(args, workers)
                 heed_interrupts()  # Ray has put its own in their place
+            if not local:
+                cluster.claim_places(args)
             with phases.phase(phases.DRIVER, "importing PyTorch, vLLM and OpenRLHF"):
                 train = register.install_driver().train if workers is None else training.train()
             with (
@@ -254,6 +256,8 @@ def run(args: argparse.Namespace, workers: fork_server.ForkServer | None = None)
                 train(args)
         except Exception as error:
             raise_stop_cause(error)
+            if not local and (lost := lost_machine.explain(error, _path(args.sg.run_dir))):
+                raise LostProcess(lost) from error
             raise
         finally:
             # A second Ctrl-C or SIGTERM must not leave the cluster half down.
@@ -261,6 +265,10 @@ def run(args: argparse.Namespace, workers: fork_server.ForkServer | None = None)
             cluster.shut_down(local, args.sg.run_dir, workers=workers)
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+
+def _path(name: str | None) -> Path | None:
+    return Path(name) if name else None
 
 
 @contextlib.contextmanager

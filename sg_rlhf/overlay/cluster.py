@@ -14,7 +14,14 @@ from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
 from sg_rlhf.common import ray_cluster, vllm_settings
 from sg_rlhf.config import sections
-from sg_rlhf.overlay import engine_log_probs, phases, remote_code, rotary, switches
+from sg_rlhf.overlay import (
+    engine_log_probs,
+    phases,
+    placement,
+    remote_code,
+    rotary,
+    switches,
+)
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.fork_server import handle as fork_server
 from sg_rlhf.overlay.progress import keep_worker_logs
@@ -26,12 +33,7 @@ CONTROLLER_CPUS = 2
 
 def accelerators_needed(args: Any) -> int:
     """GPUs (logical ones without CUDA) of all placement groups that upstream will ask for."""
-    actor = args.actor.num_nodes * args.actor.num_gpus_per_node
-    ref = args.ref.num_nodes * args.ref.num_gpus_per_node if args.algo.kl.init_coef > 0 else 0
-    engines = (args.vllm.num_engines or 0) * args.vllm.tensor_parallel_size
-    if args.train.colocate_all:
-        return int(actor + (engines if args.train.async_enable else 0))
-    return int(actor + (0 if args.train.colocate_actor_ref else ref) + engines)
+    return sum(group.size for group in placement.groups(args))
 
 
 def connect(args: Any, workers: fork_server.ForkServer | None = None) -> bool:
@@ -45,7 +47,7 @@ def connect(args: Any, workers: fork_server.ForkServer | None = None) -> bool:
         Whether a local cluster was started, which :func:`shut_down` then ends.
 
     Raises:
-        ClusterError: no cluster is there, or it has too few accelerators or CPUs.
+        ClusterError: no cluster is there, or the one started here has too few accelerators or CPUs.
     """
     needed = accelerators_needed(args)
     on_cpu = platform.active()
@@ -71,10 +73,25 @@ def connect(args: Any, workers: fork_server.ForkServer | None = None) -> bool:
                 "object_store_memory": 512 * 2**20,
             }
         ray_cluster.start(**options)
-    else:
-        ray_cluster.join(os.environ["RAY_ADDRESS"], **options)
-    _check_resources(needed, on_cpu, local)
-    return local
+        _check_resources(needed, on_cpu)
+        return True
+    ray_cluster.join(os.environ["RAY_ADDRESS"], **options)
+    return False
+
+
+def claim_places(args: Any) -> None:
+    """Wait until the cluster that was joined has room for the run, and have it.
+
+    Raises:
+        NotEnoughMachines: it has none in time.
+    """
+    with phases.phase(phases.DRIVER, phases.PLACES):
+        placement.reserve(
+            placement.groups(args),
+            args.sg.cluster_wait,
+            say=lambda text: phases.say(phases.DRIVER, text),
+            hint=_what_to_start(accelerators_needed(args), platform.active()),
+        )
 
 
 def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
@@ -110,22 +127,23 @@ def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
     return {name: value for name, value in variables.items() if name not in from_job}
 
 
-def _check_resources(needed: int, on_cpu: bool, local: bool) -> None:
+def _check_resources(needed: int, on_cpu: bool) -> None:
     total = ray.cluster_resources()
     for name, wanted in (("GPU", needed), ("CPU", needed + CONTROLLER_CPUS)):
-        if total.get(name, 0) >= wanted:
-            continue
-        flag = f"--num-{name.lower()}s"
-        hint = (
-            f"start its head with `ray start --head --num-gpus {needed} "
-            f"--num-cpus {needed + CONTROLLER_CPUS}` (logical GPUs: nothing is reserved)"
-            if on_cpu and not local
-            else f"start nodes with {flag}, or lower actor.num_gpus_per_node and vllm.num_engines"
+        if total.get(name, 0) < wanted:
+            raise ray_cluster.ClusterError(
+                f"the Ray cluster has {total.get(name, 0):g} {name}, "
+                f"but this run needs {wanted}: {_what_to_start(needed, on_cpu)}"
+            )
+
+
+def _what_to_start(needed: int, on_cpu: bool) -> str:
+    if on_cpu:
+        return (
+            f"start machines with `ray start --num-gpus N --num-cpus N` so that they have {needed} "
+            f"GPU and {needed + CONTROLLER_CPUS} CPU together (logical GPUs: nothing is reserved)"
         )
-        raise ray_cluster.ClusterError(
-            f"the Ray cluster has {total.get(name, 0):g} {name}, "
-            f"but this run needs {wanted}: {hint}"
-        )
+    return "start more machines, or lower actor.num_gpus_per_node and vllm.num_engines"
 
 
 def shut_down(
@@ -145,6 +163,7 @@ def shut_down(
             keep_worker_logs(session, Path(run_dir))
         except OSError as error:  # a full disk must not hide why the run ended
             print(f"the workers' logs stay in {session}: {error}")
+    placement.forget()
     ray.shutdown()
     if workers is not None:
         workers.close()

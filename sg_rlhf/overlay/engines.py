@@ -15,14 +15,19 @@ from typing import Any
 
 import psutil
 import ray
+from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from sg_rlhf.overlay import failure
+from sg_rlhf.overlay import failure, placement
 from sg_rlhf.overlay.asking import Incarnation, is_lost
 from sg_rlhf.overlay.errors import EngineLost
 
 #: An engine that is started again loads its model and compiles anew.
 START_SECONDS = 600.0
+#: An engine whose machine is gone gets a place on another within this, or there is none.
+PLACE_SECONDS = 20.0
+#: Between two looks for it.
+LOOK_SECONDS = 2.0
 #: For a worker that ends processes: it may have to be started itself.
 END_SECONDS = 120.0
 
@@ -110,23 +115,44 @@ class RunEngines:
 
     def _started_again(self, number: int) -> Incarnation:
         """The engine that took the place."""
-        handle = self.handles[number]
-        deadline = time.monotonic() + START_SECONDS
-        while (left := deadline - time.monotonic()) > 0:
-            try:
-                found: Incarnation = ray.get(handle.incarnation.remote(), timeout=left)
-            except ray.exceptions.ActorUnavailableError:
-                time.sleep(0.5)
+        handle, lost = self.handles[number], self.incarnations[number]
+        deadline, homeless_until = time.monotonic() + START_SECONDS, None
+        asked = handle.incarnation.remote()
+        while (now := time.monotonic()) < deadline:
+            answered, _ = ray.wait([asked], timeout=min(LOOK_SECONDS, deadline - now))
+            if not answered:
+                if _has_place(lost):
+                    homeless_until = None
+                elif now > (homeless_until := homeless_until or now + PLACE_SECONDS):
+                    raise EngineLost(_nowhere_to_go(number, lost))
                 continue
-            except ray.exceptions.GetTimeoutError:
-                break
+            try:
+                found: Incarnation = ray.get(asked)
+            except ray.exceptions.ActorUnavailableError:
+                found = lost
             except ray.exceptions.RayActorError as error:
                 raise EngineLost(
                     f"rollout engine {number} could not be started again: {failure.describe(error)}"
                 ) from None
-            if found.name != self.incarnations[number].name:
+            if found.name != lost.name:
                 return found
             time.sleep(0.5)  # it is about to end
+            asked = handle.incarnation.remote()
         raise EngineLost(
             f"rollout engine {number} was not there again after {START_SECONDS:g} s (logs/)"
         )
+
+
+def _has_place(engine: Incarnation) -> bool:
+    """Whether the place that an engine had is still one, here or on another machine."""
+    found = placement_group_table().get(engine.group, {})
+    return engine.group is None or found.get("state") == "CREATED"
+
+
+def _nowhere_to_go(number: int, engine: Incarnation) -> str:
+    address = next((n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == engine.node), "")
+    lacking = placement.shortage([placement.PLACE], placement.machines())
+    return (
+        f"rollout engine {number} is lost with its machine {address}, and no other has a place for "
+        f"it: {lacking}"
+    )

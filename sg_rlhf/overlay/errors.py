@@ -49,6 +49,10 @@ class UnfitPrompts(UnusablePrompts):
     """The prompts are written for another family of models."""
 
 
+class LostProcess(RuntimeError):
+    """A process of the run, or a machine with several, is gone; the message says which."""
+
+
 class EngineLost(RunStopped):
     """A rollout engine died or hung, and there is none in its place."""
 

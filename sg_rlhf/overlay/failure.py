@@ -14,7 +14,7 @@ import ray
 
 from sg_rlhf.common.files import is_full_disk
 from sg_rlhf.common.redaction import redacted_text
-from sg_rlhf.overlay.errors import chain
+from sg_rlhf.overlay.errors import LostProcess, chain
 
 #: In the run directory.
 FILE = Path("logs") / "failure.log"
@@ -34,6 +34,8 @@ _WHERE = re.compile(r"ray::([\w.]+)[^\n]*?\(pid=(\d+), ip=([\w.:]+)").findall
 
 def describe(error: BaseException) -> str:
     """The cause of an error, in one line, and the process that it happened in."""
+    if isinstance(error, LostProcess):
+        return str(error)
     errors = list(chain(error))
     cause = errors[-1]
     if isinstance(cause, ray.exceptions.RayActorError):
@@ -45,7 +47,7 @@ def describe(error: BaseException) -> str:
     ]
     if where:
         name, pid, ip = where[-1]
-        line += f" (in {_role(name)}, process {pid} on {ip})"
+        line += f" (in {role(name)}, process {pid} on {ip})"
     return line
 
 
@@ -77,13 +79,13 @@ def _what(cause: BaseException) -> str:
 def _dead_actor(error: ray.exceptions.RayActorError) -> str:
     text = str(error)
     found = dict(re.findall(r"^\t(class_name|pid|ip): (.+)$", text, re.MULTILINE))
-    who = _role(found.get("class_name", "a worker"))
+    who = role(found.get("class_name", "a worker"))
     where = f"process {found['pid']} on {found.get('ip', 'its machine')}" if "pid" in found else ""
     if error.actor_init_failed:
         said = text.strip().splitlines()[-1].strip()
         named = re.search(r"pid=(\d+), ip=([\w.:]+), .*?repr=<[\w.]*?(\w+) object", text)
         if named:
-            who, where = _role(named[3]), f"process {named[1]} on {named[2]}"
+            who, where = role(named[3]), f"process {named[1]} on {named[2]}"
         return f"{who}{f' ({where})' if where else ''} did not start: {said}"[:_LONGEST]
     how = "out of memory" if "OOM" in text.split("common causes")[0] else "killed, or crashed"
     if "node" in text and "is dead" in text.split("common causes")[0]:
@@ -91,5 +93,6 @@ def _dead_actor(error: ray.exceptions.RayActorError) -> str:
     return f"{who}{f' ({where})' if where else ''} died ({how})"
 
 
-def _role(name: str) -> str:
+def role(name: str) -> str:
+    """What a worker's class is to a user."""
     return next((role for part, role in ROLES.items() if part in name), name)

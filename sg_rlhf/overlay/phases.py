@@ -28,6 +28,9 @@ CONTROLLER = "controller"
 #: The driver's last phase, of which a worker's own phases say more as soon as there are any.
 WORKERS = "starting the workers"
 
+#: Of which there are lines of its own, and none that it goes on.
+PLACES = "asking the cluster for places"
+
 #: Seconds between two lines of :func:`count`.
 COUNT_EVERY = 0.5
 

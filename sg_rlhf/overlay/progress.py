@@ -48,7 +48,12 @@ class Busy:
         return f"{self.label()}{counted} ({now - self.since:.0f} s)"
 
     def label(self) -> str:
-        return self.what if self.who == phases.DRIVER else f"{self.who}: {self.what}"
+        return labelled(self.who, self.what)
+
+
+def labelled(who: str, text: str) -> str:
+    """With the name of who it is of; the driver is the command itself, and has none."""
+    return text if who == phases.DRIVER else f"{who}: {text}"
 
 
 class Progress:
@@ -132,8 +137,8 @@ class Progress:
             return False
         plan = json.loads(path.read_text())
         # A resumed run has rewritten its earlier rows before it writes the plan.
-        if plan.get("remark"):
-            self.say(plan["remark"])
+        for remark in plan["remarks"]:
+            self.say(remark)
         if self._status is not None:
             self._status.close()
             self._status = None
@@ -142,7 +147,7 @@ class Progress:
 
     def _note(self, row: dict[str, Any]) -> None:
         if "said" in row:
-            line = f"{row['who']}: {row['said']}"
+            line = labelled(row["who"], row["said"])
             if row["time"] - self._said.get(line, -math.inf) > SAME_SECONDS:
                 self._said[line] = row["time"]
                 self.say(redacted_text(line))
@@ -176,7 +181,12 @@ class Progress:
         elif self._status is not None and text:
             elapsed = time.time() - self._started
             self._status.set_description_str(f"[{elapsed:5.0f}s] {text}")
-        elif text and not self._bar and time.time() - self._spoke >= REPEAT_SECONDS:
+        elif (
+            text
+            and not self._bar
+            and not text.startswith(phases.PLACES)
+            and time.time() - self._spoke >= REPEAT_SECONDS
+        ):
             self.say(f"still {text}")
 
 

@@ -85,6 +85,13 @@ PATCHES = (
     Patch("openrlhf.trainer.ray.launcher", "BaseDistributedActor._get_free_port",
           f"{_OURS}.ports:free_port",
           "a port of the kernel's own range is often somebody else's when it is opened"),
+    # Where those are placed.
+    Patch("openrlhf.cli.train_ppo_ray", "RayActorGroup", f"{_OURS}.actor_groups:PlacedActorGroup",
+          "a model of one process on each machine waits for a place outside of any group"),
+    Patch("openrlhf.cli.train_ppo_ray", "placement_group", f"{_OURS}.placement:placement_group",
+          "groups asked for one after the other, each waited for without end or word"),
+    Patch("openrlhf.trainer.ray.vllm_engine", "placement_group",
+          f"{_OURS}.placement:placement_group", "the same of the engines"),
     # What those look up by name in their own modules.
     Patch("openrlhf.trainer.ray.ppo_actor", "ActorPPOTrainer",
           f"{_OURS}.policy_actor:SGActorPPOTrainer",

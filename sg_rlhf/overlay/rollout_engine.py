@@ -279,7 +279,8 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         own = psutil.Process()
         processes = tuple((p.pid, p.create_time()) for p in (own, *own.children(recursive=True)))
         node = ray.get_runtime_context().get_node_id()
-        return Incarnation(self._incarnation, node, processes)
+        group = ray.util.get_current_placement_group()
+        return Incarnation(self._incarnation, node, processes, group and group.id.hex())
 
     def _check_reward(self, output: dict[str, Any], tokenizer: Any) -> None:
         reward = output["reward"]

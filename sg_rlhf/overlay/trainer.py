@@ -31,7 +31,9 @@ from sg_rlhf.overlay import (
     termination,
     wandb_run,
     weight_sync,
+    who_is_where,
 )
+from sg_rlhf.overlay.actor_groups import PlacedController
 from sg_rlhf.overlay.engines import RunEngines
 from sg_rlhf.overlay.errors import NonFiniteError, RunStopped, SyncError, Terminated
 from sg_rlhf.overlay.step_clock import StepClock
@@ -158,10 +160,12 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
     def _fit(self, global_step: int) -> None:
         states = self.init_checkpoint_states()
         resumed_at = int(states["global_step"])
+        machines = self._machines()
         if self._run_dir is not None:
+            who_is_where.keep(machines, self._run_dir)
             # A run that starts over makes the evaluation before its first rollout again, too.
             run_log.drop_after(self._run_dir, resumed_at or -1)
-            self._write_plan(self._run_dir)
+            self._write_plan(self._run_dir, machines)
             self._find_lost_evaluation(self._run_dir, states)
         self._global_step = self.samples_generator.step = self._version = resumed_at
         # Of an adaptive KL in the reward (algo.kl.target), which upstream begins anew.
@@ -213,11 +217,24 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         with rollouts.ranks if rollouts is not None else contextlib.nullcontext():
             yield
 
-    def _write_plan(self, run_dir: Path) -> None:
-        remark = self._plan.remark()
-        plan = {"rollouts": self._plan.rollouts, "remark": remark}
+    def _machines(self) -> dict[str, dict[str, Any]]:
+        groups = {
+            "policy rank": self.actor_model_group,
+            "reference rank": self.reference_model_group,
+            "critic rank": self.critic_model_group,
+            "reward rank": self.reward_model_group,
+        }
+        actors = {who: group._actor_handlers for who, group in groups.items() if group is not None}
+        places = who_is_where.ask({**actors, "rollout engine": self.vllm_engines or []})
+        return who_is_where.by_machine({who_is_where.CONTROLLER: [who_is_where.here()], **places})
+
+    def _write_plan(self, run_dir: Path, machines: dict[str, dict[str, Any]]) -> None:
+        remarks = [self._plan.remark()] if self._plan.remark() else []
+        if len(machines) > 1:
+            remarks += who_is_where.lines(machines)
+        plan = {"rollouts": self._plan.rollouts, "remarks": remarks}
         write_whole(run_dir / progress.PLAN, json.dumps(plan))
-        if remark:
+        for remark in remarks:
             print(remark)  # the terminal with sg.verbose, where there is no bar to read the plan
 
     def train_step(self, rollout_samples: Any, global_step: int) -> tuple[dict[str, Any], int]:
@@ -569,4 +586,4 @@ def _spread(places: list[Any], wanted: int) -> list[Any]:
     return [places[k * len(places) // wanted] for k in range(wanted)]
 
 
-RemotePPOTrainer = ray.remote(SGPPOTrainer)
+RemotePPOTrainer = PlacedController(ray.remote(SGPPOTrainer))

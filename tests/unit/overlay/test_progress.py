@@ -66,7 +66,7 @@ def test_a_terminal_has_one_live_line_with_all_that_is_waited_for(
             wait_for(terminal, "] trainer: loading the model (0 s)")
             with phases.inside("building fused_adam"):
                 wait_for(terminal, "] trainer: building fused_adam (0 s)")
-        (tmp_path / progress.PLAN).write_text(json.dumps({"rollouts": 3, "remark": None}))
+        (tmp_path / progress.PLAN).write_text(json.dumps({"rollouts": 3, "remarks": []}))
         wait_for(terminal, "rollouts:   0%")
         with phases.phase(phases.CONTROLLER, "evaluating"):
             phases.count(4, 4)
@@ -77,7 +77,7 @@ def test_a_terminal_has_one_live_line_with_all_that_is_waited_for(
 def test_what_was_skipped_is_a_line(tmp_path: Path) -> None:
     terminal = io.StringIO()
     shown = progress.Progress(tmp_path, terminal)
-    (tmp_path / progress.PLAN).write_text(json.dumps({"rollouts": 3, "remark": None}))
+    (tmp_path / progress.PLAN).write_text(json.dumps({"rollouts": 3, "remarks": []}))
     samples = [{"prompt_index": i, "response_index": 1} for i in range(6)]
     steps = {"optimizer_step": 9, "cause": "the gradient", "in_a_row": 2, "samples": samples}
     left_out = {"optimizer_step": None, "cause": "reward", "left_out": 8, "samples": samples[:1]}
