@@ -144,9 +144,16 @@ class RunEngines:
 
 
 def _has_place(engine: Incarnation) -> bool:
-    """Whether the place that an engine had is still one, here or on another machine."""
+    """Whether the place that an engine had is still one, here or on another machine.
+
+    Ray takes a group for whole again and again while it looks for a place of a machine that is
+    gone, so its machines are asked for, too.
+    """
+    if engine.group is None:
+        return True
     found = placement_group_table().get(engine.group, {})
-    return engine.group is None or found.get("state") == "CREATED"
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    return found.get("state") == "CREATED" and {*found["bundles_to_node_id"].values()} <= alive
 
 
 def _nowhere_to_go(number: int, engine: Incarnation) -> str:

@@ -38,6 +38,8 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
     )
     made._sg = SimpleNamespace(engine_timeout=0.0, engine_restarts=3, **sg)
     made.vllm_engines = []
+    made.actor_model_group = made.reference_model_group = None
+    made.critic_model_group = made.reward_model_group = None
     made.samples_generator, made.kl_ctl = SimpleNamespace(), SimpleNamespace(value=0.001)
     made._plan = layout.plan(prompts, made.args)
     made.prompts_dataloader = SimpleNamespace(dataset=SimpleNamespace(check=lambda: None))
@@ -51,7 +53,7 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
 def test_the_plan_has_whole_rollouts_and_says_what_it_leaves_out(tmp_path: Path) -> None:
     made = trainer()
     assert made.get_max_steps() == 2 * 3 * 2
-    made._write_plan(tmp_path)
+    made._write_plan(tmp_path, {})
     plan = json.loads((tmp_path / progress.PLAN).read_text())
     assert plan["rollouts"] == 6
     terminal = io.StringIO()
