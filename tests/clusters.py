@@ -111,7 +111,9 @@ class Cluster:
         self.disk = self._temporary / "disk"
         self.disk.mkdir()
         path = f"{self.python.parent}{os.pathsep}{environment['PATH']}"
-        self.environment = {**environment, "PATH": path}
+        # On a busy machine Ray's own 30 seconds are too few for the dashboard.
+        slow = {"RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": f"{START_SECONDS:g}"}
+        self.environment = {**environment, **slow, "PATH": path}
         self.machines: list[Machine] = []
         self.gcs = self.dashboard = ""
 
