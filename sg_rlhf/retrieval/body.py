@@ -21,6 +21,8 @@ from sg_rlhf.retrieval.limits import MOST_PASSAGES, Limits
 
 #: Bytes that are parsed at once, in about a millisecond.
 PIECE = 65_536
+#: Bytes that are parsed in one turn of the event loop.
+A_TURN = 4 * PIECE
 #: Bytes of one string: the parser reads an unfinished one again with each piece.
 LONGEST_STRING = 2**20
 #: Values beside the queries that are read over; more is no request of anybody's.
@@ -57,11 +59,33 @@ class Asked:
     with_scores: bool
 
 
+class _Turns:
+    """Bytes that are parsed in one turn of the event loop, of all bodies together.
+
+    Many bodies at once would make one turn as long as all their pieces, and others wait for it.
+    """
+
+    def __init__(self) -> None:
+        self._left = A_TURN
+
+    async def take(self, size: int) -> None:
+        """Wait for a turn in which there is something left."""
+        while self._left <= 0:
+            await asyncio.sleep(0)
+        if self._left == A_TURN:
+            asyncio.get_running_loop().call_soon(self._begin)
+        self._left -= size
+
+    def _begin(self) -> None:
+        self._left = A_TURN
+
+
 class Reader:
     """Reads bodies within `limits`."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
+        self._turns = _Turns()
         # The limits belong into the schema, so the model is made when they are known.
         topk: Any = (int | None, Field(None, ge=0, le=limits.max_topk))
         queries: Any = (list[str] | None, Field(None, max_length=limits.max_queries))
@@ -88,9 +112,9 @@ class Reader:
             if received > most:
                 raise self._too_large(f"a body of more than {most} bytes")
             for start in range(0, len(piece), PIECE):
-                if start:
-                    await asyncio.sleep(0)  # others' turn
-                body.feed(piece[start : start + PIECE])
+                some = piece[start : start + PIECE]
+                await self._turns.take(len(some))
+                body.feed(some)
         body.end()
         return self._asked(body)
 

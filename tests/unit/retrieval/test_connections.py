@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -26,12 +29,12 @@ HEAD = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n"
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-@pytest.fixture(scope="module")
-def address(bm25_index: Path) -> Iterator[tuple[str, int]]:
+@contextlib.contextmanager
+def running(index: Path, limits: Limits) -> Iterator[uvicorn.Server]:
     """A server in a thread."""
     config = uvicorn.Config(
-        create_app(lambda: open_index(bm25_index), LIMITS),
-        http=connections.limited(SECONDS),
+        create_app(lambda: open_index(index), limits),
+        http=connections.limited(limits.receive_seconds),
         port=0,
         log_level="error",
         timeout_keep_alive=KEEP_ALIVE,
@@ -42,10 +45,21 @@ def address(bm25_index: Path) -> Iterator[tuple[str, int]]:
     try:
         while not server.started:
             time.sleep(0.01)
-        yield server.servers[0].sockets[0].getsockname()
+        yield server
     finally:
         server.should_exit = True
         thread.join()
+
+
+def address_of(server: uvicorn.Server) -> tuple[str, int]:
+    found: tuple[str, int] = server.servers[0].sockets[0].getsockname()
+    return found
+
+
+@pytest.fixture(scope="module")
+def address(bm25_index: Path) -> Iterator[tuple[str, int]]:
+    with running(bm25_index, LIMITS) as server:
+        yield address_of(server)
 
 
 def sent(address: tuple[str, int], content: bytes) -> socket.socket:
@@ -107,3 +121,54 @@ def test_an_answer_that_nobody_reads_is_given_up(address: tuple[str, int]) -> No
     time.sleep(2.5 * SECONDS)
     answer = received(connection)
     assert answer.startswith(b"HTTP/1.1 200") and not answer.endswith(b"]}")
+
+
+#: Whole requests that cost a server as much as its limits allow.
+HOSTILE = {
+    "lists": b'{"queries": [' + b"[]," * 1_000_000,
+    "empty queries": b'{"queries": [' + b'"",' * 1_000_000,
+    "a long string": b'{"queries": ["' + b"x" * 3_000_000,
+    "long queries": b'{"queries": [' + (b'"' + b"y" * 1_000_000 + b'",') * 3,
+    "brackets": b"[" * 1_000_000,
+    "objects": b'{"":' * 700_000,
+    "numbers": b'{"queries": [], "topk": ' + b"1" * 3_000_000,
+    "other fields": b"{" + b'"a": 1,' * 1_000_000,
+    "queries": json.dumps({"queries": [f"{n} film" for n in range(16_384)]}).encode(),
+}
+
+
+def test_no_turn_of_the_event_loop_is_long(bm25_index: Path) -> None:
+    """Whatever is posted, `/health` waits for one turn: in processor time, which is steady."""
+    stop = threading.Event()
+
+    async def longest() -> float:
+        worst = 0.0
+        while not stop.is_set():
+            before = time.thread_time()
+            await asyncio.sleep(0)
+            worst = max(worst, time.thread_time() - before)
+        return worst
+
+    def post(address: tuple[str, int], body: bytes, chunked: bool) -> None:
+        kind = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % len(body)
+        if chunked:
+            body = b"1\r\n{\r\n" * 200_000
+        with contextlib.suppress(OSError):
+            start = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            received(sent(address, start + kind + b"\r\n\r\n" + body))
+
+    with running(bm25_index, Limits()) as server, ThreadPoolExecutor(32) as pool:
+        watch = asyncio.run_coroutine_threadsafe(longest(), server.servers[0].get_loop())
+        halves = [sent(address_of(server), HEAD + b"\r\n{" * (n % 2)) for n in range(100)]
+        bodies = [body for body in HOSTILE.values() for _ in range(4)]
+        posts = [pool.submit(post, address_of(server), body, False) for body in bodies]
+        posts += [pool.submit(post, address_of(server), b"", True) for _ in range(4)]
+        for each in posts:
+            each.result()
+        stop.set()
+        worst = watch.result()
+        for half in halves:
+            half.close()
+        health = httpx.get("http://{}:{}/health".format(*address_of(server)))
+    assert health.status_code == 200
+    assert worst < 0.1, f"a turn of {1e3 * worst:.0f} ms"
