@@ -12,22 +12,25 @@ import contextlib
 import functools
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 import urllib.request
 import venv
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+ROOT = Path(__file__).parents[1]
 #: A machine that does not answer within this is not there.
 START_SECONDS = 120.0
 OBJECT_STORE = 100 * 2**20
@@ -193,6 +196,62 @@ class Cluster:
         except (OSError, KeyError):
             return []
         return [n["ip"] for n in nodes if n.get("raylet", {}).get("state") == "ALIVE"]
+
+
+class Submitted:
+    """A run as a job of a cluster, submitted from the repository.
+
+    Args:
+        to: the cluster.
+        train: of ``python -m sg_rlhf.train``, without its name.
+    """
+
+    def __init__(self, to: Cluster, train: Sequence[str]) -> None:
+        self._cluster = to
+        self._lines: list[str] = []
+        command = [sys.executable, "-m", "sg_rlhf.launch.submit", "--address", to.dashboard]
+        self._process = subprocess.Popen(
+            [*command, *train], cwd=ROOT, env=to.environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        self._lines.extend(self._process.stdout)
+
+    @property
+    def output(self) -> str:
+        """What it printed so far."""
+        return "".join(self._lines)
+
+    def await_file(self, file: Path, lines: int, seconds: float = 300.0) -> None:
+        """Wait until a file has so many lines."""
+        deadline = time.monotonic() + seconds
+        while not file.exists() or file.read_bytes().count(b"\n") < lines:
+            assert self._process.poll() is None, self.output
+            assert time.monotonic() < deadline, self.output
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """``ray job stop``."""
+        (job,) = re.findall(r"^job (\w+); to stop it", self.output, re.MULTILINE)
+        subprocess.run(
+            [Path(sys.executable).parent / "ray", "job", "stop", "--no-wait", "--address",
+             self._cluster.dashboard, job],
+            env=self._cluster.environment, check=True, capture_output=True,
+        )  # fmt: skip
+
+    def finish(self, seconds: float = 400.0) -> int:
+        """Wait for its end; the exit status."""
+        try:
+            status = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise AssertionError(self.output) from None
+        self._reader.join(10)
+        return status
 
 
 @contextlib.contextmanager

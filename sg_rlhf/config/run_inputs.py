@@ -28,6 +28,8 @@ from sg_rlhf.tasks.domain import Domain
 MODELS = (
     "actor.model_name_or_path", "reward.model_name_or_path", "critic.model_name_or_path",
 )  # fmt: skip
+#: What Ray sets for the command of a job that was submitted to it.
+IN_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 #: Folders that a run writes.
 WRITTEN_TO = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
 #: Key -> the name that the file of it must define.
@@ -204,6 +206,12 @@ def file_of(key: str, name: str) -> Path | None:
         raise ConfigError(f"{key}={name}: runs a script of the data set, expected its data alone")
     if path.suffix in SUFFIXES:
         if not path.is_file():
+            if IN_A_JOB in os.environ:
+                raise ConfigError(
+                    f"{key}={name}: no such file on this machine; a job's package leaves out what "
+                    ".gitignore names, such as data/: put it on a folder that every machine of the "
+                    "cluster sees, and give its absolute path"
+                )
             raise ConfigError(f"{key}={name}: no such file; make it with `python -m sg_rlhf.data`")
         return None if path.suffix == ".arrow" else path
     if path.is_dir():

@@ -15,6 +15,7 @@ from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from sg_rlhf.common import ray_cluster, vllm_settings
 from sg_rlhf.config import sections
 from sg_rlhf.overlay import (
+    alike,
     engine_log_probs,
     phases,
     placement,
@@ -80,18 +81,21 @@ def connect(args: Any, workers: fork_server.ForkServer | None = None) -> bool:
 
 
 def claim_places(args: Any) -> None:
-    """Wait until the cluster that was joined has room for the run, and have it.
+    """Wait until the cluster that was joined has room for the run, have it, and look at it.
 
     Raises:
         NotEnoughMachines: it has none in time.
+        ClusterError: its machines are not as this one.
     """
     with phases.phase(phases.DRIVER, phases.PLACES):
-        placement.reserve(
+        places = placement.reserve(
             placement.groups(args),
             args.sg.cluster_wait,
             say=lambda text: phases.say(phases.DRIVER, text),
             hint=_what_to_start(accelerators_needed(args), platform.active()),
         )
+    with phases.phase(phases.DRIVER, "comparing the machines' packages"):
+        alike.check(places.nodes(), Path(args.sg.run_dir) if args.sg.run_dir else None)
 
 
 def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:

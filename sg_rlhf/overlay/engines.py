@@ -119,12 +119,13 @@ class RunEngines:
         deadline, homeless_until = time.monotonic() + START_SECONDS, None
         asked = handle.incarnation.remote()
         while (now := time.monotonic()) < deadline:
+            # A question to one that has no place yet waits, or fails at once.
+            if _has_place(lost):
+                homeless_until = None
+            elif now > (homeless_until := homeless_until or now + PLACE_SECONDS):
+                raise EngineLost(_nowhere_to_go(number, lost))
             answered, _ = ray.wait([asked], timeout=min(LOOK_SECONDS, deadline - now))
             if not answered:
-                if _has_place(lost):
-                    homeless_until = None
-                elif now > (homeless_until := homeless_until or now + PLACE_SECONDS):
-                    raise EngineLost(_nowhere_to_go(number, lost))
                 continue
             try:
                 found: Incarnation = ray.get(asked)

@@ -232,7 +232,7 @@ def shortage(places: Sequence[Mapping[str, float]], there: Sequence[Machine]) ->
     said = []
     for amounts, count in missing.items():
         taken = count - nowhere[amounts]
-        why = f", {taken} of them taken by other jobs" if taken > 0 else ""
+        why = f", {taken} of them in use" if taken > 0 else ""
         said.append(f"{count} of {wanted[amounts]} places of {amounts} missing{why}")
     free = [f"{one.address} {_free(one)}" for one in there]
     return f"{'; '.join(said) or 'all are free, and not given yet'} (free: {', '.join(free)})"

@@ -268,3 +268,13 @@ def test_the_labels_of_a_recipe_are_read_by_its_domains_grader(recipe: str) -> N
     assert run_inputs.label_fault("", [domain]) and run_inputs.label_fault(5, [domain])
     good = GOLD if recipe == "kk" else '["5"]'
     assert run_inputs.label_fault(good, [domain]) is None
+
+
+def test_a_file_that_a_jobs_package_left_out(
+    start: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(run_inputs.IN_A_JOB, "{}")
+    status, _, line = start("data.prompt_dataset=data/kk/train.jsonl")
+    assert status == 2
+    assert line.startswith("error: data.prompt_dataset=data/kk/train.jsonl: no such file on this")
+    assert line.endswith("and give its absolute path")

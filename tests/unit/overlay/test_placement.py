@@ -80,7 +80,7 @@ def test_what_is_missing() -> None:
     places = bundles_of(0, [Group("policy", 4)])
     there = [machine(1, 2, 4, 2, 4), machine(2, 1, 2, 0, 1), Machine("10.0.0.3", {"CPU": 1.0}, {})]
     assert shortage(places, there) == (
-        "2 of 4 places of 1 GPU and 1 CPU missing, 1 of them taken by other jobs (free: 10.0.0.1 "
+        "2 of 4 places of 1 GPU and 1 CPU missing, 1 of them in use (free: 10.0.0.1 "
         "2 of 2 GPU and 4 of 4 CPU, 10.0.0.2 0 of 1 GPU and 1 of 2 CPU, 10.0.0.3 0 of 0 GPU and "
         "0 of 1 CPU)"
     )

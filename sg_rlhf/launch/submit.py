@@ -1,0 +1,321 @@
+"""A run on a Ray cluster, from here: ``python -m sg_rlhf.launch.submit --config FILE ...``.
+
+Takes what ``python -m sg_rlhf.train`` takes. Uploads this checkout, follows the run's output, and
+ends with the run's exit status. The cluster's machines need the locked packages and no more. The
+same command again resumes the run.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shlex
+import signal
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sg_rlhf.common.command_line import OneLineParser
+from sg_rlhf.common.rows import one_line
+from sg_rlhf.config import Config, ConfigError, load_config
+
+#: Never uploaded, beside what .gitignore and .rayignore name.
+EXCLUDED = [".git", ".venv", "venv", "__pycache__"]
+#: Keys that name files or folders; other names are ids of a hub.
+PATHS = (
+    "actor.model_name_or_path", "reward.model_name_or_path", "critic.model_name_or_path",
+    "data.prompt_dataset", "eval.dataset", "reward.remote_url", "train.agent_func_path",
+)  # fmt: skip
+#: What the run finds in its environment, if it is set here.
+HANDED_ON = ("SG_PLATFORM", "WANDB_MODE", "HF_HUB_OFFLINE")
+#: Ray kills a job that it stops after so long; beyond the time that the run has to save.
+BESIDE_GRACE_SECONDS = 60
+#: Exit status of a job that was stopped: a shell's for SIGTERM, as the run's own.
+STOPPED = 143
+#: How long a head that does not answer is asked again.
+HEAD_SECONDS = 60.0
+LOOK_SECONDS = 1.0
+
+
+class SubmitError(ValueError):
+    """The job cannot be submitted; the message is one line for the user."""
+
+
+class ClusterLost(RuntimeError):
+    """The cluster does not answer any more; the message is one line for the user."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """What is uploaded.
+
+    Attributes:
+        content: a folder with what is uploaded, and nothing else.
+        names: files in it, by their paths.
+        size: packed, bytes.
+        folder: what was packed.
+    """
+
+    content: Path
+    names: frozenset[str]
+    size: int
+    folder: Path
+
+    def holds(self, path: Path) -> bool:
+        """Whether a file, or something below a folder, is in it."""
+        found = os.path.relpath(path.absolute(), self.folder.absolute())
+        return any(name == found or name.startswith(f"{found}/") for name in self.names)
+
+
+def pack(folder: Path, into: Path) -> Package:
+    """A package of a folder, without what .gitignore names."""
+    from ray._private.runtime_env.packaging import create_package
+
+    logging.getLogger("ray").setLevel(logging.WARNING)  # it names every .gitignore, often
+    file, content = into / "packed.zip", into / "content"
+    create_package(str(folder), file, include_gitignore=True, excludes=EXCLUDED)
+    # Ray's client takes folders alone, and says of none how large it is.
+    with zipfile.ZipFile(file) as packed:
+        names = frozenset(name for name in packed.namelist() if not name.endswith("/"))
+        packed.extractall(content)
+    return Package(content, names, file.stat().st_size, folder)
+
+
+def places_of(config: Config) -> dict[str, str]:
+    """Key -> what it names, of keys that may name files; without ids of modules."""
+    found = {key: str(config.value(key) or "") for key in PATHS}
+    found |= {f"sg.eval_sets, {one.name}": one.dataset for one in config.sg.eval_sets}
+    return {k: v for k, v in found.items() if v and not v.startswith(("module:", "http"))}
+
+
+def beside_package(config: Config, package: Package) -> tuple[dict[str, str], list[str]]:
+    """What a job must be told of files that are here and are not uploaded.
+
+    Returns:
+        Overrides with absolute paths; a line for each, for the user.
+
+    Raises:
+        SubmitError: a held-out set of ``sg.eval_sets`` is such a file, by a relative path.
+    """
+    overrides, lines = {}, []
+    for key, names in places_of(config).items():
+        parts = [name.strip() for name in names.split(",")]
+        away = [p for p in parts if _is_here(p) and not package.holds(Path(p.partition("@")[0]))]
+        if not away:
+            continue
+        if any(not os.path.isabs(name) for name in away):
+            if key.startswith("sg."):
+                raise SubmitError(
+                    f"{key}: {', '.join(away)}: not uploaded, as .gitignore names it; give its "
+                    "absolute path, on a folder that every machine of the cluster sees"
+                )
+            overrides[key] = ",".join(os.path.abspath(p) if p in away else p for p in parts)
+        lines.append(
+            f"{key}: not uploaded; every machine of the cluster has to see "
+            f"{', '.join(map(os.path.abspath, away))}"
+        )
+    return overrides, lines
+
+
+def _is_here(name: str) -> bool:
+    return os.path.exists(name.partition("@")[0])
+
+
+def command(
+    configs: Sequence[str],
+    run_dir: Path,
+    allowed: Sequence[str],
+    overrides: Sequence[str],
+    python: str,
+) -> str:
+    """The job's command, for a shell, which it replaces: signals and the status are the run's."""
+    words = [python, "-m", "sg_rlhf.train"]
+    for config in configs:
+        words += ["--config", config]
+    words += ["--run-dir", str(run_dir)]
+    for key in allowed:
+        words += ["--allow-changed", key]
+    return f"exec {shlex.join([*words, *overrides])}"
+
+
+def runtime_env(config: Config, package: Package) -> dict[str, Any]:
+    """Of the job."""
+    wait = math.ceil(config.sg.grace_seconds) + BESIDE_GRACE_SECONDS
+    variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(wait), "PYTHONUNBUFFERED": "1"}
+    variables |= {name: os.environ[name] for name in HANDED_ON if name in os.environ}
+    return {"working_dir": str(package.content), "env_vars": variables}
+
+
+def exit_status(status: str, code: int | None) -> int:
+    """The run's exit status, by what Ray says of its job.
+
+    Args:
+        status: of Ray's ``JobStatus``.
+        code: of the job's command, where Ray knows it; negative for a signal.
+    """
+    if status == "SUCCEEDED":
+        return 0
+    if status == "STOPPED":
+        return STOPPED
+    if code is None:
+        return 1
+    return 128 - code if code < 0 else code
+
+
+def follow(client: Any, job: str) -> int:
+    """Print a job's output until it ends; its exit status.
+
+    Raises:
+        ClusterLost: the cluster does not answer any more.
+    """
+    shown = 0
+    silent_since: float | None = None
+    while True:
+        try:
+            info = client.get_job_info(job)
+            logs = client.get_job_logs(job)
+            silent_since = None
+        except Exception as error:  # the client's own, bare ones
+            silent_since = silent_since or time.monotonic()
+            if time.monotonic() - silent_since > HEAD_SECONDS:
+                raise ClusterLost(
+                    f"the cluster's head has not answered for {HEAD_SECONDS:g} s: "
+                    f"{one_line(error)}; the same command resumes the run on a new cluster"
+                ) from None
+            time.sleep(LOOK_SECONDS)
+            continue
+        print(logs[shown:], end="", flush=True)
+        shown = len(logs)
+        if info.status.is_terminal():
+            status = exit_status(info.status.value, info.driver_exit_code)
+            if info.driver_exit_code is None and info.status.value == "FAILED":
+                print(f"the job failed: {' '.join(str(info.message).split())}", file=sys.stderr)
+            print(f"job {job}: {info.status.value}, exit status {status}", flush=True)
+            return status
+        time.sleep(LOOK_SECONDS)
+
+
+def parse(argv: Sequence[str] | None) -> Any:
+    """The command line."""
+    parser = OneLineParser(prog="python -m sg_rlhf.launch.submit", description=__doc__)
+    parser.add_argument("--config", required=True, action="append", metavar="FILE")
+    parser.add_argument(
+        "--run-dir",
+        metavar="DIR",
+        help="on a folder that every machine of the cluster sees (default: runs/<recipe> here)",
+    )
+    parser.add_argument("--allow-changed", action="append", default=[], metavar="KEY")
+    parser.add_argument(
+        "--address",
+        default=os.environ.get("RAY_API_SERVER_ADDRESS"),
+        metavar="http://HEAD:8265",
+        help="of the cluster's dashboard (default: RAY_API_SERVER_ADDRESS)",
+    )
+    parser.add_argument(
+        "--python",
+        default="python",
+        metavar="COMMAND",
+        help="the Python with the locked packages, on the cluster's machines (default: python)",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    arguments = parser.parse_intermixed_args(argv)
+    if not arguments.address:
+        parser.error(
+            "--address: not given, and RAY_API_SERVER_ADDRESS is not set; the dashboard of the "
+            "cluster's head, such as http://HEAD:8265"
+        )
+    return arguments
+
+
+def submit(arguments: Any) -> int:
+    """Pack, upload, follow.
+
+    Raises:
+        ConfigError, SubmitError: one line for the user.
+    """
+    config = load_config(arguments.config, arguments.overrides)
+    given = arguments.run_dir or f"runs/{'_'.join(Path(f).stem for f in arguments.config)}"
+    if "://" in given:
+        raise SubmitError(
+            f"--run-dir {given}: expected a folder; mount it on every machine of the cluster "
+            "(a shared file system, or the bucket by mountpoint-s3, gcsfuse or rclone) and give "
+            "its path"
+        )
+    run_dir = Path(os.path.abspath(given))
+    with tempfile.TemporaryDirectory() as folder:
+        package = pack(Path.cwd(), Path(folder))
+        absent = [f for f in arguments.config if not package.holds(Path(f))]
+        if absent:
+            raise SubmitError(
+                f"--config {absent[0]}: not uploaded; it has to lie in {package.folder}, and "
+                ".gitignore must not name it"
+            )
+        configs = [os.path.relpath(f) for f in arguments.config]
+        overrides, lines = beside_package(config, package)
+        client = _client(arguments.address)
+        print(
+            f"uploading {package.folder}: {len(package.names)} files, "
+            f"{package.size / 2**20:.1f} MiB packed, without what .gitignore names"
+        )
+        print(*lines, sep="\n", end="\n" if lines else "")
+        print(f"run directory: {run_dir}, which every machine of the cluster has to see")
+        try:
+            job = client.submit_job(
+                entrypoint=command(
+                    configs, run_dir, arguments.allow_changed,
+                    [*arguments.overrides, *(f"{k}={v}" for k, v in overrides.items())],
+                    arguments.python,
+                ),
+                runtime_env=runtime_env(config, package),
+            )  # fmt: skip
+        except Exception as error:  # the client's own, bare ones
+            raise SubmitError(f"{arguments.address}: {one_line(error)}") from None
+    at = f"--address {arguments.address}"
+    print(f"job {job}; to stop it after a checkpoint: ray job stop {at} {job}", flush=True)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return follow(client, job)
+    except KeyboardInterrupt:
+        print(
+            f"\nthe job goes on; ray job logs --follow {at} {job} follows it, ray job stop {at} "
+            f"{job} ends it after a checkpoint",
+            file=sys.stderr,
+        )
+        return 130
+
+
+def _interrupt(_signum: int, _frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _client(address: str) -> Any:
+    from ray.job_submission import JobSubmissionClient
+
+    try:
+        return JobSubmissionClient(address)
+    except Exception as error:  # plain ones, and asyncio's
+        raise SubmitError(
+            f"--address {address}: no Ray dashboard answers there: {one_line(error)}"
+        ) from None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: the run's; 2 for wrong usage, 1 where the cluster is lost, 130 by Ctrl-C."""
+    try:
+        return submit(parse(argv))
+    except (ConfigError, SubmitError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except ClusterLost as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
