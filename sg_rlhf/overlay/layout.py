@@ -171,6 +171,11 @@ def _check_async(args: Any) -> None:
             f"{rollouts - 1} weight syncs old: raise sg.max_staleness={bound} and "
             f"train.async_queue_size={queue}, or lower it"
         )
+    if partial and args.train.full_determinism_enable:
+        raise ValueError(
+            "train.partial_rollout_enable=true: not with train.full_determinism_enable=true: which "
+            "tokens a weight sync comes between is a matter of time; set one of them to false"
+        )
     if partial and args.data.max_images_per_prompt > 0:
         raise ValueError(
             "train.partial_rollout_enable=true: not with images (data.max_images_per_prompt), "

@@ -70,6 +70,11 @@ def test_every_shipped_recipe_divides_evenly(recipe: Path) -> None:
         (f"{ASYNC}", "no correction is on: set sg.correction=tis"),
         (f"{ASYNC} sg.correction=tis actor.policy_loss_type=gspo", "with a loss that takes it"),
         (f"{ASYNC} sg.correction=tis sg.stale=drop", "sg.stale=drop: without train.partial_"),
+        (
+            f"{ASYNC} sg.correction=tis train.partial_rollout_enable=true "
+            "train.full_determinism_enable=true",
+            "train.partial_rollout_enable=true: not with train.full_determinism_enable=true",
+        ),
         (f"{ASYNC} train.async_queue_size=0", "train.async_queue_size=0: expected 1 or more"),
         (
             f"{ASYNC} sg.correction=tis rollout.vllm_generate_batch_size=192",
