@@ -147,6 +147,9 @@ BENCHES = {
         "stock_openrlhf.json", "bench/stock_openrlhf.py",
         "bench/stock_openrlhf.py --turns 1 --rollouts 4",
     ),
+    "async_rollouts": Bench(
+        "async_rollouts.json", "bench/async_rollouts.py", why_not="seven minutes",
+    ),
     "start_up": Bench(
         "start_up.json", "bench/start_up.py --base TREE --warm-up",
         why_not="needs a tree of an older commit",
@@ -223,6 +226,11 @@ CLAIMS = (
           tolerance=0.15),
     Claim("peak memory of that run", STOCK, "stock_openrlhf", "ratio/memory", 1.0,
           tolerance=0.1),
+    Claim("asynchronous rollouts per minute on a CPU, bound 1, long-tailed lengths",
+          "the synchronous run", "async_rollouts", "ratio/async", 1.0, lower=False, tolerance=0.15,
+          note="trainer and engine on the same two cores"),
+    Claim("the same with partial rollouts", "the synchronous run", "async_rollouts",
+          "ratio/async, partial rollouts", 1.0, lower=False, tolerance=0.15),
     Claim("start to the first update on a CPU, second start", "commit 2f77df2", "start_up",
           "new_over_base/seconds", 0.6, tolerance=0.15),
     Claim("time that 8 ranks wait in an update, by FLOPs, K&K recipe on 8 GPUs of 80 GB",

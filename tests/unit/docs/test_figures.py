@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from bench import async_study_figures
+
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "bench" / "results"
 
@@ -46,6 +48,22 @@ def test_the_study() -> None:
     assert differences == "-.003, +.035, +.025; +.019 +- .048"
     text = " ".join((ROOT / "docs/results.md").read_text().split())
     assert "GRPO-SG minus GRPO is -.003, +.035 and +.025, +.019 +- .048 on average" in text
+
+
+def test_the_study_of_the_bound() -> None:
+    table = async_study_figures.table()
+    assert len(table) == 14
+    page = rows("docs/async.md")
+    assert [row for row in map(cells, table) if row not in page] == []
+
+
+def test_the_rates_of_asynchronous_rollouts() -> None:
+    result, page = read("async_rollouts.json"), rows("docs/async.md")
+    for arm, found in result["arms"].items():
+        rates = ", ".join(f"{rate:.1f}" for rate in found["rollouts_per_minute"])
+        ratio = f"{result['ratio'][arm]:.2f} x" if arm in result["ratio"] else ""
+        waited, total = found["generation_seconds"], found["step_total_seconds"]
+        assert f"{arm}|{rates}|{ratio}|{waited:.2f}|{total:.2f}" in page
 
 
 def short(value: float) -> str:
