@@ -1,0 +1,86 @@
+"""A run submitted to a cluster of two machines: stopped, gone on with, refused on a lone disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sg_rlhf.common import run_log
+from sg_rlhf.overlay import who_is_where
+from tests.clusters import Cluster, Submitted, cluster, own_mounts
+from tests.integration.conftest import Data, command, environment
+
+pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(900)]
+
+#: The policy and its reference on one machine, the engine on the other.
+APART = ("train.colocate_all=false", "train.colocate_actor_ref=true", "train.num_episodes=20")
+ROLLOUTS = 40
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("two"), environment(), 1, 1) as made:
+        yield made
+
+
+def train(run_dir: Path, data: Data, *overrides: str) -> list[str]:
+    return command(run_dir, data, *APART, *overrides)[3:]
+
+
+def test_a_job_that_is_stopped_saves_and_goes_on(two: Cluster, tmp_path: Path, data: Data) -> None:
+    run_dir = tmp_path / "run"
+    first = Submitted(two, train(run_dir, data, "ckpt.save_steps=1000"))
+    first.await_file(run_dir / run_log.METRICS, 2)
+    first.stop()
+    assert first.finish() == 143, first.output
+    assert "terminated by SIGTERM, after rollout " in first.output
+    done = run_log.read(run_dir / run_log.METRICS)[-1]["global_step"]
+    assert f"resumes from the last checkpoint, global_step{done}" in first.output
+    assert done < ROLLOUTS
+
+    places = json.loads((run_dir / who_is_where.FILE).read_text())[who_is_where.KEY]
+    homes = {who: at for at, machine in places.items() for who in machine}
+    assert len(places) == 2 and homes["policy rank"] == homes["reference rank"]
+    assert homes["rollout engine"] != homes["policy rank"]
+    for line in who_is_where.lines(places):
+        assert line in first.output
+
+    again = Submitted(two, train(run_dir, data, "train.num_episodes=2"))
+    assert again.finish() == 2, again.output  # another setting than the run was started with
+    assert "its run was started otherwise: train.num_episodes" in again.output
+
+    again = Submitted(two, train(run_dir, data, "ckpt.save_steps=1000"))
+    assert again.finish() == 0, again.output
+    assert f"resuming from global_step{done} in " in again.output
+    steps = [row["global_step"] for row in run_log.read(run_dir / run_log.METRICS)]
+    assert steps == [*range(1, ROLLOUTS + 1)]
+
+
+@pytest.mark.skipif(not own_mounts(), reason="machines cannot have disks of their own here")
+def test_a_run_directory_that_one_machine_has_alone_is_refused(two: Cluster, data: Data) -> None:
+    run_dir = two.disk / "run"
+    refused = Submitted(two, train(run_dir, data))
+    assert refused.finish() == 2, refused.output
+    assert f"error: --run-dir {run_dir}: " in refused.output
+    assert "give a path on a file system that all of them share" in refused.output
+
+
+def test_a_machine_with_another_version_of_a_package_is_named(
+    two: Cluster, tmp_path: Path, data: Data
+) -> None:
+    other = tmp_path / "other" / "hjson-9.9.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: hjson\nVersion: 9.9\n")
+    machine = two.add(1, 3, PYTHONPATH=str(other.parent))
+    try:
+        refused = Submitted(two, train(tmp_path / "run", data, "vllm.num_engines=2"))
+        assert refused.finish() == 2, refused.output
+    finally:
+        machine.kill()
+    assert (
+        f"error: machine {machine.address} has other packages: hjson 9.9 (here " in refused.output
+    )
+    assert not (tmp_path / "run" / run_log.METRICS).exists()
