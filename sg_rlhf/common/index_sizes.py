@@ -24,7 +24,7 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")
 KINDS = ("flat", "sq8", "hnsw", "ivf", "ivfsq8", "ivfpq")
 
 #: Vectors for k-means to learn one list's centre from; fewer than 39 make faiss warn.
-TRAIN_PER_LIST = 64
+TRAIN_PER_LIST = 48
 #: More lists than this at the least would have too few vectors to learn from.
 _LEAST_PER_LIST = 39
 
