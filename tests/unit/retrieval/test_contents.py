@@ -186,3 +186,54 @@ def test_parts_of_two_indexes_are_refused(index: Path, tmp_path: Path) -> None:
     change(index, sha256=None, manifest_sha256=None, files=files)
     with pytest.raises(ValueError, match="2 entries for 3 passages"):
         open_index(index)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "removed": lambda path: path.unlink(),
+    "emptied": lambda path: path.write_bytes(b""),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-8]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + bytes(8)),
+    "a bit at the start": lambda path: flip(path, 0),
+    "a bit in the middle": lambda path: flip(path, path.stat().st_size // 2),
+    "a bit at the end": lambda path: flip(path, -1),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+}
+
+
+@pytest.mark.parametrize("kind", ["bm25", "flat"])
+def test_every_file_of_an_index_with_every_damage(
+    kind: str, bm25_index: Path, flat_index: Path, tmp_path: Path
+) -> None:
+    whole = bm25_index if kind == "bm25" else flat_index
+    names = [path.relative_to(whole) for path in whole.rglob("*") if path.is_file()]
+    assert len(names) > 2
+    for name in names:
+        for what, damage in DAMAGES.items():
+            folder = shutil.copytree(whole, tmp_path / "index")
+            damage(folder / name)
+            with pytest.raises(ValueError) as error:
+                open_index(folder, device="cpu")
+            line = str(error.value)
+            assert "\n" not in line and (str(folder / name) in line or "manifest.json" in line), (
+                what
+            )
+            shutil.rmtree(folder)
+
+
+def test_every_file_of_an_encoder_with_a_damage(
+    flat_index: Path, encoder: Path, tmp_path: Path
+) -> None:
+    """Also in what transformers, tokenizers and safetensors say in words of their own."""
+    for path in encoder.iterdir():
+        for what in ("emptied", "a bit in the middle", "cut"):
+            folder = shutil.copytree(encoder, tmp_path / "encoder")
+            DAMAGES[what](folder / path.name)
+            with pytest.raises(ValueError, match="encoder") as error:
+                open_index(flat_index, encoder=str(folder), device="cpu")
+            assert "\n" not in str(error.value), (path.name, what)
+            shutil.rmtree(folder)
+    config = json.loads((encoder / "config.json").read_text())
+    folder = shutil.copytree(encoder, tmp_path / "encoder")
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
+    with pytest.raises(ValueError, match="--encoder .*expected bm25, a model folder"):
+        open_index(flat_index, encoder=str(folder), device="cpu")
