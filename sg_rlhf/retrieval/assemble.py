@@ -33,9 +33,7 @@ from sg_rlhf.retrieval.job import GRAPH, LISTS, TRAINED
 from sg_rlhf.retrieval.scan import Workers
 from sg_rlhf.retrieval.vectors import VectorFile, header, with_rows
 
-#: Vectors that sq8 learns the range of each number from.
-SQ8_SAMPLE = 100_000
-#: Vectors that codes of a list learn from, at most: 256 for each of ivfpq's 256 codes.
+#: Vectors that codes learn from, at most: the range of each number, or 256 for each of ivfpq's 256.
 CODES_SAMPLE = 65_536
 #: Seconds between two graphs that a killed build can go on from.
 CHECKPOINT_SECONDS = 600.0
@@ -56,7 +54,7 @@ def _flat(spec: Spec, vectors: VectorFile, out: Path, progress: bool) -> None:
 
 def _sq8(spec: Spec, vectors: VectorFile, out: Path, progress: bool) -> None:
     index = faiss.IndexScalarQuantizer(spec.dimension, _QT.QT_8bit, METRIC)
-    index.train(vectors.sample(SQ8_SAMPLE))
+    index.train(vectors.sample(CODES_SAMPLE))
     with _written(out) as file, _bar("building sq8", spec.rows, 0, progress) as bar:
         file.write(header(index, spec.rows))
         for _, block in vectors.blocks(_rows_a_block(spec)):
