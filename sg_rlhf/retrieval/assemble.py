@@ -160,11 +160,14 @@ def _train(spec: Spec, index: Any, vectors: VectorFile) -> None:
     index.train_q1(len(sample), faiss.swig_ptr(sample), False, METRIC)
     del sample
     if (count := index.train_encoder_num_vectors()) > 0:
-        few = vectors.sample(min(count, CODES_SAMPLE))
-        lists = None
+        few, lists = vectors.sample(min(count, CODES_SAMPLE)), None
         if index.by_residual:
-            _, found = index.quantizer.search(few, 1)
-            lists = np.ascontiguousarray(found[:, 0])
+            # The codes are of what a list's centre leaves of its vectors.
+            lists = np.ascontiguousarray(index.quantizer.search(few, 1)[1][:, 0])
+            centres = faiss.downcast_index(index.quantizer).reconstruct_n(0, index.nlist)
+            for start in range(0, len(few), _rows_a_block(spec)):
+                some = slice(start, start + _rows_a_block(spec))
+                few[some] -= centres[lists[some]]
         pointer = None if lists is None else faiss.swig_ptr(lists)
         index.train_encoder(len(few), faiss.swig_ptr(few), pointer)
     index.is_trained = True

@@ -133,3 +133,20 @@ def test_a_graph_takes_its_memory_once(tmp_path: Path) -> None:
     before = int(storage.codes.data()), int(index.hnsw.neighbors.data())
     index.add(unit(ROWS, 1)[1:])
     assert (int(storage.codes.data()), int(index.hnsw.neighbors.data())) == before
+
+
+@pytest.mark.parametrize("kind", ["ivf", "ivfsq8", "ivfpq"])
+def test_lists_and_codes_learn_what_faiss_would_teach_them(tmp_path: Path, kind: str) -> None:
+    rows, width = 3000, 32
+    stored = np.random.default_rng(0).standard_normal((rows, width), np.float32)
+    stored /= np.linalg.norm(stored, axis=1, keepdims=True)
+    file = VectorFile(tmp_path / "vectors.faiss", "fp32", rows, width)
+    file.create()
+    file.write(0, stored)
+    # So many lists that the sample is all there is.
+    wanted = spec(kind, rows, width, "fp32", {"nlist": 70})
+    ours, theirs = assemble._empty_ivf(wanted), assemble._empty_ivf(wanted)
+    assemble._train(wanted, ours, file)
+    theirs.train(stored)
+    file.close()
+    assert bytes(faiss.serialize_index(ours)) == bytes(faiss.serialize_index(theirs))
