@@ -11,13 +11,11 @@ the network; they must be the same files. None of them is part of this project.
 from __future__ import annotations
 
 import argparse
-import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sg_rlhf.common.pinned_file import Origin, download
-from sg_rlhf.common.rows import DataError
+from bench.graders import pinned_files
+from sg_rlhf.common.pinned_file import Origin
 
 CACHE = Path("~/.cache/sg_rlhf/grader_cases").expanduser()
 
@@ -107,40 +105,23 @@ def fetch(cache: Path, given: Mapping[str, Path]) -> dict[str, list[Path]]:
     Raises:
         DataError: a file is missing, another one than pinned, or cannot be downloaded.
     """
-    found: dict[str, list[Path]] = {}
-    for suite, origins in SUITES.items():
-        for origin in origins:
-            name = Path(origin.path).name
-            path = cache / suite / name
-            source = given[suite] / origin.path if suite in given else None
-            if source is not None and not source.is_file():
-                raise DataError(f"--from {suite}={given[suite]}: has no {origin.path}")
-            if source is not None:
-                origin.check(source)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source, path)
-            elif path.is_file():
-                origin.check(path)
-            else:
-                download(origin, cache / suite, name)
-            found.setdefault(suite, []).append(path)
-    return found
+    return {
+        suite: [
+            pinned_files.fetched(origin, cache / suite / Path(origin.path).name, given, suite)
+            for origin in origins
+        ]
+        for suite, origins in SUITES.items()
+    }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """`--cache` and `--from`, as `fetch` takes them."""
-    parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR")
-    parser.add_argument(
-        "--from", dest="given", action="append", default=[], type=_given, metavar="SUITE=FOLDER"
-    )
+    pinned_files.add_options(parser, CACHE, SUITES, "SUITE")
 
 
-def _given(text: str) -> tuple[str, Path]:
-    suite, _, folder = text.partition("=")
-    if suite not in SUITES or not Path(folder).is_dir():
-        names = ", ".join(SUITES)
-        raise argparse.ArgumentTypeError(f"{text}: expected SUITE=FOLDER, a suite of {names}")
-    return suite, Path(folder)
+def _lines(cache: Path, given: Mapping[str, Path]) -> list[str]:
+    found = fetch(cache, given)
+    return [f"{suite}: {', '.join(path.name for path in paths)}" for suite, paths in found.items()]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -151,15 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_options(parser)
-    args = parser.parse_args(argv)
-    try:
-        found = fetch(args.cache, dict(args.given))
-    except DataError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    for suite, paths in found.items():
-        print(f"{suite}: {', '.join(path.name for path in paths)}")
-    return 0
+    return pinned_files.command(parser, argv, _lines)
 
 
 if __name__ == "__main__":

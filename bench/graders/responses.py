@@ -13,13 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sg_rlhf.common.pinned_file import Origin, download
+from bench.graders import pinned_files
+from sg_rlhf.common.pinned_file import Origin
 from sg_rlhf.common.rows import DataError
 from sg_rlhf.tasks.math.published import read_eval_set
 
@@ -166,19 +165,7 @@ def fetch(cache: Path, given: Mapping[str, Path]) -> dict[Published, Path]:
     for published in FILES:
         origin = published.origin
         path = cache / origin.repository / origin.path
-        folder = given.get(origin.repository)
-        source = folder / origin.path if folder is not None else None
-        if source is not None and not source.is_file():
-            raise DataError(f"--from {origin.repository}={folder}: has no {origin.path}")
-        if source is not None:
-            origin.check(source)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, path)
-        elif path.is_file():
-            origin.check(path)
-        else:
-            download(origin, path.parent, path.name)
-        found[published] = path
+        found[published] = pinned_files.fetched(origin, path, given, origin.repository)
     return found
 
 
@@ -220,19 +207,15 @@ def _key(problem: str) -> str:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """`--cache` and `--from`, as `fetch` takes them."""
-    parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR")
-    parser.add_argument(
-        "--from", dest="given", action="append", default=[], type=_given, metavar="REPOSITORY=DIR"
-    )
+    known = sorted({published.origin.repository for published in FILES})
+    pinned_files.add_options(parser, CACHE, known, "REPOSITORY")
 
 
-def _given(text: str) -> tuple[str, Path]:
-    repository, _, folder = text.partition("=")
-    known = {published.origin.repository for published in FILES}
-    if repository not in known or not Path(folder).is_dir():
-        expected = ", ".join(sorted(known))
-        raise argparse.ArgumentTypeError(f"{text}: expected REPOSITORY=FOLDER, one of {expected}")
-    return repository, Path(folder)
+def _lines(cache: Path, given: Mapping[str, Path]) -> list[str]:
+    return [
+        f"{published.model}, {published.benchmark}: {published.rows} responses, {path}"
+        for published, path in fetch(cache, given).items()
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -243,15 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_options(parser)
-    args = parser.parse_args(argv)
-    try:
-        found = fetch(args.cache, dict(args.given))
-    except DataError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    for published, path in found.items():
-        print(f"{published.model}, {published.benchmark}: {published.rows} responses, {path}")
-    return 0
+    return pinned_files.command(parser, argv, _lines)
 
 
 if __name__ == "__main__":
