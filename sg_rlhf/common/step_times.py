@@ -22,8 +22,10 @@ PARTS = (
 WITHIN: dict[str, tuple[str, ...]] = {
     "generation": ("engines_wake", "longest_response"),
     "make_experience": ("old_log_probs", "reference_log_probs", "reward_model", "values"),
-    "ppo_train": ("update_old_log_probs", "update_forward", "update_backward"),
-}
+    "ppo_train": (
+        "update_old_log_probs", "update_reference_log_probs", "update_forward", "update_backward",
+    ),
+}  # fmt: skip
 #: Of one rank, the first with `ds.enable_sleep`, else the last; the other parts are the
 #: controller's.
 OF_THE_RANK = WITHIN["ppo_train"]

@@ -9,7 +9,7 @@ import openrlhf.trainer.ppo_utils.experience_maker as upstream
 import torch
 
 from sg_rlhf.algo.advantages import population_std_correction
-from sg_rlhf.overlay import batches, kl, left_out, nonfinite, old_log_probs
+from sg_rlhf.overlay import batches, kl, late_reference, left_out, nonfinite, old_log_probs
 from sg_rlhf.overlay.losses import kl_dispatcher
 from sg_rlhf.overlay.step_clock import StepClock
 
@@ -28,22 +28,28 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
     waiting_share: float | None = None
     #: Of the latest rollout, see :func:`sg_rlhf.overlay.left_out.from_rollout`.
     left_out: Sequence[dict[str, Any]] = ()
-    _leaves_out = False
+    #: The latest rollout's, where they are computed during the update.
+    reference: late_reference.Results | None = None
+    _leaves_out = _late = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._kl = kl_dispatcher(self.args, None)
         self._waited_for: list[tuple[Any, str]] = []
         self._skips = old_log_probs.needed(self.args).of != "all"
+        self._late = self.initial_model_group is not None and late_reference.fits(self.args)
         self._leaves_out = self.args.sg.on_nonfinite == "skip"
         self._samples: list[Any] = []
 
     def _dispatch_forward(self, group: Any, sync_condition: bool, **kwargs: Any) -> Any:
         """Upstream's pass of one model, timed; it waits for it here where models share GPUs.
 
-        None of the policy where its old log-probs are the update's business.
+        None of the policy where its old log-probs are the update's business, nor of the reference
+        where it is made beside the update.
         """
         if self._skips and group is self.actor_model_group:
+            return _SKIPPED
+        if self._late and group is self.initial_model_group:
             return _SKIPPED
         name = self._pass_of(group)
         with self.clock.part(name):
@@ -89,6 +95,10 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
                 experiences = batches.for_update(experiences, self.args, self.rollout, pad_token_id)
                 if batches.into_micro_batches(self.args):
                     self.waiting_share = batches.waiting_share(experiences, self.args)
+            if self._late:
+                self.reference = late_reference.dispatch(
+                    self.initial_model_group, experiences, self.args
+                )
             if self._leaves_out:
                 # Of an index upstream's ranks keep nothing.
                 for experience in experiences:
@@ -106,6 +116,8 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         for sample in samples:
             if self._skips:
                 sample.action_log_probs = None
+            if self._late:
+                sample.base_action_log_probs = None
             for name, log_probs in (
                 ("policy", sample.action_log_probs),
                 ("reference model", sample.base_action_log_probs),

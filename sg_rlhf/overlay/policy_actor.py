@@ -34,6 +34,7 @@ from sg_rlhf.overlay import (
     trained_tensors,
     weight_sync,
 )
+from sg_rlhf.overlay.late_reference import RankReference, Results
 from sg_rlhf.overlay.losses import PolicyLossWithStatistics, kl_dispatcher, sequence_context
 from sg_rlhf.overlay.old_log_probs import RankOldLogProbs
 
@@ -70,6 +71,7 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         self._window: list[dict[str, float]] = []
         self._rollout_statistics = TokenStatistics.zeros()
         self.old_log_probs = RankOldLogProbs(self)
+        self.reference = RankReference()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self.skips: nonfinite.RankSkips | None = None
         if self.args.sg.on_nonfinite == "skip":
@@ -110,6 +112,7 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
             # Not raised: the controller writes the rows before it stops the run.
             status = {nonfinite.STOP: str(error)}
         self.old_log_probs.after_update()
+        self.reference.forget()
         if self.skips is not None:
             status |= self.skips.take()
         # Upstream has its means over micro-batches; these are over the rollout's optimizer steps.
@@ -161,7 +164,10 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         self, experience: Any, kl_ctl: float, step: int, loss_batch_info: Any = None
     ) -> dict[str, Any]:
         """One micro-batch, as upstream does it; closes a row when the optimizer stepped."""
+        waited_since = time.perf_counter()
+        self.reference.give(experience, step, self.strategy.accumulated_gradient)
         started = time.perf_counter()
+        self._seconds["update_reference_log_probs"] += started - waited_since
         engine = self.actor.model
         steps_before = engine.global_steps
         is_first = experience.action_log_probs is None
@@ -349,6 +355,10 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
         """See :meth:`sg_rlhf.overlay.old_log_probs.RankOldLogProbs.of_sequences`."""
         found: list[list[float] | None] = self.trainer.old_log_probs.of_sequences(sequences)
         return found
+
+    def expect_reference(self, results: Results) -> None:
+        """Before an update whose samples have no reference log-probs yet."""
+        self.trainer.reference.expect(results)
 
     def join_engines(self) -> None:
         """Connect to all engines anew, after one was started in another's place."""

@@ -334,6 +334,11 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         """Upstream's, timed."""
         self._clock.between()
         with self._clock.part("ppo_train"):
+            if self.experience_maker.reference is not None:
+                # Not waited for: a rank does what it is told in this order.
+                self.actor_model_group.async_run_method(
+                    method_name="expect_reference", results=self.experience_maker.reference
+                )
             status: dict[str, Any] = super().ppo_train(global_steps)
         self._version = global_steps + 1
         with self._clock.part("logging"):
@@ -551,17 +556,20 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
 
     def _check_sync(self) -> dict[str, float]:
         sequences = [ids for ids, _ in self._probe]
-        trainer = ray.get(
-            self.actor_model_group.async_run_method(
-                method_name="prompt_log_probs", sequences=sequences
-            )
-        )[0]
-        # The engines' weights are awake. Their cache takes what the trainer needed until now.
+        of_ranks = self.actor_model_group.async_run_method(
+            method_name="prompt_log_probs", sequences=sequences
+        )
         if self.args.vllm.enable_sleep:
+            # The engines' weights are awake. Their cache takes what the trainer needed until now.
+            ray.get(of_ranks)
             batch_vllm_engine_call(self.vllm_engines, "wake_up", tags=["kv_cache"])
+        of_engines = [
+            [engine.prompt_log_probs.remote(ids) for ids in sequences]
+            for engine in self.vllm_engines
+        ]
+        trainer = ray.get(of_ranks)[0]
         differences = []
-        for engine in self.vllm_engines:
-            found = ray.get([engine.prompt_log_probs.remote(ids) for ids in sequences])
+        for found in map(ray.get, of_engines):
             for ours, theirs, (_, is_response) in zip(trainer, found, self._probe, strict=True):
                 difference = (torch.tensor(ours) - torch.tensor(theirs)).abs()
                 differences.append(difference[torch.tensor(is_response)])

@@ -16,8 +16,8 @@ Setting = Callable[[str], Any]
 
 #: Passes that make logits where ``actor.fused_logprobs`` is off.
 _LOGITS = (
-    "old_log_probs", "update_old_log_probs", "reference_log_probs", "update_forward",
-    "update_backward",
+    "old_log_probs", "update_old_log_probs", "reference_log_probs", "update_reference_log_probs",
+    "update_forward", "update_backward",
 )  # fmt: skip
 
 
@@ -135,7 +135,10 @@ RULES = (
     Rule("waking the engines and sending them to sleep", ("engines_wake",), 0.1, _wake),
     Rule("passes that make float32 logits of every token", _LOGITS, 0.3, _logits),
     Rule("old log-probs", ("old_log_probs", "update_old_log_probs"), 0.1, _old),
-    Rule("reference log-probs", ("reference_log_probs",), 0.2, _reference),
+    Rule(
+        "reference log-probs", ("reference_log_probs", "update_reference_log_probs"), 0.2,
+        _reference,
+    ),
     Rule("forward and backward passes", ("update_forward", "update_backward"), 0.5, _update),
     Rule("the update outside its passes", ("ppo_train",), 0.15, _update_rest),
     Rule("weight sync", ("broadcast",), 0.1, _sync),

@@ -43,7 +43,7 @@ SHOWN = (
     Shown("longest response", ("longest_response",), SERIES[0], "////"),
     Shown("engines wake, sleep", ("engines_wake",), SERIES[0], "...."),
     Shown("old log-probs", ("old_log_probs", "update_old_log_probs"), SERIES[4], "////"),
-    Shown("reference log-probs", ("reference_log_probs",), SERIES[4]),
+    Shown("reference log-probs", ("reference_log_probs", "update_reference_log_probs"), SERIES[4]),
     Shown("reward model, values", ("reward_model", "values"), SERIES[4], "xxxx"),
     Shown("advantages", ("make_experience",), SERIES[4], "...."),
     Shown("hand-over to the ranks", ("hand_over",), SERIES[3]),

@@ -45,7 +45,7 @@ PROCESSES = (
 )  # fmt: skip
 #: Parts of a rollout, by their names in ``timing/*``.
 TIMED = (
-    "generation", "reference_log_probs", "ppo_train", "broadcast", "checkpoint", "evaluation",
+    "generation", "ppo_train", "broadcast", "sync_check", "checkpoint", "evaluation",
 )  # fmt: skip
 PARTS = tuple(now.WORDS[name] for name in TIMED)
 #: Share of a part's time in which a kill may come, and how often it is tried again.
