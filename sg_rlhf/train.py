@@ -57,12 +57,6 @@ examples:
 any upstream flag is a key: --actor.adam.lr of OpenRLHF is actor.adam.lr=... here
 """
 
-#: Keys that name files or folders, or ids of a hub.
-READ_FROM = (
-    "actor.model_name_or_path", "reward.model_name_or_path", "critic.model_name_or_path",
-    "data.prompt_dataset", "eval.dataset", "reward.remote_url", "train.agent_func_path",
-)  # fmt: skip
-
 VERSIONED = ("openrlhf", "ray", "deepspeed", "torch", "transformers")
 
 
@@ -192,7 +186,9 @@ def with_absolute_paths(config: Config) -> Config:
     directory's ``config.yaml`` keeps them as they were given.
     """
     given = config.values
-    absolute: dict[str, Any] = {k: _absolute(given[k]) for k in READ_FROM if given.get(k)}
+    absolute: dict[str, Any] = {
+        k: _absolute(given[k]) for k in run_inputs.READ_FROM if given.get(k)
+    }
     absolute |= {k: os.path.abspath(given[k]) for k in run_inputs.WRITTEN_TO if given.get(k)}
     sets = [s.model_copy(update={"dataset": _absolute(s.dataset)}) for s in config.sg.eval_sets]
     trusted = [

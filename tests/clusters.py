@@ -134,6 +134,18 @@ class Cluster:
         Args:
             environment: beside the cluster's.
         """
+        while True:
+            machine = self._start(gpus, cpus, environment)
+            self.machines.append(machine)
+            if self._is_there(machine):
+                return machine
+            # On a busy machine Ray's 30 seconds for a raylet are too few.
+            assert "timed out during startup" in self.log(machine), self.log(machine)
+            machine.kill()
+            self.machines.remove(machine)
+            shutil.rmtree(machine.disk)
+
+    def _start(self, gpus: int, cpus: int, environment: Mapping[str, str]) -> Machine:
         number = len(self.machines) + 1
         # Ray takes 127.0.0.1 for the outer address of the machine.
         address = f"127.0.0.{number + 1}"
@@ -169,17 +181,15 @@ class Cluster:
                 cwd=self._folder, env={**self.environment, **environment},
                 stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
-        machine = Machine(address, disk, process)
-        self.machines.append(machine)
-        self._await(machine)
-        return machine
+        return Machine(address, disk, process)
 
-    def _await(self, machine: Machine) -> None:
+    def _is_there(self, machine: Machine) -> bool:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
-            assert machine.process.poll() is None, self.log(machine)
+            if machine.process.poll() is not None:
+                return False
             if machine.address in self.alive():
-                return
+                return True
             time.sleep(0.3)
         raise TimeoutError(f"{machine.address} is not there: {self.log(machine)}")
 

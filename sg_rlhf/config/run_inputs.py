@@ -28,6 +28,11 @@ from sg_rlhf.tasks.domain import Domain
 MODELS = (
     "actor.model_name_or_path", "reward.model_name_or_path", "critic.model_name_or_path",
 )  # fmt: skip
+#: Keys that name files or folders, or ids of a hub.
+READ_FROM = (
+    "actor.model_name_or_path", "reward.model_name_or_path", "critic.model_name_or_path",
+    "data.prompt_dataset", "eval.dataset", "reward.remote_url", "train.agent_func_path",
+)  # fmt: skip
 #: What Ray sets for the command of a job that was submitted to it.
 IN_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 #: Folders that a run writes.

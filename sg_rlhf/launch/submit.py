@@ -23,15 +23,10 @@ from typing import Any
 
 from sg_rlhf.common.command_line import OneLineParser
 from sg_rlhf.common.rows import one_line
-from sg_rlhf.config import Config, ConfigError, load_config
+from sg_rlhf.config import Config, ConfigError, load_config, run_inputs
 
 #: Never uploaded, beside what .gitignore and .rayignore name.
 EXCLUDED = [".git", ".venv", "venv", "__pycache__"]
-#: Keys that name files or folders; other names are ids of a hub.
-PATHS = (
-    "actor.model_name_or_path", "reward.model_name_or_path", "critic.model_name_or_path",
-    "data.prompt_dataset", "eval.dataset", "reward.remote_url", "train.agent_func_path",
-)  # fmt: skip
 #: What the run finds in its environment, if it is set here.
 HANDED_ON = ("SG_PLATFORM", "WANDB_MODE", "HF_HUB_OFFLINE")
 #: Ray kills a job that it stops after so long; beyond the time that the run has to save.
@@ -89,7 +84,7 @@ def pack(folder: Path, into: Path) -> Package:
 
 def places_of(config: Config) -> dict[str, str]:
     """Key -> what it names, of keys that may name files; without ids of modules."""
-    found = {key: str(config.value(key) or "") for key in PATHS}
+    found = {key: str(config.value(key) or "") for key in run_inputs.READ_FROM}
     found |= {f"sg.eval_sets, {one.name}": one.dataset for one in config.sg.eval_sets}
     return {k: v for k, v in found.items() if v and not v.startswith(("module:", "http"))}
 
