@@ -186,11 +186,37 @@ def test_sharpness(loss: str, column: int) -> None:
 
 
 def test_speed_of_retrieval() -> None:
-    result = read("retrieval.json")
-    measured = [result["servers"]["64"], *(size["flat"] for size in result["growth"].values())]
     found = [row.split("|")[1:] for row in rows("docs/retrieval.md") if " wide, " in row]
     expected = []
-    for one in measured:
-        ours, plain = (one[side]["queries_per_s"] for side in ("ours", "plain"))
-        expected.append([f"{ours:.0f}", f"{plain:.0f}", f"{ours / plain:.1f}"])
+    for one in read("retrieval_one_thread.json")["grid"]:
+        ours, plain = (one[side]["cpu_ms_per_query"] for side in ("ours", "plain"))
+        expected.append([f"{ours:.2g}", f"{plain:.2g}", f"{plain / ours:.1f}"])
     assert found == expected
+
+
+def test_indexes_at_a_million() -> None:
+    for name, kind in read("retrieval_scale.json")["kinds"].items():
+        type_, numbers = name.split()
+        [row] = [
+            row
+            for row in rows("docs/retrieval.md")
+            if row.startswith((f"`{type_}`, {numbers}|", f"`{type_}`, {numbers}, "))
+        ]
+        build, search = kind["build"], kind["search"]
+        best = search["searched"][-1]
+        assert row.split("|")[1:7] == [
+            f"{build['index_mb']:.0f}",
+            f"{build['peak_mb']:.0f}",
+            f"{1.1 * build['index_mb'] + build['libraries_mb']:.0f}",
+            f"{search['own_mb']:.0f}",
+            f"{best['recall_at_10']:.3f}",
+            f"{best['queries_per_s_64']:,.0f}",
+        ]
+
+
+def test_damages_of_an_index() -> None:
+    page = [row.split("|") for row in rows("docs/retrieval.md")]
+    found = [[cell.split(":")[0] for cell in row[1:]] for row in page if len(row) == 6]
+    for one in read("retrieval_damage.json")["table"].values():
+        counts = [str(one[key]) for key in ("damages", "start", "verify", "none", "never")]
+        assert counts in found or [*counts[:2], "none", *counts[3:]] in found
