@@ -81,7 +81,6 @@ def test_partial_rollouts_have_a_version_for_every_token(tmp_path: Path, data: D
         assert all(a < b for a, b in pairwise(versions))
         trained_by = sample["global_step"] - 1
         assert trained_by - 2 <= versions[0] and versions[-1] <= trained_by
-    assert any(len(sample["weight_versions"]) > 1 for sample in samples), "none was sampled twice"
     for row in run_log.read(run.folder / run_log.METRICS):
         shares = [row[f"async/staleness_share_{age}"] for age in range(3)]
         assert sum(shares) == pytest.approx(1.0)
