@@ -205,7 +205,7 @@ class Cluster:
                 nodes: list[dict[str, Any]] = json.load(said)["data"]["summary"]
         except (OSError, KeyError):
             return []
-        return [n["ip"] for n in nodes if n.get("raylet", {}).get("state") == "ALIVE"]
+        return [n.get("ip", "") for n in nodes if n.get("raylet", {}).get("state") == "ALIVE"]
 
 
 class Submitted:
