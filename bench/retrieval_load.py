@@ -35,7 +35,14 @@ def serving(*command: object) -> Iterator[tuple[str, int]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     arguments = [sys.executable, *map(str, command), "--port", str(port)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": str(ROOT),
+        # Ours asks for it itself. The peer has it too, or the load's own share of the cores
+        # would decide between them.
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
     process = subprocess.Popen(arguments, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
     try:
         asyncio.run(answering(f"http://127.0.0.1:{port}/health", process))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 
@@ -51,7 +52,13 @@ def threads(text: str) -> int:
 
 
 def run(name: str, action: Callable[[], None]) -> int:
-    """Call `action`; 0, or 2 after one line on stderr for what the user can put right."""
+    """Call `action`; 0, or 2 after one line on stderr for what the user can put right.
+
+    `action` is what imports torch and faiss, whose threads sleep while they wait for one another.
+    """
+    # Spinning, their default, takes the cores that the awaited threads need once other processes
+    # (a training run) share the machine: a batch then takes ten times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         action()
     except (ValueError, OSError) as error:
