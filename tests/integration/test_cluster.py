@@ -1,8 +1,10 @@
-"""A run submitted to a cluster of two machines: stopped, gone on with, refused on a lone disk."""
+"""Runs that are submitted to clusters of two and four machines: stopped, gone on with, refused."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from sg_rlhf.common import run_log
 from sg_rlhf.overlay import who_is_where
-from tests.clusters import Cluster, Submitted, cluster, own_mounts
+from tests.clusters import ROOT, Cluster, Submitted, cluster, own_mounts
 from tests.integration.conftest import Data, command, environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(900)]
@@ -84,3 +86,31 @@ def test_a_machine_with_another_version_of_a_package_is_named(
         f"error: machine {machine.address} has other packages: hjson 9.9 (here " in refused.output
     )
     assert not (tmp_path / "run" / run_log.METRICS).exists()
+
+
+def test_ranks_and_engines_over_four_machines(tmp_path: Path, data: Data) -> None:
+    """Two ranks and two engines, each on a machine of its own, by Ray's own command."""
+    run_dir = tmp_path / "run"
+    spread = (
+        "actor.num_nodes=2", "actor.num_gpus_per_node=1", "ref.num_nodes=2",
+        "ref.num_gpus_per_node=1", "vllm.num_engines=2", "train.num_episodes=1",
+    )  # fmt: skip
+    with cluster(tmp_path / "four", environment(), 1, 1, 1, 1) as four:
+        done = subprocess.run(
+            [
+                Path(sys.executable).parent / "ray", "job", "submit", "--address", four.dashboard,
+                "--working-dir", ROOT, "--", "python", "-m", "sg_rlhf.train",
+                *train(run_dir, data, *spread),
+            ],
+            cwd=ROOT, env=four.environment, text=True, capture_output=True, timeout=600,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    places = json.loads((run_dir / who_is_where.FILE).read_text())[who_is_where.KEY]
+    assert len(places) == 4
+    numbers = {
+        who: sorted(int(n) for machine in places.values() for n in machine.get(who, {}))
+        for who in ("policy rank", "reference rank", "rollout engine")
+    }
+    assert all(found == [0, 1] for found in numbers.values()), numbers
+    rows = run_log.read(run_dir / run_log.METRICS)
+    assert [row["global_step"] for row in rows] == [1, 2]
