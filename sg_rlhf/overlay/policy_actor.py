@@ -336,6 +336,8 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
     actor: Any
     trainer: Any
     strategy: Any
+    disable_ds_ckpt: bool
+    save_hf_ckpt: bool
 
     def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> Any:
         """Upstream's, shown on the terminal: it may have to build an operator."""
@@ -343,8 +345,20 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
             return super().init_model_from_pretrained(*args, **kwargs)
 
     def save_checkpoint(self, tag: str, *args: Any, **kwargs: Any) -> None:
-        """Upstream's; then the plain folders of checkpoints that are gone are gone too."""
-        super().save_checkpoint(tag, *args, **kwargs)
+        """Upstream's, the plain folder first; then those of checkpoints that are gone are gone too.
+
+        A run that is killed between the two resumes before this rollout and writes the folder
+        again. In upstream's order it resumes after it, and the checkpoint never gets its folder.
+        """
+        disable_ds, save_hf = self.disable_ds_ckpt, self.save_hf_ckpt
+        try:
+            if save_hf:
+                self.disable_ds_ckpt = True
+                super().save_checkpoint(tag, *args, **kwargs)
+            self.disable_ds_ckpt, self.save_hf_ckpt = disable_ds, False
+            super().save_checkpoint(tag, *args, **kwargs)
+        finally:
+            self.disable_ds_ckpt, self.save_hf_ckpt = disable_ds, save_hf
         if self.save_hf_ckpt and self.strategy.is_rank_0():
             ckpt = self.strategy.args.ckpt
             checkpoints.delete_superseded_weights(
