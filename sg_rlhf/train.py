@@ -128,8 +128,10 @@ def load(arguments: argparse.Namespace) -> Run:
     """
     config = load_config(arguments.config, arguments.overrides)
     recipe = "_".join(Path(file).stem for file in arguments.config)
+    given = arguments.run_dir or f"runs/{recipe}"
+    run_inputs.check_run_dir(str(given))
     try:
-        run_dir = resolved(Path(arguments.run_dir or Path("runs") / recipe), "--run-dir")
+        run_dir = resolved(Path(given), "--run-dir")
     except ValueError as error:
         raise ConfigError(str(error)) from None
     config = resolve(config, run_dir)

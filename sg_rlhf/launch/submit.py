@@ -236,12 +236,7 @@ def submit(arguments: Any) -> int:
     """
     config = load_config(arguments.config, arguments.overrides)
     given = arguments.run_dir or f"runs/{'_'.join(Path(f).stem for f in arguments.config)}"
-    if "://" in given:
-        raise SubmitError(
-            f"--run-dir {given}: expected a folder; mount it on every machine of the cluster "
-            "(a shared file system, or the bucket by mountpoint-s3, gcsfuse or rclone) and give "
-            "its path"
-        )
+    run_inputs.check_run_dir(given)
     run_dir = Path(os.path.abspath(given))
     with tempfile.TemporaryDirectory() as folder:
         package = pack(Path.cwd(), Path(folder))

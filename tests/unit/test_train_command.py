@@ -171,6 +171,16 @@ def refused(capsys: pytest.CaptureFixture[str], run_dir: Path, *arguments: str) 
     return line
 
 
+def test_an_address_is_no_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["--config", TINY, "--run-dir", "s3://runs/a", "--dry-run"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: --run-dir s3://runs/a: expected a folder; mount it on every")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("files", "extra", "prompts"),
     [
