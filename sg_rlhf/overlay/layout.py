@@ -14,6 +14,7 @@ from typing import Any
 
 from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
 from sg_rlhf.overlay.errors import TooFewPrompts
+from sg_rlhf.overlay.lead import lead_of
 
 #: Upstream's flags that count something of which there must be one.
 COUNTS = (
@@ -150,26 +151,24 @@ def check(args: Any) -> None:
 
 def _check_async(args: Any) -> None:
     """Refuse what the bound on the samples' age would never let through, or nobody corrects for."""
-    if not args.train.async_enable:
+    lead = lead_of(args)
+    if lead is None:
         return
-    bound, queue = args.sg.max_staleness, args.train.async_queue_size
-    partial, drops = args.train.partial_rollout_enable, args.sg.stale == "drop"
-    if drops and not partial:
+    partial = lead.overlaps
+    if lead.drop and not partial:
         raise ValueError(
             "sg.stale=drop: without train.partial_rollout_enable=true the age of every sample is "
             "known when it is asked for; set that to true, or sg.stale=wait"
         )
-    size = args.rollout.batch_size
-    unit = args.rollout.vllm_generate_batch_size or size
+    size, unit = lead.batch, lead.unit
     # They are asked for when what is left of the earlier ones fills no rollout.
     rollouts = -(-(unit + size - math.gcd(unit, size)) // size)
-    lead = queue if drops else min(bound, queue)
-    if rollouts > lead + 1:
+    if rollouts > lead.rollouts + 1:
         raise ValueError(
             f"rollout.vllm_generate_batch_size={unit}: with what is left of the prompts before, up "
             f"to {rollouts} rollouts of rollout.batch_size={size}, of which the last is "
-            f"{rollouts - 1} weight syncs old: raise sg.max_staleness={bound} and "
-            f"train.async_queue_size={queue}, or lower it"
+            f"{rollouts - 1} weight syncs old: raise sg.max_staleness={lead.bound} and "
+            f"train.async_queue_size={args.train.async_queue_size}, or lower it"
         )
     if partial and args.train.full_determinism_enable:
         raise ValueError(
@@ -183,12 +182,17 @@ def _check_async(args: Any) -> None:
         )
     ours = args.actor.policy_loss_type in POLICY_LOSS_TYPES or args.actor.policy_loss_type == "ppo"
     corrected = args.algo.advantage.is_correction_level != "off" and ours
-    if bound > 0 and not corrected and args.sg.uncorrected == "refuse":
+    if lead.bound > 0 and not corrected and args.sg.uncorrected == "refuse":
         raise ValueError(
-            f"train.async_enable=true: samples are up to sg.max_staleness={bound} updates old, and "
-            "no correction is on: set sg.correction=tis (with a loss that takes it), or "
+            f"train.async_enable=true: samples are up to sg.max_staleness={lead.bound} updates "
+            "old, and no correction is on: set sg.correction=tis (with a loss that takes it), or "
             "sg.uncorrected=keep to train on them as they are"
         )
+
+
+def engines_share(args: Any) -> bool:
+    """Whether the engines are on the policy's accelerators; upstream's asynchronous ones never."""
+    return bool(args.train.colocate_all and not args.train.async_enable)
 
 
 def _gpus(model: Any) -> int:
@@ -219,8 +223,7 @@ def _check_placement(args: Any) -> None:
                     "(train.colocate_all=true)"
                 )
     engines = args.vllm.num_engines * args.vllm.tensor_parallel_size
-    beside = args.train.async_enable  # upstream's engines then have accelerators of their own
-    if args.train.colocate_all and not beside and _gpus(args.actor) != engines:
+    if engines_share(args) and _gpus(args.actor) != engines:
         raise ValueError(
             f"actor.num_nodes * actor.num_gpus_per_node = {_gpus(args.actor)}, vllm.num_engines * "
             f"vllm.tensor_parallel_size = {engines}: must be equal with train.colocate_all=true"

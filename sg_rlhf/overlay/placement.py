@@ -19,6 +19,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 from ray.util.placement_group import placement_group as create
 
+from sg_rlhf.overlay import layout
 from sg_rlhf.overlay.errors import RunStopped
 
 #: What each process of a model, and each worker of an engine, asks for.
@@ -76,14 +77,14 @@ def groups(args: Any) -> list[Group]:
     reference = args.algo.kl.init_coef > 0
     critic, reward = bool(args.critic.model_name_or_path), not args.reward.remote_url
     engines = (args.vllm.num_engines or 0) * args.vllm.tensor_parallel_size
-    engines_share = train.colocate_all and not train.async_enable
+    share = layout.engines_share(args)
     found = []
     if train.colocate_all or train.colocate_actor_ref:
-        sharing = ["policy"] + ["reference"] * reference + ["engines"] * engines_share
+        sharing = ["policy"] + ["reference"] * reference + ["engines"] * share
         if train.colocate_all and not (critic and train.colocate_critic_reward):
             sharing += ["critic"] * critic + ["reward"] * reward
         found.append(Group(", ".join(sharing), size("actor")))
-    if engines and not engines_share:
+    if engines and not share:
         found.append(Group("engines", int(engines)))
     if not (train.colocate_all or train.colocate_actor_ref):
         found.append(Group("policy", size("actor")))

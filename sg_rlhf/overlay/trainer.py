@@ -36,6 +36,7 @@ from sg_rlhf.overlay import (
 from sg_rlhf.overlay.actor_groups import PlacedController
 from sg_rlhf.overlay.engines import RunEngines
 from sg_rlhf.overlay.errors import NonFiniteError, RunStopped, SyncError, Terminated
+from sg_rlhf.overlay.lead import Lead, lead_of
 from sg_rlhf.overlay.step_clock import StepClock
 
 #: Rollouts whose log-probs are compared after a weight sync. bf16 moves one token in hundreds by
@@ -53,7 +54,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
     tensorboard_logger: Any
     wandb_logger: Any
     #: Of an asynchronous run.
-    _lead: ahead.Lead | None = None
+    _lead: Lead | None = None
     _rollouts: ahead.RolloutsAhead | None = None
     _partial = False
 
@@ -77,7 +78,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         transformers.set_seed(strategy.args.train.seed)
         with phases.phase(phases.CONTROLLER, "reading the data"):
             super().__init__(pretrain, strategy, *args, **kwargs)
-        self._lead = ahead.lead_of(self.args)
+        self._lead = lead_of(self.args)
         self._partial = self.args.train.partial_rollout_enable
         self._async_metrics: dict[str, float] = {}
         self._clock = self.samples_generator.clock = self.experience_maker.clock = StepClock(
@@ -197,7 +198,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         if self._sg.eval_at_end:
             self._evaluate_now(self._global_step)
 
-    def _sample_ahead(self, lead: ahead.Lead, states: dict[str, Any]) -> None:
+    def _sample_ahead(self, lead: Lead, states: dict[str, Any]) -> None:
         generator = self.samples_generator
 
         def sample(unit: ahead.Unit, answer: Any) -> None:

@@ -11,7 +11,8 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from sg_rlhf.overlay.ahead import Lead, RolloutsAhead, Unit
+from sg_rlhf.overlay.ahead import RolloutsAhead, Unit
+from sg_rlhf.overlay.lead import Lead
 
 BATCH = 2
 Answer = Callable[[int, list[Any]], list[Any]]
