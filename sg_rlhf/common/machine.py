@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +33,12 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "memory_gb": memory_gb(),
     }
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Package -> its version here, of those that are installed."""
+    found = {}
+    for name in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

@@ -41,19 +41,6 @@ WRITTEN_TO = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
 CODE = {"reward.remote_url": "reward_func", "train.agent_func_path": "AgentExecutor"}
 
 
-def check_run_dir(given: str) -> None:
-    """Refuse an address, which would become a folder of that name on whatever machine writes first.
-
-    Raises:
-        ConfigError: naming it and the fix.
-    """
-    if "://" in given:
-        raise ConfigError(
-            f"--run-dir {given}: expected a folder; mount it on every machine of the run (a shared "
-            "file system, or the bucket by mountpoint-s3, gcsfuse or rclone) and give its path"
-        )
-
-
 def check_files(config: Config) -> None:
     """Refuse models, rewards and places that a run would trip over, and prompts that are not there.
 

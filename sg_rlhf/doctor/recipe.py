@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.config import Config, ConfigError, load_config, local_path
+from sg_rlhf.config import Config, ConfigError, load_config, local_path, places
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
 from sg_rlhf.doctor.facts import Facts
 from sg_rlhf.doctor.gather import Wanted
@@ -80,9 +80,8 @@ def load(files: Sequence[str], overrides: Sequence[str], run_dir: str | None) ->
         ConfigError: one line naming the file, the key, the value and what was expected.
     """
     config = load_config(files, tuple(overrides))
-    name = "_".join(Path(file).stem for file in files) or "run"
     without = config.value("vllm.sync_backend") == "gloo"
-    return Recipe(config, Path(run_dir or Path("runs") / name), without)
+    return Recipe(config, places.run_dir_of(run_dir, files), without)
 
 
 def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:
@@ -139,14 +138,7 @@ def gpus_per_node(config: Config) -> int:
     """GPUs that the recipe takes of a node: of all models and engines, or of those that share."""
     value = config.value
     actor, nodes = value("actor.num_gpus_per_node") or 1, value("actor.num_nodes") or 1
-    together, beside = value("train.colocate_all"), value("train.async_enable")
-    if together and not beside:
-        return int(actor)
-    shares = together or value("train.colocate_actor_ref")
-    apart = value("algo.kl.init_coef") > 0 and not shares
-    reference = value("ref.num_nodes") * value("ref.num_gpus_per_node") if apart else 0
-    engines = (value("vllm.num_engines") or 0) * value("vllm.tensor_parallel_size")
-    return int(actor - (-(reference + engines) // nodes))
+    return int(actor - (-places.gpus_beside_policy(config) // nodes))
 
 
 def _hardware(facts: Facts, needs: Needs) -> Hardware:

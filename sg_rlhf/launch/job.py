@@ -13,7 +13,7 @@ from pathlib import Path
 
 import sg_rlhf
 from sg_rlhf.common.redaction import redacted_words
-from sg_rlhf.config import Config, ConfigError
+from sg_rlhf.config import Config, ConfigError, places
 from sg_rlhf.launch import data
 from sg_rlhf.launch.options import LaunchError, Options
 from sg_rlhf.plan.gpu_types import BY_SIZE
@@ -166,19 +166,12 @@ def machines(config: Config) -> tuple[int, int]:
     With everything on the same GPUs they are the policy's. With engines or reference on GPUs of
     their own, as few machines of up to eight as hold them all.
     """
-
-    def gpus(model: str) -> int:
-        return int(config.value(f"{model}.num_nodes") * config.value(f"{model}.num_gpus_per_node"))
-
-    together = config.value("train.colocate_all")
-    if together and not config.value("train.async_enable"):
-        return config.value("actor.num_nodes"), config.value("actor.num_gpus_per_node")
-    total = gpus("actor")
-    total += (config.value("vllm.num_engines") or 0) * config.value("vllm.tensor_parallel_size")
-    beside = not (together or config.value("train.colocate_actor_ref"))
-    if config.value("algo.kl.init_coef") > 0 and beside:
-        total += gpus("ref")
-    nodes = max(config.value("actor.num_nodes"), math.ceil(total / GPUS_OF_A_NODE))
+    actors, each = config.value("actor.num_nodes"), config.value("actor.num_gpus_per_node")
+    beside = places.gpus_beside_policy(config)
+    if not beside:
+        return actors, each
+    total = actors * each + beside
+    nodes = max(actors, math.ceil(total / GPUS_OF_A_NODE))
     return nodes, math.ceil(total / nodes)
 
 

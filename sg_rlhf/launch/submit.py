@@ -23,7 +23,7 @@ from typing import Any
 
 from sg_rlhf.common.command_line import OneLineParser
 from sg_rlhf.common.rows import one_line
-from sg_rlhf.config import Config, ConfigError, load_config, run_inputs
+from sg_rlhf.config import Config, ConfigError, load_config, places, run_inputs
 
 #: Never uploaded, beside what .gitignore and .rayignore name.
 EXCLUDED = [".git", ".venv", "venv", "__pycache__"]
@@ -235,9 +235,7 @@ def submit(arguments: Any) -> int:
         ConfigError, SubmitError: one line for the user.
     """
     config = load_config(arguments.config, arguments.overrides)
-    given = arguments.run_dir or f"runs/{'_'.join(Path(f).stem for f in arguments.config)}"
-    run_inputs.check_run_dir(given)
-    run_dir = Path(os.path.abspath(given))
+    run_dir = Path(os.path.abspath(places.run_dir_of(arguments.run_dir, arguments.config)))
     with tempfile.TemporaryDirectory() as folder:
         package = pack(Path.cwd(), Path(folder))
         absent = [f for f in arguments.config if not package.holds(Path(f))]

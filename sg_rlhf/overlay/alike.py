@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from sg_rlhf.common.machine import versions
 from sg_rlhf.common.ray_cluster import ClusterError
 from sg_rlhf.overlay import failure
 
@@ -46,15 +47,6 @@ class Look(NamedTuple):
 
     versions: dict[str, str]
     sees: bool
-
-
-def versions(names: Iterable[str]) -> dict[str, str]:
-    """Package -> its version here, of those that are installed."""
-    found = {}
-    for name in names:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 def needed(roots: Sequence[str] = ROOTS) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sg_rlhf.common.machine import versions
 from sg_rlhf.overlay import alike
 
 
@@ -9,7 +10,7 @@ def test_what_the_workers_need_is_found_with_all_that_it_needs() -> None:
     names = alike.needed()
     assert {"openrlhf", "ray", "torch", "transformers", "tokenizers", "numpy"} <= {*names}
     assert "ruff" not in names and "pytest" not in names  # tools may be other ones
-    assert alike.versions(names).keys() == {*names}
+    assert versions(names).keys() == {*names}
 
 
 def test_equal_machines_have_nothing_said_of_them() -> None:
