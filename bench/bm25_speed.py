@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from children import FLAG, child
 from machine import provenance
-from retrieval_load import ROOT, enlarge_corpus, make_queries
+from retrieval_load import enlarge_corpus, make_queries
 
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.retrieval.analysis import ANALYSES
@@ -75,16 +75,6 @@ def search(out: Path, analysis: str, queries: list[str], seconds: float) -> dict
     return found
 
 
-def child(*arguments: object) -> dict[str, Any]:
-    """Run a part of this script in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--child", *map(str, arguments)],
-        cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def be_child(part: str, *more: str) -> dict[str, Any]:
     """What the parent asked for."""
     if part == "build":
@@ -96,7 +86,7 @@ def be_child(part: str, *more: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and write the JSON."""
-    if sys.argv[1:2] == ["--child"]:
+    if sys.argv[1:2] == [FLAG]:
         print(json.dumps(be_child(*sys.argv[2:])))
         return
     parser = argparse.ArgumentParser(
@@ -118,8 +108,10 @@ def main() -> None:
             for analysis in ANALYSES:
                 out = Path(work, f"{rows}_{analysis}")
                 entry[analysis] = {
-                    "build": child("build", corpus, rows, out, analysis),
-                    "search": child("search", out, analysis, args.data.resolve(), args.seconds),
+                    "build": child(__file__, "build", corpus, rows, out, analysis),
+                    "search": child(
+                        __file__, "search", out, analysis, args.data.resolve(), args.seconds
+                    ),
                 }
                 print(f"{rows:,} {analysis}: {json.dumps(entry[analysis])}", flush=True)
             write_whole(args.out, json.dumps(result, indent=2) + "\n")

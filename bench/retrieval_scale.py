@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from children import FLAG, child
 from machine import provenance
 
 from sg_rlhf.common.index_sizes import KINDS, Precision, Spec, spec
@@ -36,7 +36,6 @@ from sg_rlhf.retrieval.dense import DenseBackend
 from sg_rlhf.retrieval.recall import recall
 from sg_rlhf.retrieval.vectors import VectorFile
 
-ROOT = Path(__file__).parents[1]
 WIKI, E5 = 21_015_324, 768
 QUERIES, TOP = 256, 10
 #: Kind, numbers of the vectors, and the search parameters that are tried.
@@ -162,16 +161,6 @@ def sparse(folder: Path) -> dict[str, Any]:
     }
 
 
-def child(*arguments: object) -> dict[str, Any]:
-    """Run a part of this script in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--child", *map(str, arguments)],
-        cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def be_child(part: str, folder: Path, *more: str) -> dict[str, Any]:
     """What the parent asked for."""
     if part == "sparse":
@@ -203,7 +192,10 @@ def measure(args: argparse.Namespace, folder: Path, result: dict[str, Any]) -> N
         if kind not in args.kinds:
             continue
         more = (folder, number, args.rows, args.width)
-        found = {"build": child("build", *more), "search": child("search", *more)}
+        found = {
+            "build": child(__file__, "build", *more),
+            "search": child(__file__, "search", *more),
+        }
         result["kinds"][f"{kind} {precision}"] = found
         print(f"{kind} {precision}: {json.dumps(found)}", flush=True)
         for path in (folder / kind).iterdir():
@@ -218,7 +210,7 @@ def save(out: Path, result: dict[str, Any]) -> None:
 
 def main() -> None:
     """Measure and write the JSON."""
-    if sys.argv[1:2] == ["--child"]:
+    if sys.argv[1:2] == [FLAG]:
         part, folder, *more = sys.argv[2:]
         print(json.dumps(be_child(part, Path(folder), *more)))
         return
@@ -240,7 +232,7 @@ def main() -> None:
             result = {**before, **result}
     with tempfile.TemporaryDirectory(prefix="retrieval_scale.", dir=args.work) as work:
         if not args.no_sparse:
-            result["wiki_18_sparse"] = child("sparse", work)
+            result["wiki_18_sparse"] = child(__file__, "sparse", work)
             print(f"sparse: {json.dumps(result['wiki_18_sparse'])}", flush=True)
             (Path(work) / "sparse.faiss").unlink()
             save(args.out, result)

@@ -126,13 +126,7 @@ def _lines(cache: Path, given: Mapping[str, Path]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 with one line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.graders.fetch_cases",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_options(parser)
-    return pinned_files.command(parser, argv, _lines)
+    return pinned_files.command("bench.graders.fetch_cases", __doc__, add_options, _lines, argv)
 
 
 if __name__ == "__main__":

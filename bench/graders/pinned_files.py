@@ -59,11 +59,26 @@ def _given(text: str, *, names: Collection[str], kind: str) -> tuple[str, Path]:
 
 
 def command(
-    parser: argparse.ArgumentParser,
-    argv: Sequence[str] | None,
+    module: str,
+    about: str | None,
+    options: Callable[[argparse.ArgumentParser], None],
     lines: Callable[[Path, dict[str, Path]], Iterable[str]],
+    argv: Sequence[str] | None,
 ) -> int:
-    """Fetch and say what is there. Exit status 0, or 2 with one line."""
+    """Fetch and say what is there. Exit status 0, or 2 with one line.
+
+    Args:
+        module: that is run.
+        about: its docstring.
+        options: adds `--cache` and `--from`.
+        lines: fetches, and says what.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {module}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    options(parser)
     args = parser.parse_args(argv)
     try:
         said = list(lines(args.cache, dict(args.given)))

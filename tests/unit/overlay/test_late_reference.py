@@ -12,7 +12,6 @@ import torch
 from sg_rlhf.overlay import batches, late_reference
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.errors import NonFiniteError
-from sg_rlhf.overlay.policy_actor import SGActorPPOTrainer
 from tests.unit.overlay.test_old_log_probs import (
     LENGTHS,
     TWO_STEPS,
@@ -24,10 +23,10 @@ from tests.unit.overlay.test_old_log_probs import (
 from tests.unit.overlay.test_policy_actor import (
     MICRO_BATCH,
     RESPONSES,
-    Optimizer,
     Table,
     arguments,
     one_rank,
+    policy_trainer,
     rollout,
 )
 
@@ -101,11 +100,7 @@ def updated(monkeypatch: pytest.MonkeyPatch, *, late: bool, spoilt: bool = False
     monkeypatch.setattr(torch.distributed, "get_rank", lambda *_: 0)
     args = arguments("grpo", TWO_STEPS, "train.max_epochs=2")
     actor = Counting()
-    trainer = SGActorPPOTrainer(
-        TwoSteps(args), actor, ema_model=None, actor_optim=Optimizer(),
-        actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.1]),
-        micro_train_batch_size=MICRO_BATCH, dataloader_pin_memory=False,
-    )  # fmt: skip
+    trainer = policy_trainer(TwoSteps(args), actor)
     samples = rollout(plain(actor))
     for i, sample in enumerate(samples):
         sample.index, sample.prompts = [i], [f"prompt {i}"]

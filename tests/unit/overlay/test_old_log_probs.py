@@ -28,6 +28,7 @@ from tests.unit.overlay.test_policy_actor import (
     Table,
     arguments,
     one_rank,
+    policy_trainer,
     rollout,
 )
 
@@ -73,11 +74,7 @@ class TwoSteps(Strategy):
 def trained(args: Any, *, skip: bool, twist: Any = None) -> tuple[Any, Counting, dict[str, Any]]:
     """The trainer, its policy and its status after two rollouts of two optimizer steps."""
     strategy, actor = TwoSteps(args), Counting()
-    trainer = SGActorPPOTrainer(
-        strategy, actor, ema_model=None, actor_optim=Optimizer(),
-        actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.1]),
-        micro_train_batch_size=MICRO_BATCH, dataloader_pin_memory=False,
-    )  # fmt: skip
+    trainer = policy_trainer(strategy, actor)
     assert args.train.dynamic_batch_enable or trainer.replay_buffer.in_order
     status: dict[str, Any] = {}
     for _ in range(2):
@@ -168,11 +165,7 @@ def test_a_log_prob_that_is_not_finite_stops_before_the_step(name: str, place: i
     """In the update's own pass, and in the one before it; an advantage of 0 does not hide it."""
     args = arguments(name, TWO_STEPS)
     actor = Counting()
-    trainer = SGActorPPOTrainer(
-        TwoSteps(args), actor, ema_model=None, actor_optim=Optimizer(),
-        actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.1]),
-        micro_train_batch_size=MICRO_BATCH, dataloader_pin_memory=False,
-    )  # fmt: skip
+    trainer = policy_trainer(TwoSteps(args), actor)
     for i, experience in enumerate(rollout(plain(actor))):
         experience.action_log_probs = None
         experience.prompts = [f"prompt {i}"]
@@ -205,11 +198,7 @@ def test_a_log_prob_that_is_not_finite_leaves_its_sample_out() -> None:
     args = arguments("grpo", TWO_STEPS, "sg.on_nonfinite=skip")
     args.rollout.n_samples_per_prompt = 4
     actor = Counting()
-    trainer = SGActorPPOTrainer(
-        TwoSteps(args), actor, ema_model=None, actor_optim=Skippable(),
-        actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.1]),
-        micro_train_batch_size=MICRO_BATCH, dataloader_pin_memory=False,
-    )  # fmt: skip
+    trainer = policy_trainer(TwoSteps(args), actor, Skippable())
     last = RESPONSES - 1
     for i, experience in enumerate(rollout(plain(actor))):
         experience.action_log_probs = None
@@ -240,11 +229,7 @@ def test_a_sample_that_is_left_out_has_no_part_in_the_update() -> None:
     for other in (False, True):
         args = arguments("grpo_sg", "sg.on_nonfinite=skip")
         actor = Counting()
-        trainer = SGActorPPOTrainer(
-            TwoSteps(args), actor, ema_model=None, actor_optim=Skippable(),
-            actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.1]),
-            micro_train_batch_size=MICRO_BATCH, dataloader_pin_memory=False,
-        )  # fmt: skip
+        trainer = policy_trainer(TwoSteps(args), actor, Skippable())
         for i, experience in enumerate(rollout(plain(actor))):
             if i in (2, 3, 5):
                 experience.action_mask = torch.zeros_like(experience.action_mask)

@@ -151,16 +151,23 @@ def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.distributed, name, function)
 
 
+def policy_trainer(
+    strategy: Strategy, actor: Table, optimizer: Optimizer | None = None
+) -> SGActorPPOTrainer:
+    """The trainer of one rank."""
+    return SGActorPPOTrainer(
+        strategy, actor, ema_model=None, actor_optim=optimizer or Optimizer(),
+        actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.1]),
+        micro_train_batch_size=MICRO_BATCH, dataloader_pin_memory=False,
+    )  # fmt: skip
+
+
 def trained(
     args: Any, *, actor: Table | None = None, **info: torch.Tensor
 ) -> tuple[dict[str, Any], torch.Tensor]:
     """What ``ppo_train`` returns and the table after it."""
-    strategy, actor = Strategy(args), actor or Table("cpu")
-    scheduler = SimpleNamespace(get_last_lr=lambda: [0.1])
-    trainer = SGActorPPOTrainer(
-        strategy, actor, ema_model=None, actor_optim=Optimizer(), actor_scheduler=scheduler,
-        micro_train_batch_size=MICRO_BATCH, dataloader_pin_memory=False,
-    )  # fmt: skip
+    actor = actor or Table("cpu")
+    trainer = policy_trainer(Strategy(args), actor)
     for experience in rollout(actor, **info):
         trainer.replay_buffer.append(experience)
     torch.manual_seed(0)  # upstream shuffles them where it is let
