@@ -8,12 +8,14 @@
 | length     | the same step of 32 responses                              | tokens each           |
 | vocabulary | log-probs under a head without logits, and their gradients | V                     |
 | group      | advantages and loss of 16 prompts, and their gradients     | responses to a prompt |
-| ranks      | the step of 32 responses on each gloo rank, all ranks'     | ranks                 |
+| ranks      | the recipe's step of 64 responses on each gloo rank, all   | ranks                 |
 
 Seconds are CPU time (one thread a process), the median of some repeats. The exponent is the slope
 of log seconds over log size, by least squares over the three largest sizes, where what a step costs
 however small it is flattens it least: 1 is linear. Of ranks it is over those that have a core each:
-more of them wait for each other's cores, which is the machine's growth and not the program's.
+more of them wait for each other's cores, which is the machine's growth and not the program's. For
+the same reason all cores are busy in each of these: beside one rank others of their own do the same
+(two cores at work were seen to take a tenth more time each than one).
 
 The vocabularies that count all have more logits than are kept for the backward pass (2**23). Where
 a head passes that number it makes them twice, a step of 4/3 in time, on either side of which time
@@ -29,6 +31,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -124,20 +127,24 @@ def group(size: int, repeats: int, prompts: int = 16, tokens: int = 64) -> float
 
 
 def rank(repeats: int) -> float:
-    """This rank's seconds of a step, 32 responses on each of ``WORLD_SIZE`` ranks."""
-    args = tiny_update.arguments(ALGORITHM, 32 * int(os.environ["WORLD_SIZE"]))
-    args.train.micro_batch_size = 16
+    """This rank's seconds of a step, 64 responses on each of ``WORLD_SIZE`` ranks."""
+    args = tiny_update.arguments(ALGORITHM, 64 * int(os.environ["WORLD_SIZE"]))
     update = tiny_update.TinyUpdate(args)
     trainer = update.trainer(args)
-    given = update.responses(32, PROMPT, RESPONSE, seed=int(os.environ["RANK"]))
+    given = update.responses(64, PROMPT, RESPONSE, seed=int(os.environ["RANK"]))
     tiny_update.step(trainer, given)
     return statistics.median(tiny_update.step(trainer, given)[1] for _ in range(repeats))
 
 
 def ranks(count: int, repeats: int) -> float:
-    """Seconds of all ranks together."""
+    """Seconds of all ranks of a job together; the mean of as many jobs as there are cores for."""
     command = [sys.executable, __file__, "--rank", "--repeats", str(repeats)]
-    return sum(float(output.splitlines()[-1]) for output in outputs(command, count))
+    jobs = max(1, (os.cpu_count() or 1) // count)
+    with ThreadPoolExecutor(jobs) as pool:
+        of_jobs = list(pool.map(lambda _: outputs(command, count), range(jobs)))
+    return statistics.fmean(
+        sum(float(output.splitlines()[-1]) for output in of_ranks) for of_ranks in of_jobs
+    )
 
 
 def counted(name: str, seconds: dict[int, float]) -> list[tuple[int, float]]:
