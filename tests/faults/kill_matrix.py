@@ -112,11 +112,18 @@ class KilledRun:
         return self._process is None or self._process.poll() is not None
 
     def finish(self, seconds: float = 600.0) -> int:
-        """Wait for its end; the exit status."""
+        """Wait for its end; the exit status. What does not end in time is killed, all of it."""
         if self._process is None:
             self.start()
         assert self._process is not None
-        return self._process.wait(seconds)
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            driver = psutil.Process(self._process.pid)
+            for process in (driver, *driver.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            raise
 
     def line(self) -> str:
         """The last line of its output."""

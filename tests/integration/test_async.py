@@ -85,3 +85,30 @@ def test_partial_rollouts_have_a_version_for_every_token(tmp_path: Path, data: D
         shares = [row[f"async/staleness_share_{age}"] for age in range(3)]
         assert sum(shares) == pytest.approx(1.0)
         assert 0.0 <= row["async/dropped_share"] < 1.0
+
+
+def test_an_engine_that_dies_while_it_samples_ahead_is_replaced(tmp_path: Path, data: Data) -> None:
+    run = KilledRun(tmp_path / "run", data, epochs=3, more=ASYNC)
+    run.start()
+    _wait_until(lambda: len(run_log.read(run.folder / run_log.METRICS)) >= 2)
+    kill = run.kill("engine's core", "updating", 0.0)
+    assert kill is not None and not kill.ended
+    assert run.finish() == 0, run.line()
+    rows = run_log.read(run.folder / run_log.METRICS)
+    assert [row["global_step"] for row in rows] == list(range(1, 7))
+    assert sum(row["engines/replaced"] for row in rows) == 1
+    assert all(row["async/staleness_max"] <= 1 for row in rows)
+
+
+def test_samples_ahead_are_not_forgotten_by_a_synchronous_start(tmp_path: Path, data: Data) -> None:
+    run = KilledRun(tmp_path / "run", data, epochs=3, more=ASYNC)
+    run.start()
+    _wait_until(lambda: len(run_log.read(run.folder / run_log.METRICS)) >= 2)
+    assert run.kill("everything", "updating", 0.0) is not None
+    rows = run_log.read(run.folder / run_log.METRICS)
+    synchronous = KilledRun(run.folder, data, epochs=3, more=(*ASYNC, "train.async_enable=false"))
+    assert synchronous.finish() != 0
+    assert "train.async_enable" in synchronous.line()
+    assert run_log.read(run.folder / run_log.METRICS) == rows
+    run.start()
+    assert run.finish() == 0, run.line()
