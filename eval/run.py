@@ -32,6 +32,7 @@ from eval.model import (
 from eval.sampling import sampled
 from eval.store import RESULTS, TABLE, Key, Row, Store
 from sg_rlhf.common.command_line import OneLineParser, count, counts, not_negative
+from sg_rlhf.common.files import lossy_output
 from sg_rlhf.common.redaction import redacted_text
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.questions import EvalError
@@ -145,7 +146,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if line.args.compare is not None:
             return compare_folders(line, console)
         suite, benchmarks = check(line)
-        return evaluate(line.args, suite, benchmarks, console)
+        with lossy_output():
+            return evaluate(line.args, suite, benchmarks, console)
     except (EvalError, OSError) as error:
         print(f"error: {redacted_text(' '.join(str(error).split()))}", file=sys.stderr)
         return 2

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common.command_line import OneLineParser
-from sg_rlhf.common.files import resolved, write_whole
+from sg_rlhf.common.files import lossy_output, resolved, write_whole
 from sg_rlhf.common.final_checkpoint import final_checkpoint
 from sg_rlhf.common.machine import versions
 from sg_rlhf.common.redaction import redacted_text, redacted_words
@@ -448,9 +448,10 @@ def _main(argv: list[str] | None, started: contextlib.ExitStack) -> int:
     except KeyboardInterrupt:
         print("interrupted before the run began", file=sys.stderr)
         return 130
-    print(run.weighting, *(plan.brief() if plan else ()), sep="\n")
-    print(f"run directory: {run.directory}", flush=True)
-    return cli.execute(args, workers)
+    with lossy_output():
+        print(run.weighting, *(plan.brief() if plan else ()), sep="\n")
+        print(f"run directory: {run.directory}", flush=True)
+        return cli.execute(args, workers)
 
 
 if __name__ == "__main__":

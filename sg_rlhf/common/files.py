@@ -6,12 +6,15 @@ import contextlib
 import errno
 import io
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
 #: No room, and none left for this user.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+#: Nobody reads any more: the other end of a pipe has ended, a terminal is gone.
+_UNREAD = (errno.EPIPE, errno.EIO)
 #: What libraries that are not written in Python make of the same.
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
 #: Written to see whether there is room at all.
@@ -109,9 +112,9 @@ def naming(path: Path) -> Iterator[None]:
 
 
 class Lossy(io.RawIOBase):
-    """A file descriptor for log lines: what a full disk does not take is lost, and nothing else.
+    """A file descriptor for lines: what a full disk does not take, or nobody reads, is lost.
 
-    The lines of libraries come from everywhere, and none of them may be what ends a run.
+    They come from everywhere, libraries' too, and none of them may be what ends a run.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -128,13 +131,45 @@ class Lossy(io.RawIOBase):
     def fileno(self) -> int:
         return self._descriptor
 
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
     def write(self, data: Any) -> int:
         try:
             return os.write(self._descriptor, data)
         except OSError as error:
-            if not is_full_disk(error):
+            if not (is_full_disk(error) or error.errno in _UNREAD):
                 raise
             return len(data)
+
+
+@contextlib.contextmanager
+def lossy_output() -> Iterator[None]:
+    """What this process prints in here goes through :class:`Lossy`.
+
+    A run takes days: that what reads its lines has ended (``| tee`` in a window that was closed)
+    must neither end it nor change its status.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BrokenPipeError):
+            stream.flush()
+    with (
+        contextlib.redirect_stdout(_lossily(sys.stdout)),
+        contextlib.redirect_stderr(_lossily(sys.stderr)),
+    ):
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+
+def _lossily(stream: TextIO) -> TextIO:
+    """The stream through :class:`Lossy`; as it is where it is no file of the system's."""
+    try:
+        return Lossy.over(stream.fileno())
+    except (OSError, ValueError):
+        return stream
 
 
 def is_full_disk(error: BaseException) -> bool:

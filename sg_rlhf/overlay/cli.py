@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common import ray_token, redaction
-from sg_rlhf.common.files import Lossy
+from sg_rlhf.common.files import Lossy, lossy_output
 from sg_rlhf.common.redaction import redacted_text
 from sg_rlhf.config import ConfigError, sg_keys
 from sg_rlhf.config.recipe import sg_settings_of_flags
@@ -290,8 +290,7 @@ def _output(args: Any) -> Iterator[None]:
     try:
         with (
             (logs / "driver.log").open("a") as log,
-            os.fdopen(os.dup(1), "w") as terminal,
-            Progress(Path(args.sg.run_dir), terminal),
+            Progress(Path(args.sg.run_dir), Lossy.over(kept[0])),
             contextlib.redirect_stdout(Lossy.over(1)),
             contextlib.redirect_stderr(Lossy.over(2)),
         ):
@@ -306,6 +305,7 @@ def _output(args: Any) -> Iterator[None]:
             os.close(original)
 
 
+@lossy_output()
 def execute(args: argparse.Namespace, workers: fork_server.ForkServer | None = None) -> int:
     """Run what has been checked, and report.
 

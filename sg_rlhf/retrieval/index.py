@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from sg_rlhf.common.command_line import count, path, word
+from sg_rlhf.common.files import lossy_output
 from sg_rlhf.common.index_sizes import KINDS, PRECISIONS, Spec, spec
 from sg_rlhf.retrieval import contents, manifest, room
 from sg_rlhf.retrieval.analysis import ANALYSES, LUCENE, of_revision
@@ -61,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = vars(_parser().parse_args(argv))
     for name in ("build", "search"):
         args[name] = dict(args[name])
-    return run(PROG, lambda: build(**args))
+    with lossy_output():
+        return run(PROG, lambda: build(**args))
 
 
 def build(corpus: Path, encoder: str, out: Path, **options: Any) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common.command_line import OneLineParser, count, progress_bar
-from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.files import lossy_output, write_whole
 from sg_rlhf.config import ConfigError
 from sg_rlhf.report.runs import RunError
 from sg_rlhf.studies import results as study_results
@@ -202,7 +202,8 @@ def main(argv: list[str] | None = None) -> int:
     if not arguments.table:
         print(overview(list(states.values())))
         try:
-            failures = run_cells(runner, todo)
+            with lossy_output():
+                failures = run_cells(runner, todo)
         except ConfigError as error:
             print(f"sg_rlhf.studies: {error}", file=sys.stderr)
             return 2

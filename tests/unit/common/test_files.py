@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,3 +90,27 @@ def test_log_lines_that_the_disk_does_not_take_are_lost(disk: Path) -> None:
         os.fstat(file.fileno())  # still open
     lines = (disk / "log").read_text().splitlines()
     assert lines[0] == "first" and lines[-1].endswith("last")
+
+
+def test_lines_that_nobody_reads_any_more_are_lost_and_the_status_stays() -> None:
+    program = """
+import os, sys
+from sg_rlhf.common.files import lossy_output
+print("read", flush=True)
+sys.stdin.read()
+with lossy_output():
+    for _ in range(3):
+        print("unread", flush=True)
+        print("unread", file=sys.stderr)
+    print("no line", end="")
+os._exit(7)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin and process.stdout and process.stderr
+    assert process.stdout.readline() == b"read\n"
+    for pipe in (process.stdout, process.stderr, process.stdin):
+        pipe.close()
+    assert process.wait(60) == 7

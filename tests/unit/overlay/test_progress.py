@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from sg_rlhf.common import run_log
+from sg_rlhf.common.files import Lossy
 from sg_rlhf.overlay import phases, progress
 
 
@@ -72,6 +73,24 @@ def test_a_terminal_has_one_live_line_with_all_that_is_waited_for(
             phases.count(4, 4)
             wait_for(terminal, "controller: evaluating 4/4 (0 s):   0%")
     assert "still" not in terminal.getvalue()
+
+
+def test_it_ends_where_nobody_reads_it_any_more(
+    busy: Callable[..., progress.Progress], tmp_path: Path
+) -> None:
+    """tqdm holds its lock while it writes, and an error there left it locked for good."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    try:
+        with busy(Lossy.over(writes)) as shown, phases.phase(phases.DRIVER, "starting Ray"):
+            (tmp_path / progress.PLAN).write_text(json.dumps({"rollouts": 3, "remarks": []}))
+            wait = time.monotonic() + 20
+            while shown.waiting_for() == "" and time.monotonic() < wait:
+                time.sleep(0.01)
+            shown.say("a line")
+        assert not shown._thread.is_alive()
+    finally:
+        os.close(writes)
 
 
 def test_what_was_skipped_is_a_line(tmp_path: Path) -> None:
