@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -44,8 +48,12 @@ def _check_that_someone_listens(address: str, timeout_seconds: float = 10.0) -> 
             pass
 
 
-def start(*, attempts: int = 3, **options: Any) -> None:
+def start(*, attempts: int = 3, seconds: float = 180.0, **options: Any) -> None:
     """Start Ray here; again where the machine was too busy for the 30 seconds that Ray waits.
+
+    Args:
+        attempts: so often.
+        seconds: for each; Ray forks processes, and was seen to wait for one for good.
 
     Raises:
         ClusterError: it did not start, or the options are wrong.
@@ -53,17 +61,38 @@ def start(*, attempts: int = 3, **options: Any) -> None:
     for attempt in range(1, attempts + 1):
         before = psutil.Process().children(recursive=True)
         try:
-            ray.init(address="local", include_dashboard=False, **options)
+            with _at_most(seconds):
+                ray.init(address="local", include_dashboard=False, **options)
             return
         except Exception as error:  # Ray raises plain ones
             started = [p for p in psutil.Process().children(recursive=True) if p not in before]
-            ray.shutdown()
+            with contextlib.suppress(TimeoutError), _at_most(30.0):
+                ray.shutdown()
             end(started, grace_seconds=0.0)
             if attempt == attempts or isinstance(error, ValueError):
                 raise ClusterError(
                     f"Ray did not start (attempt {attempt}): {one_line(error)} (load average "
                     f"{os.getloadavg()[0]:.0f} on {os.cpu_count()} cores)"
                 ) from error
+
+
+@contextlib.contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raises ``TimeoutError`` in the main thread where the seconds are over; others have no end."""
+
+    def over(_signum: int, _frame: Any) -> None:
+        raise TimeoutError(f"it was not there after {seconds:g} s")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
 
 
 def end(processes: list[psutil.Process], grace_seconds: float) -> None:

@@ -45,3 +45,21 @@ def test_a_process_that_does_not_end_is_killed() -> None:
     child.stdout.readline()
     ray_cluster.end([psutil.Process(child.pid)], grace_seconds=0.2)
     assert child.wait(10) == -9
+
+
+@pytest.mark.timeout(90)
+def test_a_start_that_takes_too_long_is_made_again_and_given_up() -> None:
+    """In a process of its own: the signal is the one by which pytest ends a test."""
+    program = """
+import psutil
+from sg_rlhf.common import ray_cluster
+try:
+    ray_cluster.start(attempts=2, seconds=0.3, num_cpus=1)
+except ray_cluster.ClusterError as error:
+    print(error)
+print([p.name() for p in psutil.Process().children(recursive=True) if p.status() != "zombie"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    refusal, left = done.stdout.splitlines()
+    assert refusal.startswith("Ray did not start (attempt 2): it was not there after 0.3 s")
+    assert left == "[]"
