@@ -12,6 +12,11 @@ queries         16,384 different queries a request, eight requests at once
 many            64 bodies of 16 MiB at once, of short queries
 deep            a million opening brackets, of lists and of objects
 chunks          bodies in chunks of one byte
+heads           requests of which each has 15,000 headers of one letter
+ends            300 such heads of which all end at the same moment, once a second
+pipelined       requests of 18 bytes, thousands sent before the first answer is read
+connections     connections that are opened and closed
+same            the same 16,384 queries, from all
 slow            200 connections of which each sends a byte every 50 ms
 half            500 connections with half a head or half a body that never goes on
 unread          eight answers of 60 MB that nobody reads
@@ -54,9 +59,9 @@ class Load:
         self._host, self._port = host, port
 
     async def post(
-        self, body: bytes | Iterator[bytes], pause: float = 0, read: bool = True
+        self, body: bytes | Iterator[bytes], pause: float = 0, stay: float | None = None
     ) -> None:
-        """One request, however far the server lets it come."""
+        """One request, however far the server lets it come; then its answer, or `stay` s."""
         with contextlib.suppress(OSError):
             reader, writer = await asyncio.open_connection(self._host, self._port)
             try:
@@ -68,10 +73,33 @@ class Load:
                         await writer.drain()
                     if pause:
                         await asyncio.sleep(pause)
-                if read:
+                if stay is None:
                     await reader.read(65_536)
                 else:
-                    await asyncio.sleep(10)
+                    await asyncio.sleep(stay)
+            finally:
+                writer.close()
+
+    async def pipeline(self, content: bytes) -> None:
+        """Requests in a row, their answers read as they come."""
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection(self._host, self._port)
+            writer.write(content)
+            try:
+                while await reader.read(MIB):
+                    pass
+            finally:
+                writer.close()
+
+    async def end_together(self, start: bytes, end: bytes) -> None:
+        """A request whose end is sent when a second begins, as those of all others."""
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection(self._host, self._port)
+            try:
+                writer.write(start)
+                await asyncio.sleep(2 - time.time() % 1)
+                writer.write(end)
+                await reader.read(65_536)
             finally:
                 writer.close()
 
@@ -98,6 +126,8 @@ def loads(load: Load) -> dict[str, Callable[[int], Awaitable[Any]]]:
     string = b'{"queries": ["' + b"x" * (64 * MIB - 30) + b'"]}'
     long = b'{"queries": [' + b",".join([b'"' + b"y" * (MIB - 99) + b'"'] * 60) + b"]}"
     many = {number: queries(16_384, f"q{number}") for number in range(8)}
+    same = queries(16_384, "all")
+    headers = head(2)[:-2] + b"a:\r\n" * 15_000
     large = json.dumps({"queries": ["film river war"] * 2600, "topk": 100, "return_scores": True})
 
     async def slow(number: int) -> None:
@@ -119,14 +149,20 @@ def loads(load: Load) -> dict[str, Callable[[int], Awaitable[Any]]]:
         "many": lambda _: load.post(empties),
         "deep": lambda number: load.post([b"[" * MIB, b'{"":' * (MIB // 4)][number % 2]),
         "chunks": chunks,
+        "heads": lambda _: load.post(iter([headers + b"\r\n{}"])),
+        "ends": lambda _: load.end_together(headers, b"\r\n{}"),
+        "pipelined": lambda _: load.pipeline(b"GET / HTTP/1.1\r\n\r\n" * 20_000),
+        "connections": lambda _: load.post(iter([b""]), stay=0),
+        "same": lambda _: load.post(same),
         "slow": slow,
         "half": half,
-        "unread": lambda _: load.post(large.encode(), read=False),
+        "unread": lambda _: load.post(large.encode(), stay=10),
     }
 
 
 CLIENTS = {
     "nothing": 1, "lists": 4, "strings": 4, "queries": 8, "many": 64, "deep": 16, "chunks": 8,
+    "heads": 64, "ends": 300, "pipelined": 16, "connections": 64, "same": 32,
     "slow": 200, "half": 500, "unread": 8,
 }  # fmt: skip
 
@@ -190,6 +226,25 @@ async def measure(url: str, pid: int, seconds: float) -> dict[str, Any]:
     return found
 
 
+#: What the loads are called in the docs.
+TITLES = {
+    "nothing": "nothing", "lists": "bodies of 64 MiB of empty lists",
+    "strings": "strings of 64 MiB, queries of 1 MiB", "queries": "16,384 queries a request",
+    "many": "16 MiB of short queries", "deep": "a million opening brackets",
+    "chunks": "chunks of one byte", "heads": "15,000 headers of one letter",
+    "ends": "such heads that all end at once", "pipelined": "20,000 requests of 18 bytes in a row",
+    "connections": "connections opened and closed", "same": "the same 16,384 queries from all",
+    "slow": "a byte every 50 ms", "half": "half requests", "unread": "60 MB that nobody reads",
+}  # fmt: skip
+
+
+def rows(found: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """The docs' table."""
+    for name, one in found.items():
+        times = f"{one['p50_ms']:.1f} | {one['p99_ms']:.0f} | {one['max_ms']:.0f}"
+        yield f"| {TITLES[name]} | {one['clients']} | {times} |"
+
+
 def main() -> None:
     """Measure and write the JSON."""
     if sys.argv[1:2] == ["--attack"]:
@@ -211,7 +266,7 @@ def main() -> None:
         with serving("-m", "sg_rlhf.retrieval.server", "--index", index) as (url, pid):
             result["loads"] = asyncio.run(measure(url, pid, args.seconds))
     write_whole(args.out, json.dumps(result, indent=2) + "\n")
-    print(f"wrote {args.out}")
+    print(*rows(result["loads"]), f"wrote {args.out}", sep="\n")
 
 
 if __name__ == "__main__":

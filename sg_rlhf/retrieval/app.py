@@ -16,6 +16,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -29,10 +30,13 @@ from sg_rlhf.retrieval.body import Asked, Reader, Refused
 from sg_rlhf.retrieval.limits import Limits
 from sg_rlhf.retrieval.metrics import Metrics
 from sg_rlhf.retrieval.search import Hit, Retriever
+from sg_rlhf.retrieval.turns import Turns
 
 DESCRIPTION = "Passage retrieval with Search-R1's HTTP contract: see POST /retrieve."
 #: Bytes of an answer that are handed over at once; a larger one lets others in between.
-PIECE = 2**18
+PIECE = 2**17
+#: Seconds that handing it over takes.
+SEND_SECONDS = 1e-4
 #: A closing server gives requests that are on their way this many seconds to arrive.
 LAST_SECONDS = 1.0
 
@@ -85,14 +89,19 @@ class Health(BaseModel):
     description: str
 
 
-def create_app(load: Callable[[], Retriever], limits: Limits) -> FastAPI:
+def create_app(
+    load: Callable[[], Retriever], limits: Limits, turns: Turns | None = None
+) -> FastAPI:
     """The application; `load` is called when it starts.
+
+    `turns` are those in which the server parses, if it has any.
 
     It is stateless but for its cache, so any number of them may serve one index. `app.state.close`
     tells it that the server is shutting down: it waits no longer for bodies.
     """
     metrics = Metrics()
-    reader = Reader(limits)
+    turns = turns or Turns()
+    reader = Reader(limits, turns)
     arrivals = Arrivals(limits.receive_seconds)
     state: dict[str, Any] = {}
 
@@ -111,6 +120,7 @@ def create_app(load: Callable[[], Retriever], limits: Limits) -> FastAPI:
         batcher = state["batcher"] = Batcher(
             search,
             metrics,
+            turns,
             max_batch=limits.max_batch,
             max_wait=limits.max_wait_ms / 1e3,
             max_pending=limits.max_pending,
@@ -157,7 +167,7 @@ def create_app(load: Callable[[], Retriever], limits: Limits) -> FastAPI:
             return JSONResponse({"detail": detail}, 503, {"Retry-After": "1"})
         metrics.queries.inc(len(found))
         metrics.request_seconds.observe(time.perf_counter() - started)
-        return _Answer(found)
+        return _Answer(found, turns)
 
     schema = reader.model.model_json_schema()
     schema["anyOf"] = [{"required": ["queries"]}, {"required": ["query"]}]
@@ -214,9 +224,10 @@ class _Answer(Response):
 
     media_type = "application/json"
 
-    def __init__(self, lists: list[bytes]) -> None:
+    def __init__(self, lists: list[bytes], turns: Turns) -> None:
         super().__init__()
         self._lists = lists
+        self._turns = turns
         # Between two lists is a comma.
         length = len(b'{"result":[') + sum(map(len, lists)) + max(0, len(lists) - 1) + len(b"]}")
         self.headers["content-length"] = str(length)
@@ -233,9 +244,8 @@ class _Answer(Response):
             parts.append(part)
             held += len(part)
             if held > PIECE:
-                body = b"".join(parts)
+                body = await self._turns.run(partial(b"".join, parts), SEND_SECONDS)
                 await send({"type": "http.response.body", "body": body, "more_body": True})
-                await asyncio.sleep(0)  # others' turn
                 held, parts = 0, []
         parts.append(b"]}")
         await send({"type": "http.response.body", "body": b"".join(parts)})

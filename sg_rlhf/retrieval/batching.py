@@ -13,10 +13,12 @@ import math
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from cachetools import LRUCache
 
 from sg_rlhf.retrieval.metrics import Metrics
+from sg_rlhf.retrieval.turns import Turns
 
 #: An answer of one query, ready to be sent.
 Answer = bytes
@@ -26,6 +28,10 @@ Key = tuple[str, Hashable]
 
 #: Seconds that a slow search may make its successor wait for a batch to fill.
 LONGEST_WAIT = 0.1
+#: Queries of a request that are put into the queue at once, in about a millisecond.
+A_PIECE = 1024
+#: Requests that are given an answer in one turn of the event loop, where many asked the same.
+A_TURN = 4096
 #: What an entry of the cache needs beside its query and its answer: a key, two links, two places.
 _ENTRY_BYTES = 500
 
@@ -43,15 +49,19 @@ class Closing(Exception):
 
 
 class _Request:
-    """What one request waits for; `done` once every query of it is in `found`."""
+    """What one request waits for; `done` once every query of it is in `found`.
 
-    __slots__ = ("done", "found", "missing")
+    `coming` places in the queue are kept for it.
+    """
+
+    __slots__ = ("coming", "done", "found", "missing")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.done: asyncio.Future[None] = loop.create_future()
         self.found: dict[Key, Answer] = {}
         # Of a dictionary's order: that of service.
         self.missing: dict[Key, None] = {}
+        self.coming = 0
 
     def answer(self, key: Key, answer: Answer | Exception) -> None:
         if self.done.done():
@@ -71,6 +81,7 @@ class Batcher:
     Args:
         search: called in the worker thread; one that fails is tried again in halves, so that a
             query that cannot be answered fails its own requests and no other.
+        turns: of the event loop, in which requests are taken in and put together.
         max_batch: queries in one search.
         max_wait: seconds that a query waits for a batch to fill, or a tenth of the last search if
             that is longer. It waits for as many as there were last, so a lone client never does.
@@ -84,6 +95,7 @@ class Batcher:
         self,
         search: Search,
         metrics: Metrics,
+        turns: Turns,
         max_batch: int,
         max_wait: float,
         max_pending: int,
@@ -92,13 +104,15 @@ class Batcher:
     ) -> None:
         self._search = search
         self._metrics = metrics
+        self._turns = turns
         self._max_batch = max_batch
         self._max_wait = max_wait
         self._max_pending = max_pending
         self._cache = Cache(cache_size, cache_bytes)
         # Insertion order is the order of service. Equal queries in flight share one entry.
-        self._waiting: dict[Key, list[_Request]] = {}
-        self._running: dict[Key, list[_Request]] = {}
+        self._waiting: dict[Key, dict[_Request, None]] = {}
+        self._running: dict[Key, dict[_Request, None]] = {}
+        self._coming = 0
         self._changed = asyncio.Event()
         self._closing = False
         self._rate = 0.0  # queries a second, of the last batches
@@ -114,52 +128,74 @@ class Batcher:
         """
         request = _Request(asyncio.get_running_loop())
         keys: list[Key] = [(query, options) for query in queries]
-        new, hits = [], 0
-        for key in dict.fromkeys(keys):
+        distinct = list(dict.fromkeys(keys))
+        pieces = [distinct[start : start + A_PIECE] for start in range(0, len(distinct), A_PIECE)]
+        new = 0
+        for piece in pieces:
+            new += await self._turns.run(partial(self._look_up, request, piece))
+        self._reserve(request, new)
+        try:
+            for piece in pieces:
+                await self._turns.run(partial(self._enqueue, request, piece))
+            if request.missing:
+                await request.done
+        finally:
+            self._coming -= request.coming
+            if request.missing:
+                self._turns.call(partial(self._take_back, request))
+        return await self._turns.run(lambda: [request.found[key] for key in keys])
+
+    def _look_up(self, request: _Request, keys: Sequence[Key]) -> int:
+        """Take what is known already; how many of the others nobody has asked for yet."""
+        new = 0
+        for key in keys:
             answer = self._cache.get(key)
             if answer is not None:
                 request.found[key] = answer
-                hits += 1
                 continue
             request.missing[key] = None
-            if key not in self._running and key not in self._waiting:
-                new.append(key)
-        if new:
-            self._check_room(len(new))
-        for key in request.missing:
-            waiters = self._running.get(key)
-            if waiters is None:
-                waiters = self._waiting.setdefault(key, [])
-            waiters.append(request)
-        self._metrics.cache_hits.inc(hits)
-        self._metrics.cache_misses.inc(len(new))
-        self._metrics.pending.set(len(self._waiting) + len(self._running))
-        if request.missing:
-            self._changed.set()
-            try:
-                await request.done
-            finally:
-                self._take_back(request)
-        return [request.found[key] for key in keys]
+            new += key not in self._running and key not in self._waiting
+        return new
 
-    def _check_room(self, new: int) -> None:
-        pending = len(self._waiting) + len(self._running)
-        if self._closing:
+    def _reserve(self, request: _Request, new: int) -> None:
+        """Keep places in the queue until the request is in it, which may take several turns."""
+        if new and self._closing:
             raise Closing("the server is shutting down")
-        if pending and pending + new > self._max_pending:
+        pending = len(self._waiting) + len(self._running) + self._coming
+        if new and pending and pending + new > self._max_pending:
             seconds = pending / self._rate if self._rate else 1.0
             raise Overloaded(
                 f"{pending} queries are waiting, no room for {new} more "
                 f"(at most {self._max_pending})",
                 max(1, min(60, math.ceil(seconds))),
             )
+        request.coming = new
+        self._coming += new
+        self._metrics.cache_hits.inc(len(request.found))
+        self._metrics.cache_misses.inc(new)
+
+    def _enqueue(self, request: _Request, keys: Sequence[Key]) -> None:
+        for key in keys:
+            if key in request.found:
+                continue
+            waiters = self._running.get(key)
+            if waiters is None:
+                waiters = self._waiting.get(key)
+            if waiters is None:
+                waiters = self._waiting[key] = {}
+                if request.coming:
+                    request.coming -= 1
+                    self._coming -= 1
+            waiters[request] = None
+        self._metrics.pending.set(len(self._waiting) + len(self._running))
+        self._changed.set()
 
     def _take_back(self, request: _Request) -> None:
         """Forget a request that was cancelled or failed: nobody reads the rest of its answers."""
         for key in request.missing:
             waiters = self._waiting.get(key)
-            if waiters is not None and request in waiters:
-                waiters.remove(request)
+            if waiters is not None:
+                waiters.pop(request, None)
                 if not waiters:
                     del self._waiting[key]
 
@@ -223,12 +259,18 @@ class Batcher:
             answers = await loop.run_in_executor(
                 self._worker, self._search_each, [query for query, _ in keys], options
             )
-        for (key, requests), answer in zip(self._running.items(), answers, strict=True):
-            for request in requests:
-                request.answer(key, answer)
+        answered = 0
+        for key, answer in zip(keys, answers, strict=True):
             if not isinstance(answer, Exception):
                 self._cache.put(key, answer)
-        self._running = {}
+            # No longer running, so that nobody joins it while others have their turn.
+            requests = self._running.pop(key)
+            for request in requests:
+                request.answer(key, answer)
+            answered += len(requests)
+            if answered > A_TURN:
+                answered = 0
+                await asyncio.sleep(0)
         self._metrics.pending.set(len(self._waiting))
         self._metrics.cache_bytes.set(self._cache.bytes)
         return len(keys)

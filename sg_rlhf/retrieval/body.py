@@ -9,21 +9,22 @@ whole. A query is cut at the character limit: the reference's encoder cuts at 25
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ijson  # type: ignore[import-untyped]
 from pydantic import BaseModel, Field, ValidationError, create_model
 
 from sg_rlhf.retrieval.limits import MOST_PASSAGES, Limits
+from sg_rlhf.retrieval.turns import Turns
 
-#: Bytes that are parsed at once, in about a millisecond.
-PIECE = 65_536
-#: Bytes that are parsed in one turn of the event loop.
-A_TURN = 4 * PIECE
-#: Bytes of one string: the parser reads an unfinished one again with each piece.
+#: Bytes that are parsed at once, in a millisecond, or 8 where each third is a string of its own.
+PIECE = 16_384
+#: Of a string of which as much was there already: the parser reads it again with each piece.
+LONG_PIECE = 65_536
+#: Bytes of one string.
 LONGEST_STRING = 2**20
 #: Values beside the queries that are read over; more is no request of anybody's.
 MOST_OTHERS = 1000
@@ -59,33 +60,12 @@ class Asked:
     with_scores: bool
 
 
-class _Turns:
-    """Bytes that are parsed in one turn of the event loop, of all bodies together.
-
-    Many bodies at once would make one turn as long as all their pieces, and others wait for it.
-    """
-
-    def __init__(self) -> None:
-        self._left = A_TURN
-
-    async def take(self, size: int) -> None:
-        """Wait for a turn in which there is something left."""
-        while self._left <= 0:
-            await asyncio.sleep(0)
-        if self._left == A_TURN:
-            asyncio.get_running_loop().call_soon(self._begin)
-        self._left -= size
-
-    def _begin(self) -> None:
-        self._left = A_TURN
-
-
 class Reader:
-    """Reads bodies within `limits`."""
+    """Reads bodies within `limits`, a piece at a time in `turns` of the event loop."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, turns: Turns) -> None:
         self._limits = limits
-        self._turns = _Turns()
+        self._turns = turns
         # The limits belong into the schema, so the model is made when they are known.
         topk: Any = (int | None, Field(None, ge=0, le=limits.max_topk))
         queries: Any = (list[str] | None, Field(None, max_length=limits.max_queries))
@@ -111,10 +91,10 @@ class Reader:
             received += len(piece)
             if received > most:
                 raise self._too_large(f"a body of more than {most} bytes")
-            for start in range(0, len(piece), PIECE):
-                some = piece[start : start + PIECE]
-                await self._turns.take(len(some))
-                body.feed(some)
+            while piece:
+                size = LONG_PIECE if body.without_event >= LONG_PIECE else PIECE
+                await self._turns.run(partial(body.feed, piece[:size]))
+                piece = piece[size:]
         body.end()
         return self._asked(body)
 
@@ -152,6 +132,7 @@ class _Body:
     Attributes:
         queries: what was in the list of that name, cut; None if there was none.
         fields: the other fields that a request has, as they came; not yet checked.
+        without_event: bytes of a value that has not ended.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -164,7 +145,7 @@ class _Body:
         self._depth = 0
         self._in_queries = False
         self._others = 0
-        self._without_event = 0
+        self.without_event = 0
 
     def feed(self, piece: bytes) -> None:
         """Parse some bytes more.
@@ -174,11 +155,11 @@ class _Body:
         """
         self._parse(lambda: self._parser.send(piece))
         if self._events:
-            self._without_event = 0
+            self.without_event = 0
             self._take_all()
         else:
-            self._without_event += len(piece)
-            if self._without_event > LONGEST_STRING:
+            self.without_event += len(piece)
+            if self.without_event > LONGEST_STRING:
                 raise Refused(413, f"a string of more than {LONGEST_STRING} bytes")
 
     def end(self) -> None:

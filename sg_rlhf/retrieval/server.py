@@ -20,6 +20,7 @@ from sg_rlhf.retrieval.app import create_app
 from sg_rlhf.retrieval.command import Parser, port, run, setting, threads
 from sg_rlhf.retrieval.limits import Limits
 from sg_rlhf.retrieval.search import How, Retriever, open_faiss, open_index
+from sg_rlhf.retrieval.turns import Turns
 
 PROG = "sg_rlhf.retrieval.server"
 EPILOG = """\
@@ -58,11 +59,14 @@ def serve(args: argparse.Namespace) -> None:
     # First, since a port that is taken should not cost the minutes of loading.
     listener = _bind(args.host, args.port)
     retriever = loader(args)()
-    app = create_app(lambda: retriever, limits)
+    turns = Turns()
+    app = create_app(lambda: retriever, limits, turns)
     config = uvicorn.Config(
         app,
-        http=connections.limited(limits.receive_seconds),
-        log_level="warning",
+        http=connections.limited(limits.receive_seconds, turns),
+        ws="none",
+        # A client that sends nonsense is answered; a line for each would fill the disk.
+        log_level="error",
         access_log=False,
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=args.shutdown_seconds,

@@ -11,6 +11,7 @@ import pytest
 
 from sg_rlhf.retrieval.batching import Batcher, Cache, Closing, Overloaded
 from sg_rlhf.retrieval.metrics import Metrics
+from sg_rlhf.retrieval.turns import Turns
 
 
 def hits(query: str, topk: int) -> bytes:
@@ -41,7 +42,7 @@ def make(search: Search, **options: float) -> Batcher:
         "max_batch": 64, "max_wait": 0.005, "max_pending": 1000, "cache_size": 0,
         "cache_bytes": 2**20, **options
     }  # fmt: skip
-    return Batcher(search, Metrics(), **settings)  # type: ignore[arg-type]
+    return Batcher(search, Metrics(), Turns(), **settings)  # type: ignore[arg-type]
 
 
 async def until(condition: object) -> None:

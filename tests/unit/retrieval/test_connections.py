@@ -8,9 +8,10 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -20,6 +21,7 @@ from sg_rlhf.retrieval import connections
 from sg_rlhf.retrieval.app import create_app
 from sg_rlhf.retrieval.limits import Limits
 from sg_rlhf.retrieval.search import open_index
+from sg_rlhf.retrieval.turns import Turns
 
 #: Long enough for a client that a busy machine holds up, short enough for a test.
 SECONDS = 2.0
@@ -32,9 +34,11 @@ GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 @contextlib.contextmanager
 def running(index: Path, limits: Limits) -> Iterator[uvicorn.Server]:
     """A server in a thread."""
+    turns = Turns()
     config = uvicorn.Config(
-        create_app(lambda: open_index(index), limits),
-        http=connections.limited(limits.receive_seconds),
+        create_app(lambda: open_index(index), limits, turns),
+        http=connections.limited(limits.receive_seconds, turns),
+        ws="none",
         port=0,
         log_level="error",
         timeout_keep_alive=KEEP_ALIVE,
@@ -123,6 +127,120 @@ def test_an_answer_that_nobody_reads_is_given_up(address: tuple[str, int]) -> No
     assert answer.startswith(b"HTTP/1.1 200") and not answer.endswith(b"]}")
 
 
+def post(body: bytes, *headers: bytes) -> bytes:
+    start = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(body)
+    return start + b"".join(header + b"\r\n" for header in headers) + b"\r\n" + body
+
+
+def chunked(pieces: Sequence[bytes], *headers: bytes) -> bytes:
+    start = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+    return (
+        start + b"".join(header + b"\r\n" for header in headers) + b"\r\n" + chunks + b"0\r\n\r\n"
+    )
+
+
+CLOSE = b"Connection: close"
+
+
+def bodies_of(answers: bytes) -> list[Any]:
+    """The JSON of each answer on a connection, in order."""
+    found = []
+    while answers:
+        head, answers = answers.split(b"\r\n\r\n", 1)
+        size = next(int(line[16:]) for line in head.lower().splitlines() if b"-length: " in line)
+        found.append(json.loads(answers[:size]))
+        answers = answers[size:]
+    return found
+
+
+def test_requests_in_a_row_are_answered_in_order(address: tuple[str, int]) -> None:
+    """Small and large ones, of known length and in chunks, cut anywhere by the reads."""
+    asked: list[list[str]] = [[f"film {n}", "river" * (1 + 37 * n % 400)] for n in range(300)]
+    content = b""
+    for number, queries in enumerate(asked):
+        body = json.dumps({"queries": queries, "topk": 2}).encode()
+        close = [CLOSE] if number == len(asked) - 1 else []
+        if number % 3:
+            content += post(body, *close)
+        else:
+            step = 1 + number % 50
+            content += chunked([body[i : i + step] for i in range(0, len(body), step)], *close)
+        content += GET * (number % 7 == 0 and not close)
+    with ThreadPoolExecutor(2) as pool:
+        connection = socket.create_connection(address, 30)
+        writing = pool.submit(connection.sendall, content)
+        answers = bodies_of(received(connection))
+        writing.result()
+    assert sum("status" in answer for answer in answers) == 43
+    found = [answer["result"] for answer in answers if "result" in answer]
+    url = "http://{}:{}/retrieve".format(*address)
+    with httpx.Client() as client:
+        for queries, result in zip(asked, found, strict=True):
+            alone = client.post(url, json={"queries": queries, "topk": 2}).json()["result"]
+            assert result == alone
+
+
+def test_requests_in_a_row_wait_unparsed(bm25_index: Path) -> None:
+    """Or a client would fill the memory with requests of a few bytes."""
+    with running(bm25_index, Limits()) as server:
+        connection = sent(address_of(server), GET * 200)
+        connection.settimeout(0.5)
+        waiting = 0
+        with contextlib.suppress(TimeoutError):
+            while True:
+                connection.sendall(GET * 1000)
+                for each in list(server.server_state.connections):
+                    waiting = max(waiting, len(each.pipeline))  # type: ignore[union-attr]
+        connection.close()
+        assert httpx.get("http://{}:{}/health".format(*address_of(server))).status_code == 200
+    assert 1 < waiting < 100
+
+
+@pytest.mark.parametrize("unanswered", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n"])
+def test_what_came_before_a_client_stopped_sending(
+    address: tuple[str, int], unanswered: bytes
+) -> None:
+    """As uvicorn does: the end of what a client sends is the end of its connection."""
+    connection = sent(address, GET * 3 + unanswered)
+    time.sleep(0.5)
+    connection.shutdown(socket.SHUT_WR)
+    assert len(bodies_of(received(connection))) == 3
+
+
+def test_a_client_that_leaves_in_the_midst(bm25_index: Path) -> None:
+    """Of a body in chunks, of many requests in a row: nothing is left of it."""
+    body = b'{"queries": ["' + b"x" * 60_000
+    with running(bm25_index, Limits()) as server:
+        for content in (
+            chunked([b" "] * 40_000),
+            GET * 5000,
+            post(body)[:-9],
+            b"nonsense\r\n" * 9999,
+        ):
+            for _ in range(5):
+                sent(address_of(server), content).close()
+        end = time.monotonic() + 20
+        while server.server_state.connections and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not server.server_state.connections
+        assert not server.server_state.tasks
+        health = httpx.get("http://{}:{}/health".format(*address_of(server)))
+    assert health.status_code == 200
+
+
+def test_many_headers_are_cut(address: tuple[str, int]) -> None:
+    heads = b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * connections.MOST_HEADERS
+    assert received(sent(address, heads + b"c: d\r\n\r\n")) == b""
+    assert received(sent(address, heads[:-6] + CLOSE + b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+
+def test_an_upgrade_is_not_taken(address: tuple[str, int]) -> None:
+    upgrade = (b"Connection: Upgrade, close", b"Upgrade: websocket", b"Sec-WebSocket-Version: 13")
+    request = b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"\r\n".join(upgrade) + b"\r\n\r\n"
+    assert received(sent(address, request)).startswith(b"HTTP/1.1 200")
+
+
 #: Whole requests that cost a server as much as its limits allow.
 HOSTILE = {
     "lists": b'{"queries": [' + b"[]," * 1_000_000,
@@ -137,6 +255,10 @@ HOSTILE = {
 }
 
 
+#: Requests that end at the same moment.
+ENDS = 64
+
+
 def test_no_turn_of_the_event_loop_is_long(bm25_index: Path) -> None:
     """Whatever is posted, `/health` waits for one turn: in processor time, which is steady."""
     stop = threading.Event()
@@ -149,26 +271,32 @@ def test_no_turn_of_the_event_loop_is_long(bm25_index: Path) -> None:
             worst = max(worst, time.thread_time() - before)
         return worst
 
-    def post(address: tuple[str, int], body: bytes, chunked: bool) -> None:
-        kind = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % len(body)
-        if chunked:
-            body = b"1\r\n{\r\n" * 200_000
+    def attack(address: tuple[str, int], content: bytes, end: bytes = b"") -> None:
         with contextlib.suppress(OSError):
-            start = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-            received(sent(address, start + kind + b"\r\n\r\n" + body))
+            connection = sent(address, content)
+            if end:
+                together.wait()
+                connection.sendall(end)
+            received(connection)
 
-    with running(bm25_index, Limits()) as server, ThreadPoolExecutor(32) as pool:
+    together = threading.Barrier(ENDS)
+    # Clients enough for all of these to wait for one another.
+    with running(bm25_index, Limits()) as server, ThreadPoolExecutor(ENDS) as pool:
         watch = asyncio.run_coroutine_threadsafe(longest(), server.servers[0].get_loop())
-        halves = [sent(address_of(server), HEAD + b"\r\n{" * (n % 2)) for n in range(100)]
-        bodies = [body for body in HOSTILE.values() for _ in range(4)]
-        posts = [pool.submit(post, address_of(server), body, False) for body in bodies]
-        posts += [pool.submit(post, address_of(server), b"", True) for _ in range(4)]
-        for each in posts:
+        to = address_of(server)
+        halves = [sent(to, HEAD + b"\r\n{" * (n % 2)) for n in range(100)]
+        contents = [post(body, CLOSE) for body in HOSTILE.values() for _ in range(4)]
+        contents += [chunked([b"{"] * 200_000, CLOSE)] * 8
+        contents += [(GET * 10_000 + post(b"", CLOSE))] * 4
+        attacks = [pool.submit(attack, to, content) for content in contents]
+        heads = post(b"{}", CLOSE, *[b"a:"] * (connections.MOST_HEADERS - 4))
+        attacks += [pool.submit(attack, to, heads[:-4], heads[-4:]) for _ in range(ENDS)]
+        for each in attacks:
             each.result()
         stop.set()
         worst = watch.result()
         for half in halves:
             half.close()
-        health = httpx.get("http://{}:{}/health".format(*address_of(server)))
+        health = httpx.get("http://{}:{}/health".format(*to))
     assert health.status_code == 200
     assert worst < 0.1, f"a turn of {1e3 * worst:.0f} ms"
