@@ -60,7 +60,10 @@ class Engines(Protocol):
     """The rollout engines of a run, which may change."""
 
     handles: Sequence[Any]
-    incarnations: list[Incarnation]
+
+    @property
+    def incarnations(self) -> list[Incarnation]:
+        """Which they are now."""
 
     def replace(self, number: int) -> None:
         """Have an engine in the place of a lost one, with the policy's weights.

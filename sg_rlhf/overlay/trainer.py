@@ -28,20 +28,19 @@ from sg_rlhf.overlay import (
     now,
     phases,
     progress,
+    sync_check,
     termination,
     wandb_run,
     weight_sync,
     who_is_where,
 )
 from sg_rlhf.overlay.actor_groups import PlacedController
+from sg_rlhf.overlay.asking import Engines
 from sg_rlhf.overlay.engines import RunEngines
 from sg_rlhf.overlay.errors import NonFiniteError, RunStopped, SyncError, Terminated
 from sg_rlhf.overlay.lead import Lead, lead_of
 from sg_rlhf.overlay.step_clock import StepClock
 
-#: Rollouts whose log-probs are compared after a weight sync. bf16 moves one token in hundreds by
-#: up to 1, so that a few short responses would pass or fail by such a token.
-PROBED_SEQUENCES = 16
 #: What the rollouts ahead are called among the states of a checkpoint.
 AHEAD = "sg_rollouts_ahead"
 #: Prompts that an evaluation hands to the engines at a time, which queue what they cannot hold.
@@ -380,7 +379,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         fitting = [
             (e, i) for e, i in places if int(e.attention_mask[i].sum()) < self.args.data.max_len
         ]
-        for e, i in _spread(fitting, PROBED_SEQUENCES):
+        for e, i in _spread(fitting, sync_check.PROBED_SEQUENCES):
             valid = e.attention_mask[i].bool()
             is_response = e.action_mask[i].bool()[valid[1:]]
             self._probe.append((e.sequences[i][valid].tolist(), is_response.tolist()))
@@ -556,37 +555,13 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             ) from None
 
     def _check_sync(self) -> dict[str, float]:
-        sequences = [ids for ids, _ in self._probe]
-        of_ranks = self.actor_model_group.async_run_method(
-            method_name="prompt_log_probs", sequences=sequences
-        )
-        if self.args.vllm.enable_sleep:
-            # The engines' weights are awake. Their cache takes what the trainer needed until now.
-            ray.get(of_ranks)
-            batch_vllm_engine_call(self.vllm_engines, "wake_up", tags=["kv_cache"])
-        of_engines = [
-            [engine.prompt_log_probs.remote(ids) for ids in sequences]
-            for engine in self.vllm_engines
-        ]
-        trainer = ray.get(of_ranks)[0]
-        differences = []
-        for found in map(ray.get, of_engines):
-            for ours, theirs, (_, is_response) in zip(trainer, found, self._probe, strict=True):
-                difference = (torch.tensor(ours) - torch.tensor(theirs)).abs()
-                differences.append(difference[torch.tensor(is_response)])
-        if self.args.vllm.enable_sleep:
-            batch_vllm_engine_call(self.vllm_engines, "sleep")
-        all_differences = torch.cat(differences)
-        mean, largest = float(all_differences.mean()), float(all_differences.max())
-        if not mean <= self._sg.sync_check_tolerance:
-            raise SyncError(
-                f"after weight sync {self._syncs} the rollout engine's log-probs differ from the "
-                f"trainer's by {mean:.4f} on average (largest {largest:.4f}, tolerance "
-                f"sg.sync_check_tolerance={self._sg.sync_check_tolerance}): the policy that "
-                "samples is not the policy that learns, or bf16 rounds this model more coarsely "
-                "than that (a high learning rate): then raise the tolerance"
+        engines: Engines = self._engines
+        if self._rollouts is not None:
+            engines = ahead.SharedEngines(engines, self._rollouts.ranks)
+        with self._using_ranks():
+            return sync_check.check(
+                self.actor_model_group, engines, self._probe, self.args, self._syncs
             )
-        return {"sync/log_prob_diff_mean": mean, "sync/log_prob_diff_max": largest}
 
 
 def _spread(places: list[Any], wanted: int) -> list[Any]:
