@@ -98,6 +98,7 @@ def create_app(
 
     It is stateless but for its cache, so any number of them may serve one index. `app.state.close`
     tells it that the server is shutting down: it waits no longer for bodies.
+    `app.state.is_searching` says whether a search runs.
     """
     metrics = Metrics()
     turns = turns or Turns()
@@ -132,6 +133,7 @@ def create_app(
 
     app = FastAPI(title="sg_rlhf retrieval", description=DESCRIPTION, lifespan=lifespan)
     app.state.close = arrivals.close
+    app.state.is_searching = lambda: "batcher" in state and state["batcher"].is_searching
 
     async def answers(request: Request, asked: Asked) -> list[bytes]:
         batcher: Batcher = state["batcher"]

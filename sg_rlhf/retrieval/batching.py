@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 
 from cachetools import LRUCache
 
@@ -199,6 +200,11 @@ class Batcher:
                 if not waiters:
                     del self._waiting[key]
 
+    @property
+    def is_searching(self) -> bool:
+        """Whether a search runs, wanted or not."""
+        return bool(self._running)
+
     async def close(self) -> None:
         """Refuse new queries, answer the accepted ones, and stop.
 
@@ -206,7 +212,8 @@ class Batcher:
         """
         self._closing = True
         self._changed.set()
-        if self._waiting or any(not r.done.done() for rs in self._running.values() for r in rs):
+        wanted = chain(self._waiting.values(), self._running.values())
+        if any(not request.done.done() for requests in wanted for request in requests):
             await self._loop
         else:
             self._loop.cancel()

@@ -44,7 +44,7 @@ def limited(seconds: float, turns: Turns) -> type[asyncio.Protocol]:
     room = memoryview(bytearray(READ))
 
     def connection(**given: Any) -> Connection:
-        return Connection(_Http(seconds, turns, given), turns, room)
+        return Connection(Http(seconds, turns, given), turns, room)
 
     # uvicorn does no more with it than call it.
     return cast("type[asyncio.Protocol]", connection)
@@ -53,7 +53,7 @@ def limited(seconds: float, turns: Turns) -> type[asyncio.Protocol]:
 class Connection(asyncio.BufferedProtocol):
     """Reads a piece, and no more until uvicorn's parser has had it, slice by slice."""
 
-    def __init__(self, http: _Http, turns: Turns, room: memoryview) -> None:
+    def __init__(self, http: Http, turns: Turns, room: memoryview) -> None:
         self._http = http
         self._turns = turns
         self._room = room
@@ -125,7 +125,7 @@ class _Flow(FlowControl):
             self._go_on()
 
 
-class _Http(HttpToolsProtocol):
+class Http(HttpToolsProtocol):
     """uvicorn's protocol with time limits.
 
     Attributes:
@@ -155,6 +155,12 @@ class _Http(HttpToolsProtocol):
     def takes_more(self) -> bool:
         """Whether the next bytes may be parsed: their requests would wait for others' answers."""
         return not self.flow.read_paused and not self.pipeline
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether part of an answer is sent."""
+        begun = self.cycle is not None and self.cycle.response_started
+        return self._writing is not None or (begun and not self.cycle.response_complete)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

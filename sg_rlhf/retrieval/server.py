@@ -6,7 +6,9 @@ One process. For several GPUs or hosts see `replicas`, which takes the same flag
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
+import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +18,7 @@ import uvicorn
 
 from sg_rlhf.common.command_line import count, not_negative, path, word
 from sg_rlhf.retrieval import connections
-from sg_rlhf.retrieval.app import create_app
+from sg_rlhf.retrieval.app import LAST_SECONDS, create_app
 from sg_rlhf.retrieval.command import Parser, port, run, setting, threads
 from sg_rlhf.retrieval.limits import Limits
 from sg_rlhf.retrieval.search import How, Retriever, open_faiss, open_index
@@ -69,28 +71,38 @@ def serve(args: argparse.Namespace) -> None:
         log_level="error",
         access_log=False,
         timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=args.shutdown_seconds,
     )
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     announcement = f"serving {retriever.description}\nlistening on http://{shown}:{port}"
     if not args.host.startswith(LOOPBACK):
         announcement += "  (not the loopback: anyone who reaches it may search)"
-    server = _Server(config, announcement, app.state.close)
+    server = _Server(config, announcement, app.state.close, args.shutdown_seconds)
     # uvicorn shuts down in order, then raises the signal again.
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
+    if app.state.is_searching():
+        # Nobody waits for this search any more, but Python would for its thread.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 class _Server(uvicorn.Server):
-    """Says where it listens once it does, and tells the application that it closes."""
+    """Says where it listens once it does, tells the application that it closes, and ends in time.
+
+    Args:
+        close: called when a shutdown begins.
+        seconds: that a shutdown may take for the answers under way.
+    """
 
     def __init__(
-        self, config: uvicorn.Config, announcement: str, close: Callable[[], None]
+        self, config: uvicorn.Config, announcement: str, close: Callable[[], None], seconds: float
     ) -> None:
         super().__init__(config)
         self._announcement = announcement
         self._close = close
+        self._seconds = seconds
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -99,7 +111,34 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._close()
-        await super().shutdown(sockets)
+        ending = asyncio.create_task(super().shutdown(sockets))
+        await asyncio.wait([ending], timeout=self._seconds)
+        if not ending.done():
+            await self._give_up(ending)
+        with contextlib.suppress(asyncio.CancelledError):
+            await ending
+
+    async def _give_up(self, ending: asyncio.Task[None]) -> None:
+        """Answer those who wait for a search with 503, and close where an answer is being sent."""
+        state = self.server_state
+        print(
+            f"{PROG}: --shutdown-seconds {self._seconds} are over, {len(state.tasks)} requests end "
+            "without their answers",
+            file=sys.stderr,
+            flush=True,
+        )
+        for connection in list(state.connections):
+            if isinstance(connection, connections.Http) and connection.is_answering:
+                connection.transport.abort()
+        await asyncio.sleep(0.1)  # their tasks end
+        for task in list(state.tasks):
+            task.cancel()
+        await asyncio.wait([ending], timeout=LAST_SECONDS)
+        # What is left has nothing to wait for: answers that are not read.
+        for connection in list(state.connections):
+            connection.transport.abort()
+        await asyncio.wait([ending], timeout=LAST_SECONDS)
+        ending.cancel()
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -31,6 +31,7 @@ from sg_rlhf.retrieval import index, replicas, server
 from sg_rlhf.retrieval.index import build
 from sg_rlhf.retrieval.random_encoder import save_random_encoder
 from sg_rlhf.retrieval.search import open_index
+from sg_rlhf.retrieval.vectors import VectorFile
 from tests.unit.retrieval.conftest import make_texts, write_corpus
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +84,7 @@ class Server:
     url: str
     announcement: list[str]
     client: httpx.Client
+    errors: list[str]
 
     def ask(self, queries: list[str], topk: int = 3) -> httpx.Response:
         body = {"queries": queries, "topk": topk, "return_scores": True}
@@ -114,7 +116,7 @@ def serving(*arguments: object, module: str = "server", port: int = 0) -> Iterat
             pytest.fail(f"ended with {process.wait()}: {''.join(errors)[-2000:]}")
         url = lines[-1].split("listening on ")[1].split()[0]
         with httpx.Client(timeout=300) as client:
-            yield Server(process, url, lines, client)
+            yield Server(process, url, lines, client, errors)
     finally:
         process.terminate()
         try:
@@ -262,6 +264,48 @@ def test_sigterm_loses_no_accepted_request(batching: Server) -> None:
             assert half.recv(12) in (b"", b"HTTP/1.1 503")
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{server.url}/health")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_search_longer_than_the_shutdown_is_not_waited_for(
+    files: Files, tmp_path: Path, number: signal.Signals
+) -> None:
+    """A batch that takes half a minute, and a client that does not read its answer."""
+    save_random_encoder(tmp_path / "wide", make_texts(), width=768, heads=12)
+    vectors = VectorFile(tmp_path / "index.faiss", "fp32", 600, 768)
+    vectors.create()
+    vectors.close()
+    flags = ("--shutdown-seconds", 3, "--max-batch", 8192, "--cache-size", 0)
+    given = ("--faiss-index", tmp_path / "index.faiss", "--corpus", files.corpus)
+    with (
+        serving(*given, "--encoder", tmp_path / "wide", *flags) as server,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        body = json.dumps({"queries": ["river"] * 2000, "topk": 100}).encode()
+        head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        unread = half_sent(server, head + body)
+        assert unread.recv(12) == b"HTTP/1.1 200"
+        many = [f"request {i} film river war {'music ' * 8}" for i in range(8000)]
+        waiting = [pool.submit(server.ask, many)]
+        while server.metric("pending") < len(many):
+            time.sleep(0.01)
+        waiting += [pool.submit(server.ask, [f"film {i}"]) for i in range(2)]
+        while server.metric("pending") < len(many) + 2:
+            time.sleep(0.01)
+        start = time.monotonic()
+        server.process.send_signal(number)
+        status = server.process.wait(100)
+        seconds = time.monotonic() - start
+        answers = [answer.result() for answer in waiting]
+    unread.close()
+    assert 3 <= seconds < 15
+    assert status == (-signal.SIGTERM if number == signal.SIGTERM else 0)
+    assert [answer.status_code for answer in answers] == [503] * 3
+    assert "its time for answers is over" in answers[0].json()["detail"]
+    lines = [line for line in server.errors if "Loading weights" not in line and line.strip()]
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("sg_rlhf.retrieval.server: --shutdown-seconds 3 are over, 4 requests")
 
 
 def test_overload_is_refused_at_once(files: Files) -> None:
