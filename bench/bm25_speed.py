@@ -5,7 +5,10 @@
 DIR holds `corpus.jsonl` and questions; larger corpora are made of its words. `words` is what BM25
 was before it was Lucene's.
 
-build   in a process of its own: seconds, processor time, its peak memory and that before it began.
+A size that is left out of `--rows` stays in the file as it is.
+
+build   in a process of its own: seconds, processor time, its peak memory, with what is mapped of
+        the index, and that before it began.
 search  another process, in batches of 64 different questions: queries per second, and processor
         time of one, with numpy and (compiled, what a server takes from 200,000 passages on) numba.
 """
@@ -98,8 +101,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of a search (5)")
     args = parser.parse_args()
     result = provenance("bm25_speed.py", "bm25s", "numba", "numpy", "PyStemmer")
-    result["command"] = result["command"].replace(str(args.data), "DIR")
-    result["sizes"] = {}
+    result["command"] = "python bench/bm25_speed.py --data DIR --out FILE"
+    before = json.loads(args.out.read_text()) if args.out.exists() else {}
+    result["sizes"] = before.get("sizes", {})
     with tempfile.TemporaryDirectory() as work:
         for rows in args.rows:
             corpus = Path(work, f"{rows}.jsonl")

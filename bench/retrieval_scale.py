@@ -5,11 +5,13 @@
 
 The vectors are made: clusters of about 50 on the unit sphere, a cosine of 0.5 between two of one
 cluster, and queries are stored vectors with noise. So recall says how kinds and parameters compare,
-and nothing about E5's vectors. The file is written after each kind, and keeps what `--kinds` leaves
-out: 40 minutes on two cores in all.
+and nothing about E5's vectors. Each kind is put into the file when it is measured, and what
+`--kinds` leaves out stays as it is there: `--kinds hnsw --no-sparse` adds one. 40 minutes on two
+cores in all.
 
-build   `assemble` in a process of its own: seconds, its peak memory (VmHWM), and that before it
-        began, with libraries loaded.
+build   `assemble` in a process of its own: seconds, its peak memory (VmHWM), that before it began
+        with libraries loaded, and what the index command would have said (`foreseen_mb`), with
+        these libraries and no encoder in it.
 search  another process opens the file: seconds to open, queries/s one by one and 64 together, the
         10 best beside exact search, its own memory (RssAnon) and what it has mapped (RssFile).
 sparse  a flat file as large as wiki-18's with nothing in it, which takes no disk: seconds to open,
@@ -30,7 +32,17 @@ import numpy as np
 from children import FLAG, child
 from machine import provenance
 
-from sg_rlhf.common.index_sizes import KINDS, Precision, Spec, spec
+from sg_rlhf.common import cgroup
+from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.index_sizes import (
+    KINDS,
+    PRECISIONS,
+    PROCESS_BYTES,
+    Precision,
+    Spec,
+    assemble_memory,
+    spec,
+)
 from sg_rlhf.retrieval import assemble
 from sg_rlhf.retrieval.dense import DenseBackend
 from sg_rlhf.retrieval.recall import recall
@@ -103,10 +115,12 @@ def build(wanted: Spec, folder: Path) -> dict[str, Any]:
         assemble.assemble(wanted, file, out, progress=False)
     seconds = time.perf_counter() - start
     size = out.stat().st_size / 1e6
+    own = assemble_memory(wanted, 0, cgroup.cores()) - PROCESS_BYTES
     return {
         "seconds": round(seconds, 1),
         "index_mb": round(size, 1),
         "peak_mb": memory()["peak_mb"],
+        "foreseen_mb": round(before + own / 1e6, 1),
         "libraries_mb": before,
     }
 
@@ -174,9 +188,10 @@ def be_child(part: str, folder: Path, *more: str) -> dict[str, Any]:
 def measure(args: argparse.Namespace, folder: Path, result: dict[str, Any]) -> None:
     """Everything, kind by kind."""
     rng = np.random.default_rng(1)
-    result |= {"rows": args.rows, "width": args.width}
-    result.setdefault("kinds", {})
-    for precision in ("fp32", "fp16"):
+    cases = [case for case in CASES if case[0] in args.kinds]
+    for precision in PRECISIONS:
+        if precision not in {"fp32", *(case[1] for case in cases)}:
+            continue
         file = make(folder, args.rows, args.width, precision)
         if precision == "fp32":
             picked = np.sort(rng.choice(args.rows, QUERIES, replace=False))
@@ -188,24 +203,27 @@ def measure(args: argparse.Namespace, folder: Path, result: dict[str, Any]) -> N
             best = [rows for rows, _ in backend.search_vectors(queries, TOP)]
             np.save(folder / "exact.npy", np.stack(best))
         file.close()
-    for number, (kind, precision, _, _) in enumerate(CASES):
-        if kind not in args.kinds:
-            continue
-        more = (folder, number, args.rows, args.width)
+    for case in cases:
+        kind, precision, _, _ = case
+        more = (folder, CASES.index(case), args.rows, args.width)
         found = {
             "build": child(__file__, "build", *more),
             "search": child(__file__, "search", *more),
         }
-        result["kinds"][f"{kind} {precision}"] = found
+        save(args.out, {**result, "kinds": {f"{kind} {precision}": found}})
         print(f"{kind} {precision}: {json.dumps(found)}", flush=True)
         for path in (folder / kind).iterdir():
             path.unlink()
-        save(args.out, result)
 
 
 def save(out: Path, result: dict[str, Any]) -> None:
+    """Put what was measured into the file; what is there of the same vectors stays."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=2) + "\n")
+    before = json.loads(out.read_text()) if out.exists() else {}
+    if any(before.get(key) != result[key] for key in ("rows", "width")):
+        before = {}
+    result = {**before, **result, "kinds": {**before.get("kinds", {}), **result.get("kinds", {})}}
+    write_whole(out, json.dumps(result, indent=2) + "\n")
 
 
 def main() -> None:
@@ -226,10 +244,7 @@ def main() -> None:
     args = parser.parse_args()
     result = provenance("retrieval_scale.py", "faiss-cpu", "torch", "numpy")
     result["command"] = "python bench/retrieval_scale.py --out FILE"
-    if args.out.exists():  # what is not measured again stays
-        before = json.loads(args.out.read_text())
-        if (before.get("rows"), before.get("width")) == (args.rows, args.width):
-            result = {**before, **result}
+    result |= {"rows": args.rows, "width": args.width}
     with tempfile.TemporaryDirectory(prefix="retrieval_scale.", dir=args.work) as work:
         if not args.no_sparse:
             result["wiki_18_sparse"] = child(__file__, "sparse", work)

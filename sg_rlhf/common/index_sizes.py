@@ -93,10 +93,15 @@ class Spec:
         return size
 
     @property
+    def sample_rows(self) -> int:
+        """The vectors that k-means learns from."""
+        return min(self.rows, self.build.get("nlist", 0) * TRAIN_PER_LIST)
+
+    @property
     def sample_bytes(self) -> int:
-        """Of the vectors that k-means learns from, float32."""
-        rows = min(self.rows, self.build.get("nlist", 0) * TRAIN_PER_LIST)
-        return rows * self.dimension * 4
+        """Of their copy on the disk, which is not made if they are all."""
+        all_of_them = self.sample_rows == self.rows
+        return 0 if all_of_them else self.sample_rows * self.vector_bytes // self.rows
 
 
 def spec(
@@ -167,9 +172,18 @@ def _allowed(
 
 #: A process with torch, transformers and faiss loaded, measured without an encoder's weights.
 PROCESS_BYTES = 800 * 10**6
-#: Vectors that `assemble` works on at once, float32; with the next, their codes and those in order.
-BLOCK_BYTES = 32 * 2**20
-BLOCKS = 5
+#: What torch and faiss take beyond that once they compute: code, and room for products.
+COMPUTE_BYTES = 32 * 2**20
+#: Vectors that `assemble` works on at once, float32, of graphs and sq8 and of lists; and how many
+#: such blocks there are with the next, their codes and those in order.
+BLOCK_BYTES, LISTS_BLOCK_BYTES = 32 * 2**20, 2 * 2**20
+GRAPH_BLOCKS, LISTS_BLOCKS = 3, 4
+#: Vectors that codes learn from, at most: the range of each number, or 256 for each of ivfpq's 256;
+#: and of ivfpq, the bytes of the columns that are learnt from, or compared, at once.
+CODES_SAMPLE, CODES_BYTES = 65_536, 4 * 2**20
+#: `kmeans`: vectors that one thread compares, with so many centres at a time; slices of a thread
+#: that are kept until the others are there.
+SLICE, TILE, ROUND = 256, 1024, 4
 
 
 def build_disk(index: Spec) -> int:
@@ -177,8 +191,9 @@ def build_disk(index: Spec) -> int:
     size = index.vector_bytes + 8 * index.rows
     if index.kind == "flat":
         return size
-    size += index.index_bytes + index.graph_bytes
-    return size + (4 * index.rows if index.kind.startswith("ivf") else 0)
+    if index.kind.startswith("ivf"):
+        return size + max(index.index_bytes + 4 * index.rows, index.sample_bytes)
+    return size + index.index_bytes + index.graph_bytes
 
 
 def finished_disk(index: Spec) -> int:
@@ -193,11 +208,23 @@ def encode_memory(index: Spec, workers: int, weights: int, chunk_rows: int) -> i
 
 
 def assemble_memory(index: Spec, weights: int, cores: int = 1) -> int:
-    """While the index is made of them; a thread on a graph marks each vector that it has seen."""
+    """While the index is made of them."""
     size = PROCESS_BYTES + weights
     if index.kind == "flat":
         return size
-    size += BLOCKS * BLOCK_BYTES
+    size += COMPUTE_BYTES
     if index.kind == "hnsw":
-        return size + index.vector_bytes + index.graph_bytes + cores * index.rows
-    return size + index.sample_bytes + 4 * index.rows
+        # Each thread marks the vectors that it has seen.
+        graph = index.vector_bytes + index.graph_bytes
+        return size + GRAPH_BLOCKS * BLOCK_BYTES + graph + cores * index.rows
+    vector = 4 * index.dimension
+    if index.kind == "sq8":
+        codes = min(CODES_SAMPLE, index.rows) * vector
+        return size + max(codes + BLOCK_BYTES, GRAPH_BLOCKS * BLOCK_BYTES)
+    codes = 2 * CODES_BYTES if index.kind == "ivfpq" else LISTS_BLOCK_BYTES
+    if index.kind == "ivfsq8":
+        codes += min(CODES_SAMPLE, index.sample_rows) * vector
+    # Centres, sums of what is near to them, and a copy; the lists' places.
+    lists = index.build["nlist"] * (3 * vector + 64)
+    threads = cores * SLICE * (ROUND * 2 * vector + 4 * TILE)
+    return size + lists + max(threads, codes, 4 * index.rows + LISTS_BLOCKS * LISTS_BLOCK_BYTES)

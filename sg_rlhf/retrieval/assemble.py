@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import faiss
@@ -28,13 +29,20 @@ import torch
 from tqdm import tqdm
 
 from sg_rlhf.common.files import naming
-from sg_rlhf.common.index_sizes import BLOCK_BYTES, TRAIN_PER_LIST, Spec
-from sg_rlhf.retrieval.job import GRAPH, LISTS, TRAINED
+from sg_rlhf.common.index_sizes import (
+    BLOCK_BYTES,
+    CODES_BYTES,
+    CODES_SAMPLE,
+    LISTS_BLOCK_BYTES,
+    SLICE,
+    TILE,
+    Spec,
+)
+from sg_rlhf.retrieval import kmeans
+from sg_rlhf.retrieval.job import CENTRES, GRAPH, LISTS, SAMPLE, TRAINED
 from sg_rlhf.retrieval.scan import Workers
 from sg_rlhf.retrieval.vectors import VectorFile, header, with_rows
 
-#: Vectors that codes learn from, at most: the range of each number, or 256 for each of ivfpq's 256.
-CODES_SAMPLE = 65_536
 #: Seconds between two graphs that a killed build can go on from.
 CHECKPOINT_SECONDS = 600.0
 
@@ -54,7 +62,7 @@ def _flat(spec: Spec, vectors: VectorFile, out: Path, progress: bool) -> None:
 
 def _sq8(spec: Spec, vectors: VectorFile, out: Path, progress: bool) -> None:
     index = faiss.IndexScalarQuantizer(spec.dimension, _QT.QT_8bit, METRIC)
-    index.train(vectors.sample(CODES_SAMPLE))
+    index.train(vectors.take(vectors.draw(CODES_SAMPLE)))
     with _written(out) as file, _bar("building sq8", spec.rows, 0, progress) as bar:
         file.write(header(index, spec.rows))
         for _, block in vectors.blocks(_rows_a_block(spec)):
@@ -142,35 +150,93 @@ def _save(index: Any, path: Path, flags: int = 0) -> None:
 
 def _ivf(spec: Spec, vectors: VectorFile, out: Path, progress: bool) -> None:
     trained = out.with_name(TRAINED)
-    if not trained.exists():
-        index = _empty_ivf(spec)
-        if progress:
-            tqdm.write(f"learning {spec.build['nlist']:,} lists")
-        _train(spec, index, vectors)
-        _save(index, trained)
-    index = faiss.read_index(os.fspath(trained))
-    index.nprobe = spec.search["nprobe"]
-    lists = _assign(spec, index, vectors, out.with_name(LISTS), progress)
+    with Workers() as workers:
+        if not trained.exists():
+            _save(_trained(spec, vectors, workers, out, progress), trained)
+            for name in (SAMPLE, CENTRES):
+                out.with_name(name).unlink(missing_ok=True)
+        index = faiss.read_index(os.fspath(trained))
+        index.nprobe = spec.search["nprobe"]
+        lists = _assign(spec, index, vectors, workers, out.with_name(LISTS), progress)
     _fill(spec, index, vectors, lists, out, progress)
 
 
-def _train(spec: Spec, index: Any, vectors: VectorFile) -> None:
-    """What `index.train` does, which would hold two more copies of what the codes learn from."""
-    sample = vectors.sample(spec.build["nlist"] * TRAIN_PER_LIST)
-    index.train_q1(len(sample), faiss.swig_ptr(sample), False, METRIC)
-    del sample
-    if (count := index.train_encoder_num_vectors()) > 0:
-        few, lists = vectors.sample(min(count, CODES_SAMPLE)), None
-        if index.by_residual:
-            # The codes are of what a list's centre leaves of its vectors.
-            lists = np.ascontiguousarray(index.quantizer.search(few, 1)[1][:, 0])
-            centres = faiss.downcast_index(index.quantizer).reconstruct_n(0, index.nlist)
-            for start in range(0, len(few), _rows_a_block(spec)):
-                some = slice(start, start + _rows_a_block(spec))
-                few[some] -= centres[lists[some]]
-        pointer = None if lists is None else faiss.swig_ptr(lists)
-        index.train_encoder(len(few), faiss.swig_ptr(few), pointer)
+def _trained(spec: Spec, vectors: VectorFile, workers: Workers, out: Path, progress: bool) -> Any:
+    """An index that has learnt as by `index.train`, which would hold what it learns from."""
+    index = _empty_ivf(spec)
+    sample = _sample(spec, vectors, out.with_name(SAMPLE))
+    with (
+        contextlib.closing(sample),
+        _bar("learning lists", kmeans.PASSES * sample.rows, 0, progress) as bar,
+    ):
+        nlist, state = spec.build["nlist"], out.with_name(CENTRES)
+        centres = kmeans.learn(sample, nlist, state, workers, bar.update)
+        index.quantizer.train(centres)
+        index.quantizer.add(centres)
+        if index.train_encoder_num_vectors():
+            _train_codes(index, sample, centres, out.parent)
     index.is_trained = True
+    return index
+
+
+def _sample(spec: Spec, vectors: VectorFile, path: Path) -> VectorFile:
+    """What k-means learns from, one behind the other in a file, which is read again and again."""
+    if spec.sample_rows == spec.rows:
+        return VectorFile(vectors.path, spec.vectors, spec.rows, spec.dimension)
+    if not path.exists():
+        temporary = path.with_suffix(".tmp")
+        file = VectorFile(temporary, spec.vectors, spec.sample_rows, spec.dimension)
+        with contextlib.closing(file):
+            file.create()
+            for start, some in _pieces(vectors.draw(spec.sample_rows), spec.dimension):
+                file.write(start, vectors.take(some))
+        temporary.rename(path)
+    return VectorFile(path, spec.vectors, spec.sample_rows, spec.dimension)
+
+
+def _train_codes(index: Any, sample: VectorFile, centres_LD: np.ndarray, folder: Path) -> None:
+    """What the numbers of a code mean, from what lists' centres leave of some of the sample.
+
+    The parts of a product quantizer learn one by one from their columns alone, so these vectors
+    are written to a file by columns, and only those of some parts are in memory.
+    """
+    rows = sample.draw(min(index.train_encoder_num_vectors(), CODES_SAMPLE))
+    product_quantized = isinstance(index, faiss.IndexIVFPQ)
+    part = index.pq.dsub if product_quantized else index.d
+    width = part * max(1, CODES_BYTES // (4 * len(rows) * part))
+    lists = np.empty(len(rows), np.int64)
+    near, product = torch.from_numpy(centres_LD), torch.empty(SLICE * TILE)
+    with TemporaryFile(dir=folder) as file:
+        for start in range(0, len(rows), SLICE):
+            some = slice(start, start + SLICE)
+            block = sample.take(rows[some])
+            lists[some] = kmeans.nearest(torch.from_numpy(block), near, product)
+            if index.by_residual:
+                block -= centres_LD[lists[some]]
+            for first in range(0, index.d, width):
+                columns = np.ascontiguousarray(block[:, first : first + width])
+                at = first * len(rows) + start * columns.shape[1]
+                _write_at(file, columns, columns.itemsize * at)
+
+        def left(first: int) -> np.ndarray:
+            count = min(width, index.d - first)
+            at = 4 * first * len(rows)
+            file.seek(at)
+            return np.fromfile(file, np.float32, len(rows) * count).reshape(-1, count)
+
+        if not product_quantized:
+            every = left(0)
+            index.train_encoder(len(every), faiss.swig_ptr(every), faiss.swig_ptr(lists))
+            return
+        centroids = []
+        for first in range(0, index.d, width):
+            columns = left(first)
+            some = faiss.ProductQuantizer(
+                columns.shape[1], columns.shape[1] // part, index.pq.nbits
+            )
+            some.train(columns)
+            centroids.append(faiss.vector_to_array(some.centroids))
+        faiss.copy_array_to_vector(np.concatenate(centroids), index.pq.centroids)
 
 
 def _empty_ivf(spec: Spec) -> Any:
@@ -190,45 +256,27 @@ def _empty_ivf(spec: Spec) -> Any:
     return index
 
 
-def _assign(spec: Spec, index: Any, vectors: VectorFile, path: Path, progress: bool) -> np.ndarray:
+def _assign(
+    spec: Spec, index: Any, vectors: VectorFile, workers: Workers, path: Path, progress: bool
+) -> np.ndarray:
     """Each vector's list, int32 [rows]; kept in a file, where a killed build goes on."""
     coarse = faiss.downcast_index(index.quantizer)
     centres = torch.from_numpy(coarse.reconstruct_n(0, index.nlist))
-    # Of one size whatever the machine, as a product's last bit depends on it.
-    slice_rows = max(1, min(1024, 2**23 // index.nlist))
-    with Workers() as workers, path.open("ab+") as file:
-        # Once: 16 MB for each slice, taken and given back by threads, add up to gigabytes.
-        products = [torch.empty(slice_rows, index.nlist) for _ in range(workers.count)]
+    with path.open("ab+") as file:
         done = os.fstat(file.fileno()).st_size // 4
+        # Whole slices, so that those to come are those of a build without a kill.
+        done = spec.rows if done == spec.rows else done // SLICE * SLICE
         file.truncate(4 * done)
         with _bar("assigning lists", spec.rows, done, progress) as bar:
-            for _, block in vectors.blocks(_rows_a_block(spec), done):
-                found = np.empty(len(block), "<i4")
-                # Taking the next one from an iterator of C's is atomic.
-                starts = iter(range(0, len(block), slice_rows))
-                workers.run(
-                    partial(_nearest, torch.from_numpy(block), centres, starts, products, found),
-                    workers.count,
-                )
-                file.write(found.tobytes())
-                file.flush()
-                bar.update(len(block))
+            job = partial(_nearest, centres)
+            for found in kmeans.each_slice(vectors, workers, job, done):
+                file.write(found.astype("<i4").tobytes())
+                bar.update(len(found))
     return np.fromfile(path, "<i4")
 
 
-def _nearest(
-    block: torch.Tensor,
-    centres: torch.Tensor,
-    starts: Iterator[int],
-    products: list[torch.Tensor],
-    found: np.ndarray,
-    number: int,
-) -> None:
-    """One thread: the nearest centre of each vector of the slices that it takes."""
-    for start in starts:
-        some = block[start : start + len(products[number])]
-        product = torch.mm(some, centres.T, out=products[number][: len(some)])
-        found[start : start + len(some)] = product.argmax(dim=1).numpy()
+def _nearest(centres: torch.Tensor, block: torch.Tensor, product: torch.Tensor) -> np.ndarray:
+    return kmeans.nearest(block, centres, product)
 
 
 def _fill(
@@ -242,6 +290,10 @@ def _fill(
     assert found, "an IVF index without inverted lists"
     head = bytes(with_rows(head, spec.rows)) + empty
     head += b"full" + struct.pack("<q", index.nlist) + sizes.tobytes()
+    if spec.kind == "ivfpq":
+        # Vectors whose distances to all centroids faiss holds at once; it would be all of a block.
+        tables = 4 * spec.build["pq_m"] * 2 ** spec.build["pq_bits"]
+        faiss.cvar.product_quantizer_compute_codes_bs = max(1, CODES_BYTES // tables)
     # A list is its codes, then its ids.
     codes_at = len(head) + np.concatenate(([0], np.cumsum(sizes[:-1]))) * (index.code_size + 8)
     ids_at = codes_at + sizes * index.code_size
@@ -249,7 +301,7 @@ def _fill(
         file.write(head)
         file.truncate(len(head) + spec.rows * (index.code_size + 8))
         file.flush()
-        for start, block in vectors.blocks(_rows_a_block(spec)):
+        for start, block in vectors.blocks(max(1024, LISTS_BLOCK_BYTES // (4 * spec.dimension))):
             of = np.ascontiguousarray(lists[start : start + len(block)], np.int64)
             codes = np.empty((len(block), index.code_size), np.uint8)
             index.encode_vectors(
@@ -290,6 +342,13 @@ def _written(path: Path) -> Iterator[Any]:
 
 def _rows_a_block(spec: Spec) -> int:
     return max(1024, BLOCK_BYTES // (4 * spec.dimension))
+
+
+def _pieces(rows: np.ndarray, dimension: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Some of the rows at a time, and where they start among them."""
+    size = max(1024, LISTS_BLOCK_BYTES // (4 * dimension))
+    for start in range(0, len(rows), size):
+        yield start, rows[start : start + size]
 
 
 def _bar(what: str, total: int, done: int, progress: bool) -> Any:

@@ -15,10 +15,10 @@ from tqdm import tqdm
 
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.common.index_sizes import Spec
-from sg_rlhf.retrieval import assemble, encoding, manifest, recall
-from sg_rlhf.retrieval.corpus import Corpus, Scan, load_offsets, save_offsets
+from sg_rlhf.retrieval import assemble, encoding, manifest, recall, unfinished
+from sg_rlhf.retrieval.corpus import Corpus, Scan, load_offsets
 from sg_rlhf.retrieval.encoder import Encoder
-from sg_rlhf.retrieval.job import DONE, KEPT, PARTS, PLAN, SPEC, VECTORS, Build
+from sg_rlhf.retrieval.job import DONE, PARTS, SPEC, VECTORS, Build
 
 #: What the workers say, in a folder of an unfinished build.
 LOGS = "workers"
@@ -45,17 +45,6 @@ def encoder_entry(job: Build, model: Encoder) -> dict[str, Any]:
     return entry
 
 
-def known_scan(job: Build) -> Scan | None:
-    """The corpus as an unfinished build has read it, if its size and time stamp are those still."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        known = json.loads((job.partial / PLAN).read_text(encoding="utf-8"))["corpus"]
-        status = job.corpus.stat()
-        if (status.st_size, status.st_mtime_ns) == (known["bytes"], known["mtime_ns"]):
-            offsets = load_offsets(job.partial / manifest.OFFSETS, known["rows"])
-            return Scan(offsets, known["sha256"])
-    return None
-
-
 def build(
     job: Build, spec: Spec, model: Encoder, found: Scan, request: dict[str, Any], lock: IO[Any]
 ) -> dict[str, Any]:
@@ -65,7 +54,8 @@ def build(
         ValueError: an unfinished build of something else is there, or all workers died.
         OSError: the disk is full.
     """
-    _plan(job, spec, found, request)
+    what = {"vectors": spec.vectors, "shard_rows": job.shard_rows}
+    unfinished.plan(job, found, request, what)
     vectors = _encode(job, spec, model, lock)
     with contextlib.closing(vectors):
         _assemble(job, spec, vectors)
@@ -75,35 +65,6 @@ def build(
         queries = model.encode(recall.queries(corpus), "query")
         file = job.partial / manifest.FAISS
         return {"recall": recall.measure(spec, file, vectors, queries, model)}
-
-
-def _plan(job: Build, spec: Spec, found: Scan, request: dict[str, Any]) -> None:
-    """Say what is built, or find that it is what an unfinished build has begun."""
-    file = job.partial / PLAN
-    encoder = {key: value for key, value in request["encoder"].items() if key != "path"}
-    plan = {
-        "corpus_sha256": found.sha256,
-        "encoder": encoder,
-        "vectors": spec.vectors,
-        "shard_rows": job.shard_rows,
-    }
-    if job.restart:
-        for name in KEPT:
-            (job.partial / name).unlink(missing_ok=True)
-    if file.exists():
-        before = json.loads(file.read_text(encoding="utf-8"))
-        for key, value in plan.items():
-            if before.get(key) != value:
-                raise ValueError(
-                    f"{job.partial}: an unfinished build with {key} {before.get(key)}, "
-                    f"this one has {value}; give the same arguments to go on with it, "
-                    "or --restart to drop it"
-                )
-        if not (job.partial / manifest.OFFSETS).exists():
-            save_offsets(job.partial / manifest.OFFSETS, found.offsets)
-        return
-    save_offsets(job.partial / manifest.OFFSETS, found.offsets)
-    write_whole(file, json.dumps({**plan, "corpus": request["corpus"]}, indent=2), sync=True)
 
 
 def _encode(job: Build, spec: Spec, model: Encoder, lock: IO[Any]) -> encoding.VectorFile:

@@ -1,8 +1,8 @@
 """Build a retrieval index: `python -m sg_rlhf.retrieval.index --corpus FILE --encoder E --out DIR`.
 
 Everything is written to `DIR.partial` and renamed at the end. Before a build its size, memory and
-time are printed, and what the machine cannot hold is refused (`room`). A killed build of vectors,
-started again, goes on where it was (`dense_build`).
+time are printed, and what the machine cannot hold is refused (`room`). A killed build, started
+again, goes on where it was (`dense_build`, `postings`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import IO, TYPE_CHECKING, Any
 from sg_rlhf.common.command_line import count, path, word
 from sg_rlhf.common.files import lossy_output
 from sg_rlhf.common.index_sizes import KINDS, PRECISIONS, Spec, spec
-from sg_rlhf.retrieval import contents, manifest, room
+from sg_rlhf.retrieval import contents, manifest, room, unfinished
 from sg_rlhf.retrieval.analysis import ANALYSES, LUCENE, of_revision
 from sg_rlhf.retrieval.command import Parser, run, setting, threads
-from sg_rlhf.retrieval.corpus import Corpus, Scan, save_offsets, scan
-from sg_rlhf.retrieval.job import KEPT, Build
+from sg_rlhf.retrieval.corpus import Corpus, scan
+from sg_rlhf.retrieval.job import KEPT, SPLIT, Build
 
 if TYPE_CHECKING:
     from sg_rlhf.retrieval.encoder import Encoder
@@ -82,10 +82,10 @@ def build(corpus: Path, encoder: str, out: Path, **options: Any) -> None:
         try:
             made = _build_partial(job, lock)
         except (ValueError, OSError):
-            _remove_unless_vectors(job)
+            _remove_unless_parts(job)
             raise
         if made is None:
-            _remove_unless_vectors(job)
+            _remove_unless_parts(job)
             print(f"{out}: built already")
             return
         _put_in_place(job.partial, out)
@@ -126,7 +126,7 @@ def _build_partial(job: Build, lock: IO[Any]) -> dict[str, Any] | None:
     early = job.force or not (job.out / manifest.NAME).exists()
     if early:
         _room(job, model)
-    found = _known_scan(job, model) or scan(job.corpus, progress=job.progress)
+    found = unfinished.known_scan(job) or scan(job.corpus, progress=job.progress)
     rows = len(found.offsets) - 1
     wanted = None if model is None else _spec(job, rows, model)
     request: dict[str, Any] = {
@@ -148,11 +148,12 @@ def _build_partial(job: Build, lock: IO[Any]) -> dict[str, Any] | None:
         # numba takes seconds to import, and dense indexes need none of it.
         from sg_rlhf.retrieval import lexical
 
-        folder = job.partial / manifest.BM25
+        unfinished.plan(job, found, request, {})
+        folder, parts = job.partial / manifest.BM25, job.partial / SPLIT
         analysis = ANALYSES[job.analysis or LUCENE.name]
-        made = lexical.build(job.corpus, rows, folder, analysis, progress=job.progress)
-        request["parameters"] = made
-        save_offsets(job.partial / manifest.OFFSETS, found.offsets)
+        request["parameters"] = lexical.build(
+            job.corpus, rows, folder, analysis, parts, progress=job.progress
+        )
     else:
         from sg_rlhf.retrieval import dense_build
 
@@ -206,14 +207,6 @@ def _load_encoder(job: Build) -> Encoder:
     from sg_rlhf.retrieval import dense_build
 
     return dense_build.load_encoder(job)
-
-
-def _known_scan(job: Build, model: Encoder | None) -> Scan | None:
-    if model is None:
-        return None
-    from sg_rlhf.retrieval import dense_build
-
-    return dense_build.known_scan(job)
 
 
 def _is_built(job: Build, request: dict[str, Any]) -> bool:
@@ -300,9 +293,9 @@ def _clean(folder: Path, keep: Sequence[str]) -> None:
             entry.unlink()
 
 
-def _remove_unless_vectors(job: Build) -> None:
+def _remove_unless_parts(job: Build) -> None:
     """Leave no folder behind where nothing was gained; finished shards are kept."""
-    if not job.has_vectors:
+    if not job.has_parts:
         shutil.rmtree(job.partial)
 
 

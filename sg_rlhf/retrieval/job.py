@@ -1,11 +1,14 @@
 """What an index is built of: the flags of `python -m sg_rlhf.retrieval.index`.
 
-And the files of an unfinished build of vectors, in `DIR.partial`:
+And the files of an unfinished build, in `DIR.partial`:
 
     plan.json       what is built: another corpus, encoder or precision is refused
+    split           of bm25: the corpus as words (`postings`)
     vectors.faiss   the vectors, chunk by chunk; done: a byte for each chunk, 1 if it is there
     spec.json       the index that is made of them; another kind may be made of the same vectors
-    index.faiss     that index, when it is whole; trained.faiss, lists.i32, graph.faiss: its parts
+    index.faiss     that index, when it is whole
+    sample.faiss    what lists learn from; centres.npz: what they have learnt; trained.faiss,
+                    lists.i32, graph.faiss: parts of the index
 """
 
 from __future__ import annotations
@@ -17,11 +20,15 @@ from pathlib import Path
 from sg_rlhf.common.index_sizes import Precision
 from sg_rlhf.retrieval import manifest
 
-PLAN, SPEC, VECTORS, DONE = "plan.json", "spec.json", "vectors.faiss", "done"
+PLAN, SPLIT = "plan.json", "split"
+#: In that folder: what is whole.
+SHARDS = "shards.json"
+SPEC, VECTORS, DONE = "spec.json", "vectors.faiss", "done"
+SAMPLE, CENTRES = "sample.faiss", "centres.npz"
 TRAINED, LISTS, GRAPH = "trained.faiss", "lists.i32", "graph.faiss"
-PARTS = (TRAINED, LISTS, GRAPH)
+PARTS = (SAMPLE, CENTRES, TRAINED, LISTS, GRAPH)
 #: What a killed build leaves for the next.
-KEPT = (PLAN, SPEC, VECTORS, DONE, manifest.OFFSETS, manifest.FAISS, *PARTS)
+KEPT = (PLAN, SPLIT, SPEC, VECTORS, DONE, manifest.OFFSETS, manifest.FAISS, *PARTS)
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,8 @@ class Build:
         return self.out.with_name(f"{self.out.name}.partial")
 
     @property
-    def has_vectors(self) -> bool:
-        """Whether an unfinished build has vectors that another start can use."""
+    def has_parts(self) -> bool:
+        """Whether an unfinished build has what another start can use: vectors, or words."""
         done = self.partial / DONE
-        return done.exists() and b"\1" in done.read_bytes()
+        split = self.partial / SPLIT
+        return (done.exists() and b"\1" in done.read_bytes()) or (split / SHARDS).exists()

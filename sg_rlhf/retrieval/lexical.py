@@ -8,20 +8,19 @@ parameters that go with it, is an `analysis.Analysis`.
 
 from __future__ import annotations
 
-import sys
-from array import array
+import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import bm25s  # type: ignore[import-untyped]
 import numpy as np
-from tqdm import tqdm
 
 from sg_rlhf.common import cgroup
+from sg_rlhf.retrieval import postings
 from sg_rlhf.retrieval.analysis import Analysis
-from sg_rlhf.retrieval.corpus import iterate_contents
 
 #: Candidates beyond topk, among which ties at the boundary are settled.
 MARGIN = 32
@@ -31,28 +30,41 @@ COMPILE_FROM = 200_000
 
 
 def build(
-    corpus: Path, rows: int, out: Path, analysis: Analysis, *, progress: bool = True
+    corpus: Path,
+    rows: int,
+    out: Path,
+    analysis: Analysis,
+    parts: Path | None = None,
+    *,
+    progress: bool = True,
 ) -> dict[str, Any]:
     """Index a corpus into the folder `out`; returns the facts for the manifest.
 
-    Needs 4 bytes of memory a word of the corpus, beside the index itself.
+    Args:
+        parts: a folder for the corpus as words, which stays there: the next build goes on with it.
+
+    Raises:
+        ValueError: no passage has a word.
+        OSError: the disk is full.
     """
-    vocabulary: dict[str, int] = {}
-    tokens: list[array[int]] = []
-    texts = iterate_contents(corpus)
-    for text in tqdm(texts, total=rows, desc="splitting words", disable=None if progress else True):
-        words = analysis.words(text)
-        tokens.append(array("i", (vocabulary.setdefault(w, len(vocabulary)) for w in words)))
-    if not vocabulary:
+    if parts is None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=out.parent) as folder:
+            return build(corpus, rows, out, analysis, Path(folder), progress=progress)
+    found = postings.split(corpus, rows, parts, analysis, progress=progress)
+    words = len(found.vocabulary)
+    if not words:
+        shutil.rmtree(parts)
         raise ValueError(f"{corpus}: no words in any passage, nothing to index")
-    model = bm25s.BM25(k1=analysis.k1, b=analysis.b, method="lucene", csc_backend="scipy")
-    model.index(
-        (tokens, vocabulary),
-        create_empty_token=False,
-        show_progress=progress and sys.stderr.isatty(),
-    )
+    model = bm25s.BM25(k1=analysis.k1, b=analysis.b, method="lucene")
+    model.vocab_dict, model.nonoccurrence_array = found.vocabulary, None
+    # The matrix comes after the rest of the folder.
+    matrix = dict.fromkeys(("data", "indices", "indptr"), np.empty(0))
+    model.scores = {**matrix, "num_docs": rows}
     model.save(out, show_progress=False)
-    return {"words": len(vocabulary)}
+    files = {name: out / f"{name}.csc.index.npy" for name in matrix}
+    postings.fill(found, analysis, files, progress=progress)
+    return {"words": words}
 
 
 class BM25Backend:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,11 +33,10 @@ HNSW_SECONDS = 5e-3
 #: Passes of k-means, of faiss.
 KMEANS_PASSES = 10
 
-#: BM25: passages whose words are counted; bytes of memory a passage, a word of the corpus, and a
-#: different word of a passage, of which the index on the disk has 8. Together 1.95 KB where 1.85
-#: were measured, from 20,000 to 200,000 passages of 72 words.
+#: BM25: passages whose words are counted; bytes of memory of a word of the vocabulary, of one in a
+#: shard, and of the process. Together 375 MB where 298 were measured, of 100,000 passages.
 BM25_SAMPLE = 2000
-BM25_MEMORY = (250, 4, 24)
+BM25_VOCABULARY, BM25_SHARD = 300, 100
 BM25_PROCESS = 200 * 10**6
 
 
@@ -105,24 +105,45 @@ def of_vectors(job: Build, spec: Spec, corpus: Corpus, model: Encoder) -> Needs:
 
 def of_bm25(job: Build, corpus: Corpus) -> Needs:
     """Of an index of words, from those of some passages spread over the corpus."""
+    from sg_rlhf.retrieval.postings import SHARD_WORDS
+
     analysis = ANALYSES[job.analysis or LUCENE.name]
     rows = _spread(len(corpus), BM25_SAMPLE)
     start = time.perf_counter()
     found = [analysis.words(corpus.document(row)["contents"]) for row in rows]
     seconds = (time.perf_counter() - start) / len(rows) * len(corpus)
     words = sum(len(some) for some in found) / len(rows)
-    different = sum(len(set(some)) for some in found) / len(rows)
-    a_passage, a_word, a_different = BM25_MEMORY
-    of_one = a_passage + a_word * words + a_different * different
-    memory = BM25_PROCESS + round(len(corpus) * of_one)
-    disk = round(len(corpus) * (8 + 8 * different))
+    different = round(len(corpus) * sum(len(set(some)) for some in found) / len(rows))
+    vocabulary = _vocabulary(found, len(corpus))
+    memory = BM25_PROCESS + BM25_VOCABULARY * vocabulary + BM25_SHARD * SHARD_WORDS
+    # 4 bytes for a score and for its passage; of the corpus as words for word and count.
+    index = 8 * different + 8 * len(corpus) + 40 * vocabulary
+    there = _on_disk(job)
     lines = (
         f"{job.corpus}: {len(corpus):,} passages; bm25, about {words:.0f} words each",
-        f"  disk    {room.size(disk)}",
-        f"  memory  {room.size(memory)} to build, which begins anew after a kill",
-        f"  time    {room.duration(seconds)} to split words (measured now), about as long to index",
+        f"  disk    {room.size(2 * index)} while it is made"
+        + (f", {room.size(there)} of them there" if there else "")
+        + f"; {room.size(index)} after",
+        f"  memory  {room.size(memory)} to build; faster with {room.size(index)} more for what is "
+        "mapped of the index",
+        f"  time    {room.duration(1.25 * seconds)} to split words (measured now) and to score "
+        "them; a killed build goes on where it was",
     )
-    return Needs(disk, memory, lines)
+    return Needs(max(0, 2 * index - there), memory, lines)
+
+
+def _vocabulary(found: Sequence[Sequence[str]], rows: int) -> int:
+    """How many different words `rows` passages have, from those of some, at most.
+
+    By Heaps' law, rows ** b of them; b is that between a half and the whole of the sample, and
+    grows smaller as a corpus grows.
+    """
+    half = set().union(*found[: len(found) // 2])
+    whole = half.union(*found)
+    if not half or len(found) == rows:
+        return len(whole)
+    power = math.log(len(whole) / len(half)) / math.log(len(found) / (len(found) // 2))
+    return round(len(whole) * (rows / len(found)) ** power)
 
 
 def _parameters(spec: Spec) -> str:
@@ -198,7 +219,7 @@ def _on_disk(job: Build) -> int:
     """Bytes that an unfinished build has on the disk."""
     if not job.partial.is_dir():
         return 0
-    return sum(path.stat().st_blocks * 512 for path in job.partial.iterdir() if path.is_file())
+    return sum(path.stat().st_blocks * 512 for path in job.partial.rglob("*") if path.is_file())
 
 
 def _done(job: Build) -> int:

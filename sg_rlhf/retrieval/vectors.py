@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -105,15 +106,20 @@ class VectorFile:
         for start in range(first, self.rows, size):
             yield start, self.read(start, min(start + size, self.rows))
 
-    def sample(self, count: int) -> np.ndarray:
-        """`count` vectors, or all, drawn evenly with a fixed seed, in the order of their rows."""
+    def draw(self, count: int) -> np.ndarray:
+        """`count` rows, or all, int64 in their order: one of each of `count` equal stretches."""
         if count >= self.rows:
-            return self.read(0, self.rows)
-        chosen = np.random.default_rng(0).choice(self.rows, count, replace=False)
-        chosen.sort()
-        found = np.empty((count, self.dimension), np.float32)
-        for place, row in enumerate(chosen.tolist()):
-            found[place] = self.read(row, row + 1)[0]
+            return np.arange(self.rows)
+        starts = np.arange(count + 1) * self.rows // count
+        return np.random.default_rng(0).integers(starts[:-1], starts[1:])
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """The vectors of these rows, float32 [n, dimension]."""
+        found = np.empty((len(rows), self.dimension), np.float32)
+        # Rows that follow one another are one read.
+        cuts = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
+        for first, stop in pairwise(cuts):
+            found[first:stop] = self.read(int(rows[first]), int(rows[stop - 1]) + 1)
         return found
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from sg_rlhf.common.index_sizes import KINDS, PRECISIONS, Precision, Spec, spec
 from sg_rlhf.retrieval import assemble, job
+from sg_rlhf.retrieval.scan import Workers
 from sg_rlhf.retrieval.vectors import VectorFile
 
 ROWS, DIMENSION, BLOCK = 3000, 32, 1024
@@ -20,7 +21,8 @@ ROWS, DIMENSION, BLOCK = 3000, 32, 1024
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assemble, "BLOCK_BYTES", BLOCK * DIMENSION * 4)
+    for name in ("BLOCK_BYTES", "LISTS_BLOCK_BYTES"):
+        monkeypatch.setattr(assemble, name, BLOCK * DIMENSION * 4)
 
 
 @pytest.fixture
@@ -85,11 +87,11 @@ def test_lists_are_those_that_faiss_fills(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("kind", ["hnsw", "ivfpq"])
+@pytest.mark.parametrize(("kind", "step"), [("hnsw", 1), ("ivfpq", 7)])
 def test_killed_and_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, step: int
 ) -> None:
-    """At every block of every stage, over and over: the file is that of no kill at all."""
+    """Later and later in every stage: the file is that of no kill at all."""
     wanted = spec(kind, ROWS, DIMENSION, "fp32")
     expected = made(tmp_path / "undisturbed", wanted).read_bytes()
     monkeypatch.setattr(assemble, "CHECKPOINT_SECONDS", 0.0)
@@ -112,7 +114,7 @@ def test_killed_and_started_again(
     out = tmp_path / "killed" / "index.faiss"
     while not out.exists():
         # What is read before the first new block is read again at each start.
-        budget, left = budget + 1, budget
+        budget, left = budget + step, budget
         try:
             assemble.assemble(wanted, file, out, progress=False)
         except Killed:
@@ -136,17 +138,16 @@ def test_a_graph_takes_its_memory_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ivf", "ivfsq8", "ivfpq"])
-def test_lists_and_codes_learn_what_faiss_would_teach_them(tmp_path: Path, kind: str) -> None:
-    rows, width = 3000, 32
-    stored = np.random.default_rng(0).standard_normal((rows, width), np.float32)
-    stored /= np.linalg.norm(stored, axis=1, keepdims=True)
-    file = VectorFile(tmp_path / "vectors.faiss", "fp32", rows, width)
-    file.create()
-    file.write(0, stored)
-    # So many lists that the sample is all there is.
-    wanted = spec(kind, rows, width, "fp32", {"nlist": 70})
-    ours, theirs = assemble._empty_ivf(wanted), assemble._empty_ivf(wanted)
-    assemble._train(wanted, ours, file)
-    theirs.train(stored)
-    file.close()
+def test_codes_learn_what_faiss_would_teach_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(assemble, "CODES_BYTES", 3 * 4 * ROWS * 8)  # 3 of ivfpq's 4 parts at once
+    wanted = spec(kind, ROWS, DIMENSION, "fp32")
+    file = vectors(tmp_path, "fp32")
+    with Workers() as workers:
+        ours = assemble._trained(wanted, file, workers, tmp_path / "index.faiss", False)
+    theirs = assemble._empty_ivf(wanted)
+    theirs.quantizer.add(ours.quantizer.reconstruct_n(0, wanted.build["nlist"]))
+    # So few vectors that the sample is all there is.
+    theirs.train(unit(ROWS, 1))
     assert bytes(faiss.serialize_index(ours)) == bytes(faiss.serialize_index(theirs))

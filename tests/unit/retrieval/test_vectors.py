@@ -53,11 +53,13 @@ def test_pieces_and_samples_are_the_vectors(
     pieces = list(file.blocks(64, first=100))
     assert [start for start, _ in pieces] == list(range(100, ROWS, 64))
     assert np.array_equal(np.concatenate([part for _, part in pieces]), stored[100:])
-    sample = file.sample(50)
-    rows = [int(np.flatnonzero((stored == one).all(axis=1))[0]) for one in sample]
-    assert rows == sorted(set(rows)) and max(rows) > ROWS // 2
-    assert np.array_equal(file.sample(50), sample)
-    assert np.array_equal(file.sample(ROWS + 1), stored)
+    rows = file.draw(50)
+    assert (rows // (ROWS // 50)).tolist() == list(range(50)), "one of each stretch"
+    assert np.array_equal(file.draw(50), rows)
+    assert np.array_equal(file.take(rows), stored[rows])
+    mixed = np.array([7, 8, 9, 3, 4, 499, 0])
+    assert np.array_equal(file.take(mixed), stored[mixed])
+    assert np.array_equal(file.draw(ROWS + 1), np.arange(ROWS))
 
 
 def test_a_file_that_ends_early_is_named(tmp_path: Path, vectors: np.ndarray) -> None:
