@@ -4,20 +4,31 @@ Upstream cuts a rollout where it happens to be, hands each rank a contiguous pie
 shuffles its own. What is dealt here is trained as it is dealt: a rank's ``replay_buffer.items`` are
 its samples of the first optimizer step, then those of the second, and so on, each in order of
 micro-batches.
+
+Where several ranks pack their micro-batches, these have any number of samples
+(:mod:`sg_rlhf.common.rounds`), and ranks not as many as others: the policy's ranks then take
+upstream's way for dynamic batches, with micro-batches that were dealt (:class:`.dealt_buffer`).
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from sg_rlhf.common import dealing
+from sg_rlhf.common import dealing, rounds
 from sg_rlhf.overlay import layout, switches
+from sg_rlhf.plan.shapes import ModelShape, shape_of
+from sg_rlhf.plan.time import sequence_flops
+
+#: Of an experience of :func:`for_update`: whether its rank's optimizer step ends with it.
+ENDS_STEP = "sg_ends_step"
+#: Of ``args.sg``, see :func:`take_rounds`.
+_ROUNDS = "in_rounds"
 
 
 def dealt(args: Any) -> bool:
@@ -32,7 +43,33 @@ def dealt(args: Any) -> bool:
 
 def into_micro_batches(args: Any) -> bool:
     """Whether they are dealt to micro-batches as well; upstream cuts dynamic ones by tokens."""
-    return dealt(args) and not args.train.dynamic_batch_enable
+    return dealt(args) and (in_rounds_here(args) or not args.train.dynamic_batch_enable)
+
+
+def in_rounds(args: Any) -> bool:
+    """Whether a micro-batch of the update may have any number of samples.
+
+    A critic, whose buffer is upstream's, has to be told how many there are.
+    """
+    ranks = layout.data_parallel_ranks(args)
+    several = ranks["actor"] > 1 and "critic" not in ranks
+    return into_micro_batches(args) and bool(args.ds.packing_samples) and several
+
+
+def in_rounds_here(args: Any) -> bool:
+    """Whether this process trains such micro-batches (:func:`take_rounds`)."""
+    return bool(getattr(args.sg, _ROUNDS, False))
+
+
+def take_rounds(strategy: Any) -> None:
+    """Have this process of the policy train micro-batches of any number, where they are dealt so.
+
+    Args:
+        strategy: upstream's, before it prepares a model.
+    """
+    if in_rounds(strategy.args):
+        setattr(strategy.args.sg, _ROUNDS, True)
+        strategy.args.train.dynamic_batch_enable = strategy.use_dynamic_batch = True
 
 
 def forward_passes(samples: list[Any], args: Any) -> list[list[int]]:
@@ -44,9 +81,13 @@ def forward_passes(samples: list[Any], args: Any) -> list[list[int]]:
         args: upstream's nested namespace.
     """
     lengths = [int(sample.total_length) for sample in samples]
+    ranks_of = set(layout.data_parallel_ranks(args).values())
     # Of models on another number of ranks, a rank has several hands or a part of one.
-    ranks = max(layout.data_parallel_ranks(args).values())
+    ranks = max(ranks_of)
     size = args.rollout.micro_batch_size
+    if args.ds.packing_samples and len(ranks_of) == 1 and ranks > 1:
+        hands = rounds.deal_rounds(lengths, ranks, size, _costs(lengths, args))
+        return list(itertools.chain.from_iterable(hands))
     hands = dealing.deal(
         lengths,
         ranks,
@@ -59,8 +100,8 @@ def forward_passes(samples: list[Any], args: Any) -> list[list[int]]:
 
 def for_update(experiences: list[Any], args: Any, rollout: int, pad_token_id: int) -> list[Any]:
     """The same samples as the actor's ranks train them: all micro-batches of the first rank, then
-    of the second, and so on. Where upstream cuts micro-batches, a rank's samples of an optimizer
-    step are one.
+    of the second, and so on, with :data:`ENDS_STEP`. Where upstream cuts micro-batches, a rank's
+    samples of an optimizer step are one.
 
     Args:
         experiences: of any cut; their ``index`` has the samples' places in the rollout.
@@ -74,15 +115,45 @@ def for_update(experiences: list[Any], args: Any, rollout: int, pad_token_id: in
     steps = dealing.optimizer_steps(len(samples), args.train.batch_size, args.train.seed, rollout)
     ranks = layout.data_parallel_ranks(args)["actor"]
     size = args.train.micro_batch_size if into_micro_batches(args) else len(steps[0]) // ranks
-    hands = dealing.deal_steps(
-        lengths,
-        steps,
-        ranks,
-        size,
-        packed=args.ds.packing_samples,
-        neighbours=switches.shared_prompts_fit(args),
-    )
-    return together(samples, itertools.chain.from_iterable(hands), pad_token_id)
+    if in_rounds(args):
+        costs = _costs(lengths, args)
+        of_steps = []
+        for step in steps:
+            hands = rounds.deal_rounds(
+                [lengths[i] for i in step], ranks, size, [costs[i] for i in step]
+            )
+            of_steps.append([[[step[i] for i in places] for places in hand] for hand in hands])
+    else:
+        neighbours = switches.shared_prompts_fit(args)
+        of_steps = [
+            dealing.deal_steps(
+                lengths, [step], ranks, size, packed=args.ds.packing_samples, neighbours=neighbours
+            )
+            for step in steps
+        ]
+    micro_batches, ends = [], []
+    for rank in range(ranks):
+        for hands in of_steps:
+            micro_batches += hands[rank]
+            ends += [False] * (len(hands[rank]) - 1) + [True]
+    found = together(samples, micro_batches, pad_token_id)
+    for experience, is_last in zip(found, ends, strict=True):
+        setattr(experience, ENDS_STEP, is_last)
+    return found
+
+
+def _costs(lengths: Sequence[int], args: Any) -> list[float]:
+    """FLOPs of the samples, or their tokens where the policy's shape is not known."""
+    shape = _shape(args.actor.model_name_or_path)
+    return [sequence_flops(shape, n) if shape else float(n) for n in lengths]
+
+
+@functools.cache
+def _shape(model: str) -> ModelShape | None:
+    try:
+        return shape_of(model)
+    except ValueError:  # no dense decoder
+        return None
 
 
 def waiting_share(experiences: list[Any], args: Any) -> float:

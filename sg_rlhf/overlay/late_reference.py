@@ -53,13 +53,11 @@ def dispatch(group: Any, experiences: list[Any], args: Any) -> Results:
     """
     ranks = layout.data_parallel_ranks(args)["actor"]
     own = len(experiences) // ranks
-    steps = sum(len(e.sequences) for e in experiences) // args.train.batch_size
-    size = own // steps
-    results = []
-    for start in range(0, own, size):
-        of_step = [
-            experiences[rank * own + start + i] for rank in range(ranks) for i in range(size)
-        ]
+    results, start = [], 0
+    ends = [i + 1 for i in range(own) if getattr(experiences[i], batches.ENDS_STEP)]
+    for end in ends:
+        of_step = [experiences[rank * own + i] for rank in range(ranks) for i in range(start, end)]
+        start = end
         inputs: dict[str, list[Any]] = {
             "sequences": [e.sequences for e in of_step],
             "action_mask": [e.action_mask for e in of_step],
@@ -83,20 +81,19 @@ class RankReference:
         rank = torch.distributed.get_rank()
         self._coming, self._there = [of_ranks[rank] for of_ranks in results], {}
 
-    def give(self, experience: Any, micro_batch: int, of_a_step: int) -> None:
+    def give(self, experience: Any, step: int, place: int) -> None:
         """Give a micro-batch its own, where it has none.
 
         Args:
             experience: as the update is about to train it.
-            micro_batch: its number in the epoch.
-            of_a_step: micro-batches of an optimizer step.
+            step: its optimizer step in the epoch.
+            place: its own there.
 
         Raises:
             NonFiniteError: one is not finite.
         """
         if not self._coming:
             return
-        step, place = divmod(micro_batch, of_a_step)
         if step not in self._there:
             self._there[step] = ray.get(self._coming[step])
         log_probs_BT = self._there[step][place]

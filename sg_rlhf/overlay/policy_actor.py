@@ -7,7 +7,7 @@ import functools
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from sg_rlhf.overlay import (
     trained_tensors,
     weight_sync,
 )
+from sg_rlhf.overlay.dealt_buffer import DealtBuffer
 from sg_rlhf.overlay.late_reference import RankReference, Results
 from sg_rlhf.overlay.losses import PolicyLossWithStatistics, kl_dispatcher, sequence_context
 from sg_rlhf.overlay.old_log_probs import RankOldLogProbs
@@ -51,11 +52,17 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
     """
 
     actor_loss_fn: Any
+    replay_buffer: Any
 
     def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(strategy, *args, **kwargs)
         self.actor_loss_fn = PolicyLossWithStatistics(self.actor_loss_fn, strategy.args)
         self._kl = kl_dispatcher(strategy.args, self.actor_loss_fn)
+        if batches.in_rounds_here(strategy.args):
+            old = self.replay_buffer
+            self.replay_buffer = DealtBuffer(
+                old.sample_batch_size, old.limit, old.cpu_offload, old.packing_samples
+            )
         self.replay_buffer.in_order = batches.dealt(strategy.args)
         # Without a KL loss upstream's "kl" is the one in the reward, a number per response.
         self._terms = {
@@ -165,7 +172,8 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
     ) -> dict[str, Any]:
         """One micro-batch, as upstream does it; closes a row when the optimizer stepped."""
         waited_since = time.perf_counter()
-        self.reference.give(experience, step, self.strategy.accumulated_gradient)
+        number, place, of_step = self._place(step)
+        self.reference.give(experience, number, place)
         started = time.perf_counter()
         self._seconds["update_reference_log_probs"] += started - waited_since
         engine = self.actor.model
@@ -184,6 +192,9 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         if is_first:
             self.old_log_probs.keep(step, self.actor_loss_fn.old_BT)
         metrics = status["metrics"]
+        if self.args.train.dynamic_batch_enable:
+            # Parts of the step's losses; upstream takes the mean over micro-batches of all.
+            metrics |= {key: of_step * metrics[key] for key in self._terms if key in metrics}
         # All its samples may be left out, which upstream divides by.
         if self.skips is not None and (self.skips.faulty or not status["num_action_tokens"]):
             nonfinite.without_part(status)
@@ -206,6 +217,18 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         self._seconds["update_forward"] += self.actor_loss_fn.done_at - started
         self._seconds["update_backward"] += time.perf_counter() - self.actor_loss_fn.done_at
         return status
+
+    def _place(self, micro_batch: int) -> tuple[int, int, int]:
+        """Of an epoch's micro-batch: its optimizer step, its place there, how many there are."""
+        if not self.args.train.dynamic_batch_enable:
+            size = self.strategy.accumulated_gradient
+            return *divmod(micro_batch, size), size
+        ends = self.replay_buffer.dynamic_optimizer_step
+        step = sum(ends[:micro_batch])
+        first = micro_batch
+        while first and not ends[first - 1]:
+            first -= 1
+        return step, micro_batch - first, ends.index(1, micro_batch) - first + 1
 
     def _forget_step(self, status: dict[str, Any]) -> None:
         """A skipped step has no row, and no part in the rollout's figures."""
@@ -255,11 +278,16 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         """
         device = torch.cuda.current_device()
         entropies = []
-        items = self.replay_buffer.items
-        # Dynamic micro-batches are no number of samples: one at a time is within any memory.
-        size = 1 if self.args.train.dynamic_batch_enable else self.micro_train_batch_size
-        for start in range(0, len(items), size):
-            batch = make_experience_batch(items[start : start + size], self.args.ds.packing_samples)
+        buffer = self.replay_buffer
+        if self.args.train.dynamic_batch_enable:
+            buffer.setup_dynamic_batch(self.strategy)
+            micro_batches: Iterable[Iterable[int]] = buffer.dynamic_indices
+        else:
+            size, count = self.micro_train_batch_size, len(buffer.items)
+            micro_batches = (range(i, min(i + size, count)) for i in range(0, count, size))
+        for places in micro_batches:
+            items = [buffer.items[i] for i in places]
+            batch = make_experience_batch(items, self.args.ds.packing_samples)
             batch.to_device(device)
             self.actor_loss_fn.context = sequence_context(batch, weighting)
             with torch.no_grad():
@@ -291,10 +319,7 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
     def _close_row(self, metrics: dict[str, Any]) -> None:
         loss_fn = self.actor_loss_fn
         terms = list(self._window[0])
-        # Upstream divides a micro-batch's losses by the optimizer step's tokens per micro-batch, or
-        # by all of them where micro-batches are dynamic.
-        merged = sum if self.args.train.dynamic_batch_enable else statistics.fmean
-        losses = [merged([micro[name] for micro in self._window]) for name in terms]
+        losses = [statistics.fmean(micro[name] for micro in self._window) for name in terms]
         sums, losses = self._reduce(loss_fn.take_statistics(), losses)
         row: dict[str, Any] = {
             "optimizer_step": self.actor.model.global_steps,
@@ -341,6 +366,7 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
 
     def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> Any:
         """Upstream's, shown on the terminal: it may have to build an operator."""
+        batches.take_rounds(args[0] if args else kwargs["strategy"])
         with phases.phase(phases.TRAINER, "loading the model into DeepSpeed"):
             return super().init_model_from_pretrained(*args, **kwargs)
 

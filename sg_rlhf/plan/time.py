@@ -16,6 +16,7 @@ from sg_rlhf.plan.hardware import Hardware
 from sg_rlhf.plan.lengths import Way, balance, in_batches, quantiles
 from sg_rlhf.plan.phases import cache_of
 from sg_rlhf.plan.run_shape import RunShape
+from sg_rlhf.plan.shapes import ModelShape
 
 #: Tokens at a time in the simulation of sampling.
 STEP = 32
@@ -208,11 +209,15 @@ def _balance(run: RunShape, given: Assumptions, micro: int, step: int, upstreams
 
 
 def forward_flops(run: RunShape, tokens: float) -> float:
+    """:func:`sequence_flops` of the run's model."""
+    return sequence_flops(run.model, tokens)
+
+
+def sequence_flops(model: ModelShape, tokens: float) -> float:
     """Of one sequence: 2P a token, and 2 q T^2 a layer for causal attention (arXiv 2001.08361).
 
     Without the embedding, which is looked up; with the head.
     """
-    model = run.model
     matmul = 2 * (model.parameters - (0 if model.tied else model.head_parameters))
     return matmul * tokens + 2 * model.num_layers * model.num_heads * model.head_dim * tokens**2
 

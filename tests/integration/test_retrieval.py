@@ -305,7 +305,9 @@ def test_a_search_longer_than_the_shutdown_is_not_waited_for(
     assert "its time for answers is over" in answers[0].json()["detail"]
     lines = [line for line in server.errors if "Loading weights" not in line and line.strip()]
     assert len(lines) == 1, lines
-    assert lines[0].startswith("sg_rlhf.retrieval.server: --shutdown-seconds 3 are over, 4 requests")
+    assert lines[0].startswith(
+        "sg_rlhf.retrieval.server: --shutdown-seconds 3 are over, 4 requests"
+    )
 
 
 def test_overload_is_refused_at_once(files: Files) -> None:

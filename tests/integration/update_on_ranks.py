@@ -2,7 +2,8 @@
 
     python update_on_ranks.py MICRO_BATCH OUT
 
-Eight responses are one optimizer step. The learning rate is 0 and Adam's first beta 0, so that the
+Eight responses are one optimizer step; with `rounds` for MICRO_BATCH they are dealt to two ranks as
+DEALT says. The learning rate is 0 and Adam's first beta 0, so that the
 optimizer's first moment is the gradient itself, and one engine serves every algorithm. Rank 0
 writes {algorithm: {"gradient": [parameters], "rows": [the optimizer steps]}} to OUT.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,15 @@ from openrlhf.utils import get_strategy  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
 from sg_rlhf.config import load_config  # noqa: E402
-from sg_rlhf.overlay import cli  # noqa: E402
+from sg_rlhf.overlay import batches, cli  # noqa: E402
 from sg_rlhf.overlay.policy_actor import SGActorPPOTrainer  # noqa: E402
 from sg_rlhf.tasks.kk.tiny import WarmStart  # noqa: E402
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RESPONSES = 8
+#: Micro-batches of any number of responses: three of the first rank, five of the second.
+DEALT = (((0,), (5, 2)), ((3, 4, 1), (7, 6)))
+TWO_RANKS = ["actor.num_gpus_per_node=2", "ref.num_gpus_per_node=2", "vllm.num_engines=2"]
 MODEL = CONFIGS.parent / "sg_rlhf" / "tiny" / "kk_tiny"
 
 
@@ -74,7 +79,7 @@ def cases() -> dict[str, tuple[Path, list[str]]]:
     return shipped | off
 
 
-def arguments(recipe: Path, extra: list[str], micro_batch: int) -> Any:
+def arguments(recipe: Path, extra: list[str], micro_batch: int, more: Sequence[str] = ()) -> Any:
     """Upstream's arguments of the tiny recipe with an algorithm on top."""
     config = load_config(
         [CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml", recipe],
@@ -85,7 +90,7 @@ def arguments(recipe: Path, extra: list[str], micro_batch: int) -> Any:
             "rollout.micro_batch_size=1",
             # What comes before the update has no part in it: the advantages are given.
             "algo.dynamic_filtering_enable=false", "algo.advantage.estimator=reinforce",
-            *extra,
+            *extra, *more,
         ],
     )  # fmt: skip
     return cli.parse(config.to_argv())
@@ -162,6 +167,7 @@ def prepare(
     """This rank's strategy, actor with its DeepSpeed engine, optimizer and scheduler."""
     args.local_rank = -1
     strategy = get_strategy(args)
+    batches.take_rounds(strategy)
     strategy.setup_distributed()
     if in_float32:
         given = strategy.get_ds_train_config
@@ -198,15 +204,23 @@ def trainer_of(
     )
 
 
-def main(micro_batch: int, out: Path) -> None:
-    strategy, actor, optimizer, scheduler = prepare(arguments(*cases()["grpo"], micro_batch))
+def main(micro_batch: int, out: Path, in_rounds: bool) -> None:
+    more = TWO_RANKS if in_rounds else []
+    strategy, actor, optimizer, scheduler = prepare(arguments(*cases()["grpo"], micro_batch, more))
     experiences = rollout(actor)
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     found = {}
     for name, (recipe, extra) in cases().items():
-        strategy.args = arguments(recipe, extra, micro_batch)
+        strategy.args = arguments(recipe, extra, micro_batch, more)
+        batches.take_rounds(strategy)
+        assert batches.in_rounds_here(strategy.args) == in_rounds
         trainer = trainer_of(strategy, actor, optimizer, scheduler, micro_batch)
-        for experience in experiences[rank::ranks]:
+        mine = experiences[rank::ranks]
+        if in_rounds:
+            mine = batches.together(experiences, map(list, DEALT[rank]), pad_token_id=0)
+            for experience in mine:
+                setattr(experience, batches.ENDS_STEP, experience is mine[-1])
+        for experience in mine:
             trainer.replay_buffer.append(experience)
         status = trainer.ppo_train(strategy.args.algo.kl.init_coef)
         found[name] = {"gradient": gradient(actor), "rows": status["sg_optimizer_steps"]}
@@ -215,4 +229,5 @@ def main(micro_batch: int, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    in_rounds = sys.argv[1] == "rounds"
+    main(1 if in_rounds else int(sys.argv[1]), Path(sys.argv[2]), in_rounds)
