@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.common.files import naming
+
 MANIFEST = "manifest.json"
 MADE_BY = "sg_rlhf.data"
 
@@ -74,7 +76,7 @@ def write_dataset(
         and no absolute path, so that the same request gives the same bytes.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as outer:
+    with naming(out), tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as outer:
         # Not the temporary folder itself: that one is readable by its owner only.
         new = Path(outer, "data")
         new.mkdir()

@@ -228,3 +228,11 @@ def assemble_memory(index: Spec, weights: int, cores: int = 1) -> int:
     lists = index.build["nlist"] * (3 * vector + 64)
     threads = cores * SLICE * (ROUND * 2 * vector + 4 * TILE)
     return size + lists + max(threads, codes, 4 * index.rows + LISTS_BLOCKS * LISTS_BLOCK_BYTES)
+
+
+def build_memory(
+    index: Spec, weights: int, workers: int = 1, chunk_rows: int = 16_384, cores: int = 1
+) -> int:
+    """The most that a build has in memory."""
+    encoding = encode_memory(index, workers, weights, chunk_rows)
+    return max(encoding, assemble_memory(index, weights, cores))

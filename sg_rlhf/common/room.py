@@ -1,9 +1,71 @@
-"""How much disk is free, and sizes and times in words. Memory is `cgroup.free_memory`."""
+"""Is there room: what a command takes of disk and memory, refused where it is not free.
+
+And sizes and times in words.
+"""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+
+from sg_rlhf.common import cgroup
+
+#: The flag of every command that checks.
+SKIP = "--skip-room-check"
+#: Fewer passages or questions than this take minutes at most, and no words.
+MANY = 20_000
+
+
+class NoRoom(ValueError):
+    """What a command takes is not free; one line."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a command takes at most, in bytes; and that in lines for people."""
+
+    disk: int
+    memory: int
+    lines: tuple[str, ...] = ()
+    #: What would take less, for a refusal.
+    instead: str = ""
+
+
+def lacking(folder: Path, needs: Needs) -> tuple[str, int, int] | None:
+    """What is not there: "disk" or "memory", needed, free. None if both are."""
+    if needs.disk > (free := free_disk(folder)):
+        return "disk", needs.disk, free
+    if needs.memory > (free := cgroup.free_memory()):
+        return "memory", needs.memory, free
+    return None
+
+
+def check(flag: str, folder: Path, what: str, needs: Needs) -> None:
+    """Refuse what the disk of `folder`, or the memory that our cgroups leave, cannot hold.
+
+    Args:
+        flag: that names the folder.
+        what: takes it, as "the build".
+
+    Raises:
+        NoRoom: naming what is needed, what is free, the folder and what goes ahead anyway.
+    """
+    if (lack := lacking(folder, needs)) is not None:
+        name, needed, free = lack
+        raise NoRoom(
+            f"{flag} {folder}: {what} takes {size(needed)} of {name}, {size(free)} are "
+            f"free{needs.instead} ({SKIP} goes ahead anyway)"
+        )
+
+
+def say(lines: Iterable[str], folder: Path) -> None:
+    """Print what is needed, and what is free."""
+    for line in lines:
+        print(line)
+    disk, memory = free_disk(folder), cgroup.free_memory()
+    print(f"  free    {size(disk)} of disk, {size(memory)} of memory", flush=True)
 
 
 def free_disk(path: Path) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sg_rlhf import __version__
-from sg_rlhf.common import model_folder
+from sg_rlhf.common import model_folder, room
 from sg_rlhf.common.command_line import path, print_files
 from sg_rlhf.common.dataset_folder import check_writable, current_manifest, write_dataset
 from sg_rlhf.common.files import resolved
@@ -59,6 +59,12 @@ def make(task: str, command: DataCommand, args: argparse.Namespace) -> None:
         print(f"{out} is up to date: same request, same inputs, files unchanged")
     else:
         check_writable(out, args.force)
+        if plan.needs is not None:
+            needs = plan.needs()
+            if needs.lines:
+                room.say(needs.lines, out)
+            if not args.skip_room_check:
+                room.check("--out", out, "the data set", needs)
         made = plan.make()
         manifest = write_dataset(out, made.files, request, made.facts)
         for line in command.report(manifest):
@@ -109,5 +115,10 @@ def _parser(domains: dict[str, Domain], asked: str, command: DataCommand | None)
             command.add_options(sub)
         sub.add_argument(
             "--force", action="store_true", help="replace our files in a folder that is not empty"
+        )
+        sub.add_argument(
+            room.SKIP,
+            action="store_true",
+            help="download or write what disk or memory may not hold",
         )
     return parser

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sg_rlhf.common import cgroup, index_sizes, room
 from sg_rlhf.common.index_sizes import KINDS, PRECISIONS, TRAIN_PER_LIST, Spec
+from sg_rlhf.common.room import MANY, Needs
 from sg_rlhf.retrieval.analysis import ANALYSES, LUCENE
 from sg_rlhf.retrieval.corpus import Corpus
 from sg_rlhf.retrieval.job import DONE, Build
@@ -23,8 +23,6 @@ from sg_rlhf.retrieval.job import DONE, Build
 if TYPE_CHECKING:
     from sg_rlhf.retrieval.encoder import Encoder
 
-#: Fewer passages than this take minutes at most, and no words.
-MANY = 20_000
 #: Seconds that a measurement of the encoder should take at least, and its texts at most.
 MEASURE_SECONDS, MOST_TEXTS = 2.0, 8192
 #: Seconds of one core to put a vector of 768 numbers into a graph of a million, efConstruction 200:
@@ -40,36 +38,16 @@ BM25_VOCABULARY, BM25_SHARD = 300, 100
 BM25_PROCESS = 200 * 10**6
 
 
-@dataclass(frozen=True)
-class Needs:
-    """What a build takes at most, in bytes; and that in lines for people."""
-
-    disk: int
-    memory: int
-    lines: tuple[str, ...]
-    #: What would take less, for a refusal.
-    instead: str = ""
-
-
 def check(job: Build, needs: Needs, rows: int) -> None:
     """Print what is needed if it is much, and refuse what is not there.
 
     Raises:
         ValueError: naming what is missing and what to do.
     """
-    disk, memory = room.free_disk(job.out), cgroup.free_memory()
     if rows >= MANY or job.dry_run:
-        for line in needs.lines:
-            print(line)
-        print(f"  free    {room.size(disk)} of disk, {room.size(memory)} of memory", flush=True)
-    if job.skip_room_check:
-        return
-    for name, needed, free in (("disk", needs.disk, disk), ("memory", needs.memory, memory)):
-        if needed > free:
-            raise ValueError(
-                f"--out {job.out}: the build takes {room.size(needed)} of {name}, "
-                f"{room.size(free)} are free{needs.instead} (--skip-room-check builds anyway)"
-            )
+        room.say(needs.lines, job.out)
+    if not job.skip_room_check:
+        room.check("--out", job.out, "the build", needs)
 
 
 def of_vectors(job: Build, spec: Spec, corpus: Corpus, model: Encoder) -> Needs:
@@ -100,7 +78,8 @@ def of_vectors(job: Build, spec: Spec, corpus: Corpus, model: Encoder) -> Needs:
             + "; measured now)"
             + (f", very roughly {room.duration(made)} to make the index" if made else "")
         )
-    return Needs(max(0, disk - there), max(encode, after), tuple(lines), _instead(job, spec, model))
+    instead = _instead(job, spec, model, len(where))
+    return Needs(max(0, disk - there), max(encode, after), tuple(lines), instead)
 
 
 def of_bm25(job: Build, corpus: Corpus) -> Needs:
@@ -193,18 +172,18 @@ def _assemble_seconds(spec: Spec) -> float:
     return (learning + spec.rows) * lists * a_pair
 
 
-def _instead(job: Build, spec: Spec, model: Encoder) -> str:
+def _of_build(job: Build, spec: Spec, model: Encoder, workers: int) -> Needs:
+    memory = index_sizes.build_memory(spec, model.size, workers, job.shard_rows, cgroup.cores())
+    return Needs(index_sizes.build_disk(spec), memory)
+
+
+def _instead(job: Build, spec: Spec, model: Encoder, workers: int) -> str:
     """Other kinds of the same passages that this machine holds."""
-    disk, memory = room.free_disk(job.out), cgroup.free_memory()
     fit = []
     for kind in KINDS:
         for numbers in PRECISIONS:
             other = index_sizes.spec(kind, spec.rows, spec.dimension, numbers)
-            fits = (
-                index_sizes.build_disk(other) <= disk
-                and index_sizes.assemble_memory(other, model.size, cgroup.cores()) <= memory
-            )
-            if fits:
+            if room.lacking(job.out, _of_build(job, other, model, workers)) is None:
                 fit.append(f"--type {kind} --vectors {numbers}")
                 break
     return f"; {', '.join(fit)} would do" if fit else ""

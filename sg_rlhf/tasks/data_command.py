@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from sg_rlhf.common.dataset_folder import Records
+from sg_rlhf.common.room import Needs
 
 #: Model id or folder -> its tokenizer; passed in because the tasks do not import transformers.
 LoadTokenizer: TypeAlias = Callable[[str], Any]
@@ -41,10 +42,12 @@ class Plan:
         request: what was asked for, for the manifest: the prompt's version, the source with its
             checksums or seed, the options. The same request on the same inputs is done at once.
         make: reads or generates everything.
+        needs: what that takes of disk and memory, checked before it begins.
     """
 
     request: Mapping[str, Any]
     make: Callable[[], Made]
+    needs: Callable[[], Needs] | None = None
 
 
 class DataCommand(ABC):
@@ -58,7 +61,7 @@ class DataCommand(ABC):
 
     @abstractmethod
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """The domain's own options; `--out` and `--force` are there."""
+        """The domain's own options; those of all domains are there."""
 
     @abstractmethod
     def plan(self, args: argparse.Namespace, load_tokenizer: LoadTokenizer) -> Plan:

@@ -196,7 +196,7 @@ def _source(args: argparse.Namespace) -> Source:
     if name in published.ORIGINS:
         return _pinned(name, published.ORIGINS[name])
     if name.startswith("hub:"):
-        return _hub(name, args.revision)
+        return _hub(name, args.revision, args.skip_room_check)
     path = Path(name)
     sources = ", ".join((*published.ORIGINS, "arithmetic"))
     expected = f"{KINDS} or one of the sources {sources}, hub:OWNER/NAME:FILE"
@@ -215,7 +215,7 @@ def _pinned(name: str, origin: Origin) -> Source:
     return Source({"kind": "published", "name": name, "url": origin.url, **checksum}, read)
 
 
-def _hub(name: str, revision: str | None) -> Source:
+def _hub(name: str, revision: str | None, skip_room_check: bool) -> Source:
     parts = re.fullmatch(r"hub:([\w.-]+/[\w.-]+):(.+)", name)
     if parts is None:
         raise UsageError(f"--source {name}: expected hub:OWNER/NAME:FILE")
@@ -227,7 +227,12 @@ def _hub(name: str, revision: str | None) -> Source:
         )
     entry = {"kind": "hub", "repository": repository, "file": file, "revision": revision}
     short = repository.rpartition("/")[2]
-    return Source(entry, lambda: (_read(download_from_hub(repository, file, revision), short), []))
+
+    def read() -> tuple[list[MathRow], list[MathRow]]:
+        path = download_from_hub(repository, file, revision, skip_room_check=skip_room_check)
+        return _read(path, short), []
+
+    return Source(entry, read)
 
 
 def parse_generate(tokens: Sequence[str]) -> dict[str, int]:

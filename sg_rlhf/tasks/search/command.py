@@ -26,19 +26,28 @@ from sg_rlhf.tasks.data_command import DataCommand, LoadTokenizer, Made, Plan
 from sg_rlhf.tasks.search import encyclopedia
 from sg_rlhf.tasks.search.data import (
     NQ_HOTPOTQA,
+    NQ_HOTPOTQA_ROWS,
     Question,
     Splits,
+    extent,
     join_splits,
     read_questions,
     shuffled,
     split,
     to_records,
 )
-from sg_rlhf.tasks.search.prompt import PROMPT_VERSION, STYLES, Style
+from sg_rlhf.tasks.search.prompt import PROMPT_VERSION, STYLES, Style, build_prompt
 
 CORPUS = "corpus.jsonl"
 #: The published runs' corpus and encoder: passages, numbers of a vector, bytes of weights.
 WIKI_18_ROWS, E5_WIDTH, E5_BYTES = 21_015_324, 768, 440_000_000
+#: Bytes at most: of a record beside prompt and text, twice the text; of a question in memory beside
+#: twice its text; of the process. 200,000 questions of 192 bytes with their golds took 847 on the
+#: disk and 733 in memory each, in 5 s.
+RECORD_BYTES, QUESTION_BYTES, PROCESS_BYTES = 200, 500, 170 * 10**6
+ROWS_PER_SECOND = 40_000
+#: Text of a question of the published set with its golds: no more than SQuAD's.
+NQ_HOTPOTQA_BYTES = 200
 SOURCES = "nq_hotpotqa, encyclopedia, or a .parquet or .jsonl file of questions"
 
 _HELP = """\
@@ -79,10 +88,17 @@ manifest.json (counts, source, SHA-256 of each file).
 
 @dataclass(frozen=True)
 class Source:
-    """Where questions come from: an entry for the manifest, and what makes them when called."""
+    """Where questions come from.
+
+    Attributes:
+        entry: for the manifest.
+        make: makes them, and the corpus where it is generated.
+        extent: how many there are at most, and the bytes of their text.
+    """
 
     entry: Mapping[str, Any]
     make: Callable[[], tuple[Splits, list[dict[str, str]]]]
+    extent: Callable[[], tuple[int, int]]
 
 
 class SearchData(DataCommand):
@@ -107,7 +123,7 @@ class SearchData(DataCommand):
     def plan(self, args: argparse.Namespace, _load_tokenizer: LoadTokenizer) -> Plan:
         generated = args.source == ["encyclopedia"]
         style: Style = args.prompt or ("short" if generated else "search_r1")
-        source = _encyclopedia(args) if generated else _files(args)
+        source = _encyclopedia(args) if generated else _files(args, style)
         request = {
             "prompt": {"version": PROMPT_VERSION, "style": style},
             "source": source.entry,
@@ -120,7 +136,7 @@ class SearchData(DataCommand):
                 raise DataError(f"--source {sources}: no question is left to train on")
             return _made(splits, corpus, style)
 
-        return Plan(request, make)
+        return Plan(request, make, lambda: _needs(*source.extent(), style))
 
     def report(self, manifest: Mapping[str, Any]) -> Iterator[str]:
         train, test = manifest["counts"]["train"], manifest["counts"]["test"]
@@ -167,9 +183,12 @@ def _wiki_18(out: Path) -> Iterator[str]:
     for kind in index_sizes.KINDS:
         for numbers in index_sizes.PRECISIONS:
             made = index_sizes.spec(kind, WIKI_18_ROWS, E5_WIDTH, numbers)
-            needs = index_sizes.build_disk(made), index_sizes.assemble_memory(made, E5_BYTES)
-            fits = "yes" if needs[0] <= disk and needs[1] <= memory else "no"
-            sizes = [room.size(number) for number in (*needs, index_sizes.finished_disk(made))]
+            needs = room.Needs(
+                index_sizes.build_disk(made), index_sizes.build_memory(made, E5_BYTES)
+            )
+            fits = "yes" if room.lacking(out, needs) is None else "no"
+            after = index_sizes.finished_disk(made)
+            sizes = [room.size(number) for number in (needs.disk, needs.memory, after)]
             yield f"  {kind:<7} {numbers:<9} {sizes[0]:>14} {sizes[1]:>16} {sizes[2]:>11}  {fits}"
     yield (
         "python -m sg_rlhf.retrieval.index --dry-run measures the time, too, and refuses what "
@@ -226,10 +245,27 @@ def _encyclopedia(args: argparse.Namespace) -> Source:
         train = [problem.question for problem in made.train]
         return Splits(train, [problem.question for problem in made.test]), made.corpus
 
-    return Source({"kind": "encyclopedia", **options}, make)
+    people = min(options["people"], encyclopedia.MAX_PEOPLE)
+    rows = 4 * people + 2 * min(options["towns"], encyclopedia.MAX_TOWNS)
+    return Source({"kind": "encyclopedia", **options}, make, lambda: (rows, 200 * rows))
 
 
-def _files(args: argparse.Namespace) -> Source:
+def _needs(rows: int, text_bytes: int, style: Style) -> room.Needs:
+    """What so many questions take when they are read and written."""
+    disk = rows * (len(build_prompt("", style)) + RECORD_BYTES) + 2 * text_bytes
+    memory = PROCESS_BYTES + rows * QUESTION_BYTES + 2 * text_bytes
+    lines: tuple[str, ...] = ()
+    if rows >= room.MANY:
+        lines = (
+            f"Search questions: about {rows:,}",
+            f"  disk    {room.size(disk)}",
+            f"  memory  {room.size(memory)}",
+            f"  time    about {room.duration(rows / ROWS_PER_SECOND)}",
+        )
+    return room.Needs(disk, memory, lines)
+
+
+def _files(args: argparse.Namespace, style: Style) -> Source:
     if args.generate is not None:
         raise UsageError("--generate belongs to --source encyclopedia")
     named = {"nq_hotpotqa", "encyclopedia"} & set(args.source)
@@ -246,7 +282,18 @@ def _files(args: argparse.Namespace) -> Source:
                 "--source nq_hotpotqa needs --revision COMMIT (40 hex digits; "
                 f"https://huggingface.co/datasets/{NQ_HOTPOTQA}/commits/main)"
             )
-        paths = [download_from_hub(NQ_HOTPOTQA, "train.parquet", args.revision)]
+
+        def check_room() -> None:
+            needs = _needs(NQ_HOTPOTQA_ROWS, NQ_HOTPOTQA_ROWS * NQ_HOTPOTQA_BYTES, style)
+            if not args.skip_room_check:
+                room.check("--out", args.out, "the data set", needs)
+
+        skip = args.skip_room_check
+        paths = [
+            download_from_hub(
+                NQ_HOTPOTQA, "train.parquet", args.revision, before=check_room, skip_room_check=skip
+            )
+        ]
         entry |= {"kind": "hub", "repository": NQ_HOTPOTQA, "revision": args.revision}
     elif args.revision is not None:
         raise UsageError("--revision belongs to --source nq_hotpotqa")
@@ -255,11 +302,21 @@ def _files(args: argparse.Namespace) -> Source:
     entry["train"] = [file_entry(file, SOURCES) for file in paths]
     if args.test_file is not None:
         entry["test"] = [file_entry(file, SOURCES) for file in args.test_file]
-        return Source(entry, lambda: (join_splits(_read(paths), _read(args.test_file)), []))
+        every = [*paths, *args.test_file]
+        return Source(
+            entry,
+            lambda: (join_splits(_read(paths), _read(args.test_file)), []),
+            lambda: _extent(every),
+        )
     fraction = 0.02 if args.test_fraction is None else args.test_fraction
     seed = args.seed or 0
     entry |= {"test_fraction": fraction, "seed": seed}
-    return Source(entry, lambda: (split(_read(paths), fraction, seed), []))
+    return Source(entry, lambda: (split(_read(paths), fraction, seed), []), lambda: _extent(paths))
+
+
+def _extent(paths: Sequence[Path]) -> tuple[int, int]:
+    rows, sizes = zip(*(extent(path) for path in paths), strict=True)
+    return sum(rows), sum(sizes)
 
 
 def _read(paths: Sequence[Path]) -> list[Question]:

@@ -14,6 +14,7 @@ from sg_rlhf.common.rows import (
     Tick,
     hold_out,
     json_objects,
+    parquet_extent,
     parquet_rows,
     read_each,
     short,
@@ -21,8 +22,9 @@ from sg_rlhf.common.rows import (
 from sg_rlhf.tasks.labels import golds_in, label_of
 from sg_rlhf.tasks.search.prompt import Style, build_prompt
 
-#: Hub id of the training set of the published runs (NQ 79,168 + HotpotQA 90,447 questions).
+#: Hub id of the training set of the published runs, and its questions (of NQ and of HotpotQA).
 NQ_HOTPOTQA = "PeterJinGo/nq_hotpotqa_train"
+NQ_HOTPOTQA_ROWS = 79_168 + 90_447
 EXPECTED = "Search-R1's columns (question, golden_answers or reward_model) or FlashRAG's"
 
 _COLUMNS = frozenset(
@@ -139,6 +141,15 @@ def read_questions(path: str | Path, on_row: Tick | None = None) -> list[Questio
         return _parse_row(row, f"{path.stem}_{number}", path.stem)
 
     return read_each(path, _rows(path), parse, "question", on_row)
+
+
+def extent(path: Path) -> tuple[int, int]:
+    """Questions in a file, about, and bytes of their text: without reading the rows."""
+    if path.suffix in (".jsonl", ".json"):
+        with path.open("rb") as file:
+            rows = sum(block.count(b'"question"') for block in iter(lambda: file.read(2**20), b""))
+        return rows, path.stat().st_size
+    return parquet_extent(path, _COLUMNS)
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
