@@ -283,7 +283,9 @@ def _fill(
     spec: Spec, index: Any, vectors: VectorFile, lists: np.ndarray, out: Path, progress: bool
 ) -> None:
     """Write the index with each code at its place, which follows from the lists' lengths."""
-    sizes = np.bincount(lists, minlength=index.nlist).astype(np.int64)
+    sizes = np.zeros(index.nlist, np.int64)
+    for _, some in _pieces(lists, spec.dimension):  # bincount makes int64 of what it counts
+        sizes += np.bincount(some, minlength=index.nlist)
     # After the empty lists that faiss ends an index with: the full ones in the same format.
     empty = b"ilar" + struct.pack("<qq", index.nlist, index.code_size)
     head, found, _ = bytes(faiss.serialize_index(index)).rpartition(empty)

@@ -2,10 +2,10 @@
 
     centre of a list = the mean of the vectors that are nearest to it, brought to length 1
 
-is what faiss learns for inner products (`Clustering`, spherical), in as many passes. But faiss
-holds the float32 vectors that it learns from, which are more than the whole index of ivfpq; here
-each pass reads them again, slice by slice, and keeps sums. The centres do not depend on the number
-of threads.
+is what faiss learns for inner products (`Clustering`, spherical), from the same start in as many
+passes: the same centres, but for the last bits. But faiss holds the float32 vectors that it learns
+from, which are more than the whole index of ivfpq; here each pass reads them again, slice by slice,
+and keeps sums. The centres do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import faiss
 import numpy as np
 import torch
 from faiss.contrib.clustering import reassign_centroids
@@ -24,9 +25,8 @@ from sg_rlhf.common.index_sizes import ROUND, SLICE, TILE
 from sg_rlhf.retrieval.scan import Workers
 from sg_rlhf.retrieval.vectors import VectorFile
 
-#: As many as faiss makes for lists.
-PASSES = 10
-SEED = 1234
+#: As faiss has them for lists.
+PASSES, SEED = 10, 1234
 
 Found = TypeVar("Found")
 
@@ -61,8 +61,9 @@ def _begin(vectors: VectorFile, lists: int, state: Path) -> tuple[np.ndarray, in
     if state.exists():
         with np.load(state) as before:
             return before["centres"], int(before["passes"])
-    rows = np.random.RandomState(SEED).choice(vectors.rows, lists, replace=False)
-    return _unit(vectors.take(rows)), 0
+    rows = np.empty(vectors.rows, np.int32)
+    faiss.rand_perm(faiss.swig_ptr(rows), vectors.rows, SEED + 1)
+    return _unit(vectors.take(rows[:lists])), 0
 
 
 def _pass(

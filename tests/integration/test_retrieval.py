@@ -366,6 +366,33 @@ def test_a_killed_build_goes_on(files: Files, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 
+def test_a_killed_build_of_words_goes_on(files: Files, tmp_path: Path) -> None:
+    """The index is byte for byte that of no kill at all."""
+    # So many passages that they are three shards.
+    texts = [f"word{row % 5003} word{row % 7} word{row}" for row in range(34_000)]
+    corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
+    out, split = tmp_path / "index", tmp_path / "index.partial/split/shards.json"
+    arguments = command("index", "--corpus", corpus, "--encoder", "bm25", "--out", out)
+    process = subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 200
+    while not split.exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert not out.exists()
+    before = sum(rows for rows, _ in json.loads(split.read_text())["shards"])
+    again = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0, again.stderr
+    assert f"going on after {before:,} of 34,000 passages" in again.stdout
+    build(corpus, "bm25", tmp_path / "undisturbed", progress=False)
+    names = {path.relative_to(out) for path in out.rglob("*") if path.is_file()}
+    assert Path("bm25/data.csc.index.npy") in names
+    for name in names - {Path("manifest.json")}:
+        assert (out / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes(), name
+    assert not out.with_name("index.partial").exists()
+
+
 def workers_of(process: subprocess.Popen[str], count: int) -> list[psutil.Process]:
     """The processes that encode for a build, once all are there."""
     deadline = time.monotonic() + 200
