@@ -192,7 +192,9 @@ def build_disk(index: Spec) -> int:
     if index.kind == "flat":
         return size
     if index.kind.startswith("ivf"):
-        return size + max(index.index_bytes + 4 * index.rows, index.sample_bytes)
+        # What lists and codes learn from is gone before there is an index.
+        codes = min(CODES_SAMPLE, index.sample_rows) * 4 * index.dimension
+        return size + max(index.index_bytes + 4 * index.rows, index.sample_bytes + codes)
     return size + index.index_bytes + index.graph_bytes
 
 

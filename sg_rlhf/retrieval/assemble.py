@@ -215,27 +215,18 @@ def _train_codes(index: Any, sample: VectorFile, centres_LD: np.ndarray, folder:
                 block -= centres_LD[lists[some]]
             for first in range(0, index.d, width):
                 columns = np.ascontiguousarray(block[:, first : first + width])
-                at = first * len(rows) + start * columns.shape[1]
-                _write_at(file, columns, columns.itemsize * at)
-
-        def left(first: int) -> np.ndarray:
-            count = min(width, index.d - first)
-            at = 4 * first * len(rows)
-            file.seek(at)
-            return np.fromfile(file, np.float32, len(rows) * count).reshape(-1, count)
-
-        if not product_quantized:
-            every = left(0)
-            index.train_encoder(len(every), faiss.swig_ptr(every), faiss.swig_ptr(lists))
-            return
+                _write_at(file, columns, 4 * (first * len(rows) + start * columns.shape[1]))
+        file.seek(0)
         centroids = []
         for first in range(0, index.d, width):
-            columns = left(first)
-            some = faiss.ProductQuantizer(
-                columns.shape[1], columns.shape[1] // part, index.pq.nbits
-            )
-            some.train(columns)
-            centroids.append(faiss.vector_to_array(some.centroids))
+            count = min(width, index.d - first)
+            columns = np.fromfile(file, np.float32, len(rows) * count).reshape(-1, count)
+            if not product_quantized:  # these are all columns
+                index.train_encoder(len(rows), faiss.swig_ptr(columns), faiss.swig_ptr(lists))
+                return
+            parts = faiss.ProductQuantizer(count, count // part, index.pq.nbits)
+            parts.train(columns)
+            centroids.append(faiss.vector_to_array(parts.centroids))
         faiss.copy_array_to_vector(np.concatenate(centroids), index.pq.centroids)
 
 

@@ -156,7 +156,7 @@ def fill(found: Split, analysis: Analysis, files: dict[str, Path], *, progress: 
     holders = np.zeros(len(found.vocabulary), np.int64)
     total = 0
     for passages, words, _ in found.read():
-        holders += np.bincount(words, minlength=len(holders))
+        np.add.at(holders, words, 1)
         total += int(passages[:, 0].sum())
     mean = total / found.rows
     place = np.concatenate(([0], np.cumsum(holders)))

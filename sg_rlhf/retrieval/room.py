@@ -19,6 +19,7 @@ from sg_rlhf.common.room import MANY, Needs
 from sg_rlhf.retrieval.analysis import ANALYSES, LUCENE
 from sg_rlhf.retrieval.corpus import Corpus
 from sg_rlhf.retrieval.job import DONE, Build
+from sg_rlhf.retrieval.postings import SHARD_WORDS
 
 if TYPE_CHECKING:
     from sg_rlhf.retrieval.encoder import Encoder
@@ -84,8 +85,6 @@ def of_vectors(job: Build, spec: Spec, corpus: Corpus, model: Encoder) -> Needs:
 
 def of_bm25(job: Build, corpus: Corpus) -> Needs:
     """Of an index of words, from those of some passages spread over the corpus."""
-    from sg_rlhf.retrieval.postings import SHARD_WORDS
-
     analysis = ANALYSES[job.analysis or LUCENE.name]
     rows = _spread(len(corpus), BM25_SAMPLE)
     start = time.perf_counter()

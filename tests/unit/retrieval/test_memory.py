@@ -1,7 +1,7 @@
 """What a build was said to take in memory is what it takes at most, of every kind.
 
-One process makes one index after another: how much more than before it had in memory at its peak,
-which the kernel forgets in between, beside what `assemble_memory` foresees.
+Of vectors one process makes one index after another: how much more than before it had in memory at
+its peak, which the kernel forgets in between, beside what `assemble_memory` foresees.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from pathlib import Path
 import pytest
 
 from sg_rlhf.common.index_sizes import KINDS
+from sg_rlhf.retrieval import room
+from sg_rlhf.retrieval.corpus import Corpus, scan
+from sg_rlhf.retrieval.job import Build
+from tests.unit.retrieval.conftest import make_texts, write_corpus
 
 ROOT = Path(__file__).parents[3]
 
@@ -72,3 +76,25 @@ def test_the_peak_of_each_kind_was_foreseen(tmp_path: Path) -> None:
         # What libraries take when they first compute is not in it: they have.
         assert peak <= foreseen, kind
         assert kind == "flat" or foreseen - peak < 130e6, f"{kind}: {foreseen} for {peak}"
+
+
+@pytest.mark.full
+def test_the_peak_of_a_build_of_words_was_foreseen(tmp_path: Path) -> None:
+    corpus, out = write_corpus(tmp_path / "corpus.jsonl", make_texts(40_000)), tmp_path / "index"
+    script = (
+        "import sys; from pathlib import Path; from sg_rlhf.retrieval import index;"
+        "assert index.main(sys.argv[1:]) == 0;"
+        "print(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0])"
+    )
+    arguments = ["--corpus", corpus, "--encoder", "bm25", "--out", out]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    peak = 1024 * int(done.stdout.splitlines()[-1])
+    offsets = scan(corpus, check=False, progress=False).offsets
+    needs = room.of_bm25(Build(corpus, "bm25", out), Corpus(corpus, offsets))
+    mapped = sum(path.stat().st_size for path in (out / "bm25").iterdir())
+    assert mapped > 5e6
+    assert needs.memory / 2 < peak <= needs.memory + mapped
+    assert mapped / 1.3 < needs.disk / 2 < 1.3 * (mapped + 8 * 40_000)
