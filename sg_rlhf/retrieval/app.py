@@ -98,7 +98,8 @@ def create_app(
 
     It is stateless but for its cache, so any number of them may serve one index. `app.state.close`
     tells it that the server is shutting down: it waits no longer for bodies.
-    `app.state.is_searching` says whether a search runs.
+    `app.state.is_searching` says whether a search runs, `app.state.count` counts a request by its
+    status.
     """
     metrics = Metrics()
     turns = turns or Turns()
@@ -133,6 +134,7 @@ def create_app(
 
     app = FastAPI(title="sg_rlhf retrieval", description=DESCRIPTION, lifespan=lifespan)
     app.state.close = arrivals.close
+    app.state.count = lambda status: metrics.requests.labels(str(status)).inc()
     app.state.is_searching = lambda: "batcher" in state and state["batcher"].is_searching
 
     async def answers(request: Request, asked: Asked) -> list[bytes]:
@@ -187,7 +189,7 @@ def create_app(
     )
     async def retrieve(request: Request) -> Response:
         response = await respond(request)
-        metrics.requests.labels(str(response.status_code)).inc()
+        app.state.count(response.status_code)
         return response
 
     @app.get("/health", response_model=Health)

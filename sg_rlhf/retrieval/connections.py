@@ -32,19 +32,20 @@ BEGIN_SECONDS = 2.5e-4
 HEALTH = "/health"
 
 
-def limited(seconds: float, turns: Turns) -> type[asyncio.Protocol]:
+def limited(seconds: float, turns: Turns, count: Callable[[int], None]) -> type[asyncio.Protocol]:
     """uvicorn's HTTP protocol with limits: what it calls for a protocol of each connection.
 
     Args:
         seconds: how long the head of a request may take, from the connection or from its first byte
             on a connection that was used before; and how long a client may leave an answer unread.
         turns: parse in these, and begin requests.
+        count: called with the status of what is refused here.
     """
     # One for all: what was read is copied out of it before anything else is read.
     room = memoryview(bytearray(READ))
 
     def connection(**given: Any) -> Connection:
-        return Connection(Http(seconds, turns, given), turns, room)
+        return Connection(Http(seconds, turns, count, given), turns, room)
 
     # uvicorn does no more with it than call it.
     return cast("type[asyncio.Protocol]", connection)
@@ -139,10 +140,13 @@ class Http(HttpToolsProtocol):
     _head_bytes = 0
     body_left = heard = 0
 
-    def __init__(self, seconds: float, turns: Turns, given: dict[str, Any]) -> None:
+    def __init__(
+        self, seconds: float, turns: Turns, count: Callable[[int], None], given: dict[str, Any]
+    ) -> None:
         super().__init__(**given)
         self._seconds = seconds
         self._turns = turns
+        self._count = count
 
     def begin(self, transport: Any, go_on: Callable[[], None]) -> None:
         """The connection is there; `go_on` is called when more can be parsed."""
@@ -192,6 +196,10 @@ class Http(HttpToolsProtocol):
             begin()
         else:
             self._turns.call(begin, seconds=BEGIN_SECONDS)
+
+    def send_400_response(self, msg: str) -> None:
+        self._count(400)
+        super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
         self.heard = 0

@@ -65,7 +65,7 @@ def serve(args: argparse.Namespace) -> None:
     app = create_app(lambda: retriever, limits, turns)
     config = uvicorn.Config(
         app,
-        http=connections.limited(limits.receive_seconds, turns),
+        http=connections.limited(limits.receive_seconds, turns, app.state.count),
         ws="none",
         # A client that sends nonsense is answered; a line for each would fill the disk.
         log_level="error",

@@ -35,9 +35,10 @@ GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 def running(index: Path, limits: Limits) -> Iterator[uvicorn.Server]:
     """A server in a thread."""
     turns = Turns()
+    app = create_app(lambda: open_index(index), limits, turns)
     config = uvicorn.Config(
-        create_app(lambda: open_index(index), limits, turns),
-        http=connections.limited(limits.receive_seconds, turns),
+        app,
+        http=connections.limited(limits.receive_seconds, turns, app.state.count),
         ws="none",
         port=0,
         log_level="error",
@@ -227,6 +228,12 @@ def test_a_client_that_leaves_in_the_midst(bm25_index: Path) -> None:
         assert not server.server_state.tasks
         health = httpx.get("http://{}:{}/health".format(*address_of(server)))
     assert health.status_code == 200
+
+
+def test_what_is_no_http_is_counted_too(address: tuple[str, int]) -> None:
+    assert received(sent(address, b"nonsense\r\n\r\n")).startswith(b"HTTP/1.1 400")
+    text = httpx.get("http://{}:{}/metrics".format(*address)).text
+    assert 'sg_retrieval_requests_total{status="400"} 1.0' in text
 
 
 def test_many_headers_are_cut(address: tuple[str, int]) -> None:
