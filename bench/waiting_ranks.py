@@ -4,13 +4,15 @@
         [--recorded RUN_DIR] [--measure] [--plot waiting_ranks.png]
 
 Under ZeRO-3 every layer gathers its weights from all ranks, so that a micro-batch takes as long as
-its slowest rank; the rest is waiting. Four ways to form micro-batches:
+its slowest rank; the rest is waiting. Five ways to form micro-batches:
 
 ``upstream``  groups in order of completion (the group with the shortest longest response first),
               a contiguous piece for each rank, shuffled there
-``balanced``  ``sg.batches=balanced`` (sg_rlhf/common/dealing.py)
+``fixed``     dealt by length, each of as many samples (sg_rlhf/common/dealing.py)
+``balanced``  ``sg.batches=balanced``: of any number of samples where they are packed
+              (sg_rlhf/common/rounds.py), no more tokens than ``fixed`` has at most; else ``fixed``
 ``dynamic``   ``train.dynamic_batch_enable`` with it: dealt to ranks alike, cut there by OpenRLHF's
-              Karmarkar-Karp partitions, as many tokens a micro-batch at most as ``balanced`` has
+              Karmarkar-Karp partitions, as many tokens a micro-batch at most as ``fixed`` has
 ``dynamic upstream``  the same with OpenRLHF's own ``balance_experiences``, whose optimizer steps
               depend on lengths
 
@@ -21,7 +23,7 @@ Lengths are drawn: log-normal, a sample's median 600 tokens, scaled so that the 
 rollout is ``spread`` times the median; lengths of a group are independent. ``--recorded`` takes
 those of a run with ``sg.samples_per_step`` at its whole rollout instead.
 
-``--measure`` runs balanced and upstream's batches on two processes with a small packed model and
+``--measure`` runs three of these ways on two processes with a small packed model and
 times how long each waits for the other at a barrier after every micro-batch.
 """
 
@@ -45,12 +47,14 @@ from arguments import at_least
 from machine import provenance
 from ranks import outputs
 
-from sg_rlhf.common import dealing, run_log
+from sg_rlhf.common import dealing, rounds, run_log
 from sg_rlhf.plan.shapes import shape_of
-from sg_rlhf.plan.time import forward_flops
+from sg_rlhf.plan.time import sequence_flops
 
 MODEL = "Qwen/Qwen2.5-3B"
 SPREADS = (1, 2, 4, 8)
+#: Of the model whose FLOPs are counted, the last.
+SHAPES: list[Any] = [shape_of(MODEL)]
 MEDIAN = 600
 GROUP = 8
 GOAL = 0.08
@@ -79,13 +83,12 @@ def drawn(count: int, spread: float, chance: random.Random) -> list[int]:
     return [round(MEDIAN * math.exp(scale * (x - middle))) for x in z]
 
 
-def cost_of(packed: bool, model: Any) -> Cost:
+def cost_of(packed: bool) -> Cost:
     """FLOPs of one forward pass; an update has three or four of it."""
-    run: Any = SimpleNamespace(model=model)
 
     def cost(lengths: Sequence[int]) -> float:
         rows = lengths if packed else [max(lengths)] * len(lengths)
-        return sum(forward_flops(run, n) for n in rows)
+        return sum(sequence_flops(SHAPES[-1], n) for n in rows)
 
     return cost
 
@@ -103,17 +106,28 @@ def upstream(
     return [[hand[i : i + size] for i in range(0, own, size)] for hand in hands]
 
 
-def balanced(
+def fixed(
     lengths: list[int], ranks: int, size: int, step: int, packed: bool, chance: random.Random
 ) -> dealing.Dealt:
     steps = dealing.optimizer_steps(len(lengths), step, chance.randrange(2**31), 0)
     return dealing.deal_steps(lengths, steps, ranks, size, packed=packed)
 
 
+def balanced(
+    lengths: list[int], ranks: int, size: int, step: int, packed: bool, chance: random.Random
+) -> dealing.Dealt:
+    if not packed:
+        return fixed(lengths, ranks, size, step, packed, chance)
+    costs = [sequence_flops(SHAPES[-1], n) for n in lengths]
+    steps = dealing.optimizer_steps(len(lengths), step, chance.randrange(2**31), 0)
+    of_steps = rounds.deal_steps(lengths, steps, ranks, size, costs)
+    return [list(itertools.chain.from_iterable(hands)) for hands in zip(*of_steps, strict=True)]
+
+
 def dynamic(
     lengths: list[int], ranks: int, size: int, step: int, packed: bool, chance: random.Random
 ) -> dealing.Dealt:
-    hands = balanced(lengths, ranks, step // ranks, step, packed, chance)
+    hands = fixed(lengths, ranks, step // ranks, step, packed, chance)
     return _cut([list(itertools.chain(*hand)) for hand in hands], lengths, size, step)
 
 
@@ -144,7 +158,7 @@ def _cut(hands: list[list[int]], lengths: list[int], size: int, step: int) -> de
     )
 
     ranks = len(hands)
-    mine = balanced(lengths, ranks, size, step, True, random.Random(0))
+    mine = fixed(lengths, ranks, size, step, True, random.Random(0))
     budget = max(sum(lengths[i] for i in samples) for hand in mine for samples in hand)
     dealt: dealing.Dealt = [[] for _ in range(ranks)]
     own = step // ranks
@@ -159,7 +173,7 @@ def _cut(hands: list[list[int]], lengths: list[int], size: int, step: int) -> de
 
 
 WAYS: dict[str, Way] = {
-    "upstream": upstream, "balanced": balanced, "dynamic": dynamic,
+    "upstream": upstream, "fixed": fixed, "balanced": balanced, "dynamic": dynamic,
     "dynamic upstream": dynamic_upstream,
 }  # fmt: skip
 
@@ -169,7 +183,7 @@ def figures(
 ) -> dict[str, float]:
     """Means over the rollouts: share of waiting, time, and tokens of the largest micro-batch."""
     _, ranks, size, step, _ = layout
-    cost = cost_of(packed, shape_of(MODEL))
+    cost = cost_of(packed)
     waits, slowest, peaks, counts = [], [], [], []
     for number, lengths in enumerate(rollouts):
         dealt = WAYS[way](lengths, ranks, size, step, packed, random.Random(number))
@@ -215,11 +229,13 @@ def rows_of(
 
 def recorded(run_dir: Path) -> list[list[int]]:
     """The samples' lengths of each rollout of a run, prompts and responses."""
-    import yaml
     from transformers import AutoTokenizer
 
-    config = yaml.safe_load((run_dir / "config.yaml").read_text())
-    tokenizer = AutoTokenizer.from_pretrained(config["actor"]["model_name_or_path"])
+    from sg_rlhf.config.recipe import load_config, local_path
+
+    key = "actor.model_name_or_path"
+    model = local_path(key, load_config(run_dir / "config.yaml").value(key))
+    tokenizer = AutoTokenizer.from_pretrained(model)
     of_rollout: dict[int, list[int]] = {}
     for row in run_log.read(run_dir / run_log.SAMPLES):
         prompt = tokenizer(row["prompt"], add_special_tokens=False).input_ids
@@ -251,6 +267,12 @@ def one_rank(way: str, spread: float, repeats: int) -> None:
     model = AutoModelForCausalLM.from_config(
         Qwen2Config(**shape), attn_implementation=packed_attention.VARLEN
     )
+    SHAPES.append(
+        SimpleNamespace(
+            parameters=sum(p.numel() for p in model.parameters()), tied=True, head_parameters=0,
+            num_layers=4, num_heads=6, head_dim=32,
+        )
+    )  # fmt: skip
     lengths = drawn(64, spread, random.Random(0))
     dealt = WAYS[way](lengths, ranks, 2, 32, True, random.Random(0))
     waited = worked = 0.0
@@ -271,11 +293,7 @@ def one_rank(way: str, spread: float, repeats: int) -> None:
     sums = torch.tensor([waited, worked], dtype=torch.float64)
     dist.all_reduce(sums)
     if rank == 0:
-        model_shape = SimpleNamespace(
-            parameters=sum(p.numel() for p in model.parameters()), tied=True, head_parameters=0,
-            num_layers=4, num_heads=6, head_dim=32,
-        )  # fmt: skip
-        cost = cost_of(True, model_shape)
+        cost = cost_of(True)
         costs = [[cost([lengths[i] for i in s]) for s in hand] for hand in dealt]
         found = {
             "waiting": round(float(sums[0] / sums.sum()), 4),
@@ -364,6 +382,7 @@ def main() -> None:
         "model": MODEL, "draws": arguments.draws, "median": MEDIAN, "goal": GOAL, "rows": rows,
     }  # fmt: skip
     if arguments.recorded:
+        result["command"] = result["command"].replace(str(arguments.recorded), "RUN_DIR")
         lengths = recorded(arguments.recorded)
         found = {
             "lengths": lengths,
@@ -379,7 +398,7 @@ def main() -> None:
     if arguments.measure:
         result["measured"] = [
             measured(way, spread, arguments.repeats)
-            for spread, way in itertools.product((2, 8), ("upstream", "balanced"))
+            for spread, way in itertools.product((2, 8), ("upstream", "fixed", "balanced"))
         ]
         for row in result["measured"]:
             print(row)

@@ -8,48 +8,79 @@ Long samples are dealt first, short ones fill what they leave.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 
-from sg_rlhf.common.dealing import Dealt, deal
+from sg_rlhf.common.dealing import Dealt
+from sg_rlhf.common.dealing import deal_steps as deal_fixed
 
 #: Steps in which costs are counted where a round is filled.
 GRAINS = 2048
+#: Of the samples that fit, so many of the costliest and of the cheapest are looked at.
+WINDOW = 64
 #: Numbers of rounds that are tried, from the fewest on that the tokens allow.
 TRIED = 3
 #: More rounds, each of which gathers the weights of a model anew, must save this share of the time.
 WORTH = 0.01
 
 
-def deal_rounds(lengths: Sequence[int], ranks: int, size: int, costs: Sequence[float]) -> Dealt:
-    """Packed micro-batches for every rank, with no more tokens than ones of ``size`` have at most.
+def deal_steps(
+    lengths: Sequence[int],
+    steps: Sequence[Sequence[int]],
+    ranks: int,
+    size: int,
+    costs: Sequence[float],
+) -> list[Dealt]:
+    """Packed micro-batches for every rank, step by step.
+
+    None has more tokens than the largest one of ``size`` samples would have in all these steps.
 
     Args:
         lengths: tokens of each sample.
+        steps: the samples of each.
         ranks: that wait for each other.
         size: samples of the micro-batches that say how many tokens fit.
         costs: of each sample, seconds or whatever is proportional to them.
 
     Returns:
-        For each rank as many micro-batches as for the others, none empty, each sample once.
+        For each step and rank as many micro-batches as for the others, none empty, each sample
+        once.
 
     Raises:
         ValueError: of :func:`sg_rlhf.common.dealing.deal`.
     """
-    best = deal(lengths, ranks, size, packed=True)
+    fixed = [deal_fixed(lengths, [step], ranks, size, packed=True) for step in steps]
     if ranks == 1:
-        return best
-    most = max(sum(lengths[i] for i in samples) for hand in best for samples in hand)
-    best_time = _time(best, costs)
-    tried = 0
-    fewest = -(-sum(lengths) // (most * ranks))
-    for rounds in range(max(fewest, 1), len(best[0]) + 1):
-        dealt = _in_rounds(lengths, ranks, rounds, most, costs)
+        return fixed
+    most = max(
+        sum(lengths[i] for i in samples)
+        for dealt in fixed for hand in dealt for samples in hand
+    )  # fmt: skip
+    return [
+        _step(lengths, step, ranks, most, costs, dealt)
+        for step, dealt in zip(steps, fixed, strict=True)
+    ]
+
+
+def _step(
+    lengths: Sequence[int],
+    step: Sequence[int],
+    ranks: int,
+    most: int,
+    costs: Sequence[float],
+    fixed: Dealt,
+) -> Dealt:
+    best, best_time, tried = fixed, _time(fixed, costs), 0
+    fewest = -(-sum(lengths[i] for i in step) // (most * ranks))
+    for rounds in range(fewest, len(fixed[0]) + 1):
+        dealt = _in_rounds(lengths, step, ranks, rounds, most, costs)
         if dealt is None:
             continue
         tried += 1
         time = _time(dealt, costs)
-        fewer = rounds < len(best[0])
-        if time < best_time * ((1 + WORTH) if fewer and tried == 1 else (1 - WORTH)):
+        if time < best_time * (
+            1 - WORTH if best is not fixed or rounds == len(fixed[0]) else 1 + WORTH
+        ):
             best, best_time = dealt, time
         if tried == TRIED:
             break
@@ -62,25 +93,30 @@ def _time(dealt: Dealt, costs: Sequence[float]) -> float:
 
 
 def _in_rounds(
-    lengths: Sequence[int], ranks: int, rounds: int, most: int, costs: Sequence[float]
+    lengths: Sequence[int],
+    step: Sequence[int],
+    ranks: int,
+    rounds: int,
+    most: int,
+    costs: Sequence[float],
 ) -> Dealt | None:
     """So many rounds; None where a micro-batch would have more than ``most`` tokens."""
-    left = sorted(range(len(lengths)), key=lambda i: -costs[i])
+    left = sorted(step, key=lambda i: -costs[i])
+    sizes = [-costs[i] for i in left]  # in order, to be searched
     dealt: Dealt = [[] for _ in range(ranks)]
     for after in range(rounds - 1, -1, -1):
-        share = sum(costs[i] for i in left) / (ranks * (after + 1))
-        goal = max(costs[left[0]], share)
+        goal = max(-sizes[0], -sum(sizes) / (ranks * (after + 1)))
         at_once: list[list[int]] = []
         if after:
             for rank in range(ranks):
                 # One at least for each micro-batch that is still to come.
                 spare = len(left) - (ranks - rank - 1) - ranks * after
-                samples = _fill(left, costs, goal)[: max(spare, 1)]
-                while len(samples) > 1 and sum(lengths[i] for i in samples) > most:
-                    samples.pop()
-                at_once.append(samples)
-                taken = set(samples)
-                left = [i for i in left if i not in taken]
+                places = _fill(sizes, goal)[: max(spare, 1)]
+                while len(places) > 1 and sum(lengths[left[k]] for k in places) > most:
+                    places.pop()
+                at_once.append([left[k] for k in places])
+                for k in reversed(places):
+                    del left[k], sizes[k]
         else:
             at_once = [[] for _ in range(ranks)]
             loads = [0.0] * ranks
@@ -95,24 +131,31 @@ def _in_rounds(
     return dealt
 
 
-def _fill(left: Sequence[int], costs: Sequence[float], goal: float) -> list[int]:
-    """The costliest sample, and others with which it comes as near to ``goal`` as it can.
+def _fill(sizes: Sequence[float], goal: float) -> list[int]:
+    """Places of the costliest sample, and of others with which it comes near to ``goal``.
 
     A subset sum over whole grains: bit n of ``reached[k]`` says that some of the first k others
-    cost n grains. Of the sets with that sum it is one of the costlier samples: short ones are left
-    for later.
+    cost n grains. Of the sets with that sum it is one of costlier samples: short ones are left for
+    later.
+
+    Args:
+        sizes: costs of the samples, negative, in order.
     """
-    first, *others = left
-    grains = [max(1, round(costs[i] / goal * GRAINS)) for i in others]
-    room = max(0, GRAINS - round(costs[first] / goal * GRAINS))
-    within = (1 << (room + 1)) - 1
+    room = goal + sizes[0]
+    fits = max(1, bisect.bisect_left(sizes, -room))
+    others = [*range(fits, len(sizes))]
+    if len(others) > 2 * WINDOW:
+        others = others[:WINDOW] + others[-WINDOW:]
+    grain = goal / GRAINS
+    grains = [max(1, round(-sizes[k] / grain)) for k in others]
+    within = (1 << (round(room / grain) + 1)) - 1
     reached = [1]
     for n in grains:
         reached.append((reached[-1] | reached[-1] << n) & within)
     total = reached[-1].bit_length() - 1
     chosen = []
-    for k in range(len(others) - 1, -1, -1):
-        if not reached[k] >> total & 1:
-            chosen.append(others[k])
-            total -= grains[k]
-    return [first, *reversed(chosen)]
+    for number in range(len(others) - 1, -1, -1):
+        if not reached[number] >> total & 1:
+            chosen.append(others[number])
+            total -= grains[number]
+    return [0, *reversed(chosen)]

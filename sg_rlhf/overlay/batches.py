@@ -86,7 +86,8 @@ def forward_passes(samples: list[Any], args: Any) -> list[list[int]]:
     ranks = max(ranks_of)
     size = args.rollout.micro_batch_size
     if args.ds.packing_samples and len(ranks_of) == 1 and ranks > 1:
-        hands = rounds.deal_rounds(lengths, ranks, size, _costs(lengths, args))
+        whole = [range(len(samples))]
+        (hands,) = rounds.deal_steps(lengths, whole, ranks, size, _costs(lengths, args))
         return list(itertools.chain.from_iterable(hands))
     hands = dealing.deal(
         lengths,
@@ -116,13 +117,7 @@ def for_update(experiences: list[Any], args: Any, rollout: int, pad_token_id: in
     ranks = layout.data_parallel_ranks(args)["actor"]
     size = args.train.micro_batch_size if into_micro_batches(args) else len(steps[0]) // ranks
     if in_rounds(args):
-        costs = _costs(lengths, args)
-        of_steps = []
-        for step in steps:
-            hands = rounds.deal_rounds(
-                [lengths[i] for i in step], ranks, size, [costs[i] for i in step]
-            )
-            of_steps.append([[[step[i] for i in places] for places in hand] for hand in hands])
+        of_steps = rounds.deal_steps(lengths, steps, ranks, size, _costs(lengths, args))
     else:
         neighbours = switches.shared_prompts_fit(args)
         of_steps = [

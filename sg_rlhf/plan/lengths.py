@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
 
-from sg_rlhf.common import dealing
+from sg_rlhf.common import dealing, rounds
 
 #: Rollouts that a waiting share is the mean of.
 DRAWS = 20
+#: The same of micro-batches of any number of samples, which take longer to deal and differ less.
+DRAWS_IN_ROUNDS = 4
 SEED = 0
 #: Dealt by length (``sg.batches=balanced``), or upstream's: in pieces, and shuffled on each rank
 #: before an update.
@@ -64,13 +66,17 @@ def balance(
     draw = np.random.default_rng(SEED)
     centre = np.log(mean) - spread**2 / 2
     shares = []
-    for _ in range(DRAWS):
+    in_rounds = way == "dealt" and packed
+    for _ in range(DRAWS_IN_ROUNDS if in_rounds else DRAWS):
         lengths = np.exp(draw.normal(centre, spread, (prompts, group))).clip(1, longest)
         tokens = (lengths[np.argsort(lengths.max(axis=1))] + prompt).reshape(-1)
         steps = -(-len(tokens) // (ranks * micro))
         of_rank = np.resize(tokens, (ranks, steps * micro))
+        if in_rounds:
+            shares.append(_share_in_rounds(draw.permutation(tokens), ranks, micro, step))
+            continue
         if way == "dealt":
-            of_rank = _dealt(of_rank.ravel(), ranks, micro, step, packed, draw)
+            of_rank = _dealt(of_rank.ravel(), ranks, micro, step, draw)
         elif way == "shuffled":
             of_rank = draw.permuted(of_rank, axis=1)
         batches = of_rank.reshape(ranks, steps, micro)
@@ -79,16 +85,30 @@ def balance(
     return float(np.mean(shares))
 
 
-def _dealt(
-    tokens_N: Any, ranks: int, micro: int, step: int, packed: bool, draw: np.random.Generator
-) -> Any:
-    """Of each rank and micro-batch its samples' tokens; optimizer steps are drawn at random."""
+def _dealt(tokens_N: Any, ranks: int, micro: int, step: int, draw: np.random.Generator) -> Any:
+    """Of each rank and padded micro-batch its samples' tokens; optimizer steps are drawn."""
     mixed = draw.permutation(tokens_N)
-    whole = max(1, step // (ranks * micro)) * ranks * micro
     parts = []
-    for part in (mixed[i : i + whole] for i in range(0, len(mixed), whole)):
-        parts.append(part[np.array(dealing.deal(part.tolist(), ranks, micro, packed=packed))])
+    for part in _steps(mixed, ranks, micro, step):
+        parts.append(part[np.array(dealing.deal(part.tolist(), ranks, micro, packed=False))])
     return np.concatenate(parts, axis=1)
+
+
+def _share_in_rounds(mixed_N: Any, ranks: int, micro: int, step: int) -> float:
+    """Of work, where micro-batches are packed and have any number of samples."""
+    whole = len(mixed_N) // (ranks * micro) * ranks * micro
+    tokens = [round(n) for n in mixed_N[:whole].tolist()]
+    steps = [part.tolist() for part in _steps(np.arange(whole), ranks, micro, step)]
+    slowest = 0
+    for dealt in rounds.deal_steps(tokens, steps, ranks, micro, tokens):
+        for at_once in zip(*dealt, strict=True):
+            slowest += max(sum(tokens[i] for i in samples) for samples in at_once)
+    return sum(tokens) / (ranks * slowest)
+
+
+def _steps(mixed_N: Any, ranks: int, micro: int, step: int) -> Iterator[Any]:
+    whole = max(1, step // (ranks * micro)) * ranks * micro
+    return (mixed_N[i : i + whole] for i in range(0, len(mixed_N), whole))
 
 
 def in_batches(lengths: Sequence[float], at_once: int, step: int) -> list[tuple[int, float]]:

@@ -233,6 +233,11 @@ def _remarks(plan: MemoryPlan) -> Iterable[str]:
             f"vLLM: {cache.sequences:.0f} of an engine's {cache.wanted} sequences run at a time "
             "if all are as long as they may be; the others wait"
         )
+    if run.data_parallel > 1 and not run.packing:
+        yield (
+            "ds.packing_samples=false: ranks compute padding, and wait for the longest row of the "
+            "others; true packs"
+        )
     larger = [
         f"{key}={most}"
         for key, now, most in (

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sg_rlhf.common.dealing import Dealt, deal, waiting
-from sg_rlhf.common.rounds import WORTH, deal_rounds
+from sg_rlhf.common.dealing import Dealt, deal, optimizer_steps, waiting
+from sg_rlhf.common.rounds import WORTH, deal_steps
 
 
 @st.composite
@@ -19,6 +19,12 @@ def steps(draw: st.DrawFn) -> tuple[list[int], int, int]:
     ranks, size = draw(st.integers(1, 8)), draw(st.integers(1, 4))
     count = ranks * size * draw(st.integers(1, 5))
     return draw(st.lists(st.integers(1, 5000), min_size=count, max_size=count)), ranks, size
+
+
+def deal_rounds(lengths: list[int], ranks: int, size: int, costs: list[float]) -> Dealt:
+    """One step."""
+    (dealt,) = deal_steps(lengths, [range(len(lengths))], ranks, size, costs)
+    return dealt
 
 
 def costs_of(lengths: list[int]) -> list[float]:
@@ -59,14 +65,16 @@ def test_ranks_wait_less_than_a_twelfth_of_the_time(
     shares, passes = [], []
     for seed in range(5):
         chance = random.Random(seed)
-        z = sorted(chance.gauss(0, 1) for _ in range(count))
-        scale = math.log(spread) / (z[-1] - z[count // 2])
-        lengths = [round(600 * math.exp(scale * (x - z[count // 2]))) for x in z]
+        z = sorted(chance.gauss(0, 1) for _ in range(2 * count))
+        scale = math.log(spread) / (z[-1] - z[count])
+        lengths = [round(600 * math.exp(scale * (x - z[count]))) for x in z]
         chance.shuffle(lengths)
         costs = costs_of(lengths)
-        dealt = deal_rounds(lengths, ranks, size, costs)
-        shares.append(waiting(sums(dealt, costs)))
-        passes.append(len(dealt[0]) * ranks * size / count)
+        of_steps = deal_steps(
+            lengths, optimizer_steps(2 * count, count, seed, 0), ranks, size, costs
+        )
+        shares += [waiting(sums(dealt, costs)) for dealt in of_steps]
+        passes += [len(dealt[0]) * ranks * size / count for dealt in of_steps]
     assert sum(shares) / len(shares) < 1 / 12
     assert sum(passes) / len(passes) < 0.8
 
