@@ -3,9 +3,9 @@
     centre of a list = the mean of the vectors that are nearest to it, brought to length 1
 
 is what faiss learns for inner products (`Clustering`, spherical), from the same start in as many
-passes: the same centres, but for the last bits. But faiss holds the float32 vectors that it learns
-from, which are more than the whole index of ivfpq; here each pass reads them again, slice by slice,
-and keeps sums. The centres do not depend on the number of threads.
+passes, but for rounding and for which list is split where one is empty. But faiss holds the float32
+vectors that it learns from, which are more than the whole index of ivfpq; here each pass reads them
+again, slice by slice, and keeps sums. The centres do not depend on the number of threads.
 """
 
 from __future__ import annotations

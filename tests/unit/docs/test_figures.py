@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bench import async_study_figures
+from sg_rlhf.common.index_sizes import KINDS, PROCESS_BYTES, assemble_memory, spec
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "bench" / "results"
@@ -201,7 +202,9 @@ def test_speed_of_retrieval() -> None:
 
 
 def test_indexes_at_a_million() -> None:
-    for name, kind in read("retrieval_scale.json")["kinds"].items():
+    result = read("retrieval_scale.json")
+    assert sorted({name.split()[0] for name in result["kinds"]}) == sorted(KINDS)
+    for name, kind in result["kinds"].items():
         type_, numbers = name.split()
         [row] = [
             row
@@ -209,15 +212,23 @@ def test_indexes_at_a_million() -> None:
             if row.startswith((f"`{type_}`, {numbers}|", f"`{type_}`, {numbers}, "))
         ]
         build, search = kind["build"], kind["search"]
-        best = search["searched"][-1]
-        assert row.split("|")[1:7] == [
+        best = search["searched"][-2 if type_ == "hnsw" else -1]  # efSearch 128, nprobe 256
+        limit = 1.1 * build["index_mb"] + build["libraries_mb"]
+        assert row.split("|")[1:8] == [
             f"{build['index_mb']:.0f}",
             f"{build['peak_mb']:.0f}",
-            f"{1.1 * build['index_mb'] + build['libraries_mb']:.0f}",
+            f"{build['foreseen_mb']:.0f}",
+            f"{limit:.0f}",
             f"{search['own_mb']:.0f}",
             f"{best['recall_at_10']:.3f}",
             f"{best['queries_per_s_64']:,.0f}",
         ]
+        assert build["peak_mb"] <= build["foreseen_mb"]
+        assert build["peak_mb"] <= limit or (type_ == "ivfpq" and build["peak_mb"] - limit < 4)
+        wanted = spec(type_, result["rows"], result["width"], numbers)
+        own = assemble_memory(wanted, 0, result["machine"]["cores"]) - PROCESS_BYTES
+        said = build["libraries_mb"] + own / 1e6
+        assert build["foreseen_mb"] == pytest.approx(said, abs=0.06), "the command says another"
 
 
 def test_damages_of_an_index() -> None:
