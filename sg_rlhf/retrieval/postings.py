@@ -152,6 +152,9 @@ def fill(found: Split, analysis: Analysis, files: dict[str, Path], *, progress: 
 
     Args:
         files: the paths of `data`, `indices` and `indptr`, as bm25s calls them.
+
+    Raises:
+        OSError: the disk is full.
     """
     holders = np.zeros(len(found.vocabulary), np.int64)
     total = 0
@@ -167,8 +170,8 @@ def fill(found: Split, analysis: Analysis, files: dict[str, Path], *, progress: 
     rarity = np.array(
         [math.log(1 + (found.rows - n + 0.5) / (n + 0.5)) for n in numbers.tolist()], np.float32
     )[which]
-    data: Any = np.lib.format.open_memmap(files["data"], "w+", np.float32, (int(place[-1]),))
-    indices: Any = np.lib.format.open_memmap(files["indices"], "w+", np.int32, (int(place[-1]),))
+    data = _mapped(files["data"], np.float32, int(place[-1]))
+    indices = _mapped(files["indices"], np.int32, int(place[-1]))
     first = 0
     with tqdm(
         total=found.rows, desc="scoring", unit="passage", disable=None if progress else True
@@ -186,3 +189,12 @@ def fill(found: Split, analysis: Analysis, files: dict[str, Path], *, progress: 
             bar.update(len(passages))
     for mapped in (data, indices):
         mapped.flush()
+
+
+def _mapped(path: Path, dtype: type, count: int) -> Any:
+    """A new array in a file, which has its room on the disk: a page without any ends a process."""
+    with naming(path):
+        made = np.lib.format.open_memmap(path, "w+", dtype, (count,))
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return made

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import bm25s  # type: ignore[import-untyped]
+import numpy as np
 import pytest
 
 from sg_rlhf.retrieval import index, lexical, postings
@@ -122,3 +123,10 @@ def test_words_of_another_analysis_or_corpus_are_not_gone_on_with(
     assert run("--restart") == 0
     assert index.manifest.read(tmp_path / "index")["encoder"] == LUCENE.identity
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+def test_what_is_mapped_has_its_room_on_the_disk(tmp_path: Path) -> None:
+    """A disk that is full is an error before, and not the end of the process at some page."""
+    file = tmp_path / "data.npy"
+    postings._mapped(file, np.float32, 2**20)
+    assert file.stat().st_blocks * 512 >= file.stat().st_size > 4 * 2**20
