@@ -78,7 +78,10 @@ def start(*, attempts: int = 3, seconds: float = 180.0, **options: Any) -> None:
 
 @contextlib.contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
-    """Raises ``TimeoutError`` in the main thread where the seconds are over; others have no end."""
+    """Raises ``TimeoutError`` in the main thread where the seconds are over; others have no end.
+
+    Again and again: it may be raised where all errors are caught.
+    """
 
     def over(_signum: int, _frame: Any) -> None:
         raise TimeoutError(f"it was not there after {seconds:g} s")
@@ -87,7 +90,7 @@ def _at_most(seconds: float) -> Iterator[None]:
         yield
         return
     previous = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds / 4)
     try:
         yield
     finally:

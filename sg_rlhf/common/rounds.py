@@ -1,14 +1,15 @@
 """Micro-batches of any number of samples, so that those of all ranks at a time cost the same.
 
 With a fixed number of samples a micro-batch, a long response is one of many tokens beside others of
-few, and every rank waits for it. Here the others of that moment get more samples: each round, one
-micro-batch on every rank, costs as much as its longest sample, or a round's share of what is left.
-Long samples are dealt first, short ones fill what they leave.
+few, and every rank waits for it. Here the others of that moment get more samples: a round, one
+micro-batch on every rank, costs as much as its longest sample, for as long as that is more than a
+micro-batch's share of what is left. What is left then is dealt evenly.
 """
 
 from __future__ import annotations
 
 import bisect
+import heapq
 from collections.abc import Sequence
 
 from sg_rlhf.common.dealing import Dealt
@@ -103,32 +104,43 @@ def _in_rounds(
     """So many rounds; None where a micro-batch would have more than ``most`` tokens."""
     left = sorted(step, key=lambda i: -costs[i])
     sizes = [-costs[i] for i in left]  # in order, to be searched
-    dealt: Dealt = [[] for _ in range(ranks)]
-    for after in range(rounds - 1, -1, -1):
-        goal = max(-sizes[0], -sum(sizes) / (ranks * (after + 1)))
-        at_once: list[list[int]] = []
-        if after:
-            for rank in range(ranks):
-                # One at least for each micro-batch that is still to come.
-                spare = len(left) - (ranks - rank - 1) - ranks * after
-                places = _fill(sizes, goal)[: max(spare, 1)]
-                while len(places) > 1 and sum(lengths[left[k]] for k in places) > most:
-                    places.pop()
-                at_once.append([left[k] for k in places])
-                for k in reversed(places):
-                    del left[k], sizes[k]
-        else:
-            at_once = [[] for _ in range(ranks)]
-            loads = [0.0] * ranks
-            for i in left:
-                rank = min(range(ranks), key=loads.__getitem__)
-                at_once[rank].append(i)
-                loads[rank] += costs[i]
-        if not all(at_once) or any(sum(lengths[i] for i in s) > most for s in at_once):
-            return None
-        for hand, samples in zip(dealt, at_once, strict=True):
-            hand.append(samples)
-    return dealt
+    found: list[list[list[int]]] = []
+    while len(found) < rounds:
+        micro_batches = ranks * (rounds - len(found))
+        share = -sum(sizes) / micro_batches
+        if len(found) == rounds - 1 or -sizes[0] <= share:
+            found += _alike(left, micro_batches, ranks, costs)
+            break
+        goal, at_once = -sizes[0], []
+        for rank in range(ranks):
+            # One at least for each micro-batch that is still to come.
+            spare = len(left) - (micro_batches - rank - 1)
+            places = _fill(sizes, goal)[: max(spare, 1)]
+            while len(places) > 1 and sum(lengths[left[k]] for k in places) > most:
+                places.pop()
+            at_once.append([left[k] for k in places])
+            for k in reversed(places):
+                del left[k], sizes[k]
+        found.append(at_once)
+    of_all = [samples for at_once in found for samples in at_once]
+    if not all(of_all) or any(sum(lengths[i] for i in samples) > most for samples in of_all):
+        return None
+    return [list(hand) for hand in zip(*found, strict=True)]
+
+
+def _alike(
+    left: Sequence[int], count: int, ranks: int, costs: Sequence[float]
+) -> list[list[list[int]]]:
+    """So many micro-batches, in rounds of those whose costs are nearest: of samples from the
+    costliest on, each goes to the micro-batch that costs least (Graham's rule)."""
+    micro_batches: list[list[int]] = [[] for _ in range(count)]
+    loads = [(0.0, k) for k in range(count)]
+    for i in left:
+        load, k = heapq.heappop(loads)
+        micro_batches[k].append(i)
+        heapq.heappush(loads, (load + costs[i], k))
+    micro_batches.sort(key=lambda samples: -sum(costs[i] for i in samples))
+    return [micro_batches[k : k + ranks] for k in range(0, count, ranks)]
 
 
 def _fill(sizes: Sequence[float], goal: float) -> list[int]:

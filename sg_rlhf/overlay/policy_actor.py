@@ -192,15 +192,19 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         if is_first:
             self.old_log_probs.keep(step, self.actor_loss_fn.old_BT)
         metrics = status["metrics"]
-        if self.args.train.dynamic_batch_enable:
-            # Parts of the step's losses; upstream takes the mean over micro-batches of all.
-            metrics |= {key: of_step * metrics[key] for key in self._terms if key in metrics}
         # All its samples may be left out, which upstream divides by.
         if self.skips is not None and (self.skips.faulty or not status["num_action_tokens"]):
             nonfinite.without_part(status)
         self._window.append(
-            {name: float(metrics[key]) for key, name in self._terms.items() if key in metrics}
+            # Upstream divides a micro-batch's losses by the optimizer step's tokens per
+            # micro-batch, or by all of them where micro-batches are dynamic.
+            {
+                name: float(metrics[key]) * (of_step if loss_batch_info is None else 1)
+                for key, name in self._terms.items()
+                if key in metrics
+            }
         )
+        self._into_means(status, step, loss_batch_info)
         stepped = engine.global_steps > steps_before
         if stepped and self.skips is not None and self.skips.stepped(engine.global_steps):
             self._forget_step(status)
@@ -217,6 +221,25 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         self._seconds["update_forward"] += self.actor_loss_fn.done_at - started
         self._seconds["update_backward"] += time.perf_counter() - self.actor_loss_fn.done_at
         return status
+
+    def _into_means(self, status: dict[str, Any], micro_batch: int, info: Any) -> None:
+        """Make a micro-batch's losses the means that upstream takes them for.
+
+        They are its share of the step's, times ranks and micro-batches. Upstream weighs them by
+        tokens into the rollout's, which is right of means, and of shares only where all have as
+        many tokens.
+        """
+        own = status["num_action_tokens"]
+        if own < 1:
+            return
+        if info is None:
+            of_step = self.replay_buffer.dynamic_batch_num_tokens[micro_batch]
+            group = self.strategy.ds_device_mesh["dp"].get_group()
+            share = of_step / torch.distributed.get_world_size(group=group)
+        else:
+            share = float(info["batch_num_tokens"]) / info["dp_size"]
+        metrics = status["metrics"]
+        metrics |= {key: metrics[key] * share / own for key in self._terms if key in metrics}
 
     def _place(self, micro_batch: int) -> tuple[int, int, int]:
         """Of an epoch's micro-batch: its optimizer step, its place there, how many there are."""
