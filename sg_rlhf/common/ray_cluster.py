@@ -65,10 +65,11 @@ def start(*, attempts: int = 3, seconds: float = 180.0, **options: Any) -> None:
                 ray.init(address="local", include_dashboard=False, **options)
             return
         except Exception as error:  # Ray raises plain ones
-            started = [p for p in psutil.Process().children(recursive=True) if p not in before]
+            started = {*psutil.Process().children(recursive=True)}
             with contextlib.suppress(TimeoutError), _at_most(30.0):
                 ray.shutdown()
-            end(started, grace_seconds=0.0)
+            started |= {*psutil.Process().children(recursive=True)}
+            end([process for process in started if process not in before], grace_seconds=0.0)
             if attempt == attempts or isinstance(error, ValueError):
                 raise ClusterError(
                     f"Ray did not start (attempt {attempt}): {one_line(error)} (load average "

