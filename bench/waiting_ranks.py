@@ -9,8 +9,8 @@ its slowest rank; the rest is waiting. Five ways to form micro-batches:
 ``upstream``  groups in order of completion (the group with the shortest longest response first),
               a contiguous piece for each rank, shuffled there
 ``fixed``     dealt by length, each of as many samples (sg_rlhf/common/dealing.py)
-``balanced``  ``sg.batches=balanced``: of any number of samples where they are packed
-              (sg_rlhf/common/rounds.py), no more tokens than ``fixed`` has at most; else ``fixed``
+``balanced``  ``sg.batches=balanced``: of any number of samples (sg_rlhf/common/rounds.py), no more
+              tokens than ``fixed`` has at most, those of padding too
 ``dynamic``   ``train.dynamic_batch_enable`` with it: dealt to ranks alike, cut there by OpenRLHF's
               Karmarkar-Karp partitions, as many tokens a micro-batch at most as ``fixed`` has
 ``dynamic upstream``  the same with OpenRLHF's own ``balance_experiences``, whose optimizer steps
@@ -116,11 +116,9 @@ def fixed(
 def balanced(
     lengths: list[int], ranks: int, size: int, step: int, packed: bool, chance: random.Random
 ) -> dealing.Dealt:
-    if not packed:
-        return fixed(lengths, ranks, size, step, packed, chance)
     costs = [sequence_flops(SHAPES[-1], n) for n in lengths]
     steps = dealing.optimizer_steps(len(lengths), step, chance.randrange(2**31), 0)
-    of_steps = rounds.deal_steps(lengths, steps, ranks, size, costs)
+    of_steps = rounds.deal_steps(lengths, steps, ranks, size, costs, packed=packed)
     return [list(itertools.chain.from_iterable(hands)) for hands in zip(*of_steps, strict=True)]
 
 

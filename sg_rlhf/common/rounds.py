@@ -3,15 +3,18 @@
 With a fixed number of samples a micro-batch, a long response is one of many tokens beside others of
 few, and every rank waits for it. Here the others of that moment get more samples: a round, one
 micro-batch on every rank, costs as much as its longest sample, for as long as that is more than a
-micro-batch's share of what is left. What is left then is dealt evenly.
+micro-batch's share of what is left. What is left then is dealt evenly. Padded micro-batches, each
+sample of which costs as much as its longest, have a dealer of their own
+(:mod:`sg_rlhf.common.padded_rounds`).
 """
 
 from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from sg_rlhf.common import padded_rounds
 from sg_rlhf.common.dealing import Dealt
 from sg_rlhf.common.dealing import deal_steps as deal_fixed
 
@@ -21,6 +24,8 @@ GRAINS = 2048
 WINDOW = 64
 #: Numbers of rounds that are tried, from the fewest on that the tokens allow.
 TRIED = 3
+#: The same of padded ones, whose fewest rounds are of much padding: more, and further apart.
+PADDED_TRIED, PADDED_GROWTH = 6, 1.15
 #: More rounds, each of which gathers the weights of a model anew, must save this share of the time.
 WORTH = 0.01
 
@@ -31,10 +36,13 @@ def deal_steps(
     ranks: int,
     size: int,
     costs: Sequence[float],
+    *,
+    packed: bool = True,
 ) -> list[Dealt]:
-    """Packed micro-batches for every rank, step by step.
+    """Micro-batches for every rank, step by step.
 
-    None has more tokens than the largest one of ``size`` samples would have in all these steps.
+    None has more tokens, those of padding too, than the largest one of ``size`` samples would have
+    in all these steps.
 
     Args:
         lengths: tokens of each sample.
@@ -42,6 +50,7 @@ def deal_steps(
         ranks: that wait for each other.
         size: samples of the micro-batches that say how many tokens fit.
         costs: of each sample, seconds or whatever is proportional to them.
+        packed: whether a micro-batch is one row of tokens.
 
     Returns:
         For each step and rank as many micro-batches as for the others, none empty, each sample
@@ -50,15 +59,13 @@ def deal_steps(
     Raises:
         ValueError: of :func:`sg_rlhf.common.dealing.deal`.
     """
-    fixed = [deal_fixed(lengths, [step], ranks, size, packed=True) for step in steps]
+    fixed = [deal_fixed(lengths, [step], ranks, size, packed=packed) for step in steps]
     if ranks == 1:
         return fixed
-    most = max(
-        sum(lengths[i] for i in samples)
-        for dealt in fixed for hand in dealt for samples in hand
-    )  # fmt: skip
+    of = sum if packed else padded_rounds.padded
+    most = max(of(lengths[i] for i in s) for dealt in fixed for hand in dealt for s in hand)
     return [
-        _step(lengths, step, ranks, most, costs, dealt)
+        _step(lengths, step, ranks, int(most), costs, dealt, packed)
         for step, dealt in zip(steps, fixed, strict=True)
     ]
 
@@ -70,26 +77,38 @@ def _step(
     most: int,
     costs: Sequence[float],
     fixed: Dealt,
+    packed: bool,
 ) -> Dealt:
-    best, best_time, tried = fixed, _time(fixed, costs), 0
+    best, best_time, tried = fixed, _time(fixed, costs, packed), 0
     fewest = -(-sum(lengths[i] for i in step) // (most * ranks))
-    for rounds in range(fewest, len(fixed[0]) + 1):
-        dealt = _in_rounds(lengths, step, ranks, rounds, most, costs)
+    numbers = range(fewest, len(fixed[0]) + 1)
+    way, most_tried = (_in_rounds, TRIED) if packed else (padded_rounds.in_rounds, PADDED_TRIED)
+    for rounds in numbers if packed else _spread_out(numbers):
+        dealt = way(lengths, step, ranks, rounds, most, costs)
         if dealt is None:
             continue
         tried += 1
-        time = _time(dealt, costs)
+        time = _time(dealt, costs, packed)
         if time < best_time * (
             1 - WORTH if best is not fixed or rounds == len(fixed[0]) else 1 + WORTH
         ):
             best, best_time = dealt, time
-        if tried == TRIED:
+        if tried == most_tried:
             break
     return best
 
 
-def _time(dealt: Dealt, costs: Sequence[float]) -> float:
-    of_ranks = [[sum(costs[i] for i in samples) for samples in hand] for hand in dealt]
+def _spread_out(numbers: range) -> Iterator[int]:
+    """Some of them, each larger than the last one by a share."""
+    number = numbers.start
+    while number in numbers:
+        yield number
+        number = max(number + 1, round(number * PADDED_GROWTH))
+
+
+def _time(dealt: Dealt, costs: Sequence[float], packed: bool) -> float:
+    of = sum if packed else padded_rounds.padded
+    of_ranks = [[of(costs[i] for i in samples) for samples in hand] for hand in dealt]
     return sum(max(at_once) for at_once in zip(*of_ranks, strict=True))
 
 

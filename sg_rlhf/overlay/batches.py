@@ -5,7 +5,7 @@ shuffles its own. What is dealt here is trained as it is dealt: a rank's ``repla
 its samples of the first optimizer step, then those of the second, and so on, each in order of
 micro-batches.
 
-Where several ranks pack their micro-batches, these have any number of samples
+Where there are several ranks, micro-batches have any number of samples
 (:mod:`sg_rlhf.common.rounds`), and ranks not as many as others: the policy's ranks then take
 upstream's way for dynamic batches, with micro-batches that were dealt (:class:`.dealt_buffer`).
 """
@@ -53,7 +53,7 @@ def in_rounds(args: Any) -> bool:
     """
     ranks = layout.data_parallel_ranks(args)
     several = ranks["actor"] > 1 and "critic" not in ranks
-    return into_micro_batches(args) and bool(args.ds.packing_samples) and several
+    return into_micro_batches(args) and several
 
 
 def in_rounds_here(args: Any) -> bool:
@@ -85,15 +85,17 @@ def forward_passes(samples: list[Any], args: Any) -> list[list[int]]:
     # Of models on another number of ranks, a rank has several hands or a part of one.
     ranks = max(ranks_of)
     size = args.rollout.micro_batch_size
-    if args.ds.packing_samples and len(ranks_of) == 1 and ranks > 1:
+    packed = args.ds.packing_samples
+    if len(ranks_of) == 1 and ranks > 1:
         whole = [range(len(samples))]
-        (hands,) = rounds.deal_steps(lengths, whole, ranks, size, _costs(lengths, args))
+        costs = _costs(lengths, args)
+        (hands,) = rounds.deal_steps(lengths, whole, ranks, size, costs, packed=packed)
         return list(itertools.chain.from_iterable(hands))
     hands = dealing.deal(
         lengths,
         ranks,
         size,
-        packed=args.ds.packing_samples,
+        packed=packed,
         neighbours=switches.shared_prompts_fit(args),
     )
     return list(itertools.chain.from_iterable(hands))
@@ -116,14 +118,14 @@ def for_update(experiences: list[Any], args: Any, rollout: int, pad_token_id: in
     steps = dealing.optimizer_steps(len(samples), args.train.batch_size, args.train.seed, rollout)
     ranks = layout.data_parallel_ranks(args)["actor"]
     size = args.train.micro_batch_size if into_micro_batches(args) else len(steps[0]) // ranks
+    packed = args.ds.packing_samples
     if in_rounds(args):
-        of_steps = rounds.deal_steps(lengths, steps, ranks, size, _costs(lengths, args))
+        costs = _costs(lengths, args)
+        of_steps = rounds.deal_steps(lengths, steps, ranks, size, costs, packed=packed)
     else:
         neighbours = switches.shared_prompts_fit(args)
         of_steps = [
-            dealing.deal_steps(
-                lengths, [step], ranks, size, packed=args.ds.packing_samples, neighbours=neighbours
-            )
+            dealing.deal_steps(lengths, [step], ranks, size, packed=packed, neighbours=neighbours)
             for step in steps
         ]
     micro_batches, ends = [], []

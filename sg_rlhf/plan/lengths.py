@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sg_rlhf.common import dealing, rounds
+from sg_rlhf.common.padded_rounds import padded
 
 #: Rollouts that a waiting share is the mean of.
 DRAWS = 20
@@ -66,14 +67,14 @@ def balance(
     draw = np.random.default_rng(SEED)
     centre = np.log(mean) - spread**2 / 2
     shares = []
-    in_rounds = way == "dealt" and packed
+    in_rounds = way == "dealt" and ranks > 1
     for _ in range(DRAWS_IN_ROUNDS if in_rounds else DRAWS):
         lengths = np.exp(draw.normal(centre, spread, (prompts, group))).clip(1, longest)
         tokens = (lengths[np.argsort(lengths.max(axis=1))] + prompt).reshape(-1)
         steps = -(-len(tokens) // (ranks * micro))
         of_rank = np.resize(tokens, (ranks, steps * micro))
         if in_rounds:
-            shares.append(_share_in_rounds(draw.permutation(tokens), ranks, micro, step))
+            shares.append(_share_in_rounds(draw.permutation(tokens), ranks, micro, step, packed))
             continue
         if way == "dealt":
             of_rank = _dealt(of_rank.ravel(), ranks, micro, step, draw)
@@ -94,15 +95,16 @@ def _dealt(tokens_N: Any, ranks: int, micro: int, step: int, draw: np.random.Gen
     return np.concatenate(parts, axis=1)
 
 
-def _share_in_rounds(mixed_N: Any, ranks: int, micro: int, step: int) -> float:
-    """Of work, where micro-batches are packed and have any number of samples."""
+def _share_in_rounds(mixed_N: Any, ranks: int, micro: int, step: int, packed: bool) -> float:
+    """Of work, padding being none, where micro-batches have any number of samples."""
     whole = len(mixed_N) // (ranks * micro) * ranks * micro
     tokens = [round(n) for n in mixed_N[:whole].tolist()]
     steps = [part.tolist() for part in _steps(np.arange(whole), ranks, micro, step)]
-    slowest = 0
-    for dealt in rounds.deal_steps(tokens, steps, ranks, micro, tokens):
+    of = sum if packed else padded
+    slowest = 0.0
+    for dealt in rounds.deal_steps(tokens, steps, ranks, micro, tokens, packed=packed):
         for at_once in zip(*dealt, strict=True):
-            slowest += max(sum(tokens[i] for i in samples) for samples in at_once)
+            slowest += max(of(tokens[i] for i in samples) for samples in at_once)
     return sum(tokens) / (ranks * slowest)
 
 

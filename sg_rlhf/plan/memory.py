@@ -235,8 +235,8 @@ def _remarks(plan: MemoryPlan) -> Iterable[str]:
         )
     if run.data_parallel > 1 and not run.packing:
         yield (
-            "ds.packing_samples=false: ranks compute padding, and wait for the longest row of the "
-            "others; true packs"
+            "ds.packing_samples=false: ranks compute padding and wait longer for each other; true "
+            "packs"
         )
     larger = [
         f"{key}={most}"

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from sg_rlhf.common import model_folder
+from sg_rlhf.retrieval import onednn
 
 PREFIX = {"query": "query: ", "passage": "passage: "}
 Kind = Literal["query", "passage"]
@@ -88,6 +89,8 @@ class Encoder:
         #: Bytes of its weights.
         self.size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
         self.identity = _identity(name, getattr(model.config, "_commit_hash", None))
+        if self.device.type == "cpu" and onednn.available():
+            onednn.convert(self._model)
 
     def encode(self, texts: Sequence[str], kind: Kind, batch_size: int | None = None) -> np.ndarray:
         """Unit vectors, float32 [texts, dimension], in the order of `texts`."""

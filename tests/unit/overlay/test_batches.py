@@ -17,10 +17,14 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from openrlhf.trainer.ray.launcher import BaseModelActor, RayActorGroup
 
-from sg_rlhf.common import dealing
+from sg_rlhf.common import dealing, rounds
+from sg_rlhf.common.padded_rounds import padded
 from sg_rlhf.config import load_config
 from sg_rlhf.overlay import batches, cli
+from sg_rlhf.overlay.dealt_buffer import DealtBuffer
 from sg_rlhf.overlay.experience import SGExperienceMaker
+from sg_rlhf.plan.shapes import shape_of
+from sg_rlhf.plan.time import sequence_flops
 from tests.unit.overlay.test_policy_actor import CONFIGS
 
 RANKS, PROMPTS, GROUP, STEP, MICRO = 2, 4, 4, 8, 2
@@ -40,10 +44,11 @@ def arguments(*overrides: str) -> Any:
     return cli.parse(load_config(recipe, [*settings, *overrides]).to_argv())
 
 
-def rollout() -> list[Experience]:
+def rollout(longest: int = 0) -> list[Experience]:
     """Samples of one response each as the generator gives them; their first token is their place,
-    their lengths are in no order."""
+    their lengths are in no order. The first may be longer than all others."""
     lengths = random.Random(0).sample(range(5, 60), SAMPLES)
+    lengths[0] = max(lengths[0], longest)
     samples = []
     for place, length in enumerate(lengths):
         sequence = torch.arange(length)[None] + 100
@@ -90,7 +95,8 @@ class Rank:
     """An actor's rank: upstream's replay buffer behind upstream's remote calls."""
 
     def __init__(self, args: Any) -> None:
-        self.buffer = NaiveReplayBuffer(MICRO, packing_samples=args.ds.packing_samples)
+        kind = DealtBuffer if batches.in_rounds(args) else NaiveReplayBuffer
+        self.buffer = kind(MICRO, packing_samples=args.ds.packing_samples)
         self.buffer.in_order = batches.dealt(args)
         self.strategy = SimpleNamespace(is_rank_0=lambda: True)
         self.execute_batch = SimpleNamespace(
@@ -103,7 +109,10 @@ class Rank:
         self.buffer.append(experience)
 
     def trained(self) -> list[list[int]]:
-        """The samples of each micro-batch, in the order in which upstream's update takes them."""
+        """The samples of each micro-batch, in the order in which an update takes them."""
+        if isinstance(self.buffer, DealtBuffer):
+            place = [int(item.sequences[0]) for item in self.buffer.items]
+            return [[place[i] for i in samples] for samples in self.buffer._micro_batches]
         loader = upstream_actor.DataLoader(
             self.buffer, batch_size=MICRO, shuffle=True, drop_last=True,
             collate_fn=self.buffer.collate_fn,
@@ -134,29 +143,27 @@ def test_each_rank_trains_what_it_was_dealt_in_that_order(packed: bool) -> None:
     args = arguments(f"ds.packing_samples={packed}")
     maker = Maker(args)
     maker.rollout = 3
-    samples = rollout()
+    samples = rollout(longest=200)
     lengths = [int(s.total_length) for s in samples]
     ranks = ranks_of(args, maker.make_experience_batch(samples))
     steps = dealing.optimizer_steps(SAMPLES, STEP, args.train.seed, 3)
-    dealt = dealing.deal_steps(lengths, steps, RANKS, MICRO, packed=packed)
-    own = STEP // RANKS
-    for rank, hand in zip(ranks, dealt, strict=True):
-        assert rank.trained() == hand == rank.trained()
-        items = [int(item.sequences[0]) for item in rank.buffer.items]
-        assert items == list(itertools.chain.from_iterable(hand))
-    for k, step in enumerate(steps):
-        first = [int(i.sequences[0]) for r in ranks for i in r.buffer.items[k * own :][:own]]
-        assert sorted(first) == sorted(step)
+    costs = [sequence_flops(shape_of(args.actor.model_name_or_path), n) for n in lengths]
+    dealt = rounds.deal_steps(lengths, steps, RANKS, MICRO, costs, packed=packed)
+    assert len({len(s) for of_step in dealt for hand in of_step for s in hand}) > 1
+    for r, rank in enumerate(ranks):
+        hands = [of_step[r] for of_step in dealt]
+        assert rank.trained() == list(itertools.chain(*hands)) == rank.trained()
+        assert rank.buffer._ends == [
+            k == len(hand) for hand in hands for k, _ in enumerate(hand, 1)
+        ]
+    for of_step, step in zip(dealt, steps, strict=True):
+        assert sorted(i for hand in of_step for s in hand for i in s) == sorted(step)
+    of = sum if packed else padded
     tokens = [
-        [sum(lengths[i] for i in samples) if packed else MICRO * max(lengths[i] for i in samples)
-         for samples in hand]
-        for hand in dealt
-    ]  # fmt: skip
+        [of(lengths[i] for i in samples) for of_step in dealt for samples in of_step[r]]
+        for r in range(RANKS)
+    ]
     assert maker.waiting_share == pytest.approx(dealing.waiting(tokens))
-    # Ranks differ by less at every micro-batch than the rollout's samples do.
-    for at_once in zip(*dealt, strict=True):
-        of_ranks = [sum(lengths[i] for i in samples) for samples in at_once]
-        assert max(of_ranks) - min(of_ranks) < (max(lengths) - min(lengths)) / 2
 
 
 def test_the_passes_before_the_update_are_dealt_alike() -> None:
@@ -164,11 +171,15 @@ def test_the_passes_before_the_update_are_dealt_alike() -> None:
     maker = Maker(args)
     maker.make_experience_batch(rollout())
     of_ranks = [maker.passes[: len(maker.passes) // 2], maker.passes[len(maker.passes) // 2 :]]
-    lengths = sorted((int(s.total_length) for s in rollout()), reverse=True)
-    for m, at_once in enumerate(zip(*of_ranks, strict=True)):
-        assert [len(e.sequences) for e in at_once] == [4, 4]
-        found = sorted((int(n) for e in at_once for n in e.total_length), reverse=True)
-        assert found == lengths[8 * m : 8 * (m + 1)]
+    tokens = [[e.attention_mask.numel() for e in hand] for hand in of_ranks]
+    lengths = [int(s.total_length) for s in rollout()]
+    fixed = [
+        [padded(lengths[i] for i in samples) for samples in hand]
+        for hand in dealing.deal(lengths, RANKS, 4, packed=False)
+    ]
+    assert max(map(max, tokens)) <= max(map(max, fixed))
+    assert dealing.waiting(tokens) < 0.2
+    assert sum(map(max, zip(*tokens, strict=True))) < sum(map(max, zip(*fixed, strict=True)))
 
 
 def by_place(ranks: list[Rank]) -> dict[int, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModel, AutoTokenizer
 
+from sg_rlhf.retrieval import onednn
 from sg_rlhf.retrieval.encoder import Encoder
 
 
@@ -39,6 +41,42 @@ def test_prefix_mean_pooling_and_norm(model: Encoder, encoder: Path, text: str) 
         by_hand(encoder, "passage: " + text), abs=1e-6
     )
     assert np.linalg.norm(model.encode([text], "query")[0]) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear_layers_of_onednn(bias: bool) -> None:
+    """The values of torch's, each row the same whatever is computed with it."""
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(257, 95, bias=bias)
+    inputs = torch.randn(150, 257)
+    ours = onednn.Linear(linear)
+    with torch.inference_mode():
+        expected, found = linear(inputs), ours(inputs)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        for rows in (1, 2, 3, 20, 64, 149):
+            assert torch.equal(ours(inputs[:rows]), found[:rows])
+            assert torch.equal(ours(inputs[None, -rows:])[0], found[-rows:])
+
+
+def test_what_is_converted() -> None:
+    """float32 linear layers; not other types, nor layers that a parent reads the weights of."""
+    model = torch.nn.ModuleDict({
+        "plain": torch.nn.Sequential(torch.nn.Linear(4, 4)),
+        "attention": torch.nn.MultiheadAttention(4, 2),
+        "bf16": torch.nn.Linear(4, 4, dtype=torch.bfloat16),
+    })  # fmt: skip
+    onednn.convert(model)
+    kinds = {name: type(module) for name, module in model.named_modules()}
+    assert kinds["plain.0"] is onednn.Linear
+    assert issubclass(kinds["attention.out_proj"], torch.nn.Linear)
+    assert kinds["bf16"] is torch.nn.Linear
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="for x86 processors")
+def test_the_encoder_has_them(model: Encoder) -> None:
+    assert onednn.available()
+    kinds = [type(module) for module in model._model.modules()]
+    assert onednn.Linear in kinds and torch.nn.Linear not in kinds
 
 
 def test_query_and_passage_differ(model: Encoder) -> None:
