@@ -170,7 +170,7 @@ BENCHES = {
     ),
     "waiting_ranks": Bench(
         "waiting_ranks.json", "bench/waiting_ranks.py --plot docs/images/waiting_ranks.png",
-        "bench/waiting_ranks.py --draws 4",
+        "bench/waiting_ranks.py",
     ),
     "kk_generator": Bench(
         "kk_generator.json", "bench/kk_generator.py", "bench/kk_generator.py --turns 3"
