@@ -67,6 +67,13 @@ def test_the_rates_of_asynchronous_rollouts() -> None:
         assert f"{arm}|{rates}|{ratio}|{waited:.2f}|{total:.2f}" in page
 
 
+def test_what_single_settings_take() -> None:
+    result, page = read("setting_costs.json"), rows("docs/performance.md")
+    for arm, ratio in result["ratio"].items():
+        (row,) = [row for row in page if row.startswith(f"{arm}|")]
+        assert f"`{result['changed'][arm]}`" in row and row.endswith(f"|{ratio:.2f}")
+
+
 def short(value: float) -> str:
     return f"{value:.3f}".removeprefix("0")
 
