@@ -208,6 +208,15 @@ def test_speed_of_retrieval() -> None:
     assert found == expected
 
 
+def test_encoders_by_onednn() -> None:
+    times: dict[str, list[str]] = {}
+    for one in read("onednn_linear.json")["encoders"]:
+        name = f"{one['width']} ({one['layers']} layers)"
+        times.setdefault(name, []).extend(f"{ms:.2f}" for ms in one["cpu_ms_each"].values())
+    for name, found in times.items():
+        assert "|".join([name, *found]) in rows("docs/retrieval.md")
+
+
 def test_indexes_at_a_million() -> None:
     result = read("retrieval_scale.json")
     assert sorted({name.split()[0] for name in result["kinds"]}) == sorted(KINDS)
