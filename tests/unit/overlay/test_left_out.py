@@ -59,9 +59,12 @@ def with_bad_reward(value: float) -> list[Any]:
     return samples
 
 
-def by_place(experiences: list[Any]) -> dict[int, Any]:
-    """The samples of all ranks as their buffers have them, without padding."""
-    items = [item for rank in ranks_of(arguments(), experiences) for item in rank.buffer.items]
+def by_place(maker: Maker, samples: list[Any]) -> dict[int, Any]:
+    """A rollout as its maker's arguments have it trained: the samples of all ranks as their buffers
+    have them, without padding.
+    """
+    ranks = ranks_of(maker.args, maker.make_experience_batch(samples))
+    items = [item for rank in ranks for item in rank.buffer.items]
     return {int(item.sequences[0]): item for item in items}
 
 
@@ -70,7 +73,7 @@ def by_place(experiences: list[Any]) -> dict[int, Any]:
 def test_a_reward_takes_its_group_along(estimator: str, value: float) -> None:
     args = arguments(SKIP, f"algo.advantage.estimator={estimator}")
     maker = Maker(args)
-    found = by_place(maker.make_experience_batch(with_bad_reward(value)))
+    found = by_place(maker, with_bad_reward(value))
     (row,) = maker.left_out
     assert (row["cause"], row["left_out"], row["optimizer_step"]) == ("reward", GROUP, None)
     assert row["samples"] == [
@@ -124,8 +127,8 @@ def test_log_probs_leave_out_their_response_alone(
 ) -> None:
     maker = Faulty(arguments(SKIP, *batches))
     maker.bad_log_probs = field
-    found = by_place(maker.make_experience_batch(rollout()))
-    expected = by_place(Faulty(arguments(*batches)).make_experience_batch(rollout()))
+    found = by_place(maker, rollout())
+    expected = by_place(Faulty(arguments(*batches)), rollout())
     (row,) = maker.left_out
     assert (row["cause"], row["left_out"]) == (cause, 1)
     assert [(s["prompt_index"], s["response_index"]) for s in row["samples"]] == [(1, 1)]
