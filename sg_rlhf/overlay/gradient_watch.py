@@ -83,7 +83,9 @@ class SkippingWatch:
         self._found = False
         kind = type(optimizer)
         optimizer.step = functools.partial(self._step, kind.step.__get__(optimizer))
-        # ZeRO 1 and 2 ask it before every step, ZeRO 3 with fp16 alone.
+        # ZeRO 1 and 2 ask it before every step, but not in float32; ZeRO 3 with fp16 alone.
+        if hasattr(optimizer, "check_grad_overflow"):
+            optimizer.check_grad_overflow = True
         optimizer.has_overflow = functools.partial(
             self._has_overflow, kind.has_overflow.__get__(optimizer)
         )
