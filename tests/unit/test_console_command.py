@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import configparser
 import importlib
+import importlib.metadata
 import os
 import re
 import resource
@@ -12,6 +14,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from sg_rlhf import __version__
 from sg_rlhf.__main__ import COMMANDS, main, main_module
@@ -175,3 +179,50 @@ def test_a_recipe_is_found_by_its_name_outside_the_repository(tmp_path: Path) ->
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
     )  # fmt: skip
     assert result.returncode == 0 and '"upper": 1.2' in result.stdout
+
+
+def absent_without_extras() -> list[str]:
+    """The modules installed here that installing this package without extras does not bring."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    wanted = [*filter(None, setup["options"]["install_requires"].splitlines())]
+    brought = {"sg-rlhf"}
+    while wanted:
+        requirement = Requirement(wanted.pop())
+        name = canonicalize_name(requirement.name)
+        extras = {"", *requirement.extras}
+        marker = requirement.marker
+        if marker is not None and not any(marker.evaluate({"extra": e}) for e in extras):
+            continue
+        if name not in brought:
+            brought.add(name)
+            wanted += importlib.metadata.requires(name) or []
+    return sorted(
+        module
+        for module, packages in importlib.metadata.packages_distributions().items()
+        if not brought & {*map(canonicalize_name, packages)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["eval", "--list"], "--suite qa"),
+        (["weights"], "0.211"),
+        (["completion", "zsh"], "_python_argcomplete"),
+        (["data", "kk", "--help"], "--generate"),
+        (["train", "--config", TINY, "--dry-run"], "# not checked: OpenRLHF is not installed here"),
+    ],
+)
+def test_a_command_that_needs_no_extra_goes_without_them(words: list[str], shown: str) -> None:
+    absent = absent_without_extras()
+    assert {"aiohttp", "vllm", "openrlhf", "transformers"} <= {*absent}
+    assert not {"torch", "numpy", "sg_rlhf"} & {*absent}
+    code = f"""
+import runpy
+sys.modules.update(dict.fromkeys({absent!r}))  # None: as if it were not installed
+runpy.run_module('sg_rlhf', run_name='__main__')
+"""
+    result = run(*words, code=code)
+    assert result.returncode == 0, result.stderr
+    assert shown in result.stdout

@@ -27,14 +27,15 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
-
-import aiohttp
+from typing import TYPE_CHECKING, Any
 
 from sg_rlhf.tasks.search.dialogue import SearchFailed
 from sg_rlhf.tasks.search.outage import Kind, Outage, Patience, Problem, problem_of_status
 from sg_rlhf.tasks.search.protocol import Passage
 from sg_rlhf.tasks.search.settings import SearchSettings
+
+if TYPE_CHECKING:
+    import aiohttp
 
 #: Queries of a request before it is known how long the retriever takes.
 FIRST_BATCH = 8
@@ -217,6 +218,9 @@ class RetrieverClient:
 
     async def _post(self, queries: Sequence[str]) -> Any:
         """One request; its answer as JSON."""
+        # Of the extra `search`: suites are listed, and other ones evaluated, without it.
+        import aiohttp
+
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._max_connections),
