@@ -16,5 +16,8 @@ def test_the_end_is_the_same(tmp_path: Path, data: Data) -> None:
     """Two of the kills of ``make faults``."""
     pairs = [("everything", "updating"), ("engine", "sampling")]
     kills, differences = kill_matrix.run_matrix(tmp_path, data, pairs, seed=1, epochs=2)
-    assert [kill.ended for kill in kills] == [True, False]
+    # A kill that met another part than planned is tried again.
+    assert {(kill.process, kill.ended) for kill in kills} == {
+        ("everything", True), ("engine", False)
+    }  # fmt: skip
     assert not differences

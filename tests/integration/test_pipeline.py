@@ -283,7 +283,10 @@ def test_a_terminated_run_saves_what_it_has(tmp_path: Path, data: Data) -> None:
     """SIGTERM in the middle of a rollout, with no checkpoint planned: one after it, status 143."""
     run_dir = tmp_path / "run"
     process = subprocess.Popen(
-        command(run_dir, data, "ckpt.save_steps=100", "sg.eval_at_start=false"),
+        # Many more rollouts than are made before the signal is heeded.
+        command(
+            run_dir, data, "ckpt.save_steps=100", "sg.eval_at_start=false", "data.max_samples=32"
+        ),
         cwd=ROOT, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True,
     )  # fmt: skip
