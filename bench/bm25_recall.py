@@ -1,6 +1,6 @@
 """BM25's recall@3 beside Lucene's own, and its words beside Lucene's.
 
-    python bench/bm25_recall.py --data ../shared/data/qa --lucene anserini-0.22.1-fatjar.jar \
+    python bench/bm25_recall.py --data DIR --lucene anserini-0.22.1-fatjar.jar \
         --out bench/results/bm25_recall.json
 
 DIR holds `corpus.jsonl` and questions, `*.jsonl` with FlashRAG's fields. `--lucene` is the jar that

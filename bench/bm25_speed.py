@@ -1,6 +1,6 @@
 """BM25 by analysis: how long an index takes to build, in how much memory, and queries per second.
 
-    python bench/bm25_speed.py --data ../shared/data/qa --out bench/results/bm25_speed.json
+    python bench/bm25_speed.py --data DIR --out bench/results/bm25_speed.json
 
 DIR holds `corpus.jsonl` and questions; larger corpora are made of its words. `words` is what BM25
 was before it was Lucene's.

@@ -1,6 +1,6 @@
 """The retrieval server beside a plain one, at three widths of vectors and three sizes of index.
 
-    python bench/retrieval.py --data ../shared/data/qa --out bench/results/retrieval.json
+    python bench/retrieval.py --data DIR --out bench/results/retrieval.json
     python bench/retrieval.py --data DIR --quick --out quick.json      # a minute; not to be quoted
 
 DIR holds `corpus.jsonl`, `squad_dev.jsonl` and `hotpotqa_dev60.jsonl`. Both servers search one flat

@@ -1,6 +1,6 @@
 """The clients of Search-R1, verl, verl-tool, slime, SkyRL-gym and our own against our server.
 
-    python bench/retrieval_clients.py --data ../shared/data/qa --out FILE
+    python bench/retrieval_clients.py --data DIR --out FILE
     python bench/retrieval_clients.py --data DIR --sources DIR --out FILE      without a network
 
 DIR of --data holds `corpus.jsonl` and the questions; that of --sources the clients' files as

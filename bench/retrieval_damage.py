@@ -1,6 +1,6 @@
 """Damages of a search index: every file, every way, when it is found, and what is said.
 
-    python bench/retrieval_damage.py --data ../shared/data/qa --out FILE
+    python bench/retrieval_damage.py --data DIR --out FILE
 
 DIR holds `corpus.jsonl`. A BM25 index of 100,000 passages (the real ones, then made up ones) has a
 file above 16 MiB, which a start does not read whole; flat and IVF indexes of 500 passages, with an

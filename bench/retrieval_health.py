@@ -1,6 +1,6 @@
 """How long `/health` of the retrieval server takes while hostile requests are sent to it.
 
-    python bench/retrieval_health.py --data ../shared/data/qa --out FILE
+    python bench/retrieval_health.py --data DIR --out FILE
 
 DIR holds `corpus.jsonl`. A server of its own process on a BM25 index; `/health` is asked every 20
 ms on one connection, and each hostile load runs for some seconds beside it:

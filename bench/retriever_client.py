@@ -1,6 +1,6 @@
 """What the retriever's client costs a rollout engine: processor time a query, queries/s, latency.
 
-    python bench/retriever_client.py --data ../shared/data/qa --before e682199 \
+    python bench/retriever_client.py --data DIR --before e682199 \
         --out bench/results/retriever_client.json
 
 DIR holds `corpus.jsonl` and `squad_dev.jsonl`. As many dialogues as given search at once, in one

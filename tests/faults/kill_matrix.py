@@ -18,6 +18,7 @@ import hashlib
 import itertools
 import json
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -356,6 +357,7 @@ def main() -> int:
             "differences": found, "kills": [asdict(kill) for kill in kills],
         }  # fmt: skip
         text = json.dumps(result, indent=1).replace(str(folder), "RUNS")
+        text = re.sub(r"(?<= on )[0-9.]+(?=\) died)", "HOST", text)
         args.out.write_text(text + "\n")
     return 1 if found else 0
 
