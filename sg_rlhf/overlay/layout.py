@@ -271,6 +271,13 @@ def _check_batches(args: Any) -> None:
             "run over into the next rollout"
         )
     dynamic = args.train.dynamic_batch_enable
+    stage = args.ds.zero_stage
+    if dynamic and "critic" in ranks and stage in (1, 2):
+        raise ValueError(
+            f"train.dynamic_batch_enable=true with a critic and ds.zero_stage={stage}: the critic "
+            "would learn from the last micro-batch of each step alone; use ds.zero_stage=3, or "
+            "train.dynamic_batch_enable=false"
+        )
     micro, part = args.train.micro_batch_size, args.rollout.micro_batch_size
     for name, count in ranks.items():
         on = f"{count} data-parallel ranks of {name}"

@@ -172,6 +172,8 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
     ) -> dict[str, Any]:
         """One micro-batch, as upstream does it; closes a row when the optimizer stepped."""
         waited_since = time.perf_counter()
+        if self.args.train.dynamic_batch_enable:
+            self._begin_dynamic(step)
         number, place, of_step = self._place(step)
         self.reference.give(experience, number, place)
         started = time.perf_counter()
@@ -221,6 +223,18 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         self._seconds["update_forward"] += self.actor_loss_fn.done_at - started
         self._seconds["update_backward"] += time.perf_counter() - self.actor_loss_fn.done_at
         return status
+
+    def _begin_dynamic(self, step: int) -> None:
+        """Before a micro-batch where an optimizer step has any number of them."""
+        buffer = self.replay_buffer
+        if step == 0 and self.skips is not None and self.args.train.max_epochs > 1:
+            # What the epoch before left out is not divided by again.
+            buffer.setup_dynamic_batch(self.strategy)
+        # Upstream tells DeepSpeed of one micro-batch a step and calls its step when all are there.
+        # ZeRO 1 and 2 would keep the gradient of the last one alone.
+        self.actor.model.set_gradient_accumulation_boundary(
+            bool(buffer.dynamic_optimizer_step[step])
+        )
 
     def _into_means(self, status: dict[str, Any], micro_batch: int, info: Any) -> None:
         """Make a micro-batch's losses the means that upstream takes them for.

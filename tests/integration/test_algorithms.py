@@ -90,3 +90,37 @@ def test_lopti_updates_every_token_once(updates: dict[str, dict[str, Any]], name
     assert low["sg/prob_mean"] < 0.5 < rest["sg/prob_mean"]
     (off,) = updates["1x8"]["lopti_off"]["rows"]
     assert off["pass"] == "rest"
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "ranks", "dynamic"),
+    [
+        ("rounds", 2, []),
+        # Upstream's cut by tokens: three or four micro-batches.
+        pytest.param(
+            "1", 1, ["train.dynamic_batch_enable=true", "train.max_tokens_per_gpu=160"],
+            marks=pytest.mark.full,
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "sharded",
+    [
+        ["ds.zero_stage=2"],
+        pytest.param(["ds.zero_stage=1"], marks=pytest.mark.full),
+        pytest.param(["ds.zero_stage=2", "ds.adam_offload=true"], marks=pytest.mark.full),
+    ],
+)
+def test_below_zero_3_no_micro_batch_is_lost(
+    tmp_path: Path, micro_batch: str, ranks: int, dynamic: list[str], sharded: list[str]
+) -> None:
+    """Where a step has any number of micro-batches, as where it has a fixed one; rank 0's part."""
+    found = {}
+    for name, of_rank, more in (("any", micro_batch, dynamic), ("fixed", "2", [])):
+        out = tmp_path / f"{name}.pt"
+        run_ranks("update_on_ranks.py", ranks, of_rank, str(out), "grpo", *sharded, *more)
+        found[name] = torch.load(out, weights_only=True)["grpo"]
+    assert distance(found["any"]["gradient"], found["fixed"]["gradient"]) < ROUNDING
+    (cut,), (whole,) = found["any"]["rows"], found["fixed"]["rows"]
+    for key in COMPARED:
+        assert cut[key] == pytest.approx(whole[key], rel=ROUNDING, abs=2e-3), key

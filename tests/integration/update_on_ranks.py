@@ -1,11 +1,12 @@
 """One rank of the shard-invariance test: every algorithm's update, by the real trainer.
 
-    python update_on_ranks.py MICRO_BATCH OUT
+    python update_on_ranks.py MICRO_BATCH OUT [ALGORITHM OVERRIDE...]
 
 Eight responses are one optimizer step; with `rounds` for MICRO_BATCH they are dealt to two ranks as
 DEALT says. The learning rate is 0 and Adam's first beta 0, so that the
 optimizer's first moment is the gradient itself, and one engine serves every algorithm. Rank 0
-writes {algorithm: {"gradient": [parameters], "rows": [the optimizer steps]}} to OUT.
+writes {algorithm: {"gradient": [parameters], "rows": [the optimizer steps]}} to OUT, of ALGORITHM
+alone if there is one; below ZeRO 3 the gradient is its own part.
 """
 
 from __future__ import annotations
@@ -147,11 +148,15 @@ def rollout(actor: Any) -> list[Experience]:
 
 
 def gradient(actor: Any) -> torch.Tensor:
-    """The latest step's gradient of every parameter, in one vector."""
-    parts = [
-        safe_get_full_optimizer_state(parameter, "exp_avg")
-        for parameter in actor.model.parameters()
-    ]
+    """The latest step's gradient of every parameter, or this rank's part, in one vector."""
+    engine = actor.model
+    if engine.zero_optimization_stage() < 3:
+        states = engine.optimizer.optimizer.state.values()
+        parts = [state["exp_avg"] for state in states if "exp_avg" in state]
+    else:
+        parts = [
+            safe_get_full_optimizer_state(parameter, "exp_avg") for parameter in engine.parameters()
+        ]
     return torch.cat([part.float().flatten() for part in parts])
 
 
@@ -204,13 +209,17 @@ def trainer_of(
     )
 
 
-def main(micro_batch: int, out: Path, in_rounds: bool) -> None:
-    more = TWO_RANKS if in_rounds else []
+def main(
+    micro_batch: int, out: Path, in_rounds: bool, only: str | None = None, *overrides: str
+) -> None:
+    more = [*(TWO_RANKS if in_rounds else []), *overrides]
     strategy, actor, optimizer, scheduler = prepare(arguments(*cases()["grpo"], micro_batch, more))
     experiences = rollout(actor)
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     found = {}
     for name, (recipe, extra) in cases().items():
+        if only not in (None, name):
+            continue
         strategy.args = arguments(recipe, extra, micro_batch, more)
         batches.take_rounds(strategy)
         assert batches.in_rounds_here(strategy.args) == in_rounds
@@ -230,4 +239,4 @@ def main(micro_batch: int, out: Path, in_rounds: bool) -> None:
 
 if __name__ == "__main__":
     in_rounds = sys.argv[1] == "rounds"
-    main(1 if in_rounds else int(sys.argv[1]), Path(sys.argv[2]), in_rounds)
+    main(1 if in_rounds else int(sys.argv[1]), Path(sys.argv[2]), in_rounds, *sys.argv[3:])

@@ -64,6 +64,10 @@ def test_every_shipped_recipe_divides_evenly(recipe: Path) -> None:
         ("rollout.vllm_generate_batch_size=128", "set train.async_enable=true, or leave it unset"),
         ("rollout.micro_batch_size=0", "rollout.micro_batch_size=0: expected 1 or more"),
         ("train.dynamic_batch_enable=true train.batch_size=4", "=4: not divisible by the 8 data-"),
+        (
+            "train.dynamic_batch_enable=true algo.advantage.estimator=gae ds.zero_stage=2",
+            "ds.zero_stage=2: the critic would learn from the last micro-batch of each step alone",
+        ),
         ("ds.ring_attn_size=3", "not divisible by ds.ring_attn_size * ds.tensor_parallel_size = 3"),
         ("train.async_enable=true", "vllm.enable_sleep=true: not with train.async_enable=true"),
         ("train.partial_rollout_enable=true", "expected train.async_enable=true, or false"),
