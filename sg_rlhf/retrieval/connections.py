@@ -136,6 +136,8 @@ class Http(HttpToolsProtocol):
 
     _reading: asyncio.TimerHandle | None = None
     _writing: asyncio.TimerHandle | None = None
+    #: The request that is answered; uvicorn's `cycle` is the newest, which may wait for its turn.
+    _running: RequestResponseCycle | None = None
     _in_message = _in_body = False
     _head_bytes = 0
     body_left = heard = 0
@@ -151,6 +153,8 @@ class Http(HttpToolsProtocol):
     def begin(self, transport: Any, go_on: Callable[[], None]) -> None:
         """The connection is there; `go_on` is called when more can be parsed."""
         super().connection_made(transport)
+        # Whatever is unsent counts as unread: by default it is what is above 64 KiB.
+        transport.set_write_buffer_limits(high=0)
         self._go_on = go_on
         self.flow = _Flow(transport, go_on)
         self._reading = self.loop.call_later(self._seconds, self.transport.abort)
@@ -163,12 +167,14 @@ class Http(HttpToolsProtocol):
     @property
     def is_answering(self) -> bool:
         """Whether part of an answer is sent."""
-        begun = self.cycle is not None and self.cycle.response_started
-        return self._writing is not None or (begun and not self.cycle.response_complete)
+        running = self._running
+        begun = running is not None and running.response_started and not running.response_complete
+        return self._writing is not None or begun
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_message = True
+        self._head_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
@@ -191,6 +197,7 @@ class Http(HttpToolsProtocol):
         self.body_left = 0
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
         begin = partial(super()._start_asgi_task, cycle, app)
         if cycle.scope["path"] == HEALTH:
             begin()
@@ -204,13 +211,20 @@ class Http(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self.heard = 0
         super().on_response_complete()
+        # Part of the next request's head may be there already, and nothing comes after it.
+        begun = self._in_message and not self._in_body and not self.pipeline
+        if begun and self._reading is None and not self.transport.is_closing():
+            self._reading = self.loop.call_later(self._seconds, self.transport.abort)
         self._go_on()
 
     def data_received(self, data: bytes) -> None:
         self.heard += len(data)
         super().data_received(data)
+        if self._in_message and not self._in_body:
+            self._head_bytes += len(data)
+            if self._head_bytes > LARGEST_HEAD:
+                self.transport.abort()
         if self.cycle is not None and not self.cycle.response_complete:
-            self._head_bytes = 0
             self._reading = self._cancelled(self._reading)
         elif not self._in_message:
             # A body that was refused has ended. uvicorn's time for an unused connection is off
@@ -220,17 +234,9 @@ class Http(HttpToolsProtocol):
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
-        else:
-            self._part(len(data))
-
-    def _part(self, size: int) -> None:
-        """Part of a head came, or of a body that is refused already."""
-        if self._reading is None:
+        elif self._reading is None:
+            # Part of a head came, or of a body that is refused already.
             self._reading = self.loop.call_later(self._seconds, self.transport.abort)
-        if not self._in_body:
-            self._head_bytes += size
-        if self._head_bytes > LARGEST_HEAD:
-            self.transport.abort()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -243,6 +249,9 @@ class Http(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._reading = self._cancelled(self._reading)
         self._writing = self._cancelled(self._writing)
+        if (running := self._running) is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
         super().connection_lost(exc)
 
     @staticmethod

@@ -32,10 +32,10 @@ GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @contextlib.contextmanager
-def running(index: Path, limits: Limits) -> Iterator[uvicorn.Server]:
-    """A server in a thread."""
+def running(index: Path, limits: Limits, opened: Any = None) -> Iterator[uvicorn.Server]:
+    """A server in a thread, of the index or of what was opened."""
     turns = Turns()
-    app = create_app(lambda: open_index(index), limits, turns)
+    app = create_app(lambda: opened or open_index(index), limits, turns)
     config = uvicorn.Config(
         app,
         http=connections.limited(limits.receive_seconds, turns, app.state.count),
@@ -94,6 +94,18 @@ def test_half_a_request_is_given_up(address: tuple[str, int]) -> None:
     assert time.monotonic() - start < 10 * SECONDS
     text = httpx.get("http://{}:{}/metrics".format(*address)).text
     assert 'sg_retrieval_requests_total{status="408"} 1.0' in text
+
+
+def test_half_a_head_behind_an_answer_is_given_up(
+    bm25_index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the time of a head, not in that of an unused connection."""
+    monkeypatch.setattr(f"{__name__}.KEEP_ALIVE", 60)
+    with running(bm25_index, LIMITS) as server:
+        start = time.monotonic()
+        answers = received(sent(address_of(server), GET + b"GET /hea"))
+        assert answers.count(b"HTTP/1.1 200") == 1
+        assert time.monotonic() - start < 10 * SECONDS
 
 
 def test_an_endless_head_is_cut(address: tuple[str, int]) -> None:
@@ -228,6 +240,78 @@ def test_a_client_that_leaves_in_the_midst(bm25_index: Path) -> None:
         assert not server.server_state.tasks
         health = httpx.get("http://{}:{}/health".format(*address_of(server)))
     assert health.status_code == 200
+
+
+def connected(server: uvicorn.Server) -> list[Any]:
+    """The server's connections, once there is one."""
+    while not server.server_state.connections:
+        time.sleep(0.01)
+    return list(server.server_state.connections)
+
+
+class Slow:
+    """An index that takes its time for each search."""
+
+    def __init__(self, index: Any, seconds: float) -> None:
+        self._index, self._seconds, self.searched = index, seconds, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._index, name)
+
+    def search(self, queries: Sequence[str], *more: Any) -> Any:
+        self.searched += len(queries)
+        time.sleep(self._seconds)
+        return self._index.search(queries, *more)
+
+
+def test_a_client_that_leaves_with_a_request_behind_is_not_searched_for(
+    bm25_index: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = Slow(open_index(bm25_index), 0.5)
+    with running(bm25_index, Limits(), slow) as server:
+        url = "http://{}:{}".format(*address_of(server))
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(httpx.post, f"{url}/retrieve", json={"queries": ["film"]})
+            time.sleep(0.2)
+            for number in range(5):
+                body = json.dumps({"queries": [f"river {number}"] * 3}).encode()
+                sent(address_of(server), post(body) + GET).close()
+            assert first.result().status_code == 200
+        end = time.monotonic() + 20
+        while server.server_state.tasks and time.monotonic() < end:
+            time.sleep(0.05)
+        metrics = httpx.get(f"{url}/metrics").text
+    assert slow.searched == 1
+    assert 'sg_retrieval_requests_total{status="499"} 5.0' in metrics
+    assert not caplog.records
+
+
+def test_small_answers_that_nobody_reads_are_given_up_too(bm25_index: Path) -> None:
+    """Less than a transport asks its protocol to wait for, on a connection that is to be closed."""
+    with running(bm25_index, LIMITS) as server:
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(address_of(server))
+        (served,) = connected(server)
+        while not served.transport.get_write_buffer_size():
+            connection.sendall(GET * 5)
+            time.sleep(0.002)
+        connection.sendall(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        end = time.monotonic() + 10 * SECONDS
+        while server.server_state.connections and time.monotonic() < end:
+            time.sleep(0.1)
+        assert not server.server_state.connections
+        connection.close()
+
+
+def test_a_head_behind_an_answer_that_nobody_reads_is_cut(bm25_index: Path) -> None:
+    slow = Slow(open_index(bm25_index), 3)
+    with running(bm25_index, Limits(), slow) as server:
+        body, start = json.dumps({"queries": ["film"]}).encode(), time.monotonic()
+        connection = sent(address_of(server), post(body) + HEAD)
+        with pytest.raises(ConnectionError):
+            connection.sendall(b"X-Padding: " + b"x" * 40_000_000)
+        assert time.monotonic() - start < 2, "only when the request before it was answered"
 
 
 def test_what_is_no_http_is_counted_too(address: tuple[str, int]) -> None:
