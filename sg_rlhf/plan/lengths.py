@@ -74,7 +74,8 @@ def balance(
         steps = -(-len(tokens) // (ranks * micro))
         of_rank = np.resize(tokens, (ranks, steps * micro))
         if in_rounds:
-            shares.append(_share_in_rounds(draw.permutation(tokens), ranks, micro, step, packed))
+            mixed = draw.permutation(of_rank.ravel())
+            shares.append(_share_in_rounds(mixed, ranks, micro, step, packed))
             continue
         if way == "dealt":
             of_rank = _dealt(of_rank.ravel(), ranks, micro, step, draw)
