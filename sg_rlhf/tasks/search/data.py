@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,8 @@ NQ_HOTPOTQA = "PeterJinGo/nq_hotpotqa_train"
 NQ_HOTPOTQA_ROWS = 79_168 + 90_447
 EXPECTED = "Search-R1's columns (question, golden_answers or reward_model) or FlashRAG's"
 
+#: Rows of a JSONL file by which the size of the others is put.
+_FIRST = 1000
 _COLUMNS = frozenset(
     ("id", "question", "golden_answers", "reward_model", "answer", "data_source", "datasource")
 )
@@ -148,7 +153,13 @@ def extent(path: Path) -> tuple[int, int]:
     if path.suffix in (".jsonl", ".json"):
         with path.open("rb") as file:
             rows = sum(block.count(b'"question"') for block in iter(lambda: file.read(2**20), b""))
-        return rows, path.stat().st_size
+        # As parquet's: of what is read of a row, as far as the first ones tell.
+        first = []
+        with contextlib.suppress(DataError):  # which is told when rows are read
+            for row in islice(json_objects(path), _FIRST):
+                first.append(len(json.dumps({k: v for k, v in row.items() if k in _COLUMNS})))
+        size = path.stat().st_size
+        return rows, min(size, round(rows * sum(first) / len(first))) if first else size
     return parquet_extent(path, _COLUMNS)
 
 

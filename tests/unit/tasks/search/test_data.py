@@ -215,6 +215,14 @@ def test_what_the_disk_cannot_hold_is_refused_before_anything_is_written(
         assert run("--source", many(tmp_path / "few.jsonl", 100), "--out", disk / "out") == 0
 
 
+def test_columns_that_are_not_read_take_no_room(tmp_path: Path) -> None:
+    """FlashRAG's rows have `metadata`, which may be most of the file."""
+    rows = [{**SEARCH_R1, "metadata": "x" * 50_000, "question": f"Who? {n}"} for n in range(200)]
+    source = jsonl(tmp_path / "nq.jsonl", *rows)
+    with small_disk(tmp_path / "disk", 4) as disk:
+        assert run("--source", source, "--out", disk / "out") == 0
+
+
 def test_what_a_cgroup_does_not_allow_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
