@@ -16,7 +16,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 #: Nobody reads any more: the other end of a pipe has ended, a terminal is gone.
 _UNREAD = (errno.EPIPE, errno.EIO)
 #: What libraries that are not written in Python make of the same.
-_FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
+#: The last is numpy's, which gives no number of the error.
+_FULL_TEXTS = ("No space left on device", "Disk quota exceeded", " requested and ")
 #: Written to see whether there is room at all.
 _PROBE_BYTES = 2**20
 

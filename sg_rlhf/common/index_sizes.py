@@ -168,6 +168,20 @@ def _allowed(
         raise ValueError(f"--search nprobe={search['nprobe']}: above nlist, {lists}")
 
 
+def check_codes(index: Spec) -> None:
+    """Refuse codes that have more values than there are vectors to learn them from.
+
+    Raises:
+        ValueError: naming the parameter.
+    """
+    bits = index.build.get("pq_bits", 0)
+    if bits and index.rows < 2**bits:
+        raise ValueError(
+            f"--build pq_bits={bits}: its {2**bits} codes are learnt from as many vectors at "
+            f"least, here are {index.rows}; fewer bits, or --type flat"
+        )
+
+
 # ---------------------------------------------------------------------- what building one takes
 
 #: A process with torch, transformers and faiss loaded, measured without an encoder's weights.
@@ -193,7 +207,7 @@ def build_disk(index: Spec) -> int:
         return size
     if index.kind.startswith("ivf"):
         # What lists and codes learn from is gone before there is an index.
-        codes = min(CODES_SAMPLE, index.sample_rows) * 4 * index.dimension
+        codes = min(CODES_SAMPLE, index.rows) * 4 * index.dimension
         return size + max(index.index_bytes + 4 * index.rows, index.sample_bytes + codes)
     return size + index.index_bytes + index.graph_bytes
 
@@ -225,7 +239,7 @@ def assemble_memory(index: Spec, weights: int, cores: int = 1) -> int:
         return size + max(codes + BLOCK_BYTES, GRAPH_BLOCKS * BLOCK_BYTES)
     codes = 2 * CODES_BYTES if index.kind == "ivfpq" else LISTS_BLOCK_BYTES
     if index.kind == "ivfsq8":
-        codes += min(CODES_SAMPLE, index.sample_rows) * vector
+        codes += min(CODES_SAMPLE, index.rows) * vector
     # Centres, sums of what is near to them, and a copy; the lists' places.
     lists = index.build["nlist"] * (3 * vector + 64)
     threads = cores * SLICE * (ROUND * 2 * vector + 4 * TILE)

@@ -174,7 +174,9 @@ def _trained(spec: Spec, vectors: VectorFile, workers: Workers, out: Path, progr
         index.quantizer.train(centres)
         index.quantizer.add(centres)
         if index.train_encoder_num_vectors():
-            _train_codes(index, sample, centres, out.parent)
+            # A few lists learn from few vectors, and codes need as many as they have values.
+            few = sample.rows < min(index.train_encoder_num_vectors(), CODES_SAMPLE)
+            _train_codes(index, vectors if few else sample, centres, out.parent)
     index.is_trained = True
     return index
 
@@ -194,22 +196,22 @@ def _sample(spec: Spec, vectors: VectorFile, path: Path) -> VectorFile:
     return VectorFile(path, spec.vectors, spec.sample_rows, spec.dimension)
 
 
-def _train_codes(index: Any, sample: VectorFile, centres_LD: np.ndarray, folder: Path) -> None:
-    """What the numbers of a code mean, from what lists' centres leave of some of the sample.
+def _train_codes(index: Any, vectors: VectorFile, centres_LD: np.ndarray, folder: Path) -> None:
+    """What the numbers of a code mean, from what lists' centres leave of some vectors.
 
     The parts of a product quantizer learn one by one from their columns alone, so these vectors
     are written to a file by columns, and only those of some parts are in memory.
     """
-    rows = sample.draw(min(index.train_encoder_num_vectors(), CODES_SAMPLE))
+    rows = vectors.draw(min(index.train_encoder_num_vectors(), CODES_SAMPLE))
     product_quantized = isinstance(index, faiss.IndexIVFPQ)
     part = index.pq.dsub if product_quantized else index.d
     width = part * max(1, CODES_BYTES // (4 * len(rows) * part))
     lists = np.empty(len(rows), np.int64)
     near, product = torch.from_numpy(centres_LD), torch.empty(SLICE * TILE)
-    with TemporaryFile(dir=folder) as file:
+    with naming(folder), TemporaryFile(dir=folder) as file:
         for start in range(0, len(rows), SLICE):
             some = slice(start, start + SLICE)
-            block = sample.take(rows[some])
+            block = vectors.take(rows[some])
             lists[some] = kmeans.nearest(torch.from_numpy(block), near, product)
             if index.by_residual:
                 block -= centres_LD[lists[some]]
@@ -253,7 +255,7 @@ def _assign(
     """Each vector's list, int32 [rows]; kept in a file, where a killed build goes on."""
     coarse = faiss.downcast_index(index.quantizer)
     centres = torch.from_numpy(coarse.reconstruct_n(0, index.nlist))
-    with path.open("ab+") as file:
+    with naming(path), path.open("ab+") as file:
         done = os.fstat(file.fileno()).st_size // 4
         # Whole slices, so that those to come are those of a build without a kill.
         done = spec.rows if done == spec.rows else done // SLICE * SLICE

@@ -20,6 +20,8 @@ from typing import TypedDict
 import numpy as np
 from tqdm import tqdm
 
+from sg_rlhf.common.files import naming
+
 
 class Document(TypedDict):
     """A passage as the HTTP contract has it."""
@@ -182,7 +184,7 @@ def iterate_contents(path: Path) -> Iterator[str]:
 
 def save_offsets(path: Path, offsets: np.ndarray) -> None:
     """Write offsets so that `load_offsets` maps them."""
-    with path.open("wb") as file:
+    with naming(path), path.open("wb") as file:
         np.save(file, offsets)
         os.fsync(file.fileno())
 

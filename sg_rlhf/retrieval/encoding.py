@@ -29,6 +29,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from sg_rlhf.common import cgroup
 from sg_rlhf.common.index_sizes import Precision
 from sg_rlhf.retrieval.corpus import Corpus, load_offsets
@@ -162,9 +164,26 @@ def _work(
     """Encode chunks; gives each number when its vectors are on the disk."""
     with contextlib.closing(task.file()) as file:
         for number, tokens in chunks:
+            first = _rows(task, number).start
             vectors = encoder.forward(tokens.result(), task.batch_size)
-            file.write(_rows(task, number).start, vectors)
+            check_finite(vectors, first, task)
+            file.write(first, vectors)
             yield number
+
+
+def check_finite(vectors_ND: np.ndarray, first: int, task: Task) -> None:
+    """Refuse what is not a number, which no search finds and lists cannot learn from.
+
+    Raises:
+        ValueError: naming the passage, from row `first` on.
+    """
+    bad = np.flatnonzero(~np.isfinite(vectors_ND).all(axis=1))
+    if len(bad):
+        raise ValueError(
+            f"{task.corpus}: the encoder {task.encoder} gives NaN or infinity for the passage in "
+            f"line {first + int(bad[0]) + 1}; its weights are damaged, or too large for "
+            f"{task.dtype}: --encoder-dtype fp32"
+        )
 
 
 def _one_ahead(items: Iterator[Any]) -> Iterator[Any]:

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from sg_rlhf.common.command_line import count, path, word
 from sg_rlhf.common.files import lossy_output
-from sg_rlhf.common.index_sizes import KINDS, PRECISIONS, Spec, spec
+from sg_rlhf.common.index_sizes import KINDS, PRECISIONS, Spec, check_codes, spec
 from sg_rlhf.retrieval import contents, manifest, room, unfinished
 from sg_rlhf.retrieval.analysis import ANALYSES, LUCENE, of_revision
 from sg_rlhf.retrieval.command import Parser, run, setting, threads
@@ -180,7 +180,9 @@ def _room(job: Build, model: Encoder | None) -> None:
 
 def _spec(job: Build, rows: int, model: Encoder) -> Spec:
     kind = job.type or "flat"
-    return spec(kind, rows, model.dimension, job.vectors, job.build, job.search)
+    made = spec(kind, rows, model.dimension, job.vectors, job.build, job.search)
+    check_codes(made)
+    return made
 
 
 def _recall_lines(made: dict[str, Any]) -> Iterator[str]:

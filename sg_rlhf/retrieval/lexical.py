@@ -19,6 +19,7 @@ import bm25s  # type: ignore[import-untyped]
 import numpy as np
 
 from sg_rlhf.common import cgroup
+from sg_rlhf.common.files import naming
 from sg_rlhf.retrieval import postings
 from sg_rlhf.retrieval.analysis import Analysis
 
@@ -61,7 +62,8 @@ def build(
     # The matrix comes after the rest of the folder.
     matrix = dict.fromkeys(("data", "indices", "indptr"), np.empty(0))
     model.scores = {**matrix, "num_docs": rows}
-    model.save(out, show_progress=False)
+    with naming(out):
+        model.save(out, show_progress=False)
     files = {name: out / f"{name}.csc.index.npy" for name in matrix}
     postings.fill(found, analysis, files, progress=progress)
     return {"words": words}

@@ -18,7 +18,8 @@ class Linear(nn.Module):
     """`nn.Linear` with weights in oneDNN's own order.
 
     Each row of the outcome is the same, bit for bit, whatever other rows are computed with it (a
-    test holds it to that): an encoder's vectors must not depend on their batch.
+    test holds it to that), from two rows on, and an encoder has four tokens at least: its vectors
+    must not depend on their batch. A single row may differ in its last bits.
 
     Args:
         linear: in float32, on a CPU.
@@ -40,9 +41,13 @@ class Linear(nn.Module):
 
 
 def available() -> bool:
-    """Whether this torch has the operators, on a processor for which they were measured."""
+    """Whether this torch has the operators, on a processor for which they were tried.
+
+    Without AVX2, rows depend on what is computed with them.
+    """
     return (
         platform.machine() in {"x86_64", "AMD64"}
+        and torch.backends.cpu.get_cpu_capability() in {"AVX2", "AVX512"}
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")

@@ -45,6 +45,11 @@ class Split:
     """
 
     def __init__(self, folder: Path) -> None:
+        """Take what is in the folder.
+
+        Raises:
+            ValueError: a file there is shorter than what was written.
+        """
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.shards: list[tuple[int, int]] = []
@@ -55,7 +60,12 @@ class Split:
         pairs = sum(pairs for _, pairs in self.shards)
         sizes = {VOCABULARY: words, WORDS: 4 * pairs, COUNTS: 4 * pairs, PASSAGES: 8 * self.rows}
         for name, size in sizes.items():
-            with (folder / name).open("ab") as file:
+            path = folder / name
+            with path.open("ab") as file:
+                if (found := file.tell()) < size:
+                    raise ValueError(
+                        f"{path}: {found:,} bytes, and {whole} says {size:,}; --restart drops it"
+                    )
                 file.truncate(size)
         lines = (folder / VOCABULARY).read_text(encoding="utf-8").split("\n")[:-1]
         self.vocabulary = {word: number for number, word in enumerate(lines)}
@@ -164,7 +174,8 @@ def fill(found: Split, analysis: Analysis, files: dict[str, Path], *, progress: 
     mean = total / found.rows
     place = np.concatenate(([0], np.cumsum(holders)))
     few = place[-1] <= np.iinfo(np.int32).max
-    np.save(files["indptr"], place.astype(np.int32 if few else np.int64))
+    with naming(files["indptr"]):
+        np.save(files["indptr"], place.astype(np.int32 if few else np.int64))
     # Of few different numbers; numpy's logarithm may have another last bit than C's.
     numbers, which = np.unique(holders, return_inverse=True)
     rarity = np.array(

@@ -38,7 +38,9 @@ def plan(job: Build, found: Scan, request: Mapping[str, Any], what: Mapping[str,
     file = job.partial / PLAN
     encoder = {key: value for key, value in request["encoder"].items() if key != "path"}
     wanted = {"corpus_sha256": found.sha256, "encoder": encoder, **what}
-    if job.restart:
+    # Without a plan it is not known of what the rest is: the plan is dropped first, and a build may
+    # be killed while it drops what it does not go on with.
+    if job.restart or not file.exists():
         for name in KEPT:
             path = job.partial / name
             if path.is_dir():

@@ -87,6 +87,16 @@ def test_lists_are_those_that_faiss_fills(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
+def test_few_lists_have_as_many_codes(tmp_path: Path) -> None:
+    """Four lists learn from fewer vectors than there are values of a code."""
+    four = spec("ivfpq", ROWS, DIMENSION, build={"nlist": 4})
+    assert four.sample_rows < 2 ** four.build["pq_bits"]
+    index = read(made(tmp_path / "build", four))
+    index.nprobe = 4
+    _, rows = index.search(unit(ROWS, 1)[:100], 1)
+    assert np.mean(rows[:, 0] == np.arange(100)) > 0.2
+
+
 @pytest.mark.parametrize(("kind", "step"), [("hnsw", 1), ("ivfpq", 7)])
 def test_killed_and_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, step: int

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import faiss
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModel
 
 from sg_rlhf.retrieval import index, manifest
 from sg_rlhf.retrieval.encoder import Encoder
@@ -221,6 +224,33 @@ def test_another_builds_shards_are_not_mixed_in(
     assert "unfinished build with corpus_sha256 0000" in error and "--restart" in error
     assert (partial / "vectors.faiss").exists(), "hours of work were dropped unasked"
     assert build_dense(corpus, encoder, tmp_path / "index", "--restart") == 0
+
+
+def test_an_encoder_that_gives_no_numbers_ends_a_build(
+    tmp_path: Path, corpus: Path, encoder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of such vectors an index would be made in which nothing is found."""
+    model = AutoModel.from_pretrained(encoder)
+    with torch.no_grad():
+        model.encoder.layer[0].output.dense.bias[0] = torch.nan
+    shutil.copytree(encoder, tmp_path / "damaged")
+    model.save_pretrained(tmp_path / "damaged")
+    assert build_dense(corpus, tmp_path / "damaged", tmp_path / "index") == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "gives NaN or infinity for the passage in line 1;" in error
+    assert "--encoder-dtype fp32" in error and str(corpus) in error
+    assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_codes_are_not_learnt_from_fewer_vectors_than_they_have_values(
+    tmp_path: Path, encoder: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    few = write_corpus(tmp_path / "few.jsonl", [f"passage {row}" for row in range(100)])
+    assert build_dense(few, encoder, tmp_path / "index", "--type", "ivfpq", *more) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "--build pq_bits=8: its 256 codes are learnt from as many vectors at least" in error
+    assert not (tmp_path / "index.partial").exists()
 
 
 def test_a_plain_faiss_file_is_served_as_it_is(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import bm25s  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
-from sg_rlhf.retrieval import index, lexical, postings
+from sg_rlhf.retrieval import index, lexical, postings, unfinished
 from sg_rlhf.retrieval.analysis import ANALYSES, LUCENE, WORDS, Analysis
 from tests.unit.retrieval.conftest import ROWS, write_corpus
 
@@ -123,6 +124,66 @@ def test_words_of_another_analysis_or_corpus_are_not_gone_on_with(
     assert run("--restart") == 0
     assert index.manifest.read(tmp_path / "index")["encoder"] == LUCENE.identity
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+def test_a_restart_that_is_killed_leaves_nothing_of_the_other_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpus: Path, texts: list[str]
+) -> None:
+    other = write_corpus(
+        tmp_path / "other.jsonl", [f"banana{row} {text}" for row, text in enumerate(texts)]
+    )
+    out = tmp_path / "index"
+
+    def run(passages: Path, *more: str) -> int:
+        return index.main(
+            ["--corpus", str(passages), "--encoder", "bm25", "--out", str(out), *more]
+        )
+
+    remove = shutil.rmtree
+
+    def mortal(path: Path, *more: Any, **options: Any) -> None:
+        if path.name == "split":
+            raise Killed
+        remove(path, *more, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(postings, "fill", dying(0, postings.fill))
+        with pytest.raises(Killed):
+            run(corpus)
+    with monkeypatch.context() as patch:
+        patch.setattr(unfinished.shutil, "rmtree", mortal)
+        with pytest.raises(Killed):
+            run(other, "--restart")
+    assert (tmp_path / "index.partial" / "split" / "shards.json").exists()
+    assert run(other) == 0
+    lexical.build(other, len(texts), tmp_path / "undisturbed", LUCENE, progress=False)
+    made = {path.name: path.read_bytes() for path in (out / "bm25").iterdir()}
+    assert made == files(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("name", [postings.WORDS, postings.VOCABULARY, postings.PASSAGES])
+def test_a_shard_that_lost_its_end_is_found(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    corpus: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    def run(*more: str) -> int:
+        out = str(tmp_path / "index")
+        return index.main(["--corpus", str(corpus), "--encoder", "bm25", "--out", out, *more])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(postings, "fill", dying(0, postings.fill))
+        with pytest.raises(Killed):
+            run()
+    damaged = tmp_path / "index.partial" / "split" / name
+    with damaged.open("r+b") as file:
+        file.truncate(damaged.stat().st_size // 2)
+    assert run() == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert str(damaged) in error and "shards.json says" in error and "--restart drops it" in error
+    assert run("--restart") == 0
 
 
 def test_what_is_mapped_has_its_room_on_the_disk(tmp_path: Path) -> None:
