@@ -357,7 +357,7 @@ def main() -> int:
             "differences": found, "kills": [asdict(kill) for kill in kills],
         }  # fmt: skip
         text = json.dumps(result, indent=1).replace(str(folder), "RUNS")
-        text = re.sub(r"(?<= on )[0-9.]+(?=\) died)", "HOST", text)
+        text = re.sub(r"(?<= on )[0-9a-fA-F.:]+(?=\) died)", "HOST", text)
         args.out.write_text(text + "\n")
     return 1 if found else 0
 

@@ -140,6 +140,9 @@ def test_waiting_is_nothing_alone_and_grows_with_ranks_and_spread() -> None:
     # bench/waiting_ranks.py has more of it.
     assert share(8, way="dealt") > 0.97 > share(8, way="dealt", packed=False) > 0.75
     assert share(1, way="dealt") == 1.0 > share(32, way="dealt") > 0.9
+    # Fewer samples than ranks times micro-batch: some are taken again.
+    few = lengths.balance(1, 4, 8, 1, 1024.0, 0.55, 4096, 300.0, packed=True, step=4, way="dealt")
+    assert 0.3 < few < 1
 
 
 def test_sequences_run_together_until_the_longest_ends() -> None:
