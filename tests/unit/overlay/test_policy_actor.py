@@ -29,7 +29,13 @@ class Table(torch.nn.Module):
         super().__init__()
         table = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(0))
         self.table = table.to(device).requires_grad_()
-        self.model = SimpleNamespace(global_steps=0, was_step_applied=lambda: True)  # the engine
+        #: Of each dynamic micro-batch: whether DeepSpeed was told that a step ends with it.
+        self.boundaries: list[bool] = []
+        self.model = SimpleNamespace(  # the engine
+            global_steps=0,
+            was_step_applied=lambda: True,
+            set_gradient_accumulation_boundary=self.boundaries.append,
+        )
 
     def forward(
         self, sequences: Any, action_mask: Any, *, return_entropy: bool = False, **_: Any
@@ -77,6 +83,9 @@ class Strategy:
             return
         gradient = actor.table.grad
         assert gradient is not None
+        if self.args.train.dynamic_batch_enable:
+            assert len(actor.boundaries) == self.backwards
+            assert actor.boundaries[-1] and sum(actor.boundaries) == actor.model.global_steps + 1
         self.grad_norm = float(optimizer.get_grad_norm_direct(gradient))
         with torch.no_grad():
             actor.table -= 0.1 * gradient
