@@ -86,7 +86,6 @@ def test_lists_are_those_that_faiss_fills(tmp_path: Path, kind: str) -> None:
     assert bytes(faiss.serialize_index(index)) == path.read_bytes()
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_few_lists_have_as_many_codes(tmp_path: Path) -> None:
     """Four lists learn from fewer vectors than there are values of a code."""
     four = spec("ivfpq", ROWS, DIMENSION, build={"nlist": 4})
@@ -97,6 +96,7 @@ def test_few_lists_have_as_many_codes(tmp_path: Path) -> None:
     assert np.mean(rows[:, 0] == np.arange(100)) > 0.2
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(("kind", "step"), [("hnsw", 1), ("ivfpq", 7)])
 def test_killed_and_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, step: int

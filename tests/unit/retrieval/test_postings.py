@@ -104,25 +104,29 @@ def test_killed_and_started_again(
     assert files(out) == files(tmp_path / "undisturbed")
 
 
-def test_words_of_another_analysis_or_corpus_are_not_gone_on_with(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    corpus: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def run(*more: str) -> int:
-        out = str(tmp_path / "index")
-        return index.main(["--corpus", str(corpus), "--encoder", "bm25", "--out", out, *more])
+def run(corpus: Path, out: Path, *more: str) -> int:
+    """The index command."""
+    return index.main(["--corpus", str(corpus), "--encoder", "bm25", "--out", str(out), *more])
 
-    with monkeypatch.context() as patch:
+
+def killed_before_scores(corpus: Path, out: Path, *more: str) -> None:
+    """The same, killed when all words are split."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(postings, "fill", dying(0, postings.fill))
         with pytest.raises(Killed):
-            run("--analysis", "words")
-    assert run() == 2
+            run(corpus, out, *more)
+
+
+def test_words_of_another_analysis_or_corpus_are_not_gone_on_with(
+    tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "index"
+    killed_before_scores(corpus, out, "--analysis", "words")
+    assert run(corpus, out) == 2
     error = capsys.readouterr().err
     assert f"unfinished build with encoder {WORDS.identity}" in error and "--restart" in error
-    assert run("--restart") == 0
-    assert index.manifest.read(tmp_path / "index")["encoder"] == LUCENE.identity
+    assert run(corpus, out, "--restart") == 0
+    assert index.manifest.read(out)["encoder"] == LUCENE.identity
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 
@@ -133,12 +137,6 @@ def test_a_restart_that_is_killed_leaves_nothing_of_the_other_corpus(
         tmp_path / "other.jsonl", [f"banana{row} {text}" for row, text in enumerate(texts)]
     )
     out = tmp_path / "index"
-
-    def run(passages: Path, *more: str) -> int:
-        return index.main(
-            ["--corpus", str(passages), "--encoder", "bm25", "--out", str(out), *more]
-        )
-
     remove = shutil.rmtree
 
     def mortal(path: Path, *more: Any, **options: Any) -> None:
@@ -146,44 +144,30 @@ def test_a_restart_that_is_killed_leaves_nothing_of_the_other_corpus(
             raise Killed
         remove(path, *more, **options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(postings, "fill", dying(0, postings.fill))
-        with pytest.raises(Killed):
-            run(corpus)
+    killed_before_scores(corpus, out)
     with monkeypatch.context() as patch:
         patch.setattr(unfinished.shutil, "rmtree", mortal)
         with pytest.raises(Killed):
-            run(other, "--restart")
+            run(other, out, "--restart")
     assert (tmp_path / "index.partial" / "split" / "shards.json").exists()
-    assert run(other) == 0
+    assert run(other, out) == 0
     lexical.build(other, len(texts), tmp_path / "undisturbed", LUCENE, progress=False)
-    made = {path.name: path.read_bytes() for path in (out / "bm25").iterdir()}
-    assert made == files(tmp_path / "undisturbed")
+    assert files(out / "bm25") == files(tmp_path / "undisturbed")
 
 
 @pytest.mark.parametrize("name", [postings.WORDS, postings.VOCABULARY, postings.PASSAGES])
 def test_a_shard_that_lost_its_end_is_found(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    corpus: Path,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
+    tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    def run(*more: str) -> int:
-        out = str(tmp_path / "index")
-        return index.main(["--corpus", str(corpus), "--encoder", "bm25", "--out", out, *more])
-
-    with monkeypatch.context() as patch:
-        patch.setattr(postings, "fill", dying(0, postings.fill))
-        with pytest.raises(Killed):
-            run()
+    out = tmp_path / "index"
+    killed_before_scores(corpus, out)
     damaged = tmp_path / "index.partial" / "split" / name
     with damaged.open("r+b") as file:
         file.truncate(damaged.stat().st_size // 2)
-    assert run() == 2
+    assert run(corpus, out) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert str(damaged) in error and "shards.json says" in error and "--restart drops it" in error
-    assert run("--restart") == 0
+    assert run(corpus, out, "--restart") == 0
 
 
 def test_what_is_mapped_has_its_room_on_the_disk(tmp_path: Path) -> None:
