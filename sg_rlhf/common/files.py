@@ -6,6 +6,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNREAD = (errno.EPIPE, errno.EIO)
 #: What libraries that are not written in Python make of the same.
 #: The last is numpy's, which gives no number of the error.
-_FULL_TEXTS = ("No space left on device", "Disk quota exceeded", " requested and ")
+_FULL_TEXTS = re.compile(
+    r"No space left on device|Disk quota exceeded|\d+ requested and \d+ written"
+)
 #: Written to see whether there is room at all.
 _PROBE_BYTES = 2**20
 
@@ -177,7 +180,7 @@ def is_full_disk(error: BaseException) -> bool:
     """Whether an error says that a disk is full, or a user's share of it."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _FULL
-    return any(text in str(error) for text in _FULL_TEXTS)
+    return _FULL_TEXTS.search(str(error)) is not None
 
 
 def _has_room(folder: Path) -> bool:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -64,6 +65,14 @@ def test_what_torch_says_of_a_full_disk(disk: Path) -> None:
     fill(disk, leave=2**17)
     with pytest.raises(OSError, match="No space left on device") as raised, naming(path):
         torch.save(torch.zeros(2**18), path)
+    assert raised.value.filename == str(path)
+
+
+def test_what_numpy_says_of_a_full_disk(disk: Path) -> None:
+    path = disk / "offsets.npy"
+    fill(disk, leave=2**17)
+    with pytest.raises(OSError, match="No space left on device") as raised, naming(path):
+        np.save(path, np.zeros(2**18))
     assert raised.value.filename == str(path)
 
 
