@@ -174,9 +174,7 @@ def _trained(spec: Spec, vectors: VectorFile, workers: Workers, out: Path, progr
         index.quantizer.train(centres)
         index.quantizer.add(centres)
         if index.train_encoder_num_vectors():
-            # A few lists learn from few vectors, and codes need as many as they have values.
-            few = sample.rows < min(index.train_encoder_num_vectors(), CODES_SAMPLE)
-            _train_codes(index, vectors if few else sample, centres, out.parent)
+            _train_codes(index, vectors, sample, centres, out.parent)
     index.is_trained = True
     return index
 
@@ -196,13 +194,19 @@ def _sample(spec: Spec, vectors: VectorFile, path: Path) -> VectorFile:
     return VectorFile(path, spec.vectors, spec.sample_rows, spec.dimension)
 
 
-def _train_codes(index: Any, vectors: VectorFile, centres_LD: np.ndarray, folder: Path) -> None:
+def _train_codes(
+    index: Any, vectors: VectorFile, sample: VectorFile, centres_LD: np.ndarray, folder: Path
+) -> None:
     """What the numbers of a code mean, from what lists' centres leave of some vectors.
+
+    Of the sample, but a few lists learn from few, and codes need as many as they have values.
 
     The parts of a product quantizer learn one by one from their columns alone, so these vectors
     are written to a file by columns, and only those of some parts are in memory.
     """
-    rows = vectors.draw(min(index.train_encoder_num_vectors(), CODES_SAMPLE))
+    count = min(index.train_encoder_num_vectors(), CODES_SAMPLE)
+    learnt_from = sample if sample.rows >= count else vectors
+    rows = learnt_from.draw(count)
     product_quantized = isinstance(index, faiss.IndexIVFPQ)
     part = index.pq.dsub if product_quantized else index.d
     width = part * max(1, CODES_BYTES // (4 * len(rows) * part))
@@ -211,7 +215,7 @@ def _train_codes(index: Any, vectors: VectorFile, centres_LD: np.ndarray, folder
     with naming(folder), TemporaryFile(dir=folder) as file:
         for start in range(0, len(rows), SLICE):
             some = slice(start, start + SLICE)
-            block = vectors.take(rows[some])
+            block = learnt_from.take(rows[some])
             lists[some] = kmeans.nearest(torch.from_numpy(block), near, product)
             if index.by_residual:
                 block -= centres_LD[lists[some]]

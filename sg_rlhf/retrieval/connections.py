@@ -157,7 +157,7 @@ class Http(HttpToolsProtocol):
         transport.set_write_buffer_limits(high=0)
         self._go_on = go_on
         self.flow = _Flow(transport, go_on)
-        self._reading = self.loop.call_later(self._seconds, self.transport.abort)
+        self._limit_reading()
 
     @property
     def takes_more(self) -> bool:
@@ -213,8 +213,8 @@ class Http(HttpToolsProtocol):
         super().on_response_complete()
         # Part of the next request's head may be there already, and nothing comes after it.
         begun = self._in_message and not self._in_body and not self.pipeline
-        if begun and self._reading is None and not self.transport.is_closing():
-            self._reading = self.loop.call_later(self._seconds, self.transport.abort)
+        if begun and not self.transport.is_closing():
+            self._limit_reading()
         self._go_on()
 
     def data_received(self, data: bytes) -> None:
@@ -234,8 +234,12 @@ class Http(HttpToolsProtocol):
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
-        elif self._reading is None:
+        else:
             # Part of a head came, or of a body that is refused already.
+            self._limit_reading()
+
+    def _limit_reading(self) -> None:
+        if self._reading is None:
             self._reading = self.loop.call_later(self._seconds, self.transport.abort)
 
     def pause_writing(self) -> None:

@@ -166,12 +166,12 @@ def _work(
         for number, tokens in chunks:
             first = _rows(task, number).start
             vectors = encoder.forward(tokens.result(), task.batch_size)
-            check_finite(vectors, first, task)
+            _check_finite(vectors, first, task)
             file.write(first, vectors)
             yield number
 
 
-def check_finite(vectors_ND: np.ndarray, first: int, task: Task) -> None:
+def _check_finite(vectors_ND: np.ndarray, first: int, task: Task) -> None:
     """Refuse what is not a number, which no search finds and lists cannot learn from.
 
     Raises:
