@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -63,9 +65,12 @@ def command(run_dir: Path, data: Data, *overrides: str) -> list[str]:
 
 def run_ranks(script: str, ranks: int, *arguments: str) -> list[str]:
     """Run a file of this folder as gloo ranks of one job; their standard outputs."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    # Below those that the system gives to whoever connects: one of these may be taken until it is
+    # listened at.
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            break
     processes = [
         subprocess.Popen(
             [sys.executable, str(Path(__file__).parent / script), *arguments],
