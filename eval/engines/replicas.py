@@ -39,6 +39,37 @@ class _Worker:
                 return done
 
 
+class Shares:
+    """The queue before several engines, and how many requests each of them may hold.
+
+    Attributes:
+        held: open requests of each engine.
+    """
+
+    def __init__(self, engines: int) -> None:
+        self.held = [0] * engines
+        self._queue: deque[Request] = deque()
+        self._limit = 0
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Queue requests. What an engine may hold is a share of all that are open."""
+        self._queue.extend(requests)
+        is_open = len(self._queue) + sum(self.held)
+        self._limit = min(HELD, math.ceil(DEALT * is_open / len(self.held)))
+
+    def take(self, engine: int) -> list[Request]:
+        """Give an engine what it may still hold, often nothing."""
+        # Dialogues add a few requests at a time, and the share falls as they end: an engine may
+        # hold more than its share by then.
+        count = max(0, min(len(self._queue), self._limit - self.held[engine]))
+        self.held[engine] += count
+        return [self._queue.popleft() for _ in range(count)]
+
+    def finished(self, engine: int, count: int) -> None:
+        """Note that an engine has answered so many."""
+        self.held[engine] -= count
+
+
 class Replicas:
     """Engines behind one queue: whoever has room takes the next requests.
 
@@ -93,15 +124,13 @@ class Replicas:
         except EvalError:
             self.close()
             raise
-        self._queue: deque[Request] = deque()
-        self._room = 0
-        self._held = dict.fromkeys(range(options.replicas), 0)
+        self._shares = Shares(options.replicas)
+        #: Calls under way, and whose they are.
         self._running: dict[Any, int] = {}
 
     def add(self, requests: Sequence[Request]) -> None:
-        self._queue.extend(requests)
-        self._room = min(HELD, math.ceil(DEALT * len(self._queue) / len(self._actors)))
-        for worker in self._held:
+        self._shares.add(requests)
+        for worker in range(len(self._actors)):
             if worker not in self._running.values():
                 self._feed(worker)
 
@@ -112,7 +141,7 @@ class Replicas:
             done: list[Completion] = self._ray.get(ready[0])
         except self._ray.exceptions.RayError as error:
             raise EvalError(f"a replica died: {one_line(error)}") from error
-        self._held[worker] -= len(done)
+        self._shares.finished(worker, len(done))
         self._feed(worker)
         return done
 
@@ -120,10 +149,9 @@ class Replicas:
         self._ray.shutdown()
 
     def _feed(self, worker: int) -> None:
-        count = min(len(self._queue), self._room - self._held[worker])
-        requests = [self._queue.popleft() for _ in range(count)]
-        self._held[worker] += count
-        if self._held[worker]:
+        requests = self._shares.take(worker)
+        # An engine without an open request never has a response ready.
+        if self._shares.held[worker]:
             self._running[self._actors[worker].work.remote(requests)] = worker
 
     def _check(self, gpus: int) -> None:

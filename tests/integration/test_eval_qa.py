@@ -221,6 +221,14 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
     assert followed >= len(searchers)
 
 
+def test_replicas_hold_the_same_dialogues(world: World, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "replicas"
+    run(world, out, "--engine", "hf", "--replicas", "2")
+    assert {i: stable(row) for i, row in rows(out).items()} == {
+        i: stable(row) for i, row in rows(whole).items()
+    }
+
+
 def test_a_killed_run_leaves_no_server_and_resumes(
     world: World, whole: Path, tmp_path: Path
 ) -> None:
