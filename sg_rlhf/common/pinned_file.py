@@ -62,17 +62,25 @@ def git_blob_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def download(origin: Origin, folder: Path, name: str) -> Path:
+def download(origin: Origin, folder: Path, name: str, by_hand: str | None = None) -> Path:
     """Get a pinned file into `folder` under `name`, checked against its checksum.
+
+    Args:
+        by_hand: as `download_url`'s.
 
     Raises:
         DataError: no connection, or another file came; `folder` stays as it was.
     """
-    return download_url(origin.url, folder / name, origin.check)
+    return download_url(origin.url, folder / name, origin.check, by_hand)
 
 
-def download_url(url: str, path: Path, check: Callable[[Path], None]) -> Path:
+def download_url(
+    url: str, path: Path, check: Callable[[Path], None], by_hand: str | None = None
+) -> Path:
     """Get `url` into `path`, which appears only when `check` accepts the whole file.
+
+    Args:
+        by_hand: what to do with a file that the user got by hand; None: save it as `path`.
 
     Raises:
         DataError: no connection, an HTTP error, or what `check` raises.
@@ -97,7 +105,8 @@ def download_url(url: str, path: Path, check: Callable[[Path], None]) -> Path:
                         bar.update(len(chunk))
         except (OSError, HTTPException) as error:
             raise DataError(
-                f"{url}: cannot download: {error}; get the file by hand and give its path instead"
+                f"{url}: cannot download: {error}; get the file by hand and "
+                f"{by_hand or f'save it as {path}'}"
             ) from None
         check(part)
         os.replace(part, path)

@@ -104,14 +104,22 @@ def sample_seed(seed: int, benchmark: str, question: str, sample: int) -> int:
 
 
 def cache_folder() -> Path:
-    """Where downloaded files stay.
+    """Where downloaded files stay."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sg_rlhf" / "eval"
+
+
+def check_online(path: Path, option: str = "--data-dir") -> None:
+    """Called before a file is downloaded for an evaluation.
+
+    Args:
+        option: names a folder that the file can be put into instead.
 
     Raises:
-        EvalError: `HF_HUB_OFFLINE` forbids downloads.
+        EvalError: `HF_HUB_OFFLINE` forbids it.
     """
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}:
         raise EvalError(
-            "HF_HUB_OFFLINE is set, so nothing is downloaded; give --data-dir with the files "
-            "(docs/evaluation.md says which)"
+            f"{path}: no such file, and HF_HUB_OFFLINE is set, so that it is not downloaded; give "
+            f"{option} with the files (docs/evaluation.md says which), or run the command once "
+            "where there is a network"
         )
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sg_rlhf" / "eval"

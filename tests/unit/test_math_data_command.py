@@ -346,11 +346,18 @@ def test_missing_evaluation_sets_are_downloaded(tmp_path, server, eval_dir, monk
 
 def test_a_refused_connection_is_one_line(tmp_path, server):
     _, address = server
-    with pytest.raises(DataError, match="cannot download: .*get the file by hand"):
+    saved = f"cannot download: .*; get the file by hand and save it as {tmp_path / 'x'}$"
+    with pytest.raises(DataError, match=saved):
         download_url("http://127.0.0.1:1/x", tmp_path / "x", lambda path: None)
     with pytest.raises(DataError, match="HTTP Error 404"):
         download_url(f"{address}/x", tmp_path / "x", lambda path: None)
     assert [p.name for p in tmp_path.iterdir()] == ["served"]
+
+
+def test_a_published_set_that_cannot_be_downloaded_names_the_option(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Origin, "url", "http://127.0.0.1:1/x")
+    line = refused(capsys, "--out", tmp_path / "out", "--source", "dsr_uniform")
+    assert line.rstrip().endswith("get the file by hand and give it as --source FILE")
 
 
 def in_a_process(*args, **environment):

@@ -19,7 +19,7 @@ from sg_rlhf.tasks.kk.data import read_parquet, repeats
 from sg_rlhf.tasks.kk.paper import SIZES, TRAINED_SIZES, beside_the_paper
 from sg_rlhf.tasks.kk.prompt import build_chat_prompt, build_prompt
 from sg_rlhf.tasks.kk.puzzle import Puzzle, generate
-from sg_rlhf.tasks.questions import EvalError, Question, Source, cache_folder
+from sg_rlhf.tasks.questions import EvalError, Question, Source, cache_folder, check_online
 from sg_rlhf.tasks.suite import Benchmark, ExtraTable, Prepared, Results, Sampling, Suite
 
 PER_SIZE = 100
@@ -179,6 +179,7 @@ def _reference_puzzles(folder: Path | None) -> dict[int, list[Puzzle]]:
     if folder is None:
         folder = cache_folder()
         if not (folder / FILE).is_file():
+            check_online(folder / FILE)
             download(TEST, folder, FILE)
     candidates = [folder / FILE, folder / Path(TEST.path).name]
     path = next((path for path in candidates if path.is_file()), None)

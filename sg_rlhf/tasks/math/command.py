@@ -207,7 +207,9 @@ def _source(args: argparse.Namespace) -> Source:
 def _pinned(name: str, origin: Origin) -> Source:
     def read() -> tuple[list[MathRow], list[MathRow]]:
         with tempfile.TemporaryDirectory() as folder:
-            path = download(origin, Path(folder), Path(origin.path).name)
+            path = download(
+                origin, Path(folder), Path(origin.path).name, by_hand="give it as --source FILE"
+            )
             # DSR's file names its rows' source itself.
             return _read(path, None if name == "dsr_uniform" else name), []
 

@@ -68,18 +68,23 @@ class Competitions:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=folder) as parts:
             made = Path(parts, name)
-            rows = [row for number in range(len(self.folders)) for row in self._rows(number, parts)]
+            by_hand = f"save {name}, made where there is a network, in {folder}"
+            rows = [
+                row
+                for number in range(len(self.folders))
+                for row in self._rows(number, parts, by_hand)
+            ]
             made.write_text("".join(rows), encoding="utf-8", newline="\n")
             self.check(made)
             os.replace(made, folder / name)
         return folder / name
 
-    def _rows(self, number: int, parts: str) -> Iterator[str]:
+    def _rows(self, number: int, parts: str, by_hand: str) -> Iterator[str]:
         source = self.folders[number]
 
         def get(file: str) -> str:
             target = Path(parts, str(number), file)
-            download_url(self.url_of(f"{source}/{file}"), target, lambda path: None)
+            download_url(self.url_of(f"{source}/{file}"), target, lambda path: None, by_hand)
             return target.read_text(encoding="utf-8")
 
         answers = list(csv.DictReader(get("answers.csv").splitlines()))

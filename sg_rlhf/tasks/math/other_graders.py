@@ -39,7 +39,7 @@ from pebble import ProcessPool
 from sg_rlhf.common.pinned_file import Origin, download
 from sg_rlhf.tasks.math import confinement
 from sg_rlhf.tasks.math.extraction import last_box
-from sg_rlhf.tasks.questions import cache_folder
+from sg_rlhf.tasks.questions import cache_folder, check_online
 
 #: Processor seconds for one response and all its golds; math-verify's own limit is 5 s.
 LIMIT_S = 5.0
@@ -194,6 +194,7 @@ def _find(origin: Origin, folder: Path | None) -> Path:
     if not path.is_file():
         if folder is not None:
             raise ValueError(f"{path}: no such file")
+        check_online(path, "--grader-sources")
         download(origin, path.parent, path.name)
     origin.check(path)
     return path

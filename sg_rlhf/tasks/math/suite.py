@@ -20,11 +20,12 @@ from sg_rlhf.tasks.math.published import (
     all_eval_sets,
     download_eval_set,
     find_eval_file,
+    is_there,
     read_eval_set,
 )
 from sg_rlhf.tasks.other_verdicts import OURS
 from sg_rlhf.tasks.overlap import NGRAM, Problem
-from sg_rlhf.tasks.questions import EvalError, Question, Source, cache_folder
+from sg_rlhf.tasks.questions import EvalError, Question, Source, cache_folder, check_online
 from sg_rlhf.tasks.suite import (
     Benchmark,
     ExtraTable,
@@ -51,7 +52,9 @@ def questions(name: str, folder: Path | None) -> tuple[list[Question], list[Sour
     eval_set = all_eval_sets()[name]
     if folder is None:
         folder = cache_folder()
-        download_eval_set(eval_set, folder)
+        if not is_there(eval_set, folder):
+            check_online(folder / eval_set.file)
+            download_eval_set(eval_set, folder)
     rows = read_eval_set(name, folder)
     path = find_eval_file(eval_set, folder)
     found = [

@@ -147,9 +147,14 @@ def test_a_file_is_downloaded_once(run, rule, serve, tmp_path, monkeypatch, caps
     address = serve(Raw)
     monkeypatch.setattr(Origin, "url", property(lambda self: f"{address}/{self.path}"))
     monkeypatch.setattr(other_graders, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert run("--grader", "hendrycks")[0] == 2
+    assert "HF_HUB_OFFLINE is set" in capsys.readouterr().err
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     status, out = run("--grader", "hendrycks")
     assert status == 0, capsys.readouterr()
     check(out)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert run("--grader", "hendrycks", "--resume")[0] == 0
     assert asked == [f"/{rule.path}"]
     kept = tmp_path / "cache" / "graders" / rule.repository / rule.path

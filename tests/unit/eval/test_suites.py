@@ -137,6 +137,20 @@ def test_offline_without_files_says_what_to_do(name, monkeypatch, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "file"), [("aime", "aime_eval.parquet"), ("official", "test_3to7ppl.parquet")]
+)
+def test_offline_a_file_in_the_cache_is_used(name, file, monkeypatch, tmp_path):
+    """Its contents are checked, as they are without a network."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cached = tmp_path / "sg_rlhf" / "eval" / file
+    cached.parent.mkdir(parents=True)
+    cached.write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=f"{cached}: SHA-256 .*, expected "):
+        BENCHMARKS[name].load(None)
+
+
 def test_a_limit_takes_from_every_group():
     questions = [Question(f"{g}{i}", "p", "g", g) for g in "abc" for i in range(4)]
     kept = limited(questions, 7)
