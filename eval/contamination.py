@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from eval import trained
 from eval.model import Model
 from sg_rlhf.common.dataset_folder import sha256_of
 from sg_rlhf.tasks.contamination import Family, family_of
 from sg_rlhf.tasks.overlap import Problem, SetOverlap, find_overlap
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Benchmark, Loaded, Suite
-
-CONFIG = "config.yaml"
 
 
 @dataclass(frozen=True)
@@ -76,24 +75,17 @@ class Seen:
 
 def run_of(model: Model) -> TrainedRun | None:
     """The run whose checkpoint a folder is; None for any other model."""
-    import yaml
-
     folder = Path(model.location)
     if model.revision is not None or not folder.is_dir():
         return None
-    for checkpoints in folder.parents:
-        config = checkpoints.parent / CONFIG
-        if checkpoints.name != "checkpoints" or not config.is_file():
-            continue
-        try:
-            settings = yaml.safe_load(config.read_text())
-            base = str(settings["actor"]["model_name_or_path"])
-            data = str(settings["data"]["prompt_dataset"] or "")
-        except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
-            return None
-        parts = (part.strip() for part in data.split(","))
-        return TrainedRun(config, base, tuple(part for part in parts if part))
-    return None
+    run_dir = trained.run_of(folder)
+    settings = {} if run_dir is None else trained.settings_of(run_dir)
+    base = trained.setting(settings, "actor.model_name_or_path")
+    if run_dir is None or base is None:
+        return None
+    data = str(trained.setting(settings, "data.prompt_dataset") or "")
+    parts = (part.strip() for part in data.split(","))
+    return TrainedRun(run_dir / trained.CONFIG, str(base), tuple(filter(None, parts)))
 
 
 def look(

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common import model_folder
+from sg_rlhf.common import model_folder, modules
 from sg_rlhf.common.dataset_folder import sha256_of
 from sg_rlhf.tasks.questions import EvalError, one_line
 
@@ -46,12 +46,15 @@ class Model:
 
 
 def find_model(name: str, revision: str | None) -> Model:
-    """Look a model up: a folder with a `config.json`, or an id on the Hugging Face hub.
+    """Look a model up: a folder with a `config.json`, `module:NAME`, or an id on the hub.
 
     Raises:
         EvalError: no such folder, no weights in it, or the hub does not answer or know it.
     """
-    folder = Path(name)
+    try:
+        folder = Path(modules.place_of(name))
+    except ModuleNotFoundError:
+        raise EvalError(f"--model {name}: no such module is installed") from None
     if folder.is_dir():
         if revision is not None:
             raise EvalError(f"--revision {revision}: {name} is a folder, which has no revisions")

@@ -1,4 +1,4 @@
-"""Evaluate a model: ``python -m eval.run --suite {math,kk,qa} --model M --out DIR``.
+"""Evaluate a model: ``python -m eval.run --suite {math,kk,qa} [--model M] [--out DIR]``.
 
 Writes `results.json`, `samples.jsonl` and `table.md` into DIR. Killed at any moment, the same
 command with --resume goes on where it stopped. ``--compare A B`` compares two such folders.
@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,8 @@ from typing import Any
 
 from rich.console import Console
 
-from eval import contamination, dialogues, drive, listing, plan, results, suites, tables
-from eval.engines.base import DTYPES, ENGINES, Engine, EngineOptions
+from eval import contamination, dialogues, drive, listing, plan, results, suites, tables, trained
+from eval.engines.base import DTYPES, ENGINES, Engine, EngineName, EngineOptions
 from eval.engines.start import set_environment, start
 from eval.model import (
     Model,
@@ -30,11 +31,11 @@ from eval.model import (
     served_model,
 )
 from eval.sampling import sampled
-from eval.store import RESULTS, TABLE, Key, Row, Store
+from eval.store import RESULTS, TABLE, Key, Row, Store, model_of
 from sg_rlhf.common.command_line import OneLineParser, count, counts, not_negative
 from sg_rlhf.common.files import lossy_output
 from sg_rlhf.common.redaction import redacted_text
-from sg_rlhf.tasks import chat
+from sg_rlhf.tasks import chat, registry
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Benchmark, Host, Prepared, Suite, Tokenize
 
@@ -42,7 +43,9 @@ EXAMPLES = """\
 examples:
   what there is
     python -m eval.run --list
-  a trained checkpoint on Knights & Knaves, all harnesses
+  the newest finished run on Knights & Knaves, all harnesses
+    python -m eval.run --suite kk
+  another checkpoint, and a folder for its results
     python -m eval.run --suite kk --model runs/kk/checkpoints/final --out out/kk
   the sampled mathematics sets alone, on 8 GPUs with one engine each
     python -m eval.run --suite math --only aime,amc --model M --out out/math --replicas 8
@@ -98,8 +101,12 @@ def parse_arguments(argv: Sequence[str]) -> CommandLine:
     add = parser.add_argument
     names = ", ".join(known)
     add("--suite", metavar="NAME", help=f"what to evaluate on: {names}, or package.module:DOMAIN")
-    add("--model", metavar="M", help="a Hugging Face folder or hub id; a server's name for it")
-    add("--out", metavar="DIR", type=Path, help="folder for the results")
+    add(
+        "--model", metavar="M",
+        help="a Hugging Face folder, hub id or module:NAME, or a server's name for it; [the newest "
+        "finished run of the suite's domain in runs/]",
+    )  # fmt: skip
+    add("--out", metavar="DIR", type=Path, help="folder for the results [out/SUITE_DATE_TIME]")
     add("--only", metavar="A,B", default="", help="some benchmarks or harnesses of the suite")
     add("--engine", choices=ENGINES, default="vllm", help="[vllm], openai (a server), or hf")
     add("--base-url", metavar="U", help="of the server, such as http://localhost:8000/v1")
@@ -117,7 +124,13 @@ def parse_arguments(argv: Sequence[str]) -> CommandLine:
     add("--replicas", metavar="N", type=count, default=1, help="engines, as Ray actors [1]")
     add("--revision", metavar="R", help="of a model on the hub [main]")
     add("--dtype", choices=DTYPES, default="auto", help="[auto]: the model's, float32 on a CPU")
-    add("--concurrency", metavar="N", type=count, default=128, help="of a server's requests")
+    add(
+        "--concurrency",
+        metavar="N",
+        type=count,
+        default=128,
+        help="requests that a server gets at once [128]",
+    )
     add("--list", action="store_true", help="print suites, sizes, settings and licences")
     add(
         "--compare", metavar=("A", "B"), type=Path, nargs=2,
@@ -136,10 +149,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0; 2 for bad input; 1 when the run stopped; 130 when interrupted."""
     # Tables are cut to 80 columns where no terminal says how wide it is.
     console = Console(width=None if sys.stdout.isatty() else 120)
-    out = None
+    line = None
     try:
         line = parse_arguments(sys.argv[1:] if argv is None else argv)
-        out = line.args.out
         if line.args.list:
             listing.show(line.suites, console)
             return 0
@@ -152,7 +164,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {redacted_text(' '.join(str(error).split()))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"interrupted; go on with --resume --out {out}", file=sys.stderr)
+        out = None if line is None else line.args.out
+        resume = f"; go on with --resume --out {out}" if out is not None else ""
+        print(f"interrupted{resume}", file=sys.stderr)
         return 130
 
 
@@ -196,6 +210,16 @@ def names_in(only: str) -> list[str]:
     return names
 
 
+#: Engines that an option says something to, where not all of them do.
+_ENGINES_OF: Mapping[str, Sequence[EngineName]] = {
+    "base_url": ("openai",),
+    "concurrency": ("openai",),
+    "tensor_parallel": ("vllm",),
+    "revision": ("vllm", "hf"),
+    "dtype": ("vllm", "hf"),
+}
+
+
 def check(line: CommandLine) -> tuple[Suite, tuple[Benchmark, ...]]:
     """What can be wrong in the command line alone.
 
@@ -206,9 +230,8 @@ def check(line: CommandLine) -> tuple[Suite, tuple[Benchmark, ...]]:
         EvalError: one line for the user.
     """
     args = line.args
-    for name in ("suite", "model", "out"):
-        if getattr(args, name) is None:
-            raise EvalError(f"--{name} is missing; python -m eval.run --help shows examples")
+    if args.suite is None:
+        raise EvalError("--suite is missing; python -m eval.run --help shows examples")
     suite = line.suites.get(args.suite)
     if suite is None:
         raise EvalError(
@@ -217,10 +240,12 @@ def check(line: CommandLine) -> tuple[Suite, tuple[Benchmark, ...]]:
         )
     if args.engine == "openai" and args.base_url is None:
         raise EvalError("--engine openai needs --base-url, such as http://localhost:8000/v1")
-    if args.engine != "openai" and args.base_url is not None:
-        raise EvalError(f"--base-url {args.base_url}: only with --engine openai")
-    if args.engine != "vllm" and args.tensor_parallel > 1:
-        raise EvalError(f"--tensor-parallel {args.tensor_parallel}: only with --engine vllm")
+    for option in line.common_options:
+        engines = _ENGINES_OF.get(option.dest, ENGINES)
+        value = getattr(args, option.dest)
+        if args.engine not in engines and value != option.default:
+            name = option.option_strings[0]
+            raise EvalError(f"{name} {value}: only with --engine {' or '.join(engines)}")
     if args.engine == "openai" and args.replicas > 1:
         raise EvalError("--replicas: a server is one engine; start more behind its own router")
     if args.data_dir is not None and not args.data_dir.is_dir():
@@ -233,7 +258,61 @@ def check(line: CommandLine) -> tuple[Suite, tuple[Benchmark, ...]]:
             if name != args.suite and getattr(args, option.dest) != option.default:
                 raise EvalError(f"{option.option_strings[0]}: only with --suite {name}")
     suite.check(args)
-    return suite, sampled(suite.select(names_in(args.only)), args.samples, args.k)
+    benchmarks = sampled(suite.select(names_in(args.only)), args.samples, args.k)
+    complete(args, suite, benchmarks)
+    return suite, benchmarks
+
+
+#: Folder of the results for which no other is named.
+OUT = Path("out")
+
+
+def complete(args: argparse.Namespace, suite: Suite, benchmarks: Sequence[Benchmark]) -> None:
+    """Set what was not given: the model, the folder of the results, what the suite looks for.
+
+    Raises:
+        EvalError: something is missing and is not where it is looked for; names all that is.
+    """
+    if args.resume and args.out is None:
+        raise EvalError("--resume needs --out DIR, the folder of the run that is to go on")
+    said = {}
+    missing = []
+    if args.model is None and args.resume:
+        args.model = said["model"] = model_of(args.out)
+    if args.model is None and args.engine == "openai":
+        missing.append("--model, the server's name of it")
+    elif args.model is None:
+        domain = suites.domain_of(suite)
+        newest = trained.newest(domain) if domain else None
+        if newest is not None:
+            args.model = str(newest)
+            said["model"] = f"{newest}, the newest finished run of {domain} under {trained.RUNS}/"
+        else:
+            missing.append(_no_model(domain))
+    run_dir = None if args.model is None else trained.run_of(Path(args.model))
+    args.run_settings = {} if run_dir is None else trained.settings_of(run_dir)
+    missing += suite.missing(benchmarks, args)
+    if missing:
+        numbered = (
+            missing if len(missing) == 1 else [f"({n}) {m}" for n, m in enumerate(missing, 1)]
+        )
+        raise EvalError(f"--suite {suite.name}: missing: {'; '.join(numbered)}")
+    if args.out is None:
+        args.out = said["out"] = OUT / f"{suite.name}_{time.strftime('%Y-%m-%d_%H%M%S')}"
+    if said:
+        print("; ".join(f"--{name} {value}" for name, value in said.items()), flush=True)
+
+
+def _no_model(domain: str | None) -> str:
+    if domain is None:
+        return "--model"
+    command = "python -m sg_rlhf.train --config RECIPE"
+    if domain in registry.DOMAINS:
+        command = f"bash examples/scripts/train_grpo_sg_{domain}.sh"
+    return (
+        f"a model: no finished run of {domain} under {trained.RUNS}/; train one first "
+        f"(`{command}`), or give --model M"
+    )
 
 
 def evaluate(
@@ -251,7 +330,8 @@ def evaluate(
             try:
                 suite.run(prepared, Answers(run, engine, store, args.replicas))
             except (EvalError, OSError) as error:
-                print(f"error: {redacted_text(str(error))}; go on with --resume", file=sys.stderr)
+                problem = redacted_text(str(error))
+                print(f"error: {problem}; go on with --resume --out {args.out}", file=sys.stderr)
                 return 1
         rows = list(store.begin(run.request).values())
         asked = [loaded.benchmark for loaded in prepared.loaded]

@@ -6,6 +6,7 @@ short is removed when the run goes on, and what was asked for must be the same a
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -14,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 from sg_rlhf.tasks.questions import EvalError
 
@@ -48,7 +49,8 @@ class Store:
         self.out = out
         if out.exists() and not out.is_dir():
             raise EvalError(f"--out {out}: is a file, expected a folder")
-        self._made = not out.exists()
+        #: Folders that are made for this run, the innermost first.
+        self._made = [folder for folder in (out, *out.parents) if not folder.exists()]
         others = self._contents()
         if others and not resume:
             raise EvalError(
@@ -58,13 +60,10 @@ class Store:
         if others and not (out / REQUEST).is_file():
             raise EvalError(f"--out {out}: holds {others[0]} but no {REQUEST}: not a run")
         out.mkdir(parents=True, exist_ok=True)
-        self._lock = (out / LOCK).open("w")
-        try:
-            # A lock of the process: it ends with it however it dies, and children do not have it.
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise EvalError(f"--out {out}: another evaluation is writing there") from None
+        lock = _locked(out / LOCK)
+        if lock is None:
+            raise EvalError(f"--out {out}: another evaluation is writing there")
+        self._lock = lock
 
     def __enter__(self) -> Store:
         return self
@@ -76,8 +75,10 @@ class Store:
         trace: TracebackType | None,
     ) -> None:
         (self.out / LOCK).unlink(missing_ok=True)
-        if self._made and not self._contents():
-            self.out.rmdir()
+        # A run that did not begin leaves no folder. One that has something in it stays.
+        with contextlib.suppress(OSError):
+            for folder in self._made:
+                folder.rmdir()
         self._lock.close()
 
     def begin(self, request: Mapping[str, Any]) -> dict[Key, Row]:
@@ -160,6 +161,26 @@ class Store:
         return rows
 
 
+def _locked(path: Path) -> IO[str] | None:
+    """A lock file that this process holds; None where another does.
+
+    A lock of the process: it ends with it however it dies, and children do not have it.
+    """
+    while True:
+        file = path.open("w")
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            return None
+        # Its last owner may have deleted it since it was opened, and a third process may hold
+        # another file of that name.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        file.close()
+
+
 def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[Key, Row]]:
     """What a folder's run was asked for, when and with what it was begun, and its samples.
 
@@ -177,6 +198,16 @@ def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[Key, Ro
             rows = _whole_rows(path.read_bytes(), path)[0] if path.is_file() else {}
             return request, begun, rows
     raise EvalError(f"{folder / REQUEST}: expected the objects request and begun; damaged")
+
+
+def model_of(folder: Path) -> str | None:
+    """The `--model` of the run that a folder holds; None where there is none."""
+    if not (folder / REQUEST).is_file():
+        return None
+    try:
+        return str(_read_json(folder / REQUEST)["request"]["model"]["name"])
+    except (KeyError, TypeError):
+        return None
 
 
 def read_results(folder: Path) -> dict[str, Any]:

@@ -28,6 +28,14 @@ SUITES: dict[str, Suite] = {
 }
 
 
+def domain_of(suite: Suite) -> str | None:
+    """The name of the domain that a suite belongs to; None for a suite without one."""
+    for name, domain in registry.domains().items():
+        if domain.suite is not None and load(domain.suite) is suite:
+            return name
+    return None
+
+
 def available() -> dict[str, Suite]:
     """`SUITES`, and those of the domains that `SG_DOMAINS` names.
 

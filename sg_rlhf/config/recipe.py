@@ -9,7 +9,6 @@ recipe takes milliseconds and needs neither torch nor ray.
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from yaml import YAMLError
 from sg_rlhf.algo.objectives import Objective
 from sg_rlhf.algo.weightings import Weighting, weighting_class
 from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS, parameter_of
+from sg_rlhf.common import modules
 from sg_rlhf.common.redaction import HIDDEN, redacted, redacted_text
 from sg_rlhf.config import correction, ranges, sections
 from sg_rlhf.config.errors import ConfigError
@@ -47,8 +47,6 @@ from sg_rlhf.config.weighting import (
     built_weighting,
 )
 
-#: ``module:NAME`` means the file (or the folder) of that installed module, on any machine.
-MODULE_PREFIX = "module:"
 #: Characters of what a library says of a file.
 LONGEST = 300
 MODULE_KEYS = ("reward.remote_url", "train.agent_func_path", "actor.model_name_or_path")
@@ -150,17 +148,10 @@ def local_path(key: str, value: str) -> str:
     Raises:
         ConfigError: no such module is installed.
     """
-    if not value.startswith(MODULE_PREFIX):
-        return value
     try:
-        spec = importlib.util.find_spec(value.removeprefix(MODULE_PREFIX))
+        return modules.place_of(value)
     except ModuleNotFoundError:
-        spec = None
-    if spec is None:
-        raise ConfigError(f"{key}={value}: no such module is installed")
-    if spec.origin and not spec.origin.endswith("__init__.py"):
-        return spec.origin
-    return str(next(iter(spec.submodule_search_locations or [])))
+        raise ConfigError(f"{key}={value}: no such module is installed") from None
 
 
 def weighting_of(config: Config, *, allow_constant: bool | None = None) -> Weighting:

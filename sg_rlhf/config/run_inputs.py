@@ -21,7 +21,7 @@ from sg_rlhf.common.prompt_rows import SUFFIXES, Fields, Seen, checked, rows_of
 from sg_rlhf.common.redaction import redacted
 from sg_rlhf.common.rows import DataError, short
 from sg_rlhf.config.errors import ConfigError
-from sg_rlhf.config.recipe import MODULE_PREFIX, Config, local_path
+from sg_rlhf.config.recipe import Config, local_path
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.domain import Domain
 
@@ -274,13 +274,7 @@ def _fields(config: Config) -> Fields:
 
 def domains_of(config: Config) -> list[Domain]:
     """The domains whose grader reads a recipe's labels."""
-    given = str(config.value("reward.remote_url") or "")
-    module = given.removeprefix(MODULE_PREFIX) if given.startswith(MODULE_PREFIX) else ""
-    names = [
-        name
-        for name, place in registry.DOMAINS.items()
-        if module.startswith(f"{place.partition(':')[0].rpartition('.')[0]}.")
-    ]
+    names = registry.rewarded_by(str(config.value("reward.remote_url") or ""))
     if config.value("train.agent_func_path"):  # an environment's domain has a section
         names += config.sg.domains
     return [registry.find(name) for name in dict.fromkeys(names)]

@@ -28,7 +28,7 @@ def domains() -> dict[str, Domain]:
         ValueError: a place in `SG_DOMAINS` holds no domain, or one whose name is taken.
     """
     found = {name: _domain(place) for name, place in DOMAINS.items()}
-    for place in filter(None, map(str.strip, os.environ.get(VARIABLE, "").split(","))):
+    for place in _outside():
         try:
             domain = _domain(place)
         except ValueError as error:
@@ -56,6 +56,23 @@ def find(name: str) -> Domain:
             f"domain {name!r}: expected one of {', '.join(known)}, or package.module:NAME{hint}"
         )
     return known[name]
+
+
+def rewarded_by(reward: str) -> list[str]:
+    """The names of the domains whose reward a recipe names in `reward.remote_url`.
+
+    Args:
+        reward: `module:NAME` or a file; the domain's module is in the same folder.
+    """
+    dotted = f".{reward.removeprefix('module:').replace('/', '.')}"
+    places = {**DOMAINS, **{_domain(place).name: place for place in _outside()}}
+    folders = {name: place.partition(":")[0].rpartition(".")[0] for name, place in places.items()}
+    return [name for name, folder in folders.items() if folder and f".{folder}." in dotted]
+
+
+def _outside() -> list[str]:
+    """The places that `SG_DOMAINS` names."""
+    return [place for each in os.environ.get(VARIABLE, "").split(",") if (place := each.strip())]
 
 
 def _domain(place: str) -> Domain:

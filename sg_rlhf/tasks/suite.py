@@ -295,6 +295,25 @@ class Suite:
             EvalError: one line for the user.
         """
 
+    def missing(self, benchmarks: Sequence[Benchmark], args: argparse.Namespace) -> list[str]:
+        """What the run needs beside a model, and nobody gave: a phrase for each, with the remedy.
+
+        Called before anything is started. What is found where it is looked for by default is set
+        in `args`.
+
+        Args:
+            args: as they were given; `run_settings` is the `config.yaml` of the run that the model
+                is from, empty without one. Without a model (None) all is looked for; with one, what
+                `prepare` finds missing too may be left to it.
+        """
+        if args.model is not None:
+            return []
+        try:
+            load_questions(benchmarks, args.data_dir, args.limit, args.seed)
+        except EvalError as error:
+            return [f"questions: {error}"]
+        return []
+
     def prepare(
         self,
         benchmarks: Sequence[Benchmark],

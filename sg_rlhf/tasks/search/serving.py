@@ -84,7 +84,7 @@ async def probe(settings: SearchSettings) -> str:
     except RetrieverError as error:
         raise EvalError(
             f"{error}; start one with `python -m sg_rlhf.retrieval.server --index DIR`, "
-            "or give --index DIR, or --no-search"
+            "or give --index DIR, --retriever URL or --no-search"
         ) from None
     finally:
         await client.aclose()

@@ -51,6 +51,10 @@ _ALLOWED = (
 )  # fmt: skip
 
 
+#: Looked at for the files of questions, where no folder is given.
+DATA = Path("data/qa")
+
+
 @dataclass(frozen=True, kw_only=True)
 class SearchPrepared(Prepared):
     """How the questions of a run are answered, beside what they are."""
@@ -139,23 +143,46 @@ class SearchSuite(Suite):
                 "--engine openai: dialogues need the tokens that were sampled, which a completions "
                 "server does not give; expected vllm or hf"
             )
-        if args.data_dir is None:
-            raise EvalError(
-                "--suite qa needs --data-dir with FlashRAG's files (nq/test.jsonl and so on, "
-                "https://huggingface.co/datasets/RUC-NLPIR/FlashRAG_datasets)"
-            )
         given = {
             "--retriever": args.retriever is not None,
             "--index": args.index is not None,
             "--no-search": args.no_search,
         }
         engines = [option for option, value in given.items() if value]
-        if len(engines) != 1:
-            found = " and ".join(engines) or "none"
-            raise EvalError(f"--suite qa: one of --retriever, --index, --no-search; found {found}")
+        if len(engines) > 1:
+            raise EvalError(f"{' and '.join(engines)}: expected one of them")
         if args.index is not None and not args.index.is_dir():
             raise EvalError(f"--index {args.index}: no such folder")
         settings_of(args, serving.address(args.retriever) if args.retriever else None)
+
+    def missing(self, benchmarks: Sequence[Benchmark], args: argparse.Namespace) -> list[str]:
+        """Files of questions (default: `data/qa`) and a search engine (default: the run's)."""
+        found = []
+        if args.data_dir is None and DATA.is_dir():
+            print(f"--data-dir {DATA}, which is there")
+            args.data_dir = DATA
+        sets = [s for s in qa_sets.SETS if s.name in {b.name for b in benchmarks}]
+        if args.data_dir is None:
+            files = " ".join(f"{each.name}/{each.split}.jsonl" for each in sets)
+            found.append(
+                f"questions: no {DATA} here; get them with `hf download "
+                f"RUC-NLPIR/FlashRAG_datasets {files} --repo-type dataset --local-dir {DATA}`, or "
+                "give --data-dir DIR"
+            )
+        elif not any(qa_sets.find_file(each, args.data_dir) for each in sets):
+            names = ", ".join(each.name for each in sets)
+            found.append(f"questions: --data-dir {args.data_dir}: no file of {names} there")
+        if args.retriever is None and args.index is None and not args.no_search:
+            section = (args.run_settings.get("sg") or {}).get("search") or {}
+            url = section.get("url") or SearchSettings().url
+            try:
+                asyncio.run(serving.probe(settings_of(args, url).model_copy(update={"retries": 0})))
+            except EvalError as error:
+                found.append(f"a search engine: {error}")
+            else:
+                print(f"--retriever {url}, which answers")
+                args.retriever = url
+        return found
 
     def prepare(
         self,

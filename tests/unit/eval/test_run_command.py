@@ -34,12 +34,22 @@ def test_the_help_is_reachable_without_heavy_imports():
 
 MISTAKES = {
     "no suite": ([], "--suite is missing"),
-    "no model": (["--suite", "kk"], "--model is missing"),
-    "no out": (["--suite", "kk", "--model", "m"], "--out is missing"),
     "unknown benchmark": (["--only", "gsm8k"], "--only gsm8k: not in suite kk"),
     "server without address": (["--engine", "openai"], "--engine openai needs --base-url"),
     "address without server": (["--base-url", "http://x/v1"], "only with --engine openai"),
     "hf on several GPUs": (["--engine", "hf", "--tensor-parallel", "2"], "only with --engine vllm"),
+    "requests at once without a server": (
+        ["--concurrency", "4"],
+        "--concurrency 4: only with --eng",
+    ),
+    "a server's revision": (
+        ["--engine", "openai", "--base-url", "http://x/v1", "--revision", "r"],
+        "--revision r: only with --engine vllm or hf",
+    ),
+    "a server's dtype": (
+        ["--engine", "openai", "--base-url", "http://x/v1", "--dtype", "float32"],
+        "--dtype float32: only with --engine vllm or hf",
+    ),
     "no data folder": (["--data-dir", "nowhere"], "--data-dir nowhere: no such folder"),
     "empty data folder": (["--data-dir", "{empty}"], "test_3to7ppl.parquet: no such file"),
     "no model folder": (["--data-dir", "{puzzles}", "--model", "./nowhere"], "./nowhere: no such"),

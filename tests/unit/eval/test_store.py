@@ -1,5 +1,6 @@
 """The output folder: what a kill, a second process or another request may find there."""
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -113,7 +114,7 @@ def test_a_file_is_no_folder(tmp_path):
 def test_nothing_is_left_of_a_run_that_did_not_begin(tmp_path):
     with pytest.raises(EvalError, match="no"), Store(tmp_path / "a" / "out"):
         raise EvalError("no")
-    assert not (tmp_path / "a" / "out").exists()
+    assert not (tmp_path / "a").exists()
     (tmp_path / "there").mkdir()
     with Store(tmp_path / "there"):
         pass
@@ -129,6 +130,24 @@ def test_two_processes_cannot_write_into_one_folder(tmp_path):
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "another evaluation is writing there" in other.stderr
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_a_lock_file_that_its_owner_deletes_just_then_is_no_lock(tmp_path, monkeypatch):
+    out = begun(tmp_path / "out", [row("a")])
+    lock = fcntl.lockf
+
+    def last_owner_leaves(*arguments):
+        monkeypatch.setattr(fcntl, "lockf", lock)
+        (out / ".lock").unlink()
+        lock(*arguments)
+
+    monkeypatch.setattr(fcntl, "lockf", last_owner_leaves)
+    code = (
+        f"from eval.store import Store; from pathlib import Path; Store(Path({str(out)!r}), True)"
+    )
+    with Store(out, resume=True):
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "another evaluation is writing there" in other.stderr
 
 
 def test_differences_name_every_key():

@@ -1,0 +1,61 @@
+"""The training runs of a folder: what each trained on, and the newest model of a domain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sg_rlhf.common.final_checkpoint import final_checkpoint, final_checkpoint_complete
+from sg_rlhf.tasks import registry
+
+CONFIG = "config.yaml"
+#: Where training puts its runs, unless another place is asked for; a study's are a folder deeper.
+RUNS = Path("runs")
+_DEPTHS = ("*", "*/*", "*/*/*")
+
+
+def run_of(folder: Path) -> Path | None:
+    """The run directory whose checkpoint a folder is; None for any other folder."""
+    for checkpoints in folder.resolve().parents:
+        if checkpoints.name == "checkpoints" and (checkpoints.parent / CONFIG).is_file():
+            return checkpoints.parent
+    return None
+
+
+def settings_of(run_dir: Path) -> dict[str, Any]:
+    """A run's `config.yaml`; empty where it cannot be read."""
+    import yaml
+
+    try:
+        found = yaml.safe_load((run_dir / CONFIG).read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def setting(settings: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key; None where it is not set."""
+    found: Any = settings
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+def domains_of(settings: Mapping[str, Any]) -> list[str]:
+    """The domains that a run trained on, by its reward or its agent's section."""
+    names = registry.rewarded_by(str(setting(settings, "reward.remote_url") or ""))
+    if setting(settings, "train.agent_func_path"):
+        names += [name for name in registry.domains() if setting(settings, f"sg.{name}")]
+    return names
+
+
+def newest(domain: str, runs: Path = RUNS) -> Path | None:
+    """The final checkpoint that was saved last, of the finished runs of a domain."""
+    found = []
+    for config in (path for depth in _DEPTHS for path in runs.glob(f"{depth}/{CONFIG}")):
+        run_dir = config.parent
+        if final_checkpoint_complete(run_dir) and domain in domains_of(settings_of(run_dir)):
+            final = final_checkpoint(run_dir)
+            found.append(((final / "config.json").stat().st_mtime, final))
+    return max(found)[1] if found else None
