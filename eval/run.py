@@ -241,9 +241,9 @@ def check(line: CommandLine) -> tuple[Suite, tuple[Benchmark, ...]]:
     if args.engine == "openai" and args.base_url is None:
         raise EvalError("--engine openai needs --base-url, such as http://localhost:8000/v1")
     for option in line.common_options:
-        engines = _ENGINES_OF.get(option.dest, ENGINES)
-        value = getattr(args, option.dest)
-        if args.engine not in engines and value != option.default:
+        engines = _ENGINES_OF.get(option.dest)
+        value = getattr(args, option.dest, option.default)
+        if engines is not None and args.engine not in engines and value != option.default:
             name = option.option_strings[0]
             raise EvalError(f"{name} {value}: only with --engine {' or '.join(engines)}")
     if args.engine == "openai" and args.replicas > 1:
