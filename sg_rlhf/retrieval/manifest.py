@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from sg_rlhf.common.files import write_whole
 from sg_rlhf.retrieval import contents
 
 NAME = "manifest.json"
@@ -85,7 +86,7 @@ def write(folder: Path, manifest: dict[str, Any]) -> None:
     entry = {"made_by": MADE_BY, "format": FORMAT, **manifest}
     entry["manifest_sha256"] = _own_hash(entry)
     text = json.dumps(entry, indent=2, ensure_ascii=False) + "\n"
-    (folder / NAME).write_text(text, encoding="utf-8")
+    write_whole(folder / NAME, text, sync=True)
 
 
 def read(folder: Path) -> dict[str, Any]:
