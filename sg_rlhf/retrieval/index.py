@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from sg_rlhf.retrieval.encoder import Encoder
 
 LOCK = "lock"
+#: Where the index that a finished build replaces lies for a moment, inside `OUT.partial`.
+REPLACED = "replaced"
 #: What an index folder holds beside its manifest.
 INDEX = (manifest.BM25, manifest.FAISS, manifest.OFFSETS)
 PROG = "sg_rlhf.retrieval.index"
@@ -115,6 +117,27 @@ def _check(job: Build) -> None:
     above = next(folder for folder in job.out.absolute().parents if folder.exists())
     if not above.is_dir():
         raise ValueError(f"--out {job.out}: {above} is a file, expected a folder")
+    if job.partial.is_dir() and _names(job.partial) and not (job.partial / LOCK).exists():
+        raise ValueError(
+            f"--out {job.out}: {job.partial}, where the build would write, is no unfinished build; "
+            "move it away, or give another --out"
+        )
+    if job.force:
+        _check_replaceable(job.out)
+
+
+def _check_replaceable(out: Path) -> None:
+    """Refuse to replace a folder that holds anything but an index: it would be deleted."""
+    others = sorted(_names(out) - {*INDEX, manifest.NAME}) if out.is_dir() else []
+    if others:
+        raise ValueError(
+            f"--out {out}: {others[0]} in it is no part of an index, and --force would delete it; "
+            "move it away, or give another --out"
+        )
+
+
+def _names(folder: Path) -> set[str]:
+    return {entry.name for entry in folder.iterdir()}
 
 
 def _build_partial(job: Build, lock: IO[Any]) -> dict[str, Any] | None:
@@ -219,7 +242,10 @@ def _is_built(job: Build, request: dict[str, Any]) -> bool:
     try:
         built = manifest.read(out)
     except ValueError as error:
-        raise ValueError(f"--out {out}: not empty, and {error} (--force replaces it)") from None
+        raise ValueError(
+            f"--out {out}: not empty, and {error} (--force replaces a damaged index, and nothing "
+            "else)"
+        ) from None
     # One from before there were parameters has those of its time, which nothing says.
     same_form = "vectors" not in built or _form(built) == _form(request)
     if _identity(built) == _identity(request) and same_form:
@@ -275,13 +301,11 @@ def _locked(partial: Path) -> Iterator[IO[Any]]:
 
 def _put_in_place(partial: Path, out: Path) -> None:
     """Rename the finished folder; shards, and what it replaces, are removed after that."""
-    old = out.with_name(f"{out.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
+    _check_replaceable(out)  # again: a build may take hours
     if out.exists():
-        out.rename(old)
+        out.rename(partial / REPLACED)
     partial.rename(out)
     _clean(out, keep=(*INDEX, manifest.NAME))
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _clean(folder: Path, keep: Sequence[str]) -> None:
@@ -289,7 +313,7 @@ def _clean(folder: Path, keep: Sequence[str]) -> None:
     for entry in folder.iterdir():
         if entry.name in keep:
             continue
-        if entry.is_dir():
+        if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:
             entry.unlink()
@@ -332,7 +356,11 @@ def _parser() -> argparse.ArgumentParser:
         help="processes on a CPU, sharing its cores (one for 8), or on each GPU (1)")  # fmt: skip
     add("--dry-run", action="store_true", help="print sizes, memory and time, and build nothing")
     add("--skip-room-check", action="store_true", help="build what disk or memory may not hold")
-    add("--force", action="store_true", help="replace another index in DIR")
+    add(
+        "--force",
+        action="store_true",
+        help="replace another index in DIR; refused if DIR holds anything else",
+    )
     add("--restart", action="store_true", help="drop an unfinished build of other arguments")
     return parser
 

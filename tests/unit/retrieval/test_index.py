@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from sg_rlhf.retrieval import index, manifest
+from sg_rlhf.retrieval import contents, index, manifest
 from sg_rlhf.retrieval.encoder import Encoder
 from sg_rlhf.retrieval.search import open_faiss, open_index
 from sg_rlhf.retrieval.vectors import VectorFile
@@ -125,6 +125,94 @@ def test_somebody_elses_folder_is_left_alone(
     assert (out / "chapter1.txt").read_text() == "my work"
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_folders_beside_an_index_are_left_alone(tmp_path: Path, corpus: Path, force: bool) -> None:
+    out = tmp_path / "wiki"
+    mine = [tmp_path / name / "mine.txt" for name in ("wiki.old", ".wiki.old", "wiki.replaced")]
+    for file in mine:
+        file.parent.mkdir()
+        file.write_text("my work")
+    arguments = ("--corpus", corpus, "--encoder", "bm25", "--out", out)
+    assert run(*arguments) == 0
+    if force:
+        assert run(*arguments, "--force") == 0
+    assert [file.read_text() for file in mine] == ["my work"] * 3
+
+
+def test_force_replaces_an_index_and_nothing_else(
+    tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "wiki"
+    arguments = ("--corpus", corpus, "--encoder", "bm25", "--out", out, "--force")
+    assert run(*arguments) == 0
+    (out / "notes.txt").write_text("my work")
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err
+    assert f"--out {out}: notes.txt in it is no part of an index" in error
+    assert "move it away" in error
+    assert (out / "notes.txt").read_text() == "my work"
+    (out / "notes.txt").unlink()
+    (out / "manifest.json").write_text("{")  # a damaged index is one still
+    assert run(*arguments) == 0
+    assert manifest.read(out)["corpus"]["rows"] == 600
+
+
+def test_what_comes_into_the_folder_while_it_is_built_stays(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "wiki"
+    arguments = ("--corpus", corpus, "--encoder", "bm25", "--out", out, "--force")
+    assert run(*arguments) == 0
+
+    def describe(*given: object, **options: object) -> dict[str, object]:
+        (out / "notes.txt").write_text("my work")
+        return described(*given, **options)
+
+    described = contents.describe
+    monkeypatch.setattr(contents, "describe", describe)
+    assert run(*arguments) == 2
+    assert (out / "notes.txt").read_text() == "my work"
+    assert manifest.read(out)["corpus"]["rows"] == 600
+
+
+def test_a_folder_of_the_unfinished_builds_name_is_left_alone(
+    tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "wiki.partial/mine.txt"
+    mine.parent.mkdir()
+    mine.write_text("my work")
+    arguments = ("--corpus", corpus, "--encoder", "bm25", "--out", tmp_path / "wiki")
+    assert run(*arguments) == 2
+    assert "wiki.partial, where the build would write, is no unfinished" in capsys.readouterr().err
+    assert mine.read_text() == "my work"
+
+
+def test_a_link_that_is_replaced_leaves_what_it_leads_to(tmp_path: Path, corpus: Path) -> None:
+    out, real = tmp_path / "wiki", tmp_path / "disk"
+    arguments = ("--corpus", corpus, "--encoder", "bm25", "--force", "--out")
+    assert run(*arguments, real) == 0
+    out.symlink_to(real)
+    assert run(*arguments, out) == 0
+    assert not out.is_symlink()
+    for folder in (out, real):
+        assert manifest.read(folder)["corpus"]["rows"] == 600
+
+
+def test_new_search_parameters_are_whole_or_not_there(
+    tmp_path: Path, corpus: Path, encoder: Path
+) -> None:
+    """Killed at any point, what is there is the index as it was."""
+    out = tmp_path / "index"
+    arguments = ("--corpus", corpus, "--encoder", encoder, "--max-length", 64, "--out", out)
+    assert run(*arguments, "--type", "ivf", "--search", "nprobe=2") == 0
+    before = (out / "manifest.json").read_bytes()
+    # Whoever has the file open reads the old one to its end: it is replaced, not written over.
+    with (out / "manifest.json").open("rb") as reader:
+        assert run(*arguments, "--type", "ivf", "--search", "nprobe=3") == 0
+        assert reader.read() == before
+    assert manifest.read(out)["search"] == {"nprobe": 3}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -204,6 +292,7 @@ def interrupted(
         "shard_rows": 256,
     }
     partial.mkdir()
+    (partial / "lock").touch()
     (partial / "plan.json").write_text(json.dumps(plan | other))
     file = VectorFile(partial / "vectors.faiss", "fp32", 600, 32)
     file.create()
