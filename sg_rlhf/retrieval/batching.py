@@ -33,6 +33,8 @@ LONGEST_WAIT = 0.1
 A_PIECE = 1024
 #: Requests that are given an answer in one turn of the event loop, where many asked the same.
 A_TURN = 4096
+#: If all of so many pieces of a batch fail, no single query is the reason.
+ALL_FAIL = 8
 #: What an entry of the cache needs beside its query and its answer: a key, two links, two places.
 _ENTRY_BYTES = 500
 
@@ -283,15 +285,30 @@ class Batcher:
         return len(keys)
 
     def _search_each(self, queries: list[str], options: Hashable) -> list[Answer | Exception]:
-        """An answer for each query, or why there is none."""
-        try:
-            return list(self._search(queries, options))
-        except Exception as error:
-            if len(queries) == 1:
-                return [error]
-        half = len(queries) // 2
-        first = self._search_each(queries[:half], options)
-        return first + self._search_each(queries[half:], options)
+        """An answer for each query, or why there is none.
+
+        Pieces that fail are searched again in halves. Where all eighths of a batch fail, the reason
+        is no query (a full disk, a GPU that is gone), and all queries get it.
+        """
+        answers: dict[int, Answer | Exception] = {}
+        pieces = [range(len(queries))]
+        while pieces:
+            failed: list[tuple[range, Exception]] = []
+            for piece in pieces:
+                try:
+                    found = self._search(queries[piece.start : piece.stop], options)
+                    answers.update(zip(piece, found, strict=True))
+                except Exception as error:
+                    failed.append((piece, error))
+            is_over = not answers and len(failed) >= ALL_FAIL
+            pieces = []
+            for piece, error in failed:
+                if is_over or len(piece) == 1:
+                    answers.update(dict.fromkeys(piece, error))
+                else:
+                    half = len(piece) // 2
+                    pieces += [piece[:half], piece[half:]]
+        return [answers[row] for row in range(len(queries))]
 
 
 class Cache:

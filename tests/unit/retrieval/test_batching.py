@@ -236,6 +236,41 @@ def test_a_query_that_cannot_be_answered_fails_its_requests_and_no_other() -> No
     assert len(search.batches[1][0]) == 13
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 64, 256])
+def test_a_failure_of_no_single_query_is_searched_a_few_times(size: int) -> None:
+    """A GPU that is gone, a full disk: every search fails, and all are told soon."""
+    search = Search()
+
+    async def scenario() -> None:
+        batcher = make(search, max_batch=size)
+        with pytest.raises(RuntimeError, match="no such index page"):
+            await batcher.search([f"bad {i}" for i in range(size)], 1)
+        assert await batcher.search(["good"], 1) == [hits("good", 1)]
+        await batcher.close()
+
+    asyncio.run(scenario())
+    assert len(search.batches) - 1 <= 15
+
+
+@pytest.mark.parametrize("bad", [{0}, {63}, {7, 8}, set(range(32)), set(range(5, 40)), {0, 32, 63}])
+def test_good_queries_of_a_failing_batch_are_answered(bad: set[int]) -> None:
+    search = Search()
+
+    async def scenario() -> None:
+        batcher = make(search)
+        names = [f"{'bad' if i in bad else 'good'} {i}" for i in range(64)]
+        asked = (batcher.search([name], 1) for name in names)
+        for name, answer in zip(
+            names, await asyncio.gather(*asked, return_exceptions=True), strict=True
+        ):
+            expected = RuntimeError if name.startswith("bad") else list
+            assert isinstance(answer, expected), name
+        await batcher.close()
+
+    asyncio.run(scenario())
+    assert max(len(queries) for queries, _ in search.batches) > 32, "they were one batch"
+
+
 def test_the_cache_is_bounded_in_bytes() -> None:
     cache = Cache(1000, 20_000)
     for number in range(1000):
