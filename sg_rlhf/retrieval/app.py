@@ -151,7 +151,7 @@ def create_app(
             found = await answers(request, asked)
         except Refused as error:
             return JSONResponse({"detail": error.detail}, error.status)
-        except TimeoutError as error:
+        except NotArrived as error:
             status = 503 if arrivals.closing else 408
             return JSONResponse({"detail": str(error)}, status, {"Connection": "close"})
         except Overloaded as error:
@@ -255,6 +255,10 @@ class _Answer(Response):
         await send({"type": "http.response.body", "body": b"".join(parts)})
 
 
+class NotArrived(Exception):
+    """The body of a request did not come in its time."""
+
+
 class Arrivals:
     """Bodies on their way; each has so many seconds, until the server closes.
 
@@ -272,7 +276,7 @@ class Arrivals:
         """A body arrives in here.
 
         Raises:
-            TimeoutError: it did not.
+            NotArrived: it did not.
         """
         limit = asyncio.timeout(LAST_SECONDS if self.closing else self._seconds)
         self._limits.add(limit)
@@ -281,7 +285,7 @@ class Arrivals:
                 yield
         except TimeoutError:
             reason = "the server is shutting down" if self.closing else f"in {self._seconds:g} s"
-            raise TimeoutError(f"the request did not arrive as a whole: {reason}") from None
+            raise NotArrived(f"the request did not arrive as a whole: {reason}") from None
         finally:
             self._limits.discard(limit)
 

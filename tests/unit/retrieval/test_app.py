@@ -230,6 +230,20 @@ def test_a_corpus_that_turned_bad_is_an_answer_with_the_reason(
     assert "corpus.jsonl, line 3: not JSON" in response.json()["detail"]
 
 
+def test_a_search_that_times_out_is_no_late_request(retriever: Retriever) -> None:
+    """A network file system's ETIMEDOUT is a TimeoutError too."""
+
+    def broken(queries: Any, topk: int) -> Any:
+        raise TimeoutError(110, "Connection timed out", "corpus.jsonl")
+
+    slow = Retriever(retriever._backend, retriever._corpus, "slow")
+    slow.search = broken  # type: ignore[method-assign]
+    with TestClient(create_app(lambda: slow, LIMITS)) as client:
+        response = client.post("/retrieve", json={"queries": ["film"]})
+    assert response.status_code == 500
+    assert "Connection timed out" in response.json()["detail"]
+
+
 def test_the_schema_shows_the_limits_and_the_docs_are_there(client: TestClient) -> None:
     assert client.get("/docs").status_code == 200
     operation = client.get("/openapi.json").json()["paths"]["/retrieve"]["post"]
