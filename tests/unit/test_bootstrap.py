@@ -72,7 +72,7 @@ class Tree:
             stderr=subprocess.PIPE,
             text=True,
             # A suite run in the background inherits an ignored SIGINT, which bash could not trap.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         )
 
     def bootstrap(self, **changes: str) -> subprocess.CompletedProcess[str]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import json
+import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,6 @@ STOP_SECONDS = 30.0
 PROBES = ("Beijing", "Who wrote Faust?", "first president of the United States")
 
 _LISTENING = re.compile(r"^listening on (http://\S+)", re.MULTILINE)
-_PR_SET_PDEATHSIG = 1
 
 
 def address(given: str) -> str:
@@ -52,14 +50,14 @@ def serve(index: Path, *options: str) -> Iterator[str]:
     Raises:
         EvalError: it does not start; with its own words.
     """
-    command = [sys.executable, "-m", "sg_rlhf.retrieval.server", "--index", str(index)]
+    with_parent = [sys.executable, "-m", "sg_rlhf.common.with_parent", str(os.getpid())]
+    command = [*with_parent, "sg_rlhf.retrieval.server", "--index", str(index)]
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
             [*command, "--port", "0", *options],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            preexec_fn=_end_with_parent,
         )
         try:
             yield _wait_until_listening(process, output.fileno(), index)
@@ -107,9 +105,3 @@ def _wait_until_listening(process: subprocess.Popen[bytes], output: int, index: 
             raise EvalError(f"--index {index}: the retrieval server ended with {ended}: {last}")
         time.sleep(0.05)
     raise EvalError(f"--index {index}: the retrieval server did not start in {START_SECONDS:g} s")
-
-
-def _end_with_parent() -> None:
-    # However this process dies, SIGKILL included, its server goes with it (Linux alone has this).
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
