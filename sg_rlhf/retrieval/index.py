@@ -106,8 +106,11 @@ def _check(job: Build) -> None:
                 raise ValueError(f"--{flag} {shown}: BM25 has one form, leave --{flag} out")
     elif job.analysis is not None:
         raise ValueError(f"--analysis {job.analysis}: of --encoder bm25 alone, leave it out")
-    if job.device is not None and not all(job.device.split(",")):
+    devices = [] if job.device is None else job.device.split(",")
+    if not all(devices):
         raise ValueError(f"--device {job.device}: expected names with a comma between two of them")
+    if len(devices) > 1 and any(device.startswith("cpu") for device in devices):
+        raise ValueError(f"--device {job.device}: expected cpu alone (--workers N), or GPUs")
     if not job.corpus.is_file():
         raise ValueError(f"--corpus {job.corpus}: no such file")
     if job.out.exists() and not job.out.is_dir():

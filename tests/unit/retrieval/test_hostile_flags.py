@@ -136,6 +136,8 @@ def encyclopedia(tmp_path: Path) -> Path:
         ("--encoder {encoder} --device tpu", "--device tpu: expected cpu, cuda, or cuda:N"),
         ("--encoder {encoder} --device cuda:99", "--device cuda:99: there are"),
         ("--encoder {encoder} --device cpu,,", "--device cpu,,: expected"),
+        ("--encoder {encoder} --device cpu,cuda:0", "--device cpu,cuda:0: expected cpu alone"),
+        ("--encoder {encoder} --device cuda:0,cpu", "--device cuda:0,cpu: expected cpu alone"),
         ("--encoder {encoder} --max-length 9000000000000000", "--max-length 9000000000000000: "),
         ("--encoder {encoder} --type hnsw --search efSearch=9999999", "--search efSearch=9999999"),
         ("--encoder {encoder} --type hnsw --build efConstruction=9999999", "efConstruction="),
