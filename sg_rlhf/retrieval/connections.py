@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
+import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -30,6 +31,22 @@ SLICE = 1024
 BEGIN_SECONDS = 2.5e-4
 #: Whoever asks this wants to know at once.
 HEALTH = "/health"
+#: The first uvicorn that begins each request by the method that `Http` overrides. An older one
+#: would never call it: neither the time limits nor the end of a request would work.
+LEAST_UVICORN = "0.45"
+
+
+def check_uvicorn() -> None:
+    """Refuse a uvicorn that would not call what is overridden here.
+
+    Raises:
+        ValueError: naming both versions.
+    """
+    if not hasattr(HttpToolsProtocol, "_start_asgi_task"):
+        raise ValueError(
+            f"uvicorn {uvicorn.__version__} is installed, expected {LEAST_UVICORN} or later: "
+            f"pip install 'uvicorn>={LEAST_UVICORN}'"
+        )
 
 
 def limited(seconds: float, turns: Turns, count: Callable[[int], None]) -> type[asyncio.Protocol]:

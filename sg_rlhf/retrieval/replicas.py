@@ -8,15 +8,19 @@ a host), has its own encoder, its own queue and its own result cache.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from sg_rlhf.common.command_line import count, share, word
 from sg_rlhf.retrieval.command import Parser, run
-from sg_rlhf.retrieval.server import add_arguments, limits_of, loader
+from sg_rlhf.retrieval.search import Retriever
+from sg_rlhf.retrieval.server import add_arguments, exposure, limits_of, loader
 
 PROG = "sg_rlhf.retrieval.replicas"
 EPILOG = """\
@@ -57,7 +61,7 @@ def serve(args: argparse.Namespace) -> None:
     limits.check()
     load = loader(args)
     # Here once, so that a bad index is one line now and not a stack of Ray's.
-    description = load().description
+    description = describe(load)
 
     from sg_rlhf.common import ray_token
 
@@ -91,7 +95,8 @@ def serve(args: argparse.Namespace) -> None:
             ray_serve.ingress(build_app)(),
             name="retriever",
             num_replicas=args.replicas,
-            # Each replica has a queue of its own that refuses with 503; Ray's must not hold back.
+            # Each replica has its own queue, which refuses with --busy-status. Ray's queue must
+            # not fill before it.
             max_ongoing_requests=limits.max_pending,
             graceful_shutdown_timeout_s=args.shutdown_seconds,
             ray_actor_options={
@@ -102,13 +107,35 @@ def serve(args: argparse.Namespace) -> None:
         ray_serve.run(deployment.bind())
         print(
             f"serving {description}, {args.replicas} replicas\n"
-            f"listening on http://{args.host}:{args.port}",
+            f"listening on http://{args.host}:{args.port}{exposure(args.host)}",
             flush=True,
         )
         stop.wait()
         ray_serve.shutdown()
     finally:
         ray.shutdown()
+
+
+def describe(load: Callable[[], Retriever]) -> str:
+    """The description of an index, opened in a process that ends then.
+
+    This process would keep the encoder and the index, on a GPU its memory too.
+
+    Raises:
+        ValueError, OSError: it cannot be opened.
+    """
+    spawned = multiprocessing.get_context("spawn")
+    try:
+        with ProcessPoolExecutor(1, mp_context=spawned) as process:
+            return process.submit(_description, load).result()
+    except BrokenProcessPool:
+        raise ValueError(
+            "the process that opened the index was ended before it had; is there enough memory?"
+        ) from None
+
+
+def _description(load: Callable[[], Retriever]) -> str:
+    return load().description
 
 
 def _check_room(resources: dict[str, float], args: argparse.Namespace) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import ipaddress
 import os
 import socket
 import sys
@@ -39,7 +40,6 @@ it has accepted, then it ends.
 """
 #: Seconds that an unused connection stays open: a rollout step lies between two searches.
 KEEP_ALIVE = 75
-LOOPBACK = ("127.", "localhost", "::1")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,6 +58,7 @@ def serve(args: argparse.Namespace) -> None:
     """
     limits = limits_of(args)
     limits.check()
+    connections.check_uvicorn()
     # First, since a port that is taken should not cost the minutes of loading.
     listener = _bind(args.host, args.port)
     retriever = loader(args)()
@@ -75,8 +76,7 @@ def serve(args: argparse.Namespace) -> None:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     announcement = f"serving {retriever.description}\nlistening on http://{shown}:{port}"
-    if not args.host.startswith(LOOPBACK):
-        announcement += "  (not the loopback: anyone who reaches it may search)"
+    announcement += exposure(host)
     server = _Server(config, announcement, app.state.close, args.shutdown_seconds)
     # uvicorn shuts down in order, then raises the signal again.
     with contextlib.suppress(KeyboardInterrupt):
@@ -139,6 +139,16 @@ class _Server(uvicorn.Server):
             connection.transport.abort()
         await asyncio.wait([ending], timeout=LAST_SECONDS)
         ending.cancel()
+
+
+def exposure(host: str) -> str:
+    """A remark for an address that other machines may reach, "" for the loopback."""
+    with contextlib.suppress(OSError, UnicodeError):
+        # A name may begin like the loopback's: what counts is the address that it stands for.
+        found = socket.getaddrinfo(host, None)
+        if all(ipaddress.ip_address(address[4][0]).is_loopback for address in found):
+            return ""
+    return "  (not the loopback: anyone who reaches it may search)"
 
 
 def _bind(host: str, port: int) -> socket.socket:
