@@ -11,8 +11,10 @@ import dataclasses
 import difflib
 import importlib
 import math
+import sys
+import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T", bound="Parameters")
@@ -198,8 +200,38 @@ def _imported(name: str, base: type[T]) -> type[T]:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ParameterError("type", name, f"module:Class that can be imported: {error}") from error
+    except Exception as error:  # whatever the module does while it is imported
+        reason = str(error)
+        if not isinstance(error, (ImportError, AttributeError)):
+            lines = [f for f in traceback.extract_tb(error.__traceback__) if f.name == "<module>"]
+            where = f" ({lines[-1].filename}, line {lines[-1].lineno})" if lines else ""
+            reason = " ".join(f"{type(error).__name__}: {error}{where}".split())
+        raise ParameterError(
+            "type", name, f"module:Class that can be imported: {reason}"
+        ) from error
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ParameterError("type", name, f"a subclass of {base.__module__}.{base.__name__}")
+    _check_is_dataclass(name, found, base)
     return found
+
+
+def _check_is_dataclass(name: str, cls: type, base: type) -> None:
+    """Refuse a class whose fields are no parameters, as ``@dataclass`` is missing above it."""
+    for owner in cls.__mro__:
+        if owner in base.__mro__ or "__dataclass_fields__" in vars(owner):
+            continue
+        annotations = vars(owner).get("__annotations__", {})
+        fields = [key for key, kind in annotations.items() if "ClassVar" not in str(kind)]
+        fields += [key for key, value in vars(owner).items() if isinstance(value, Field)]
+        if fields:
+            raise ParameterError(
+                "type",
+                name,
+                f"@dataclass(frozen=True, kw_only=True) above {place_of(owner)}: without it "
+                f"{fields[0]} is no parameter",
+            )
+
+
+def place_of(cls: type) -> str:
+    """A class and its file, for messages."""
+    return f"class {cls.__qualname__} of {getattr(sys.modules[cls.__module__], '__file__', None)}"

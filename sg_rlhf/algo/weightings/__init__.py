@@ -19,6 +19,7 @@ from sg_rlhf.algo.weightings.base import (
     Weighting,
 )
 from sg_rlhf.algo.weightings.centred import Centred
+from sg_rlhf.algo.weightings.checks import check_class, check_weights
 from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
 from sg_rlhf.algo.weightings.linear import Linear
 from sg_rlhf.algo.weightings.mask_only import MaskOnly
@@ -57,9 +58,12 @@ def weighting_class(type: str) -> type[Weighting]:
     """The weighting of a registered name, or of ``package.module:Class``.
 
     Raises:
-        ParameterError: there is none; the nearest name is given.
+        ParameterError: there is none, and the nearest name is given; or its class lacks something.
     """
-    return find_class(type, WEIGHTINGS, Weighting)
+    found = find_class(type, WEIGHTINGS, Weighting)
+    if found not in _ALL:
+        check_class(type, found)
+    return found
 
 
 def make_weighting(type: str, parameters: Mapping[str, Any] | None = None) -> Weighting:
@@ -68,5 +72,9 @@ def make_weighting(type: str, parameters: Mapping[str, Any] | None = None) -> We
     Raises:
         ParameterError: an unknown name or parameter (with the nearest one), or a bad value.
         ConstantWeightError: every token would get the same weight.
+        ValueError: a class of yours whose weights cannot be computed, or are negative.
     """
-    return make(weighting_class(type), parameters or {})
+    found, given = weighting_class(type), parameters or {}
+    if found not in _ALL:
+        check_weights(make(found, {**given, "allow_constant": True}))
+    return make(found, given)

@@ -10,18 +10,19 @@ from tests.unit.docs.page import PAGE, blocks, follow
 
 
 def test_the_page_is_short() -> None:
-    assert len(PAGE.read_text().splitlines()) <= 60
+    assert len(PAGE.read_text().splitlines()) <= 100
 
 
 @pytest.mark.timeout(180)
 def test_every_step_but_the_training(tmp_path: Path) -> None:
     files, commands = blocks()
-    assert set(files) == {"my_weighting.py", "my_weighting.yaml"} and len(commands) == 2
+    assert set(files) == {"my_weighting.py", "my_weighting.yaml", "by_sign.py"} and len(commands) == 3
     done = follow(tmp_path, training=False)
     assert done.returncode == 0, done.stderr
     # Of the two weights commands: the range at s = 0.5, and the zones that the page speaks of.
     assert done.stdout.count("range: 0.75 to 1.25") == 2
     assert done.stdout.count("A > 0 has no policy gradient") == 1
+    assert done.stdout.count("range: 0.25 to 1\n") == 1
     assert (tmp_path / "my_weighting.png").stat().st_size > 1000
     # The dry run: this weighting, outside the clip, is what would train.
     assert "token weights: my_weighting:Middle, 0.75 to 1.25, outside the clip" in done.stdout
