@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from sg_rlhf.algo.weightings import CONSTANT_TOLERANCE, Weighting
 from sg_rlhf.algo.weightings.base import grid
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class WeightRange(NamedTuple):
@@ -28,6 +31,52 @@ class DeadZones(NamedTuple):
 
     positive: tuple[float, float] | None
     negative: tuple[float, float] | None
+
+
+class DeadZone(NamedTuple):
+    """Tokens without a policy gradient on-policy (r = 1).
+
+    positive: the sign of their advantage, True for A > 0. relation, name and level: the weight
+    there, such as w ``>`` ``1 + eps_high`` = 1.24. zone: (first, last) p; None where the weight is
+    not a function of p, so that its value alone tells. gaps: some p in between is not dead, as
+    under a weight that rises and falls.
+    """
+
+    positive: bool
+    relation: str
+    name: str
+    level: float
+    zone: tuple[float, float] | None
+    gaps: bool = False
+
+    @property
+    def kind(self) -> str:
+        """``positive``, ``negative`` or ``dual_clip``: a weighting has at most one of each."""
+        if self.positive:
+            return "positive"
+        return "negative" if self.relation == "<" else "dual_clip"
+
+    def holds(self, weight: float) -> bool:
+        """Whether a token of this weight is one of them."""
+        return weight > self.level if self.relation == ">" else weight < self.level
+
+    def sentence(self) -> str:
+        """What it means for a run, for people."""
+        return (
+            f"a token with {'positive' if self.positive else 'negative'} advantage"
+            f"{self._tokens()} has no policy gradient even on-policy, because w {self.relation} "
+            f"{self.name} = {self.level:g}"
+        )
+
+    def _tokens(self) -> str:
+        if self.zone is None:
+            return f" and w {self.relation} {self.level:g}"
+        first, last = self.zone
+        if self.gaps:
+            return f", p from {first:.3f} to {last:.3f} and w {self.relation} {self.level:g}"
+        if last == 1:
+            return f" and p > {first:.3f}"
+        return f" and p < {last:.3f}" if first == 0 else f" and p from {first:.3f} to {last:.3f}"
 
 
 def weight_range(cfg: Weighting, eps_high: float = 0.24) -> WeightRange:
@@ -70,6 +119,60 @@ def dual_clip_zone(cfg: Weighting, dual_clip: float | None) -> tuple[float, floa
     if dual_clip is None or cfg.placement == "outside" or not cfg.is_curve:
         return None
     return _interval(cfg, lambda w: w > dual_clip)
+
+
+def clip_levels(
+    cfg: Weighting, eps_low: float, eps_high: float, dual_clip: float | None = None
+) -> list[DeadZone]:
+    """What zeroes a token by its weight at r = 1, whether or not a weight reaches it."""
+    if cfg.placement == "outside":
+        return []
+    found = [
+        DeadZone(True, ">", "1 + eps_high", 1 + eps_high, None),
+        DeadZone(False, "<", "1 - eps_low", 1 - eps_low, None),
+    ]
+    if dual_clip is not None:
+        found.append(DeadZone(False, ">", "dual_clip", dual_clip, None))
+    return found
+
+
+def reached_zones(
+    cfg: Weighting, eps_low: float, eps_high: float, dual_clip: float | None = None
+) -> list[DeadZone]:
+    """The ``clip_levels`` that a weight reaches, before normalisation."""
+    found = clip_levels(cfg, eps_low, eps_high, dual_clip)
+    if not found:
+        return []
+    if cfg.is_curve:
+        zones = [*dead_zones(cfg, eps_low, eps_high), dual_clip_zone(cfg, dual_clip)]
+        return [_over(cfg, dead, zone) for dead, zone in zip(found, zones, strict=False) if zone]
+    if "advantages" in cfg.uses:  # the range says nothing of one sign
+        return []
+    low, high = cfg.bounds()
+    return [dead for dead in found if dead.holds(high if dead.relation == ">" else low)]
+
+
+def _over(cfg: Weighting, dead: DeadZone, zone: tuple[float, float]) -> DeadZone:
+    inside = cfg.curve(grid(*zone)).tolist()
+    return dead._replace(zone=zone, gaps=not all(map(dead.holds, inside)))
+
+
+class DeadZoneWarning(UserWarning):
+    """Some tokens never have a policy gradient in the first update after a rollout."""
+
+
+@functools.lru_cache(maxsize=256)
+def warn_once(
+    cfg: Weighting, eps_low: float, eps_high: float, dual_clip: float | None = None
+) -> None:
+    """Warn of the dead zones of a loss, once for each weighting and clip."""
+    for dead in reached_zones(cfg, eps_low, eps_high, dual_clip):
+        warnings.warn(
+            f"dead zone of the weighting {cfg.name}: {dead.sentence()}; placement='outside' has "
+            "none (docs/method.md)",
+            DeadZoneWarning,
+            stacklevel=3,
+        )
 
 
 def _interval(cfg: Weighting, is_dead: Callable[[Tensor], Tensor]) -> tuple[float, float] | None:

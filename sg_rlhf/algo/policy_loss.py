@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sg_rlhf.algo.aggregation import aggregate
+from sg_rlhf.algo.dead_zones import warn_once
 from sg_rlhf.algo.diagnostics import TokenStatistics, token_statistics
 from sg_rlhf.algo.objectives import Clip, Objective, Tokens, make_objective
 from sg_rlhf.algo.parameters import ParameterError
@@ -102,12 +103,14 @@ def policy_loss_terms(
     The weight is rounded to the dtype of the ratio, so that a bfloat16 loss stays bfloat16. Masked
     positions may hold anything, NaN included: they reach neither the loss nor the gradient. Raises
     ``ValueError`` for dual_clip <= 1, an unknown objective, or a weight inside a clip that the
-    objective does not have. Degenerate case: w = 1 with ``ppo`` is upstream's PPO loss bit for bit.
+    objective does not have. Warns once of a dead zone (``DeadZoneWarning``). Degenerate case: w = 1
+    with ``ppo`` is upstream's PPO loss bit for bit.
     """
     if dual_clip is not None and dual_clip <= 1.0:
         raise ValueError(f"dual_clip={dual_clip!r}: expected a number above 1, or None")
     objective = make_objective(objective) if isinstance(objective, str) else objective
     check_objective(objective, cfg)
+    warn_once(cfg, eps_low, eps_high, dual_clip)
     old_log_probs_BT = old_log_probs.masked_fill(response_mask == 0, 0.0)
     context = dataclasses.replace(
         context or TokenContext(),

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from sg_rlhf.algo.dead_zones import DeadZoneWarning
 from sg_rlhf.algo.diagnostics import TokenStatistics, kl_statistics, mismatch_statistics
 from sg_rlhf.algo.finite import rows_not_finite
 from sg_rlhf.algo.kl import kl_estimate
@@ -141,6 +143,8 @@ class PolicyLossWithStatistics(nn.Module):
 
     def __init__(self, upstream_loss: Any, args: Any) -> None:
         super().__init__()
+        # A run prints its dead zones when it starts.
+        warnings.filterwarnings("ignore", category=DeadZoneWarning)
         self.upstream_loss = upstream_loss
         self.is_ours = args.actor.policy_loss_type in POLICY_LOSS_TYPES
         self.objective: Objective = WeightedPPO()

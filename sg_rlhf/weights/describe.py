@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
+from sg_rlhf.algo.dead_zones import DeadZone, clip_levels, reached_zones
 from sg_rlhf.algo.objectives import Objective
 from sg_rlhf.algo.parameters import ParameterError
 from sg_rlhf.algo.weightings import Weighting
@@ -23,34 +24,6 @@ def clip_range(config: Config) -> tuple[float, float]:
     if not config.sources and not any(key in config.values for key in keys):
         return PAPER_CLIP
     return config.clip_range()
-
-
-class DeadZone(NamedTuple):
-    """Tokens without a policy gradient on-policy (r = 1).
-
-    positive: the sign of their advantage, True for A > 0. relation, name and level: the weight
-    there, such as w ``>`` ``1 + eps_high`` = 1.24. zone: (first, last) p; None where the weight is
-    not a function of p, so that its value alone tells. gaps: some p in between is not dead, as
-    under a weight that rises and falls.
-    """
-
-    positive: bool
-    relation: str
-    name: str
-    level: float
-    zone: tuple[float, float] | None
-    gaps: bool = False
-
-    @property
-    def kind(self) -> str:
-        """``positive``, ``negative`` or ``dual_clip``: a weighting has at most one of each."""
-        if self.positive:
-            return "positive"
-        return "negative" if self.relation == "<" else "dual_clip"
-
-    def holds(self, weight: float) -> bool:
-        """Whether a token of this weight is one of them."""
-        return weight > self.level if self.relation == ">" else weight < self.level
 
 
 @dataclass(frozen=True)
@@ -147,41 +120,15 @@ class RecipeLoss:
 
     def _bounds(self) -> list[DeadZone]:
         """What zeroes a token by its weight, whether or not a weight reaches it."""
-        if self.weighting is None or self.weighting.placement == "outside":
+        if self.weighting is None:
             return []
-        found = [
-            DeadZone(True, ">", "1 + eps_high", 1 + self.eps_high, None),
-            DeadZone(False, "<", "1 - eps_low", 1 - self.eps_low, None),
-        ]
-        if self.dual_clip is not None:
-            found.append(DeadZone(False, ">", "dual_clip", self.dual_clip, None))
-        return found
+        return clip_levels(self.weighting, self.eps_low, self.eps_high, self.dual_clip)
 
     def dead_zones(self) -> list[DeadZone]:
         """Those that there are, before normalisation; see ``sg_rlhf.algo.dead_zones``."""
-        found = self._bounds()
-        if self.weighting is None or not found:
+        if self.weighting is None:
             return []
-        if self.is_curve():
-            from sg_rlhf.algo import dead_zones
-
-            zones = [
-                *dead_zones.dead_zones(self.weighting, self.eps_low, self.eps_high),
-                dead_zones.dual_clip_zone(self.weighting, self.dual_clip),
-            ]
-            pairs = zip(found, zones, strict=False)
-            return [self._over(dead, zone) for dead, zone in pairs if zone]
-        if "advantages" in self.weighting.uses:  # the range says nothing of one sign
-            return []
-        low, high = self.limits()
-        return [dead for dead in found if dead.holds(high if dead.relation == ">" else low)]
-
-    def _over(self, dead: DeadZone, zone: tuple[float, float]) -> DeadZone:
-        from sg_rlhf.algo.weightings.base import grid
-
-        assert self.weighting is not None
-        inside = self.weighting.curve(grid(*zone)).tolist()
-        return dead._replace(zone=zone, gaps=not all(map(dead.holds, inside)))
+        return reached_zones(self.weighting, self.eps_low, self.eps_high, self.dual_clip)
 
     def describe(self) -> str:
         """One line: which loss with which weights this is."""
@@ -225,20 +172,5 @@ def describe_loss(config: Config) -> str:
     if rule.lopti_threshold is not None:
         text += f"\ntwo updates: tokens with p_old < {rule.lopti_threshold:g}, then the rest"
     for dead in rule.dead_zones():
-        text += (
-            f"\nDEAD ZONE: a token with {'positive' if dead.positive else 'negative'} advantage"
-            f"{_tokens_of(dead)} has no policy gradient even on-policy, because w {dead.relation} "
-            f"{dead.name} = {dead.level:g} (docs/method.md)"
-        )
+        text += f"\nDEAD ZONE: {dead.sentence()} (docs/method.md)"
     return text
-
-
-def _tokens_of(dead: DeadZone) -> str:
-    if dead.zone is None:
-        return f" and w {dead.relation} {dead.level:g}"
-    first, last = dead.zone
-    if dead.gaps:
-        return f", p from {first:.3f} to {last:.3f} and w {dead.relation} {dead.level:g}"
-    if last == 1:
-        return f" and p > {first:.3f}"
-    return f" and p < {last:.3f}" if first == 0 else f" and p from {first:.3f} to {last:.3f}"

@@ -16,7 +16,9 @@ def test_the_page_is_short() -> None:
 @pytest.mark.timeout(180)
 def test_every_step_but_the_training(tmp_path: Path) -> None:
     files, commands = blocks()
-    assert set(files) == {"my_weighting.py", "my_weighting.yaml", "by_sign.py"} and len(commands) == 3
+    assert (
+        set(files) == {"my_weighting.py", "my_weighting.yaml", "by_sign.py"} and len(commands) == 3
+    )
     done = follow(tmp_path, training=False)
     assert done.returncode == 0, done.stderr
     # Of the two weights commands: the range at s = 0.5, and the zones that the page speaks of.
