@@ -12,12 +12,12 @@ from sg_rlhf.plan.hardware import named
 from sg_rlhf.plan.memory import MemoryPlan, memory_plan
 from sg_rlhf.plan.of_recipe import load_for, on_ranks_of
 from sg_rlhf.plan.run_shape import run_shape
+from sg_rlhf.tasks.registry import DOMAINS
 
 HARDWARE = (
     "1x24gb", "1x40gb", "1x80gb", "2x24gb", "2x40gb", "2x80gb", "4x24gb", "4x40gb", "4x80gb",
     "8x24gb", "8x40gb", "8x80gb", "2x8x80gb",
 )  # fmt: skip
-DOMAINS = ("kk", "math", "search")
 
 
 @functools.cache

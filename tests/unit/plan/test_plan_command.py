@@ -11,6 +11,7 @@ import pytest
 from sg_rlhf.plan import of_recipe, overview
 from sg_rlhf.plan.command import main
 from sg_rlhf.plan.hardware import named
+from sg_rlhf.tasks.registry import DOMAINS
 from sg_rlhf.train import main as train
 from tests.unit.plan.runs import RECIPE
 
@@ -126,6 +127,7 @@ def test_a_run_directory_gets_what_was_predicted(tmp_path: Path) -> None:
 def test_every_shipped_recipe_has_a_plan_and_fits_where_it_belongs() -> None:
     recipes = overview.recipes()
     assert len(recipes) >= 10 and RECIPE in recipes
+    assert {Path(recipe).parts[1] for recipe in recipes} == set(DOMAINS)
     for recipe in recipes:
         config, _ = of_recipe.load_for([recipe], (), None)
         plan = of_recipe.plan_of(config)
