@@ -302,9 +302,9 @@ class Batcher:
                     failed.append((piece, error))
             is_over = not answers and len(failed) >= ALL_FAIL
             pieces = []
-            for piece, error in failed:
+            for piece, reason in failed:
                 if is_over or len(piece) == 1:
-                    answers.update(dict.fromkeys(piece, error))
+                    answers.update(dict.fromkeys(piece, reason))
                 else:
                     half = len(piece) // 2
                     pieces += [piece[:half], piece[half:]]
