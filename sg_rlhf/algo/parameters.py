@@ -234,4 +234,5 @@ def _check_is_dataclass(name: str, cls: type, base: type) -> None:
 
 def place_of(cls: type) -> str:
     """A class and its file, for messages."""
-    return f"class {cls.__qualname__} of {getattr(sys.modules[cls.__module__], '__file__', None)}"
+    module = sys.modules.get(cls.__module__)
+    return f"class {cls.__qualname__} of {getattr(module, '__file__', cls.__module__)}"

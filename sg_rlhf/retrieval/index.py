@@ -134,8 +134,8 @@ def _check_replaceable(out: Path) -> None:
     others = sorted(_names(out) - {*INDEX, manifest.NAME}) if out.is_dir() else []
     if others:
         raise ValueError(
-            f"--out {out}: {others[0]} in it is no part of an index, and --force would delete it; "
-            "move it away, or give another --out"
+            f"--out {out}: {others[0]} in it is no part of an index and would be deleted; move it "
+            "away, or give another --out"
         )
 
 
@@ -359,11 +359,7 @@ def _parser() -> argparse.ArgumentParser:
         help="processes on a CPU, sharing its cores (one for 8), or on each GPU (1)")  # fmt: skip
     add("--dry-run", action="store_true", help="print sizes, memory and time, and build nothing")
     add("--skip-room-check", action="store_true", help="build what disk or memory may not hold")
-    add(
-        "--force",
-        action="store_true",
-        help="replace another index in DIR; refused if DIR holds anything else",
-    )
+    add("--force", action="store_true", help="replace another index in DIR, and nothing else")
     add("--restart", action="store_true", help="drop an unfinished build of other arguments")
     return parser
 
