@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sg_rlhf.doctor.facts import Disk, Facts
     from sg_rlhf.doctor.needs import Needs
 
-#: A run of the small model peaks at 5.8 GB (docs/results.md); beside it is a system.
+#: A run of the small model peaks at 4.1 GB (bench/results/kk_cpu.json); the system needs the rest.
 CPU_HOST_GIB = 8
 #: Disk of the packages and of what pip has in hand meanwhile, GB: as scripts/bootstrap.sh asks for.
 CPU_INSTALL_GB, CUDA_INSTALL_GB = 6, 30

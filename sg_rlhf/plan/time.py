@@ -199,7 +199,7 @@ def _mean_tokens(run: RunShape, given: Assumptions) -> float:
 
 
 def _balance(run: RunShape, given: Assumptions, micro: int, step: int, upstreams: Way) -> float:
-    if run.train_tokens:  # dynamic batches are balanced by tokens
+    if run.train_tokens:  # upstream's dynamic batches: assumed (docs/operations.md: 0.85 to 0.99)
         return 0.95
     return balance(
         run.prompts, run.group, run.data_parallel, micro, given.mean_response(run),
