@@ -27,7 +27,8 @@ from sg_rlhf.report.text import drawn, one_line
 from sg_rlhf.report.weighting import weighting_of
 from sg_rlhf.tasks import registry
 
-#: A spike is a norm above this multiple of the running median (method.md).
+#: A spike is a norm above this multiple of the median of the norms before it. Ours; neither paper
+#: defines one.
 SPIKE_FACTOR = 3.0
 MEDIAN_WINDOW = 20
 

@@ -11,7 +11,7 @@ from sg_rlhf.config import SGSettings, load_config
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "math"
 
-# Table 6's first column, then method.md D6.
+# Table 6's first column, then what the table leaves out (docs/method.md).
 EXPECTED = {
     "rollout.n_samples_per_prompt": 8,
     "rollout.temperature": 1.0,

@@ -34,7 +34,7 @@ RUNS = {
     "search/qwen3-4b": ("Qwen/Qwen3-4B-Instruct-2507", "Table 2"),
 }
 
-#: Table 6, and what it leaves out (method.md, D6), for all three domains.
+#: Table 6, and what it leaves out (docs/method.md), for all three domains.
 SHARED = {
     "rollout.n_samples_per_prompt": 8,
     "rollout.top_p": 1.0,
