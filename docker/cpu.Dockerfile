@@ -12,7 +12,7 @@ FROM python:3.11.14-slim-bookworm
 
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 
-# g++ compiles DeepSpeed's Adam and what torch.compile makes, libnuma1 is vLLM's, tini ends what Ray leaves behind.
+# g++ is for torch.compile (the CPU recipes use none), libnuma1 is vLLM's, tini ends what Ray leaves behind.
 # Without versions: Debian takes a superseded one off its mirrors, and the build with it would fail from then on.
 # hadolint ignore=DL3008
 RUN apt-get update \

@@ -16,7 +16,7 @@ FROM python:3.11.14-slim-bookworm
 
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 
-# g++ compiles what Triton, torch.compile and DeepSpeed's host Adam make; ibverbs lets NCCL use InfiniBand between
+# g++ compiles what Triton and torch.compile make; ibverbs lets NCCL use InfiniBand between
 # nodes; tini ends what Ray leaves behind.
 # Without versions: Debian takes a superseded one off its mirrors, and the build with it would fail from then on.
 # hadolint ignore=DL3008

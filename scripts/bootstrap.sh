@@ -116,7 +116,7 @@ check_platform() {
 
 check_compiler() {
   command -v "${CXX:-g++}" >/dev/null ||
-    refuse "no C++ compiler (${CXX:-g++}); DeepSpeed, and Triton on a GPU, compile when first used: apt-get install g++"
+    refuse "no C++ compiler (${CXX:-g++}); torch.compile, and Triton on a GPU, build kernels with it at run time: apt-get install g++"
 }
 
 # check_disk GB
@@ -144,7 +144,7 @@ find_python() {
   "$base_python" -c 'import ensurepip, venv' 2>/dev/null ||
     refuse "$base_python has no venv module: apt-get install python3.11-venv, or set SG_PYTHON to another one"
   [ -f "$("$base_python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] ||
-    refuse "$base_python has no Python.h; DeepSpeed, and Triton on a GPU, compile when first used:" \
+    refuse "$base_python has no Python.h; torch.compile, and Triton on a GPU, build kernels with it at run time:" \
       "apt-get install python3.11-dev"
 }
 

@@ -119,7 +119,7 @@ class Python311:
 
 
 class Compiler:
-    """The C++ compiler that DeepSpeed's operators are built with."""
+    """The C++ compiler that torch and DeepSpeed would build with."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         words = shlex.split(environment.get("CXX", "")) or ["g++"]

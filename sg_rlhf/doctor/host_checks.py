@@ -151,8 +151,8 @@ def python(facts: Facts) -> Check:
 
 
 def compiler(facts: Facts) -> Check:
-    """A C++ compiler: DeepSpeed compiles its operators."""
-    needed = "any, for DeepSpeed's operators"
+    """A C++ compiler: ``torch.compile`` and Triton build kernels at run time."""
+    needed = "any, for kernels of torch.compile and Triton"
     if facts.compiler is None:
         return Check("C++ compiler", SKIPPED, "unknown", needed)
     if facts.compiler == NONE:
