@@ -56,7 +56,7 @@ def score(
     | empty or unreadable answer                  | 1 - 2       | -1 - 2   |
     | bad format                                  | -1 - 2      | -1 - 2   |
 
-    `reference` holds the totals of the reference code, with which the published runs were made:
+    `reference` holds the totals of AR-Lopti's code, from which the paper takes its puzzles:
     format (+1 or -1) plus answer (+2, -1.5 or -2). `table5` reads Table 5 of arXiv 2511.00066
     literally: its "partially correct" is taken as a well-formed answer with some but not all
     identities right, and everything below that, format errors included, as "completely wrong".
