@@ -23,6 +23,8 @@ RESULTS = Path(__file__).parent / "results"
 SEEDS = (0, 1, 2)
 #: `sg_quotient` and `tau_0.5` have the weight 1 for every token: GRPO under two more names.
 GRPO = ("grpo", "sg_quotient", "tau_0.5")
+#: Forms of GRPO-SG whose clip leaves every token a gradient at ratio 1.
+NO_DEAD_ZONE = ("sg_outside", "sg_normalized", "sg_inside_u1.2")
 FORMS = ("sg_inside", "sg_outside", "sg_normalized")
 REGIMES = (
     "base",
@@ -97,20 +99,42 @@ def the_nine() -> np.ndarray:
     return np.concatenate([held_out("base", variant) for variant in GRPO])
 
 
-def noise() -> str:
-    """How far apart two runs are that differ in nothing but luck."""
-    nine = the_nine()
-    own = np.array(
+def own_evaluations(chosen: Sequence[str], at: int) -> np.ndarray:
+    """Held-out accuracy by the runs' own evaluation, before, after 10 or after 20 rollouts."""
+    return np.array(
         [
-            CELLS["base", variant, seed]["curves"]["accuracy"][-1]["held_out"]
-            for variant in GRPO
+            CELLS["base", variant, seed]["curves"]["accuracy"][at]["held_out"]
+            for variant in chosen
             for seed in SEEDS
         ]
     )
-    accuracy = np.array([held_out("base", variant) for variant in variants("base")])
-    residual = accuracy - accuracy.mean(1, keepdims=True)
+
+
+def within_variants(regime: str) -> np.ndarray:
+    """Each run's held-out accuracy minus its variant's mean, [variants, seeds]."""
+    accuracy = np.array([held_out(regime, variant) for variant in variants(regime)])
+    return accuracy - accuracy.mean(1, keepdims=True)
+
+
+def pooled_sd(regime: str) -> tuple[float, int]:
+    """The sd of a run within its variant, and its degrees of freedom."""
+    residual = within_variants(regime)
+    df = residual.size - len(residual)
+    return math.sqrt((residual**2).sum() / df), df
+
+
+def found_by(sd: float, df: int) -> str:
+    """What 3 (8) runs per arm find, of a standard deviation that is named."""
+    return f"{short(detectable(sd, 3))} ({short(detectable(sd, 8))}), sd {short(sd, 4)}, {df} df"
+
+
+def noise() -> str:
+    """How far apart two runs are that differ in nothing but luck."""
+    nine = the_nine()
+    own = own_evaluations(GRPO, -1)
+    residual = within_variants("base")
     paired = residual - residual.mean(0, keepdims=True)
-    n, seeds = accuracy.shape
+    n, seeds = residual.shape
     p = nine.mean()
     curve = [
         np.mean([CELLS["base", "grpo", s]["curves"]["accuracy"][at]["held_out"] for s in SEEDS])
@@ -135,15 +159,18 @@ def noise() -> str:
             ],
             [
                 "sd of a run within its variant, 17 variants: alone; paired by seed",
-                f"{short(math.sqrt((residual**2).sum() / (n * (seeds - 1))), 4)}; "
+                f"{short(pooled_sd('base')[0], 4)}; "
                 f"{short(math.sqrt((paired**2).sum() / ((n - 1) * (seeds - 1))), 4)}",
             ],
             [
-                "difference that 3 (8) runs an arm find with 80 % power: `base`; `high_lr`",
-                "; ".join(
-                    f"{short(detectable(sd, 3))} ({short(detectable(sd, 8))})"
-                    for sd in (nine.std(ddof=1), held_out("high_lr", "grpo").std(ddof=1))
-                ),
+                "difference that 3 (8) runs find with 80 % power: `base`, sd of all variants",
+                found_by(*pooled_sd("base")),
+            ],
+            ["the same, sd of the nine runs of GRPO", found_by(float(nine.std(ddof=1)), 8)],
+            ["`high_lr`, sd of its four variants", found_by(*pooled_sd("high_lr"))],
+            [
+                "`high_lr`, sd of its three runs of GRPO",
+                found_by(float(held_out("high_lr", "grpo").std(ddof=1)), 2),
             ],
             [
                 "GRPO's held-out accuracy before, after 10 and after 20 rollouts",
@@ -285,6 +312,27 @@ def beside_the_nine() -> str:
     )
 
 
+def without_a_dead_zone() -> str:
+    """Found afterwards: the forms without a dead zone beside GRPO, and their sign by time."""
+    after_10 = own_evaluations(NO_DEAD_ZONE, 1), own_evaluations(GRPO, 1)
+    after_20 = np.concatenate([held_out("base", v) for v in NO_DEAD_ZONE]), the_nine()
+    return table(
+        ["nine runs without a dead zone, minus nine of GRPO", "held-out", "t", "p"],
+        [
+            [
+                when,
+                short(float(ours.mean() - grpo.mean()), sign=True),
+                f"{stats.ttest_ind(ours, grpo).statistic:+.2f}",
+                short(float(stats.ttest_ind(ours, grpo).pvalue)),
+            ]
+            for when, (ours, grpo) in [
+                ("after 10 rollouts, 2 responses per puzzle", after_10),
+                ("after 20 rollouts, 8 responses per puzzle", after_20),
+            ]
+        ],
+    )
+
+
 def peaks() -> str:
     """The largest gradient norm over the run's median, seed by seed."""
     rows = []
@@ -398,6 +446,7 @@ def tables() -> Iterator[str]:
     yield accuracy_over_regimes()
     yield zeroed_beside_accuracy()
     yield beside_the_nine()
+    yield without_a_dead_zone()
     yield peaks()
     yield clipped_steps()
     yield rankings()

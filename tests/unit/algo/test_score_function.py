@@ -1,4 +1,4 @@
-"""The weighted score function has a mean of its own (docs/method.md, "The weight is not neutral")."""
+"""The mean of the weighted score function (docs/method.md, "The weight is not neutral")."""
 
 import pytest
 import torch

@@ -12,6 +12,9 @@ import pytest
 
 from bench import async_study_figures
 from sg_rlhf.common.index_sizes import KINDS, PROCESS_BYTES, assemble_memory, spec
+from sg_rlhf.plan import hardware, of_recipe
+from sg_rlhf.plan.memory import memory_plan
+from sg_rlhf.plan.run_shape import run_shape
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "bench" / "results"
@@ -253,3 +256,44 @@ def test_damages_of_an_index() -> None:
     for one in read("retrieval_damage.json")["table"].values():
         counts = [str(one[key]) for key in ("damages", "start", "verify", "none", "never")]
         assert counts in found or [*counts[:2], "none", *counts[3:]] in found
+
+
+def test_memory_of_a_run_of_the_tiny_model() -> None:
+    runs = read("kk_cpu.json")["runs"].values()
+    (peak,) = {f"{run['peak_memory_gb']:.1f} GB" for kind in runs for run in kind}
+    for page, row in (("doctor", "host memory|"), ("scale", "host memory of the tiny K&K recipe|")):
+        (found,) = [r for r in rows(f"docs/{page}.md") if r.startswith(row)]
+        assert peak in found
+    plan = of_recipe.load_for([str(ROOT / "configs/kk/grpo_sg_tiny_cpu.yaml")], (), None)
+    planned = memory_plan(
+        run_shape(plan[0]), hardware.of_machine([], [], nvlink=False, host_memory_gib=24.0)
+    )
+    assert f"{planned.host_gib * 2**30 / 1e9:.1f} GB planned" in found
+
+
+def test_step_times_of_the_tiny_model() -> None:
+    ratios = read("kk_cpu.json")["step_time_ratio_grpo_sg_over_grpo"].values()
+    first, second, third = (f"{ratio:.2f}" for ratio in ratios)
+    (row,) = [r for r in rows("docs/reproduction.md") if r.startswith("Table 4")]
+    assert f"step time {first}, {second} and {third} of GRPO's" in row
+
+
+def test_errors_of_the_grader() -> None:
+    page = " ".join(rows("docs/results.md"))
+    suites = {k: v["suites"].values() for k, v in read("grader_cases.json")["runs"].items()}
+    cases = sum(suite["cases"] for suite in suites["after"])
+    wrong, accepted = (
+        {when: sum(suite[key] for suite in found) for when, found in suites.items()}
+        for key in ("ours wrong", "false_positives")
+    )
+    assert (
+        f"|{cases} cases: ours is wrong on {wrong['after']} (was {wrong['before']}) and accepts "
+        f"{accepted['after']} wrong answers (was {accepted['before']})|"
+    ) in page
+    changes = read("mutations.json")["runs"]
+    rejected, passed = (
+        f"{changes['after'][kind]['errors']} of {changes['after'][kind]['made']:,} {kind} {verb} "
+        f"(was {changes['before'][kind]['errors']:,})"
+        for kind, verb in (("rewrites", "rejected"), ("mutations", "accepted"))
+    )
+    assert f"|{rejected}, {passed}|" in page
