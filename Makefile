@@ -51,7 +51,7 @@ test-integration: setup ## training runs, engines and servers on this machine: m
 
 # No setup: .venv's Python where there is one, else python3, or PYTHON=...; STAGES="a b" for some of them.
 STAGES ?=
-test-gpu: ## what one GPU can prove, a line a stage; without a GPU each is skipped (docs/gpu.md)
+test-gpu: ## the stages that one GPU can run, one line per stage; without a GPU each is skipped (docs/gpu.md)
 	@bash bench/gpu.sh $(STAGES)
 
 # A fresh folder each time; ARGS="--only growth kk_generator" for some of them.

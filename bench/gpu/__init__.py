@@ -1,4 +1,4 @@
-"""What one GPU can prove, in stages: ``bench/gpu.sh``, docs/gpu.md.
+"""What one GPU can test, in stages: ``bench/gpu.sh``, docs/gpu.md.
 
 The runner (``run``, ``stages``, ``launch``, ``result``) needs the standard library alone, so that
 it can say on any machine what it skips and why. Each stage runs in a process of its own.

@@ -1,4 +1,4 @@
-"""What one GPU can prove, in stages of at most five minutes (docs/gpu.md).
+"""What one GPU can test, in stages of at most five minutes (docs/gpu.md).
 
     bash bench/gpu.sh              all stages that can run with what is installed
     bash bench/gpu.sh a b          some of them
@@ -45,7 +45,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda",
-        help="cpu tries the stages' own code and proves nothing about a GPU [cuda]",
+        help="cpu tries the stages' own code and says nothing about a GPU [cuda]",
     )  # fmt: skip
     parser.add_argument(
         "--preset", choices=("full", "small"), help="sizes [full on cuda, small on cpu]"
