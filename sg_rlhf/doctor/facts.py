@@ -20,7 +20,9 @@ NONE = "none"
 #: Where a model can be (`Facts.models`).
 FOLDER, CACHE, ABSENT = "folder", "cache", "absent"
 #: What can listen where a recipe expects its retriever (`Facts.retriever`).
-RETRIEVER, STRANGER, NOBODY = "retriever", "something else", "nothing"
+RETRIEVER, STRANGER, UNTRUSTED, NOBODY = (
+    "retriever", "something else", "untrusted certificate", "nothing",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -262,7 +264,7 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "flash_attn": (_YES, _flag),
     "written_gb": (_GB, _number),
     "installed": (_YES, _flag),
-    "retriever": _one_of(RETRIEVER, STRANGER, NOBODY),
+    "retriever": _one_of(RETRIEVER, STRANGER, UNTRUSTED, NOBODY),
     "hub": ("{host, reachable, offline, token}", _mapping),
     "hub: host": ("text", _text),
     "hub: reachable": (_YES, _flag),

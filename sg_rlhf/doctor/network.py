@@ -13,7 +13,7 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sg_rlhf.doctor.facts import ABSENT, CACHE, FOLDER, NOBODY, RETRIEVER, STRANGER, Hub
+from sg_rlhf.doctor.facts import ABSENT, CACHE, FOLDER, NOBODY, RETRIEVER, STRANGER, UNTRUSTED, Hub
 from sg_rlhf.doctor.questions import Question, python
 
 if TYPE_CHECKING:
@@ -23,16 +23,23 @@ _CONNECT = """\
 import socket, sys
 socket.create_connection((sys.argv[1], int(sys.argv[2])), float(sys.argv[3])).close()
 """
-#: Exit status 0: a retriever that answers; 3: something else; 1: nobody.
-_HEALTH = """\
-import http.client, socket, sys
-host, port, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-socket.create_connection((host, port), seconds).close()
+#: Posts a query, as a run does. Exit status 0: a retriever answers; 3: something else does; 4: its
+#: certificate is not trusted; 1: nothing listens.
+_SEARCH = """\
+import http.client, json, socket, ssl, sys, urllib.parse
+url, seconds = urllib.parse.urlsplit(sys.argv[1]), float(sys.argv[2])
+kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+connection = kind(url.hostname, url.port, timeout=seconds)
+socket.create_connection((url.hostname, connection.port), seconds).close()
+body = json.dumps({"queries": ["capital of France"], "topk": 1, "return_scores": True})
+path = urllib.parse.urlunsplit(("", "", url.path or "/", url.query, ""))
 try:
-    there = http.client.HTTPConnection(host, port, timeout=seconds)
-    there.request("GET", "/health")
-    sys.exit(0 if there.getresponse().status == 200 else 3)
-except (OSError, http.client.HTTPException):
+    connection.request("POST", path, body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    sys.exit(0 if answer.status == 200 and "result" in json.loads(answer.read()) else 3)
+except ssl.SSLCertVerificationError:
+    sys.exit(4)
+except (OSError, http.client.HTTPException, ValueError, TypeError):
     sys.exit(3)
 """
 _TRUE = ("1", "ON", "YES", "TRUE")
@@ -167,12 +174,10 @@ class RetrieverProbe:
     """Who answers at a recipe's ``sg.search.url``."""
 
     def __init__(self, url: str, environment: Mapping[str, str], seconds: float) -> None:
-        parts = urllib.parse.urlsplit(url)
-        port = parts.port or {"http": 80}.get(parts.scheme, 443)
-        argv = python(_HEALTH, parts.hostname or "", str(port), str(seconds))
-        self._question = Question(argv, environment)
+        self._question = Question(python(_SEARCH, url, str(seconds)), environment)
 
     def who(self, deadline: float) -> str | None:
-        """A retriever, something else, or nothing; None where that took too long."""
+        """One of the facts' four words for it; None if there was no answer in time."""
         status, _ = self._question.answer(deadline)
-        return {0: RETRIEVER, 3: STRANGER, 1: NOBODY}.get(-1 if status is None else status)
+        found = {0: RETRIEVER, 3: STRANGER, 4: UNTRUSTED, 1: NOBODY}
+        return found.get(-1 if status is None else status)

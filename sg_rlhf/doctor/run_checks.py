@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
-from sg_rlhf.doctor.facts import CACHE, FOLDER, NOBODY, RETRIEVER, STRANGER
+from sg_rlhf.doctor.facts import CACHE, FOLDER, NOBODY, RETRIEVER, STRANGER, UNTRUSTED
 
 if TYPE_CHECKING:
     from sg_rlhf.doctor.facts import Facts
@@ -114,6 +114,9 @@ def retriever(facts: Facts, needs: Needs) -> Check | None:
     if facts.retriever == STRANGER:
         remedy = "end that, or choose another port: SG_PORT, sg.search.url"
         return Check("retriever", FAILED, "something else listens there", needed, remedy)
+    if facts.retriever == UNTRUSTED:
+        remedy = "SSL_CERT_FILE=FILE names the authority that signed it"
+        return Check("retriever", FAILED, "its certificate is not trusted", needed, remedy)
     if facts.retriever == NOBODY:
         remedy = "`sg-rlhf serve --index DIR`; examples/scripts/train_grpo_sg_search.sh starts one"
         return Check("retriever", WARNING, "nobody listens there", needed, remedy)

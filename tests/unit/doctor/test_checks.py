@@ -363,7 +363,13 @@ def test_a_folder_that_is_none() -> None:
 
 @pytest.mark.parametrize(
     ("who", "status"),
-    [("retriever", OK), ("something else", FAILED), ("nothing", WARNING), (None, SKIPPED)],
+    [
+        ("retriever", OK),
+        ("something else", FAILED),
+        ("untrusted certificate", FAILED),
+        ("nothing", WARNING),
+        (None, SKIPPED),
+    ],
 )
 def test_retriever(who: str | None, status: str) -> None:
     needs = Needs(recipe=True, retriever="http://127.0.0.1:8000/retrieve")

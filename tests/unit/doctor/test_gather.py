@@ -5,15 +5,33 @@ from __future__ import annotations
 import json
 import os
 import socket
+import ssl
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from sg_rlhf.doctor import host, network
-from sg_rlhf.doctor.facts import ABSENT, CACHE, FOLDER, NOBODY, RETRIEVER, STRANGER, Facts, parse
+from sg_rlhf.doctor.facts import (
+    ABSENT,
+    CACHE,
+    FOLDER,
+    NOBODY,
+    RETRIEVER,
+    STRANGER,
+    UNTRUSTED,
+    Facts,
+    parse,
+)  # fmt: skip
 from sg_rlhf.doctor.gather import Wanted, gather
 from sg_rlhf.doctor.gpus import loaded_driver, nvlink
 from tests.unit.doctor.fake_programs import nvcc, nvidia_smi, path, program
@@ -264,14 +282,18 @@ def test_proxies(variables: dict[str, str], proxy: str | None) -> None:
 
 @pytest.fixture
 def server():
-    """An HTTP server whose /health answers with what the test sets."""
+    """An HTTP server whose /retrieve answers with what the test sets."""
 
     class Handler(BaseHTTPRequestHandler):
         status = 200
+        answer = b'{"result": [[]]}'
 
-        def do_GET(self) -> None:
-            self.send_response(self.status)
+        def do_POST(self) -> None:
+            query = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            known = self.path == "/retrieve" and len(query["queries"]) == 1
+            self.send_response(self.status if known else 404)
             self.end_headers()
+            self.wfile.write(self.answer)
 
         def log_message(self, *_: object) -> None:
             pass
@@ -304,17 +326,73 @@ def test_a_hub_that_answers_and_one_that_does_not(server: HTTPServer, tmp_path: 
     assert reachable(HF_ENDPOINT="https://hub.invalid", https_proxy=hidden) is True
 
 
-def test_who_is_at_the_retrievers_url(server: HTTPServer) -> None:
-    def who(port: int) -> str | None:
-        url = f"http://127.0.0.1:{port}/retrieve"
-        return gather(Wanted(hub=False, retriever=url, seconds=5)).retriever
+def who(url: str, **variables: str) -> str | None:
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", **variables}
+    return gather(Wanted(hub=False, retriever=url, seconds=10), environment).retriever
 
-    assert who(server.server_port) == RETRIEVER
-    server.RequestHandlerClass.status = 404  # type: ignore[attr-defined]
-    assert who(server.server_port) == STRANGER
+
+def test_who_is_at_the_retrievers_url(server: HTTPServer) -> None:
+    url = f"http://127.0.0.1:{server.server_port}/retrieve"
+    handler: Any = server.RequestHandlerClass
+    assert who(url) == RETRIEVER
+    assert who(url + "d") == STRANGER  # as a run's queries would be
+    for answer in (b"[]", b"<html>", b"3"):
+        handler.answer = answer
+        assert who(url) == STRANGER
+    handler.answer, handler.status = b'{"result": [[]]}', 404
+    assert who(url) == STRANGER
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        assert who(free.getsockname()[1]) == NOBODY
+        assert who(f"http://127.0.0.1:{free.getsockname()[1]}/retrieve") == NOBODY
+
+
+def test_a_retriever_behind_tls(server: HTTPServer, tmp_path: Path) -> None:
+    plain = f"http://127.0.0.1:{server.server_port}/retrieve"
+    assert who(plain.replace("http:", "https:")) == STRANGER  # it does not speak TLS
+    certificate, key = self_signed(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    handler: Any = server.RequestHandlerClass
+    with HTTPServer(("127.0.0.1", 0), handler) as secure:
+        secure.socket = context.wrap_socket(secure.socket, server_side=True)
+        thread = threading.Thread(target=secure.serve_forever, daemon=True)
+        thread.start()
+        url = f"https://127.0.0.1:{secure.server_port}/retrieve"
+        assert who(url, SSL_CERT_FILE=str(certificate)) == RETRIEVER
+        assert who(url) == UNTRUSTED
+        assert who(url.replace("https:", "http:")) == STRANGER
+        secure.shutdown()
+        thread.join()
+
+
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    certificate, private = folder / "certificate.pem", folder / "key.pem"
+    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    private.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return certificate, private
 
 
 def test_a_port_in_use() -> None:
