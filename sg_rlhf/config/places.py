@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sg_rlhf.config.errors import ConfigError
-from sg_rlhf.config.recipe import Config
 
 
 def run_dir_of(given: str | None, files: Sequence[str]) -> Path:
@@ -28,13 +29,62 @@ def run_dir_of(given: str | None, files: Sequence[str]) -> Path:
     return Path(given or Path("runs") / ("_".join(Path(file).stem for file in files) or "run"))
 
 
-def gpus_beside_policy(config: Config) -> int:
-    """GPUs of engines and reference that are not the policy's, on all machines."""
-    value = config.value
-    together = value("train.colocate_all")
-    if together and not value("train.async_enable"):
-        return 0
-    gpus = (value("vllm.num_engines") or 0) * value("vllm.tensor_parallel_size")
-    if value("algo.kl.init_coef") > 0 and not (together or value("train.colocate_actor_ref")):
-        gpus += value("ref.num_nodes") * value("ref.num_gpus_per_node")
-    return int(gpus)
+@dataclass(frozen=True)
+class Group:
+    """Processes that share their GPUs: one placement group.
+
+    Attributes:
+        who: the models in it, and "engines".
+        size: GPUs, of all machines.
+    """
+
+    who: str
+    size: int
+
+
+def groups(value: Callable[[str], Any]) -> list[Group]:
+    """The placement groups of a run, in the order in which upstream's ``train`` asks for them.
+
+    Args:
+        value: of a dotted key of the recipe, or of upstream's arguments.
+    """
+
+    def size(name: str) -> int:
+        return int(value(f"{name}.num_nodes") * value(f"{name}.num_gpus_per_node"))
+
+    together, with_reference = value("train.colocate_all"), value("train.colocate_actor_ref")
+    pair = value("train.colocate_critic_reward")
+    reference = value("algo.kl.init_coef") > 0
+    # Upstream gives this estimator a critic, whatever is named, and no other one.
+    critic = value("algo.advantage.estimator") == "gae"
+    reward = not (value("reward.remote_url") or value("train.agent_func_path"))
+    engines = (value("vllm.num_engines") or 0) * value("vllm.tensor_parallel_size")
+    share = engines_share(value)
+    found = []
+    if together or with_reference:
+        sharing = ["policy"] + ["reference"] * reference + ["engines"] * share
+        if together and not (critic and pair):
+            sharing += ["critic"] * critic + ["reward"] * reward
+        found.append(Group(", ".join(sharing), size("actor")))
+    if engines and not share:
+        found.append(Group("engines", int(engines)))
+    if not (together or with_reference):
+        found.append(Group("policy", size("actor")))
+        if reference:
+            found.append(Group("reference", size("ref")))
+    if critic and pair:
+        found.append(Group("critic" + ", reward" * reward, size("critic")))
+    elif not together:
+        found += [Group("critic", size("critic"))] * critic
+        found += [Group("reward", size("reward"))] * reward
+    return found
+
+
+def engines_share(value: Callable[[str], Any]) -> bool:
+    """Whether the engines are on the policy's GPUs; upstream's asynchronous ones never are."""
+    return bool(value("train.colocate_all") and not value("train.async_enable"))
+
+
+def gpus(value: Callable[[str], Any]) -> int:
+    """GPUs of a run on all machines; without CUDA, as many processes."""
+    return sum(group.size for group in groups(value))

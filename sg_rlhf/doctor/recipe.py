@@ -5,6 +5,7 @@ Needs the packages that read recipes (pydantic, omegaconf) and Python 3.11.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -135,10 +136,8 @@ def _to_compile(config: Config, facts: Facts) -> str:
 
 
 def gpus_per_node(config: Config) -> int:
-    """GPUs that the recipe takes of a node: of all models and engines, or of those that share."""
-    value = config.value
-    actor, nodes = value("actor.num_gpus_per_node") or 1, value("actor.num_nodes") or 1
-    return int(actor - (-places.gpus_beside_policy(config) // nodes))
+    """GPUs that the recipe takes of a node, for all models and engines."""
+    return math.ceil(places.gpus(config.value) / (config.value("actor.num_nodes") or 1))
 
 
 def _hardware(facts: Facts, needs: Needs) -> Hardware:

@@ -163,14 +163,13 @@ def job_of(
 def machines(config: Config) -> tuple[int, int]:
     """(machines, GPUs of each) of the placement groups that upstream will ask Ray for.
 
-    With everything on the same GPUs they are the policy's. With engines or reference on GPUs of
-    their own, as few machines of up to eight as hold them all.
+    With everything on the same GPUs they are the policy's. With engines or models on GPUs of their
+    own, as few machines of up to eight as hold them all.
     """
     actors, each = config.value("actor.num_nodes"), config.value("actor.num_gpus_per_node")
-    beside = places.gpus_beside_policy(config)
-    if not beside:
+    total = places.gpus(config.value)
+    if total == actors * each:
         return actors, each
-    total = actors * each + beside
     nodes = max(actors, math.ceil(total / GPUS_OF_A_NODE))
     return nodes, math.ceil(total / nodes)
 

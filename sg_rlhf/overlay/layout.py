@@ -9,9 +9,11 @@ is no whole number of optimizer steps shifts every later one.
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from typing import Any
 
+from sg_rlhf.config import places
 from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
 from sg_rlhf.overlay.errors import TooFewPrompts
 from sg_rlhf.overlay.lead import lead_of
@@ -191,8 +193,8 @@ def _check_async(args: Any) -> None:
 
 
 def engines_share(args: Any) -> bool:
-    """Whether the engines are on the policy's accelerators; upstream's asynchronous ones never."""
-    return bool(args.train.colocate_all and not args.train.async_enable)
+    """See :func:`sg_rlhf.config.places.engines_share`."""
+    return places.engines_share(lambda key: operator.attrgetter(key)(args))
 
 
 def _gpus(model: Any) -> int:

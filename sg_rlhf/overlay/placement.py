@@ -9,6 +9,7 @@ as it asks for them.
 
 from __future__ import annotations
 
+import operator
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,8 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 from ray.util.placement_group import placement_group as create
 
-from sg_rlhf.overlay import layout
+from sg_rlhf.config.places import Group
+from sg_rlhf.config.places import groups as groups_of
 from sg_rlhf.overlay.errors import RunStopped
 
 #: What each process of a model, and each worker of an engine, asks for.
@@ -39,19 +41,6 @@ class NotEnoughMachines(RunStopped):
 
 
 @dataclass(frozen=True)
-class Group:
-    """Processes that are placed together.
-
-    Attributes:
-        who: in words.
-        size: places.
-    """
-
-    who: str
-    size: int
-
-
-@dataclass(frozen=True)
 class Machine:
     """A machine of the cluster.
 
@@ -68,34 +57,7 @@ class Machine:
 
 def groups(args: Any) -> list[Group]:
     """The placement groups of a run, in the order in which upstream's ``train`` asks for them."""
-
-    def size(name: str) -> int:
-        model = getattr(args, name)
-        return int(model.num_nodes * model.num_gpus_per_node)
-
-    train = args.train
-    reference = args.algo.kl.init_coef > 0
-    critic, reward = bool(args.critic.model_name_or_path), not args.reward.remote_url
-    engines = (args.vllm.num_engines or 0) * args.vllm.tensor_parallel_size
-    share = layout.engines_share(args)
-    found = []
-    if train.colocate_all or train.colocate_actor_ref:
-        sharing = ["policy"] + ["reference"] * reference + ["engines"] * share
-        if train.colocate_all and not (critic and train.colocate_critic_reward):
-            sharing += ["critic"] * critic + ["reward"] * reward
-        found.append(Group(", ".join(sharing), size("actor")))
-    if engines and not share:
-        found.append(Group("engines", int(engines)))
-    if not (train.colocate_all or train.colocate_actor_ref):
-        found.append(Group("policy", size("actor")))
-        if reference:
-            found.append(Group("reference", size("ref")))
-    if critic and train.colocate_critic_reward:
-        found.append(Group("critic" + ", reward" * reward, size("critic")))
-    elif not train.colocate_all:
-        found += [Group("critic", size("critic"))] * critic
-        found += [Group("reward", size("reward"))] * reward
-    return found
+    return groups_of(lambda key: operator.attrgetter(key)(args))
 
 
 def bundles_of(number: int, wanted: Sequence[Group]) -> list[dict[str, float]]:

@@ -190,9 +190,8 @@ def _problems(plan: MemoryPlan) -> Iterable[str]:
 
 def _gpu_problems(plan: MemoryPlan) -> Iterable[str]:
     run, hardware = plan.run, plan.hardware
-    gpus = run.ranks if run.colocated else run.ranks + run.engines * run.engine_tp
-    if gpus > hardware.gpus:
-        yield f"GPUs: {gpus}, and there are {hardware.gpus}"
+    if run.gpus > hardware.gpus:
+        yield f"GPUs: {run.gpus}, and there are {hardware.gpus}"
     for phase, moment in plan.moments.items():
         over = moment.total / GIB - hardware.gpu_memory_gib
         if over <= 0:
@@ -220,6 +219,8 @@ def _gpu_problems(plan: MemoryPlan) -> Iterable[str]:
 
 def _remarks(plan: MemoryPlan) -> Iterable[str]:
     run, hardware, cache = plan.run, plan.hardware, plan.cache
+    if run.not_planned:
+        yield f"memory and time are without the {' and the '.join(run.not_planned)} model"
     tight = [
         phase
         for phase, moment in plan.moments.items()

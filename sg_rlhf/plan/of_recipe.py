@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -148,7 +149,7 @@ def machine_for(run: RunShape, folder: str | Path = ".") -> tuple[Hardware, str]
     try:
         return named(run.hardware), f"configs/hardware/{run.hardware}.yaml; no GPU is here"
     except ValueError:
-        guess = of_gpus("h100", nodes=run.nodes, gpus_per_node=run.gpus_per_node)
+        guess = of_gpus("h100", nodes=run.nodes, gpus_per_node=math.ceil(run.gpus / run.nodes))
         return guess, "assumed; no GPU is here and the recipe names no hardware"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sg_rlhf.common import without_logits
-from sg_rlhf.config import Config, ConfigError, local_path
+from sg_rlhf.config import Config, ConfigError, local_path, places
 from sg_rlhf.config.old_log_probs import old_log_probs
 from sg_rlhf.plan.shapes import ModelShape, shape_of
 
@@ -44,6 +44,9 @@ class RunShape:
         cpu: whether it is for a machine without GPUs.
         nodes: of the policy.
         gpus_per_node: ranks of the policy on each.
+        gpus_apart: GPUs of models and engines that are not on the policy's, on all nodes.
+        not_planned: models that run and whose memory and time are not in the plan: a critic, a
+            reward model.
         engines: vLLM engines.
         engine_tp: GPUs of one engine (``vllm.tensor_parallel_size``).
         colocated: whether policy, reference and engines share their GPUs: ``train.colocate_all``
@@ -102,6 +105,8 @@ class RunShape:
     cpu: bool
     nodes: int
     gpus_per_node: int
+    gpus_apart: int
+    not_planned: tuple[str, ...]
     engines: int
     engine_tp: int
     colocated: bool
@@ -153,6 +158,11 @@ class RunShape:
     def ranks(self) -> int:
         """Of the policy: its GPUs."""
         return self.nodes * self.gpus_per_node
+
+    @property
+    def gpus(self) -> int:
+        """Of all models and engines, on all nodes."""
+        return self.ranks + self.gpus_apart
 
     @property
     def data_parallel(self) -> int:
@@ -222,17 +232,20 @@ def run_shape(config: Config) -> RunShape | None:
     max_len = value("data.max_len")
     shards = value("ds.ring_attn_size") * value("ds.tensor_parallel_size")
     cpu = hardware == "cpu" or value("vllm.sync_backend") == "gloo"
-    beside = bool(value("train.async_enable"))
+    ranks = value("actor.num_nodes") * value("actor.num_gpus_per_node")
+    names = {name for group in places.groups(value) for name in group.who.split(", ")}
     return RunShape(
         model=model,
         hardware=hardware,
         cpu=cpu,
         nodes=value("actor.num_nodes"),
         gpus_per_node=value("actor.num_gpus_per_node"),
+        gpus_apart=places.gpus(value) - ranks,
+        not_planned=tuple(name for name in ("critic", "reward") if name in names),
         engines=value("vllm.num_engines") or 0,
         engine_tp=value("vllm.tensor_parallel_size"),
-        colocated=bool(value("train.colocate_all")) and not beside,
-        samples_ahead=beside and config.sg.max_staleness > 0,
+        colocated=places.engines_share(value),
+        samples_ahead=bool(value("train.async_enable")) and config.sg.max_staleness > 0,
         engines_sleep=bool(value("vllm.enable_sleep")),
         trainer_sleeps=bool(value("ds.enable_sleep")),
         eager_engines=bool(value("vllm.enforce_eager")),

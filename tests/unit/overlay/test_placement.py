@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sg_rlhf.overlay.placement import Group, Machine, bundles_of, groups, shortage
+from sg_rlhf.config.places import Group
+from sg_rlhf.overlay.placement import Machine, bundles_of, groups, shortage
 
 
 def run(
@@ -17,19 +18,21 @@ def run(
     return SimpleNamespace(
         actor=model,
         ref=model,
-        critic=SimpleNamespace(
-            num_nodes=1, num_gpus_per_node=3, model_name_or_path="m" if critic else None
-        ),
+        critic=SimpleNamespace(num_nodes=1, num_gpus_per_node=3),
         reward=SimpleNamespace(
             num_nodes=1, num_gpus_per_node=3, remote_url=None if reward else "r.py"
         ),
         vllm=SimpleNamespace(num_engines=2, tensor_parallel_size=2),
-        algo=SimpleNamespace(kl=SimpleNamespace(init_coef=kl)),
+        algo=SimpleNamespace(
+            kl=SimpleNamespace(init_coef=kl),
+            advantage=SimpleNamespace(estimator="gae" if critic else "group_norm"),
+        ),
         train=SimpleNamespace(
             colocate_all=all_together,
             colocate_actor_ref=actor_ref,
             colocate_critic_reward=critic_reward,
             async_enable=asynchronous,
+            agent_func_path=None,
         ),
     )
 

@@ -1,0 +1,45 @@
+"""How many GPUs a run takes: doctor, plan, job files and the run itself give the same number."""
+
+from __future__ import annotations
+
+import pytest
+
+from sg_rlhf.config import load_config
+from sg_rlhf.doctor.recipe import gpus_per_node
+from sg_rlhf.launch import job
+from sg_rlhf.overlay import cli
+from sg_rlhf.overlay.cluster import accelerators_needed
+from sg_rlhf.plan.hardware import named
+from sg_rlhf.plan.of_recipe import plan_of
+
+RECIPE = "configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml"
+CRITIC = "algo.advantage.estimator=gae critic.num_gpus_per_node=4 reward.num_gpus_per_node=4"
+ASYNC = "train.async_enable=true sg.correction=tis vllm.enable_sleep=false"
+APART = "train.colocate_all=false vllm.enable_sleep=false ds.enable_sleep=false"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus"),
+    [
+        ("", 8),
+        ("algo.advantage.estimator=gae", 8),  # a critic on the policy's GPUs
+        (f"{CRITIC} train.colocate_critic_reward=true", 12),
+        (f"{CRITIC} {APART}", 8 + 8 + 8 + 4),
+        (ASYNC, 8 + 8),
+        (APART, 8 + 8 + 8),
+        (f"{APART} algo.kl.init_coef=0 train.colocate_actor_ref=true vllm.num_engines=4", 8 + 4),
+        ("train.agent_func_path=module:sg_rlhf.overlay.search_agent", 8),
+    ],
+)
+def test_one_number_everywhere(overrides: str, gpus: int) -> None:
+    words = overrides.split()
+    config = load_config(RECIPE, words)
+    assert accelerators_needed(cli.parse(config.to_argv())) == gpus
+    assert gpus_per_node(config) == gpus
+    nodes, of_node = job.machines(config)
+    assert gpus <= nodes * of_node < gpus + nodes and of_node <= 8
+    plan = plan_of(config, hardware=named("8x80gb"))
+    assert plan is not None
+    said = [problem for problem in plan.memory.problems if problem.startswith("GPUs")]
+    assert said == ([f"GPUs: {gpus}, and there are 8"] if gpus > 8 else [])
+    assert ("gae" in overrides) == any("critic" in line for line in plan.memory.remarks)
