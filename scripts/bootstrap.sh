@@ -8,7 +8,7 @@
 # Callers run it first and then use .venv/bin/python. Up to date it prints nothing and takes a moment; two at once
 # wait for each other; an interrupted one is begun again by the next run. uv installs, from where pip is configured to
 # (indexes, proxies, PIP_* variables: scripts/uv_settings.py), and from what UV_* variables say; all output is in
-# .venv/bootstrap.log.
+# .venv/bootstrap.log. .venv may be a link to a folder on a larger disk: an empty one, or one that does not exist yet.
 # Exit status: 2 when the machine lacks something, 1 when an installation step fails.
 # The words of ours that go unquoted (venv, log, lock, kind) have no spaces.
 # shellcheck disable=SC2086,SC2206
@@ -20,7 +20,7 @@ unset VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PIP_TARGET PIP_PREFIX PIP_
 unset PIP_REQUIREMENT PIP_CONSTRAINT PIP_REQUIRE_VIRTUALENV CONDA_PREFIX UV_SYSTEM_PYTHON UV_CONSTRAINT UV_OVERRIDE
 unset UV_REQUIRE_HASHES UV_RESOLUTION UV_TORCH_BACKEND
 
-readonly venv=.venv log=.venv/bootstrap.log stamp=.venv/.sg_stamp
+readonly venv=.venv log=.venv/bootstrap.log stamp=.venv/.sg_stamp owner=.venv/.sg_checkout
 readonly cpu_disk_gb=6 cpu_disk_gb_with_cuda_torch=10 cuda_disk_gb=30
 uv_options=()
 
@@ -122,7 +122,7 @@ check_compiler() {
 # check_disk GB
 check_disk() {
   local free_gb
-  mkdir -p $venv
+  mkdir -p "$(readlink -m $venv)"
   free_gb=$(($(df -Pk $venv/ | awk 'NR == 2 { print $4 }') / 1024 / 1024))
   [ $free_gb -ge "$1" ] ||
     refuse "$free_gb GB free for $root/$venv, which needs $1 GB: free some, clone to another disk," \
@@ -155,18 +155,32 @@ ask_doctor() {
   "$base_python" -E -S -m sg_rlhf.doctor --install $kind </dev/null || [ $? -ne 2 ] || exit 2
 }
 
-make_venv() {
-  if [ -d $venv ] && [ ! -e $log ] && [ -n "$(ls -A $venv)" ]; then
-    refuse "$root/$venv exists and was not made by this script: move it away"
+# Making an environment deletes what is in .venv, so that must be ours. A folder of this checkout is, where this script
+# has been at work; behind a link only one that was made for this checkout.
+check_owner() {
+  local made_for='' what
+  [ ! -e $venv ] || [ -d $venv ] || refuse "$root/$venv is not a folder: move it away"
+  if [ ! -d $venv ] || [ -z "$(ls -A $venv/)" ]; then return; fi
+  if [ -f $owner ]; then made_for=$(<$owner); fi
+  if [ ! -L $venv ]; then
+    [ -e $log ] || [ -n "$made_for" ] || refuse "$root/$venv exists and was not made by this script: move it away"
+  elif [ "$made_for" != "$root" ]; then
+    what="which was not made for this checkout"
+    [ -z "$made_for" ] || what="the environment of the checkout $made_for"
+    refuse "$root/$venv is a link to $(readlink -m $venv), $what: nothing in it was changed; link an empty folder"
   fi
-  mkdir -p $venv
-  [ -z "$(ls -A $venv)" ] || say "emptying $venv"
+}
+
+make_venv() {
+  [ -z "$(ls -A $venv/)" ] || say "emptying $venv"
   rm -f $stamp
-  # The contents, not the folder: it may be a link to a larger disk.
-  find $venv/ -mindepth 1 -delete
+  # All but whose it is: an interrupted deletion is ours to go on with.
+  find $venv/ -mindepth 1 ! -path $owner -delete
+  printf '%s\n' "$root" >$owner
   : >$log
   say "making $venv for $kind with $base_python"
-  run "$base_python" -m venv $venv || fail "python -m venv"
+  # Python's venv refuses a link.
+  run "$base_python" -m venv "$(readlink -m $venv)" || fail "python -m venv"
 }
 
 # uv itself, by pip, in the lock's version; then pip's settings as uv's.
@@ -244,6 +258,7 @@ case $made in
     install_packages
     ;;
   *)
+    check_owner
     if [ $kind = cuda ]; then check_disk $cuda_disk_gb; else check_disk $cpu_disk_gb; fi
     make_venv
     install_packages

@@ -1,7 +1,8 @@
 """scripts/bootstrap.sh in a copy of the tree, with a stand-in for Python that records its calls.
 
 The real environment is not touched and nothing is downloaded. The stand-in answers the script's
-questions about the interpreter, "makes" a venv whose python is itself, and pretends to install.
+questions about the interpreter, has the real Python make the venv, takes the place of its python, and
+pretends to install.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 #: What the script may use of the machine, besides Python and a compiler.
 TOOLS = [
     "awk", "bash", "cat", "cut", "dirname", "find", "flock", "grep", "ls", "mkdir", "rm",
-    "sed", "sha256sum", "sleep", "tail", "uname",
+    "readlink", "sed", "sha256sum", "sleep", "tail", "uname",
 ]  # fmt: skip
 
 PYTHON = """\
@@ -38,7 +40,10 @@ for name in VIRTUAL_ENV PYTHONPATH PYTHONHOME PIP_TARGET PIP_USER UV_SYSTEM_PYTH
 done
 echo "$*" >>"@CALLS@"
 case $* in
-  "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
+  "-m venv "*)
+    @REAL@ -m venv --without-pip "$3" || exit
+    rm "$3/bin/python"
+    cp "$0" "$3/bin/python" ;;
   *uv_settings.py) echo "${FAKE_SETTINGS:-}" ;;
   *" torch=="*+cpu*)
     case "${FAKE_NO_CPU_TORCH:-} $*" in
@@ -109,6 +114,7 @@ def tree(tmp_path: Path) -> Tree:
     include.mkdir()
     (include / "Python.h").touch()
     python = PYTHON.replace("@CALLS@", str(made.calls_file)).replace("@INCLUDE@", str(include))
+    python = python.replace("@REAL@", sys._base_executable)  # type: ignore[attr-defined]
     made.stub("python3.11", python)
     made.stub("g++", "exit 0")
     made.stub("df", "echo header; echo disk 0 0 104857600 0% /")
@@ -226,14 +232,64 @@ def test_a_moved_tree_makes_the_environment_again(tree: Tree) -> None:
     assert "making .venv" in moved.bootstrap().stdout
 
 
-def test_a_linked_environment_folder_stays_a_link(tree: Tree) -> None:
-    elsewhere = tree.root.parent / "large disk"
-    elsewhere.mkdir()
+@pytest.mark.parametrize("there", [True, False])
+def test_a_linked_environment_folder_stays_a_link(tree: Tree, there: bool) -> None:
+    elsewhere = tree.root.parent / "large disk" / "environment"
+    if there:
+        elsewhere.mkdir(parents=True)
     (tree.root / ".venv").symlink_to(elsewhere)
 
-    assert tree.bootstrap().returncode == 0
+    done = tree.bootstrap()
+    assert done.returncode == 0, done.stderr
     assert (tree.root / ".venv").is_symlink()
     assert (elsewhere / "bin" / "python").exists()
+    assert tree.bootstrap().stdout == ""
+    (elsewhere / ".sg_stamp").write_text("of an older version")
+    again = tree.bootstrap()
+    assert again.returncode == 0 and "emptying .venv" in again.stdout
+
+
+def test_a_link_to_another_checkouts_environment_is_refused(tree: Tree) -> None:
+    other = tree.root.with_name("other")
+    shutil.copytree(tree.root, other)
+    assert Tree(other, tree.tools, tree.calls_file).bootstrap().returncode == 0
+    before = sorted(path.name for path in (other / ".venv").rglob("*"))
+    (tree.root / ".venv").symlink_to(other / ".venv")
+
+    done = tree.bootstrap()
+    assert done.returncode == 2
+    assert f"the environment of the checkout {other}: nothing in it was changed" in done.stderr
+    assert sorted(path.name for path in (other / ".venv").rglob("*")) == before
+
+
+def test_a_link_to_a_folder_with_something_else_is_refused(tree: Tree) -> None:
+    work = tree.root.parent / "work"
+    work.mkdir()
+    (work / "bootstrap.log").touch()  # an environment of an older version: whose is not known
+    (tree.root / ".venv").symlink_to(work)
+
+    done = tree.bootstrap()
+    assert done.returncode == 2 and "which was not made for this checkout" in done.stderr
+    assert list(work.iterdir()) == [work / "bootstrap.log"]
+
+
+def test_an_interrupted_deletion_is_gone_on_with(tree: Tree) -> None:
+    elsewhere = tree.root.with_name("elsewhere")
+    (tree.root / ".venv").symlink_to(elsewhere)
+    tree.bootstrap()
+    for name in (".sg_stamp", "bootstrap.log"):
+        (elsewhere / name).unlink()
+    assert tree.bootstrap().returncode == 0
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_git_ignores_the_environment(tmp_path: Path, link: bool) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    (tmp_path / "environment").mkdir()
+    (tmp_path / ".venv").symlink_to("environment") if link else (tmp_path / ".venv").mkdir()
+    ignored = subprocess.run(["git", "check-ignore", "-q", ".venv"], cwd=tmp_path, check=False)
+    assert ignored.returncode == 0
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
@@ -334,6 +390,7 @@ def foreign_folder(tree: Tree) -> None:
         (stub("df", "echo header; echo disk 0 0 3145728 0% /"), {}, "3 GB free for"),
         (stub("uname", "echo Darwin"), {}, "Darwin on Darwin is not supported"),
         (foreign_folder, {}, "was not made by this script: move it away"),
+        (lambda tree: (tree.root / ".venv").touch(), {}, ".venv is not a folder: move it away"),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_named_in_one_line(
