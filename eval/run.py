@@ -33,6 +33,7 @@ from eval.model import (
 from eval.sampling import sampled
 from eval.store import RESULTS, TABLE, Key, Row, Store, model_of
 from sg_rlhf.common.command_line import OneLineParser, count, counts, not_negative
+from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.files import lossy_output
 from sg_rlhf.common.redaction import redacted_text
 from sg_rlhf.tasks import chat, registry
@@ -161,7 +162,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with lossy_output():
             return evaluate(line.args, suite, benchmarks, console)
     except (EvalError, OSError) as error:
-        print(f"error: {redacted_text(' '.join(str(error).split()))}", file=sys.stderr)
+        said = as_typed(redacted_text(" ".join(str(error).split())))
+        print(f"error: {said}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         out = None if line is None else line.args.out
@@ -330,8 +332,8 @@ def evaluate(
             try:
                 suite.run(prepared, Answers(run, engine, store, args.replicas))
             except (EvalError, OSError) as error:
-                problem = redacted_text(str(error))
-                print(f"error: {problem}; go on with --resume --out {args.out}", file=sys.stderr)
+                said = as_typed(redacted_text(str(error)))
+                print(f"error: {said}; go on with --resume --out {args.out}", file=sys.stderr)
                 return 1
         rows = list(store.begin(run.request).values())
         asked = [loaded.benchmark for loaded in prepared.loaded]

@@ -16,6 +16,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from sg_rlhf.common.environment import with_packages
+
 
 class Command(NamedTuple):
     """One command.
@@ -198,10 +200,9 @@ def run(name: str, argv: list[str]) -> int:
             raise
         extra = COMMANDS[name].extra
         by_pip = f"pip install '.[{extra}]' in the repository, or " if extra else ""
+        remedy = with_packages(["-m", "sg_rlhf", *name.split(), *argv])
         print(
-            f"error: sg-rlhf {name}: {missing} is not installed; {by_pip}scripts/bootstrap.sh for "
-            "all that the pipeline needs",
-            file=sys.stderr,
+            f"error: sg-rlhf {name}: {missing} is not installed; {by_pip}{remedy}", file=sys.stderr
         )
         return 2
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common.command_line import OneLineParser
+from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.files import lossy_output, resolved, write_whole
 from sg_rlhf.common.final_checkpoint import final_checkpoint
 from sg_rlhf.common.machine import versions
@@ -440,7 +441,7 @@ def _main(argv: list[str] | None, started: contextlib.ExitStack) -> int:
         Owned,
         launch_options.LaunchError,
     ) as error:
-        print(f"error: {redacted_text(str(error))}", file=sys.stderr)
+        print(f"error: {as_typed(redacted_text(str(error)))}", file=sys.stderr)
         return 2
     except TerminatedNow:
         print("terminated by SIGTERM before the run began", file=sys.stderr)

@@ -35,7 +35,7 @@ index=${SG_INDEX:-} url=${SG_RETRIEVER_URL:-} port=${SG_PORT:-8000}
 # What is missing is said before anything is installed or downloaded.
 [[ -f $config ]] || refuse "$config: no such recipe"
 if [[ -z $url && -n $index && ! -d $index ]]; then
-  refuse "SG_INDEX=$index: no such folder; build it with python -m sg_rlhf.retrieval.index"
+  refuse "SG_INDEX=$index: no such folder; build it with .venv/bin/python -m sg_rlhf.retrieval.index"
 fi
 if [[ $hardware != cpu ]]; then
   [[ -n ${SG_QA_FILES:-}${SG_QA_REVISION:-} ]] ||

@@ -18,6 +18,7 @@ from sg_rlhf import __version__
 from sg_rlhf.common import model_folder, room
 from sg_rlhf.common.command_line import path, print_files
 from sg_rlhf.common.dataset_folder import check_writable, current_manifest, write_dataset
+from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.files import resolved
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.data_command import DataCommand
@@ -72,7 +73,7 @@ def make(task: str, command: DataCommand, args: argparse.Namespace) -> None:
         print_files(out, manifest)
     step = command.next_step(out, manifest)
     if step is not None:
-        print(f"Next: {step}")
+        print(f"Next: {as_typed(step)}")
 
 
 def _load_tokenizer(model: str) -> Any:

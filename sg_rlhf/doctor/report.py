@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from sg_rlhf.common.environment import as_typed
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING
 from sg_rlhf.doctor.needs import models_of, of_hardware, suggested_hardware
 
@@ -28,7 +29,7 @@ def coloured(stream: TextIO) -> bool:
 
 def table(checks: Sequence[Check], colour: bool) -> list[str]:
     """A line a check: status, name, found, needed, what to do."""
-    rows = [(c.status, c.name, c.found, c.needed, c.remedy) for c in checks]
+    rows = [(c.status, c.name, c.found, c.needed, as_typed(c.remedy)) for c in checks]
     heading = ("", "", "found", "needed", "what to do")
     widths = [
         min(_WIDEST, max(len(row[column]) for row in [*rows, heading])) for column in range(4)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common.command_line import OneLineParser
+from sg_rlhf.common.environment import script
 from sg_rlhf.common.rows import one_line
 from sg_rlhf.config import Config, ConfigError, load_config, places, run_inputs
 
@@ -264,15 +265,15 @@ def submit(arguments: Any) -> int:
             )  # fmt: skip
         except Exception as error:  # the client's own, bare ones
             raise SubmitError(f"{arguments.address}: {one_line(error)}") from None
-    at = f"--address {arguments.address}"
-    print(f"job {job}; to stop it after a checkpoint: ray job stop {at} {job}", flush=True)
+    at, ray = f"--address {arguments.address}", script("ray")
+    print(f"job {job}; to stop it after a checkpoint: {ray} job stop {at} {job}", flush=True)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         return follow(client, job)
     except KeyboardInterrupt:
         print(
-            f"\nthe job goes on; ray job logs --follow {at} {job} follows it, ray job stop {at} "
-            f"{job} ends it after a checkpoint",
+            f"\nthe job goes on; {ray} job logs --follow {at} {job} follows it, "
+            f"{ray} job stop {at} {job} ends it after a checkpoint",
             file=sys.stderr,
         )
         return 130

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common import ray_token, redaction
+from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.files import Lossy, lossy_output
 from sg_rlhf.common.redaction import redacted_text
 from sg_rlhf.config import ConfigError, sg_keys
@@ -321,13 +322,13 @@ def execute(args: argparse.Namespace, workers: fork_server.ForkServer | None = N
     try:
         run(args, workers)
     except (UpstreamChanged, ClusterError, UnusablePrompts) as error:
-        print(f"error: {redacted_text(str(error))}", file=sys.stderr)
+        print(f"error: {as_typed(redacted_text(str(error)))}", file=sys.stderr)
         return 2
     except (Terminated, termination.TerminatedNow) as error:
         print(f"terminated by SIGTERM, {error}{_goes_on(args)}", file=sys.stderr)
         return 143
     except RunStopped as error:
-        said = redacted_text(str(error))
+        said = as_typed(redacted_text(str(error)))
         if not isinstance(error, CheckpointError) and args.sg.run_dir:  # else there is none
             during = now.told(Path(args.sg.run_dir))
             said += f"{during and f'; this was{during}'}{_goes_on(args)}"
@@ -367,7 +368,7 @@ def main(argv: list[str] | None = None) -> int:
         args = parse(sys.argv[1:] if argv is None else argv)
         fit_platform(args)
     except (UsageError, UpstreamChanged) as error:
-        print(f"error: {redacted_text(str(error))}", file=sys.stderr)
+        print(f"error: {as_typed(redacted_text(str(error)))}", file=sys.stderr)
         return 2
     with fork_server_for_cpu() as workers:
         return execute(args, workers)

@@ -145,7 +145,7 @@ def test_a_package_that_is_missing_is_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
         "error: sg-rlhf serve: uvicorn is not installed; pip install '.[search]' in the "
-        "repository, or scripts/bootstrap.sh for all that the pipeline needs"
+        "repository, or run scripts/bootstrap.sh, then .venv/bin/python -m sg_rlhf serve --index x"
     )
 
 

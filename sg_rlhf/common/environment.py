@@ -1,0 +1,91 @@
+"""The Python that runs us: commands that we print work with it, and it may lack packages.
+
+Needs the standard library alone, as it is imported before any package is known to be there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+_ROOT = Path(__file__).resolve().parents[2]
+#: An import that fails in these is ours to explain.
+_OURS = (str(_ROOT / "sg_rlhf") + os.sep, str(_ROOT / "eval") + os.sep)
+_COMMAND = re.compile(r"(?<![\w./-])(?:python(?= -m (?:sg_rlhf|eval)\b)|sg-rlhf(?= [a-z]))")
+
+
+def as_typed(text: str) -> str:
+    """``text`` with its commands ``python -m sg_rlhf...``, ``python -m eval...``, ``sg-rlhf ...``.
+
+    They run this Python, whether its environment is activated or not.
+    """
+    return _COMMAND.sub(lambda found: script(found[0]), text)
+
+
+def script(name: str) -> str:
+    """A program of this environment as a user types it in the current folder, such as ``python``.
+
+    Its bare name where PATH finds this environment's, or where there is none.
+    """
+    folder = os.path.dirname(os.path.abspath(sys.executable))
+    on_path = shutil.which(name)
+    here = os.path.join(folder, name)
+    if not os.path.exists(here) or (on_path and os.path.abspath(on_path) == here):
+        return name
+    return _short(here)
+
+
+def explain_missing_packages() -> None:
+    """For ``python -m MODULE``: a package that is not installed is one line and exit status 2."""
+    sys.excepthook = _hook
+
+
+def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    line = _missing(error, trace) if isinstance(error, ModuleNotFoundError) else ""
+    if not line:
+        sys.__excepthook__(kind, error, trace)
+        return
+    print(f"error: {line}", file=sys.stderr)
+    raise SystemExit(2)  # Python's exit status, though this is its hook
+
+
+def _missing(error: ModuleNotFoundError, trace: TracebackType | None) -> str:
+    """What is not installed, and the command that works; "" where no module of ours imports it."""
+    importer = ""
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith("<frozen importlib"):
+            importer = file
+        trace = trace.tb_next
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "sg_rlhf", "eval") or not importer.startswith(_OURS):
+        return ""
+    words = getattr(sys, "orig_argv", ["-m", "sg_rlhf"])
+    remedy = with_packages(words[words.index("-m") :])
+    return f"{package} is not installed for {sys.executable}; {remedy}"
+
+
+def with_packages(words: Sequence[str]) -> str:
+    """How to run words of Python's command line with the packages that they need."""
+    bootstrap, python = _ROOT / "scripts" / "bootstrap.sh", _ROOT / ".venv" / "bin" / "python"
+    if not bootstrap.is_file():
+        return "see docs/commands.md for what each command needs"
+    command = shlex.join([_short(str(python)), *words])
+    if python.is_file() and os.path.abspath(sys.executable) != str(python):
+        return f"run {command}"
+    return f"run {_short(str(bootstrap))}, then {command}"
+
+
+def _short(path: str) -> str:
+    """From here where it is below, else absolute."""
+    here = os.getcwd() + os.sep
+    return path[len(here) :] if path.startswith(here) else path
