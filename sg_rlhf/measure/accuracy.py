@@ -13,7 +13,7 @@ checkpoints are compared on the same prompts. More --samples narrow the second.
 from __future__ import annotations
 
 import argparse
-import json
+import gc
 import math
 import statistics
 import sys
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from sg_rlhf.common import strict_json
 from sg_rlhf.common.command_line import OneLineParser, count, not_negative, positive, progress_bar
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.common.statistics import Z95, half_width
@@ -153,6 +154,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                     for key, rows in sets.items()
                 }
             )
+            del model
+            gc.collect()  # modules hold each other: without this two models can be in memory
     result = {
         "samples": args.samples,
         "temperature": args.temperature,
@@ -172,7 +175,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         ],
     }
     if args.json is not None:
-        write_whole(args.json, json.dumps(options.plain(result), indent=1) + "\n")
+        write_whole(args.json, strict_json.dumps(result, indent=1) + "\n")
     return result
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,6 +45,22 @@ def test_a_checkpoint_beside_itself(
     # The same draws again.
     assert accuracy.main(["--model", MODEL, "--data", f"held_out={data}", *arguments]) == 0
     assert json.loads(out.read_text())["models"][0]["sets"]["held_out"] == found
+
+
+def test_one_checkpoint_is_in_memory_at_a_time(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[weakref.ref[Any]] = []
+    load = accuracy.load_model
+
+    def watched(*arguments: Any) -> Any:
+        assert [model for model in loaded if model() is not None] == []
+        model = load(*arguments)
+        loaded.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(accuracy, "load_model", watched)
+    arguments = ["--data", f"a={data}", "--prompts", "1", "--samples", "1", "--threads", "1"]
+    assert accuracy.main(["--model", MODEL, MODEL, *arguments]) == 0
+    assert len(loaded) == 2
 
 
 def test_figures_are_paired_by_prompt() -> None:
