@@ -85,12 +85,12 @@ COMMANDS = {
         "sg_rlhf.measure.sharpness",
         extra="models",
     ),
-    "measure token_gradients": Command(
+    "measure token-gradients": Command(
         "gradient norms of single tokens beside the paper's w (1 - p)",
         "sg_rlhf.measure.token_gradients",
         extra="models",
     ),
-    "measure minibatch_gradients": Command(
+    "measure minibatch-gradients": Command(
         "what a weighting does to the gradient of one and the same minibatch",
         "sg_rlhf.measure.minibatch_gradients",
         extra="models",
@@ -150,9 +150,12 @@ def usage(group: str = "") -> str:
 
 
 def split(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The command's name, or a group's with a space behind it, or ""; and what follows."""
+    """The command's name, or a group's with a space behind it, or ""; and what follows.
+
+    ``_`` in a name stands for ``-``, as in the names of modules.
+    """
     for count in (2, 1):
-        name = " ".join(words[:count])
+        name = " ".join(words[:count]).replace("_", "-")
         if name in COMMANDS and len(words) >= count:
             return name, list(words[count:])
     group = f"{words[0]} " if words else ""

@@ -73,7 +73,7 @@ def _read(terminal: int, until: str, seconds: float = 60) -> str:
     ("line", "expected"),
     [
         ("sg-rlhf wei", "sg-rlhf weights "),
-        ("sg-rlhf measure mini", "sg-rlhf measure minibatch_gradients "),
+        ("sg-rlhf measure mini", "sg-rlhf measure minibatch-gradients "),
         ("sg-rlhf train --dry", "sg-rlhf train --dry-run "),
         ("sg-rlhf data k", "sg-rlhf data kk "),
         ("sg-rlhf eval --suite qa --no-s", "sg-rlhf eval --suite qa --no-search "),

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from sg_rlhf import __version__
-from sg_rlhf.__main__ import COMMANDS, main, main_module
+from sg_rlhf.__main__ import COMMANDS, main, main_module, split
 from sg_rlhf.config import completion
 from sg_rlhf.weights import command as weights
 
@@ -82,6 +82,27 @@ def test_an_unknown_command_is_one_line_with_the_nearest_name(
     assert out == "" and line.startswith(f"error: {message}")
 
 
+@pytest.mark.parametrize("name", [name for name in COMMANDS if "-" in name])
+def test_a_name_may_have_underscores(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    def said(words: list[str]) -> str:
+        with pytest.raises(SystemExit) as stopped:
+            main([*words, "--help"])
+        assert stopped.value.code == 0
+        return capsys.readouterr().out
+
+    assert said(name.replace("-", "_").split()) == said(name.split())
+
+
+def test_the_docs_name_commands_that_there_are() -> None:
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    for page in pages:
+        for words in re.findall(r"`sg-rlhf ([a-z][\w-]*(?: [\w-]+)?)", page.read_text()):
+            name, _ = split(words.split())
+            assert name, f"{page.name}: sg-rlhf {words}"
+            if name.endswith(" "):  # of a group
+                assert len(words.split()) == 1, f"{page.name}: sg-rlhf {words}"
+
+
 def test_without_a_command_the_help_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     for words, wanted in (([], "  train "), (["measure"], "  measure sharpness ")):
         assert main(words) == 2
@@ -120,7 +141,7 @@ def test_help_is_in_the_words_of_the_command(capsys: pytest.CaptureFixture[str],
     }
     modules = {command.module for command in COMMANDS.values()}
     assert not modules & set(re.findall(r"python -m ([\w.]+)", out))
-    for words in re.findall(r"sg-rlhf ([a-z_-]+(?: [a-z_]+)?)", out):
+    for words in re.findall(r"sg-rlhf ([a-z_-]+(?: [a-z_-]+)?)", out):
         assert any(words == c or words.startswith(f"{c} ") for c in COMMANDS), words
 
 
