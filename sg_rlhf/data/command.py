@@ -36,7 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if ":" in asked:
             domains[asked] = registry.find(asked)
         # A domain's options are read when it is asked for: the list of all costs no import.
-        command = load(domains[asked].data) if asked in domains else None
+        part = domains[asked].data if asked in domains else None
+        if part is None and asked in domains:
+            raise ValueError(f"{asked}: this domain has no data command (Domain.data)")
+        command = None if part is None else load(part)
         args = _parser(domains, asked, command).parse_args(arguments)
         assert command is not None  # argparse refuses another first word
         make(domains[asked].name, command, args)
@@ -104,6 +107,8 @@ def _parser(domains: dict[str, Domain], asked: str, command: DataCommand | None)
     )
     tasks = parser.add_subparsers(dest="task", required=True, metavar="DOMAIN")
     for name, domain in domains.items():
+        if domain.data is None:
+            continue
         sub = tasks.add_parser(
             name,
             help=domain.title,

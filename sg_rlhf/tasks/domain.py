@@ -49,7 +49,7 @@ class Domain:
     title: str
     grade: Grader
     prompt_end: str
-    data: DataCommand | str
+    data: DataCommand | str | None = None
     settings: type[DomainSettings] | str | None = None
     check: Callable[[Any], None] | str | None = None
     suite: Suite | str | None = None

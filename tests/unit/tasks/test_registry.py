@@ -122,6 +122,21 @@ def test_a_wrong_variable_is_one_line(value, message, monkeypatch, capsys, tmp_p
 ANOTHER_KK = Domain("kk", "", REVERSE.grade, "", REVERSE.data)
 
 
+WITHOUT_DATA = Domain("bare", "", REVERSE.grade, "")
+
+
+def test_a_domain_without_a_data_command(capsys, monkeypatch, tmp_path):
+    place = f"{__name__}:WITHOUT_DATA"
+    monkeypatch.setenv(registry.VARIABLE, place)
+    for name in ("bare", place):
+        assert data.main([name, "--out", str(tmp_path / "out")]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line == f"sg_rlhf.data: {name}: this domain has no data command (Domain.data)"
+    with pytest.raises(SystemExit):
+        data.main(["--help"])
+    assert "kk" in (listed := capsys.readouterr().out) and "bare" not in listed
+
+
 def test_the_variable_gives_it_its_name_everywhere(outside):
     assert [*registry.domains()] == [*registry.DOMAINS, "reverse"]
     assert registry.find("reverse") is REVERSE
