@@ -18,7 +18,7 @@ gpu_memory() {
       while read -r gb; do echo $((gb * 1000)); done
   elif grep -q '^GPU ' <<<"$listed"; then
     local chosen=()
-    if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then chosen=(-i "$CUDA_VISIBLE_DEVICES"); fi
+    if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then chosen=(-i "${CUDA_VISIBLE_DEVICES%%,-1*}"); fi
     nvidia-smi "${chosen[@]}" --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null || true
   fi
 }
@@ -26,8 +26,8 @@ gpu_memory() {
 # SG_HARDWARE's value for this machine, and on stderr what it leaves unused.
 find_hardware() {
   local memory count smallest used size
-  # Set but empty, or -1: the caller hides the GPUs.
-  case ${CUDA_VISIBLE_DEVICES-unset} in "" | -1) echo cpu; return ;; esac
+  # Set but empty, or -1: the caller hides the GPUs, as by -1 those behind it.
+  case ${CUDA_VISIBLE_DEVICES-unset} in "" | -1*) echo cpu; return ;; esac
   mapfile -t memory < <(gpu_memory)
   count=${#memory[@]}
   if ((count == 0)); then echo cpu; return; fi

@@ -1,14 +1,27 @@
-"""The machine that a figure was measured on, for its result."""
+"""The GPUs that are visible, and what a result says of the machine that it was measured on."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import platform
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+
+def visible_gpus() -> list[str] | None:
+    """The GPUs of CUDA_VISIBLE_DEVICES; None where it is not set, and every GPU is visible.
+
+    As CUDA reads it: what follows an empty name or -1 is hidden, too.
+    """
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is None:
+        return None
+    names = (name.strip() for name in given.split(","))
+    return list(itertools.takewhile(lambda name: name not in ("", "-1"), names))
 
 
 def processor() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sg_rlhf.common import cgroup
+from sg_rlhf.common.machine import visible_gpus
 from sg_rlhf.plan.gpu_types import BY_SIZE, GPUS, Gpu, gpu_of
 
 #: Host memory that a machine is taken to have per GPU, GiB: about the smallest that clouds sell
@@ -157,9 +157,9 @@ def detected(folder: str | Path = ".") -> Hardware:
     """
     fields = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
     # As the doctor and the training scripts do: what is hidden from CUDA is not there.
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    hidden = visible is not None and visible.strip() in ("", "-1")
-    gpus = [] if hidden else _query(*(("-i", visible) if visible else ()), *fields).splitlines()
+    visible = visible_gpus()
+    chosen = ("-i", ",".join(visible)) if visible else ()
+    gpus = [] if visible == [] else _query(*chosen, *fields).splitlines()
     rows = [line.rsplit(",", 1) for line in gpus if "," in line]
     rows = [row for row in rows if row[1].strip().isdigit()]
     there = Path(folder).absolute()

@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from sg_rlhf.common import machine, strict_json
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.common.final_checkpoint import final_checkpoint, final_checkpoint_complete
 from sg_rlhf.config import ConfigError
@@ -26,9 +27,9 @@ from sg_rlhf.studies.plan import DATA, Cell, Study, overrides
 
 def devices() -> list[str]:
     """The GPUs that this process may use, by what CUDA_VISIBLE_DEVICES calls them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = machine.visible_gpus()
     if visible is not None:
-        return [name for name in visible.split(",") if name]
+        return visible
     import torch
 
     return [str(i) for i in range(torch.cuda.device_count())]
@@ -162,7 +163,7 @@ class Runner:
             "measured_with": self.study.measurements(),
             **study_results.collect(run_dir, sharpness, accuracy),
         }
-        write_whole(self.out / "cells" / cell.file_name, json.dumps(found, indent=1) + "\n")
+        write_whole(self.out / "cells" / cell.file_name, strict_json.dumps(found, indent=1) + "\n")
         return found
 
     def _sharpness(self, run_dir: Path, log: Path, device: str | None) -> dict[str, Any] | None:

@@ -150,8 +150,8 @@ def test_gpus_that_hold_no_recipe_are_refused_in_one_line(
 
 @pytest.mark.parametrize(
     ("visible", "hardware"),
-    [("", "cpu"), ("-1", "cpu"), ("0", "1x80gb"), ("2", "1x24gb"), ("0,1", "2x80gb"),
-     ("GPU-1,GPU-2", "2x24gb")],
+    [("", "cpu"), ("-1", "cpu"), ("-1,0", "cpu"), ("0,-1,1", "1x80gb"), ("0", "1x80gb"),
+     ("2", "1x24gb"), ("0,1", "2x80gb"), ("GPU-1,GPU-2", "2x24gb")],
 )  # fmt: skip
 def test_gpus_that_are_hidden_do_not_count(tmp_path: Path, visible: str, hardware: str) -> None:
     machine = Machine(("81559", "81559", "24564"))

@@ -110,7 +110,11 @@ def test_gpus_that_are_hidden_from_cuda_are_not_there(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     assert hardware.detected(tmp_path).gpus == 1
     _smi(tmp_path, 'echo "NVIDIA H100 80GB HBM3, 81559"')
-    for hidden in ("", "-1"):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", " 3, -1,5")
+    _smi(tmp_path, '[ "$1 $2" != "-i 3" ] || echo "NVIDIA H100 80GB HBM3, 81559"')
+    assert hardware.detected(tmp_path).gpus == 1
+    _smi(tmp_path, 'echo "NVIDIA H100 80GB HBM3, 81559"')
+    for hidden in ("", "-1", "-1,0"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
         assert hardware.detected(tmp_path).gpus == 0
 
