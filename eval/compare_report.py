@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.table import Table
 
 from eval.compare import Compared, Comparison, Discordant, Side
 from eval.paired import Difference
+from sg_rlhf.common import strict_json
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.common.markdown import table_head, table_row
 
@@ -35,7 +35,7 @@ def write(found: Comparison, out: Path) -> list[Path]:
         OSError: the folder cannot be written.
     """
     out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(found.as_dict(), indent=2, ensure_ascii=False) + "\n"
+    text = strict_json.dumps(found.as_dict(), indent=2, ensure_ascii=False) + "\n"
     paths = [out / JSON, out / MARKDOWN]
     write_whole(paths[0], text)
     try:

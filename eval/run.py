@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +31,7 @@ from eval.model import (
 )
 from eval.sampling import sampled
 from eval.store import RESULTS, TABLE, Key, Row, Store, model_of
+from sg_rlhf.common import strict_json
 from sg_rlhf.common.command_line import OneLineParser, count, counts, not_negative
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.files import lossy_output
@@ -339,7 +339,7 @@ def evaluate(
         asked = [loaded.benchmark for loaded in prepared.loaded]
         failures = store.failures()
         report = results.build(suite, asked, run.request, rows, begun, failures, seen)
-        store.write_text(RESULTS, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        store.write_text(RESULTS, strict_json.dumps(report, indent=2, ensure_ascii=False) + "\n")
         store.write_text(TABLE, tables.markdown(report, suite))
         tables.show(report, suite, args.out, console)
     return 0

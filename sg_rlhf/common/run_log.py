@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.common import strict_json
 from sg_rlhf.common.files import append_whole, write_whole
 
 METRICS = "metrics.jsonl"
@@ -23,7 +23,7 @@ def append(path: Path, rows: list[dict[str, Any]]) -> None:
     Raises:
         OSError: they cannot be written; the file is as it was before.
     """
-    append_whole(path, "".join(json.dumps(_plain(row)) + "\n" for row in rows))
+    append_whole(path, "".join(strict_json.dumps(row) + "\n" for row in rows))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -74,19 +74,6 @@ def drop_after(run_dir: Path, global_step: int) -> None:
         if not path.exists():
             continue
         kept = [row for row in read(path) if row.get("global_step", 0) <= global_step]
-        text = "".join(json.dumps(row) + "\n" for row in kept)
+        text = "".join(strict_json.dumps(row) + "\n" for row in kept)
         if text.encode() != path.read_bytes():
             write_whole(path, text, sync=True)
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no NaN or infinity, and knows no tensors."""
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

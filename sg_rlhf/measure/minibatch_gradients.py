@@ -28,7 +28,6 @@ docs/sharpness.md explains how to read the numbers.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -39,6 +38,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sg_rlhf.common import strict_json
 from sg_rlhf.common.command_line import count, not_negative, progress_bar
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.config import Config, load_config
@@ -314,7 +314,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         **options.origin(args),
     }
     if args.json is not None:
-        write_whole(args.json, json.dumps(options.plain(report), indent=1) + "\n")
+        write_whole(args.json, strict_json.dumps(report, indent=1) + "\n")
     if args.plot is not None:
         width = 9.8 if optimizer else 5.6
         options.save_figure(args.plot, lambda figure: plot(found, figure), (width, 4.6))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import math
 import os
 import re
 import shlex
@@ -293,15 +292,6 @@ def origin(args: argparse.Namespace) -> dict[str, Any]:
         "machine": {**machine(), "threads": torch.get_num_threads()},
         "versions": {name: version(name) for name in ("torch", "transformers")},
     }
-
-
-def plain(value: Any) -> Any:
-    """``value`` as JSON can hold it: null for a number that is not finite."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from typing import Any
 import torch
 
 from sg_rlhf.algo.sharpness import Sharpness, parameter_norm, sharpness
+from sg_rlhf.common import strict_json
 from sg_rlhf.common.command_line import count, positive, progress_bar
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.config import Config, load_config
@@ -225,7 +225,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         **options.origin(args),
     }
     if args.json is not None:
-        write_whole(args.json, json.dumps(options.plain(report), indent=2) + "\n")
+        write_whole(args.json, strict_json.dumps(report, indent=2) + "\n")
     if args.plot is not None:
         options.save_figure(args.plot, lambda figure: plot(report, figure), (7.2, 4.6))
     return report

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -31,6 +30,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from sg_rlhf.algo.token_gradients import logit_gradient_norms, token_gradient_norms
 from sg_rlhf.algo.token_weights import token_weights
 from sg_rlhf.algo.weightings import Weighting
+from sg_rlhf.common import strict_json
 from sg_rlhf.common.command_line import count, progress_bar
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.config import load_config, weighting_of
@@ -406,7 +406,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         write_whole(args.csv, _csv(points))
     if args.json is not None:
         full = {**report, "points": [asdict(point) for point in points]}
-        write_whole(args.json, json.dumps(options.plain(full)) + "\n")
+        write_whole(args.json, strict_json.dumps(full) + "\n")
     if args.plot is not None:
         options.save_figure(args.plot, lambda figure: plot(report, points, figure), (9.0, 4.4))
     return report

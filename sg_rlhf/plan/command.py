@@ -8,10 +8,10 @@ training command's --dry-run prints the same.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import replace
 
+from sg_rlhf.common import strict_json
 from sg_rlhf.common.command_line import OneLineParser, positive
 from sg_rlhf.config import ConfigError
 from sg_rlhf.config.upstream_flags import UpstreamChanged
@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
             f"actor.model_name_or_path={model}: its shape is not known here; give its "
             "folder, or one of the models of sg_rlhf/plan/model_configs.json"
         )
-    print(json.dumps(plan.as_json()) if arguments.json else "\n".join(plan.lines()))
+    print(strict_json.dumps(plan.as_json()) if arguments.json else "\n".join(plan.lines()))
     return 0 if plan.memory.fits else 1
 
 

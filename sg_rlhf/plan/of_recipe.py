@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.common import strict_json
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.config import Config, ConfigError, load_config
 from sg_rlhf.config.shipped_recipes import CONFIGS
@@ -194,4 +194,4 @@ def write_predicted(plan: Plan | None, run_dir: Path) -> None:
     if plan is None:
         file.unlink(missing_ok=True)
         return
-    write_whole(file, json.dumps(plan.as_json(), indent=1) + "\n")
+    write_whole(file, strict_json.dumps(plan.as_json(), indent=1) + "\n")

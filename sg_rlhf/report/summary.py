@@ -7,16 +7,19 @@ figures before and after, with intervals, and where everything is.
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import statistics
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common import run_log
+from sg_rlhf.common import run_log, strict_json
 from sg_rlhf.common.final_checkpoint import final_checkpoint, final_checkpoint_complete
 from sg_rlhf.report.evaluations import held_out_accuracy, held_out_sets, set_names
-from sg_rlhf.report.runs import Run, RunError, curve, grouped, read_run
+from sg_rlhf.report.runs import Row, Run, RunError, curve, grouped, number, read_run
+
+PLOTS = ("reward.png", "grad_norm.png")
 
 
 def summarize(run_dir: Path) -> dict[str, Any]:
@@ -37,23 +40,33 @@ def _read(run_dir: Path) -> Run:
 
 def _figures(run: Run) -> dict[str, Any]:
     metrics, rows = run.metrics, run.steps
-    norms = [row["grad_norm"] for row in rows]
-    window = max(1, min(5, len(metrics) // 2))
-    rewards = [row["rollout/reward_mean"] for row in metrics]
+    norms = _values(rows, "grad_norm")
+    rewards = _values(metrics, "rollout/reward_mean")
+    window = max(1, min(5, len(rewards) // 2))
     summary: dict[str, Any] = {
         "rollouts": metrics[-1]["global_step"],
         "optimizer_steps": len(rows),
-        "reward_first": statistics.fmean(rewards[:window]),
-        "reward_last": statistics.fmean(rewards[-window:]),
+        "reward_first": _of(statistics.fmean, rewards[:window]),
+        "reward_last": _of(statistics.fmean, rewards[-window:]),
         "reward_window": window,
-        "grad_norm_mean": statistics.fmean(norms),
-        "grad_norm_std": statistics.pstdev(norms),
-        "grad_norm_max": max(norms),
-        "weight_mean": statistics.fmean(row["sg/weight_mean"] for row in rows),
-        "zeroed_pos": statistics.fmean(row["sg/zeroed_pos"] for row in rows),
-        "seconds_per_rollout": statistics.median(row["timing/step_total"] for row in metrics),
+        "grad_norm_mean": _of(statistics.fmean, norms),
+        "grad_norm_std": _of(statistics.pstdev, norms),
+        "grad_norm_max": _of(max, norms),
+        "weight_mean": _of(statistics.fmean, _values(rows, "sg/weight_mean")),
+        "zeroed_pos": _of(statistics.fmean, _values(rows, "sg/zeroed_pos")),
+        "seconds_per_rollout": _of(statistics.median, _values(metrics, "timing/step_total")),
     }
     return {**summary, **_not_finite(run), **_planned(run), **_held_out(run)}
+
+
+def _values(rows: Sequence[Row], key: str) -> list[float]:
+    """Those that are numbers; an older version may not have logged any."""
+    return [value for row in rows if math.isfinite(value := number(row, key))]
+
+
+def _of(figure: Callable[[Sequence[float]], float], values: Sequence[float]) -> float:
+    """NaN of no values."""
+    return figure(values) if values else math.nan
 
 
 def _not_finite(run: Run) -> dict[str, Any]:
@@ -104,7 +117,12 @@ def _held_out(run: Run) -> dict[str, Any]:
 
 
 def render(summary: dict[str, Any], run_dir: Path) -> str:
-    """The summary as text for a terminal."""
+    """The summary as text for a terminal; "-" for what the run did not log."""
+
+    def shown(key: str, form: str) -> str:
+        value = summary[key]
+        return format(value, form) if math.isfinite(value) else "-"
+
     lines = [
         f"{run_dir.name}: {summary['rollouts']} rollouts, "
         f"{summary['optimizer_steps']} optimizer steps"
@@ -112,20 +130,20 @@ def render(summary: dict[str, Any], run_dir: Path) -> str:
     if "accuracy_before" in summary:
         lines.append(
             f"  held-out accuracy   {summary['accuracy_before']:.3f} "
-            f"+- {summary['accuracy_before_ci95']:.3f}  ->  {summary['accuracy_after']:.3f} "
-            f"+- {summary['accuracy_after_ci95']:.3f}   "
-            f"({summary['held_out_prompts']:.0f} prompts, 95 % intervals)"
+            f"+- {shown('accuracy_before_ci95', '.3f')}  ->  {summary['accuracy_after']:.3f} "
+            f"+- {shown('accuracy_after_ci95', '.3f')}   "
+            f"({shown('held_out_prompts', '.0f')} prompts, 95 % intervals)"
         )
     if sets := summary.get("held_out_sets"):
         lines.append(f"                      {'mean of ' * (len(sets) > 1)}{' and '.join(sets)}")
     lines += [
-        f"  training reward     {summary['reward_first']:+.3f}  ->  {summary['reward_last']:+.3f}"
-        f"   (first and last {summary['reward_window']} rollouts)",
-        f"  gradient norm       mean {summary['grad_norm_mean']:.3f}, std "
-        f"{summary['grad_norm_std']:.3f}, max {summary['grad_norm_max']:.3f}",
-        f"  token weight        mean {summary['weight_mean']:.3f}; "
-        f"{summary['zeroed_pos']:.1%} of positive tokens zeroed by the clip",
-        f"  time                {summary['seconds_per_rollout']:.1f} s per rollout (median)"
+        f"  training reward     {shown('reward_first', '+.3f')}  ->  "
+        f"{shown('reward_last', '+.3f')}   (first and last {summary['reward_window']} rollouts)",
+        f"  gradient norm       mean {shown('grad_norm_mean', '.3f')}, std "
+        f"{shown('grad_norm_std', '.3f')}, max {shown('grad_norm_max', '.3f')}",
+        f"  token weight        mean {shown('weight_mean', '.3f')}; "
+        f"{shown('zeroed_pos', '.1%')} of positive tokens zeroed by the clip",
+        f"  time                {shown('seconds_per_rollout', '.1f')} s per rollout (median)"
         + _beside(summary, "planned_seconds_per_rollout", "s"),
     ]
     if "nonfinite_samples" in summary:
@@ -138,11 +156,9 @@ def render(summary: dict[str, Any], run_dir: Path) -> str:
         lines.append(
             f"  memory              {used}{_beside(summary, 'planned_device_used_gib', 'GiB')}"
         )
-    lines += [
-        f"  run directory       {run_dir}",
-        f"  plots               {run_dir / 'reward.png'}",
-        f"                      {run_dir / 'grad_norm.png'}",
-    ]
+    lines.append(f"  run directory       {run_dir}")
+    plots = [file for file in (run_dir / name for name in PLOTS) if file.is_file()]
+    lines += [f"  {'' if i else 'plots':<20}{file}" for i, file in enumerate(plots)]
     if final_checkpoint_complete(run_dir):
         folder = final_checkpoint(run_dir)
         lines.append(f"  checkpoint          {folder}  (Hugging Face folder; vLLM loads it)")
@@ -171,10 +187,11 @@ def main(argv: list[str] | None = None) -> int:
 
     summary, groups = _figures(run), grouped([run])
     name = run_dir.resolve().name
-    figures.write(figures.reward_and_accuracy, groups, run_dir / "reward.png", name)
-    title = f"{name}: gradient norm of every optimizer step"
-    figures.write(figures.grad_norm, groups, run_dir / "grad_norm.png", title)
-    (run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    titles = (name, f"{name}: gradient norm of every optimizer step")
+    drawn = (figures.reward_and_accuracy, figures.grad_norm)
+    for file, title, draw in zip(PLOTS, titles, drawn, strict=True):
+        figures.write(draw, groups, run_dir / file, title)
+    (run_dir / "summary.json").write_text(strict_json.dumps(summary, indent=2) + "\n")
     print(render(summary, run_dir))
     return 0
 

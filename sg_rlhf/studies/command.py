@@ -12,13 +12,13 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import fnmatch
-import json
 import signal
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.common import strict_json
 from sg_rlhf.common.command_line import OneLineParser, count, progress_bar
 from sg_rlhf.common.files import lossy_output, write_whole
 from sg_rlhf.config import ConfigError
@@ -76,9 +76,8 @@ def write_tables(study: Study, finished: dict[Cell, dict[str, Any]], out: Path) 
         "study": study.name, "cells": len(finished), "rows": rows, "all_regimes": pooled,
         "published": rankings,
     }  # fmt: skip
-    # JSON has no NaN: an interval of one seed is null.
-    text = json.dumps(content, indent=1).replace("NaN", "null")
-    write_whole(out / "results.json", text + "\n")
+    # The interval of one seed is NaN.
+    write_whole(out / "results.json", strict_json.dumps(content, indent=1) + "\n")
     write_whole(out / "results.md", study_tables.table(study, rows, pooled, rankings))
     from sg_rlhf.studies import plots as study_plots  # matplotlib: only where it draws
 

@@ -6,6 +6,7 @@ plan says which combinations are run and in which order.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import itertools
 import json
@@ -194,6 +195,50 @@ def overrides(settings: dict[str, Any], data: Path) -> list[str]:
     ]
 
 
+#: pydantic's type of an error -> what is expected; its other texts say so themselves.
+_EXPECTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "list": "a list",
+    "dict": "a mapping of keys to values",
+    "model": "a mapping of keys to values",
+    "too_short": "{min_length} or more entries",
+    "greater_than_equal": "{ge} or more",
+}
+
+
+def _said(error: ValidationError) -> str:
+    """The first error in one line: key, value, what is expected."""
+    first = error.errors()[0]
+    key, kind, given = ".".join(map(str, first["loc"])), first["type"], first["input"]
+    if kind == "missing":
+        return f"{key}: not set, and a study needs it"
+    if kind == "extra_forbidden":
+        known = _keys_beside(first["loc"])
+        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}"
+        return f"unknown key {key!r}; {hint}"
+    if kind == "value_error":
+        said = first["msg"].removeprefix("Value error, ")
+        return f"{key}: {said}" if key else said
+    found = _EXPECTED.get(kind) or _EXPECTED.get(kind.partition("_")[0])
+    expected = found.format(**first.get("ctx", {})) if found else first["msg"]
+    shown = json.dumps(given, default=str)
+    shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
+    return f"{key}={shown}: expected {expected}"
+
+
+def _keys_beside(place: tuple[int | str, ...]) -> list[str]:
+    """The keys that the section of a file has, in which the last one of ``place`` is unknown."""
+    sections: dict[str, type[BaseModel]] = {
+        "regimes": Regime, "variants": Variant, "sharpness": Sharpness, "accuracy": Accuracy,
+        "plan": Block, "published": Published,
+    }  # fmt: skip
+    section = sections.get(str(place[0]), StudyFile) if len(place) > 1 else StudyFile
+    return list(section.model_fields)
+
+
 def load_study(path: Path) -> Study:
     """Read and check a study, each cell's recipe included.
 
@@ -202,18 +247,17 @@ def load_study(path: Path) -> Study:
     """
     try:
         tree = yaml.safe_load(path.read_text())
-        study = Study(path.resolve(), StudyFile(**tree))
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{path}: expected a mapping of keys to values")
+        study = Study(path.resolve(), StudyFile(**{str(key): tree[key] for key in tree}))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not UTF-8 text") from None
-    except (yaml.YAMLError, TypeError) as error:
+    except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not a YAML mapping: {' '.join(str(error).split())}") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        message = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{path}: {f'{key}: ' if key else ''}{message}") from None
+        raise ConfigError(f"{path}: {_said(error)}") from None
     checked: dict[tuple[str, str], Cell] = {}
     for cell in study.cells():  # seeds differ in nothing that could be wrong
         checked.setdefault((cell.regime, cell.variant), cell)

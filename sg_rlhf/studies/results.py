@@ -33,27 +33,38 @@ def collect(
     which has fewer responses to a prompt; the latter stays in the curve.
 
     Raises:
-        ValueError: the run directory lacks what a finished run has.
+        ValueError: the run directory lacks what a finished run has, or what this version logs.
     """
+    try:
+        return _collect(run_dir, sharpness, accuracy)
+    except KeyError as error:
+        raise ValueError(
+            f"{run_dir}: a row without {error}, as of an older version; train it again"
+        ) from None
+
+
+def _collect(
+    run_dir: Path, sharpness: dict[str, Any] | None, accuracy: dict[str, Any] | None
+) -> dict[str, Any]:
     metrics = run_log.read(run_dir / run_log.METRICS)
     steps = run_log.read(run_dir / run_log.OPTIMIZER_STEPS)
     evaluations = run_log.read(run_dir / run_log.EVALUATIONS)
     if not metrics or not steps or len(evaluations) < 2:
         raise ValueError(f"{run_dir}: no finished run ({len(metrics)} rollouts, 2 evaluations)")
-    norms = [row["grad_norm"] for row in steps]
+    norms = _numbers(steps, "grad_norm")
     last = steps[-max(1, len(steps) // 10) :]
     figures: dict[str, Any] = {
         "rollouts": metrics[-1]["global_step"],
         "optimizer_steps": len(steps),
         **norm_figures(norms),
-        "entropy_before": steps[0]["entropy"],
-        "entropy_after": statistics.fmean(row["entropy"] for row in last),
+        "entropy_before": _numbers(steps, "entropy")[0],
+        "entropy_after": statistics.fmean(_numbers(last, "entropy")),
         **{
-            key: statistics.fmean(row[f"sg/{key}"] for row in steps)
+            key: statistics.fmean(_numbers(steps, f"sg/{key}"))
             for key in _STEP_MEANS
             if f"sg/{key}" in steps[0]
         },
-        "seconds_per_rollout": statistics.median(row["timing/step_total"] for row in metrics),
+        "seconds_per_rollout": statistics.median(_numbers(metrics, "timing/step_total")),
     }
     for name, row in (("before", evaluations[0]), ("after", evaluations[-1])):
         for key, value in accuracies(row).items():
@@ -72,9 +83,9 @@ def collect(
     for name, counts in tokens.items():
         figures[f"sure_{name}"] = counts[-1] / sum(counts)
     curves = {
-        "reward": [round(row["rollout/reward_mean"], 4) for row in metrics],
-        "response_length": [round(row["sg/response_length"], 1) for row in steps],
-        **{key: [round(row[key], 5) for row in steps] for key in _STEP_CURVES},
+        "reward": _rounded(metrics, "rollout/reward_mean", 4),
+        "response_length": _rounded(steps, "sg/response_length", 1),
+        **{key: _rounded(steps, key, 5) for key in _STEP_CURVES},
         "accuracy": [{"rollout": r["global_step"], **accuracies(r)} for r in evaluations],
     }
     environment = json.loads((run_dir / "environment.json").read_text())
@@ -87,6 +98,15 @@ def collect(
         "versions": environment["versions"],
         "date": environment["started"],
     }
+
+
+def _numbers(rows: Sequence[dict[str, Any]], key: str) -> list[float]:
+    """The values of a key that were finite: a step that was skipped has a gradient norm of null."""
+    return [row[key] for row in rows if row[key] is not None]
+
+
+def _rounded(rows: Sequence[dict[str, Any]], key: str, digits: int) -> list[float | None]:
+    return [None if row[key] is None else round(row[key], digits) for row in rows]
 
 
 def token_probs(steps: Sequence[dict[str, Any]]) -> dict[str, list[int]]:

@@ -8,7 +8,6 @@ and shows w for its settings, or for the published constants.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import textwrap
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from sg_rlhf.algo.weightings import Weighting
 from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS, parameter_of
+from sg_rlhf.common import strict_json
 from sg_rlhf.common.command_line import OneLineParser
 from sg_rlhf.config import ConfigError, load_config
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, UpstreamChanged
@@ -243,7 +243,7 @@ def main(argv: list[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         return _fail(f"--plot {arguments.plot}: {error}")
     if arguments.json:
-        print(json.dumps(summary(rule)))
+        print(strict_json.dumps(summary(rule)))
     else:
         print(table(rule))
         unread = [o for o in arguments.overrides if o.startswith("sg.")]

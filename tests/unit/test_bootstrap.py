@@ -1,8 +1,8 @@
 """scripts/bootstrap.sh in a copy of the tree, with a stand-in for Python that records its calls.
 
 The real environment is not touched and nothing is downloaded. The stand-in answers the script's
-questions about the interpreter, has the real Python make the venv, takes the place of its python, and
-pretends to install.
+questions about the interpreter, has the real Python make the venv, takes the place of its
+python, and pretends to install.
 """
 
 from __future__ import annotations

@@ -43,6 +43,35 @@ def write_run(run_dir: Path, rollouts: int = 12) -> None:
     run_log.append(run_dir / run_log.EVALUATIONS, evaluations)
 
 
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "grad_norm", "rollout/reward_mean", "timing/step_total", "sg/weight_mean", "sg/zeroed_pos",
+        "optimizer_step", "rollout/accuracy", "eval_accuracy_ci95", "eval_num_prompts",
+    ],
+)  # fmt: skip
+def test_rows_of_an_older_version(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str
+) -> None:
+    write_run(tmp_path)
+    for name in (run_log.METRICS, run_log.OPTIMIZER_STEPS, run_log.EVALUATIONS):
+        rows = run_log.read(tmp_path / name)
+        (tmp_path / name).unlink()
+        kept = [{k: v for k, v in row.items() if k != missing} for row in rows]
+        run_log.append(tmp_path / name, kept)
+    assert summary.main([str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "nan" not in text and text.count("plots   ") == 1
+    shown = {
+        "grad_norm": "mean -, std -, max -", "rollout/reward_mean": "training reward     -  ->  -",
+        "timing/step_total": "- s per rollout", "sg/weight_mean": "token weight        mean -; 25",
+        "sg/zeroed_pos": "mean 1.200; - of", "eval_accuracy_ci95": "0.250 +- -  ->  0.550 +- -",
+        "eval_num_prompts": "(- prompts",
+    }  # fmt: skip
+    assert shown.get(missing, "") in text
+    assert "NaN" not in (tmp_path / "summary.json").read_text()
+
+
 def test_summary_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path)
     assert summary.main([str(tmp_path)]) == 0

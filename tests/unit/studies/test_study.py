@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,21 @@ def test_every_parameter_of_a_weighting_decides_a_cell(tmp_path: Path) -> None:
         ({"regimes": {"base": {"set": {"actor.adam.lr": "fast"}}}, "plan": SMALL["plan"][:1]},
          ["base/grpo/s0", "actor.adam.lr"]),
         ({"base": "nowhere.yaml"}, ["nowhere.yaml", "no such recipe"]),
+        ({"gpus": 0}, ["gpus=0: expected 1 or more"]),
+        ({"gpus": "two"}, ['gpus="two": expected a whole number']),
+        ({"gpus": 1.5}, ["gpus=1.5: expected a whole number"]),
+        ({"seeds": 3}, ["seeds=3: expected a list"]),
+        ({"seeds": []}, ["seeds=[]: expected 1 or more entries"]),
+        ({"about": 1}, ["about=1: expected text"]),
+        ({"regimes": {"base": 3}}, ["regimes.base=3: expected a mapping of keys to values"]),
+        ({"sharpness": {"data": "x", "rho": ["a"]}}, ['sharpness.rho.0="a": expected a number']),
+        ({"variants": {"grpo": {"recpie": 1}}},
+         ["unknown key 'variants.grpo.recpie'; did you mean recipe?"]),
+        ({"accuracy": {"zzz": 1, "sets": {"a": "b"}}},
+         ["unknown key 'accuracy.zzz'; expected one of sets, arguments"]),
+        ({"sede": [1]}, ["unknown key 'sede'; did you mean seeds?"]),
+        ({"sharpness": {"rho": [0.1]}}, ["sharpness.data: not set, and a study needs it"]),
+        ({"domain": "chess"}, ["domain: domain 'chess': expected one of kk, math, search"]),
     ],
 )  # fmt: skip
 def test_a_wrong_study_gets_one_line(
@@ -204,6 +220,16 @@ def test_a_wrong_study_gets_one_line(
         load_study(path)
     message = str(refusal.value)
     assert all(word in message for word in [str(path), *words]) and "\n" not in message
+    assert not re.search("Input should|valid integer|pydantic", message)
+
+
+@pytest.mark.parametrize("text", ["- a\n", "3\n", "", "a: [\n"])
+def test_a_file_that_is_no_mapping_gets_one_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="mapping") as refusal:
+        load_study(path)
+    assert str(refusal.value).startswith(f"{path}: ") and "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -245,6 +271,23 @@ def test_cells_are_chosen_by_several_patterns(capsys: pytest.CaptureFixture[str]
 )
 def test_a_run_gets_its_gpus(found: list[str], size: int, groups: list[str]) -> None:
     assert study_runner.device_groups(found, size) == groups
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        ("-1", []),
+        ("", []),
+        ("0,-1,1", ["0"]),
+        ("2, 5", ["2", "5"]),
+        ("GPU-a,GPU-b", ["GPU-a", "GPU-b"]),
+    ],
+)
+def test_hidden_gpus_are_none(
+    monkeypatch: pytest.MonkeyPatch, visible: str, found: list[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert study_runner.devices() == found
 
 
 def test_too_few_gpus_are_refused() -> None:
@@ -431,7 +474,7 @@ def test_a_printed_ranking_is_laid_beside_ours(tmp_path: Path) -> None:
     [
         ({"regime": "bse"}, "published.T: regime 'bse': expected one of ['base', 'fast']"),
         ({"accuracy": {"grpo": 0.4, "s": 1.0}}, "published.T: variant 's': expected one of"),
-        ({"accuracy": {"grpo": 0.4}}, "published.T.accuracy: "),
+        ({"accuracy": {"grpo": 0.4}}, "expected 2 or more entries"),
     ],
 )
 def test_a_printed_ranking_names_what_the_study_has(
@@ -454,6 +497,44 @@ def test_interval_is_scipys(values: list[float]) -> None:
         )
         assert half == pytest.approx((high - low) / 2)
     assert math.isnan(study_results.interval(values[:2]))
+
+
+def test_a_run_of_an_older_version_is_one_line(tmp_path: Path) -> None:
+    run = run_directory(tmp_path, 0.5, 0.1)
+    rows = run_log.read(run / run_log.METRICS)
+    (run / run_log.METRICS).unlink()
+    run_log.append(run / run_log.METRICS, [{"global_step": row["global_step"]} for row in rows])
+    with pytest.raises(ValueError, match="a row without 'timing/step_total', as of an older"):
+        study_results.collect(run, None, None)
+
+
+def test_a_skipped_step_has_no_norm(tmp_path: Path) -> None:
+    run = run_directory(tmp_path, 0.5, 0.1)
+    rows = run_log.read(run / run_log.OPTIMIZER_STEPS)
+    (run / run_log.OPTIMIZER_STEPS).unlink()
+    run_log.append(run / run_log.OPTIMIZER_STEPS, [{**rows[0], "grad_norm": math.nan}, *rows[1:]])
+    found = study_results.collect(run, None, None)
+    assert found["curves"]["grad_norm"][0] is None
+    norms = [row["grad_norm"] for row in rows[1:]]
+    assert found["figures"]["grad_norm_mean"] == pytest.approx(statistics.fmean(norms))
+
+
+def test_results_are_json_whatever_the_names_are(tmp_path: Path) -> None:
+    variants = {"grpo": {"about": "NaNometre, Infinity"}, "sg": {}}
+    study = load_study(write(tmp_path, variants=variants, plan=SMALL["plan"][:1], seeds=[0]))
+    cells = {
+        cell: study_results.collect(run_directory(tmp_path / cell.name, 0.5, 0.1), None, None)
+        for cell in study.cells()
+    }
+    for found in cells.values():
+        found["figures"]["grad_norm_max"] = math.inf
+    ablation.write_tables(study, cells, tmp_path)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    found = json.loads((tmp_path / "results.json").read_text(), parse_constant=refuse)
+    assert found["rows"][0]["held_out_after"]["ci95"] is None
 
 
 def test_tables_are_written_from_the_cells_that_are_there(

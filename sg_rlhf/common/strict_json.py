@@ -1,0 +1,29 @@
+"""JSON as its standard has it: Python's own writes NaN and Infinity, which other readers refuse."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+
+def dumps(value: Any, **options: Any) -> str:
+    """``value`` as JSON, with null for numbers that are not finite.
+
+    Args:
+        options: of :func:`json.dumps`.
+    """
+    return json.dumps(plain(value), allow_nan=False, **options)
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON can hold it: null for NaN and infinities, lists for arrays and tensors."""
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
