@@ -53,6 +53,8 @@ class Assumptions:
         packed_seconds: of one tensor in a bucket: gathered and freed by ZeRO-3, copied, loaded.
         host_bandwidth: of a node's memory, GB/s, for Adam on the CPU.
         disk: GB/s.
+        dynamic_balance: share of the ranks' time that dynamic batches keep them at work; drawn
+            lengths give 85 to 99 % (docs/operations.md, "dynamic batches").
     """
 
     response_tokens: float | None = None
@@ -72,6 +74,7 @@ class Assumptions:
     packed_seconds: float = 0.0005
     host_bandwidth: float = 150.0
     disk: float = 1.0
+    dynamic_balance: float = 0.95
 
     def mean_response(self, run: RunShape) -> float:
         """Tokens."""
@@ -83,13 +86,17 @@ class Assumptions:
 
     def lines(self, run: RunShape) -> list[str]:
         """What of it a reader should know first."""
-        return [
+        found = [
             f"responses of {self.mean_response(run):.0f} tokens on average, log-normal with "
             f"spread {self.response_spread}, cut at {run.max_new_tokens}; prompts of "
             f"{self.prompt(run):.0f}",
             f"{self.mfu:.0%} of the bf16 peak in training, {self.bandwidth:.0%} of the memory's "
             f"bandwidth in decoding, {self.link:.0%} of the links'",
         ]
+        if run.train_tokens:
+            share = f"{self.dynamic_balance:.0%}"
+            found.append(f"dynamic batches keep the ranks at work {share} of the time")
+        return found
 
 
 DEFAULT = Assumptions()
@@ -199,8 +206,8 @@ def _mean_tokens(run: RunShape, given: Assumptions) -> float:
 
 
 def _balance(run: RunShape, given: Assumptions, micro: int, step: int, upstreams: Way) -> float:
-    if run.train_tokens:  # upstream's dynamic batches: assumed (docs/operations.md: 0.85 to 0.99)
-        return 0.95
+    if run.train_tokens:
+        return given.dynamic_balance
     return balance(
         run.prompts, run.group, run.data_parallel, micro, given.mean_response(run),
         given.response_spread, run.max_new_tokens, given.prompt(run), run.packing, step,

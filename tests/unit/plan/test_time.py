@@ -183,3 +183,17 @@ def test_properties(run: RunShape, gpus: int) -> None:
     assert many is not None and few is not None
     assert many.parts["update"] < few.parts["update"]
     assert many.parts["weight sync"] > few.parts["weight sync"]
+
+
+def test_what_is_assumed_of_dynamic_batches_is_said() -> None:
+    run = run_of(train_tokens=16384)
+    found = time_plan(run, EIGHT)
+    assert found is not None
+    said = "dynamic batches keep the ranks at work 95% of the time"
+    assert any(said in line for line in found.lines(run))
+    slower = time_plan(run, EIGHT, Assumptions(dynamic_balance=0.475))
+    assert slower is not None
+    assert slower.parts["update"] == pytest.approx(2 * found.parts["update"])
+    fixed = run_of()
+    planned = time_plan(fixed, EIGHT)
+    assert planned is not None and "dynamic" not in "\n".join(planned.lines(fixed))
