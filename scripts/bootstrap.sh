@@ -79,14 +79,14 @@ uv_install() {
 choose_kind() {
   case ${SG_HARDWARE:-} in
     cpu) kind=cpu ;;
-    cuda | 1xgpu | 8xh100 | [1248]x24gb | [1248]x40gb | [1248]x80gb | 2x8x80gb) kind=cuda ;;
+    cuda | [1-9]*x[a-zA-Z0-9]*) kind=cuda ;; # the doctor refuses what is no name of hardware
     '')
       kind=${made%%:*}
       if [ -z "$kind" ]; then
         case $(nvidia-smi -L 2>/dev/null || true) in "GPU "*) kind=cuda ;; *) kind=cpu ;; esac
       fi
       ;;
-    *) refuse "SG_HARDWARE='$SG_HARDWARE': expected cpu, cuda or a name of configs/hardware" ;;
+    *) refuse "SG_HARDWARE='$SG_HARDWARE': expected cpu, cuda or a name such as 8x80gb" ;;
   esac
   lock=requirements/$kind.lock
 }

@@ -25,7 +25,7 @@ gpu_memory() {
 
 # SG_HARDWARE's value for this machine, and on stderr what it leaves unused.
 find_hardware() {
-  local memory count smallest used size
+  local memory count smallest size
   # Set but empty, or -1: the caller hides the GPUs, as by -1 those behind it.
   case ${CUDA_VISIBLE_DEVICES-unset} in "" | -1*) echo cpu; return ;; esac
   mapfile -t memory < <(gpu_memory)
@@ -42,12 +42,29 @@ find_hardware() {
       "SG_HARDWARE=cpu trains a tiny model without a GPU, SG_HARDWARE=1xgpu tries the recipe for one" \
       "of 24 GB, and CUDA_VISIBLE_DEVICES chooses among several"
   fi
-  used=1
-  while ((used * 2 <= count && used < 8)); do used=$((used * 2)); done
-  if ((used < count)); then
-    echo "using $used of $count GPUs: a rollout's batches divide over 1, 2, 4 or 8" >&2
+  echo "$(used_of "$count")x${size}gb"
+}
+
+used_of() { # COUNT: how many of so many GPUs are used
+  local used=1
+  while ((used * 2 <= $1 && used < 8)); do used=$((used * 2)); done
+  if ((used < $1)); then
+    echo "using $used of $1 GPUs: a rollout's batches divide over 1, 2, 4 or 8" >&2
   fi
-  echo "${used}x${size}gb"
+  echo "$used"
+}
+
+# NAME, such as 3x80gb or 8xh200: that of the settings for it, or NAME itself.
+settings_of() {
+  local name=${1,,} size
+  if [[ $name == 8xh100 || ! $name =~ ^([1-9][0-9]{0,3})x([a-z0-9-]+)$ ]]; then echo "$1"; return; fi
+  case ${BASH_REMATCH[2]} in
+    80gb | a100 | a800 | h100-pcie | h100 | h800 | h200 | b200) size=80 ;;
+    40gb | a100-40gb | l40s | 6000ada | a6000 | a40) size=40 ;;
+    24gb | 5090 | 4090 | 3090 | l4 | a10) size=24 ;;
+    *) echo "$1"; return ;;
+  esac
+  echo "$(used_of "${BASH_REMATCH[1]}")x${size}gb"
 }
 
 # GiB of memory that a run may use: the machine's, or its container's where that is less.
@@ -78,14 +95,14 @@ fit_host() {
 }
 
 hardware=${SG_HARDWARE:-}
-if [[ -z $hardware ]]; then hardware=$(find_hardware); fi
+if [[ -z $hardware ]]; then hardware=$(find_hardware); else hardware=$(settings_of "$hardware"); fi
 case $hardware in
   cpu) models=tiny ;;
   1xgpu | [12]x24gb) models=1b ;;
   [48]x24gb | [12]x40gb) models=3b ;;
   [48]x40gb | [1248]x80gb | 8xh100 | 2x8x80gb) models=8b ;;
-  *) refuse "SG_HARDWARE=$hardware: expected cpu, {1,2,4,8}x{24,40,80}gb such as 8x80gb, 2x8x80gb" \
-    "(nodes x GPUs), 1xgpu or 8xh100" ;;
+  *) refuse "SG_HARDWARE=$hardware: expected cpu, COUNTx{24,40,80}gb such as 8x80gb, COUNTxTYPE such as" \
+    "8xh200, 2x8x80gb (nodes x GPUs) or 1xgpu" ;;
 esac
 
 # A name that is given may be another machine's.

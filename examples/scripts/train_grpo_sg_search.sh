@@ -8,8 +8,8 @@
 # on a generated encyclopedia through the same pipeline in minutes. It starts a retriever for the
 # length of the run, unless one is named. Any recipe key can be overridden: actor.adam.lr=1e-4.
 #
-#   SG_HARDWARE=8x80gb             instead of what nvidia-smi finds: cpu, {1,2,4,8}x{24,40,80}gb,
-#                                  2x8x80gb (two nodes), 1xgpu (reduced), 8xh100
+#   SG_HARDWARE=8x80gb             instead of what nvidia-smi finds: cpu, COUNTx{24,40,80}gb,
+#                                  COUNTxTYPE (8xh200), 2x8x80gb (two nodes), 1xgpu (reduced)
 #   SG_CONFIG=FILE                 another recipe than the hardware's
 #   SG_RUN_DIR=DIR                 where the run goes (started again there, it resumes)
 #   SG_RETRIEVER_URL=URL           a running retriever, http://HOST:PORT/retrieve; none is started

@@ -15,8 +15,14 @@ if TYPE_CHECKING:
 #: training scripts choose by the same figures.
 SIZES = {80: 75_000, 40: 39_000, 24: 22_000}
 COUNTS = (8, 4, 2, 1)
+#: Types that stand for a size, as in sg_rlhf/plan/gpu_types.py and examples/scripts/common.sh.
+TYPES = {
+    "a100": 80, "a800": 80, "h100-pcie": 80, "h100": 80, "h800": 80, "h200": 80, "b200": 80,
+    "a100-40gb": 40, "l40s": 40, "6000ada": 40, "a6000": 40, "a40": 40,
+    "5090": 24, "4090": 24, "3090": 24, "l4": 24, "a10": 24,
+}  # fmt: skip
 #: Names that are older than COUNTxSIZEgb: how many GPUs, of how many GB.
-_OLDER = {"1xgpu": (1, 24), "8xh100": (8, 80), "cuda": (None, None)}
+_OLDER = {"1xgpu": (1, 24), "cuda": (None, None)}
 
 
 @dataclass(frozen=True)
@@ -68,13 +74,15 @@ def of_hardware(name: str) -> Needs:
     if name in _OLDER:
         gpus, size = _OLDER[name]
     else:
-        found = re.match(r"(?:([1-9]\d*)x)?([1-9]\d*)x(\d+)gb$", name)
-        if not found or int(found[3]) not in SIZES:
+        kinds = {f"{gb}gb": gb for gb in sorted(SIZES)}
+        kinds.update(TYPES)
+        found = re.match(r"(?:([1-9]\d*)x)?([1-9]\d*)x([a-z0-9-]+)$", name.lower())
+        if not found or found[3] not in kinds:
             raise ValueError(
-                f"SG_HARDWARE={name}: expected cpu, or COUNTxSIZEgb such as 8x80gb, with a size "
-                f"of {', '.join(map(str, sorted(SIZES)))}"
+                f"SG_HARDWARE={name}: expected cpu, or [NODESx]COUNTx followed by a size or a type "
+                f"of GPU, such as 8x80gb or 8xh200: {', '.join(kinds)}"
             )
-        nodes, gpus, size = int(found[1] or 1), int(found[2]), int(found[3])
+        nodes, gpus, size = int(found[1] or 1), int(found[2]), kinds[found[3]]
     return Needs(gpus=gpus, gpu_gb=size, nodes=nodes)
 
 

@@ -379,7 +379,7 @@ def foreign_folder(tree: Tree) -> None:
 @pytest.mark.parametrize(
     ("prepare", "changes", "expected"),
     [
-        (None, {"SG_HARDWARE": "tpu"}, "SG_HARDWARE='tpu': expected cpu, cuda or a name of"),
+        (None, {"SG_HARDWARE": "tpu"}, "SG_HARDWARE='tpu': expected cpu, cuda or a name such as"),
         (hide("python3.11"), {}, "no Python 3.11 (tried python3.11 python3"),
         (None, {"SG_PYTHON": "/no/python"}, "no Python 3.11 (tried /no/python"),
         (None, {"FAKE_BASE": ""}, "no Python 3.11"),
