@@ -21,7 +21,8 @@ class Check:
         status: ok; warning (works, but); failed (cannot work); skipped (not known, not needed).
         found: what there is.
         needed: what there must be.
-        remedy: what to do, or a remark.
+        remedy: what to do; "" where nothing is wrong.
+        remark: what else is to be known, with nothing to do.
     """
 
     name: str
@@ -29,12 +30,18 @@ class Check:
     found: str
     needed: str = ""
     remedy: str = ""
+    remark: str = ""
+
+    def __post_init__(self) -> None:
+        if self.status == OK and self.remedy:
+            raise ValueError(f"{self.name}: ok, and yet {self.remedy}")
 
     def line(self) -> str:
         """For a terminal or a log that shows this check alone."""
         needed = f", needed: {self.needed}" if self.needed else ""
         remedy = f": {self.remedy}" if self.remedy else ""
-        return f"{self.name}: found {self.found}{needed}{remedy}"
+        remark = f" ({self.remark})" if self.remark else ""
+        return f"{self.name}: found {self.found}{needed}{remedy}{remark}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

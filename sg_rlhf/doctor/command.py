@@ -109,11 +109,11 @@ def _look(arguments: argparse.Namespace) -> tuple[Facts, Needs, list[Check]]:
         ValueError: one line for the user.
     """
     named = os.environ.get("SG_HARDWARE", "")
+    asked = of_hardware(named)  # a wrong name is refused with a recipe too, which has its own
     if arguments.install:
         gpus = 0 if named == "cpu" else None
         needs = replace(of_hardware("cuda"), install=arguments.install, gpus=gpus)
         return _facts(arguments, Wanted(hub=False, seconds=5.0)), needs, []
-    asked = of_hardware(named)  # a wrong name is refused with a recipe too, which has its own
     if not arguments.config and not arguments.overrides:
         wanted = Wanted(run_dir=Path(arguments.run_dir or "runs"))
         return _facts(arguments, wanted), asked, []

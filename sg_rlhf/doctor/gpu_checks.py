@@ -98,8 +98,8 @@ def count(facts: Facts, needs: Needs) -> Check:
     if facts.gpus is None:
         return Check("GPUs", SKIPPED, found, needed)
     if wanted is None:
-        remedy = "" if facts.gpus else ON_CPU
-        return Check("GPUs", OK, found, needed, remedy)
+        remark = "" if facts.gpus else "the small models train without"
+        return Check("GPUs", OK, found, needed, remark=remark)
     if not facts.gpus:
         remedy = "run it where GPUs are (CUDA_VISIBLE_DEVICES must name them), or a CPU recipe"
         return Check("GPUs", FAILED, found, needed, f"{remedy}: configs/kk/grpo_sg_tiny_cpu.yaml")
@@ -108,8 +108,8 @@ def count(facts: Facts, needs: Needs) -> Check:
         remedy = f"{name} is for these" if name else "fewer ranks: actor.num_gpus_per_node"
         return Check("GPUs", FAILED, found, needed, remedy)
     spare = len(facts.gpus) - wanted
-    remedy = f"{spare} stay idle; {settings_for(facts.gpus, needs)} uses more"
-    return Check("GPUs", OK, found, needed, remedy if spare >= wanted else "")
+    remark = f"{spare} stay idle; {settings_for(facts.gpus, needs)} uses more"
+    return Check("GPUs", OK, found, needed, remark=remark if spare >= wanted else "")
 
 
 def driver(facts: Facts) -> Check:
@@ -123,7 +123,7 @@ def driver(facts: Facts) -> Check:
         return Check("driver", OK, found, needed)
     if facts.driver_cuda and int(facts.driver_cuda.split(".")[0]) >= CUDA:
         remark = f"with forward compatibility to CUDA {facts.driver_cuda}"
-        return Check("driver", OK, found, needed, remark)
+        return Check("driver", OK, found, needed, remark=remark)
     newest = f" (CUDA {facts.driver_cuda})" if facts.driver_cuda else ""
     remedy = f"update NVIDIA's driver to {DRIVER} or later, or {ON_CPU}"
     return Check("driver", FAILED, found + newest, needed, remedy)

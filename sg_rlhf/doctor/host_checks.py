@@ -53,7 +53,7 @@ def where(facts: Facts) -> list[Check]:
         inside.append("a SLURM job")
     found = " in ".join(str(name) for name in inside)
     return (
-        [Check("inside", OK, found, remedy="its limits count, not the machine's")] if found else []
+        [Check("inside", OK, found, remark="its limits count, not the machine's")] if found else []
     )
 
 

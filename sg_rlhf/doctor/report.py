@@ -28,13 +28,18 @@ def coloured(stream: TextIO) -> bool:
 
 
 def table(checks: Sequence[Check], colour: bool) -> list[str]:
-    """A line a check: status, name, found, needed, what to do."""
-    rows = [(c.status, c.name, c.found, c.needed, as_typed(c.remedy)) for c in checks]
+    """A line per check: status, name, found, needed, what to do; remarks are in brackets."""
+    rows = [(c.status, c.name, c.found, c.needed, _last(c)) for c in checks]
     heading = ("", "", "found", "needed", "what to do")
     widths = [
         min(_WIDEST, max(len(row[column]) for row in [*rows, heading])) for column in range(4)
     ]
     return [_line(row, widths, colour) for row in [heading, *rows]]
+
+
+def _last(check: Check) -> str:
+    remark = f"({check.remark})" if check.remark else ""
+    return as_typed(f"{check.remedy} {remark}".strip())
 
 
 def _line(row: tuple[str, ...], widths: list[int], colour: bool) -> str:

@@ -52,13 +52,14 @@ def hub(facts: Facts) -> Check:
     needed = "models, data sets"
     problem = _out_of_reach(facts)
     if problem:
+        # No more than a remark: whether a recipe's files are here is judged with a recipe.
         found, remedy = problem
-        status = OK if facts.hub and facts.hub.offline else WARNING
-        return Check("hub", status, found, needed, f"{remedy}, or give folders instead of ids")
+        remark = f"for what is not here: {remedy}, or give folders instead of ids"
+        return Check("hub", OK, found, needed, remark=remark)
     if facts.hub is None or facts.hub.reachable is None:
         return Check("hub", SKIPPED, "unknown", needed)
     token = "with a token" if facts.hub.token else "without a token, which gated models need"
-    return Check("hub", OK, f"{facts.hub.host} answers", needed, token)
+    return Check("hub", OK, f"{facts.hub.host} answers", needed, remark=token)
 
 
 def model(facts: Facts, needs: Needs) -> Check | None:
@@ -130,6 +131,6 @@ def wandb(facts: Facts) -> Check | None:
     if facts.wandb == "offline":
         return Check("wandb", OK, "offline by WANDB_MODE")
     if facts.wandb == "netrc":
-        remedy = "a run is logged online with WANDB_API_KEY or logger.wandb.key alone"
-        return Check("wandb", OK, "a login in netrc", remedy=remedy)
+        remark = "a run is logged online with WANDB_API_KEY or logger.wandb.key alone"
+        return Check("wandb", OK, "a login in netrc", remark=remark)
     return None

@@ -25,7 +25,7 @@ def checkout(tree: Tree) -> Tree:  # noqa: F811
     data = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "sg_rlhf" / "doctor", tree.root / "sg_rlhf" / "doctor", ignore=data)
     (tree.root / "sg_rlhf" / "common").mkdir()
-    for name in ("__init__.py", "common/__init__.py", "common/cgroup.py"):
+    for name in ("__init__.py", "common/__init__.py", "common/cgroup.py", "common/environment.py"):
         shutil.copy(ROOT / "sg_rlhf" / name, tree.root / "sg_rlhf" / name)
     stand_in = tree.tools / "python3.11"
     handed_on = f'case $* in *sg_rlhf.doctor*) exec {sys.executable} "$@" ;; esac\n'
@@ -39,6 +39,12 @@ def test_nothing_is_said_where_nothing_is_wrong(checkout: Tree) -> None:
     done = checkout.bootstrap(SG_HARDWARE="")
     assert done.returncode == 0 and done.stderr == ""
     assert "making .venv for cuda" in done.stdout
+
+
+def test_a_wrong_name_of_hardware_is_refused(checkout: Tree) -> None:
+    done = checkout.bootstrap(SG_HARDWARE="8x80")
+    assert done.returncode == 2 and done.stderr.startswith("error: SG_HARDWARE=8x80: expected cpu")
+    assert done.stderr.count("\n") == 1 and "making" not in done.stdout
 
 
 def test_an_old_driver_is_refused_in_seconds_and_the_cpu_offered(checkout: Tree) -> None:

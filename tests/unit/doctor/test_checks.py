@@ -16,6 +16,7 @@ from sg_rlhf.doctor.checks import check
 from sg_rlhf.doctor.facts import Disk, Facts, Gpu, Hub, Python, read
 from sg_rlhf.doctor.needs import SIZES, Needs, models_of, of_hardware, size_of, suggested_hardware
 from sg_rlhf.doctor.recipe import DOWNLOAD, PROCESSES, judge, load
+from sg_rlhf.doctor.report import table
 from sg_rlhf.plan.hardware import named as named_hardware
 from sg_rlhf.plan.memory import memory_plan
 from sg_rlhf.plan.run_shape import run_shape
@@ -196,7 +197,7 @@ def test_names_of_hardware() -> None:
     assert (two.nodes, two.gpus, two.gpu_gb) == (2, 8, 80)
     assert (of_hardware("8xh100").gpus, of_hardware("1xgpu").gpus) == (8, 1)
     for wrong in ("8x80", "0x80gb", "8x30gb", "h100", "8x80gb "):
-        with pytest.raises(ValueError, match="expected cpu, or COUNTxSIZEgb such as 8x80gb"):
+        with pytest.raises(ValueError, match="such as 8x80gb or 8xh200: 24gb, "):
             of_hardware(wrong)
 
 
@@ -211,8 +212,8 @@ def test_hardware_by_name_asks_for_so_many_of_such_a_size() -> None:
 
 def test_gpus_that_stay_idle_are_a_remark() -> None:
     one = gpu_checks.count(EIGHT, Needs(gpus=1))
-    assert one.status == OK and "7 stay idle; SG_HARDWARE=8x80gb" in one.remedy
-    assert gpu_checks.count(EIGHT, Needs(gpus=8)).remedy == ""
+    assert one.status == OK and "7 stay idle; SG_HARDWARE=8x80gb" in one.remark
+    assert gpu_checks.count(EIGHT, Needs(gpus=8)).remark == ""
 
 
 def test_gpus_in_use_and_unequal_ones() -> None:
@@ -375,6 +376,28 @@ def test_retriever(who: str | None, status: str) -> None:
     needs = Needs(recipe=True, retriever="http://127.0.0.1:8000/retrieve")
     found = run_checks.retriever(Facts(retriever=who), needs)
     assert found is not None and found.status == status
+
+
+@pytest.mark.parametrize("hub", [Hub(reachable=False), Hub(offline=True), HERE])
+def test_a_hub_out_of_reach_is_no_warning_of_a_machine_in_general(hub: Hub) -> None:
+    """A recipe whose model is here works without; one whose model is not is refused."""
+    found = run_checks.hub(Facts(hub=hub))
+    assert (found.status, found.remedy) == (OK, "")
+    with_recipe = Needs(recipe=True, model="org/name")
+    here = run_checks.checks(Facts(models={"org/name": "cache"}, hub=hub), with_recipe)
+    assert exit_status(here) == 0
+    absent = run_checks.checks(Facts(models={"org/name": "absent"}, hub=hub), with_recipe)
+    assert exit_status(absent) == (0 if hub is HERE else 2)
+
+
+def test_nothing_is_to_do_where_all_is_well(tmp_path: Path) -> None:
+    for machine in sorted(MACHINES.glob("*.json")):
+        for one in check(read(machine), of_hardware("")):
+            assert one.status != OK or not one.remedy
+    rows = table([Check("GPUs", OK, "none", "any number", remark="the small models")], colour=False)
+    assert rows[1].endswith("any number  (the small models)")
+    with pytest.raises(ValueError, match="ok, and yet"):
+        Check("GPUs", OK, "none", remedy="buy some")
 
 
 def test_data_and_wandb() -> None:

@@ -156,9 +156,13 @@ def test_hardware_that_is_asked_for(
     assert main(facts_of("driver-550")) == 0
     monkeypatch.setenv("SG_HARDWARE", "8x80")
     assert main(facts_of("h100x8")) == 2
-    assert capsys.readouterr().err.startswith("error: SG_HARDWARE=8x80: expected cpu, or COUNTx")
+    assert capsys.readouterr().err.startswith(
+        "error: SG_HARDWARE=8x80: expected cpu, or [NODESx]COUNTx"
+    )
     assert main([*facts_of("h100x8"), "--config", TINY]) == 2
-    assert capsys.readouterr().err.startswith("error: SG_HARDWARE=8x80: expected cpu, or COUNTx")
+    assert capsys.readouterr().err.startswith(
+        "error: SG_HARDWARE=8x80: expected cpu, or [NODESx]COUNTx"
+    )
 
 
 @pytest.fixture(scope="module")
