@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import inspect
 import math
 import uuid
 from collections.abc import Awaitable
@@ -19,6 +20,7 @@ from vllm import SamplingParams, TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
 from sg_rlhf.common import vllm_settings
+from sg_rlhf.common.rows import short
 from sg_rlhf.common.sampling_seeds import Draw, seed_of
 from sg_rlhf.common.weight_versions import turned
 from sg_rlhf.overlay import engine_log_probs, phases, remote_code, switches
@@ -27,7 +29,7 @@ from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.engine_gate import Gate
 from sg_rlhf.overlay.errors import EngineReplaced, RewardError
 from sg_rlhf.overlay.fork_server import handle as fork_server
-from sg_rlhf.tasks import chat
+from sg_rlhf.tasks import chat, reward_values
 
 WORKER_EXTENSION = "sg_rlhf.overlay.weight_receiver.BucketWorkerWrap"
 CPU_WORKER_EXTENSION = "sg_rlhf.overlay.cpu.weight_sync.CpuWorkerWrap"
@@ -65,7 +67,8 @@ class StrictSingleTurnExecutor(SingleTurnAgentExecutor):
 
     Upstream calls the reward function in a thread, catches whatever it raises and goes on with
     ``reward=None``. The exception is kept here under the sample's text, so that the engine can
-    stop the run with its cause.
+    stop the run with its cause. So is a returned value that cannot be used
+    (:mod:`sg_rlhf.tasks.reward_values`). An ``async`` reward function is awaited.
     """
 
     def __init__(self, remote_rm_url: Any = None) -> None:
@@ -82,7 +85,11 @@ class StrictSingleTurnExecutor(SingleTurnAgentExecutor):
 
     async def _keep_failure(self, sample: str, rewards: Awaitable[Any]) -> Any:
         try:
-            return await rewards
+            # Upstream asks for one prompt at a time.
+            (returned,) = await rewards
+            if inspect.isawaitable(returned):
+                returned = await returned
+            return [reward_values.reward_fields(returned)]
         except BaseException as error:
             self.failures[sample] = error
             raise
@@ -188,9 +195,8 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
             super().generate_responses, hf_tokenizer=hf_tokenizer, num_samples=1
         )
         outputs = await asyncio.gather(*map(respond, range(num_samples)))
-        if self._expects_reward:
-            for output in outputs:
-                self._check_reward(output, hf_tokenizer)
+        for output in outputs:
+            self._check_reward(output, hf_tokenizer)
         return outputs
 
     def _gate_of(self, asked: Asked | None) -> Gate | None:
@@ -283,22 +289,42 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         return Incarnation(self._incarnation, node, processes, group and group.id.hex())
 
     def _check_reward(self, output: dict[str, Any], tokenizer: Any) -> None:
-        reward = output["reward"]
-        number = reward.item() if hasattr(reward, "item") else reward  # a tensor or numpy scalar
-        if isinstance(number, (int, float)):
-            if math.isfinite(number):
-                return
-            if switches.skip_nonfinite():
-                # Its group is left out of the update. A filter by scores would take it unnoticed.
-                output["scores"] = 0.0
-                return
+        """Make floats of a response's reward, score and logs.
+
+        Raises:
+            RewardError: one of them is no number; one line with the cause and the sample.
+        """
+        try:
+            self._take_numbers(output)
+            return
+        except reward_values.RewardValueError as error:
+            why = str(error)
         text = tokenizer.decode(output["observation_tokens"], skip_special_tokens=False)
         cause = getattr(self.executor, "failures", {}).get(text)
-        why = f"{type(cause).__name__}: {cause}" if cause is not None else f"it gave {reward!r}"
+        if isinstance(cause, reward_values.RewardValueError):
+            why = str(cause)
+        elif cause is not None:
+            why = f"{type(cause).__name__}: {cause}"
         raise RewardError(
-            f"the reward function failed on a rollout ({why}); label {output['label']!r}; "
-            f"the sample ends: ...{text[-SHOWN_CHARACTERS:]}"
+            f"the reward function failed on a rollout ({why}); label {short(output['label'])}; "
+            f"prompt {short(output['prompt'])}; the sample ends: {text[-SHOWN_CHARACTERS:]!r}"
         )
+
+    def _take_numbers(self, output: dict[str, Any]) -> None:
+        reward, score = output.get("reward"), output.get("scores")
+        if reward is None and not self._expects_reward:
+            return  # a reward model gives it
+        output["reward"] = reward_values.number_of("rewards", reward)
+        output["scores"] = None if score is None else reward_values.number_of("scores", score)
+        output["extra_logs"] = reward_values.logs_of(output.get("extra_logs"))
+        if math.isfinite(output["reward"]):
+            return
+        if not switches.skip_nonfinite():
+            raise reward_values.RewardValueError(
+                f"`rewards` is {output['reward']}, expected a finite number"
+            )
+        # Its group is left out of the update. A filter by scores would take it unnoticed.
+        output["scores"] = 0.0
 
     async def alive(self) -> None:
         """Answers when this process and the engine's core do."""

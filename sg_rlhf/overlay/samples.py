@@ -47,6 +47,8 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
     _asking: Asking | None = None
     #: Of an asynchronous run: who draws the prompts, and has the samples.
     ahead: RolloutsAhead | None = None
+    #: The names in ``extra_logs`` of the first response.
+    _log_names: set[str] | None = None
 
     def generate_samples(self, **generate_kwargs: Any) -> Any:
         """Upstream's, timed; of an asynchronous run what was sampled ahead."""
@@ -193,6 +195,7 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
     def _process_response_into_experience(self, response: Any, **generate_kwargs: Any) -> Any:
         if self._arrived is not None:
             self._arrived.append(time.perf_counter())
+        self._check_log_names(response)
         experience = super()._process_response_into_experience(response, **generate_kwargs)
         if self._evaluated is not None:
             _refuse_non_finite(experience)  # there is no update that could do without it
@@ -203,6 +206,19 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
             samples = generate_kwargs["n_samples_per_prompt"]
             phases.count(self._evaluated, len(self.eval_dataloader) * samples)
         return experience
+
+    def _check_log_names(self, response: Any) -> None:
+        """Upstream makes one column of each name, which must have a value for every response."""
+        names = {*(response.get("extra_logs") or {})}
+        if self._log_names is None:
+            self._log_names = names
+        odd = sorted(names ^ self._log_names)
+        if odd:
+            raise RewardError(
+                f"the reward function gave `extra_logs` with {odd[0]!r} for some responses only; "
+                "expected the same names for every response (prompt: "
+                f"{response['prompt'][-200:]!r})"
+            )
 
 
 def _refuse_non_finite(experience: Any) -> None:

@@ -222,7 +222,7 @@ class Engine(SGRolloutActor):
     """The rollout engine without a model: of its outputs only the reward is looked at."""
 
     def __init__(self) -> None:
-        self.executor = SimpleNamespace()
+        self.executor, self._expects_reward = SimpleNamespace(), True
 
 
 class Letters:
@@ -234,17 +234,21 @@ class Letters:
 def test_the_engine_hands_on_a_number_and_nothing_else(
     value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output = {"reward": value, "scores": value, "label": "A", "observation_tokens": [72, 105]}
+    output = {
+        "reward": value, "scores": value, "label": "A", "prompt": "p",
+        "observation_tokens": [72, 105],
+    }  # fmt: skip
     monkeypatch.delenv(switches.SKIP_NONFINITE, raising=False)
     with pytest.raises(RewardError, match="the reward function failed"):
         Engine()._check_reward(output, Letters())
     monkeypatch.setenv(switches.SKIP_NONFINITE, "1")
-    if value is None:  # it raised, or the server did not answer
+    if value is None:  # skipping is for numbers
         with pytest.raises(RewardError, match="the reward function failed"):
             Engine()._check_reward(output, Letters())
     else:
         Engine()._check_reward(output, Letters())
-        assert output["scores"] == 0.0 and output["reward"] is value
+        assert output["scores"] == 0.0
+        torch.testing.assert_close(output["reward"], float(value), equal_nan=True)
 
 
 def test_in_an_evaluation_such_a_reward_stops() -> None:
