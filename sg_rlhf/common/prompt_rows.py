@@ -11,7 +11,7 @@ import csv
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,45 @@ from sg_rlhf.common.rows import DataError, numbered_json_lines, one_line, parque
 
 #: What upstream reads by its suffix; an Arrow file is a cache of `datasets`, and is taken as it is.
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
+#: Fields of common data sets (TRL, verl, OpenRLHF), for the message about a field that is missing.
+COMMON_PROMPTS = ("prompt", "messages", "problem", "question", "instruction", "query", "input")
+COMMON_LABELS = (
+    "reward_model.ground_truth", "ground_truth", "answer", "solution", "label", "target",
+)  # fmt: skip
+#: Fewest tokens for a response where `rollout.max_new_tokens` is not set.
+LEAST_RESPONSE = 16
+
+
+def room_for_prompt(max_len: int, max_new_tokens: int | None) -> int:
+    """Most tokens of a prompt: `data.max_len` holds the prompt and its response."""
+    return max_len - (max_new_tokens or LEAST_RESPONSE)
+
+
+def too_long(tokens: int, rows: int, max_len: int, max_new_tokens: int | None) -> str:
+    """What is wrong with a prompt that leaves no room for its response, and what to do."""
+    room = room_for_prompt(max_len, max_new_tokens)
+    response = (
+        f"{LEAST_RESPONSE} tokens, the least without rollout.max_new_tokens"
+        if max_new_tokens is None
+        else f"{max_new_tokens} tokens (max_new_tokens)"
+    )
+    return (
+        f"the prompt has {tokens} tokens, and data.max_len={max_len} leaves {room} beside a "
+        f"response of {response}; {rows} such rows; raise data.max_len, lower max_new_tokens, or "
+        "leave such rows out"
+    )
+
+
+def value_of(row: Mapping[str, Any], name: str) -> Any:
+    """A field of a row; ``a.b`` is the field b of the object a, unless the row has a field ``a.b``.
+
+    None where the row has no such field.
+    """
+    if name in row:
+        return row[name]
+    outer, dot, inner = name.partition(".")
+    found = row.get(outer)
+    return value_of(found, inner) if dot and isinstance(found, Mapping) else None
 
 
 @dataclass(frozen=True)
@@ -27,8 +66,8 @@ class Fields:
     """What a row must hold.
 
     Attributes:
-        prompt: the field of the prompt.
-        label: the field of the label; None: there is none.
+        prompt: the field of the prompt; ``a.b`` for one inside of another.
+        label: the field of the label, in the same form; None: there is none.
         image: the field of its images, which need not be there.
         chat: a prompt may be a list of messages too, which a chat template makes text of.
         template: what the prompt is put into, with ``{}`` in its place; None: nothing.
@@ -46,6 +85,17 @@ class Fields:
         """The prompt as the model gets it."""
         return prompt if self.template is None else self.template.format(prompt)
 
+    def flat(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A row with its prompt and its label under the names of their fields.
+
+        A label that is a number becomes text, as a reward function compares texts.
+        """
+        found = {**row, self.prompt: value_of(row, self.prompt)}
+        if self.label is not None:
+            label = value_of(row, self.label)
+            found[self.label] = str(label) if isinstance(label, (int, float)) else label
+        return found
+
 
 @dataclass
 class Seen:
@@ -59,6 +109,8 @@ class Seen:
         keep: take the same prompt with another label all the same, and count it.
         contradicting: how many rows have another label than the first with their prompt.
         first_contradicting: where the first of them and the earlier one stand.
+        numbers: how many labels are numbers.
+        first_number: where the first of them stands, and its text.
     """
 
     prompts: dict[bytes, tuple[str, bytes]] = field(default_factory=dict)
@@ -68,6 +120,8 @@ class Seen:
     keep: bool = False
     contradicting: int = 0
     first_contradicting: tuple[str, str] = ("", "")
+    numbers: int = 0
+    first_number: tuple[str, str] = ("", "")
 
     def remarks(self) -> list[str]:
         """What a user should know of them, a line each."""
@@ -84,7 +138,18 @@ class Seen:
                 f"{self.contradicting} of {self.rows} rows have an earlier prompt with another "
                 f"label (first: {second}, of {first}): no response is right by both"
             )
+        if self.numbers:
+            place, text = self.first_number
+            found.append(
+                f"{self.numbers} of {self.rows} labels are numbers: the reward function gets them "
+                f"as text (first: {place}: {text!r})"
+            )
         return found
+
+    def take_number(self, place: str, text: str) -> None:
+        """Note a label that is a number."""
+        self.numbers += 1
+        self.first_number = self.first_number if self.first_number[0] else (place, text)
 
     def take(self, prompt: Any, label: Any, images: Any, place: str) -> None:
         """Note one row.
@@ -133,28 +198,45 @@ def checked(
     for place, row in rows:
         if not isinstance(row, dict):
             raise DataError(f"{place}: {short(row)}, expected an object with {fields.prompt!r}")
-        prompt = row.get(fields.prompt)
+        flat = fields.flat(row)
+        prompt = flat[fields.prompt]
         fault = _prompt_fault(prompt, fields)
         if fault is not None:
-            has = f"; the row has {short([*row])}"
             raise DataError(
-                f"{place}: {fields.prompt}: {fault}"
-                f"{has if prompt is None and fields.prompt not in row else ''}"
+                f"{place}: {fields.prompt}: {fault}{_has(row) if prompt is None else ''}"
             )
         label = None
         if fields.label is not None:
-            label = row.get(fields.label)
+            label = flat[fields.label]
             missing = label is None or (isinstance(label, (str, list, dict)) and not label)
             blank = isinstance(label, str) and not label.strip()
-            fault = (
-                "missing or empty, expected what the reward compares with"
-                if missing or blank
-                else fields.label_fault(label)
-            )
+            if missing or blank:
+                raise DataError(
+                    f"{place}: {fields.label}: missing or empty, expected what the reward compares "
+                    f"with{_has(row) if label is None else ''}"
+                )
+            fault = fields.label_fault(label)
             if fault is not None:
                 raise DataError(f"{place}: {fields.label}: {fault}")
+            if isinstance(value_of(row, fields.label), (int, float)):
+                seen.take_number(place, label)
         seen.take(prompt, label, row.get(fields.image), place)
         yield place, fields.text(prompt) if isinstance(prompt, str) else None
+
+
+def _has(row: Mapping[str, Any]) -> str:
+    """The fields of a row that lacks one, and the settings for it if its form is a common one."""
+    prompt = next((name for name in COMMON_PROMPTS if value_of(row, name) is not None), None)
+    label = next((name for name in COMMON_LABELS if value_of(row, name) is not None), None)
+    has = f"; the row has {short([*row])}"
+    if prompt is None:
+        return has
+    settings = [f"data.input_key={prompt}"]
+    if label is not None:
+        settings.append(f"data.label_key={label}")
+    if isinstance(value_of(row, prompt), list):
+        settings.append("data.apply_chat_template=true")
+    return f"{has}: set {' '.join(settings)}"
 
 
 def _prompt_fault(prompt: Any, fields: Fields) -> str | None:
@@ -163,6 +245,8 @@ def _prompt_fault(prompt: Any, fields: Fields) -> str | None:
     if fields.chat and isinstance(prompt, list):
         fine = prompt and all(isinstance(m, dict) and {"role", "content"} <= {*m} for m in prompt)
         return None if fine else f"{short(prompt)}, expected messages with role and content"
+    if isinstance(prompt, list):
+        return f"{short(prompt)}, expected text, or messages with data.apply_chat_template=true"
     if not isinstance(prompt, str):
         return f"{short(prompt)}, expected text"
     if not prompt.strip():
@@ -200,11 +284,12 @@ def _numbered(path: Path, fields: Fields) -> Iterator[tuple[int, Any]]:
 
 
 def _columns(present: list[str], fields: Fields) -> list[str]:
-    wanted = [fields.prompt, *filter(None, [fields.label])]
-    missing = [name for name in wanted if name not in present]
-    if missing:
-        raise DataError(f"column {missing[0]!r} is missing, found {short(present)}")
-    return [*wanted, *({fields.image} & {*present})]
+    """The columns to read; all where one is missing, for the message about the first row."""
+    wanted = {
+        name if name in present else name.partition(".")[0]
+        for name in filter(None, [fields.prompt, fields.label])
+    }
+    return [*({*wanted, fields.image} & {*present})] if wanted <= {*present} else present
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, Any]]:

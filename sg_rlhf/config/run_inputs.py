@@ -17,7 +17,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sg_rlhf.common import model_folder
-from sg_rlhf.common.prompt_rows import SUFFIXES, Fields, Seen, checked, rows_of
+from sg_rlhf.common.prompt_rows import (
+    SUFFIXES,
+    Fields,
+    Seen,
+    checked,
+    room_for_prompt,
+    rows_of,
+    too_long,
+)
 from sg_rlhf.common.redaction import redacted
 from sg_rlhf.common.rows import DataError, short
 from sg_rlhf.config.errors import ConfigError
@@ -82,13 +90,20 @@ class PromptSet:
         key: for messages.
         names: files, folders or ids of a hub.
         split: which part of them is read.
-        room: most tokens of a prompt.
+        max_len: most tokens of a prompt and its response.
+        response: tokens that a response may have; None: what is left.
     """
 
     key: str
     names: tuple[str, ...]
     split: str
-    room: int
+    max_len: int
+    response: int | None
+
+    @property
+    def room(self) -> int:
+        """Most tokens of a prompt."""
+        return room_for_prompt(self.max_len, self.response)
 
 
 def prompt_sets(config: Config) -> list[PromptSet]:
@@ -117,14 +132,15 @@ def prompt_sets(config: Config) -> list[PromptSet]:
 
 def _set(config: Config, key: str, names: str, split: str, response: int | None) -> PromptSet:
     longest = config.value("data.max_len")
-    room = longest - (response or 1)
-    if room < 1:
+    split_names = tuple(name.strip() for name in str(names).split(","))
+    found = PromptSet(key, split_names, split, longest, response)
+    if found.room < 1:
         limit = "rollout.max_new_tokens" if key in ("data.prompt_dataset", "eval.dataset") else key
         raise ConfigError(
             f"data.max_len={longest}, {limit}={response}: no room for a prompt; data.max_len holds "
             "prompt and response"
         )
-    return PromptSet(key, tuple(name.strip() for name in str(names).split(",")), split, room)
+    return found
 
 
 def check_prompts(config: Config) -> list[str]:
@@ -149,6 +165,12 @@ def check_prompts(config: Config) -> list[str]:
         except DataError as error:
             raise ConfigError(f"{prompts.key}: {error}") from None
         remarks += [f"{prompts.key}: {found}" for found in seen.remarks()]
+        limit = config.value("data.max_samples")
+        if prompts.key == "eval.dataset" and seen.rows > limit:
+            remarks.append(
+                f"data.max_samples={limit} holds for eval.dataset too: its first {limit} of "
+                f"{seen.rows} prompts are evaluated; sets of sg.eval_sets are not cut"
+            )
         if trained is None:
             trained = seen
             continue
@@ -183,18 +205,15 @@ def _check_set(
     count = tokens() if long else None
     if count is None:
         return
-    too_long = []
+    refused = []
     for start in range(0, len(long), 4096):
         part = long[start : start + 4096]
         lengths = count([text for _, text in part])
-        too_long += [(n, p) for n, (p, _) in zip(lengths, part, strict=True) if n > prompts.room]
-    if too_long:
-        length, place = max(too_long)
-        raise DataError(
-            f"{place}: the prompt has {length} tokens, and data.max_len leaves {prompts.room} "
-            f"beside the response ({len(too_long)} such rows), so its beginning would be cut off; "
-            "raise data.max_len, lower rollout.max_new_tokens, or leave such rows out"
-        )
+        refused += [(n, p) for n, (p, _) in zip(lengths, part, strict=True) if n > prompts.room]
+    if refused:
+        length, place = max(refused)
+        why = too_long(length, len(refused), prompts.max_len, prompts.response)
+        raise DataError(f"{place}: {why}")
 
 
 def file_of(key: str, name: str) -> Path | None:

@@ -7,7 +7,14 @@ from typing import Any
 
 from openrlhf.datasets import PromptDataset as Upstream
 
-from sg_rlhf.common.prompt_rows import SUFFIXES, Fields, Seen, checked
+from sg_rlhf.common.prompt_rows import (
+    SUFFIXES,
+    Fields,
+    Seen,
+    checked,
+    room_for_prompt,
+    too_long,
+)
 from sg_rlhf.common.rows import DataError
 from sg_rlhf.overlay.errors import UnfitPrompts
 from sg_rlhf.tasks import chat
@@ -33,7 +40,9 @@ class PromptDataset(Upstream):
         if self._fault is not None:
             # One that upstream can read in their place: it must get as far as `check`.
             dataset = [{fields.prompt: "-", fields.label or "": "-"}]
-        super().__init__(dataset, tokenizer, strategy, *args, **kwargs)
+        # Upstream reads fields of the row itself.
+        rows = map(fields.flat, dataset)
+        super().__init__(rows, tokenizer, strategy, *args, **kwargs)
         # A processor of images has a tokenizer inside.
         self._text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
         self.prompts = chat.with_bos(self.prompts, self._text_tokenizer)
@@ -62,28 +71,25 @@ class PromptDataset(Upstream):
         return not data.apply_chat_template and all(Path(n).suffix in SUFFIXES for n in names)
 
     def _check_room(self) -> None:
-        room = self._args.data.max_len - (self._args.rollout.max_new_tokens or 1)
+        limits = self._args.data.max_len, self._args.rollout.max_new_tokens
+        room = room_for_prompt(*limits)
         # No tokenizer makes more tokens of a text than it has bytes. Images make more of it.
         places = [
             place
             for place, (text, images) in enumerate(zip(self.prompts, self.images, strict=True))
             if not images and len(text.encode()) > room
         ]
-        too_long = []
+        refused = []
         for start in range(0, len(places), 4096):
             part = places[start : start + 4096]
             texts = [self.prompts[place] for place in part]
             encoded = self._text_tokenizer(texts, add_special_tokens=False)["input_ids"]
             lengths = [(len(ids), place + 1) for ids, place in zip(encoded, part, strict=True)]
-            too_long += [found for found in lengths if found[0] > room]
-        if too_long:
-            tokens, row = max(too_long)
-            raise UnfitPrompts(
-                f"row {row} of the prompts: the prompt has {tokens} tokens, and data.max_len "
-                f"leaves {room} beside the response ({len(too_long)} such rows), so its beginning "
-                "would be cut off; raise data.max_len, lower rollout.max_new_tokens, or leave such "
-                "rows out"
-            )
+            refused += [found for found in lengths if found[0] > room]
+        if refused:
+            tokens, row = max(refused)
+            why = too_long(tokens, len(refused), *limits)
+            raise UnfitPrompts(f"row {row} of the prompts: {why}")
 
 
 def _fault(dataset: Any, fields: Fields, seen: Seen) -> str | None:

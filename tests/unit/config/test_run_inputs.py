@@ -7,8 +7,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
+from sg_rlhf.common.prompt_rows import value_of
 from sg_rlhf.config import ConfigError, load_config, run_inputs
 from sg_rlhf.overlay import cli
 from sg_rlhf.train import main
@@ -72,7 +75,10 @@ ROWS: dict[str, tuple[str, bytes, str]] = {
     "a field of two lines": ("a.jsonl", b'{"a\\nb": 1}\n', "the row has ['a\\nb']"),
     "null input": ("a.jsonl", GOOD + row(None), "row 17: input: missing"),
     "a number": ("a.jsonl", GOOD + row(5), "row 17: input: 5, expected text"),
-    "messages": ("a.jsonl", GOOD + row([{"role": "user", "content": "x"}]), "expected text"),
+    "messages": (
+        "a.jsonl", GOOD + row([{"role": "user", "content": "x"}]),
+        "expected text, or messages with data.apply_chat_template=true",
+    ),
     "blank input": ("a.jsonl", GOOD + row(" \n"), "row 17: input: empty"),
     "no answer": ("a.jsonl", GOOD + b'{"input": "x"}\n', "row 17: answer: missing or empty"),
     "blank answer": ("a.jsonl", GOOD + row("x", " "), "row 17: answer: missing or empty"),
@@ -91,7 +97,7 @@ ROWS: dict[str, tuple[str, bytes, str]] = {
     "half a character": ("a.jsonl", GOOD + b'{"input": "\\ud800"}\n', "holds half a character"),
     "10 MB": ("a.jsonl", GOOD + row("x" * 10_000_000), "row 17: the prompt has 10000000 tokens"),
     "10 MB of junk": ("a.jsonl", b"x" * 10_000_000, "row 1: not JSON"),
-    "no room": ("a.jsonl", GOOD + row("who lies? " * 100), "and data.max_len leaves 256 beside"),
+    "no room": ("a.jsonl", GOOD + row("who lies? " * 100), "data.max_len=512 leaves 256 beside"),
     "no list": ("a.json", b'{"a": 1}', "row 1: input: missing"),
     "torn list": ("a.json", b'[{"a": 1}', "not JSON"),
     "CSV without rows": ("a.csv", b"input,answer\n", "no rows"),
@@ -278,3 +284,118 @@ def test_a_file_that_a_jobs_package_left_out(
     assert status == 2
     assert line.startswith("error: data.prompt_dataset=data/kk/train.jsonl: no such file on this")
     assert line.endswith("and give its absolute path")
+
+
+VERL = {
+    "data_source": "gsm8k", "prompt": [{"role": "user", "content": "6 * 7?"}], "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "42"}, "extra_info": {"index": 0},
+}  # fmt: skip
+#: Rows of other trainers, and what a message says of them.
+OTHERS: dict[str, tuple[dict[str, object], str]] = {
+    "verl": (
+        VERL,
+        "set data.input_key=prompt data.label_key=reward_model.ground_truth "
+        "data.apply_chat_template=true",
+    ),
+    "TRL, text": (
+        {"prompt": "6 * 7?", "ground_truth": "42"},
+        "set data.input_key=prompt data.label_key=ground_truth",
+    ),
+    "TRL, messages": (
+        {"prompt": [{"role": "user", "content": "6 * 7?"}], "solution": "42"},
+        "set data.input_key=prompt data.label_key=solution data.apply_chat_template=true",
+    ),
+    "messages alone": (
+        {"messages": [{"role": "user", "content": "6 * 7?"}], "answer": "42"},
+        "set data.input_key=messages data.label_key=answer data.apply_chat_template=true",
+    ),
+    "a question": (
+        {"question": "6 * 7?", "answer": "42"}, "set data.input_key=question data.label_key=answer",
+    ),
+}  # fmt: skip
+OWN_REWARD = "def reward_func(queries, prompts, labels):\n    return 0.0\n"
+
+
+def written(row: dict[str, object], kind: str, folder: Path) -> Path:
+    path = folder / f"rows.{kind}"
+    if kind == "parquet":
+        parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+    else:
+        path.write_text(json.dumps(row) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_rows_of_other_trainers_are_read_with_the_settings_that_the_message_names(
+    name: str, kind: str, start: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    made, words = OTHERS[name]
+    path = written(made, kind, tmp_path)
+    (tmp_path / "reward.py").write_text(OWN_REWARD)
+    given = [f"data.prompt_dataset={path}", f"reward.remote_url={tmp_path}/reward.py"]
+    status, _, said = start(*given)
+    assert status == 2 and ": row 1: input: missing" in said and said.endswith(words)
+    settings = words.removeprefix("set ").split()
+    assert start(*given, *settings)[0] == 99
+    # The label alone is missing: the same settings.
+    prompt_alone = [one for one in settings if not one.startswith("data.label_key")]
+    status, _, said = start(*given, *prompt_alone, "data.label_key=gold")
+    assert status == 2 and ": row 1: gold: missing" in said and said.endswith(words)
+
+
+def test_a_field_with_a_dot_in_its_name_is_read_by_that_name() -> None:
+    assert value_of({"a.b": 1, "a": {"b": 2}}, "a.b") == 1
+    assert value_of({"a": {"b": {"c": 3}}}, "a.b.c") == 3
+    assert value_of({"a": "text"}, "a.b") is None and value_of({}, "a.b") is None
+
+
+def test_labels_that_are_numbers_become_text_with_a_remark(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(OWN_REWARD)
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        "".join(json.dumps({"input": f"6 * {n}?", "answer": 6 * n}) + "\n" for n in range(1, 4))
+    )
+    given = [f"data.prompt_dataset={path}", "eval.dataset=null"]
+    own = [*given, f"reward.remote_url={tmp_path}/reward.py"]
+    (remark,) = run_inputs.check_prompts(load_config(TINY, own))
+    assert remark == (
+        "data.prompt_dataset: 3 of 3 labels are numbers: the reward function gets them as text "
+        f"(first: {path}: row 1: '6')"
+    )
+    # A shipped grader reads the text, too.
+    shipped = [*given, "reward.remote_url=module:sg_rlhf.tasks.math.reward"]
+    with pytest.raises(ConfigError, match=r"row 1: answer: label '6', expected a JSON array"):
+        run_inputs.check_prompts(load_config(TINY, shipped))
+
+
+def test_the_least_room_for_a_response_without_max_new_tokens(
+    start: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    """Upstream would ask for one token after a prompt of `data.max_len` - 1."""
+    (tmp_path / "a.jsonl").write_bytes(row("who lies? " * 100))
+    count = run_inputs.token_counter(load_config(TINY))
+    assert count is not None
+    (tokens,) = count(["who lies? " * 100])
+    given = [f"data.prompt_dataset={tmp_path}/a.jsonl", "rollout.max_new_tokens=null"]
+    assert start(*given, f"data.max_len={tokens + 16}")[0] == 99
+    status, _, said = start(*given, f"data.max_len={tokens + 15}")
+    assert status == 2 and (
+        f"row 1: the prompt has {tokens} tokens, and data.max_len={tokens + 15} leaves "
+        f"{tokens - 1} beside a response of 16 tokens, the least without rollout.max_new_tokens"
+    ) in said
+    # Who wants fewer says so.
+    more = "rollout.max_new_tokens=1"
+    assert start(given[0], f"data.max_len={tokens + 1}", more)[0] == 99
+
+
+def test_max_samples_also_cuts_the_held_out_set_which_is_said(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(GOOD)
+    (tmp_path / "b.jsonl").write_bytes(GOOD.replace(b"puzzle", b"riddle"))
+    given = [f"data.prompt_dataset={tmp_path}/a.jsonl", f"eval.dataset={tmp_path}/b.jsonl"]
+    (remark,) = run_inputs.check_prompts(load_config(TINY, [*given, "data.max_samples=4"]))
+    assert remark.startswith("data.max_samples=4 holds for eval.dataset too: its first 4 of 16")
+    assert not run_inputs.check_prompts(load_config(TINY, [*given, "data.max_samples=16"]))
+    sets = f"sg.eval_sets=[{{name: b, dataset: {tmp_path}/b.jsonl, temperature: 0}}]"
+    own = [given[0], "eval.dataset=null", sets, "data.max_samples=4"]
+    assert not run_inputs.check_prompts(load_config(TINY, own))

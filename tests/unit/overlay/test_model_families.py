@@ -48,11 +48,12 @@ def upstreams_tokenizer(folder: Path) -> Any:
 
 
 def read(
-    rows: Sequence[dict[str, Any]], tokenizer: Any, *, apply_template: bool, max_len: int = 4096
-) -> PromptDataset:
+    rows: Sequence[dict[str, Any]], tokenizer: Any, *, apply_template: bool, max_len: int = 4096,
+    input_key: str = "input", label_key: str = "answer",
+) -> PromptDataset:  # fmt: skip
     """The prompts as the trainer has them."""
     data = SimpleNamespace(
-        input_key="input", label_key="answer", apply_chat_template=apply_template,
+        input_key=input_key, label_key=label_key, apply_chat_template=apply_template,
         image_key="images", prompt_dataset="org/set", max_len=max_len,
     )  # fmt: skip
     sg = SimpleNamespace(contradicting_labels="refuse")
@@ -285,3 +286,20 @@ def test_rows_of_a_hub_are_checked_where_they_are_read(
     with pytest.raises(UnfitPrompts) as error:
         prompts.check()
     assert words in str(error.value)
+
+
+def test_nested_fields_and_labels_that_are_numbers_reach_upstream(folders: dict[str, Path]) -> None:
+    tokenizer = upstreams_tokenizer(folders["qwen2.5-base"])
+    row = {
+        "prompt": [{"role": "user", "content": "What is 6 * 7?"}],
+        "reward_model": {"ground_truth": 42, "style": "rule"}, "question": {"text": "6 * 7?"},
+    }  # fmt: skip
+    label = {"label_key": "reward_model.ground_truth"}
+    found = read([row], tokenizer, apply_template=True, input_key="prompt", **label)
+    found.check()
+    assert "What is 6 * 7?" in found.prompts[0] and found.labels == ["42"]
+    found = read([row], tokenizer, apply_template=False, input_key="question.text", **label)
+    assert (found.prompts, found.labels) == (["6 * 7?"], ["42"])
+    whole = read([row], tokenizer, apply_template=True, input_key="prompt",
+                 label_key="reward_model")  # fmt: skip
+    assert whole.labels == [{"ground_truth": 42, "style": "rule"}]
