@@ -236,11 +236,19 @@ def _complete(line: str) -> None:
     completion.complete(name.split(), rest, module, names_behind(name))
 
 
+def _find_modules_here() -> None:
+    """Have `sg-rlhf X` find modules of the current folder, as `python -m sg_rlhf.X` does."""
+    here = os.getcwd()
+    if not sys.flags.safe_path and not {"", here} & {*sys.path}:
+        sys.path.insert(0, here)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: the command's; 2 for one that does not exist."""
     if "_ARGCOMPLETE" in os.environ:
         _complete(os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])])
     words = list(sys.argv[1:] if argv is None else argv)
+    _find_modules_here()
     name, rest = split(words)
     if name in COMMANDS:
         return run(name, rest)

@@ -59,7 +59,8 @@ examples:
         --config configs/algorithms/lopti.yaml
   resume: the same command again, with the same --run-dir
   on a Ray cluster
-    ray job submit -- python -m sg_rlhf.train --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml
+    ray job submit --working-dir . -- \\
+        python -m sg_rlhf.train --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml
   as a job file for SLURM (or kuberay, skypilot)
     python -m sg_rlhf.train --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml \\
         --dry-run --print sbatch > kk.sbatch

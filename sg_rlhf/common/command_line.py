@@ -7,23 +7,17 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from tqdm import tqdm
 
 from sg_rlhf.common.dataset_folder import MANIFEST, UsageError, sha256_of
+from sg_rlhf.common.one_line import OneLineParser as OneLineParser
 from sg_rlhf.common.rows import DataError
 
 #: Whole numbers that a flag may have: what floats count exactly, and no library's limit.
 MOST = 2**53
 _MOST_DIGITS = 100
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, like all others of its command."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog.removeprefix('python -m ')}: {message}; see --help\n")
 
 
 def count(text: str) -> int:

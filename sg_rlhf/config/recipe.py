@@ -2,8 +2,9 @@
 
 A recipe's keys are upstream's flags with the dots as nesting (``actor.adam.lr`` is
 ``--actor.adam.lr``), plus one section of our own, ``sg``. Relative ``extends`` paths are relative
-to the file that names them; later files and overrides win. Nothing heavy is imported: checking a
-recipe takes milliseconds and needs neither torch nor ray.
+to the file that names them; ``configs/...`` is also found as ``--config`` finds it. Later files and
+overrides win. Nothing heavy is imported: checking a recipe takes milliseconds and needs neither
+torch nor ray.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,7 @@ from sg_rlhf.algo.weightings import Weighting, weighting_class
 from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS, parameter_of
 from sg_rlhf.common import modules
 from sg_rlhf.common.redaction import HIDDEN, redacted, redacted_text
-from sg_rlhf.config import correction, ranges, sections
+from sg_rlhf.config import correction, old_names, ranges, sections
 from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.settings import (
     BESIDE_UPSTREAMS,
@@ -47,6 +49,7 @@ from sg_rlhf.config.weighting import (
     built_weighting,
 )
 
+YAML = (".yaml", ".yml")
 #: Characters of what a library says of a file.
 LONGEST = 300
 MODULE_KEYS = ("reward.remote_url", "train.agent_func_path", "actor.model_name_or_path")
@@ -198,7 +201,8 @@ def load_config(
     for item in overrides:
         key, separator, text = item.partition("=")
         if not separator or not key:
-            raise ConfigError(f"override {item!r}: expected key=value")
+            hint = f"; write a recipe as --config {item}" if item.endswith(YAML) else ""
+            raise ConfigError(f"override {item!r}: expected key=value{hint}")
         if key == "extends":
             raise ConfigError("override extends=: put `extends:` into a recipe file")
         take(key, parsed_value(key, text), COMMAND_LINE)
@@ -241,7 +245,9 @@ def _read_chain(path: Path, seen: tuple[Path, ...]) -> Iterator[tuple[Path, dict
     if not isinstance(parents, list) or not all(isinstance(one, str) for one in parents):
         raise ConfigError(f"{path}: extends={given!r}: expected a recipe or a list of them")
     for parent in parents:
-        yield from _read_chain(path.parent / parent, (*seen, path))
+        beside = path.parent / parent
+        shipped = parent.startswith("configs/") and not os.path.exists(beside)
+        yield from _read_chain(recipe_path(parent) if shipped else beside, (*seen, path))
     yield path, {str(k): v for k, v in tree.items()}
 
 
@@ -343,10 +349,14 @@ def sg_settings_of_flags(given: dict[str, str | None], loss: str) -> SGSettings:
 
 
 def _unknown_key(key: str, where: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
+    near = (
+        difflib.get_close_matches(key, known, n=1, cutoff=0.85)  # a slip of the pen
+        or old_names.ours(key)
+        or difflib.get_close_matches(key, known, n=1, cutoff=0.4)
+    )
     if not near:  # e.g. `kl` alone: look at the last part
         near = [k for k in known if k.split(".")[-1] == key.split(".")[-1]][:1]
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return f"{where}: unknown key {key!r}{hint}"
 
 

@@ -215,8 +215,10 @@ class SGSettings(BaseModel):
         description="models, by the names that the recipe has for them, whose own code may run; "
         "no other model's does",
     )
-    wandb: Literal["auto", "disabled"] = Field(
-        "auto", description="auto: online with a key, else an offline run in the run directory"
+    wandb: Literal["auto", "offline", "disabled"] = Field(
+        "auto",
+        description="auto: online with a key, else an offline run in the run directory; offline: "
+        "never sends anything",
     )
     verbose: bool = Field(False, description="print the workers' output instead of a progress bar")
     domains: dict[str, SerializeAsAny[DomainSettings]] = Field(

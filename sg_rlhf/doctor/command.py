@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sg_rlhf.common.one_line import OneLineParser
 from sg_rlhf.doctor.check import FAILED, SKIPPED, WARNING, Check, exit_status
 from sg_rlhf.doctor.checks import check
 from sg_rlhf.doctor.facts import Facts, read
@@ -25,7 +26,6 @@ from sg_rlhf.doctor.report import coloured, table, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import NoReturn
 
 EXAMPLES = """\
 examples:
@@ -41,15 +41,9 @@ SG_HARDWARE=8x80gb asks for such hardware, SG_HARDWARE=cpu for none. docs/doctor
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, as all errors of this command."""
-        self.exit(2, f"{self.prog.replace('python -m ', '')}: {message}; see --help\n")
-
-
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line, with the teaching help."""
-    parser = _Parser(
+    parser = OneLineParser(
         prog="python -m sg_rlhf.doctor",
         description=__doc__,
         epilog=EXAMPLES,

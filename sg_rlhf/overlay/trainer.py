@@ -72,6 +72,8 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._resumed: dict[str, Any] | None = None
         if self._run_dir is not None and self._sg.wandb != "disabled":
             wandb_run.go_on(self._run_dir)
+            if self._sg.wandb == "offline":
+                wandb_run.offline_unless_asked(self._run_dir, always=True)
         # The order of the prompts is drawn by a generator that is seeded here, and that the
         # checkpoints hold. Upstream seeds the ranks alone.
         transformers.set_seed(strategy.args.train.seed)

@@ -33,9 +33,14 @@ class WandbLogger(upstream.WandbLogger):
         super().log_train(global_step, logs)
 
 
-def offline_unless_asked(run_dir: Path) -> None:
-    """Where no key is at hand, keep wandb's files in the run directory and send nothing."""
-    if not os.environ.get("WANDB_API_KEY") and os.environ.get("WANDB_MODE") != "disabled":
+def offline_unless_asked(run_dir: Path, always: bool = False) -> None:
+    """Without a key, keep wandb's files in the run directory and send nothing.
+
+    Args:
+        always: with a key as well (``sg.wandb=offline``).
+    """
+    without_key = not os.environ.get("WANDB_API_KEY") and os.environ.get("WANDB_MODE") != "disabled"
+    if always or without_key:
         os.environ["WANDB_MODE"] = "offline"
     os.environ.setdefault("WANDB_DIR", str(run_dir))
     os.environ.setdefault("WANDB_SILENT", "true")

@@ -247,3 +247,23 @@ runpy.run_module('sg_rlhf', run_name='__main__')
     result = run(*words, code=code)
     assert result.returncode == 0, result.stderr
     assert shown in result.stdout
+
+
+@pytest.mark.parametrize(
+    "way", [["-m", "sg_rlhf.weights"], [str(Path(sys.executable).parent / "sg-rlhf"), "weights"]]
+)
+def test_a_module_of_the_current_folder_is_found_either_way(way: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from sg_rlhf.algo.weightings import Weighting\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Half(Weighting):\n"
+        '    """w = p"""\n'
+        "    def weights(self, p_BT, context):\n"
+        "        return p_BT\n"
+    )
+    result = subprocess.run(
+        [sys.executable, *way, "sg.weighting={type: mine:Half}"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr

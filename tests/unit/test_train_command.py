@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow
@@ -14,8 +15,12 @@ from pyarrow import csv, parquet
 
 from sg_rlhf.common.run_owner import owning
 from sg_rlhf.config import load_config
+from sg_rlhf.doctor.command import main as doctor
+from sg_rlhf.launch.submit import main as submit
 from sg_rlhf.overlay import cli, contract
+from sg_rlhf.plan.command import main as plan
 from sg_rlhf.train import main, prepare_run_dir, prompts_at_most, resolve, with_absolute_paths
+from sg_rlhf.weights.command import main as weights
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TINY = str(CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml")
@@ -275,3 +280,49 @@ def test_a_wrong_flag_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().err
     assert said.startswith("sg_rlhf.train: argument --print: invalid choice: 'slurm'")
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "said"),
+    [
+        (main, f"--config {TINY} --actor.num_nodes 1", "dashes: actor.num_nodes=1; see"),
+        (main, f"--config {TINY} --actor.num_nodes=1", "dashes: actor.num_nodes=1; see"),
+        (main, f"--config {TINY} --ds.packing_samples --dry-run", "ds.packing_samples=true"),
+        (main, f"--config {TINY} --ds.packing_samples", "dashes: ds.packing_samples=true"),
+        (main, f"{TINY} --dry-run", f"write a recipe as --config {TINY}; see"),
+        (main, "--dry-run configs/kk/grpo_tiny_cpu.yaml", "as --config configs/kk/grpo_tiny_cpu"),
+        (main, "--dry-run", "required: --config; see --help"),
+        (main, f"--config {TINY} --dryrun", "unrecognized arguments: --dryrun; see --help"),
+        (plan, f"--config {TINY} --actor.num_nodes 1", "dashes: actor.num_nodes=1; see"),
+        (doctor, f"--config {TINY} --actor.num_nodes 1", "dashes: actor.num_nodes=1; see"),
+        (weights, f"--config {TINY} --actor.num_nodes 1", "dashes: actor.num_nodes=1; see"),
+        (submit, f"{TINY} --address http://a", f"write a recipe as --config {TINY}; see"),
+    ],
+)  # fmt: skip
+def test_upstreams_way_to_write_a_flag_is_told_ours(
+    command: Callable[[list[str]], int], words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        command(words.split())
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2 and error.count("\n") == 1
+    assert said in error
+
+
+@pytest.mark.parametrize("command", [main, plan, doctor, weights, submit])
+def test_a_recipe_among_the_overrides_is_told_where_it_belongs(
+    command: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--address", "http://a"] if command is submit else []
+    assert command(["--config", TINY, "configs/algorithms/lopti.yaml", *more]) == 2
+    error = capsys.readouterr().err
+    assert "write a recipe as --config configs/algorithms/lopti.yaml" in error
+    assert error.count("\n") == 1
+
+
+def test_the_help_shows_a_cluster_command_that_finds_the_recipe(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "ray job submit --working-dir . --" in capsys.readouterr().out

@@ -17,6 +17,8 @@ from sg_rlhf.config import (
     load_config,
     weighting_of,
 )
+from sg_rlhf.config.old_names import OLD_NAMES
+from sg_rlhf.config.settings import sg_keys
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES, build_parser, flags
 from sg_rlhf.overlay import cli
 from sg_rlhf.train import parse_arguments
@@ -146,9 +148,58 @@ def test_extends_is_relative_and_the_later_wins(tmp_path: Path) -> None:
     assert [Path(s).name for s in config.sources] == ["base.yaml", "child.yaml"]
 
 
+def test_extends_finds_the_shipped_recipes_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("extends: configs/kk/grpo_tiny_cpu.yaml\n")
+    assert load_config("mine.yaml").values == load_config("configs/kk/grpo_tiny_cpu.yaml").values
+    # A file beside the recipe comes first.
+    (tmp_path / "configs" / "kk").mkdir(parents=True)
+    (tmp_path / "configs/kk/grpo_tiny_cpu.yaml").write_text("train: {seed: 7}\n")
+    assert load_config("mine.yaml").values == {"train.seed": 7}
+    (tmp_path / "mine.yaml").write_text("extends: configs/kk/gone.yaml\n")
+    with pytest.raises(ConfigError, match=r"gone.yaml: no such recipe \(extended by .*mine.yaml"):
+        load_config("mine.yaml")
+
+
+def test_settings_of_other_trainers_are_known_by_name() -> None:
+    known = [*flags(), *sg_keys()]
+    assert not {key for found in OLD_NAMES.values() for key in found} - {*known}
+    assert not {*OLD_NAMES} & {*known}
+    for name, found in OLD_NAMES.items():
+        with pytest.raises(ConfigError) as error:
+            load_config(None, [f"{name}=1"])
+        assert any(f"{key}?" in str(error.value) or f"{key} or" in str(error.value)
+                   for key in found), error.value  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "ours"),
+    [
+        ("actor_rollout_ref.actor.clip_ratio_high", "actor.eps_clip_low_high"),
+        ("num_generations", "rollout.n_samples_per_prompt"),
+        ("actor_learning_rate", "actor.adam.lr"),
+        ("micro_train_batch_size", "train.micro_batch_size"),
+        ("algorithm.kl_ctrl.kl_coef", "algo.kl.init_coef"),
+        ("actor_rollout_ref.rollout.n", "rollout.n_samples_per_prompt"),
+        ("data.max_response_length", "rollout.max_new_tokens"),
+        ("train_batch_size", "train.batch_size"),
+        ("data.train_batch_size", "rollout.batch_size"),
+        ("actor.adam.beta", "actor.adam.betas"),
+        ("max_prompt_length", "data.max_len or rollout.max_new_tokens"),
+    ],
+)
+def test_the_key_that_is_meant_is_named(key: str, ours: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(None, [f"{key}=1"])
+    assert str(error.value).endswith(f"unknown key {key!r}; did you mean {ours}?")
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [
+        ("configs/kk/x.yaml", ["expected key=value; write a recipe as --config configs/kk/x.yaml"]),
         ("actor.adam.lrr=1", ["unknown key", "actor.adam.lrr", "did you mean actor.adam.lr?"]),
         ("sg.tua=1", ["unknown key", "sg.tua", "sg.tau"]),
         ("actor.adam.lr=abc", ["actor.adam.lr='abc'", "expected a number"]),

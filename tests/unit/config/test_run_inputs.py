@@ -380,10 +380,14 @@ def test_the_least_room_for_a_response_without_max_new_tokens(
     given = [f"data.prompt_dataset={tmp_path}/a.jsonl", "rollout.max_new_tokens=null"]
     assert start(*given, f"data.max_len={tokens + 16}")[0] == 99
     status, _, said = start(*given, f"data.max_len={tokens + 15}")
-    assert status == 2 and (
-        f"row 1: the prompt has {tokens} tokens, and data.max_len={tokens + 15} leaves "
-        f"{tokens - 1} beside a response of 16 tokens, the least without rollout.max_new_tokens"
-    ) in said
+    assert (
+        status == 2
+        and (
+            f"row 1: the prompt has {tokens} tokens, and data.max_len={tokens + 15} leaves "
+            f"{tokens - 1} beside a response of 16 tokens, the least without rollout.max_new_tokens"
+        )
+        in said
+    )
     # Who wants fewer says so.
     more = "rollout.max_new_tokens=1"
     assert start(given[0], f"data.max_len={tokens + 1}", more)[0] == 99

@@ -59,6 +59,12 @@ def test_wandb_is_offline_without_a_key_and_off_where_it_is_disabled(
     monkeypatch.setenv("WANDB_MODE", "disabled")
     wandb_run.offline_unless_asked(tmp_path)
     assert os.environ["WANDB_MODE"] == "disabled"
+    monkeypatch.setenv("WANDB_API_KEY", "a key")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    wandb_run.offline_unless_asked(tmp_path)
+    assert os.environ["WANDB_MODE"] == "online"
+    wandb_run.offline_unless_asked(tmp_path, always=True)  # sg.wandb=offline
+    assert os.environ["WANDB_MODE"] == "offline"
 
 
 def test_an_exported_id_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
