@@ -132,7 +132,7 @@ examples:
     sg-rlhf train --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml --dry-run
     sg-rlhf weights --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml
   two runs on one page
-    sg-rlhf report runs/grpo_sg_tiny_cpu runs/grpo_tiny_cpu --out comparison.html
+    sg-rlhf report runs/kk_grpo_sg_tiny_cpu runs/kk_grpo_tiny_cpu --out comparison.html
 
 `sg-rlhf COMMAND --help` has the options and examples of a command. In the repository:
 docs/commands.md (every command), docs/method.md (the algorithm), docs/operations.md (running it).

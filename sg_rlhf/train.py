@@ -68,6 +68,8 @@ examples:
 any upstream flag is a key: --actor.adam.lr of OpenRLHF is actor.adam.lr=... here
 """
 
+#: Changed settings that a message names.
+NAMED = 3
 VERSIONED = ("openrlhf", "ray", "deepspeed", "torch", "transformers")
 
 
@@ -94,7 +96,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         help="the recipe (YAML); given again, the later file wins key by key",
     )
     parser.add_argument(
-        "--run-dir", metavar="DIR", help="where everything goes (default: runs/<recipe>)"
+        "--run-dir", metavar="DIR", help="where everything goes (default: runs/<domain>_<recipe>)"
     )
     parser.add_argument(
         "--dry-run",
@@ -138,7 +140,7 @@ def load(arguments: argparse.Namespace) -> Run:
         ConfigError: one line naming the file, the key, the value and what was expected.
     """
     config = load_config(arguments.config, arguments.overrides)
-    run_dir = places.run_dir_of(arguments.run_dir, arguments.config)
+    run_dir = places.run_dir_of(arguments.run_dir, arguments.config, config)
     try:
         run_dir = resolved(run_dir, "--run-dir")
     except ValueError as error:
@@ -330,10 +332,17 @@ def _check_unchanged(config: Config, run_dir: Path, allowed: Iterable[str]) -> N
         return
     refused = resume.not_allowed(changed, allowed)
     if refused:
-        flags = " ".join(f"--allow-changed {change.key}" for change in refused)
+        shown = [str(change) for change in refused[:NAMED]]
+        if len(refused) > NAMED:
+            shown.append(f"and {len(refused) - NAMED} more")
+            flags = "--allow-changed KEY for each"
+        else:
+            flags = " ".join(f"--allow-changed {change.key}" for change in refused)
+        # The training scripts take the run directory from the environment.
+        another = "SG_RUN_DIR=DIR" if os.environ.get("SG_RUN_DIR") else "--run-dir DIR"
         raise ConfigError(
-            f"--run-dir {run_dir}: its run was started otherwise: "
-            f"{'; '.join(map(str, refused))}; take another --run-dir, or go on with {flags}"
+            f"another run is there: {run_dir} was started with other settings: "
+            f"{'; '.join(shown)}; take another directory with {another}, or resume it with {flags}"
         )
     for change in changed:
         print(f"going on with a change: {change}")

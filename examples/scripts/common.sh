@@ -131,5 +131,5 @@ report_run() { # RUN_DIR: its figures on the terminal, its page, and what comes 
   "$python" -m sg_rlhf.report.summary "$1"
   "$python" -m sg_rlhf.report "$1"
   echo "next: another setting, in a directory of its own:"
-  echo "  SG_RUN_DIR=runs/lr1e-4 bash $0 actor.adam.lr=1e-4"
+  echo "  SG_RUN_DIR=${1%/}_lr1e-4 bash $0 actor.adam.lr=1e-4"
 }

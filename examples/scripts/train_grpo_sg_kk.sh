@@ -27,7 +27,8 @@ case $models in
     puzzles=(people=2-3 per_size=160 test_per_size=100 seed=0 distinct=names) ;;
 esac
 choose_recipe "$recipe"
-run=${SG_RUN_DIR:-runs/$(basename "$config" .yaml)}
+export SG_RUN_DIR=${SG_RUN_DIR:-runs/kk_$(basename "$config" .yaml)}
+run=$SG_RUN_DIR
 
 template=${SG_KK_CHAT_TEMPLATE:-}
 if [[ -z $template ]]; then

@@ -28,7 +28,8 @@ case $models in
 esac
 choose_recipe "$recipe"
 case $config in *_orz_*) data=data/math_orz source=(--source orz57k "${published[@]}") ;; esac
-run=${SG_RUN_DIR:-runs/math_$(basename "$config" .yaml)}
+export SG_RUN_DIR=${SG_RUN_DIR:-runs/math_$(basename "$config" .yaml)}
+run=$SG_RUN_DIR
 evaluation=()                      # the recipe's own sets
 
 if [[ -n ${SG_MATH_SOURCE:-} ]]; then

@@ -29,7 +29,8 @@ case $models in
   tiny) recipe=configs/search/grpo_sg_tiny_cpu.yaml data=data/search_tiny ;;
 esac
 choose_recipe "$recipe"
-run=${SG_RUN_DIR:-runs/$(basename "$config" .yaml)}
+export SG_RUN_DIR=${SG_RUN_DIR:-runs/search_$(basename "$config" .yaml)}
+run=$SG_RUN_DIR
 index=${SG_INDEX:-} url=${SG_RETRIEVER_URL:-} port=${SG_PORT:-8000}
 
 # What is missing is said before anything is installed or downloaded.
@@ -103,16 +104,16 @@ if [[ -z $url ]]; then
     if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
       refuse "SG_PORT=$port: something already listens there; choose another, or set SG_RETRIEVER_URL"
     fi
-    mkdir -p "$run/logs"
-    "$python" -m sg_rlhf.retrieval.server --index "$index" --port "$port" \
-      >"$run/logs/retriever.log" 2>&1 &
+    # Not in the run directory: another run may be there, which training refuses later.
+    log=$data/retriever_$port.log
+    "$python" -m sg_rlhf.retrieval.server --index "$index" --port "$port" >"$log" 2>&1 &
     server=$!
-    echo "waiting for the retriever on port $port (log: $run/logs/retriever.log)"
+    echo "waiting for the retriever on port $port (log: $log)"
     until "$python" -c "import sys, httpx
 sys.exit(not httpx.get(sys.argv[1], trust_env=False).is_success)" \
       "http://127.0.0.1:$port/health" 2>/dev/null; do
       if ! kill -0 "$server" 2>/dev/null; then
-        tail -n 5 "$run/logs/retriever.log" >&2
+        tail -n 5 "$log" >&2
         refuse "the retriever ended before it answered"
       fi
       sleep 1

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.config.errors import ConfigError
+from sg_rlhf.config.recipe import Config
+from sg_rlhf.config.run_inputs import domain_names
 
 
-def run_dir_of(given: str | None, files: Sequence[str]) -> Path:
-    """The run directory: the one that was given, else ``runs/<recipe>``.
+def run_dir_of(given: str | None, files: Sequence[str], config: Config) -> Path:
+    """The run directory: the one that was given, else ``runs/<domain>_<recipe>``.
 
     Args:
         given: by the user; an address is none, and would become a folder of that name on whatever
             machine writes first.
         files: of the recipe.
+        config: the recipe. One without a shipped domain is named by its files alone.
 
     Raises:
         ConfigError: naming the address and the fix.
@@ -26,7 +29,8 @@ def run_dir_of(given: str | None, files: Sequence[str]) -> Path:
             f"--run-dir {given}: expected a folder; mount it on every machine of the run (a shared "
             "file system, or the bucket by mountpoint-s3, gcsfuse or rclone) and give its path"
         )
-    return Path(given or Path("runs") / ("_".join(Path(file).stem for file in files) or "run"))
+    names = [*domain_names(config)[:1], *(Path(file).stem for file in files)]
+    return Path(given or Path("runs") / ("_".join(names) or "run"))
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,8 @@ OF_FILES = ("actor.model_name_or_path", "data.prompt_dataset", "reward.model_nam
 #: Of a model's folder what decides how it reads and what it is; of its weights the sizes.
 _OF_A_MODEL = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin")
 _LARGE = (".safetensors", ".bin")
+#: Characters of a value in a message.
+LONGEST = 100
 
 
 class Change(NamedTuple):
@@ -62,8 +64,17 @@ class Change(NamedTuple):
     def __str__(self) -> str:
         if self.was == self.now:
             return f"{self.key}: other contents"
-        was, now = (redacted(self.key, value) for value in (self.was, self.now))
-        return f"{self.key}: was {was}, now {now}"
+        before, after = self.was, self.now
+        if isinstance(before, dict) and isinstance(after, dict):  # what differs of it
+            keys = [k for k in {**before, **after} if before.get(k) != after.get(k)]
+            before, after = ({k: d[k] for k in keys if k in d} for d in (before, after))
+        was, now = (str(redacted(self.key, value)) for value in (before, after))
+        return f"{self.key}: was {_brief(was)}, now {_brief(now)}"
+
+
+def _brief(text: str) -> str:
+    half = LONGEST // 2
+    return text if len(text) <= LONGEST else f"{text[:half]}...{text[-half:]}"
 
 
 def fingerprints(config: Config) -> dict[str, str]:

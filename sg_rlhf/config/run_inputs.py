@@ -291,12 +291,17 @@ def _fields(config: Config) -> Fields:
     )
 
 
-def domains_of(config: Config) -> list[Domain]:
-    """The domains whose grader reads a recipe's labels."""
+def domain_names(config: Config) -> list[str]:
+    """Names of the domains whose grader reads a recipe's labels."""
     names = registry.rewarded_by(str(config.value("reward.remote_url") or ""))
     if config.value("train.agent_func_path"):  # an environment's domain has a section
         names += config.sg.domains
-    return [registry.find(name) for name in dict.fromkeys(names)]
+    return list(dict.fromkeys(names))
+
+
+def domains_of(config: Config) -> list[Domain]:
+    """The domains whose grader reads a recipe's labels."""
+    return [registry.find(name) for name in domain_names(config)]
 
 
 def label_fault(label: Any, domains: list[Domain]) -> str | None:

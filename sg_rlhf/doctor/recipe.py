@@ -82,7 +82,7 @@ def load(files: Sequence[str], overrides: Sequence[str], run_dir: str | None) ->
     """
     config = load_config(files, tuple(overrides))
     without = config.value("vllm.sync_backend") == "gloo"
-    return Recipe(config, places.run_dir_of(run_dir, files), without)
+    return Recipe(config, places.run_dir_of(run_dir, files, config), without)
 
 
 def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:

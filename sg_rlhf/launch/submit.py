@@ -204,7 +204,7 @@ def parse(argv: Sequence[str] | None) -> Any:
     parser.add_argument(
         "--run-dir",
         metavar="DIR",
-        help="on a folder that every machine of the cluster sees (default: runs/<recipe> here)",
+        help="on a folder that every machine of the cluster sees (default: runs/<domain>_<recipe> here)",
     )
     parser.add_argument("--allow-changed", action="append", default=[], metavar="KEY")
     parser.add_argument(
@@ -236,7 +236,8 @@ def submit(arguments: Any) -> int:
         ConfigError, SubmitError: one line for the user.
     """
     config = load_config(arguments.config, arguments.overrides)
-    run_dir = Path(os.path.abspath(places.run_dir_of(arguments.run_dir, arguments.config)))
+    run_dir = places.run_dir_of(arguments.run_dir, arguments.config, config)
+    run_dir = Path(os.path.abspath(run_dir))
     with tempfile.TemporaryDirectory() as folder:
         package = pack(Path.cwd(), Path(folder))
         absent = [f for f in arguments.config if not package.holds(Path(f))]

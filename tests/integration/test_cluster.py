@@ -52,7 +52,7 @@ def test_a_job_that_is_stopped_saves_and_goes_on(two: Cluster, tmp_path: Path, d
 
     again = Submitted(two, train(run_dir, data, "train.num_episodes=2"))
     assert again.finish() == 2, again.output  # another setting than the run was started with
-    assert "its run was started otherwise: train.num_episodes" in again.output
+    assert "was started with other settings: train.num_episodes" in again.output
 
     again = Submitted(two, train(run_dir, data, "ckpt.save_steps=1000"))
     assert again.finish() == 0, again.output

@@ -6,6 +6,7 @@ import itertools
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from sg_rlhf.config import load_config
+from sg_rlhf.config.places import run_dir_of
 from sg_rlhf.doctor.needs import SIZES, TYPES, of_hardware, size_of
 from sg_rlhf.overlay import cli
 from sg_rlhf.plan.gpu_types import GPUS
@@ -300,6 +302,37 @@ def test_each_machine_gets_a_recipe_that_parses(tree: Path, name: str, domain: s
     args = cli.parse(load_config([ROOT / path for path in (recipe, *last)]).to_argv())
     size = hardware.split("x")
     assert args.actor.num_gpus_per_node == (1 if hardware == "cpu" else int(size[-2]))
+
+
+@pytest.mark.parametrize("domain", ["kk", "math", "search"])
+@pytest.mark.parametrize("recipe", ["grpo_sg_tiny_cpu", "grpo_sg_1xgpu"])
+def test_a_run_goes_where_the_recipe_alone_goes_and_no_two_domains_meet(
+    tree: Path, domain: str, recipe: str
+) -> None:
+    config = f"configs/{domain}/{recipe}.yaml"
+    found = run_script(tree, domain, Machine(status=127), SG_CONFIG=config)
+    assert found.returncode == 0, found.stderr
+    command = called(tree, "train")
+    run_dir = command[command.index("--run-dir") + 1]
+    assert run_dir == f"runs/{domain}_{recipe}"
+    assert Path(run_dir) == run_dir_of(None, [config], load_config(ROOT / config))
+    # What comes next is said with the run's own name.
+    assert f"  SG_RUN_DIR={run_dir}_lr1e-4 bash examples/scripts/train_grpo" in found.stdout
+
+
+def test_the_retriever_writes_nothing_into_the_run_directory(tree: Path) -> None:
+    """Another run may be there."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    data = tree / "data" / "search_tiny"
+    data.mkdir(parents=True)
+    found = run_script(
+        tree, "search", Machine(status=127), SG_RETRIEVER_URL="", SG_QA_FILES="", SG_PORT=str(port)
+    )
+    assert found.returncode == 0, found.stderr
+    assert "sg_rlhf.retrieval.server" in (tree / "called").read_text()
+    assert (data / f"retriever_{port}.log").exists() and not (tree / "runs").exists()
 
 
 @pytest.mark.parametrize("domain", ["kk", "math", "search"])

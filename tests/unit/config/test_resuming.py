@@ -44,7 +44,7 @@ def start(run_dir: Path, data: Path, *overrides: str, allowed: tuple[str, ...] =
     ("override", "said"),
     [
         ("actor.adam.lr=1e-5", "actor.adam.lr: was 0.0002, now 1e-05"),
-        ("sg.alpha=3.0", "sg.weighting: was {"),
+        ("sg.alpha=3.0", "sg.weighting: was {'alpha': 2.0}, now {'alpha': 3.0}"),
         ("train.seed=7", "train.seed: was 42, now 7"),
         ("actor.entropy_coef=0.01", "actor.entropy_coef: was 0.0, now 0.01"),
         ("critic.adam.lr=1e-3", "critic.adam.lr: was "),  # upstream's default before
@@ -59,11 +59,33 @@ def test_what_changes_the_mathematics_is_refused_by_name(
         start(run_dir, data, override)
     line = str(refused.value)
     key = said.split(":")[0]
-    assert f"its run was started otherwise: {said}" in line and "\n" not in line
-    assert line.endswith(f"take another --run-dir, or go on with --allow-changed {key}")
+    assert line.startswith(f"another run is there: {run_dir} was started with other settings: ")
+    assert said in line and "\n" not in line
+    assert line.endswith(
+        f"take another directory with --run-dir DIR, or resume it with --allow-changed {key}"
+    )
     assert (run_dir / "config.yaml").read_text() == before
     assert start(run_dir, data, override, allowed=(key,))
     assert start(run_dir, data, override)  # from now on it is the run's own
+
+
+def test_a_refusal_stays_short_and_names_the_way_out_of_the_training_scripts(
+    run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SG_RUN_DIR", str(run_dir))
+    changed = [
+        "actor.adam.lr=1e-5", "train.seed=7", "actor.entropy_coef=0.01", "sg.alpha=3.0",
+        "rollout.temperature=1.0", "data.max_len=600",
+    ]  # fmt: skip
+    config = load_config(RECIPE, [f"data.prompt_dataset={data}", *changed])
+    with pytest.raises(ConfigError) as refused:
+        prepare_run_dir(resolve(config, run_dir), run_dir)
+    line = str(refused.value)
+    assert line.startswith("another run is there: ") and len(line) - len(str(run_dir)) < 400
+    assert line.endswith(
+        "; and 3 more; take another directory with SG_RUN_DIR=DIR, or resume it with "
+        "--allow-changed KEY for each"
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +107,7 @@ def test_data_are_compared_by_what_is_in_them(
     shutil.copyfile(data, elsewhere)
     assert start(run_dir, elsewhere)
     elsewhere.write_text('{"input": "another puzzle"}\n' * 16)
-    with pytest.raises(ConfigError, match="otherwise: data.prompt_dataset: other contents; take"):
+    with pytest.raises(ConfigError, match=r"other settings: data.prompt_dataset: other contents; take"):
         start(run_dir, elsewhere)
     capsys.readouterr()
     assert start(run_dir, elsewhere, allowed=("data.prompt_dataset",))
@@ -100,7 +122,7 @@ def test_another_tokenizer_is_another_model(run_dir: Path, data: Path, tmp_path:
     assert start(run_dir, data, f"actor.model_name_or_path={copied}")
     tokenizer = copied / "tokenizer_config.json"
     tokenizer.write_text(json.dumps({**json.loads(tokenizer.read_text()), "other": 1}))
-    with pytest.raises(ConfigError, match="otherwise: actor.model_name_or_path: other contents"):
+    with pytest.raises(ConfigError, match=r"other settings: actor.model_name_or_path: other contents"):
         start(run_dir, data, f"actor.model_name_or_path={copied}")
 
 
@@ -111,7 +133,7 @@ def test_a_run_of_a_version_that_remembered_no_files_goes_by_names(
     assert start(run_dir, data)
     (run_dir / resuming.FILE).unlink()
     other = shutil.copyfile(data, tmp_path / "other.jsonl")
-    with pytest.raises(ConfigError, match=r"otherwise: data.prompt_dataset: was .*train.jsonl, "):
+    with pytest.raises(ConfigError, match=r"other settings: data.prompt_dataset: was .*train.jsonl, "):
         start(run_dir, other)
 
 

@@ -114,7 +114,7 @@ def test_sbatch_asks_for_the_recipes_machines(capsys: pytest.CaptureFixture[str]
     two = printed("sbatch", CASES["two_nodes"], capsys)
     for line in (
         "#SBATCH --nodes=2", "#SBATCH --gpus-per-node=8", "#SBATCH --exclusive",
-        "#SBATCH --job-name=grpo-sg-qwen2-5-3b-instruct", "#SBATCH --requeue",
+        "#SBATCH --job-name=kk-grpo-sg-qwen2-5-3b-instruct", "#SBATCH --requeue",
     ):  # fmt: skip
         assert f"\n{line}\n" in two
     assert "ray start" in two and "await_nodes --nodes 2" in two
@@ -177,7 +177,7 @@ def test_every_kind_runs_the_very_command(kind: str, capsys: pytest.CaptureFixtu
         document = yaml.safe_load(text)
         shell = document["run"] if kind == "skypilot" else document["spec"]["entrypoint"]
         words = shlex.split(shell[shell.rindex("python -m sg_rlhf.train") :])
-    run_dir = "runs/grpo_sg_qwen2.5-3b-instruct"
+    run_dir = "runs/kk_grpo_sg_qwen2.5-3b-instruct"
     assert words == [
         "python", "-m", "sg_rlhf.train", "--config", KK, "--run-dir", run_dir, CASES["quotes"][1],
     ]  # fmt: skip
