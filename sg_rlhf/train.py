@@ -101,7 +101,8 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print the resolved recipe, its plan and the exact upstream command line, then stop",
+        help="print the resolved recipe, its plan and the exact upstream command line, check the "
+        "files that are on this machine, then stop",
     )
     parser.add_argument(
         "--allow-changed",
@@ -374,21 +375,28 @@ def plan_lines(run: Run) -> list[str]:
 def show(run: Run) -> None:
     """What ``--dry-run`` prints: the recipe, its weighting, its plan, and upstream's command line.
 
-    A dry run may be for another machine: what would not start here is only a remark.
+    A dry run may be for another machine: a GPU or a file that is not here is only a remark. Files
+    that are here are checked.
 
     Raises:
-        ConfigError: a number that cannot be.
+        ConfigError: a number that cannot be, or a file that the run would trip over.
         UsageError: flags that cannot work together.
+        TooFewPrompts: the prompts do not fill one rollout.
     """
     remarks = io.StringIO()
     with contextlib.redirect_stdout(remarks):
         try:
-            cli.fit_platform(cli.parse(run.argv))
+            args = cli.parse(run.argv)
+            if args.data.prompt_dataset:
+                layout.check_prompts(layout.plan(prompts_at_most(args.data), args), args)
+            cli.fit_platform(args)
         except cli.NotOnThisMachine as error:
             print(f"# not on this machine: {error}")
         except UpstreamMissing:
             print("# not checked: OpenRLHF is not installed here, and has further rules for flags")
-    plan = plan_lines(run)  # before anything is printed: it may find a value that cannot be
+    # Before anything is printed: they may find a value that cannot be.
+    plan = plan_lines(run)
+    lacking, found = run_inputs.look(run.config)
     print(f"# resolved recipe, from {' <- '.join(reversed(run.config.sources))}")
     print(run.config.to_yaml())
     print(f"# {run.weighting}".replace("\n", "\n# "))
@@ -396,6 +404,10 @@ def show(run: Run) -> None:
     print("# upstream command line")
     print(shlex.join(["python", "-m", "sg_rlhf.overlay.cli", *redacted_words(run.argv)]))
     print(remarks.getvalue(), end="")
+    for line in found:
+        print(f"# remark: {line}")
+    for line in lacking:
+        print(f"# not on this machine: {line}")
 
 
 def print_job(run: Run, arguments: argparse.Namespace, options: launch_options.Options) -> None:

@@ -5,3 +5,7 @@ from sg_rlhf.common.one_line import OneLineError
 
 class ConfigError(OneLineError):
     """A recipe or an override is wrong; the message is one line for the user."""
+
+
+class NotHere(ConfigError):
+    """A recipe names a file that is not on this machine, or names none yet."""

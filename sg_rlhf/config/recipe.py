@@ -38,7 +38,7 @@ from sg_rlhf.config.settings import (
     validation_message,
 )
 from sg_rlhf.config.shipped_recipes import recipe_path
-from sg_rlhf.config.upstream_flags import Flag, flags
+from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES, Flag, flags
 from sg_rlhf.config.weighting import (
     COMMAND_LINE,
     LONG,
@@ -103,7 +103,7 @@ class Config:
         return OmegaConf.to_yaml(OmegaConf.create(_nest(shown)))
 
     def flat(self) -> dict[str, Any]:
-        """Every key that is set, and all of ``sg``, dotted."""
+        """Every key that is set, and all of ``sg`` that the run reads, dotted."""
         return {**self.values, **_flat_sg(self)}
 
     def to_argv(self) -> list[str]:
@@ -121,6 +121,9 @@ def _flat_sg(config: Config) -> dict[str, Any]:
     own = config.sg.model_dump()
     of_domains = own.pop("domains")
     flat = {f"sg.{k}": v for k, v in own.items()}
+    loss, kl = config.value("actor.policy_loss_type"), config.value("algo.kl.estimator")
+    if loss not in POLICY_LOSS_TYPES and kl not in KL_ESTIMATORS:
+        del flat[LONG]  # no token has a weight
     for name, section in of_domains.items():
         flat |= {f"sg.{name}.{k}": v for k, v in section.items()}
     return flat

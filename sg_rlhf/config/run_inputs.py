@@ -28,7 +28,7 @@ from sg_rlhf.common.prompt_rows import (
 )
 from sg_rlhf.common.redaction import redacted
 from sg_rlhf.common.rows import DataError, short
-from sg_rlhf.config.errors import ConfigError
+from sg_rlhf.config.errors import ConfigError, NotHere
 from sg_rlhf.config.recipe import Config, local_path
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.domain import Domain
@@ -56,12 +56,46 @@ def check_files(config: Config) -> None:
         ConfigError: one line naming the key, the file and the remedy.
     """
     for prompts in prompt_sets(config):
-        for name in prompts.names:
-            file_of(prompts.key, name)
-    check_models(config)
-    check_code(config)
-    check_places(config)
-    check_names(config)
+        _check_there(prompts)
+    for check in (check_models, check_code, check_places, check_names):
+        check(config)
+
+
+def _check_there(prompts: PromptSet) -> None:
+    for name in prompts.names:
+        file_of(prompts.key, name)
+
+
+def look(config: Config) -> tuple[list[str], list[str]]:
+    """What is here of the files that a recipe names, for a run that may be another machine's.
+
+    Returns:
+        What this machine lacks for the run, and remarks on the prompts that are here; lines.
+
+    Raises:
+        ConfigError: a file is here, and the run would trip over it.
+    """
+    lacking: list[str] = []
+
+    def there(check: Callable[[Any], None], checked: Any) -> bool:
+        try:
+            check(checked)
+        except NotHere as error:
+            lacking.append(str(error))
+            return False
+        return True
+
+    try:
+        sets = [prompts for prompts in prompt_sets(config) if there(_check_there, prompts)]
+    except NotHere as error:
+        lacking.append(str(error))
+        sets = []
+    for check in (check_models, check_code, check_places, check_names):
+        there(check, config)
+    try:
+        return lacking, check_prompts(config, sets)
+    except ModuleNotFoundError as error:
+        return lacking, [f"the rows of the prompts are not checked: {error.name} is not installed"]
 
 
 def check_names(config: Config) -> None:
@@ -113,7 +147,7 @@ def prompt_sets(config: Config) -> list[PromptSet]:
         ConfigError: the prompts to train on are not set, or there is no room for one.
     """
     if not config.value("data.prompt_dataset"):
-        raise ConfigError(
+        raise NotHere(
             "data.prompt_dataset: not set; give the training prompts, JSON lines that "
             "`python -m sg_rlhf.data` makes or a data set's id"
         )
@@ -143,8 +177,11 @@ def _set(config: Config, key: str, names: str, split: str, response: int | None)
     return found
 
 
-def check_prompts(config: Config) -> list[str]:
+def check_prompts(config: Config, sets: list[PromptSet] | None = None) -> list[str]:
     """Refuse rows that a run would trip over, of every local file of prompts.
+
+    Args:
+        sets: those of :func:`prompt_sets` to look at; all by default.
 
     Returns:
         Remarks for the user, a line each.
@@ -157,7 +194,7 @@ def check_prompts(config: Config) -> list[str]:
     remarks: list[str] = []
     trained: Seen | None = None
     tokens = functools.cache(lambda: token_counter(config))
-    for prompts in prompt_sets(config):
+    for prompts in prompt_sets(config) if sets is None else sets:
         seen = Seen(keep=config.sg.contradicting_labels == "keep")
         try:
             for name in prompts.names:
@@ -171,8 +208,9 @@ def check_prompts(config: Config) -> list[str]:
                 f"data.max_samples={limit} holds for eval.dataset too: its first {limit} of "
                 f"{seen.rows} prompts are evaluated; sets of sg.eval_sets are not cut"
             )
-        if trained is None:
+        if prompts.key == "data.prompt_dataset":
             trained = seen
+        if trained is None or trained is seen:
             continue
         common = {*seen.prompts} & {*trained.prompts}
         if common:
@@ -231,12 +269,12 @@ def file_of(key: str, name: str) -> Path | None:
     if path.suffix in SUFFIXES:
         if not path.is_file():
             if IN_A_JOB in os.environ:
-                raise ConfigError(
+                raise NotHere(
                     f"{key}={name}: no such file on this machine; a job's package leaves out what "
                     ".gitignore names, such as data/: put it on a folder that every machine of the "
                     "cluster sees, and give its absolute path"
                 )
-            raise ConfigError(f"{key}={name}: no such file; make it with `python -m sg_rlhf.data`")
+            raise NotHere(f"{key}={name}: no such file; make it with `python -m sg_rlhf.data`")
         return None if path.suffix == ".arrow" else path
     if path.is_dir():
         if not any(path.iterdir()):
@@ -245,7 +283,7 @@ def file_of(key: str, name: str) -> Path | None:
     if os.path.lexists(path):
         raise ConfigError(f"{key}={name}: expected a file that ends in {', '.join(SUFFIXES)}")
     if not model_folder.is_hub_id(given):
-        raise ConfigError(f"{key}={name}: no such file or folder, and no id of a hub")
+        raise NotHere(f"{key}={name}: no such file or folder, and no id of a hub")
     return None
 
 
@@ -347,7 +385,7 @@ def token_counter(config: Config) -> Callable[[list[str]], list[int]] | None:
 def check_models(config: Config) -> None:
     """Every model that a recipe names and that is a folder here; see :func:`check_files`."""
     if not config.value(MODELS[0]):
-        raise ConfigError(f"{MODELS[0]}: not set; give a model id or a local folder")
+        raise NotHere(f"{MODELS[0]}: not set; give a model id or a local folder")
     trusted = config.sg.trust_remote_code
     used = [config.value(key) for key in MODELS]
     unused = [name for name in trusted if name not in used]
@@ -363,7 +401,7 @@ def check_models(config: Config) -> None:
             continue
         if not Path(name).is_dir():
             if os.path.lexists(name) or not model_folder.is_hub_id(name):
-                raise ConfigError(f"{key}={name}: no Hugging Face model folder there")
+                raise NotHere(f"{key}={name}: no Hugging Face model folder there")
             continue
         try:
             model_folder.check(Path(name), trusted=given in trusted)
@@ -402,7 +440,8 @@ def _check_defines(key: str, name: str, wanted: str) -> None:
     try:
         tree = ast.parse(Path(name).read_bytes())
     except OSError as error:
-        raise ConfigError(f"{key}={name}: cannot be read: {error.strerror}") from None
+        kind = NotHere if isinstance(error, FileNotFoundError) else ConfigError
+        raise kind(f"{key}={name}: cannot be read: {error.strerror}") from None
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         why = " ".join(str(error).split())
         raise ConfigError(f"{key}={name}: not Python: {why}") from None
@@ -432,4 +471,4 @@ def check_places(config: Config) -> None:
         there = next(p for p in (path, *path.parents) if os.path.lexists(p))
         if not there.is_dir() or not os.access(there, os.W_OK):
             why = "no folder" if not there.is_dir() else "not writable"
-            raise ConfigError(f"{key}={given}: cannot write there: {there} is {why}")
+            raise NotHere(f"{key}={given}: cannot write there: {there} is {why}")

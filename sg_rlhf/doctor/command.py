@@ -56,7 +56,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="judge the machine for this recipe; given again, the later file wins key by key",
     )
     parser.add_argument(
-        "--run-dir", metavar="DIR", help="where the run would be written (default: runs/<domain>_<recipe>)"
+        "--run-dir",
+        metavar="DIR",
+        help="where the run would be written (default: runs/<domain>_<recipe>)",
     )
     parser.add_argument("--json", action="store_true", help="print the facts and the checks")
     parser.add_argument(

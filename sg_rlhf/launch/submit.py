@@ -204,7 +204,8 @@ def parse(argv: Sequence[str] | None) -> Any:
     parser.add_argument(
         "--run-dir",
         metavar="DIR",
-        help="on a folder that every machine of the cluster sees (default: runs/<domain>_<recipe> here)",
+        help="on a folder that every machine of the cluster sees (default: runs/<domain>_<recipe> "
+        "here)",
     )
     parser.add_argument("--allow-changed", action="append", default=[], metavar="KEY")
     parser.add_argument(

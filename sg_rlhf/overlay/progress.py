@@ -1,5 +1,7 @@
 """What the terminal shows of a run: what it waits for, a bar, and a line for each evaluation.
 
+Where standard error is a file, each rollout has a line instead of the bar.
+
 The workers' own output is long and interleaved, so it goes to files (``logs/`` in the run
 directory) unless ``sg.verbose=true``. A thread of the driver reads the run directory, which works
 wherever the trainer runs as long as the directory is shared.
@@ -127,9 +129,15 @@ class Progress:
             self.say(evaluation_line(row))
         for row in self._nonfinite.new_rows():
             self.say(nonfinite_line(row))
-        for row in self._rollouts.new_rows():
+        rows = self._rollouts.new_rows()
+        for row in rows:
             self._bar.set_postfix_str(rollout_line(row), refresh=False)
             self._bar.update(row["global_step"] - self._bar.n)
+        if rows and not self._live:
+            # A resumed run begins with all of its earlier rows.
+            self.say(
+                f"rollout {rows[-1]['global_step']} of {self._bar.total}: {rollout_line(rows[-1])}"
+            )
 
     def _open_bar(self) -> bool:
         path = self._run_dir / PLAN
@@ -142,7 +150,10 @@ class Progress:
         if self._status is not None:
             self._status.close()
             self._status = None
-        self._bar = tqdm(total=plan["rollouts"], desc="rollouts", file=self._terminal)
+        # In a file a bar would be one line of carriage returns.
+        self._bar = tqdm(
+            total=plan["rollouts"], desc="rollouts", file=self._terminal, disable=not self._live
+        )
         return True
 
     def _note(self, row: dict[str, Any]) -> None:

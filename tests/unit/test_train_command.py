@@ -48,8 +48,8 @@ def test_a_dry_run_prints_the_recipe_and_a_command_line_that_parses(
     recipe = CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml"
     run_dir = tmp_path / "run"
     assert main(["--config", str(recipe), "--run-dir", str(run_dir), "--dry-run"]) == 0
-    *_, comment, command = capsys.readouterr().out.splitlines()
-    assert comment == "# upstream command line"
+    lines = capsys.readouterr().out.splitlines()
+    command = lines[lines.index("# upstream command line") + 1]
     args = cli.parse(shlex.split(command)[3:])
     assert (args.actor.policy_loss_type, args.sg.weighting["upper"], args.actor.adam.lr) == (
         "weighted_ppo", 1.2, 2e-4,
@@ -326,3 +326,55 @@ def test_the_help_shows_a_cluster_command_that_finds_the_recipe(
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "ray job submit --working-dir . --" in capsys.readouterr().out
+
+
+def test_a_dry_run_says_which_files_are_not_here(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be for another machine, so they are remarks."""
+    monkeypatch.chdir(tmp_path)
+    given = [
+        "reward.remote_url=gone.py", "actor.model_name_or_path=./gone", "ckpt.path=/dev/null/here",
+    ]  # fmt: skip
+    assert main(["--config", TINY, "--dry-run", *given]) == 0
+    out = capsys.readouterr().out.splitlines()
+    prefix = "# not on this machine: "
+    assert [line.removeprefix(prefix)[:40] for line in out if line.startswith(prefix)] == [
+        "data.prompt_dataset=data/kk_tiny/train.j", "eval.dataset=data/kk_tiny/test.jsonl: no",
+        "actor.model_name_or_path=./gone: no Hugg", "reward.remote_url=gone.py: cannot be rea",
+        "ckpt.path=/dev/null/here: cannot write t",
+    ]  # fmt: skip
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["data.prompt_dataset=bad.jsonl"], "bad.jsonl: row 1: input: missing"),
+        (["eval.dataset=bad.jsonl"], "eval.dataset: bad.jsonl: row 1: input: missing"),
+        (["reward.remote_url=other.py"], "other.py: defines no reward_func"),
+        (["data.max_samples=3"], "rollout.batch_size=16: the data set has only 3 prompts"),
+    ],
+)
+def test_a_dry_run_refuses_files_that_are_here_and_wrong(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("good.jsonl").write_text(rows(16))
+    Path("bad.jsonl").write_text("{}\n" * 16)
+    Path("other.py").write_text("x = 1\n")
+    usual = ["data.prompt_dataset=good.jsonl", "eval.dataset=null"]
+    assert main(["--config", TINY, "--dry-run", *usual, *given]) == 2
+    out, error = capsys.readouterr()
+    assert out == "" and error.startswith("error: ") and said in error
+
+
+def test_a_dry_run_of_a_baseline_prints_no_token_weights(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """GRPO reads none; who compares two recipes would take them for its own."""
+    for recipe, count in (("grpo_tiny_cpu", 0), ("grpo_sg_tiny_cpu", 1)):
+        assert main(["--config", f"configs/kk/{recipe}.yaml", "--dry-run"]) == 0
+        out = capsys.readouterr().out
+        assert out.count("\n  weighting:") == out.count("--sg.weighting") == count

@@ -107,7 +107,9 @@ def test_data_are_compared_by_what_is_in_them(
     shutil.copyfile(data, elsewhere)
     assert start(run_dir, elsewhere)
     elsewhere.write_text('{"input": "another puzzle"}\n' * 16)
-    with pytest.raises(ConfigError, match=r"other settings: data.prompt_dataset: other contents; take"):
+    with pytest.raises(
+        ConfigError, match=r"other settings: data.prompt_dataset: other contents; take"
+    ):
         start(run_dir, elsewhere)
     capsys.readouterr()
     assert start(run_dir, elsewhere, allowed=("data.prompt_dataset",))
@@ -122,7 +124,9 @@ def test_another_tokenizer_is_another_model(run_dir: Path, data: Path, tmp_path:
     assert start(run_dir, data, f"actor.model_name_or_path={copied}")
     tokenizer = copied / "tokenizer_config.json"
     tokenizer.write_text(json.dumps({**json.loads(tokenizer.read_text()), "other": 1}))
-    with pytest.raises(ConfigError, match=r"other settings: actor.model_name_or_path: other contents"):
+    with pytest.raises(
+        ConfigError, match=r"other settings: actor.model_name_or_path: other contents"
+    ):
         start(run_dir, data, f"actor.model_name_or_path={copied}")
 
 
@@ -133,7 +137,9 @@ def test_a_run_of_a_version_that_remembered_no_files_goes_by_names(
     assert start(run_dir, data)
     (run_dir / resuming.FILE).unlink()
     other = shutil.copyfile(data, tmp_path / "other.jsonl")
-    with pytest.raises(ConfigError, match=r"other settings: data.prompt_dataset: was .*train.jsonl, "):
+    with pytest.raises(
+        ConfigError, match=r"other settings: data.prompt_dataset: was .*train.jsonl, "
+    ):
         start(run_dir, other)
 
 

@@ -75,6 +75,29 @@ def test_a_terminal_has_one_live_line_with_all_that_is_waited_for(
     assert "still" not in terminal.getvalue()
 
 
+def test_in_a_file_each_rollout_is_a_line_without_carriage_returns(tmp_path: Path) -> None:
+    def rollouts(*steps: int) -> None:
+        rows = [
+            {"global_step": n, "rollout/reward_mean": n / 4, "rollout/response_length_mean": 9.0}
+            for n in steps
+        ]
+        run_log.append(tmp_path / run_log.METRICS, rows)
+
+    terminal = io.StringIO()
+    rollouts(1, 2)  # of the run before it was resumed
+    shown = progress.Progress(tmp_path, terminal)
+    (tmp_path / progress.PLAN).write_text(json.dumps({"rollouts": 4, "remarks": []}))
+    shown._read()
+    for step in (3, 4):
+        rollouts(step)
+        shown._read()
+    said = [line.partition("] ")[2] for line in terminal.getvalue().splitlines()]
+    assert said == [
+        f"rollout {n} of 4: reward {n / 4:+.2f} tokens 9" for n in (2, 3, 4)
+    ]  # fmt: skip
+    assert "\r" not in terminal.getvalue()
+
+
 def test_it_ends_where_nobody_reads_it_any_more(
     busy: Callable[..., progress.Progress], tmp_path: Path
 ) -> None:
