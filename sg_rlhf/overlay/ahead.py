@@ -305,9 +305,12 @@ class RolloutsAhead:
     def state(self) -> dict[str, Any]:
         """For a checkpoint: the data loader's state, and what was drawn and is not trained yet.
 
-        Prompts without an answer are asked again by a resumed run, with the same seeds.
+        Prompts without an answer are asked again by a resumed run, with the same seeds. Until the
+        first of them is asked, a resumed run is where its own checkpoint left it.
         """
         with self._changed:
+            if self._restored is not None:
+                return dict(self._restored)
             units = [
                 {
                     "number": unit.number,
@@ -330,8 +333,13 @@ class RolloutsAhead:
             }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from :meth:`state`, once the loader has its own state and the engines weights."""
-        self._restored = state
+        """Go on from :meth:`state`, once the loader has its own state and the engines weights.
+
+        Args:
+            state: from the checkpoint; of a synchronous run's it has the loader's state alone.
+        """
+        nothing = {"units": [], "next": 0, "epochs": self._epochs, "in_epoch": False}
+        self._restored = {**nothing, "counts": (0, 0, 0), **state}
 
     def _go_on(self) -> None:
         if self._restored is None:

@@ -208,8 +208,8 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
 
         epochs = self.args.train.num_episodes - states["episode"]
         rollouts = ahead.RolloutsAhead(lead, self.prompts_dataloader, epochs, sample)
-        if AHEAD in states:
-            rollouts.restore(states[AHEAD])
+        if loader := states.get("data_loader_state_dict"):  # upstream loads it after its first sync
+            rollouts.restore({**states.get(AHEAD, {}), "loader": loader})
         self._rollouts = generator.ahead = rollouts
 
     @contextlib.contextmanager

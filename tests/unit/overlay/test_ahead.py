@@ -202,6 +202,44 @@ def test_prompts_under_way_are_asked_again_by_their_own_numbers() -> None:
     )
 
 
+@pytest.mark.parametrize("settings", [lead(2), lead(1, unit=4)])
+def test_a_checkpoint_before_the_first_prompt_of_a_resumed_run_is_the_one_it_resumed_from(
+    settings: Lead,
+) -> None:
+    """It makes a lost evaluation again before it samples, and saves its best checkpoint by it."""
+    first = Run(settings, prompts=9)
+    assert first.step()
+    saved = first.rollouts.state()
+    assert saved["units"] and saved["next"]
+    resumed = Run(settings, prompts=9)
+    resumed.rollouts.restore(saved)
+    again = resumed.rollouts.state()
+    assert again == saved
+    again.pop("loader")  # as the controller does
+    assert resumed.rollouts.state() == saved
+    resumed.version = first.version
+    resumed.loader.load_state_dict(saved["loader"])
+    while first.step():
+        pass
+    while resumed.step():
+        pass
+    assert resumed.trained == [row for row in first.trained if row[0] >= 1]
+
+
+def test_a_synchronous_runs_checkpoint_keeps_the_loaders_place() -> None:
+    loader = StatefulDataLoader(range(8), batch_size=1, collate_fn=lambda rows: rows[0])
+    rows = iter(loader)
+    assert [next(rows) for _ in range(2)] == [0, 1]
+    place = loader.state_dict()
+    resumed = Run(lead(1))
+    resumed.rollouts.restore({"loader": place})
+    assert resumed.rollouts.state()["loader"] == place
+    resumed.loader.load_state_dict(place)
+    while resumed.step():
+        pass
+    assert resumed.prompts() == list(range(2, 8))
+
+
 def test_what_fails_in_a_thread_ends_the_run() -> None:
     def fail(unit: Unit, answer: Answer) -> None:
         raise RuntimeError("the engine is gone")

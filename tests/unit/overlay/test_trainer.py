@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from sg_rlhf.common import run_log
 from sg_rlhf.overlay import cli, layout, now, progress
@@ -20,8 +21,9 @@ from sg_rlhf.overlay.errors import (
     TooFewPrompts,
     UnfitPrompts,
 )
+from sg_rlhf.overlay.lead import Lead
 from sg_rlhf.overlay.step_clock import StepClock
-from sg_rlhf.overlay.trainer import SGPPOTrainer
+from sg_rlhf.overlay.trainer import AHEAD, SGPPOTrainer
 
 UPSTREAM = SGPPOTrainer.__bases__[0]
 
@@ -190,3 +192,31 @@ def test_a_run_that_starts_over_has_one_evaluation_before_its_first_rollout(
     stopped_at: Any,
 ) -> None:
     assert stopped_at(0, evaluated=[0]) == ([(0, True), (1, True)], [])
+
+
+@pytest.mark.parametrize("made_by", ["asynchronous", "synchronous"])
+def test_the_best_checkpoint_of_a_lost_evaluation_holds_what_the_resumed_one_held(
+    monkeypatch: pytest.MonkeyPatch, made_by: str
+) -> None:
+    loader = StatefulDataLoader(range(8), batch_size=1)
+    rows = iter(loader)
+    next(rows)
+    place = loader.state_dict()
+    unit = {"number": 1, "drawn": [3, 4], "answered": {}, "last": False}
+    kept = {"units": [unit], "next": 2, "epochs": 0, "in_epoch": True, "counts": (2, 0, 0)}
+    states = {"global_step": 4, "episode": 0, "data_loader_state_dict": place}
+    if made_by == "asynchronous":
+        states[AHEAD] = kept
+    made, saved = trainer(), []
+    made._lead, made._resumed = Lead(1, 1, False, batch=4, unit=4), states
+    made.prompts_dataloader = StatefulDataLoader(range(8), batch_size=1)
+    made._sample_ahead(made._lead, states)
+    monkeypatch.setattr(made, "_evaluate_now", lambda _step: {"eval_accuracy": 1.0})
+    monkeypatch.setattr(UPSTREAM, "save_best_checkpoint", lambda *given: saved.append(given[-1]))
+    made._evaluate_resumed()
+    (client_states,) = saved
+    assert client_states["data_loader_state_dict"] == place
+    if made_by == "asynchronous":
+        assert client_states[AHEAD] == kept
+    else:
+        assert not client_states[AHEAD]["units"]
