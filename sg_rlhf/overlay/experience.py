@@ -64,7 +64,13 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         names = [name for waited_for, name in self._waited_for if waited_for is refs]
         with self.clock.part(names[0] if names else "make_experience"):
             found: list[Any] = super()._flatten_results(refs, duplicate_factor)
-        return found
+        # Upstream multiplies by the mask, which a NaN survives.
+        return [
+            values.masked_fill(sample.action_mask == 0, 0.0)
+            if torch.is_tensor(values) and values.shape == sample.action_mask.shape
+            else values
+            for values, sample in zip(found, self._samples, strict=True)
+        ]
 
     def _pass_of(self, group: Any) -> str:
         """What the clock calls the forward passes of a group of ranks."""

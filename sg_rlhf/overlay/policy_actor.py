@@ -184,6 +184,10 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         self.actor_loss_fn.prompts = experience.prompts
         if self.skips is not None:
             self.skips.micro_batch(experience)
+        # Upstream multiplies by the mask, which a NaN survives.
+        for name in ("action_log_probs", "base_action_log_probs", "rollout_log_probs"):
+            if (values := getattr(experience, name)) is not None:
+                setattr(experience, name, values.masked_fill(experience.action_mask == 0, 0.0))
         self.actor_loss_fn.context = dataclasses.replace(
             sequence_context(experience, self._weighting), entropy_threshold=self._entropy_threshold
         )

@@ -334,6 +334,33 @@ def test_the_policys_pass_is_left_out_and_nothing_else(monkeypatch: pytest.Monke
     assert row["timing/reference_log_probs"] > 0
 
 
+@pytest.mark.parametrize("damaged", ["policy", "reference"])
+def test_a_nan_before_the_response_reaches_neither_the_kl_in_the_reward_nor_the_advantages(
+    monkeypatch: pytest.MonkeyPatch, damaged: str
+) -> None:
+    in_reward = ["algo.kl.use_loss=false", "algo.kl.estimator=k3"]
+    _, expected = made(monkeypatch, *in_reward)
+
+    def group(self: Maker, name: str) -> Any:
+        def run(method_name: str, **kwargs: Any) -> list[Any]:
+            if method_name != "forward":
+                return []
+            level = -1.0 if name == "policy" else -2.0
+            of_masked = torch.nan if name == damaged else level
+            return [[torch.where(m.bool(), level, of_masked) for m in kwargs["action_mask"]]]
+
+        return SimpleNamespace(async_run_method_batch=run, async_run_method=run)
+
+    monkeypatch.setattr(Maker, "group", group)
+    _, found = made(monkeypatch, *in_reward)
+    for ours, whole in zip(found, expected, strict=True):
+        mask = ours.action_mask.bool()
+        assert torch.equal(ours.advantages[mask], whole.advantages[mask])
+        for key in ("kl", "logprobs_diff", "return"):
+            assert bool(ours.info[key].isfinite().all()), key
+            assert torch.equal(ours.info[key], whole.info[key]), key
+
+
 def test_the_kl_in_the_reward_has_its_log_probs(monkeypatch: pytest.MonkeyPatch) -> None:
     maker, experiences = made(monkeypatch, "algo.kl.use_loss=false", "algo.kl.estimator=k1")
     assert maker.asked == ["policy", "reference"]

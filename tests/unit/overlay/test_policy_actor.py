@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -172,12 +174,17 @@ def policy_trainer(
 
 
 def trained(
-    args: Any, *, actor: Table | None = None, **info: torch.Tensor
+    args: Any,
+    *,
+    actor: Table | None = None,
+    change: Callable[[int, Experience], None] = lambda _index, _sample: None,
+    **info: torch.Tensor,
 ) -> tuple[dict[str, Any], torch.Tensor]:
-    """What ``ppo_train`` returns and the table after it."""
+    """What ``ppo_train`` returns and the table after it; the samples may be changed before."""
     actor = actor or Table("cpu")
     trainer = policy_trainer(Strategy(args), actor)
-    for experience in rollout(actor, **info):
+    for index, experience in enumerate(rollout(actor, **info)):
+        change(index, experience)
         trainer.replay_buffer.append(experience)
     torch.manual_seed(0)  # upstream shuffles them where it is let
     status = trainer.ppo_train(args.algo.kl.init_coef)
@@ -265,3 +272,46 @@ def test_a_gradient_that_is_not_finite_stops_before_the_step() -> None:
     with pytest.raises(NonFiniteError, match="optimizer step 1: nothing was trained on it"):
         trained(arguments("grpo"), actor=actor)
     assert torch.equal(actor.table, before)
+
+
+def numbers(status: dict[str, Any]) -> dict[str, float]:
+    """Of an update and its optimizer steps, without times and memory."""
+    found = {k: float(v) for k, v in status.items() if not isinstance(v, list)}
+    for i, row in enumerate(status["sg_optimizer_steps"]):
+        found |= {f"{i}/{k}": v for k, v in row.items() if isinstance(v, (int, float))}
+    return {k: v for k, v in found.items() if not k.startswith(("timing/", "memory/"))}
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "grpo_sg", "gspo", "tr_grpo"])
+@pytest.mark.parametrize(
+    "field", ["action_log_probs", "base_action_log_probs", "rollout_log_probs"]
+)
+def test_a_nan_where_no_token_is_trained_reaches_neither_metrics_nor_weights(
+    algorithm: str, field: str
+) -> None:
+    def damage(_index: int, sample: Experience) -> None:
+        values = getattr(sample, field)
+        setattr(sample, field, values.masked_fill(sample.action_mask == 0, torch.nan))
+
+    args = arguments(algorithm, "algo.advantage.is_correction_level=token")
+    expected, table = trained(args)
+    found, moved = trained(args, change=damage)
+    assert torch.equal(moved, table)
+    assert numbers(found) == numbers(expected)
+    assert {"kl", "logprobs_diff"} <= found.keys()
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "grpo_sg", "gspo"])
+def test_a_micro_batch_of_responses_without_a_token_leaves_the_figures_finite(
+    algorithm: str,
+) -> None:
+    def empty(index: int, sample: Experience) -> None:
+        if index < MICRO_BATCH:
+            sample.action_mask = torch.zeros_like(sample.action_mask)
+
+    status, table = trained(arguments(algorithm), change=empty)
+    assert all(math.isfinite(value) for value in numbers(status).values())
+    assert bool(table.isfinite().all())
+    assert status["sg/n_tokens"] == sum(2 + 2 * i for i in range(MICRO_BATCH, RESPONSES))
+    (row,) = status["sg_optimizer_steps"]
+    assert status["kl"] == pytest.approx(row["kl"]) and row["kl"] > 0
