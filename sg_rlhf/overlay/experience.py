@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import openrlhf.trainer.ppo_utils.experience_maker as upstream
 import torch
+from openrlhf.models.utils import compute_reward
+from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
-from sg_rlhf.algo.advantages import population_std_correction
+from sg_rlhf.algo.advantages import (
+    COMPARING,
+    compared_rewards,
+    counted_std,
+    population_std_correction,
+)
 from sg_rlhf.overlay import batches, kl, late_reference, left_out, nonfinite, old_log_probs
 from sg_rlhf.overlay.losses import kl_dispatcher
 from sg_rlhf.overlay.step_clock import StepClock
@@ -28,6 +36,8 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
     waiting_share: float | None = None
     #: Of the latest rollout, see :func:`sg_rlhf.overlay.left_out.from_rollout`.
     left_out: Sequence[dict[str, Any]] = ()
+    #: Responses of the latest rollout without a token that the policy sampled.
+    empty_responses = 0
     #: The latest rollout's, where they are computed during the update.
     reference: late_reference.Results | None = None
     _leaves_out = _late = False
@@ -120,6 +130,9 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         with kl.computed_by(self._kl):
             samples = super().make_experience(samples_list)
         for sample in samples:
+            has_tokens = sample.action_mask.bool().any(dim=-1)
+            for key in ("kl", "logprobs_diff"):  # upstream divides by the response's tokens
+                sample.info[key] = torch.where(has_tokens, sample.info[key], 0.0)
             if self._skips:
                 sample.action_log_probs = None
             if self._late:
@@ -135,14 +148,68 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         return samples
 
     def compute_advantages_and_returns(self, experiences: list[Any]) -> list[Any]:
-        """Upstream's advantages; with ``sg.advantage_std=population`` Eq. 4's std instead."""
+        """Upstream's advantages; with ``sg.advantage_std=population`` Eq. 4's std instead.
+
+        A response without a token that the policy sampled (an agent's that had no room left) has
+        no part in the update. Upstream still compares the others of its group with its reward.
+        """
+        # Before samples are left out, which masks theirs: their rewards are sound.
+        has_tokens = [e.action_mask.bool().any(dim=-1) for e in experiences]
+        self.empty_responses = sum(int((~rows).sum()) for rows in has_tokens)
         if self._leaves_out:
             group = self.args.rollout.n_samples_per_prompt
             self.left_out = left_out.from_rollout(experiences, group)
+        if self.empty_responses and self.args.algo.advantage.estimator in COMPARING:
+            return self._advantages_among(experiences, has_tokens)
         experiences = super().compute_advantages_and_returns(experiences)
         if self.args.sg.advantage_std == "population":
             factor = population_std_correction(self.args.rollout.n_samples_per_prompt)
             for experience in experiences:
                 experience.advantages = experience.advantages * factor
                 experience.returns = experience.returns * factor
+        return experiences
+
+    def _advantages_among(
+        self, experiences: list[Any], has_tokens: list[torch.Tensor]
+    ) -> list[Any]:
+        """As upstream's, but a response is compared with those that have tokens alone.
+
+        Args:
+            experiences: of any cut, with ``index``; changed in place.
+            has_tokens: bool [B] of each.
+        """
+        args = self.args
+        for e in experiences:
+            e.rewards = e.rewards.to(torch.promote_types(e.rewards.dtype, torch.float32))
+        apply_length_penalties(experiences, args)
+        places = torch.tensor(list(itertools.chain.from_iterable(e.index for e in experiences)))
+        rewards = torch.cat([e.rewards for e in experiences])
+        counts = torch.cat(has_tokens)
+        order = places.argsort()
+        group = args.rollout.n_samples_per_prompt
+        rewards_PG, counts_PG = rewards[order].view(-1, group), counts[order].view(-1, group)
+        estimator, std = args.algo.advantage.estimator, args.sg.advantage_std
+        compared = compared_rewards(rewards_PG, counts_PG, estimator, std).flatten()[places]
+        stds = counted_std(rewards_PG, counts_PG).expand(-1, group).flatten()[places]
+        sizes = [len(e.index) for e in experiences]
+        for e, own, own_stds in zip(
+            experiences, compared.split(sizes), stds.split(sizes), strict=True
+        ):
+            if group > 1:
+                e.info["group_reward_std"] = own_stds
+            reward = compute_reward(
+                own, self.kl_ctl.value, e.kl, e.action_mask, args.reward.clip_range
+            )
+            e.returns = self.get_cumulative_returns(reward, e.action_mask, 1.0)
+            e.advantages = e.returns.clone()
+            e.info["return"] = reward.sum(dim=-1)
+            e.kl = None
+        if estimator == "reinforce_baseline":
+            masks = torch.cat([e.action_mask.flatten() for e in experiences]).bool()
+            values = torch.cat([e.advantages.flatten() for e in experiences]).float()[masks]
+            mean, scale = values.mean(), 1.0
+            if not args.algo.advantage.no_std_norm:
+                scale = float(values.var(correction=0).clamp(min=1e-8).rsqrt())
+            for e in experiences:
+                e.advantages = (e.advantages - mean) * scale
         return experiences

@@ -198,8 +198,9 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         if is_first:
             self.old_log_probs.keep(step, self.actor_loss_fn.old_BT)
         metrics = status["metrics"]
-        # All its samples may be left out, which upstream divides by.
-        if self.skips is not None and (self.skips.faulty or not status["num_action_tokens"]):
+        # Upstream divides by its tokens, of which there are none where its samples are left out, or
+        # are responses that an agent gave without one.
+        if not status["num_action_tokens"] or (self.skips is not None and self.skips.faulty):
             nonfinite.without_part(status)
         self._window.append(
             # Upstream divides a micro-batch's losses by the optimizer step's tokens per

@@ -151,9 +151,15 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
             apart._ask(answer(place, [] if filtered else samples), **kw)
 
     def _gives_no_signal(self, samples: list[Any]) -> bool:
-        """Whether the mean score of a prompt's responses is outside of the filter's range."""
+        """Whether the mean score of a prompt's responses is outside of the filter's range.
+
+        Of those that have tokens; without any there is nothing to train.
+        """
         if not samples or any(sample.scores is None for sample in samples):
             return False
+        samples = [sample for sample in samples if bool(sample.action_mask.any())]
+        if not samples:
+            return True
         lowest, highest = self.args.algo.dynamic_filtering_range
         mean = sum(sample.scores[0].item() for sample in samples) / len(samples)
         return not lowest < mean < highest

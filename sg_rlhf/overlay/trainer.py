@@ -251,6 +251,8 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._rows = [{"global_step": step, **row} for row in status.pop("sg_optimizer_steps", [])]
         if self.experience_maker.waiting_share is not None:
             status["batches/waiting_share"] = self.experience_maker.waiting_share
+        if self.experience_maker.empty_responses:
+            status["rollout/empty_responses"] = float(self.experience_maker.empty_responses)
         status.update(self._sync_metrics)
         status["engines/replaced"] = self._engines.newly_replaced()
         return status, step
@@ -379,7 +381,9 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             self._samples.append(self._sample(e, i))
         # vLLM takes no prompt that fills its context: it could not sample behind it.
         fitting = [
-            (e, i) for e, i in places if int(e.attention_mask[i].sum()) < self.args.data.max_len
+            (e, i)
+            for e, i in places
+            if int(e.attention_mask[i].sum()) < self.args.data.max_len and e.action_mask[i].any()
         ]
         for e, i in _spread(fitting, sync_check.PROBED_SEQUENCES):
             valid = e.attention_mask[i].bool()

@@ -5,7 +5,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sg_rlhf.algo.advantages import group_advantages, max_surrogate, population_std_correction
+from sg_rlhf.algo.advantages import (
+    compared_rewards,
+    counted_std,
+    group_advantages,
+    max_surrogate,
+    population_std_correction,
+)
 from sg_rlhf.algo.policy_loss import sg_policy_loss
 from tests.unit.algo.batches import PROPERTY, UNIFORM, WIDE
 
@@ -55,6 +61,51 @@ def test_refusals():
         group_advantages(rewards(0, group=1))
     with pytest.raises(ValueError, match="group_size=1: expected 2 or more"):
         population_std_correction(1)
+
+
+#: Rewards 1, 4, 7 of three responses, and one that does not count: m = 4, s = 3 (2.449 of all).
+THREE = [[1.0, float("nan"), 4.0, 7.0], [2.0, 2.0, 2.0, 6.0]]
+COUNT = [[True, False, True, True], [True] * 4]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "first", "second"),
+    [
+        ("dr_grpo", [-3.0, 0.0, 0.0, 3.0], [-1.0, -1.0, -1.0, 3.0]),
+        ("reinforce_baseline", [-3.0, 0.0, 0.0, 3.0], [-1.0, -1.0, -1.0, 3.0]),
+        ("rloo", [1.0 - 5.5, 0.0, 4.0 - 4.0, 7.0 - 2.5], [-4 / 3, -4 / 3, -4 / 3, 4.0]),
+        ("group_norm", [-1.0, 0.0, 0.0, 1.0], [-0.5, -0.5, -0.5, 1.5]),
+        # The mean of all seven is 24 / 7.
+        (
+            "flash_reinforce",
+            [1 - 24 / 7, 0.0, 4 - 24 / 7, 7 - 24 / 7],
+            [2 - 24 / 7] * 3 + [6 - 24 / 7],
+        ),
+    ],
+)
+def test_a_response_that_does_not_count_is_compared_with_nobody(estimator, first, second):
+    found = compared_rewards(torch.tensor(THREE).double(), torch.tensor(COUNT), estimator)
+    assert found[0].tolist() == pytest.approx(first)
+    assert found[1].tolist() == pytest.approx(second)
+
+
+def test_the_std_is_of_those_that_count():
+    counts = torch.tensor(COUNT)
+    assert counted_std(torch.tensor(THREE), counts).flatten().tolist() == pytest.approx([3.0, 2.0])
+    population = compared_rewards(torch.tensor(THREE), counts, "group_norm", "population")
+    assert population[0].tolist() == pytest.approx([-(1.5**0.5), 0.0, 0.0, 1.5**0.5])
+
+
+@pytest.mark.parametrize("estimator", ["rloo", "reinforce_baseline", "dr_grpo", "group_norm"])
+def test_one_that_counts_alone_has_no_signal(estimator):
+    counts = torch.tensor([[True, False], [False, False]])
+    found = compared_rewards(torch.tensor([[3.0, 1.0], [2.0, 5.0]]), counts, estimator)
+    assert torch.equal(found, torch.zeros(2, 2))
+
+
+def test_an_estimator_that_compares_nothing_is_refused():
+    with pytest.raises(ValueError, match="estimator='gae': expected one of rloo"):
+        compared_rewards(torch.zeros(1, 2), torch.ones(1, 2).bool(), "gae")
 
 
 def surrogate(log_ratio: float, advantage: float, cfg, dual_clip=None, log_p=-0.5) -> float:

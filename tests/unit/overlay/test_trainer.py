@@ -220,3 +220,16 @@ def test_the_best_checkpoint_of_a_lost_evaluation_holds_what_the_resumed_one_hel
         assert client_states[AHEAD] == kept
     else:
         assert not client_states[AHEAD]["units"]
+
+
+@pytest.mark.parametrize(("empty", "found"), [(2, 2.0), (0, None)])
+def test_responses_without_a_token_are_counted(
+    monkeypatch: pytest.MonkeyPatch, empty: int, found: float | None
+) -> None:
+    made = trainer()
+    made.experience_maker = SimpleNamespace(empty_responses=empty, waiting_share=None)
+    made._engines = SimpleNamespace(newly_replaced=lambda: 0)
+    made._async_metrics, made._sync_metrics = {}, {}
+    monkeypatch.setattr(UPSTREAM, "train_step", lambda *_: ({}, 1))
+    status, _ = made.train_step([], 0)
+    assert status.get("rollout/empty_responses") == found

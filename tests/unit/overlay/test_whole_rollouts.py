@@ -94,6 +94,7 @@ class Generator(SGSamplesGenerator):
             prompts=[response],
             labels=[""],
             scores=[score],
+            action_mask=torch.ones(1, 1),
             sequences=torch.tensor([[response, self.responses]]),
         )
 
