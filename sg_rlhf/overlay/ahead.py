@@ -24,7 +24,6 @@ from typing import Any
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from sg_rlhf.common.weight_versions import oldest
-from sg_rlhf.overlay.asking import Engines, Incarnation
 from sg_rlhf.overlay.errors import RunStopped
 from sg_rlhf.overlay.lead import Lead
 
@@ -59,32 +58,6 @@ class Unit:
         return sum(bool(self.answered.get(p, True)) for p in range(len(self.drawn)))
 
 
-class SharedEngines:
-    """The engines for a thread beside the controller's: it waits with its work for the ranks.
-
-    Args:
-        engines: of the run.
-        ranks: see :class:`RolloutsAhead`.
-    """
-
-    def __init__(self, engines: Engines, ranks: threading.Condition) -> None:
-        self.handles = engines.handles
-        self._engines, self._ranks = engines, ranks
-        self._known = [found.name for found in engines.incarnations]
-
-    @property
-    def incarnations(self) -> list[Incarnation]:
-        """Of the run's engines, now."""
-        return self._engines.incarnations
-
-    def replace(self, number: int) -> None:
-        """As of the run's engines, unless another thread did it."""
-        with self._ranks:
-            if self.incarnations[number].name == self._known[number]:
-                self._engines.replace(number)
-            self._known[number] = self.incarnations[number].name
-
-
 #: Samples a unit: tells each answer to its second argument, which returns what to ask instead.
 Sampler = Callable[[Unit, Callable[[int, list[Any]], list[Any]]], None]
 
@@ -97,15 +70,20 @@ class RolloutsAhead:
         loader: of the prompts; each iteration is an epoch, its rows hold one prompt.
         epochs: of the run.
         sample: see :data:`Sampler`; runs in a thread of its own.
-
-    Attributes:
-        ranks: held by whoever gives the trainer's ranks work. Two threads that did would give it to
-            the ranks in two orders.
+        ranks: held by whoever gives the trainer's ranks work, as of
+            :class:`sg_rlhf.overlay.engines.RunEngines`.
     """
 
-    def __init__(self, lead: Lead, loader: Any, epochs: int, sample: Sampler) -> None:
+    def __init__(
+        self,
+        lead: Lead,
+        loader: Any,
+        epochs: int,
+        sample: Sampler,
+        ranks: threading.Condition | None = None,
+    ) -> None:
         self.lead = lead
-        self.ranks = threading.Condition()
+        self.ranks = ranks or threading.Condition()
         self._loader, self._epochs, self._sample = loader, epochs, sample
         self._changed = threading.Condition()
         self._units: list[Unit] = []

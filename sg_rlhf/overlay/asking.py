@@ -65,8 +65,12 @@ class Engines(Protocol):
     def incarnations(self) -> list[Incarnation]:
         """Which they are now."""
 
-    def replace(self, number: int) -> None:
+    def replace(self, number: int, lost: str) -> None:
         """Have an engine in the place of a lost one, with the policy's weights.
+
+        Args:
+            number: of the engine.
+            lost: name of its incarnation that is lost; there is nothing to do if it is another now.
 
         Raises:
             RunStopped: it was lost too often, or does not come back.
@@ -80,6 +84,7 @@ class _Prompt:
     arguments: dict[str, Any]
     batch: str | None
     expected: int = 0
+    meant: str = ""
     answered: bool = field(default=False)
 
 
@@ -145,8 +150,8 @@ class Asking:
             self._send(prompt)
 
     def _send(self, prompt: _Prompt) -> None:
-        meant = self._engines.incarnations[prompt.engine].name
-        asked = Asked(self._draw_of(prompt.number), meant, prompt.batch, prompt.expected)
+        prompt.meant = self._engines.incarnations[prompt.engine].name
+        asked = Asked(self._draw_of(prompt.number), prompt.meant, prompt.batch, prompt.expected)
         handle = self._engines.handles[prompt.engine]
         self._pending[handle.generate_responses.remote(asked=asked, **prompt.arguments)] = prompt
 
@@ -156,11 +161,11 @@ class Asking:
         Raises:
             RunStopped: an engine is lost and cannot be replaced.
         """
-        lost: set[int] = set()
+        lost: dict[int, str] = {}
         while self._pending or lost:
             if not self._pending:  # the other engines' weights are not touched while they compute
                 for engine in sorted(lost):
-                    self._ask_again(engine)
+                    self._ask_again(engine, lost[engine])
                 lost.clear()
                 continue
             ready, _ = ray.wait(list(self._pending), num_returns=1, timeout=10.0)
@@ -171,14 +176,14 @@ class Asking:
                 except Exception as error:
                     if not is_lost(error):
                         raise
-                    lost.add(prompt.engine)
+                    lost[prompt.engine] = prompt.meant
                     continue
                 if not prompt.answered:
                     prompt.answered = True
                     yield prompt.number, responses
 
-    def _ask_again(self, engine: int) -> None:
-        self._engines.replace(engine)
+    def _ask_again(self, engine: int, lost: str) -> None:
+        self._engines.replace(engine, lost)
         again = [prompt for prompt in self._prompts if prompt.engine == engine]
         if not all(prompt.answered for prompt in again):
             if self._together:

@@ -9,6 +9,7 @@ are mended, so every engine has a name that changes (its incarnation).
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,12 +49,17 @@ class RunEngines:
         handles: Ray actors.
         allowed: how often each may be replaced.
         rejoin: connects all engines to the trainer again and sends them its weights.
+
+    Attributes:
+        ranks: held by whoever gives the trainer's ranks work, as replacing an engine does. Two
+            threads that did would give it to the ranks in two orders.
     """
 
     def __init__(self, handles: Sequence[Any], allowed: int, rejoin: Callable[[], None]) -> None:
         self.handles = handles
         asked = [handle.incarnation.remote() for handle in handles]
         self.incarnations: list[Incarnation] = ray.get(asked) if asked else []
+        self.ranks = threading.Condition()
         #: How often each was replaced, and since when the last question.
         self.replaced = [0] * len(handles)
         self._allowed, self._rejoin, self._told = allowed, rejoin, 0
@@ -70,23 +76,48 @@ class RunEngines:
         Raises:
             EngineLost: as of :meth:`replace`.
         """
-        for number, handle in enumerate(self.handles):
-            try:
-                found, _ = ray.get([handle.incarnation.remote(), handle.alive.remote()])
-                lost = found.name != self.incarnations[number].name
-            except ray.exceptions.RayError as error:
-                if not is_lost(error):
-                    raise
-                lost = True
-            if lost:
-                self.replace(number)
+        with self.ranks:
+            self._replace(self._lost())
 
-    def replace(self, number: int) -> None:
+    def replace(self, number: int, lost: str) -> None:
         """Have an engine in the place of a lost one, with the policy's weights.
+
+        Args:
+            number: of the engine.
+            lost: name of its incarnation that is lost; there is nothing to do if it is another now.
 
         Raises:
             EngineLost: it was lost more often than allowed, or does not come back.
         """
+        with self.ranks:
+            if self.incarnations[number].name == lost:
+                self._replace([number])
+
+    def _replace(self, lost: list[int]) -> None:
+        """Others may be lost with them. All must be there before any is connected."""
+        if not lost:
+            return
+        while lost:
+            for number in lost:
+                self._start_another(number)
+            lost = self._lost()
+        self._rejoin()
+
+    def _lost(self) -> list[int]:
+        """The engines that do not answer any more, or are another than is known here."""
+        found = []
+        for number, handle in enumerate(self.handles):
+            try:
+                now, _ = ray.get([handle.incarnation.remote(), handle.alive.remote()])
+                if now.name != self.incarnations[number].name:
+                    found.append(number)
+            except ray.exceptions.RayError as error:
+                if not is_lost(error):
+                    raise
+                found.append(number)
+        return found
+
+    def _start_another(self, number: int) -> None:
         if not self.may_replace(number):
             raise EngineLost(
                 f"rollout engine {number} is lost (killed, crashed or hung), and was replaced "
@@ -96,7 +127,6 @@ class RunEngines:
         print(f"rollout engine {number} is lost: starting another in its place", flush=True)
         self.end(number)
         self.incarnations[number] = self._started_again(number)
-        self._rejoin()
 
     def may_replace(self, number: int) -> bool:
         """Whether another may take an engine's place."""

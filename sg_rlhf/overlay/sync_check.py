@@ -70,6 +70,7 @@ def _of_engines(engines: Engines, sequences: list[list[int]]) -> list[list[list[
     """What each engine answers, in their order."""
     found: dict[int, list[list[float]]] = {}
     while len(found) < len(engines.handles):
+        names = [incarnation.name for incarnation in engines.incarnations]
         asked = {
             number: [engine.prompt_log_probs.remote(ids) for ids in sequences]
             for number, engine in enumerate(engines.handles)
@@ -84,5 +85,5 @@ def _of_engines(engines: Engines, sequences: list[list[int]]) -> list[list[list[
                     raise
                 lost.append(number)
         for number in lost:  # which gives it the policy's weights, and the others again
-            engines.replace(number)
+            engines.replace(number, names[number])
     return [found[number] for number in sorted(found)]

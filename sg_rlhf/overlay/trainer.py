@@ -35,8 +35,7 @@ from sg_rlhf.overlay import (
     who_is_where,
 )
 from sg_rlhf.overlay.actor_groups import PlacedController
-from sg_rlhf.overlay.asking import Engines
-from sg_rlhf.overlay.engines import RunEngines
+from sg_rlhf.overlay.engines import START_SECONDS, RunEngines
 from sg_rlhf.overlay.errors import NonFiniteError, RunStopped, SyncError, Terminated
 from sg_rlhf.overlay.lead import Lead, lead_of
 from sg_rlhf.overlay.step_clock import StepClock
@@ -203,11 +202,12 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         generator = self.samples_generator
 
         def sample(unit: ahead.Unit, answer: Any) -> None:
-            engines = ahead.SharedEngines(self._engines, rollouts.ranks)
-            generator.sample_ahead(unit, answer, engines, **self.generate_kwargs)
+            generator.sample_ahead(unit, answer, self._engines, **self.generate_kwargs)
 
         epochs = self.args.train.num_episodes - states["episode"]
-        rollouts = ahead.RolloutsAhead(lead, self.prompts_dataloader, epochs, sample)
+        rollouts = ahead.RolloutsAhead(
+            lead, self.prompts_dataloader, epochs, sample, self._engines.ranks
+        )
         if loader := states.get("data_loader_state_dict"):  # upstream loads it after its first sync
             rollouts.restore({**states.get(AHEAD, {}), "loader": loader})
         self._rollouts = generator.ahead = rollouts
@@ -534,7 +534,8 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
 
     def _rejoin_engines(self) -> None:
         """Connect the engines anew, one of which is, and give them the policy's weights."""
-        ray.get(self.actor_model_group.async_run_method(method_name="join_engines"))
+        joined = self.actor_model_group.async_run_method(method_name="join_engines")
+        self._get(joined, "the engines were not connected to the trainer again", START_SECONDS)
         self._send_to_engines()
 
     def _send_to_engines(self) -> None:
@@ -547,11 +548,11 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         if self._partial:
             batch_vllm_engine_call(self.vllm_engines, "resume_generation")
 
-    def _get(self, references: list[Any], otherwise: str) -> None:
+    def _get(self, references: list[Any], otherwise: str, most: float = math.inf) -> None:
         if self._sync_deadline is None:
             deadlines = self.actor_model_group.async_run_method(method_name="sync_deadline")
             self._sync_deadline = weight_sync.GRACE_SECONDS + max(ray.get(deadlines))
-        deadline = self._sync_deadline
+        deadline = min(self._sync_deadline, most)
         try:
             ray.get(references, timeout=None if deadline == math.inf else deadline)
         except ray.exceptions.GetTimeoutError:
@@ -561,12 +562,9 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             ) from None
 
     def _check_sync(self) -> dict[str, float]:
-        engines: Engines = self._engines
-        if self._rollouts is not None:
-            engines = ahead.SharedEngines(engines, self._rollouts.ranks)
         with self._using_ranks():
             return sync_check.check(
-                self.actor_model_group, engines, self._probe, self.args, self._syncs
+                self.actor_model_group, self._engines, self._probe, self.args, self._syncs
             )
 
 

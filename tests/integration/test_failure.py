@@ -34,9 +34,10 @@ def cluster() -> Iterator[None]:
 class SGRolloutActor:
     """By its name a rollout engine."""
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self, error: Exception | None = None, seconds: float = 0.0) -> None:
         if error is not None:
             raise error
+        time.sleep(seconds)
         self.name = uuid.uuid4().hex
         self.error: Exception | None = None
 
@@ -186,12 +187,32 @@ def test_a_lost_engine_is_replaced_as_often_as_allowed() -> None:
             wait_until(lambda pid=pid: not psutil.pid_exists(pid))
             engines.check()
         else:
-            engines.replace(0)  # as after a watch that missed it
+            engines.replace(0, first.name)  # as after a watch that missed it
         assert engines.incarnations[0].name != first.name
         assert not psutil.pid_exists(pid)
     assert len(joined) == 2 and engines.newly_replaced() == 2 and engines.newly_replaced() == 0
     with pytest.raises(EngineLost, match=r"rollout engine 0 is lost .* replaced 2 times before"):
-        engines.replace(0)
+        engines.replace(0, engines.incarnations[0].name)
+
+
+def test_engines_that_are_lost_together_are_all_there_before_any_is_connected() -> None:
+    """As those of one machine are; a call to one that is still starting fails at once."""
+    handles = [SGRolloutActor.options(max_restarts=3).remote(None, slow) for slow in (0.0, 5.0)]
+    joined: list[list[str]] = []
+
+    def rejoin() -> None:
+        found = ray.get([handle.incarnation.remote() for handle in handles], timeout=2)
+        joined.append([incarnation.name for incarnation in found])
+
+    engines = RunEngines(handles, 3, rejoin)
+    first = list(engines.incarnations)
+    for incarnation in first:
+        os.kill(incarnation.processes[0][0], signal.SIGKILL)
+    engines.replace(0, first[0].name)
+    assert joined == [[incarnation.name for incarnation in engines.incarnations]]
+    assert {i.name for i in first}.isdisjoint(joined[0]) and engines.replaced == [1, 1]
+    engines.replace(1, first[1].name)  # who asked that one hears of its loss later
+    assert len(joined) == 1 and engines.replaced == [1, 1]
 
 
 def await_file(path: Path) -> None:

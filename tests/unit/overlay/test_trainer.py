@@ -5,19 +5,23 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from sg_rlhf.common import run_log
 from sg_rlhf.overlay import cli, layout, now, progress
+from sg_rlhf.overlay.engines import START_SECONDS
 from sg_rlhf.overlay.errors import (
     CheckpointError,
     NonFiniteError,
     RunStopped,
+    SyncError,
     TooFewPrompts,
     UnfitPrompts,
 )
@@ -210,6 +214,7 @@ def test_the_best_checkpoint_of_a_lost_evaluation_holds_what_the_resumed_one_hel
     made, saved = trainer(), []
     made._lead, made._resumed = Lead(1, 1, False, batch=4, unit=4), states
     made.prompts_dataloader = StatefulDataLoader(range(8), batch_size=1)
+    made._engines = SimpleNamespace(ranks=threading.Condition())
     made._sample_ahead(made._lead, states)
     monkeypatch.setattr(made, "_evaluate_now", lambda _step: {"eval_accuracy": 1.0})
     monkeypatch.setattr(UPSTREAM, "save_best_checkpoint", lambda *given: saved.append(given[-1]))
@@ -233,3 +238,25 @@ def test_responses_without_a_token_are_counted(
     monkeypatch.setattr(UPSTREAM, "train_step", lambda *_: ({}, 1))
     status, _ = made.train_step([], 0)
     assert status.get("rollout/empty_responses") == found
+
+
+@pytest.mark.parametrize(("of_ranks", "seconds"), [(120.0, 150.0), (float("inf"), START_SECONDS)])
+def test_connecting_engines_again_has_a_deadline(
+    monkeypatch: pytest.MonkeyPatch, of_ranks: float, seconds: float
+) -> None:
+    """A rank waits in the rendezvous for an engine that is lost meanwhile."""
+    made, waited = trainer(), []
+
+    def get(references: Any, timeout: float | None = None) -> Any:
+        if references == ["sync_deadline"]:
+            return [of_ranks]
+        waited.append((references, timeout))
+        raise ray.exceptions.GetTimeoutError
+
+    made._sync_deadline = None
+    made.actor_model_group = SimpleNamespace(async_run_method=lambda method_name: [method_name])
+    local = SimpleNamespace(get=get, exceptions=ray.exceptions)
+    monkeypatch.setattr("sg_rlhf.overlay.trainer.ray", local)
+    with pytest.raises(SyncError, match=f"were not connected to the trainer .* {seconds:g} s"):
+        made._rejoin_engines()
+    assert waited == [(["join_engines"], seconds)]

@@ -43,7 +43,8 @@ class Engines:
             generate_responses=SimpleNamespace(remote=lambda **told: Answer(generate(**told))),
         )
 
-    def replace(self, number: int) -> None:
+    def replace(self, number: int, lost: str) -> None:
+        assert lost == self.incarnations[number].name
         if number in self.replaced:
             raise EngineLost("lost again")
         self.replaced.append(number)
