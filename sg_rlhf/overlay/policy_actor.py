@@ -31,6 +31,7 @@ from sg_rlhf.overlay import (
     memory,
     nonfinite,
     phases,
+    ports,
     trained_tensors,
     weight_sync,
 )
@@ -53,6 +54,8 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
 
     actor_loss_fn: Any
     replay_buffer: Any
+    vllm_engines: Any
+    _model_update_group: Any
 
     def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(strategy, *args, **kwargs)
@@ -145,6 +148,26 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
             self.weight_sync.send()
         else:
             super().broadcast_to_vllm()
+
+    def _init_vllm_sync_group(self, backend: str) -> None:
+        """Upstream's, at a port that the kernel gives to nobody before it is listened at."""
+        vllm = self.strategy.args.vllm
+        if vllm.sync_with_ray:  # which needs none
+            super()._init_vllm_sync_group(backend)
+            return
+        of_engine = vllm.tensor_parallel_size
+        world_size = vllm.num_engines * of_engine + 1
+        address, port = ray.util.get_node_ip_address(), ports.free_port()
+        joined = [
+            engine.init_process_group.remote(
+                address, port, i * of_engine + 1, world_size, "openrlhf", backend=backend
+            )
+            for i, engine in enumerate(self.vllm_engines)
+        ]
+        self._model_update_group = upstream.stateless_init_process_group(
+            address, port, 0, world_size, torch.cuda.current_device()
+        )
+        ray.get(joined)
 
     def _train_in_passes(self, kl_ctl: float) -> dict[str, Any]:
         """Low-probability tokens first, then the rest; a pass without a token is not made."""

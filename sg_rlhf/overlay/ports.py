@@ -1,4 +1,4 @@
-"""A port for the ranks' meeting point, which is opened long after it is chosen.
+"""A port for a meeting point that is opened long after it is chosen: the ranks', the weight sync's.
 
 Upstream asks the kernel for a free port, closes it, and rank 0 listens there once its model's
 process is up: seconds in which the kernel hands the same port to anybody who asks for one, vLLM and

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import socket
+from types import SimpleNamespace
+from typing import Any
 
+import openrlhf.trainer.ray.ppo_actor as upstream
 import pytest
+import ray
+import torch
 from openrlhf.trainer.ray.launcher import BaseDistributedActor
 
 from sg_rlhf.overlay import ports
+from sg_rlhf.overlay.policy_actor import SGActorPPOTrainer
 
 
 def test_it_is_free_and_below_the_kernels_range() -> None:
@@ -34,3 +40,20 @@ def test_a_port_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_kernel_that_hands_out_all_of_them() -> None:
     assert ports.free_port(first_of_kernel=1024) > 0
+
+
+def test_the_weight_sync_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[Any, ...]] = []
+    join = SimpleNamespace(remote=lambda *given, backend: told.append((*given, backend)))
+    trainer: Any = SGActorPPOTrainer.__new__(SGActorPPOTrainer)
+    vllm = SimpleNamespace(num_engines=2, tensor_parallel_size=2, sync_with_ray=False)
+    trainer.strategy = SimpleNamespace(args=SimpleNamespace(vllm=vllm))
+    trainer.vllm_engines = [SimpleNamespace(init_process_group=join)] * 2
+    monkeypatch.setattr(ray, "get", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(upstream, "stateless_init_process_group", lambda *given: given)
+    trainer._init_vllm_sync_group("nccl")
+    address, port, rank, size, _ = trainer._model_update_group
+    assert (rank, size) == (0, 5)
+    assert ports.FIRST <= port < int(ports.RANGE.read_text().split()[0])
+    assert told == [(address, port, first, 5, "openrlhf", "nccl") for first in (1, 3)]
