@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -125,6 +126,9 @@ def test_no_rollout_has_prompts_of_two_epochs() -> None:
 def test_dropping_leaves_out_what_is_too_old_and_fills_the_batch() -> None:
     run = Run(lead(3, bound=1, drop=True, overlaps=True), prompts=12)
     run.held = {1: threading.Event()}  # a long response, begun by version 0
+    run.rollouts.ask(0, 0)
+    while (0, 1, 1) not in run.asked:
+        time.sleep(0.01)
     for _ in range(3):
         assert run.step()
     assert 1 not in run.prompts()
