@@ -133,7 +133,8 @@ class PolicyLossWithStatistics(nn.Module):
         context: what the weighting reads besides p (``sg_rlhf.algo.weightings``), set by the
             trainer before each call.
         old_BT: the old log-probs of the latest call: the current ones where it was given none.
-        prompts: of the call's samples, for the message of an error; set by the trainer.
+        prompts, step: of the call's samples and optimizer step, for the message of an error; set by
+            the trainer.
         on_fault: what hears of a loss that is not finite, instead of ``NonFiniteError``: the
             message, and which samples have a number that is not. Set by the trainer.
         lopti_pass: the pass that is under way, or None; set by the trainer.
@@ -166,6 +167,7 @@ class PolicyLossWithStatistics(nn.Module):
         self.done_at = 0.0
         self.old_BT: torch.Tensor | None = None
         self.prompts: list[str] = []
+        self.step = 0
         self.on_fault: Callable[[str, list[bool]], None] | None = None
         self._lopti_threshold = args.sg.lopti_threshold
         self._mask_BT: torch.Tensor | None = None
@@ -258,7 +260,7 @@ class PolicyLossWithStatistics(nn.Module):
         # A log-prob that is not finite makes the loss so too: its ratio to itself is NaN.
         if not bool(torch.isfinite(result[0])):
             message = (
-                f"policy loss {float(result[0].detach())} before the optimizer step: "
+                f"policy loss {float(result[0].detach())} before optimizer step {self.step}: "
                 f"{_describe(log_probs, old_log_probs, advantages, action_mask)}"
                 f"{self._first_bad(log_probs, action_mask)}; nothing was trained on it"
             )

@@ -117,17 +117,20 @@ class RankSkips:
     Args:
         args: upstream's nested namespace with ``sg``.
         optimizer: DeepSpeed's.
+        named: the model's parameters.
         scheduler: of the learning rate.
 
     Attributes:
         faulty: whether the loss of the present micro-batch was not finite.
     """
 
-    def __init__(self, args: Any, optimizer: Any, scheduler: Any) -> None:
+    def __init__(
+        self, args: Any, optimizer: Any, named: gradient_watch.Named, scheduler: Any
+    ) -> None:
         self._group = args.rollout.n_samples_per_prompt
         self._bound = args.sg.max_nonfinite
         self._watch = gradient_watch.SkippingWatch(
-            optimizer, scheduler, scaled=args.ds.param_dtype == "fp16"
+            optimizer, named, scheduler, scaled=args.ds.param_dtype == "fp16"
         )
         self.faulty = False
         self._in_a_row = 0
@@ -188,11 +191,12 @@ class RankSkips:
         return skipped
 
     def _note(self, step: int) -> None:
-        of_ranks = gathered((self._said, self._suspects, self._seen))
+        of_ranks = gradient_watch.gathered((self._said, self._suspects, self._seen))
         said = [text for texts, _, _ in of_ranks for text in texts]
         suspects = [sample for _, samples, _ in of_ranks for sample in samples]
         seen = [sample for _, _, samples in of_ranks for sample in samples]
-        message = said[0] if said else str(gradient_watch.non_finite(step))
+        of_gradient = str(self._watch.faults.error(step))
+        message = said[0] if said else of_gradient
         self._rows.append(
             {
                 "optimizer_step": step,
@@ -217,7 +221,7 @@ class RankSkips:
     def take(self) -> dict[str, Any]:
         """The update's rows, those of all ranks on each; asked on every rank, at its end."""
         rows, self._rows = self._rows, []
-        left_out = {s for samples in gathered(self._left_out) for s in samples}
+        left_out = {s for samples in gradient_watch.gathered(self._left_out) for s in samples}
         self._left_out = []
         if left_out:
             rows = [
@@ -230,12 +234,3 @@ class RankSkips:
                 *rows,
             ]
         return {ROWS: rows}
-
-
-def gathered(of_rank: Any) -> list[Any]:
-    """One object of every rank, on every rank."""
-    size = torch.distributed.get_world_size()
-    found: list[Any] = [of_rank] * size
-    if size > 1:
-        torch.distributed.all_gather_object(found, of_rank)
-    return found

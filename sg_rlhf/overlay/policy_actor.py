@@ -85,17 +85,25 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self.skips: nonfinite.RankSkips | None = None
         if self.args.sg.on_nonfinite == "skip":
-            self.skips = nonfinite.RankSkips(self.args, self.actor_optim, self.actor_scheduler)
+            self.skips = nonfinite.RankSkips(
+                self.args, self.actor_optim, self._named_parameters, self.actor_scheduler
+            )
             self.actor_loss_fn.on_fault = self.skips.fault
         else:
-            gradient_watch.watch(
-                self.actor_optim, lambda: self.actor.model.global_steps + 1, self.args.ds.zero_stage
+            self._faults = gradient_watch.watch(
+                self.actor_optim, self._named_parameters, self._next_step, self.args.ds.zero_stage
             )
         self._first_step = (
             trained_tensors.Watch(self.actor.model.module, self.actor_optim)
             if self.args.sg.check_trained
             else None
         )
+
+    def _named_parameters(self) -> Iterable[tuple[str, Any]]:
+        return self.actor.model.module.named_parameters()
+
+    def _next_step(self) -> int:
+        return self.actor.model.global_steps + 1
 
     def ppo_train(self, kl_ctl: float) -> dict[str, Any]:
         """Upstream's epoch over the replay buffer, twice for Lopti; adds its optimizer steps."""
@@ -205,6 +213,7 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         steps_before = engine.global_steps
         is_first = experience.action_log_probs is None
         self.actor_loss_fn.prompts = experience.prompts
+        self.actor_loss_fn.step = steps_before + 1
         if self.skips is not None:
             self.skips.micro_batch(experience)
         # Upstream multiplies by the mask, which a NaN survives.
@@ -242,7 +251,7 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
             # ZeRO 1 and 2 skip a step that is not finite and say nothing. With fp16 that is how the
             # loss scale is found; otherwise it is a damaged batch.
             if self.args.ds.param_dtype != "fp16" and not engine.was_step_applied():
-                raise gradient_watch.non_finite(engine.global_steps)
+                raise self._faults.error(engine.global_steps)
             self._close_row(metrics)
             # Only a step that was taken has moved the gradient into the optimizer.
             if engine.was_step_applied() and float(metrics["actor_grad_norm"]) > 0.0:

@@ -34,6 +34,7 @@ class Table(torch.nn.Module):
         #: Of each dynamic micro-batch: whether DeepSpeed was told that a step ends with it.
         self.boundaries: list[bool] = []
         self.model = SimpleNamespace(  # the engine
+            module=SimpleNamespace(named_parameters=lambda: [("table", self.table)]),
             global_steps=0,
             was_step_applied=lambda: True,
             set_gradient_accumulation_boundary=self.boundaries.append,
@@ -51,11 +52,12 @@ class Table(torch.nn.Module):
 class Optimizer:
     """DeepSpeed's gradient norm: -1 stands for one that is not finite."""
 
-    def get_grad_norm_direct(self, gradient: torch.Tensor) -> torch.Tensor:
-        norm = gradient.norm()
+    def get_grad_norm_direct(self, gradients: list[torch.Tensor], _params: Any) -> torch.Tensor:
+        norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
         return torch.where(norm.isfinite(), norm, -1.0)
 
-    complete_grad_norm_calculation_for_cpu_offload = get_grad_norm_direct
+    def complete_grad_norm_calculation_for_cpu_offload(self, params: Any) -> torch.Tensor:
+        return self.get_grad_norm_direct([param.grad for param in params], params)
 
 
 class Strategy:
@@ -88,7 +90,7 @@ class Strategy:
         if self.args.train.dynamic_batch_enable:
             assert len(actor.boundaries) == self.backwards
             assert actor.boundaries[-1] and sum(actor.boundaries) == actor.model.global_steps + 1
-        self.grad_norm = float(optimizer.get_grad_norm_direct(gradient))
+        self.grad_norm = float(optimizer.get_grad_norm_direct([gradient], [actor.table]))
         with torch.no_grad():
             actor.table -= 0.1 * gradient
         actor.table.grad = None
@@ -269,7 +271,8 @@ def test_a_gradient_that_is_not_finite_stops_before_the_step() -> None:
     actor = Table("cpu")
     before = actor.table.detach().clone()
     actor.table.register_hook(lambda gradient: gradient * float("nan"))
-    with pytest.raises(NonFiniteError, match="optimizer step 1: nothing was trained on it"):
+    words = r"entries \(table\), .* at optimizer step 1: nothing was trained on it"
+    with pytest.raises(NonFiniteError, match=words):
         trained(arguments("grpo"), actor=actor)
     assert torch.equal(actor.table, before)
 
@@ -315,3 +318,12 @@ def test_a_micro_batch_of_responses_without_a_token_leaves_the_figures_finite(
     assert status["sg/n_tokens"] == sum(2 + 2 * i for i in range(MICRO_BATCH, RESPONSES))
     (row,) = status["sg_optimizer_steps"]
     assert status["kl"] == pytest.approx(row["kl"]) and row["kl"] > 0
+
+
+def test_a_loss_that_is_not_finite_names_its_tensor_and_its_optimizer_step() -> None:
+    def damage(index: int, sample: Experience) -> None:
+        if index == RESPONSES - 1:
+            sample.advantages[0, -1] = torch.nan
+
+    with pytest.raises(NonFiniteError, match=r"before optimizer step 1: .* 1 advantages"):
+        trained(arguments("grpo_sg"), change=damage)
