@@ -1,7 +1,7 @@
 """Wait until a Ray cluster is whole: ``python -m sg_rlhf.launch.await_nodes --nodes 2``.
 
-For job files that start Ray on several machines: the run itself refuses a cluster that is too
-small, and does not wait for one to grow.
+For job files that start Ray on several machines: fails within minutes if one of them does not come.
+A run that joins a cluster waits by itself until there are enough GPUs (``sg.cluster_wait``).
 """
 
 from __future__ import annotations
