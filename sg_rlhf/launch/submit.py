@@ -7,6 +7,7 @@ same command again resumes the run.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
@@ -26,7 +27,7 @@ from sg_rlhf.common.environment import script
 from sg_rlhf.common.rows import one_line
 from sg_rlhf.config import Config, ConfigError, load_config, places, run_inputs
 
-#: Never uploaded, beside what .gitignore and .rayignore name.
+#: Never uploaded, as well as what .gitignore and .rayignore name; Ray's own default.
 EXCLUDED = [".git", ".venv", "venv", "__pycache__"]
 #: What the run finds in its environment, if it is set here.
 HANDED_ON = ("SG_PLATFORM", "WANDB_MODE", "HF_HUB_OFFLINE")
@@ -37,6 +38,8 @@ STOPPED = 143
 #: How long a head that does not answer is asked again.
 HEAD_SECONDS = 60.0
 LOOK_SECONDS = 1.0
+#: Between two questions whether the head is there.
+PING_SECONDS = 10.0
 
 
 class SubmitError(ValueError):
@@ -70,7 +73,7 @@ class Package:
 
 
 def pack(folder: Path, into: Path) -> Package:
-    """A package of a folder, without what .gitignore names."""
+    """A package of a folder, without what .gitignore and .rayignore name."""
     from ray._private.runtime_env.packaging import create_package
 
     logging.getLogger("ray").setLevel(logging.WARNING)  # it names every .gitignore, often
@@ -164,18 +167,51 @@ def exit_status(status: str, code: int | None) -> int:
     return 128 - code if code < 0 else code
 
 
+class Output:
+    """A job's output, printed as it comes; each part is sent once, whatever the run's length.
+
+    Args:
+        client: of Ray's job submission.
+        job: its id.
+    """
+
+    def __init__(self, client: Any, job: str) -> None:
+        self._client, self._job = client, job
+        self._shown = 0
+
+    async def print(self) -> None:
+        """Print what was not printed yet, until the output ends or the connection does.
+
+        Raises:
+            Exception: the head does not answer.
+        """
+        reading = asyncio.ensure_future(self._read())
+        while not (await asyncio.wait({reading}, timeout=PING_SECONDS))[0]:
+            # A head that is gone may leave the connection open.
+            await asyncio.to_thread(self._client.get_job_info, self._job)
+        await reading
+
+    async def _read(self) -> None:
+        skipped = self._shown  # a new connection begins with the first line again
+        async for part in self._client.tail_job_logs(self._job):
+            new = part[skipped:]
+            skipped -= len(part) - len(new)
+            self._shown += len(new)
+            print(new, end="", flush=True)
+
+
 def follow(client: Any, job: str) -> int:
     """Print a job's output until it ends; its exit status.
 
     Raises:
         ClusterLost: the cluster does not answer any more.
     """
-    shown = 0
+    output = Output(client, job)
     silent_since: float | None = None
     while True:
         try:
+            asyncio.run(output.print())
             info = client.get_job_info(job)
-            logs = client.get_job_logs(job)
             silent_since = None
         except Exception as error:  # the client's own, bare ones
             silent_since = silent_since or time.monotonic()
@@ -186,8 +222,6 @@ def follow(client: Any, job: str) -> int:
                 ) from None
             time.sleep(LOOK_SECONDS)
             continue
-        print(logs[shown:], end="", flush=True)
-        shown = len(logs)
         if info.status.is_terminal():
             status = exit_status(info.status.value, info.driver_exit_code)
             if info.driver_exit_code is None and info.status.value == "FAILED":
@@ -252,7 +286,7 @@ def submit(arguments: Any) -> int:
         client = _client(arguments.address)
         print(
             f"uploading {package.folder}: {len(package.names)} files, "
-            f"{package.size / 2**20:.1f} MiB packed, without what .gitignore names"
+            f"{package.size / 2**20:.1f} MiB packed, without what .gitignore and .rayignore name"
         )
         print(*lines, sep="\n", end="\n" if lines else "")
         print(f"run directory: {run_dir}, which every machine of the cluster has to see")

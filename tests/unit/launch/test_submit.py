@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
+import shutil
+import subprocess
+import zipfile
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from ray._private.runtime_env.packaging import create_package
+from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
 
 from sg_rlhf.config import Config, load_config
 from sg_rlhf.launch import submit
 
-RECIPE = Path(__file__).parents[3] / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
+ROOT = Path(__file__).parents[3]
+RECIPE = ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
 
 
 @pytest.fixture
@@ -37,6 +46,50 @@ def test_what_git_ignores_stays_here(checkout: Path, tmp_path: Path) -> None:
     assert package.names <= there and "data/train.jsonl" not in there
     assert package.holds(Path("package")) and package.holds(checkout / "package" / "a.py")
     assert not package.holds(Path("data/train.jsonl")) and not package.holds(Path("pack"))
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_a_job_of_the_repository_has_what_a_run_reads_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: bool
+) -> None:
+    """As packed by us, and by `ray job submit --working-dir .`."""
+    clone = tmp_path / "clone"
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.split("\0")  # fmt: skip
+    for name in filter(None, tracked):
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_symlink():
+            (clone / name).symlink_to((ROOT / name).readlink())
+        elif (ROOT / name).is_file():
+            shutil.copy(ROOT / name, clone / name)
+    environment = tmp_path / "environment" if link else clone / ".venv"
+    (environment / "lib").mkdir(parents=True)
+    (environment / "lib" / "large.so").write_bytes(bytes(2**20))
+    if link:
+        (clone / ".venv").symlink_to(environment)
+    (clone / "data").mkdir()
+    (clone / "data" / "train.jsonl").touch()
+
+    for name in ("ours", "theirs"):
+        (tmp_path / name).mkdir()
+    ours = submit.pack(clone, tmp_path / "ours")
+    by_ray = {}
+    monkeypatch.chdir(clone)
+    upload_working_dir_if_needed(
+        {"working_dir": "."}, include_gitignore=True, scratch_dir=str(tmp_path),
+        upload_fn=lambda folder, excludes, **_: by_ray.update(folder=folder, excludes=excludes),
+    )  # fmt: skip
+    packed = tmp_path / "theirs" / "packed.zip"
+    create_package(by_ray["folder"], packed, include_gitignore=True, excludes=by_ray["excludes"])
+    with zipfile.ZipFile(packed) as file:
+        theirs = {name for name in file.namelist() if not name.endswith("/")}
+    assert ours.names == theirs
+    tops = {name.partition("/")[0] for name in theirs}
+    assert {"sg_rlhf", "configs", "eval", "examples"} <= tops
+    assert not tops & {"bench", "docs", "tests", "data", ".venv", ".git"}
+    assert ours.size < 12 * 2**20
 
 
 def test_a_relative_path_that_is_not_uploaded_becomes_absolute(
@@ -91,6 +144,72 @@ def test_ray_waits_longer_than_the_run_may_save(checkout: Path, tmp_path: Path) 
 )  # fmt: skip
 def test_the_exit_status_is_the_runs(status: str, code: int | None, expected: int) -> None:
     assert submit.exit_status(status, code) == expected
+
+
+class Head:
+    """A cluster's head with one job. Its connection breaks after parts of these numbers."""
+
+    def __init__(self, parts: list[str], breaks: list[int], silent: int = 0) -> None:
+        self.parts, self.breaks, self.silent = parts, breaks, silent
+        self.sent = 0
+        self.asked = 0
+
+    async def tail_job_logs(self, job: str) -> AsyncIterator[str]:
+        assert job == "job"
+        stop = self.breaks.pop(0) if self.breaks else None
+        for part in self.parts[:stop]:
+            self.sent += len(part)
+            yield part
+        if stop is not None:
+            raise RuntimeError("closed")
+        while self.asked < self.silent:
+            await asyncio.sleep(0.01)
+
+    def get_job_info(self, job: str) -> SimpleNamespace:
+        self.asked += 1
+        done = not self.breaks
+        return SimpleNamespace(
+            status=SimpleNamespace(value="FAILED", is_terminal=lambda: done), driver_exit_code=3,
+            message="",
+        )  # fmt: skip
+
+
+def test_output_is_sent_and_shown_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(submit, "PING_SECONDS", 0.01)
+    parts = [f"line {i}\n" * 3 for i in range(100)]
+    steady = Head(parts, [], silent=5)
+    assert submit.follow(steady, "job") == 3
+    text = "".join(parts)
+    assert capsys.readouterr().out == f"{text}job job: FAILED, exit status 3\n"
+    assert steady.sent == len(text) and steady.asked >= 5
+    # After a broken connection Ray begins with the first line again.
+    broken = Head(parts, [40, 0, 40, 70])
+    assert submit.follow(broken, "job") == 3
+    assert capsys.readouterr().out == f"{text}job job: FAILED, exit status 3\n"
+
+
+def test_a_head_that_is_gone_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(submit, "HEAD_SECONDS", 0.1)
+    with pytest.raises(submit.ClusterLost, match="has not answered for 0.1 s: closed; the same"):
+        submit.follow(Head(["a"], [1] * 1000), "job")
+
+
+def test_a_connection_that_stays_open_to_a_head_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Gone(Head):
+        def get_job_info(self, job: str) -> SimpleNamespace:
+            raise RuntimeError("no route")
+
+    for name in ("LOOK_SECONDS", "PING_SECONDS"):
+        monkeypatch.setattr(submit, name, 0.01)
+    monkeypatch.setattr(submit, "HEAD_SECONDS", 0.1)
+    with pytest.raises(submit.ClusterLost, match="no route"):
+        submit.follow(Gone(["a"], [], silent=10**9), "job")
 
 
 @pytest.mark.parametrize(
