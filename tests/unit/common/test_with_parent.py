@@ -11,11 +11,10 @@ from pathlib import Path
 import psutil
 
 COMMAND = [sys.executable, "-m", "sg_rlhf.common.with_parent"]
-#: Starts the module of the argument, says its process, waits.
+#: Starts the module of the argument and waits for it.
 PARENT = """
-import os, subprocess, sys, time
-child = subprocess.Popen([*sys.argv[1:4], str(os.getpid()), *sys.argv[4:]], stdout=sys.stdout)
-time.sleep(600)
+import os, subprocess, sys
+subprocess.run([*sys.argv[1:4], str(os.getpid()), *sys.argv[4:]])
 """
 
 
@@ -29,10 +28,12 @@ def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     )  # fmt: skip
     with parent:
         assert parent.stdout is not None
-        number, *arguments = parent.stdout.readline().split()
-        assert arguments == ["--port", "0"]
-        child = psutil.Process(int(number))
-        parent.kill()
+        try:
+            number, *arguments = parent.stdout.readline().split()
+            assert arguments == ["--port", "0"]
+            child = psutil.Process(int(number))
+        finally:
+            parent.kill()
     deadline = time.monotonic() + 60
     while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
