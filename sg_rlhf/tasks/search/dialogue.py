@@ -92,7 +92,7 @@ class Dialogue:
         turns: the model's text, turn by turn.
         retrieved: the search results that the model saw, as text without their tags.
         answer: the answer that it ended with; None: it ended without.
-        truncated: it ended because no tokens were left.
+        truncated: it ended because no tokens were left, or no turns and it still wanted to search.
         search_seconds: time that the searches took, failed ones included.
     """
 
@@ -184,7 +184,7 @@ async def run_dialogue(
         if action.kind is Kind.INVALID:
             dialogue.invalid_actions += 1
         if not turns_left:
-            dialogue.truncated = generation.out_of_tokens
+            dialogue.truncated = generation.out_of_tokens or action.kind is Kind.SEARCH
             break
         if end - len(dialogue.token_ids) <= ANSWER_TOKENS:
             dialogue.truncated = True

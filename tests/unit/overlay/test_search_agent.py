@@ -250,6 +250,22 @@ def test_invalid_actions_may_end_the_dialogue_as_in_verltool(
     assert output["extra_logs"]["invalid_actions"] == 1
 
 
+@pytest.mark.parametrize(
+    ("turns", "truncated"),
+    [
+        ([SEARCH] * 3, True),  # the third may only answer, and is not carried out
+        ([SEARCH] * 2 + [ANSWER], False),
+        ([SEARCH] * 2 + ["I give up" + END_OF_TURN], False),
+    ],
+)
+def test_a_dialogue_that_still_searches_in_its_last_turn_is_truncated(
+    retriever: Retriever, turns: list[str], truncated: bool
+) -> None:
+    output, _ = play(turns, retriever.url, max_turns=2)
+    assert output["truncated"] is truncated
+    assert output["extra_logs"]["searches"] == 2
+
+
 def test_a_long_query_is_searched_whole_and_the_context_never_slides(retriever: Retriever) -> None:
     asked = " ".join(f"word{i}" for i in range(250))
     output, engine = play(
