@@ -389,7 +389,8 @@ def check_models(config: Config) -> None:
     trusted = config.sg.trust_remote_code
     used = [config.value(key) for key in MODELS]
     unused = [name for name in trusted if name not in used]
-    if unused:
+    # A model's auto_map may point to another repository, which is then named beside the model.
+    if unused and len(unused) == len(trusted):
         raise ConfigError(
             f"sg.trust_remote_code={unused[0]}: the recipe has no such model, expected one of "
             f"{', '.join(filter(None, used))}"

@@ -47,7 +47,8 @@ def only_named(original: Callable[..., str]) -> Callable[..., str]:
         if name not in trusted():
             raise ModelCodeError(
                 f"{name}: the model brings code of its own ({module_file}), which runs only for a "
-                f"model that is asked for by name: sg.trust_remote_code=[{name}]"
+                f"model that is asked for by name: sg.trust_remote_code="
+                f"[{','.join([*trusted(), name])}]"
             )
         return original(pretrained_model_name_or_path, module_file, *args, **kwargs)
 

@@ -264,6 +264,9 @@ def test_a_model_that_is_asked_for_by_name_may_bring_code(tmp_path: Path) -> Non
     run_inputs.check_models(load_config(TINY, named))
     with pytest.raises(ConfigError, match="asked for by name"):
         run_inputs.check_models(load_config(TINY, named[:1]))
+    # Its auto_map may point to a repository that is no model of the recipe.
+    named[1] = f"sg.trust_remote_code=[{model},org/code]"
+    run_inputs.check_models(load_config(TINY, named))
 
 
 @pytest.mark.parametrize("recipe", ["kk", "math", "search"])

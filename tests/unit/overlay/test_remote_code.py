@@ -69,5 +69,22 @@ def test_a_models_code_runs_only_if_it_is_asked_for_by_name(model: Path, tmp_pat
     assert mark.exists()  # so the mark is one
 
 
+def test_code_of_another_repository_is_asked_for_beside_the_model(
+    model: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    shutil.move(model / "own.py", other / "own.py")
+    config = json.loads((model / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": f"{other}--own.OwnConfig"}
+    (model / "config.json").write_text(json.dumps(config))
+    said = load(model, "overlay", tmp_path, trusted=json.dumps([str(model)]))
+    assert said.startswith(f"ModelCodeError {other}: the model brings code of its own (own.py)")
+    assert said.endswith(f"sg.trust_remote_code=[{model},{other}]")
+    assert not (tmp_path / "mark").exists()
+    load(model, "overlay", tmp_path, trusted=json.dumps([str(model), str(other)]))
+    assert (tmp_path / "mark").exists()
+
+
 def test_a_model_without_code_loads_as_ever(tmp_path: Path) -> None:
     assert load(MODEL, "overlay", tmp_path) == "loaded"
