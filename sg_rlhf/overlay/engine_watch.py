@@ -22,6 +22,7 @@ from typing import Any
 import ray
 
 from sg_rlhf.common.files import write_whole
+from sg_rlhf.overlay import failure
 from sg_rlhf.overlay.engines import START_SECONDS, RunEngines
 
 FILE = Path("logs") / "lost_engine.txt"
@@ -45,7 +46,10 @@ def watching(engines: RunEngines | None, seconds: float, run_dir: Path | None) -
     (run_dir / FILE).unlink(missing_ok=True)
     ended = threading.Event()
     thread = threading.Thread(
-        target=_watch, args=(engines, seconds, run_dir, ended), name="engine watch", daemon=True
+        target=_keep_watching,
+        args=(engines, seconds, run_dir, ended),
+        name="engine watch",
+        daemon=True,
     )
     thread.start()
     try:
@@ -59,6 +63,18 @@ def told(run_dir: str | Path | None) -> str | None:
     """The line of a run that was ended for an engine's silence; None if it was not."""
     file = Path(run_dir) / FILE if run_dir else None
     return file.read_text().strip() if file is not None and file.is_file() else None
+
+
+def _keep_watching(
+    engines: RunEngines, seconds: float, run_dir: Path, ended: threading.Event
+) -> None:
+    """Watch, and begin anew after an error of the watch itself."""
+    while not ended.is_set():
+        try:
+            _watch(engines, seconds, run_dir, ended)
+        except Exception as error:
+            print(f"the watch of the rollout engines begins anew: {failure.describe(error)}")
+            ended.wait(min(INTERVAL_SECONDS, seconds / 4))
 
 
 def _watch(engines: RunEngines, seconds: float, run_dir: Path, ended: threading.Event) -> None:
