@@ -206,6 +206,8 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
         if self._evaluated is not None:
             _refuse_non_finite(experience)  # there is no update that could do without it
         experience.response_length = experience.action_mask.sum(dim=-1)
+        if _is_cut_off(response, generate_kwargs.get("max_len", 2048)):
+            experience.truncated = torch.ones_like(experience.truncated)
         experience.weight_runs = response.get("weight_versions")
         if self._evaluated is not None:
             self._evaluated += 1
@@ -225,6 +227,16 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
                 "expected the same names for every response (prompt: "
                 f"{response['prompt'][-200:]!r})"
             )
+
+
+def _is_cut_off(response: Any, max_len: int) -> bool:
+    """Whether what an environment wrote fills the context, so that the model could not go on.
+
+    Upstream's executor of several turns ends there, and calls it a proper end.
+    """
+    tokens = len(response["observation_tokens"])
+    own_end = max((end for _, end in response["action_ranges"]), default=0)
+    return own_end < tokens and tokens >= max_len
 
 
 def _refuse_non_finite(experience: Any) -> None:

@@ -133,3 +133,28 @@ def test_a_filter_by_scores_does_not_look_at_it() -> None:
     assert not generator._gives_no_signal([sample(1.0, 2), sample(0.0, 2)])
     assert generator._gives_no_signal([sample(1.0, 2), sample(0.0, 0)])
     assert generator._gives_no_signal([sample(1.0, 0), sample(0.0, 0)])
+
+
+def response(tokens: int, *turns: tuple[int, int]) -> dict[str, Any]:
+    return {
+        "observation_tokens": list(range(tokens)), "action_ranges": list(turns), "reward": 0.0,
+        "scores": 0.0, "rollout_log_probs": None, "prompt": "", "label": "", "truncated": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "truncated"),
+    [
+        (response(12, (2, 5)), True),  # upstream's executor stops here, behind its feedback
+        (response(10, (2, 5)), True),
+        (response(9, (2, 5)), False),
+        (response(10, (2, 5), (7, 10)), False),  # the model's own last token
+        (response(12), True),  # the first prompt left no room
+    ],
+)
+def test_a_dialogue_whose_context_an_environment_fills_is_truncated(
+    given: dict[str, Any], truncated: bool
+) -> None:
+    generator: Any = object.__new__(SGSamplesGenerator)
+    found = generator._process_response_into_experience(given, max_len=10)
+    assert bool(found.truncated) is truncated
