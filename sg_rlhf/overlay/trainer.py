@@ -477,6 +477,8 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             "seconds": time.time() - started,
             **logs,
         }
+        if replaced := self._engines.newly_replaced():  # the last one has no rollout behind it
+            row["engines/replaced"] = replaced
         self._write(run_log.EVALUATIONS, [row])
         for logger in (self._wandb, self._tensorboard):
             if logger:

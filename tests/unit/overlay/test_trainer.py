@@ -260,3 +260,17 @@ def test_connecting_engines_again_has_a_deadline(
     with pytest.raises(SyncError, match=f"were not connected to the trainer .* {seconds:g} s"):
         made._rejoin_engines()
     assert waited == [(["join_engines"], seconds)]
+
+
+@pytest.mark.parametrize("replaced", [0, 2])
+def test_an_evaluations_row_counts_the_engines_that_were_replaced_in_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, replaced: int
+) -> None:
+    """No rollout's row is written after the last evaluation."""
+    made = trainer()
+    made._run_dir, made._wandb, made._tensorboard = tmp_path, None, None
+    made._engines = SimpleNamespace(newly_replaced=lambda: replaced)
+    monkeypatch.setattr(UPSTREAM, "evaluate", lambda *_, **__: {"eval_accuracy": 1.0})
+    made.evaluate(4, temperature=1.0, n_samples_per_prompt=1)
+    (row,) = run_log.read(tmp_path / run_log.EVALUATIONS)
+    assert row.get("engines/replaced", 0) == replaced
