@@ -41,6 +41,8 @@ class Unit:
         answered: place in ``drawn`` -> the prompt's samples; [] where it was taken or left out.
         last: whether the data of the epoch ended with it.
         done: whether all is answered.
+        asked, passed: its prompts that were answered since a rollout was last taken of it, and
+            those of them that dynamic filtering kept.
     """
 
     number: int
@@ -48,6 +50,8 @@ class Unit:
     answered: dict[int, list[Any]] = field(default_factory=dict)
     last: bool = False
     done: bool = False
+    asked: int = 0
+    passed: int = 0
 
     def unanswered(self) -> list[int]:
         """Places of the prompts without an answer."""
@@ -91,7 +95,7 @@ class RolloutsAhead:
         self._rows: Iterator[Any] | None = None
         self._failure: BaseException | None = None
         self._restored: dict[str, Any] | None = None
-        self._dropped = self._asked = self._passed = self._drawn = 0
+        self._dropped = self._drawn = 0
 
     # -- asking --------------------------------------------------------------------------------
 
@@ -140,11 +144,13 @@ class RolloutsAhead:
 
     def _leave_out_rest(self, unit: Unit) -> None:
         """Prompts that fill no rollout, unless they may stand in for others."""
-        if self.lead.drop or self.lead.filters:
+        if self.lead.drop:
             return
         ends = [i for i, before in enumerate(self._units) if before.last]
         waiting = sum(before.left() for before in self._units[ends[-1] + 1 if ends else 0 :])
         rest = (waiting + len(unit.drawn)) % self.lead.batch
+        if self.lead.filters and waiting + len(unit.drawn) >= self.lead.batch:
+            return
         del unit.drawn[max(0, len(unit.drawn) - rest) :]
 
     def _start(self, unit: Unit) -> None:
@@ -171,8 +177,8 @@ class RolloutsAhead:
         """Keep an answer; [] is a prompt without a signal, for which another is drawn."""
         with self._changed:
             unit.answered[place] = samples
-            self._passed += bool(samples)
-            self._asked += 1
+            unit.asked += 1
+            unit.passed += bool(samples)
             instead = []
             if not samples and self._rows is not None and not unit.last:
                 instead = list(itertools.islice(self._rows, 1))
@@ -214,18 +220,27 @@ class RolloutsAhead:
                 self.ask(version, version)
                 found = self._ready()
                 if found is not None:
-                    return self._result(found)
+                    return self._result(found, version)
                 self._changed.wait(1.0)
 
-    def _result(self, taken: list[tuple[Unit, int]]) -> tuple[list[Any], float | None, int, bool]:
+    def _result(
+        self, taken: list[tuple[Unit, int]], version: int
+    ) -> tuple[list[Any], float | None, int, bool]:
         samples = [s for unit, place in taken for s in unit.answered[place]]
         for unit, place in taken:
             unit.answered[place] = []
-        share = 100.0 * self._passed / self._asked if self._asked else None
-        drawn, self._drawn, self._passed, self._asked = self._drawn, 0, 0, 0
+        units = list({id(unit): unit for unit, _ in taken}.values())
+        asked, passed = sum(unit.asked for unit in units), sum(unit.passed for unit in units)
+        for unit in units:
+            unit.asked = unit.passed = 0
+        share = 100.0 * passed / asked if asked else None
+        drawn, self._drawn = self._drawn, 0
         if not taken:  # the epoch's rest, which fills no rollout
             ends = [i for i, unit in enumerate(self._units) if unit.last]
             del self._units[: ends[0] + 1 if ends else 0]
+            # The next epoch's draws are those of a synchronous run, which numbers what it trains.
+            if not (self._units or self.lead.drop) and self.lead.unit == self.lead.batch:
+                self._next = version
         else:
             self._forget()
         return samples, share, drawn, not taken
@@ -298,6 +313,7 @@ class RolloutsAhead:
                         for place, samples in unit.answered.items()
                     },
                     "last": unit.last,
+                    "counts": (unit.asked, unit.passed),
                 }
                 for unit in self._units
             ]
@@ -307,7 +323,7 @@ class RolloutsAhead:
                 "next": self._next,
                 "epochs": self._epochs,
                 "in_epoch": self._rows is not None,
-                "counts": (self._drawn, self._passed, self._asked),
+                "drawn": self._drawn,
             }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -316,15 +332,15 @@ class RolloutsAhead:
         Args:
             state: from the checkpoint; of a synchronous run's it has the loader's state alone.
         """
-        nothing = {"units": [], "next": 0, "epochs": self._epochs, "in_epoch": False}
-        self._restored = {**nothing, "counts": (0, 0, 0), **state}
+        nothing = {"units": [], "next": 0, "epochs": self._epochs, "in_epoch": False, "drawn": 0}
+        self._restored = {**nothing, **state}
 
     def _go_on(self) -> None:
         if self._restored is None:
             return
         state, self._restored = self._restored, None
         self._next, self._epochs = state["next"], state["epochs"]
-        self._drawn, self._passed, self._asked = state["counts"]
+        self._drawn = state["drawn"]
         if state["in_epoch"]:
             self._rows = iter(self._loader)
         for kept in state["units"]:
@@ -333,6 +349,7 @@ class RolloutsAhead:
                 for place, samples in kept["answered"].items()
             }
             unit = Unit(kept["number"], kept["drawn"], answered, kept["last"])
+            unit.asked, unit.passed = kept.get("counts", (0, 0))
             self._units.append(unit)
         for unit in self._units:
             self._start(unit)

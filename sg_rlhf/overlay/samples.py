@@ -56,7 +56,12 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
             with self.clock.part("generation"):  # the wait for it
                 return self.ahead.take(self.step)
         with self.clock.part("engines_wake"):  # and sleep; generating is a part of its own
-            return super().generate_samples(**generate_kwargs)
+            samples, share, drawn, over = super().generate_samples(**generate_kwargs)
+        if share is not None:
+            # Upstream counts a prompt that passed the filter once for each of its responses.
+            responses = self.args.rollout.n_samples_per_prompt
+            share = 100.0 * round(share * drawn / (100 * responses)) / drawn
+        return samples, share, drawn, over
 
     def generate_eval_samples(self, **generate_kwargs: Any) -> list[Any]:
         """Upstream's, with a count of the finished samples for the terminal."""

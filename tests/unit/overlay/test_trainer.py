@@ -207,7 +207,7 @@ def test_the_best_checkpoint_of_a_lost_evaluation_holds_what_the_resumed_one_hel
     next(rows)
     place = loader.state_dict()
     unit = {"number": 1, "drawn": [3, 4], "answered": {}, "last": False}
-    kept = {"units": [unit], "next": 2, "epochs": 0, "in_epoch": True, "counts": (2, 0, 0)}
+    kept = {"units": [unit], "next": 2, "epochs": 0, "in_epoch": True, "drawn": 2}
     states = {"global_step": 4, "episode": 0, "data_loader_state_dict": place}
     if made_by == "asynchronous":
         states[AHEAD] = kept

@@ -13,8 +13,10 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from sg_rlhf.overlay import asking, layout
+from sg_rlhf.overlay.ahead import RolloutsAhead
 from sg_rlhf.overlay.asking import Asked, Incarnation
 from sg_rlhf.overlay.errors import EngineLost, RewardError
+from sg_rlhf.overlay.lead import Lead
 from sg_rlhf.overlay.samples import SGSamplesGenerator
 
 BATCH, RESPONSES = 4, 2
@@ -96,6 +98,7 @@ class Generator(SGSamplesGenerator):
             labels=[""],
             scores=[score],
             action_mask=torch.ones(1, 1),
+            weight_runs=None,
             sequences=torch.tensor([[response, self.responses]]),
         )
 
@@ -167,6 +170,41 @@ def test_filtered_prompts_are_replaced_from_the_rest_until_no_rollout_is_whole()
     generator = Generator(10, solved={1, 2, 9}, filtering=True)
     assert generator.epoch() == [[0, 3, 4, 5]]
     assert generator.epoch() == [[0, 3, 4, 5]]
+
+
+def test_the_share_that_passed_the_filter_is_of_prompts() -> None:
+    generator = Generator(10, solved={1, 2}, filtering=True)
+    _, share, drawn, _ = generator.generate_samples()
+    assert (share, drawn) == (100.0 * 4 / 6, 6)
+    generator = Generator(10, filtering=True)
+    assert generator.generate_samples()[1] == 100.0
+    assert Generator(10).generate_samples()[1] is None
+
+
+@pytest.mark.parametrize("solved", [set(), {1, 2}, {0, 5, 6, 11}, {1, 2, 3, 9, 10}, set(range(9))])
+def test_with_filtering_a_bound_of_0_is_the_synchronous_run(solved: set[int]) -> None:
+    def rollouts(ahead: bool) -> tuple[list[Any], set[Any]]:
+        generator = Generator(14, solved, filtering=True)
+        generator.args.train.partial_rollout_enable = False
+        if ahead:
+            lead = Lead(0, 0, False, batch=BATCH, unit=BATCH, filters=True)
+
+            def sample(unit: Any, answer: Any) -> None:
+                generator.sample_ahead(unit, answer, generator.engines)
+
+            made = RolloutsAhead(lead, generator.prompts_dataloader, 2, sample)
+            generator.ahead = made
+        found: list[Any] = []
+        for _ in range(2):  # epochs
+            over = False
+            while not over:
+                samples, share, _, over = generator.generate_samples()
+                if samples:
+                    generator.step += 1
+                    found.append(([s.prompts[0] for s in samples], share))
+        return found, {(p, tuple(told.draw)) for _, p, told in generator.engines.requests}
+
+    assert rollouts(ahead=True) == rollouts(ahead=False)
 
 
 def test_an_evaluation_takes_every_prompt() -> None:
