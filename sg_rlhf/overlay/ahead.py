@@ -27,6 +27,8 @@ from sg_rlhf.common.weight_versions import oldest
 from sg_rlhf.overlay.errors import RunStopped
 from sg_rlhf.overlay.lead import Lead
 
+#: What the rollouts ahead are called among the states of a checkpoint.
+AHEAD = "sg_rollouts_ahead"
 #: How often the controller lets threads of its own use the ranks while it waits, seconds.
 INTERVAL_SECONDS = 0.05
 

@@ -35,6 +35,7 @@ from sg_rlhf.overlay import (
     trained_tensors,
     weight_sync,
 )
+from sg_rlhf.overlay.ahead import AHEAD
 from sg_rlhf.overlay.dealt_buffer import DealtBuffer
 from sg_rlhf.overlay.late_reference import RankReference, Results
 from sg_rlhf.overlay.losses import PolicyLossWithStatistics, kl_dispatcher, sequence_context
@@ -444,19 +445,25 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
         with phases.phase(phases.TRAINER, "loading the model into DeepSpeed"):
             return super().init_model_from_pretrained(*args, **kwargs)
 
-    def save_checkpoint(self, tag: str, *args: Any, **kwargs: Any) -> None:
+    def save_checkpoint(
+        self, tag: str, client_states: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         """Upstream's, the plain folder first; then those of checkpoints that are gone are gone too.
 
         A run that is killed between the two resumes before this rollout and writes the folder
         again. In upstream's order it resumes after it, and the checkpoint never gets its folder.
         """
         disable_ds, save_hf = self.disable_ds_ckpt, self.save_hf_ckpt
+        if client_states and not self.strategy.is_rank_0():
+            # ZeRO 3 writes a file for each rank. Only the first rank's states are read, and these
+            # hold all samples that wait for their update.
+            client_states = {k: v for k, v in client_states.items() if k != AHEAD}
         try:
             if save_hf:
                 self.disable_ds_ckpt = True
-                super().save_checkpoint(tag, *args, **kwargs)
+                super().save_checkpoint(tag, client_states, **kwargs)
             self.disable_ds_ckpt, self.save_hf_ckpt = disable_ds, False
-            super().save_checkpoint(tag, *args, **kwargs)
+            super().save_checkpoint(tag, client_states, **kwargs)
         finally:
             self.disable_ds_ckpt, self.save_hf_ckpt = disable_ds, save_hf
         if self.save_hf_ckpt and self.strategy.is_rank_0():

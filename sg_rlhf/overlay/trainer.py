@@ -40,8 +40,6 @@ from sg_rlhf.overlay.errors import NonFiniteError, RunStopped, SyncError, Termin
 from sg_rlhf.overlay.lead import Lead, lead_of
 from sg_rlhf.overlay.step_clock import StepClock
 
-#: What the rollouts ahead are called among the states of a checkpoint.
-AHEAD = "sg_rollouts_ahead"
 #: Prompts that an evaluation hands to the engines at a time, which queue what they cannot hold.
 EVALUATED = 1024
 
@@ -176,7 +174,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
                 "train.enable_ema=true: upstream's checkpoints do not hold the moving average, "
                 "which would begin anew; set it to false"
             )
-        if self._lead is None and states.get(AHEAD, {}).get("units"):
+        if self._lead is None and states.get(ahead.AHEAD, {}).get("units"):
             raise RunStopped(
                 "train.async_enable=false: the checkpoint holds prompts that were drawn ahead, "
                 "which would not be trained; set it to true"
@@ -209,7 +207,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             lead, self.prompts_dataloader, epochs, sample, self._engines.ranks
         )
         if loader := states.get("data_loader_state_dict"):  # upstream loads it after its first sync
-            rollouts.restore({**states.get(AHEAD, {}), "loader": loader})
+            rollouts.restore({**states.get(ahead.AHEAD, {}), "loader": loader})
         self._rollouts = generator.ahead = rollouts
 
     @contextlib.contextmanager
@@ -275,7 +273,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         if rollouts is None or not client_states:
             return states
         kept = rollouts.state()
-        return {**states, "data_loader_state_dict": kept.pop("loader"), AHEAD: kept}
+        return {**states, "data_loader_state_dict": kept.pop("loader"), ahead.AHEAD: kept}
 
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: Any = None, client_states: Any = None

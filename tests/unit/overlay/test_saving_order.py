@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from openrlhf.trainer.ray import ppo_actor as upstream
 
+from sg_rlhf.overlay.ahead import AHEAD
 from sg_rlhf.overlay.policy_actor import SGPolicyModelActor
 
 
@@ -19,7 +20,9 @@ class Killed(BaseException):
 class Disk:
     """The strategy's two ways to save; the process is killed after the first ``alive`` of them."""
 
-    def __init__(self, folder: Path, alive: int) -> None:
+    def __init__(self, folder: Path, alive: int, is_first: bool = True) -> None:
+        self.is_first = is_first
+        self.states: dict[str, Any] = {}
         self.args = SimpleNamespace(
             ckpt=SimpleNamespace(
                 path=str(folder), max_num=2, max_mem=1000, disable_ds=False,
@@ -30,7 +33,7 @@ class Disk:
         self._left = alive
 
     def is_rank_0(self) -> bool:
-        return True
+        return self.is_first
 
     def _write(self, folder: Path) -> None:
         if not self._left:
@@ -38,7 +41,8 @@ class Disk:
         self._left -= 1
         folder.mkdir(parents=True)
 
-    def save_ckpt(self, _model: Any, folder: str, tag: str, *_: Any, **__: Any) -> None:
+    def save_ckpt(self, _model: Any, folder: str, tag: str, *given: Any, **__: Any) -> None:
+        self.states = next(one for one in given if isinstance(one, dict))
         self._write(Path(folder) / tag)
 
     def save_model(self, _model: Any, _tokenizer: Any, folder: str) -> None:
@@ -68,3 +72,17 @@ def test_no_checkpoint_is_without_its_plain_folder(
     assert plain + resumable == min(alive, wanted)
     assert plain or not (save_hf and resumable)
     assert (rank.disable_ds_ckpt, rank.save_hf_ckpt) == (disable_ds, save_hf)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_samples_that_wait_for_their_update_are_in_the_first_ranks_file_alone(
+    is_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream, "torch_dist_barrier_and_cuda_sync", lambda: None)
+    rank = SGPolicyModelActor.__new__(SGPolicyModelActor)
+    rank.actor, rank.tokenizer = SimpleNamespace(model=None), None
+    rank.strategy = Disk(tmp_path, 1, is_first)
+    rank.disable_ds_ckpt = rank.save_hf_ckpt = False
+    rank.save_checkpoint("global_step3", client_states={"global_step": 3, AHEAD: {"units": []}})
+    assert rank.strategy.states["global_step"] == 3
+    assert (AHEAD in rank.strategy.states) is is_first

@@ -16,6 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from sg_rlhf.common import run_log
 from sg_rlhf.overlay import cli, layout, now, progress
+from sg_rlhf.overlay.ahead import AHEAD
 from sg_rlhf.overlay.engines import START_SECONDS
 from sg_rlhf.overlay.errors import (
     CheckpointError,
@@ -27,7 +28,7 @@ from sg_rlhf.overlay.errors import (
 )
 from sg_rlhf.overlay.lead import Lead
 from sg_rlhf.overlay.step_clock import StepClock
-from sg_rlhf.overlay.trainer import AHEAD, SGPPOTrainer
+from sg_rlhf.overlay.trainer import SGPPOTrainer
 
 UPSTREAM = SGPPOTrainer.__bases__[0]
 
