@@ -622,3 +622,27 @@ def test_normalised_random_weights_have_mean_one_over_shards():
         batch.log_probs, cfg, batch.mask, mean_weight=total / count, context=context
     )
     assert weights[batch.mask].mean().item() == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("positive", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "kept"),
+    [
+        (1.23, 1.0, True), (1.25, 1.0, False), (2.01, 1.0, False), (12.5, 1.0, False),
+        (0.3, 1.0, True), (0.81, -1.0, True), (0.79, -1.0, False), (2.01, -1.0, True),
+    ],
+)  # fmt: skip
+def test_negative_only_leaves_ppos_clip_where_it_is(positive, ratio, advantage, kept):
+    """W-REINFORCE (positive = 0.1) scales a token's loss; PPO's clip is on the ratio."""
+    log_probs = torch.tensor([[math.log(0.05 * ratio)]], dtype=torch.float64, requires_grad=True)
+    old, a = torch.tensor([[math.log(0.05)]]).double(), torch.tensor([[advantage]]).double()
+    cfg = make_weighting("negative_only", {"positive": positive})
+    terms = policy_loss_terms(log_probs, old, a, torch.ones(1, 1), cfg, *EPS)
+    weight = positive if advantage > 0 else 1.0
+    expected = -weight * ratio * advantage if kept else 0.0
+    assert gradient(terms.loss, log_probs).item() == pytest.approx(expected)
+
+
+def test_negative_only_inside_the_clip_is_refused():
+    with pytest.raises(ParameterError, match="placement"):
+        make_weighting("negative_only", {"placement": "inside"})
