@@ -1,9 +1,12 @@
 """Low-probability token isolation (Lopti, arXiv 2505.12929): two updates in place of one.
 
 The tokens of a rollout whose probability under the policy that sampled them is below a threshold
-(0.5 in the paper) are updated first, over the whole rollout, and the rest after them. Both updates
+are updated first, over the whole rollout, and the rest after them. Both updates
 use the same old log-probabilities, advantages and denominators; in each of them a token of the
 other group gives neither policy gradient nor KL. The update costs about twice as much.
+
+The paper's threshold is 0.5, the default here. The authors' code has 0.5 together with AR, and 0.4
+for Lopti alone.
 
 With threshold 0 no token is in the first group: an update without a token is not made, so that
 this is GRPO bit for bit. So is any threshold above 1.

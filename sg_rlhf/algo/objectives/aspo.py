@@ -15,6 +15,10 @@ class ASPO(WeightedPPO):
     Tokens with A > 0 that became more likely since they were sampled then count less, and not
     more. Those with r > 1 + eps_high have no gradient, as in PPO; those with A < 0 are PPO's. On
     the policy (r = 1) it is GRPO.
+
+    Two differences from the authors' code. Where A < 0 it has a soft dual clip of 3: beyond it the
+    gradient stays, as 3 A. Here dual_clip (10 in the recipes) is hard: beyond it there is none.
+    And its clip range depends on the token's entropy (0.2 or 0.4); here it is the recipe's.
     """
 
     name: ClassVar[str] = "aspo"

@@ -3,8 +3,12 @@
 The ratio of an unlikely token leaves PPO's clip at once and that of a likely one never does. Here
 the divergence between p and p_old decides, of the two-valued distribution {this token, any other},
 and only where the update would move the token farther away: A > 0 and p > p_old, or A < 0 and p <
-p_old. The paper prints no code for the defaults below: 0.2 is verl's and prime-rl's threshold for
-the total variation; by Pinsker's inequality a binary KL of 2 * 0.2^2 = 0.08 allows no more.
+p_old. The default thresholds: 0.2 is verl's and prime-rl's for the total variation; by Pinsker's
+inequality a binary KL of 2 * 0.2^2 = 0.08 allows no more.
+
+Two differences from the authors' code. There the ratio and the mask compare p with the probability
+that the rollout engine sampled with (the mask of its ``recompute`` variants with the trainer's
+p_old); here both compare with the trainer's p_old. And its cap on the ratio is 10, here 20.
 
 Gradient in log pi: w min(r, cap) A, 0 where masked. Without a mask and below the cap it is the
 policy gradient w r A without any clip.

@@ -16,6 +16,9 @@ class AdvantageReweighting(Weighting):
 
     It multiplies the advantage, so the clip does not see it: placement ``outside``. p_old is the
     probability under the policy that sampled. GRPO for a = 0.
+
+    The authors' code has a = 0.2 for Knights & Knaves where AR runs alone, and 0.3 together with
+    Lopti. The default here is 0.3 in both cases.
     """
 
     name: ClassVar[str] = "ar"
@@ -24,7 +27,10 @@ class AdvantageReweighting(Weighting):
 
     placement: str = choice("outside", ("outside",), "it multiplies the advantage, not the ratio")
     alpha: float = number(
-        0.3, "a (0.3 for Knights & Knaves, 0.1 for mathematics)", least=0.0, most=1.0
+        0.3,
+        "a (Knights & Knaves: 0.2 alone, 0.3 with Lopti; mathematics: 0.1)",
+        least=0.0,
+        most=1.0,
     )
 
     def weights(self, p_BT: Tensor, context: TokenContext) -> Tensor:
