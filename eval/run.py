@@ -277,7 +277,7 @@ def complete(args: argparse.Namespace, suite: Suite, benchmarks: Sequence[Benchm
     """
     if args.resume and args.out is None:
         raise EvalError("--resume needs --out DIR, the folder of the run that is to go on")
-    said = {}
+    said: dict[str, Any] = {}
     missing = []
     if args.model is None and args.resume:
         args.model = said["model"] = model_of(args.out)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ _TOKENIZERS = (
 )  # fmt: skip
 _WEIGHTS = ("*.safetensors", "*.bin")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+#: Of a folder with LoRA adapters, which are no model without the one that they belong to.
+ADAPTER_CONFIG = "adapter_config.json"
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?").fullmatch
 
 
@@ -80,6 +83,17 @@ def code_of(folder: Path) -> tuple[str, str] | None:
     return None
 
 
+def merge_command(folder: Path) -> str | None:
+    """The command that merges a folder of LoRA adapters with its model; None for a whole model."""
+    adapters = folder / ADAPTER_CONFIG
+    if not adapters.is_file() or any(folder.glob("model*.safetensors")):
+        return None
+    base = _json_object(adapters).get("base_model_name_or_path") or "BASE_MODEL"
+    parts = ["--model_path", str(base), "--lora_path", str(folder)]
+    merged = ["--output_path", f"{str(folder).rstrip('/')}-merged"]
+    return shlex.join(["python", "-m", "openrlhf.cli.lora_combiner", *parts, *merged])
+
+
 def _check_config(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise ModelError("no Hugging Face model folder there")
@@ -110,6 +124,9 @@ def _check_weights(folder: Path) -> None:
     if missing:
         raise ModelError(f"{len(missing)} of {len(shards)} weight files are missing: {missing[0]}")
     found = shards or next((f for p in _WEIGHTS if (f := sorted(folder.glob(p)))), [])
+    merge = merge_command(folder)
+    if merge is not None:
+        raise ModelError(f"LoRA adapters without their model; merge the two first: {merge}")
     if not found:
         raise ModelError("no .safetensors or .bin weights there")
     for path in found:

@@ -7,12 +7,14 @@ what has a final name is whole, and what has another is a leftover of a save tha
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
 from pathlib import Path
 
 from sg_rlhf.common.files import sync_folder, write_whole
+from sg_rlhf.common.model_folder import ADAPTER_CONFIG
 
 TAG = re.compile(r"(best_)?global_step(\d+)")
 #: The file that names the checkpoint of the last save.
@@ -118,6 +120,31 @@ def place_of_model(final: Path) -> Path:
     Inside a folder that is there already, which may be a mount or a link; else beside it.
     """
     return final / partial(final).name if final.is_dir() else partial(final)
+
+
+def tidy_model(final: Path) -> None:
+    """Correct what the libraries write into a plain Hugging Face folder.
+
+    safetensors gives its files to their owner alone: they get the mode that the umask gives. Of
+    LoRA adapters peft writes sets, whose order changes from run to run: they are sorted. Its README
+    is an empty template with a path of this machine: it is deleted.
+    """
+    written = place_of_model(final)
+    probe = written / ".mode"
+    probe.touch()
+    mode = probe.stat().st_mode
+    probe.unlink()
+    for path in written.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
+    adapters = written / ADAPTER_CONFIG
+    if adapters.is_file():
+        settings = json.loads(adapters.read_text())
+        for key, value in settings.items():
+            if isinstance(value, list) and all(isinstance(each, str) for each in value):
+                settings[key] = sorted(value)
+        adapters.write_text(json.dumps(settings, indent=2) + "\n")
+        (written / "README.md").unlink(missing_ok=True)
 
 
 def sync_model(final: Path) -> None:

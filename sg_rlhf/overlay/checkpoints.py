@@ -265,6 +265,7 @@ def whole_model(original: Callable[..., Any]) -> Callable[..., Any]:
                 # Others may look when the folder has its name already: they write nothing there.
                 original(self, model, tokenizer, str(folders.place_of_model(final)), **more)
                 if self.is_rank_0():
+                    folders.tidy_model(final)
                     folders.sync_model(final)
         except Exception:
             if self.is_rank_0():

@@ -16,6 +16,7 @@ from typing import Any
 
 from sg_rlhf.common import run_log, strict_json
 from sg_rlhf.common.final_checkpoint import final_checkpoint, final_checkpoint_complete
+from sg_rlhf.common.model_folder import merge_command
 from sg_rlhf.report.evaluations import held_out_accuracy, held_out_sets, set_names
 from sg_rlhf.report.runs import Row, Run, RunError, curve, grouped, number, read_run
 
@@ -161,7 +162,11 @@ def render(summary: dict[str, Any], run_dir: Path) -> str:
     lines += [f"  {'' if i else 'plots':<20}{file}" for i, file in enumerate(plots)]
     if final_checkpoint_complete(run_dir):
         folder = final_checkpoint(run_dir)
-        lines.append(f"  checkpoint          {folder}  (Hugging Face folder; vLLM loads it)")
+        merge = merge_command(folder)
+        what = "Hugging Face folder; vLLM loads it" if merge is None else "LoRA adapters alone"
+        lines.append(f"  checkpoint          {folder}  ({what})")
+        if merge is not None:
+            lines.append(f"  to evaluate it      {merge}")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""`--suite NAME` alone: the newest finished run, a dated folder, and one line for what is missing."""
+"""`--suite NAME` alone: the newest finished run, a dated folder, one line for what is missing."""
 
 import json
 import os
@@ -75,7 +75,7 @@ def test_in_an_empty_folder_one_line_names_all_that_is_missing(suite: str, folde
 def test_after_a_run_only_the_questions_are_missing(suite: str, folder: Path) -> None:
     finished(folder / "runs" / "mine", DOMAINS[suite])
     options = ("--no-search",) if suite == "qa" else ()
-    said, error = evaluate(folder, "--suite", suite, *options, status=2)
+    _, error = evaluate(folder, "--suite", suite, *options, status=2)
     assert error.count("\n") == 1 and "a model" not in error
     needed = {"kk": "test_3to7ppl.parquet", "math": "olympiad_bench_eval.parquet", "qa": "data/qa"}
     assert needed[suite] in error

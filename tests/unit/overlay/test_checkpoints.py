@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -419,3 +420,36 @@ def test_a_plain_folder_has_its_name_when_it_is_whole(
     save_model(one, Model(SECOND), final)
     assert contents(final) == FIRST | SECOND | kept
     assert folders(tmp_path) == {"final"} and not list(tmp_path.rglob("*.partial"))
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o007])
+def test_saved_files_have_the_umasks_mode_and_adapters_are_written_the_same_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int
+) -> None:
+    layers = ["q_proj", "down_proj", "k_proj"]
+
+    def save(name: str, order: list[str]) -> dict[str, str]:
+        def original(_self: Any, _model: Any, _tokenizer: Any, output_dir: str) -> None:
+            written = Path(output_dir)
+            written.mkdir()
+            (written / "config.json").write_text("{}")
+            (written / "README.md").write_text("base_model: /somewhere/here")
+            (written / "adapter_config.json").write_text(
+                json.dumps({"r": 4, "target_modules": order})
+            )
+            (written / "adapter_model.safetensors").touch(0o600)  # as safetensors does
+
+        final = tmp_path / name
+        checkpoints.whole_model(original)(one, None, None, str(final))
+        assert {path.stat().st_mode & 0o777 for path in final.iterdir()} == {0o666 & ~umask}
+        return contents(final)
+
+    one = strategy(monkeypatch)
+    before = os.umask(umask)
+    try:
+        first = save("first", layers)
+        assert first == save("second", layers[::-1])
+    finally:
+        os.umask(before)
+    assert sorted(first) == ["adapter_config.json", "adapter_model.safetensors", "config.json"]
+    assert json.loads(first["adapter_config.json"])["target_modules"] == sorted(layers)

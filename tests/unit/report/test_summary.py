@@ -148,3 +148,21 @@ def test_what_was_planned_is_beside_what_was_measured(
     # A plan for a machine without GPUs has no time and no GPU.
     (tmp_path / "predicted.json").write_text('{"time": null, "gpu_memory_gib": null}')
     assert ", planned " not in summary.render(summary.summarize(tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+def test_what_the_final_folder_holds_is_said(tmp_path: Path, adapters: bool, capsys) -> None:
+    """vLLM loads no adapters without their model."""
+    write_run(tmp_path)
+    final = tmp_path / "checkpoints" / "final"
+    final.mkdir(parents=True)
+    weights = "adapter_model.bin" if adapters else "model.safetensors"
+    for name in ("config.json", weights, "tokenizer_config.json", "tokenizer.json"):
+        (final / name).write_text("{}")
+    if adapters:
+        (final / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen2.5-3B"}')
+    assert summary.main([str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert ("vLLM loads it" in said) == (not adapters)
+    assert ("LoRA adapters alone" in said) == adapters
+    assert ("--model_path Qwen/Qwen2.5-3B --lora_path" in said) == adapters
