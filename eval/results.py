@@ -134,10 +134,16 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _commit() -> str | None:
-    """Commit of the checkout that this file is in, with a + if it was changed; None without git."""
-    git = ["git", "-C", str(Path(__file__).parent)]
+def _commit(file: Path = Path(__file__)) -> str | None:
+    """Commit of the checkout that a file belongs to, with a + if it was changed.
+
+    None without git, and for a package that is installed inside another project's checkout.
+    """
+    git = ["git", "-C", str(file.parent)]
+    ours = [*git, "ls-files", "--error-unmatch", file.name]
     try:
+        if subprocess.run(ours, capture_output=True).returncode != 0:
+            return None
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
         status = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
     except OSError:

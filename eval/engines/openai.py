@@ -55,7 +55,7 @@ class Server:
         try:
             answer = self.client.get("models", timeout=30.0)
             answer.raise_for_status()
-            return list(answer.json()["data"])
+            return [dict(entry) for entry in answer.json()["data"]]
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
             raise EvalError(
                 f"--base-url {self.base_url}: no OpenAI-compatible server there "
@@ -77,7 +77,7 @@ class Server:
                 answer = self.client.post(url, json={"model": self.served, "prompt": prompt})
                 answer.raise_for_status()
                 found.append(list(answer.json()["tokens"]))
-            except (httpx.HTTPError, ValueError, KeyError) as error:
+            except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
                 raise EvalError(f"{url}: {one_line(error)}") from None
         return found
 
@@ -118,24 +118,36 @@ class OpenAIEngine:
             # Left out, the server would take these from the model's generation_config.json:
             # Qwen2.5's repetition penalty of 1.05 changes even greedy responses.
             body |= {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-        answer = self._post(body)
-        choice = answer["choices"][0]
-        reason: FinishReason = "length" if choice["finish_reason"] == "length" else "stop"
-        tokens = int((answer.get("usage") or {}).get("completion_tokens", 0))
-        return Completion(request.key, choice["text"], reason, tokens)
+        text, reason, tokens = self._post(body)
+        return Completion(request.key, text, reason, tokens)
 
-    def _post(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _post(self, body: dict[str, Any]) -> tuple[str, FinishReason, int]:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 answer = self._server.client.post("completions", json=body)
             except httpx.TransportError as error:
                 problem = one_line(error)
             else:
+                shown = " ".join(answer.text.split())[:200]
+                problem = f"{answer.status_code} {shown}"
                 if answer.status_code == 200:
-                    return dict(answer.json())
-                problem = f"{answer.status_code} {' '.join(answer.text.split())[:200]}"
-                if answer.status_code != 429 and answer.status_code < 500:
+                    try:
+                        return _read(answer.json())
+                    except (ValueError, LookupError, TypeError, AttributeError):
+                        # A proxy's page, which may be gone in a moment.
+                        problem = f"200, expected a completion (JSON with choices), found {shown}"
+                elif answer.status_code != 429 and answer.status_code < 500:
                     break
             if attempt < ATTEMPTS:
                 time.sleep(2.0**attempt)
         raise EvalError(f"--base-url {self._server.base_url}: {problem}")
+
+
+def _read(answer: Any) -> tuple[str, FinishReason, int]:
+    """Text, why it ended and tokens of a server's answer; any error where it is none."""
+    choice = answer["choices"][0]
+    text = choice["text"]
+    if not isinstance(text, str):
+        raise TypeError
+    reason: FinishReason = "length" if choice["finish_reason"] == "length" else "stop"
+    return text, reason, int((answer.get("usage") or {}).get("completion_tokens", 0))

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import tracemalloc
 from fractions import Fraction
 
 import numpy as np
@@ -47,6 +48,18 @@ def test_an_interval_is_that_of_all_resamples_of_the_questions():
     for key, share in shares.items():
         assert seen[key] == pytest.approx(share, abs=0.02)
     assert found.value == pytest.approx(sum(values) / 3)
+
+
+def test_the_memory_of_a_bootstrap_is_bounded_and_blocks_draw_what_one_draw_does(monkeypatch):
+    values = np.random.default_rng(0).random(14_267)  # as many questions as PopQA has
+    monkeypatch.setattr(metrics, "RESAMPLES", 1000)
+    tracemalloc.start()
+    found = metrics.estimate(values, seed=1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 60e6
+    monkeypatch.setattr(metrics, "BLOCK", 2**30)
+    assert np.allclose(found.draws, metrics.estimate(values, seed=1).draws, rtol=1e-12)
 
 
 @pytest.mark.parametrize("correct", range(17))
