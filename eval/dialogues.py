@@ -13,6 +13,7 @@ import queue
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -30,8 +31,9 @@ from sg_rlhf.tasks.suite import Host, NotHeld, Reply
 #: no more: with all of them it would finish every first turn before any second one, so that a
 #: killed run had nothing to show and no dialogue found its beginning in the prefix cache.
 IN_FLIGHT = 1024
-#: Dialogues that may end without a verdict before the run stops.
-MAX_FAILED = 10
+#: So many without a verdict among the latest dialogues that ended, and the run stops: the search
+#: engine is gone. A few of many thousand do not stop it.
+MAX_FAILED, LATEST = 10, 100
 
 #: How long an engine that computes in Python may keep the interpreter to itself. The loop asks for
 #: it again after every wait, some ten times a search: with Python's own 5 ms searches queue up.
@@ -77,6 +79,7 @@ def run(
     """
     events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
     failed = 0
+    latest: deque[bool] = deque(maxlen=LATEST)  # whether each has no verdict
     tokens = 0
     start = time.monotonic()
     with (
@@ -92,16 +95,18 @@ def run(
                     requests.append(event)
                 elif isinstance(event, _Failed):
                     failed += 1
+                    latest.append(True)
                     store.append_failure(event.sample.key, event.problem)
-                    if failed >= MAX_FAILED:
-                        problem = event.problem
+                    if sum(latest) >= MAX_FAILED:
                         store.append(rows)
                         raise EvalError(
-                            f"{failed} dialogues could not be held; the last: {problem}"
+                            f"{sum(latest)} of the latest {len(latest)} dialogues could not be "
+                            f"held; the last: {event.problem}"
                         )
                 elif isinstance(event, _Broken):
                     raise event.error
                 else:
+                    latest.append(False)
                     rows.append(event)
             if rows:
                 store.append(rows)
@@ -182,6 +187,9 @@ def _in_a_thread(
         except asyncio.CancelledError:
             pass
         except Exception as error:
+            # A task group wraps what its first task raised.
+            while isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]
             events.put(_Broken(error))
         finally:
             table.loop.run_until_complete(table.loop.shutdown_asyncgens())
@@ -245,5 +253,8 @@ async def _event_of(sample: Sample, table: _Table, host: Host) -> _Event:
         held = await host.hold(sample.question, request.prompt_ids, request.max_tokens, generate)
     except NotHeld as error:
         return _Failed(sample, str(error))
+    except Exception as error:
+        error.add_note(f"in the dialogue of {'/'.join(map(str, sample.key))}")
+        raise
     row = sample.row(held.response, held.finish_reason, held.tokens, held.grade)
     return {**row, **held.extra}

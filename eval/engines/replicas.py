@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -21,9 +21,17 @@ DEALT = 2 / 3
 
 
 class _Worker:
-    """One engine in a Ray actor."""
+    """One engine in a Ray actor.
 
-    def __init__(self, options: EngineOptions, start: StartEngine) -> None:
+    Args:
+        variables: set before the engine's library is imported. As arguments they are on no
+            dashboard of Ray's, where a token has no place.
+    """
+
+    def __init__(
+        self, options: EngineOptions, start: StartEngine, variables: Mapping[str, str]
+    ) -> None:
+        os.environ.update(variables)
         self._engine = start(options)
 
     def ready(self) -> bool:
@@ -37,6 +45,12 @@ class _Worker:
             done = self._engine.step()
             if done:
                 return done
+
+
+def hub_variables() -> dict[str, str]:
+    """What this process knows of the Hugging Face hub: its cache, the token, whether it is off."""
+    prefixes = ("HF_", "HUGGING_FACE_", "TRANSFORMERS_")
+    return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
 
 
 class Shares:
@@ -116,7 +130,9 @@ class Replicas:
             self._check(gpus)
             actor = ray.remote(num_cpus=1, num_gpus=options.tensor_parallel)(_Worker)
             one = replace(options, replicas=1)
-            self._actors = [actor.remote(one, start_one) for _ in range(options.replicas)]
+            self._actors = [
+                actor.remote(one, start_one, hub_variables()) for _ in range(options.replicas)
+            ]
             ray.get([worker.ready.remote() for worker in self._actors])
         except ray.exceptions.RayError as error:
             self.close()

@@ -1,12 +1,13 @@
 """Which engine of several gets which request: all are answered, and no engine waits for nothing."""
 
 import heapq
+import os
 import random
 
 import pytest
 
 from eval.engines.base import Request
-from eval.engines.replicas import HELD, Shares
+from eval.engines.replicas import HELD, Shares, _Worker, hub_variables
 
 
 def request(key: str) -> Request:
@@ -76,3 +77,18 @@ def test_requests_given_at_once_are_shared_and_some_are_kept_for_whoever_is_firs
     while answered < 600:
         answered += len(world.step())
     assert world.shares.held == [0] * 4
+
+
+def test_an_engine_in_another_process_finds_the_hubs_variables(monkeypatch) -> None:
+    """On a machine that joined a cluster they are not in the environment."""
+    wanted = {"HF_HOME": "/disk/hub", "HF_TOKEN": "t", "HF_HUB_OFFLINE": "1"}
+    for name, value in wanted.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OTHER", "x")
+    given = hub_variables()
+    assert given.items() >= wanted.items() and "OTHER" not in given
+    found: dict[str, str] = {}
+    with monkeypatch.context() as there:
+        there.setattr(os, "environ", {})
+        _Worker(None, lambda _: found.update(os.environ), given)
+    assert found == given

@@ -1,0 +1,70 @@
+"""Dialogues that end without a verdict, and one that raises what nobody expected."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import pytest
+
+from eval import dialogues, plan
+from eval.store import Store
+from eval.suites import SUITES
+from sg_rlhf.tasks.grade import Grade
+from sg_rlhf.tasks.questions import EvalError, Question
+from sg_rlhf.tasks.suite import Held, Loaded, NotHeld
+
+BENCHMARK = SUITES["qa"].select(["bamboogle"])[0]
+
+
+class Holder:
+    """Ends every dialogue at once, without an engine."""
+
+    def __init__(self, failing: set[int], error: Exception) -> None:
+        self.failing, self.error = failing, error
+
+    async def hold(self, question, prompt_ids, max_tokens, generate) -> Held:
+        if int(question.id) in self.failing:
+            raise self.error
+        return Held(
+            "r", 1, "stop", Grade(reward=0.0, correct=False, format_ok=True, reason="wrong")
+        )
+
+    async def aclose(self) -> None:
+        pass
+
+
+def run(out: Path, count: int, failing: set[int], error: Exception) -> int:
+    """How many dialogues were stored."""
+    questions = [Question(str(n), "p", ["g"]) for n in range(count)]
+    tasks = plan.make_tasks([Loaded(BENCHMARK, questions, [])], lambda ps: [[1]] * len(ps), None)
+    samples = plan.samples(tasks, 0, known_ids=True)
+    with Store(out) as store:
+        try:
+            dialogues.run(samples, None, store, 0, lambda: Holder(failing, error), in_flight=4)
+        finally:
+            path = out / "samples.jsonl"
+            stored = path.read_text().count("\n") if path.exists() else 0
+            (out / "stored").write_text(str(stored))
+    return stored
+
+
+def test_a_few_failures_of_many_do_not_stop_a_run(tmp_path: Path) -> None:
+    failing = set(range(0, 3000, 100))
+    with pytest.raises(EvalError, match="^30 of 3000 dialogues could not be held"):
+        run(tmp_path / "out", 3000, failing, NotHeld("no answer"))
+    assert (tmp_path / "out" / "stored").read_text() == "2970"
+
+
+def test_a_search_engine_that_is_gone_stops_it(tmp_path: Path) -> None:
+    expected = r"^10 of the latest \d+ dialogues could not be held; the last: no answer$"
+    with pytest.raises(EvalError, match=expected):
+        run(tmp_path / "out", 3000, set(range(500, 3000)), NotHeld("no answer"))
+    assert 490 <= int((tmp_path / "out" / "stored").read_text()) <= 500
+
+
+def test_an_unexpected_error_arrives_as_it_is_and_names_the_dialogue(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError) as raised:
+        run(tmp_path / "out", 50, {7}, ZeroDivisionError("a bug"))
+    text = "".join(traceback.format_exception(raised.value))
+    assert "in the dialogue of bamboogle/7/0" in text and "ExceptionGroup" not in text
