@@ -58,9 +58,9 @@ def check_form(prompt: str, tokenizer: Any) -> None:
     if form is not None and not fits(prompt, tokenizer):
         raise ValueError(
             f"the prompts are written in {form.name}'s form, and the model's tokenizer has no "
-            f"token {form.start}: write them through the model's own chat template "
-            "(`python -m sg_rlhf.data kk --chat-template MODEL`; SG_KK_CHAT_TEMPLATE=MODEL with "
-            "examples/scripts/train_grpo_sg_kk.sh)"
+            f"token {form.start}: write them through the model's own chat template: rows of "
+            "messages with data.apply_chat_template=true; for Knights & Knaves, "
+            "`python -m sg_rlhf.data kk --chat-template MODEL`"
         )
 
 
