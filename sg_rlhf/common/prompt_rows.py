@@ -37,15 +37,15 @@ def room_for_prompt(max_len: int, max_new_tokens: int | None) -> int:
 def too_long(tokens: int, rows: int, max_len: int, max_new_tokens: int | None) -> str:
     """What is wrong with a prompt that leaves no room for its response, and what to do."""
     room = room_for_prompt(max_len, max_new_tokens)
-    response = (
-        f"{LEAST_RESPONSE} tokens, the least without rollout.max_new_tokens"
-        if max_new_tokens is None
-        else f"{max_new_tokens} tokens (max_new_tokens)"
-    )
+    if max_new_tokens is None:
+        response = f"{LEAST_RESPONSE} tokens, the least where rollout.max_new_tokens is not set"
+        other = "set rollout.max_new_tokens"
+    else:
+        response, other = f"{max_new_tokens} tokens (max_new_tokens)", "lower max_new_tokens"
     return (
         f"the prompt has {tokens} tokens, and data.max_len={max_len} leaves {room} beside a "
-        f"response of {response}; {rows} such rows; raise data.max_len, lower max_new_tokens, or "
-        "leave such rows out"
+        f"response of {response}; {rows} such rows; raise data.max_len, {other}, or leave such "
+        "rows out"
     )
 
 

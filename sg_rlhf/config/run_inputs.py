@@ -274,7 +274,9 @@ def file_of(key: str, name: str) -> Path | None:
                     ".gitignore names, such as data/: put it on a folder that every machine of the "
                     "cluster sees, and give its absolute path"
                 )
-            raise NotHere(f"{key}={name}: no such file; make it with `python -m sg_rlhf.data`")
+            made = path.parts[0] == "data"  # where the recipes have what the data command makes
+            hint = "; make it with `python -m sg_rlhf.data`" if made else f" (in {Path.cwd()})"
+            raise NotHere(f"{key}={name}: no such file{hint}")
         return None if path.suffix == ".arrow" else path
     if path.is_dir():
         if not any(path.iterdir()):

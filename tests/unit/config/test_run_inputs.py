@@ -387,7 +387,8 @@ def test_the_least_room_for_a_response_without_max_new_tokens(
         status == 2
         and (
             f"row 1: the prompt has {tokens} tokens, and data.max_len={tokens + 15} leaves "
-            f"{tokens - 1} beside a response of 16 tokens, the least without rollout.max_new_tokens"
+            f"{tokens - 1} beside a response of 16 tokens, the least where "
+            "rollout.max_new_tokens is not set"
         )
         in said
     )

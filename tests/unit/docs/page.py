@@ -1,4 +1,4 @@
-"""The tutorial docs/first_weighting.md as a person would follow it: its files, its commands."""
+"""A tutorial of docs/ as a person would follow it: its files, its commands."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PAGE = ROOT / "docs" / "first_weighting.md"
 _BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
-def blocks() -> tuple[dict[str, str], list[str]]:
+def blocks(page: Path = PAGE) -> tuple[dict[str, str], list[str]]:
     """(name: text of the files that the page has one write, its shell blocks)."""
     files, commands = {}, []
-    for language, title, body in _BLOCK.findall(PAGE.read_text()):
+    for language, title, body in _BLOCK.findall(page.read_text()):
         if title:
             files[title] = body
         elif language == "bash":
@@ -24,9 +24,9 @@ def blocks() -> tuple[dict[str, str], list[str]]:
     return files, commands
 
 
-def follow(folder: Path, training: bool) -> subprocess.CompletedProcess[str]:
+def follow(folder: Path, training: bool, page: Path = PAGE) -> subprocess.CompletedProcess[str]:
     """Do what the page says in a folder that has the recipes; without training only look."""
-    files, commands = blocks()
+    files, commands = blocks(page)
     for name, text in files.items():
         (folder / name).write_text(text)
     (folder / "configs").symlink_to(ROOT / "configs")
@@ -36,7 +36,7 @@ def follow(folder: Path, training: bool) -> subprocess.CompletedProcess[str]:
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     script = "".join(commands)
-    assert script.count("python -m sg_rlhf.train ") == 1
+    assert "python -m sg_rlhf.train " in script
     if not training:
         script = script.replace("sg_rlhf.train ", "sg_rlhf.train --dry-run ")
     search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
