@@ -18,6 +18,7 @@ from sg_rlhf.measure.checkpoint import MeasureError, pad_id, vocabulary
 from sg_rlhf.measure.fixed_batch import BatchRow, FixedBatch
 from sg_rlhf.measure.rollouts import left_pad
 from sg_rlhf.tasks import chat
+from sg_rlhf.tasks.reward_values import reward_fields
 
 #: Responses that are sampled at a time. Part of what decides the draws, so it is no option.
 ROWS = 64
@@ -148,20 +149,18 @@ def check_room(
 def graded(
     path: Path, number: int, reward: RewardFunc, prompt: str, label: str, response: str
 ) -> Mapping[str, Any]:
-    """What the reward function says of one response to the prompt of row ``number``.
+    """``rewards``, ``scores`` and ``extra_logs`` of one response to the prompt of row ``number``.
 
     Raises:
-        DataError: it does not take the label.
+        DataError: the reward function does not take the label, or returns something else.
     """
     try:
-        result = reward([prompt + response], [prompt], [label])
-        float(result["rewards"])
+        return reward_fields(reward([prompt + response], [prompt], [label]))
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"--data {path}: row {number}: the reward does not take answer={short(label)}: "
             f"{one_line(error)}"
         ) from None
-    return result
 
 
 @torch.no_grad()

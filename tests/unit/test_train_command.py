@@ -289,6 +289,7 @@ def test_a_wrong_flag_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         (main, f"--config {TINY} --actor.num_nodes=1", "dashes: actor.num_nodes=1; see"),
         (main, f"--config {TINY} --ds.packing_samples --dry-run", "ds.packing_samples=true"),
         (main, f"--config {TINY} --ds.packing_samples", "dashes: ds.packing_samples=true"),
+        (main, f"--config {TINY} --logger.wandb.key abc", "dashes: logger.wandb.key=(hidden)"),
         (main, f"{TINY} --dry-run", f"write a recipe as --config {TINY}; see"),
         (main, "--dry-run configs/kk/grpo_tiny_cpu.yaml", "as --config configs/kk/grpo_tiny_cpu"),
         (main, "--dry-run", "required: --config; see --help"),

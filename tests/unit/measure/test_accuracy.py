@@ -128,7 +128,12 @@ def test_a_reward_without_correct_is_refused(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reward = tmp_path / "reward.py"
-    reward.write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': 1.0}\n")
     argv = ["--model", MODEL, "--data", str(data), "--prompts", "1", "--samples", "1"]
-    assert accuracy.main([*argv, "--reward", str(reward)]) == 2
-    assert "reports no `correct` in extra_logs" in capsys.readouterr().err
+    for returned, said in (
+        ("{'rewards': 1.0}", "reports no `correct` in extra_logs"),
+        ("[1.0]", "reports no `correct` in extra_logs"),
+        ("'good'", "it returned 'good' (str), expected a number"),
+    ):
+        reward.write_text(f"def reward_func(queries, prompts, labels):\n    return {returned}\n")
+        assert accuracy.main([*argv, "--reward", str(reward)]) == 2
+        assert said in capsys.readouterr().err
