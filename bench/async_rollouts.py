@@ -67,7 +67,9 @@ def figures(turns: list[list[dict[str, Any]]]) -> dict[str, Any]:
     return {
         "rollouts_per_minute": [round(per_minute(turn), 2) for turn in turns],
         **{f"{part}_seconds": round(seconds, 2) for part, seconds in medians.items()},
-        "tokens_per_response": round(statistics.fmean(r["response_length"] for r in rows), 1),
+        "tokens_per_response": round(
+            statistics.fmean(r["rollout/response_length_mean"] for r in rows), 1
+        ),
     }  # fmt: skip
 
 

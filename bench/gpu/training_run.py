@@ -90,9 +90,11 @@ def check_run(record: Record, run_dir: Path, rollouts: int) -> None:
     record.check("every weight sync was checked", len(checked) == rollouts, len(checked), rollouts)
     # What stops a run is sg.sync_check_tolerance; this is the figure that it looks at.
     record.figure("sync_log_prob_diff_mean", checked)
-    finite = all(math.isfinite(row[key]) for row in steps for key in ("grad_norm", "policy_loss"))
+    finite = all(
+        math.isfinite(row[key]) for row in steps for key in ("actor_grad_norm", "policy_loss")
+    )
     record.check("every gradient and loss is finite", bool(steps) and finite, len(steps))
-    norms = [row["grad_norm"] for row in steps]
+    norms = [row["actor_grad_norm"] for row in steps]
     record.check("every step had a gradient", bool(norms) and min(norms) > 0.0, norms)
     later = rows[1:] or rows
     for phase in PHASES:

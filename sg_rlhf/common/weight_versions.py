@@ -14,6 +14,7 @@ Runs = Sequence[Sequence[int]]
 
 #: Keys of metrics.jsonl: behind the first stands the age in weight syncs.
 SHARE_OF_AGE, DROPPED_SHARE = "async/staleness_share_", "async/dropped_share"
+DROPPED_TOKENS = "async/dropped_tokens"
 
 
 def turned(runs: list[list[int]], tokens: int, version: int) -> None:
@@ -64,6 +65,6 @@ def staleness(
         "async/staleness_mean": sum(a * n for a, n in by_age.items()) / max(total, 1),
         "async/staleness_max": float(max(by_age, default=0)),
         **shares,
-        "async/dropped_tokens": float(dropped),
+        DROPPED_TOKENS: float(dropped),
         DROPPED_SHARE: dropped / max(total + dropped, 1),
     }

@@ -41,8 +41,14 @@ from sg_rlhf.overlay.late_reference import RankReference, Results
 from sg_rlhf.overlay.losses import PolicyLossWithStatistics, kl_dispatcher, sequence_context
 from sg_rlhf.overlay.old_log_probs import RankOldLogProbs
 
-#: Loss terms that upstream reports per micro-batch, and their name in a row.
-LOSS_TERMS = {"policy_loss": "policy_loss", "kl": "kl", "entropy_loss": "entropy"}
+#: Loss terms that upstream reports per micro-batch.
+LOSS_TERMS = ("policy_loss", "kl", "entropy_loss")
+#: Token statistics that upstream has a name for.
+UPSTREAM_NAMES = {"ppo_kl": "ppo_kl", "clip_ratio": "ppo_clip_ratio", "mismatch_kl": "vllm_kl"}
+#: Token statistics that a row has under another name.
+LOGGED_ELSEWHERE = (
+    *UPSTREAM_NAMES, "policy_loss_token_mean", "kl_mean", "n_kl_tokens", "response_length",
+)  # fmt: skip
 
 
 class SGActorPPOTrainer(upstream.ActorPPOTrainer):
@@ -69,11 +75,9 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
             )
         self.replay_buffer.in_order = batches.dealt(strategy.args)
         # Without a KL loss upstream's "kl" is the one in the reward, a number per response.
-        self._terms = {
-            key: name
-            for key, name in LOSS_TERMS.items()
-            if key != "kl" or strategy.args.algo.kl.use_loss
-        }
+        self._terms = [
+            name for name in LOSS_TERMS if name != "kl" or strategy.args.algo.kl.use_loss
+        ]
         self._weighting = self.actor_loss_fn.weighting
         self._entropy_threshold: float | None = None
         if "entropy" in self._weighting.reads:
@@ -135,12 +139,13 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         if self.skips is not None:
             status |= self.skips.take()
         # Upstream has its means over micro-batches; these are over the rollout's optimizer steps.
-        norms = [row["grad_norm"] for row in self._rows]
+        norms = [row["actor_grad_norm"] for row in self._rows]
         if norms:
-            status["grad_norm_mean"] = statistics.fmean(norms)
-            status["grad_norm_max"] = max(norms)
-            status["grad_norm_std"] = statistics.pstdev(norms)
-            status |= {f"sg/{k}": v for k, v in self._rollout_statistics.metrics().items()}
+            status["actor_grad_norm_mean"] = statistics.fmean(norms)
+            status["actor_grad_norm_max"] = max(norms)
+            status["actor_grad_norm_std"] = statistics.pstdev(norms)
+            # Upstream's own mean stays where it has one.
+            status = _logged(self._rollout_statistics.metrics()) | status
         status |= memory.of_all_ranks(self.strategy)
         status |= {step_times.PREFIX + k: self._seconds[k] for k in step_times.OF_THE_RANK}
         status["sg_optimizer_steps"] = self._rows
@@ -239,9 +244,9 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
             # Upstream divides a micro-batch's losses by the optimizer step's tokens per
             # micro-batch, or by all of them where micro-batches are dynamic.
             {
-                name: float(metrics[key]) * (of_step if loss_batch_info is None else 1)
-                for key, name in self._terms.items()
-                if key in metrics
+                name: float(metrics[name]) * (of_step if loss_batch_info is None else 1)
+                for name in self._terms
+                if name in metrics
             }
         )
         self._into_means(status, step, loss_batch_info)
@@ -398,11 +403,11 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         sums, losses = self._reduce(loss_fn.take_statistics(), losses)
         row: dict[str, Any] = {
             "optimizer_step": self.actor.model.global_steps,
-            "grad_norm": float(metrics["actor_grad_norm"]),
-            "lr": float(metrics["actor_lr"]),
+            "actor_grad_norm": float(metrics["actor_grad_norm"]),
+            "actor_lr": float(metrics["actor_lr"]),
             "micro_batches": len(self._window),
             **dict(zip(terms, losses, strict=True)),
-            **{f"sg/{name}": value for name, value in sums.metrics().items()},
+            **_logged(sums.metrics()),
             "sg/prob_hist": sums.histogram("prob_hist").tolist(),
         }
         self._window = []
@@ -423,6 +428,12 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         count = stats.sums.numel()
         sums = type(stats)(packed[:count], stats.weight_bounds, largest.cpu())
         return sums, (packed[count:] / size).tolist()
+
+
+def _logged(found: dict[str, float]) -> dict[str, float]:
+    """Token statistics by the names that a row has for them."""
+    ours = {f"sg/{name}": found[name] for name in found if name not in LOGGED_ELSEWHERE}
+    return {name: found[key] for key, name in UPSTREAM_NAMES.items()} | ours
 
 
 def _tokens_in_pass(threshold: float, name: str, item: Any) -> torch.Tensor:

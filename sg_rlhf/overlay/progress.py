@@ -206,7 +206,7 @@ def rollout_line(row: dict[str, Any]) -> str:
     parts = [f"reward {row['rollout/reward_mean']:+.2f}"]
     if "rollout/accuracy" in row:
         parts.append(f"accuracy {row['rollout/accuracy']:.2f}")
-    for key, name in (("grad_norm_max", "grad"), ("kl", "kl")):
+    for key, name in (("actor_grad_norm_max", "grad"), ("kl", "kl")):
         if row.get(key) is not None:
             parts.append(f"{name} {row[key]:.3f}")
     parts.append(f"tokens {row['rollout/response_length_mean']:.0f}")

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -49,6 +50,15 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
     ahead: RolloutsAhead | None = None
     #: The names in ``extra_logs`` of the first response.
     _log_names: set[str] | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Of each prompt that was filtered out: its responses' tokens. Threads append to it.
+        self._filtered: deque[int] = deque()
+
+    def take_filtered(self) -> int:
+        """Tokens that dynamic filtering left out since the last call."""
+        return sum(self._filtered.popleft() for _ in range(len(self._filtered)))
 
     def generate_samples(self, **generate_kwargs: Any) -> Any:
         """Upstream's, timed; of an asynchronous run what was sampled ahead."""
@@ -115,7 +125,7 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
             self._ask(drawn, **kw)
             for prompt, responses in asking.answers():
                 samples = [self._process_response_into_experience(r, **kw) for r in responses]
-                if not (filtering and self._gives_no_signal(samples)):
+                if not (filtering and self._is_filtered_out(samples)):
                     accepted[prompt] = samples
                     continue
                 instead = list(itertools.islice(more, 1))
@@ -152,13 +162,14 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
         filtering = self.args.algo.dynamic_filtering_enable
         for place, responses in asking.answers():
             samples = [apart._process_response_into_experience(r, **kw) for r in responses]
-            filtered = filtering and apart._gives_no_signal(samples)
+            filtered = filtering and apart._is_filtered_out(samples)
             apart._ask(answer(place, [] if filtered else samples), **kw)
 
-    def _gives_no_signal(self, samples: list[Any]) -> bool:
+    def _is_filtered_out(self, samples: list[Any]) -> bool:
         """Whether the mean score of a prompt's responses is outside of the filter's range.
 
-        Of those that have tokens; without any there is nothing to train.
+        Of those that have tokens; without any there is nothing to train. Counts the tokens of what
+        is filtered out.
         """
         if not samples or any(sample.scores is None for sample in samples):
             return False
@@ -167,7 +178,10 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
             return True
         lowest, highest = self.args.algo.dynamic_filtering_range
         mean = sum(sample.scores[0].item() for sample in samples) / len(samples)
-        return not lowest < mean < highest
+        if lowest < mean < highest:
+            return False
+        self._filtered.append(sum(int(sample.action_mask.sum()) for sample in samples))
+        return True
 
     def _ask(self, drawn: list[Any], **kw: Any) -> None:
         if not drawn:

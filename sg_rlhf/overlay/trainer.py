@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,10 @@ from sg_rlhf.overlay.errors import NonFiniteError, RunStopped, SyncError, Termin
 from sg_rlhf.overlay.lead import Lead, lead_of
 from sg_rlhf.overlay.step_clock import StepClock
 
+#: Response tokens so far, in a checkpoint's states; each is a metric ``progress/...`` too.
+TOKENS = "sg_tokens"
+#: Upstream's means over the update's micro-batches of what ``rollout/...`` says of the rollout.
+SAID_OF_THE_ROLLOUT = ("reward", "correct", "response_length", "truncated")
 #: Prompts that an evaluation hands to the engines at a time, which queue what they cannot hold.
 EVALUATED = 1024
 
@@ -53,6 +58,9 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
     _lead: Lead | None = None
     _rollouts: ahead.RolloutsAhead | None = None
     _partial = False
+    #: Response tokens of the run so far, and of the latest rollout.
+    _tokens: dict[str, int]
+    _in_rollout: int
 
     def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
         self._sg = strategy.args.sg
@@ -169,6 +177,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._global_step = self.samples_generator.step = self._version = resumed_at
         # Of an adaptive KL in the reward (algo.kl.target), which upstream begins anew.
         self.kl_ctl.value = states.get("kl_coefficient", self.kl_ctl.value)
+        self._tokens = states.get(TOKENS, {"generated_tokens": 0, "trained_tokens": 0})
         if resumed_at and self.args.train.enable_ema:
             raise RunStopped(
                 "train.enable_ema=true: upstream's checkpoints do not hold the moving average, "
@@ -241,9 +250,13 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         """Upstream's step; keeps its optimizer rows for the log."""
         self.experience_maker.rollout = global_step
         self._begin_sampling_ahead(rollout_samples, global_step)
+        in_rollout = sum(int(sample.action_mask.sum()) for sample in rollout_samples)
         with self._using_ranks():
             status, step = super().train_step(rollout_samples, global_step)
+        for name in SAID_OF_THE_ROLLOUT:
+            status.pop(name, None)
         status.update(self._async_metrics)
+        status.update(self._count_tokens(in_rollout, status))
         self._clock.between("logging")  # upstream writes the row into its log next
         self._global_step = self.samples_generator.step = step
         self._rows = [{"global_step": step, **row} for row in status.pop("sg_optimizer_steps", [])]
@@ -254,6 +267,18 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         status.update(self._sync_metrics)
         status["engines/replaced"] = self._engines.newly_replaced()
         return status, step
+
+    def _count_tokens(self, in_rollout: int, status: dict[str, Any]) -> dict[str, float]:
+        """The ``progress/`` values of a rollout's row."""
+        left_out = self.samples_generator.take_filtered()
+        left_out += int(self._async_metrics.get(weight_versions.DROPPED_TOKENS, 0))
+        added = {
+            "generated_tokens": in_rollout + left_out,
+            "trained_tokens": int(status.get("sg/n_tokens", 0)),
+        }
+        self._in_rollout = in_rollout
+        self._tokens = {name: count + added[name] for name, count in self._tokens.items()}
+        return {f"progress/{name}": float(count) for name, count in self._tokens.items()}
 
     def _begin_sampling_ahead(self, samples: list[Any], global_step: int) -> None:
         """Have the engines sample while the ranks compute."""
@@ -268,7 +293,9 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
 
     def _with_rollouts_ahead(self, client_states: Any) -> dict[str, Any]:
         """What a checkpoint keeps of the controller, the prompts that were drawn ahead too."""
-        states = {**(client_states or {}), "kl_coefficient": self.kl_ctl.value}
+        states = {
+            **(client_states or {}), "kl_coefficient": self.kl_ctl.value, TOKENS: self._tokens
+        }  # fmt: skip
         rollouts = self._rollouts
         if rollouts is None or not client_states:
             return states
@@ -281,6 +308,8 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         """Write the step's rows, then let upstream save its checkpoint."""
         # Here the rollout's time ends: what follows is the next one's.
         logs_dict = {**(logs_dict or {}), **self._clock.take()}
+        seconds = logs_dict[step_times.PREFIX + step_times.TOTAL]
+        logs_dict["perf/tokens_per_second"] = self._in_rollout / max(seconds, 1e-9)
         self._clock.between()
         with self._clock.part("logging"):
             logs = {k: v for k, v in logs_dict.items() if k != "generated_samples"}
@@ -322,11 +351,12 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
     def _compute_rollout_stats(self, experiences: list[Any]) -> dict[str, float]:
         with self._clock.part("logging"):
             stats: dict[str, float] = super()._compute_rollout_stats(experiences)
-            for key in ("correct", "format_ok"):
-                values = [e.info[key] for e in experiences if key in e.info]
-                if values:
-                    name = "accuracy" if key == "correct" else key
-                    stats[f"rollout/{name}"] = torch.cat(values).float().mean().item()
+            correct = [e.info["correct"] for e in experiences if "correct" in e.info]
+            if correct:
+                stats["rollout/accuracy"] = torch.cat(correct).float().mean().item()
+            size = self.args.rollout.n_samples_per_prompt
+            if size > 1:
+                stats["rollout/frac_reward_zero_std"] = _share_without_signal(experiences, size)
             self._keep_samples(experiences)
         # Upstream sends the samples to the ranks next.
         self._clock.between("hand_over")
@@ -566,6 +596,15 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             return sync_check.check(
                 self.actor_model_group, self._engines, self._probe, self.args, self._syncs
             )
+
+
+def _share_without_signal(experiences: list[Any], size: int) -> float:
+    """Of the groups of ``size`` responses, those whose rewards are all equal."""
+    groups: defaultdict[int, list[float]] = defaultdict(list)
+    for e in experiences:
+        for place, reward in zip(e.index, e.info["reward"].tolist(), strict=True):
+            groups[place // size].append(reward)
+    return sum(len(set(rewards)) == 1 for rewards in groups.values()) / len(groups)
 
 
 def _spread(places: list[Any], wanted: int) -> list[Any]:

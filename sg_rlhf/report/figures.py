@@ -48,7 +48,7 @@ def spikes(norms: list[float], window: int = MEDIAN_WINDOW) -> list[int]:
 
 def norm_curve(run: Run) -> Curve:
     """(optimizer step, gradient norm before clipping)."""
-    return curve(run.steps, "grad_norm", "optimizer_step")
+    return curve(run.steps, "actor_grad_norm", "optimizer_step")
 
 
 def _curves(
@@ -352,7 +352,7 @@ def entropy(groups: list[Group]) -> Figure:
     figure, (axes,) = drawing.subplots()
     window = _window(groups)
     if not (
-        _curves(axes, groups, "entropy", steps=True, window=window)
+        _curves(axes, groups, "entropy_loss", steps=True, window=window)
         or _curves(axes, groups, "entropy_loss", window=window)
     ):
         raise Missing("The runs log no entropy (actor.entropy_coef=0.0 logs it).")

@@ -41,7 +41,7 @@ def _read(run_dir: Path) -> Run:
 
 def _figures(run: Run) -> dict[str, Any]:
     metrics, rows = run.metrics, run.steps
-    norms = _values(rows, "grad_norm")
+    norms = _values(rows, "actor_grad_norm")
     rewards = _values(metrics, "rollout/reward_mean")
     window = max(1, min(5, len(rewards) // 2))
     summary: dict[str, Any] = {

@@ -18,8 +18,8 @@ from sg_rlhf.weights.describe import RecipeLoss
 
 #: Fewer seeds than this get no interval: that of two is six times as wide as they are apart.
 MIN_SEEDS = 3
-#: Curves of a cell's file over optimizer steps.
-_STEP_CURVES = ("grad_norm", "entropy", "kl")
+#: Curves of a cell's file over optimizer steps, and their names in the rows.
+_STEP_CURVES = {"grad_norm": "actor_grad_norm", "entropy": "entropy_loss", "kl": "kl"}
 #: Means over the optimizer steps, of those that the run's version logs.
 _STEP_MEANS = ("weight_mean", "weight_std", "zeroed_pos", "zeroed_neg")
 
@@ -51,14 +51,14 @@ def _collect(
     evaluations = run_log.read(run_dir / run_log.EVALUATIONS)
     if not metrics or not steps or len(evaluations) < 2:
         raise ValueError(f"{run_dir}: no finished run ({len(metrics)} rollouts, 2 evaluations)")
-    norms = _numbers(steps, "grad_norm")
+    norms = _numbers(steps, "actor_grad_norm")
     last = steps[-max(1, len(steps) // 10) :]
     figures: dict[str, Any] = {
         "rollouts": metrics[-1]["global_step"],
         "optimizer_steps": len(steps),
         **norm_figures(norms),
-        "entropy_before": _numbers(steps, "entropy")[0],
-        "entropy_after": statistics.fmean(_numbers(last, "entropy")),
+        "entropy_before": _numbers(steps, "entropy_loss")[0],
+        "entropy_after": statistics.fmean(_numbers(last, "entropy_loss")),
         **{
             key: statistics.fmean(_numbers(steps, f"sg/{key}"))
             for key in _STEP_MEANS
@@ -84,8 +84,8 @@ def _collect(
         figures[f"sure_{name}"] = counts[-1] / sum(counts)
     curves = {
         "reward": _rounded(metrics, "rollout/reward_mean", 4),
-        "response_length": _rounded(steps, "sg/response_length", 1),
-        **{key: _rounded(steps, key, 5) for key in _STEP_CURVES},
+        "response_length": _rounded(metrics, "rollout/response_length_mean", 1),
+        **{name: _rounded(steps, key, 5) for name, key in _STEP_CURVES.items()},
         "accuracy": [{"rollout": r["global_step"], **accuracies(r)} for r in evaluations],
     }
     environment = json.loads((run_dir / "environment.json").read_text())

@@ -58,7 +58,7 @@ OVERRIDES = (
 )  # fmt: skip
 #: Files of a run whose rows must be equal.
 ROWS = (run_log.METRICS, run_log.OPTIMIZER_STEPS, run_log.SAMPLES, run_log.EVALUATIONS)
-_TIMES = ("timing/", "memory/")
+_TIMES = ("timing/", "perf/", "memory/")
 _TIME_KEYS = ("time", "seconds", "engines/replaced")
 #: A start, and the wait for a part that only every other rollout has.
 PATIENCE = 180.0

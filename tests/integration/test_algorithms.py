@@ -21,8 +21,8 @@ LAYOUTS = {"1x8": (1, 8), "2 ranks 2x2": (2, 2), "2 ranks, rounds": (2, "rounds"
 ROUNDING = 0.02
 #: Statistics whose sums over the 8 responses must not depend on how they are cut.
 COMPARED = (
-    "policy_loss", "kl", "entropy", "grad_norm", "sg/n_tokens", "sg/weight_mean", "sg/kl_mean",
-    "sg/quartile1_token_share", "sg/quartile4_advantage_mass", "sg/response_length",
+    "policy_loss", "kl", "entropy_loss", "actor_grad_norm", "sg/n_tokens", "sg/weight_mean",
+    "sg/quartile1_token_share", "sg/quartile4_advantage_mass",
 )  # fmt: skip
 
 

@@ -76,7 +76,9 @@ def test_it_trains_with_its_reward_and_its_settings(trained: Path) -> None:
     # Not the default: the recipe's setting reached the engine.
     assert any(0.0 < sample["reward"] < 1.0 for sample in samples)
     steps = run_log.read(trained / run_log.OPTIMIZER_STEPS)
-    assert all(math.isfinite(row["grad_norm"]) and row["grad_norm"] > 0 for row in steps)
+    assert all(
+        math.isfinite(row["actor_grad_norm"]) and row["actor_grad_norm"] > 0 for row in steps
+    )
 
 
 def test_its_evaluation_in_training_names_its_sources(trained: Path, command: Command) -> None:

@@ -26,5 +26,5 @@ def test_four_steps_on_two_ranks(tmp_path: Path, rows: str) -> None:
     assert (ours["after"] - theirs["after"]).norm() < 1e-3 * learned
     assert len(ours["rows"]) == len(theirs["rows"]) == 4
     for mine, expected in zip(ours["rows"], theirs["rows"], strict=True):
-        for key in ("grad_norm", "policy_loss", "kl", "entropy", "sg/weight_mean"):
+        for key in ("actor_grad_norm", "policy_loss", "kl", "entropy_loss", "sg/weight_mean"):
             assert mine[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-5), key

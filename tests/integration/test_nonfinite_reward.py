@@ -49,7 +49,9 @@ def test_a_run_goes_on_without_them(data: Data, tmp_path: Path) -> None:
     assert all(row["rollout/reward_mean"] is not None for row in metrics)
     steps = run_log.read(run_dir / run_log.OPTIMIZER_STEPS)
     assert [row["optimizer_step"] for row in steps] == [1, 2, 3, 4]
-    assert all(row["policy_loss"] is not None and row["grad_norm"] is not None for row in steps)
+    assert all(
+        row["policy_loss"] is not None and row["actor_grad_norm"] is not None for row in steps
+    )
     named = rows[0]["samples"][0]
     where = f"prompt {named['prompt_index']} response {named['response_index']}"
     said = result.stdout + result.stderr

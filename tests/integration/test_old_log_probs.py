@@ -32,4 +32,4 @@ def test_the_update_is_upstreams(tmp_path: Path, rows: str, epochs: int) -> None
     assert torch.equal(new["after"], old["after"])
     assert not torch.equal(new["after"], new["before"])
     # The second optimizer step is off the policy that sampled.
-    assert new["rows"][0]["sg/ppo_kl"] == 0 and new["rows"][1]["sg/ppo_kl"] != 0
+    assert new["rows"][0]["ppo_kl"] == 0 and new["rows"][1]["ppo_kl"] != 0

@@ -173,18 +173,22 @@ def test_metrics_of_every_rollout(stopped: Stopped) -> None:
     rows = begun(stopped.run_dir, run_log.METRICS)
     assert [row["global_step"] for row in rows] == [1, 2]
     for row in rows:
-        assert row["rollout/accuracy"] == pytest.approx((row["reward"] + 1) / 2, abs=1e-5)
+        assert row["rollout/accuracy"] == pytest.approx(
+            (row["rollout/reward_mean"] + 1) / 2, abs=1e-5
+        )
         assert row["searches"] > 0 and row["search_seconds"] > 0
         assert row["retrieval_failures"] == 0
         assert row["answer_retrieved"] <= row["answered"] and row["turns"] >= 1
         assert row["sync/log_prob_diff_mean"] < 0.05
         # Tokens that the search engine wrote are not in the response.
-        assert row["response_length"] + row["observation_tokens"] <= row["total_length"]
+        assert (
+            row["rollout/response_length_mean"] + row["observation_tokens"] <= row["total_length"]
+        )
     steps = begun(stopped.run_dir, run_log.OPTIMIZER_STEPS)
     assert sum(row["sg/n_tokens"] for row in steps) == pytest.approx(
-        sum(row["response_length"] for row in rows) * 16
+        sum(row["rollout/response_length_mean"] for row in rows) * 16
     )
-    assert all(math.isfinite(row["grad_norm"]) for row in steps)
+    assert all(math.isfinite(row["actor_grad_norm"]) for row in steps)
 
 
 def test_evaluation_has_an_accuracy_for_one_and_for_two_hops(stopped: Stopped) -> None:

@@ -63,3 +63,22 @@ def test_nothing_is_rewritten_where_nothing_is_dropped(tmp_path: Path) -> None:
     before = path.stat().st_ino
     run_log.drop_after(tmp_path, 2)
     assert path.stat().st_ino == before
+
+
+def test_rows_of_earlier_versions_are_read_by_todays_names(tmp_path: Path) -> None:
+    metrics, steps = tmp_path / run_log.METRICS, tmp_path / run_log.OPTIMIZER_STEPS
+    tail = run_log.Tail(metrics)
+    run_log.append(metrics, [{"global_step": 1, "grad_norm_max": 2.0, "kl": 0.1}])
+    run_log.append(
+        steps, [{"global_step": 1, "grad_norm": 2.0, "lr": 1e-6, "entropy": 0.3, "sg/ppo_kl": 0.2}]
+    )
+    before = metrics.read_bytes(), steps.read_bytes()
+    row = {"global_step": 1, "actor_grad_norm_max": 2.0, "kl": 0.1}
+    assert run_log.read(metrics) == tail.new_rows() == [row]
+    (step,) = run_log.read(steps)
+    assert step == {
+        "global_step": 1, "actor_grad_norm": 2.0, "actor_lr": 1e-6, "entropy_loss": 0.3,
+        "ppo_kl": 0.2,
+    }  # fmt: skip
+    run_log.drop_after(tmp_path, 1)
+    assert (metrics.read_bytes(), steps.read_bytes()) == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -124,15 +125,16 @@ def test_without_one_all_is_upstreams(
 
 def test_a_filter_by_scores_does_not_look_at_it() -> None:
     generator: Any = object.__new__(SGSamplesGenerator)
+    generator._filtered = deque()
     generator.args = SimpleNamespace(algo=SimpleNamespace(dynamic_filtering_range=(0.0, 1.0)))
 
     def sample(score: float, tokens: int) -> Any:
         mask = torch.arange(3)[None] < tokens
         return SimpleNamespace(scores=torch.tensor([score]), action_mask=mask)
 
-    assert not generator._gives_no_signal([sample(1.0, 2), sample(0.0, 2)])
-    assert generator._gives_no_signal([sample(1.0, 2), sample(0.0, 0)])
-    assert generator._gives_no_signal([sample(1.0, 0), sample(0.0, 0)])
+    assert not generator._is_filtered_out([sample(1.0, 2), sample(0.0, 2)])
+    assert generator._is_filtered_out([sample(1.0, 2), sample(0.0, 0)])
+    assert generator._is_filtered_out([sample(1.0, 0), sample(0.0, 0)])
 
 
 def response(tokens: int, *turns: tuple[int, int]) -> dict[str, Any]:
@@ -156,5 +158,6 @@ def test_a_dialogue_whose_context_an_environment_fills_is_truncated(
     given: dict[str, Any], truncated: bool
 ) -> None:
     generator: Any = object.__new__(SGSamplesGenerator)
+    generator._filtered = deque()
     found = generator._process_response_into_experience(given, max_len=10)
     assert bool(found.truncated) is truncated

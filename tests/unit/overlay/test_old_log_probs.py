@@ -117,7 +117,7 @@ def test_the_samples_of_the_first_step_are_computed_once() -> None:
     _, whole, without = trained(arguments("grpo_sg"), skip=True)
     assert all(training for training, _ in whole.passes)
     assert without["timing/update_old_log_probs"] == 0
-    assert without["sg_optimizer_steps"][0]["sg/ppo_kl"] == 0
+    assert without["sg_optimizer_steps"][0]["ppo_kl"] == 0
 
 
 def test_the_run_log_gets_those_of_the_policy_that_sampled() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from sg_rlhf.common import run_log
@@ -28,7 +29,7 @@ from sg_rlhf.overlay.errors import (
 )
 from sg_rlhf.overlay.lead import Lead
 from sg_rlhf.overlay.step_clock import StepClock
-from sg_rlhf.overlay.trainer import SGPPOTrainer
+from sg_rlhf.overlay.trainer import TOKENS, SGPPOTrainer, _share_without_signal
 
 UPSTREAM = SGPPOTrainer.__bases__[0]
 
@@ -275,3 +276,28 @@ def test_an_evaluations_row_counts_the_engines_that_were_replaced_in_it(
     made.evaluate(4, temperature=1.0, n_samples_per_prompt=1)
     (row,) = run_log.read(tmp_path / run_log.EVALUATIONS)
     assert row.get("engines/replaced", 0) == replaced
+
+
+def test_a_group_whose_rewards_are_all_equal_gives_no_signal() -> None:
+    rewards = [1.0, 1.0, 1.0, -1.0, 0.0, 1.0]  # of three prompts, two responses each
+    places = [[0, 2, 4], [3, 5, 1]]
+    experiences = [
+        SimpleNamespace(index=own, info={"reward": torch.tensor([rewards[i] for i in own])})
+        for own in places
+    ]
+    assert _share_without_signal(experiences, 2) == pytest.approx(1 / 3)
+
+
+def test_tokens_so_far_go_on_where_the_checkpoint_was() -> None:
+    made = trainer()
+    made.samples_generator = SimpleNamespace(take_filtered=lambda: 10)
+    made._async_metrics = {"async/dropped_tokens": 5.0}
+    made._tokens, made._rollouts = {"generated_tokens": 0, "trained_tokens": 0}, None
+    made._count_tokens(100, {"sg/n_tokens": 90.0})
+    kept = made._with_rollouts_ahead({"global_step": 1})[TOKENS]
+    resumed = trainer()
+    resumed.samples_generator = SimpleNamespace(take_filtered=lambda: 0)
+    resumed._async_metrics, resumed._tokens = {}, kept
+    assert resumed._count_tokens(100, {"sg/n_tokens": 100.0}) == {
+        "progress/generated_tokens": 215.0, "progress/trained_tokens": 190.0,
+    }  # fmt: skip

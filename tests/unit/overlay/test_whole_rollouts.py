@@ -100,6 +100,7 @@ class Generator(SGSamplesGenerator):
             action_mask=torch.ones(1, 1),
             weight_runs=None,
             sequences=torch.tensor([[response, self.responses]]),
+            action_mask=torch.ones(1, 3),
         )
 
     def epoch(self) -> list[list[int]]:
@@ -258,6 +259,7 @@ def test_filtering_counts_a_prompt_once_though_it_was_asked_twice() -> None:
     generator.engines.errors = {2: ray.exceptions.RayActorError()}
     samples, _, drawn, _ = generator.generate_samples()
     assert [s.prompts[0] for s in samples[::RESPONSES]] == [1, 3, 4, 5] and drawn == 6
+    assert generator.take_filtered() == 2 * RESPONSES * 3 and generator.take_filtered() == 0
 
 
 def test_an_engine_that_is_lost_again_ends_the_rollout_and_another_error_is_none_of_it() -> None:

@@ -144,9 +144,9 @@ def write_run(
                 {
                     "global_step": step,
                     "optimizer_step": 2 * step - 1 + half,
-                    "grad_norm": norm,
+                    "actor_grad_norm": norm,
                     "kl": 0.01 * done,
-                    "entropy": 0.5 - 0.3 * done,
+                    "entropy_loss": 0.5 - 0.3 * done,
                     "sg/n_tokens": 1000.0,
                     "sg/weight_mean": 1.2 - 0.02 * rng.random(),
                     "sg/weight_std": 0.02,

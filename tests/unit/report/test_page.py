@@ -82,7 +82,7 @@ def test_numbers_that_were_not_finite_are_left_out(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run")
     run_log.append(
         run_dir / run_log.OPTIMIZER_STEPS,
-        [{"global_step": 13, "optimizer_step": 25, "grad_norm": float("nan")}],
+        [{"global_step": 13, "optimizer_step": 25, "actor_grad_norm": float("nan")}],
     )
     run_log.append(run_dir / run_log.METRICS, [{"global_step": 13, "rollout/reward_mean": None}])
     assert "13" in build(run_dir)

@@ -29,7 +29,7 @@ def write_run(run_dir: Path, rollouts: int = 12) -> None:
                 {
                     "global_step": i,
                     "optimizer_step": 2 * i - 1 + half,
-                    "grad_norm": norm,
+                    "actor_grad_norm": norm,
                     "sg/weight_mean": 1.2,
                     "sg/zeroed_pos": 0.25,
                 }
@@ -46,7 +46,7 @@ def write_run(run_dir: Path, rollouts: int = 12) -> None:
 @pytest.mark.parametrize(
     "missing",
     [
-        "grad_norm", "rollout/reward_mean", "timing/step_total", "sg/weight_mean", "sg/zeroed_pos",
+        "actor_grad_norm", "rollout/reward_mean", "timing/step_total", "sg/weight_mean", "sg/zeroed_pos",
         "optimizer_step", "rollout/accuracy", "eval_accuracy_ci95", "eval_num_prompts",
     ],
 )  # fmt: skip
@@ -63,13 +63,22 @@ def test_rows_of_an_older_version(
     text = capsys.readouterr().out
     assert "nan" not in text and text.count("plots   ") == 1
     shown = {
-        "grad_norm": "mean -, std -, max -", "rollout/reward_mean": "training reward     -  ->  -",
+        "actor_grad_norm": "mean -, std -, max -", "rollout/reward_mean": "training reward     -  ->  -",
         "timing/step_total": "- s per rollout", "sg/weight_mean": "token weight        mean -; 25",
         "sg/zeroed_pos": "mean 1.200; - of", "eval_accuracy_ci95": "0.250 +- -  ->  0.550 +- -",
         "eval_num_prompts": "(- prompts",
     }  # fmt: skip
     assert shown.get(missing, "") in text
     assert "NaN" not in (tmp_path / "summary.json").read_text()
+
+
+def test_a_run_of_an_earlier_version_has_the_same_figures(tmp_path: Path) -> None:
+    today, earlier = tmp_path / "today", tmp_path / "earlier"
+    for folder in (today, earlier):
+        write_run(folder)
+    steps = earlier / run_log.OPTIMIZER_STEPS
+    steps.write_text(steps.read_text().replace("actor_grad_norm", "grad_norm"))
+    assert summary.summarize(earlier) == summary.summarize(today)
 
 
 def test_summary_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -300,19 +300,22 @@ def test_too_few_gpus_are_refused() -> None:
 
 def run_directory(folder: Path, accuracy: float, norm: float) -> Path:
     rows = range(1, 5)
-    sg = {"weight_mean": 1.2, "zeroed_pos": 0.1, "zeroed_neg": 0.0, "response_length": 30.0}
+    sg = {"weight_mean": 1.2, "zeroed_pos": 0.1, "zeroed_neg": 0.0}
     run_log.append(
         folder / run_log.METRICS,
         [
-            {"global_step": i, "rollout/reward_mean": 0.1 * i, "timing/step_total": 5.0}
+            {
+                "global_step": i, "rollout/reward_mean": 0.1 * i, "timing/step_total": 5.0,
+                "rollout/response_length_mean": 30.0,
+            }
             for i in rows
         ],
-    )
+    )  # fmt: skip
     run_log.append(
         folder / run_log.OPTIMIZER_STEPS,
         [
             {
-                "grad_norm": norm * i, "entropy": 0.5 / i, "kl": 0.01,
+                "actor_grad_norm": norm * i, "entropy_loss": 0.5 / i, "kl": 0.01,
                 **{f"sg/{key}": value for key, value in sg.items()},
             }
             for i in range(1, 21)
