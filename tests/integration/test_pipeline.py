@@ -33,6 +33,7 @@ from tests.integration.conftest import (
     run_ranks,
     train,
 )
+from tests.unit.docs.metrics_page import is_on_the_page, names
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
@@ -80,13 +81,13 @@ def test_the_run_directory_holds_every_step(trained: Path) -> None:
     assert [row["global_step"] for row in steps] == [1, 1, 2, 2, 3, 3, 4, 4]
     for row in steps:
         assert row["micro_batches"] == 2
-        assert math.isfinite(row["grad_norm"]) and math.isfinite(row["policy_loss"])
+        assert math.isfinite(row["actor_grad_norm"]) and math.isfinite(row["policy_loss"])
         assert 1.0 <= row["sg/weight_mean"] <= 1.2 + 1e-6  # float32
         assert row["sg/zeroed_pos_at_ratio1"] == 0.0
         assert row["sg/n_tokens"] > 0
     for row in metrics:
-        norms = [s["grad_norm"] for s in steps if s["global_step"] == row["global_step"]]
-        assert row["grad_norm_max"] == max(norms)
+        norms = [s["actor_grad_norm"] for s in steps if s["global_step"] == row["global_step"]]
+        assert row["actor_grad_norm_max"] == max(norms)
         assert 0.0 <= row["rollout/accuracy"] <= 1.0
         assert -3.0 <= row["rollout/reward_mean"] <= 3.0
     samples = run_log.read(trained / run_log.SAMPLES)
@@ -97,6 +98,33 @@ def test_the_run_directory_holds_every_step(trained: Path) -> None:
         assert sample["reward"] in (3.0, -0.5, -1.0, -3.0)
     assert "sg/weight_mean" in json.dumps(metrics) and (trained / "config.yaml").is_file()
     assert list((trained / "tensorboard").rglob("events.out.tfevents.*"))
+
+
+def test_every_name_in_the_run_directory_is_on_the_metrics_page(trained: Path) -> None:
+    for name, kind in (
+        (run_log.METRICS, "metric"), (run_log.OPTIMIZER_STEPS, "metric"),
+        (run_log.EVALUATIONS, "metric"), (run_log.SAMPLES, "key"),
+    ):  # fmt: skip
+        lines = (trained / name).read_text().splitlines()
+        keys = {key for line in lines for key in json.loads(line)} - {"global_step"}
+        assert not [key for key in keys if not is_on_the_page(key, kind)], name
+    known = {name.split("/")[0] for name in names("file")}
+    assert not {path.name for path in trained.iterdir()} - known
+
+
+def test_tokens_so_far_go_on_after_the_interruption(trained: Path) -> None:
+    rows = run_log.read(trained / run_log.METRICS)
+    in_rollouts = [row["rollout/response_length_mean"] * row["rollout/num_samples"] for row in rows]
+    assert [row["progress/generated_tokens"] for row in rows] == pytest.approx(
+        list(itertools.accumulate(in_rollouts))
+    )
+    assert [row["progress/trained_tokens"] for row in rows] == list(
+        itertools.accumulate(row["sg/n_tokens"] for row in rows)
+    )
+    for row, tokens in zip(rows, in_rollouts, strict=True):
+        seconds = row["timing/step_total"]
+        assert row["perf/tokens_per_second"] == pytest.approx(tokens / seconds)
+        assert 0.0 <= row["rollout/frac_reward_zero_std"] <= 1.0
 
 
 def test_the_parts_of_a_rollout_are_its_wall_clock(trained: Path) -> None:
@@ -215,7 +243,7 @@ def test_two_zero3_ranks_two_engines_grpo_and_several_eval_sets(data: Data, tmp_
     assert row["sync/log_prob_diff_mean"] < 0.05
     assert 0 <= row["batches/waiting_share"] < 0.2  # contiguous pieces of 16 samples: up to 0.5
     for step in run_log.read(run_dir / run_log.OPTIMIZER_STEPS):
-        assert step["sg/weight_mean"] == 1.0 and math.isfinite(step["grad_norm"])
+        assert step["sg/weight_mean"] == 1.0 and math.isfinite(step["actor_grad_norm"])
         assert step["micro_batches"] == 2
     (evaluated,) = run_log.read(run_dir / run_log.EVALUATIONS)
     assert evaluated["eval_greedy_num_prompts"] == 8 and evaluated["eval_avg3_num_prompts"] == 4
