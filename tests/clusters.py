@@ -32,7 +32,7 @@ import psutil
 
 ROOT = Path(__file__).parents[1]
 #: A machine that does not answer within this is not there.
-START_SECONDS = 120.0
+START_SECONDS = 1200.0
 OBJECT_STORE = 100 * 2**20
 
 
@@ -92,8 +92,8 @@ class Machine:
         for process in found:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(found, timeout=20)
-        self.process.wait(20)
+        psutil.wait_procs(found, timeout=300)
+        self.process.wait(300)
 
 
 class Cluster:
@@ -236,7 +236,7 @@ class Submitted:
         """What it printed so far."""
         return "".join(self._lines)
 
-    def await_file(self, file: Path, lines: int, seconds: float = 300.0) -> None:
+    def await_file(self, file: Path, lines: int, seconds: float = 1800.0) -> None:
         """Wait until a file has so many lines."""
         deadline = time.monotonic() + seconds
         while not file.exists() or file.read_bytes().count(b"\n") < lines:
@@ -253,7 +253,7 @@ class Submitted:
             env=self._cluster.environment, check=True, capture_output=True,
         )  # fmt: skip
 
-    def finish(self, seconds: float = 400.0) -> int:
+    def finish(self, seconds: float = 1800.0) -> int:
         """Wait for its end; the exit status."""
         try:
             status = self._process.wait(seconds)

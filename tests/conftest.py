@@ -24,10 +24,16 @@ def pytest_report_header() -> list[str]:
     return [f"tests/integration: most are skipped: {why}"] if why else []
 
 
+#: Seconds for a test that trains or starts servers, its fixtures included: for one that hangs.
+LONGEST = 3600
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    integration = Path(__file__).parent / "integration"
+    integration, faults = (Path(__file__).parent / name for name in ("integration", "faults"))
     why = host.why_no_engine()
     for item in items:
+        if {integration, faults} & {*item.path.parents} and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONGEST))
         if integration in item.path.parents:
             item.add_marker(pytest.mark.integration)
             if why and item.path.name not in host.WITHOUT_ENGINE:

@@ -61,7 +61,7 @@ ROWS = (run_log.METRICS, run_log.OPTIMIZER_STEPS, run_log.SAMPLES, run_log.EVALU
 _TIMES = ("timing/", "perf/", "memory/")
 _TIME_KEYS = ("time", "seconds", "engines/replaced")
 #: A start, and the wait for a part that only every other rollout has.
-PATIENCE = 180.0
+PATIENCE = 1800.0
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class KilledRun:
         """Whether its process has ended."""
         return self._process is None or self._process.poll() is not None
 
-    def finish(self, seconds: float = 600.0) -> int:
+    def finish(self, seconds: float = 3600.0) -> int:
         """Wait for its end; the exit status. What does not end in time is killed, all of it."""
         if self._process is None:
             self.start()
@@ -199,7 +199,7 @@ class KilledRun:
     @staticmethod
     def _await_the_rest(victims: Iterable[psutil.Process]) -> None:
         """A driver that is killed cannot end its processes; they end when they notice."""
-        psutil.wait_procs(list(victims), timeout=30)
+        psutil.wait_procs(list(victims), timeout=1800)
 
 
 def lasts(folder: Path) -> dict[str, float]:

@@ -21,7 +21,7 @@ from tests.integration.conftest import ROOT, Data, command, data, environment
 
 __all__ = ["data"]  # the fixture
 
-pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 #: Rollouts, and after how many of them there is a checkpoint.
 ROLLOUTS, EVERY = 6, 2
@@ -59,7 +59,7 @@ class Run:
     def start_and_await(self, tag: str) -> subprocess.Popen[str]:
         """Until a checkpoint is whole, and its plain folder."""
         process = self.start()
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 1800
         plain = self.checkpoints.parent / f"{tag}_hf"
         while checkpoint_folders.latest(self.checkpoints) != tag or not plain.is_dir():
             assert process.poll() is None, process.communicate()[0]
@@ -86,7 +86,7 @@ class Run:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
-    output = process.communicate(timeout=300)[0]
+    output = process.communicate(timeout=1800)[0]
     return process.returncode, [line for line in re.split(r"[\r\n]+", output) if line.strip()]
 
 

@@ -12,7 +12,7 @@ from tests.integration.conftest import Data, data
 
 __all__ = ["data"]  # the fixture
 
-pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(5400)]
+pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(6 * 3600)]
 
 
 def test_whatever_is_killed_whenever_the_end_is_the_same(tmp_path: Path, data: Data) -> None:

@@ -16,7 +16,7 @@ from tests.integration.conftest import Data, command, data, environment
 
 __all__ = ["data"]  # the fixture
 
-pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 APART = ("train.colocate_all=false", "train.colocate_actor_ref=true", "train.num_episodes=20")
 #: Ray notices within 15 s that a machine is gone; an engine may look for another place for 20.

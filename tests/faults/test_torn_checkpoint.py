@@ -13,7 +13,7 @@ from tests.integration.conftest import Data, data, train
 
 __all__ = ["data"]  # the fixture
 
-pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 QUIET = ["sg.eval_at_start=false", "sg.eval_at_end=false", "eval.steps=-1"]
 

@@ -30,8 +30,8 @@ from sg_rlhf.tasks.math.domain import MATH
 from sg_rlhf.tasks.reward import reward_function
 from sg_rlhf.tasks.search.domain import SEARCH
 
-#: Seconds that one input may take; the pool's limit of processor time, and a busy machine.
-SECONDS, POOL_SECONDS = 5.0, 60.0
+#: Seconds of this process's processor time that one input may take.
+SECONDS = 5.0
 
 ANSWERS = (
     r"\boxed{", "}", "</think>", "<answer>", "</answer>", "knight", "knave", "Zoey is a knight",
@@ -62,10 +62,10 @@ BYTES = (
 
 
 def within(seconds: float, action: Callable[[], Any]) -> Any:
-    """Its result, unless it takes longer."""
-    started = time.monotonic()
+    """Its result, unless it takes longer, in processor time: a busy machine is not a bug."""
+    started = time.process_time()
     found = action()
-    took = time.monotonic() - started
+    took = time.process_time() - started
     assert took < seconds, f"{took:.1f} s"
     return found
 
@@ -89,7 +89,7 @@ def math_answer(response: str) -> None:
     label = r'["\\frac{1}{2}", "x^2+1"]'
     boxed = rf"\boxed{{{response}}}"
     for text in (response, boxed):
-        _graded(within(POOL_SECONDS, lambda text=text: MATH.grade(text, label)), 0.0, 1.0)  # type: ignore[misc]
+        _graded(within(SECONDS, lambda text=text: MATH.grade(text, label)), 0.0, 1.0)  # type: ignore[misc]
 
 
 def search(response: str) -> None:

@@ -85,7 +85,7 @@ def run_ranks(script: str, ranks: int, *arguments: str) -> list[str]:
     ]  # fmt: skip
     outputs = []
     for process in processes:
-        output, errors = process.communicate(timeout=600)
+        output, errors = process.communicate(timeout=1800)
         assert process.returncode == 0, errors
         outputs.append(output)
     return outputs
@@ -94,7 +94,7 @@ def run_ranks(script: str, ranks: int, *arguments: str) -> list[str]:
 def train(run_dir: Path, data: Data, *overrides: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(run_dir, data, *overrides),
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=900,
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=1800,
     )  # fmt: skip
 
 
@@ -140,14 +140,14 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory, data: Data) -> Pipeline:
     )  # fmt: skip
     latest = run_dir / "checkpoints" / "deepspeed" / "_actor" / "latest"
     children: set[int] = set()
-    deadline = time.time() + 600
+    deadline = time.time() + 1800
     while process.poll() is None and time.time() < deadline:
         children |= {c.pid for c in psutil.Process(process.pid).children(recursive=True)}
         if latest.exists() and latest.read_text().strip() not in ("", "global_step1"):
             break
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    output = process.communicate(timeout=120)[0]
+    output = process.communicate(timeout=1800)[0]
     assert latest.exists(), f"status {process.returncode}, no checkpoint:\n{output}"
     time.sleep(1)
     checkpoint = latest.read_text().strip()

@@ -11,7 +11,7 @@ import torch
 from tests.integration.conftest import ROOT, run_ranks
 
 # The fixture makes every algorithm's update three times: 80 seconds, more on a busy machine.
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.integration
 
 ALGORITHMS = sorted(path.stem for path in (ROOT / "configs" / "algorithms").glob("*.yaml"))
 #: (ranks, responses per micro-batch): one step of 8 responses, cut in three ways; in the last two

@@ -13,7 +13,7 @@ from sg_rlhf.common import run_log
 from tests.faults.kill_matrix import KilledRun, differences
 from tests.integration.conftest import Data
 
-pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 ASYNC = ("train.async_enable=true", "sg.correction=tis", "eval.steps=-1")
 #: What a synchronous run has no reason to log.

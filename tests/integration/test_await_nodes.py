@@ -24,7 +24,7 @@ def address() -> Iterator[str]:
 def awaited(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "sg_rlhf.launch.await_nodes", *words],
-        env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=100,
+        env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=1800,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from sg_rlhf.overlay import who_is_where
 from tests.clusters import ROOT, Cluster, Submitted, cluster, own_mounts
 from tests.integration.conftest import Data, command, environment
 
-pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 #: The policy and its reference on one machine, the engine on the other.
 APART = ("train.colocate_all=false", "train.colocate_actor_ref=true", "train.num_episodes=20")
@@ -102,7 +102,7 @@ def test_ranks_and_engines_over_four_machines(tmp_path: Path, data: Data) -> Non
                 "--working-dir", ROOT, "--", "python", "-m", "sg_rlhf.train",
                 *train(run_dir, data, *spread),
             ],
-            cwd=ROOT, env=four.environment, text=True, capture_output=True, timeout=600,
+            cwd=ROOT, env=four.environment, text=True, capture_output=True, timeout=1800,
         )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     places = json.loads((run_dir / who_is_where.FILE).read_text())[who_is_where.KEY]

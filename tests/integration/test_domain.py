@@ -16,7 +16,7 @@ from sg_rlhf.tasks.registry import VARIABLE
 from tests.domains.reverse.domain import grade
 from tests.integration.conftest import ROOT, environment
 
-pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 FOLDER = ROOT / "tests" / "domains" / "reverse"
 

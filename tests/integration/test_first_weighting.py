@@ -11,7 +11,6 @@ from tests.unit.docs.page import follow
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 def test_the_tutorial_trains(tmp_path: Path) -> None:
     done = follow(tmp_path, training=True)
     assert done.returncode == 0, done.stderr

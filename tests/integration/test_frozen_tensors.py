@@ -9,7 +9,7 @@ import torch
 
 from tests.integration.conftest import run_ranks
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 FOUND = {
     "lost": "the gradient is lost before the optimizer's state of model.layers.0.mlp.up_proj",

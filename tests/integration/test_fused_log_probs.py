@@ -9,7 +9,7 @@ import torch
 
 from tests.integration.conftest import run_ranks
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.integration
 
 
 @pytest.mark.parametrize("rows", ["packed", pytest.param("padded", marks=pytest.mark.full)])

@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.conftest import ROOT, environment
 
-pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 
 def result_of(stage: str, out: Path, *arguments: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import sg_rlhf
 from tests.integration import image_build
 from tests.integration.conftest import ROOT
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_the_cpu_image_builds_in_a_clean_root_and_works_there(work: Path) -> Non
         [*image.entrypoint, *generate.split()],
         [*image.entrypoint, "train", "--config", recipe, "--dry-run"],
         ["python", "-c", engines],
-        timeout=800,
+        timeout=1800,
     )
     print(built.stdout)
     assert built.returncode == 0

@@ -9,7 +9,7 @@ import pytest
 from tests.faults.kill_matrix import differences
 from tests.integration.conftest import Data, train
 
-pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 TWO_RANKS = (
     "actor.num_gpus_per_node=2", "ref.num_gpus_per_node=2", "vllm.num_engines=2",

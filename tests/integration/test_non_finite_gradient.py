@@ -11,7 +11,7 @@ import torch
 from sg_rlhf.overlay import jit_builds
 from tests.integration.conftest import run_ranks
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 
 @pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.full), 3])

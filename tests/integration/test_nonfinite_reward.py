@@ -9,7 +9,7 @@ import pytest
 from sg_rlhf.common import run_log
 from tests.integration.conftest import Data, train
 
-pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 REWARD = """
 from sg_rlhf.tasks.kk.reward import reward_func as finite

@@ -10,7 +10,7 @@ import pytest
 from sg_rlhf.common import run_log
 from tests.integration.conftest import Data, run_ranks, train
 
-pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 
 def test_engine_and_trainer_mean_the_same_by_every_setting(tmp_path: Path) -> None:

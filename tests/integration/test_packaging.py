@@ -16,7 +16,7 @@ import pytest
 
 from tests.integration.conftest import ROOT
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.full
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -24,7 +24,7 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
     return subprocess.run(
         [str(word) for word in command],
-        cwd=cwd, env=environment, capture_output=True, text=True, timeout=600,
+        cwd=cwd, env=environment, capture_output=True, text=True, timeout=1800,
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ try:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     join = f"import ray; ray.init(address={address!r}); print('JOINED')"
     other = subprocess.run(
-        [sys.executable, "-c", join], env=clean, capture_output=True, text=True, timeout=90
+        [sys.executable, "-c", join], env=clean, capture_output=True, text=True, timeout=1800
     )
     print("stranger", other.returncode, "JOINED" in other.stdout, flush=True)
 finally:
@@ -35,11 +35,10 @@ finally:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 def test_a_stranger_cannot_join() -> None:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     found = subprocess.run(
         [sys.executable, "-c", OWNER], env={**clean, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=280, check=False,
+        capture_output=True, text=True, timeout=1800, check=False,
     )  # fmt: skip
     assert found.stdout.splitlines()[-2:] == ["own task 42", "stranger 1 False"], found.stderr

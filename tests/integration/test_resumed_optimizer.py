@@ -9,7 +9,7 @@ import torch
 
 from tests.integration.conftest import run_ranks
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 MOMENTS = ["exp_avg", "exp_avg_sq"]
 WITH_BUFFERS = ["exp_avg", "exp_avg_offload_buffer", "exp_avg_sq", "exp_avg_sq_offload_buffer"]

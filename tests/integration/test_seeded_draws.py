@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 #: In a process of its own: vLLM's engine runs in the process that asks.
 PROGRAM = """
@@ -46,7 +46,7 @@ print(json.dumps(found))
 
 def test_two_engines_draw_the_same_tokens() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=500,
+        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=1800,
         env={**os.environ, "TORCHDYNAMO_DISABLE": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

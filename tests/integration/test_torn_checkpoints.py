@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.conftest import run_ranks
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 SHARD = "zero_pp_rank_{}_mp_rank_00_optim_states.pt"
 

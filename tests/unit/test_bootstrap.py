@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +83,7 @@ class Tree:
 
     def bootstrap(self, **changes: str) -> subprocess.CompletedProcess[str]:
         process = self.start(**changes)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def calls(self) -> list[str]:
@@ -294,16 +295,14 @@ def test_git_ignores_the_environment(tmp_path: Path, link: bool) -> None:
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_run_is_begun_again(tree: Tree, sent: signal.Signals) -> None:
-    process = tree.start(FAKE_SLOW="30")
+    process = tree.start(FAKE_SLOW="3600")
     packages = tree.root / ".venv" / "packages.txt"
     wait_until(packages.exists)
-    started = time.monotonic()
     process.send_signal(sent)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=300)
 
     assert process.returncode == 130
     assert "interrupted" in err
-    assert time.monotonic() - started < 20, "it waited for what it was told to stop"
     assert not (tree.root / ".venv" / ".sg_stamp").exists()
     tree.calls()
     again = tree.bootstrap()
@@ -313,21 +312,31 @@ def test_an_interrupted_run_is_begun_again(tree: Tree, sent: signal.Signals) -> 
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
 
 
+def asleep(bootstrap: subprocess.Popen[str]) -> list[psutil.Process]:
+    children = psutil.Process(bootstrap.pid).children(recursive=True)
+    return [child for child in children if child.cmdline() == ["sleep", "3600"]]
+
+
 def test_two_at_once_make_one_environment(tree: Tree) -> None:
-    first = tree.start(FAKE_SLOW="2")
+    first = tree.start(FAKE_SLOW="3600")
     wait_until((tree.root / ".venv" / "packages.txt").exists)
     second = tree.start()
-    out, _ = second.communicate(timeout=60)
-    first.communicate(timeout=60)
+    assert second.stdout is not None
+    while "waiting for another bootstrap" not in second.stdout.readline():
+        assert second.poll() is None
+    wait_until(lambda: bool(asleep(first)))
+    for process in asleep(first):
+        process.kill()
+    second.communicate(timeout=300)
+    first.communicate(timeout=300)
 
     assert (first.returncode, second.returncode) == (0, 0)
-    assert "waiting for another bootstrap" in out
     assert len(installed(tree.calls())) == 3
 
 

@@ -59,7 +59,7 @@ def completed(shell: str, line: str, path: str) -> str:
     return found.removeprefix("IS ")
 
 
-def _read(terminal: int, until: str, seconds: float = 60) -> str:
+def _read(terminal: int, until: str, seconds: float = 300) -> str:
     text, deadline = "", time.monotonic() + seconds
     while until not in text:
         assert time.monotonic() < deadline, text

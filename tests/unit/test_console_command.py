@@ -29,7 +29,7 @@ TINY = str(ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml")
 def run(*words: str, code: str = "import runpy; runpy.run_module('sg_rlhf', run_name='__main__')"):
     return subprocess.run(
         [sys.executable, "-c", f"import sys; sys.argv[1:] = {list(words)!r}; {code}"],
-        cwd=ROOT, capture_output=True, text=True, timeout=60,
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def test_a_wrong_argument_is_one_line(
 ) -> None:
     done = subprocess.run(
         [sys.executable, f"bench/{script}.py", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
     assert message in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr

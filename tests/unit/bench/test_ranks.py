@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 
 import pytest
 
@@ -15,7 +14,7 @@ import os, sys, time
 if os.environ["RANK"] == "1":
     print("x" * 100_000, file=sys.stderr)  # more than a pipe holds
     sys.exit("no memory")
-time.sleep(60)
+time.sleep(3600)
 """
 
 
@@ -24,10 +23,8 @@ def test_each_rank_says_its_own() -> None:
 
 
 def test_one_that_fails_ends_the_others() -> None:
-    started = time.monotonic()
     with pytest.raises(SystemExit, match="rank 1: x+\nno memory"):
         outputs([sys.executable, "-c", FAILS], 2)
-    assert time.monotonic() - started < 30
 
 
 def test_one_that_hangs_is_ended() -> None:

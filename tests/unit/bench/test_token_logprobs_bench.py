@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[3] / "bench" / "token_logprobs.py"
+ROOT = Path(__file__).parents[3]
+SCRIPT = ROOT / "bench" / "token_logprobs.py"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -36,10 +37,13 @@ def test_a_wrong_argument_is_one_line(arguments: tuple[str, ...], message: str) 
 
 
 def test_a_small_run(tmp_path: Path) -> None:
-    """256 tokens of the smallest real head: the logits show, and ours has none."""
-    out, plot = tmp_path / "result.json", tmp_path / "plot.png"
+    """A narrow model with many words: the logits show, and ours has none."""
+    model, out, plot = (tmp_path / name for name in ("model", "result.json", "plot.png"))
+    model.mkdir()
+    config = json.loads((ROOT / "sg_rlhf" / "tiny" / "kk_tiny" / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"vocab_size": 100_000}))
     done = run(
-        "--models", "Qwen/Qwen2.5-0.5B", "--tokens", "", "--memory-tokens", "256",
+        "--models", str(model), "--tokens", "", "--memory-tokens", "256",
         "--ways", "logits,ours,ours_triton", "--out", str(out), "--plot", str(plot),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

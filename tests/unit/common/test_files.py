@@ -122,4 +122,4 @@ os._exit(7)
     assert process.stdout.readline() == b"read\n"
     for pipe in (process.stdout, process.stderr, process.stdin):
         pipe.close()
-    assert process.wait(60) == 7
+    assert process.wait(300) == 7

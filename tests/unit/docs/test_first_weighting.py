@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.unit.docs.page import PAGE, blocks, follow
 
 
@@ -13,7 +11,6 @@ def test_the_page_is_short() -> None:
     assert len(PAGE.read_text().splitlines()) <= 100
 
 
-@pytest.mark.timeout(180)
 def test_every_step_but_the_training(tmp_path: Path) -> None:
     files, commands = blocks()
     assert (

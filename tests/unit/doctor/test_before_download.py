@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -47,11 +46,9 @@ def test_a_wrong_name_of_hardware_is_refused(checkout: Tree) -> None:
     assert done.stderr.count("\n") == 1 and "making" not in done.stdout
 
 
-def test_an_old_driver_is_refused_in_seconds_and_the_cpu_offered(checkout: Tree) -> None:
+def test_an_old_driver_is_refused_and_the_cpu_offered(checkout: Tree) -> None:
     nvidia_smi(checkout.tools, driver="550.163.01", cuda="12.4")
-    started = time.monotonic()
     done = checkout.bootstrap(SG_HARDWARE="")
-    assert time.monotonic() - started < 10
     assert done.returncode == 2
     assert done.stderr == (
         "bootstrap: driver: found 550.163.01 (CUDA 12.4), needed: 580 or later, for CUDA 13: "

@@ -180,7 +180,7 @@ def bare_run(root: Path, *words: str, options: tuple[str, ...] = ("-S", "-E"), *
     """The command by this Python without its packages, in such a checkout."""
     return subprocess.run(
         [sys.executable, *options, "-m", "sg_rlhf.doctor", *words],
-        cwd=root, capture_output=True, text=True, timeout=60, check=False,
+        cwd=root, capture_output=True, text=True, timeout=300, check=False,
         env={"PATH": path(), "HOME": str(root), "HF_HUB_OFFLINE": "1", **variables},
     )  # fmt: skip
 

@@ -112,7 +112,6 @@ print(json.dumps({
 """
 
 
-@pytest.mark.timeout(300)
 def test_zero_3_trains_with_them_as_with_deepspeeds_own(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", TRAINED, str(tmp_path / "rendezvous")],

@@ -52,7 +52,7 @@ class Run:
             todo.sort(key=lambda one: one[1] in self.held)
             place, prompt, version = todo.pop(0)
             if prompt in self.held:
-                assert self.held[prompt].wait(10)
+                assert self.held[prompt].wait(300)
             samples = [] if prompt in self.solved else [_sample(prompt, version)]
             for instead in answer(place, samples):
                 todo.append((len(unit.drawn) - 1, instead, self.version))
@@ -191,7 +191,7 @@ def test_prompts_under_way_are_asked_again_by_their_own_numbers() -> None:
     assert first.step()
     with first.rollouts._changed:
         answered = lambda: sum(len(u.answered) for u in first.rollouts._units if u.number) == 3  # noqa: E731
-        assert first.rollouts._changed.wait_for(answered, timeout=10)
+        assert first.rollouts._changed.wait_for(answered, timeout=300)
     state = first.rollouts.state()
     resumed = Run(lead(2, overlaps=True), prompts=8)
     resumed.version = first.version

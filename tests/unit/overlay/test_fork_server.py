@@ -34,11 +34,11 @@ def server() -> Iterator[ForkServer]:
 
 def run(server: ForkServer, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [server.python, *arguments], capture_output=True, text=True, timeout=60, **options
+        [server.python, *arguments], capture_output=True, text=True, timeout=300, **options
     )
 
 
-def until(condition: Any, seconds: float = 20.0) -> bool:
+def until(condition: Any, seconds: float = 300.0) -> bool:
     end = time.time() + seconds
     while time.time() < end:
         if condition():
@@ -130,17 +130,17 @@ def test_a_signal_reaches_the_process(server: ForkServer) -> None:
     code = (
         "import signal, sys, time\n"
         "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))\n"
-        "print('ready', flush=True)\ntime.sleep(60)"
+        "print('ready', flush=True)\ntime.sleep(3600)"
     )
     process = subprocess.Popen([server.python, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGUSR1)
-    assert process.wait(20) == 5
+    assert process.wait(300) == 5
 
 
 def test_the_process_ends_with_its_stand_in(server: ForkServer) -> None:
-    code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(3600)"
     process = subprocess.Popen([server.python, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     forked = int(process.stdout.readline())
@@ -218,7 +218,7 @@ def test_where_an_import_starts_threads_it_is_the_plain_interpreter(
 ) -> None:
     (tmp_path / "busy.py").write_text(
         "import threading, time\n"
-        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+        "threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     made = ForkServer(("busy",))
@@ -271,17 +271,17 @@ def test_it_ends_with_the_driver_however_that_ends() -> None:
     code = (
         "import time\nfrom sg_rlhf.overlay.fork_server.handle import ForkServer\n"
         "made = ForkServer(())\nprint(made.pid, made.python, flush=True)\n"
-        "time.sleep(60)"
+        "time.sleep(3600)"
     )
     driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
     pid, python = driver.stdout.readline().split()
-    forked = subprocess.Popen([python, "-c", "import time; time.sleep(60)"])
+    forked = subprocess.Popen([python, "-c", "import time; time.sleep(3600)"])
     assert until(lambda: len(psutil.Process(int(pid)).children()) == 1)
     driver.kill()
     driver.wait()
     assert until(lambda: not psutil.pid_exists(int(pid)) and not Path(python).exists())
-    assert forked.wait(20) != 0
+    assert forked.wait(300) != 0
 
 
 def test_only_for_a_cluster_of_ones_own() -> None:

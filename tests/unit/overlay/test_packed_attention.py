@@ -287,7 +287,6 @@ for reentrant in (False, True):
 """
 
 
-@pytest.mark.timeout(300)
 def test_deepspeeds_engine_hands_the_same_positions_to_every_layer(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", UNDER_ZERO_3, str(tmp_path / "rendezvous")],

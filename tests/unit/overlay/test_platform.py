@@ -19,7 +19,7 @@ def in_process(code: str, name: str) -> str:
         env={"PATH": "", "SG_PLATFORM": name, "HOME": "/nonexistent"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert result.returncode == 0, result.stderr
     return result.stdout

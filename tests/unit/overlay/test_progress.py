@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -32,8 +33,10 @@ def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., progr
 
 
 def wait_for(terminal: io.StringIO, text: str) -> None:
-    end = time.monotonic() + 20
-    while text not in terminal.getvalue():
+    """A text of the terminal; seconds in it, as "(0 s)", may be more."""
+    pattern = re.escape(text).replace(re.escape("(0 s)"), r"\(\d+ s\)")
+    end = time.monotonic() + 300
+    while not re.search(pattern, terminal.getvalue()):
         assert time.monotonic() < end, terminal.getvalue()
         time.sleep(0.01)
 
@@ -52,7 +55,7 @@ def test_each_phase_is_a_line_once_and_without_a_terminal_repeated(
                 wait_for(terminal, "controller: syncing weights ...")
     said = terminal.getvalue()
     assert said.count("starting Ray ...") == said.count("syncing weights ...") == 1
-    assert all(line.startswith("[    0s] ") for line in said.splitlines())
+    assert all(re.match(r"\[ {,4}\d+s\] ", line) for line in said.splitlines())
     assert phases.VARIABLE not in os.environ
 
 
@@ -107,7 +110,7 @@ def test_it_ends_where_nobody_reads_it_any_more(
     try:
         with busy(Lossy.over(writes)) as shown, phases.phase(phases.DRIVER, "starting Ray"):
             (tmp_path / progress.PLAN).write_text(json.dumps({"rollouts": 3, "remarks": []}))
-            wait = time.monotonic() + 20
+            wait = time.monotonic() + 300
             while shown.waiting_for() == "" and time.monotonic() < wait:
                 time.sleep(0.01)
             shown.say("a line")
@@ -152,8 +155,8 @@ def test_other_processes_write_into_the_same_file_and_ranks_are_one(
         ]
         wait_for(terminal, "rollout engine: loading (0 s)")
         for rank in ranks:
-            rank.communicate("\n", timeout=60)
-        end = time.monotonic() + 20
+            rank.communicate("\n", timeout=300)
+        end = time.monotonic() + 300
         while shown.waiting_for():
             assert time.monotonic() < end
             time.sleep(0.01)

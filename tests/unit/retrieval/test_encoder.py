@@ -83,7 +83,6 @@ def test_query_and_passage_differ(model: Encoder) -> None:
     assert not np.allclose(model.encode(["film"], "query"), model.encode(["film"], "passage"))
 
 
-@pytest.mark.timeout(300)  # a thousand small products, slow where threads wait for a core
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=80), max_size=12))
 def test_alone_or_in_a_batch_bit_for_bit(model: Encoder, texts: list[str]) -> None:
     together = model.encode(texts, "query")

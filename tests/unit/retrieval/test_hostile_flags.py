@@ -270,7 +270,7 @@ def test_of_the_script(
          *(word.format(corpus=encyclopedia) for word in arguments)],
         env={**os.environ, "HF_HUB_OFFLINE": "1", "SG_INDEX_DIR": str(tmp_path / "index"),
              **{name: value.format(corpus=encyclopedia) for name, value in environment.items()}},
-        cwd=tmp_path, capture_output=True, text=True, timeout=200,
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
     assert message.format(corpus=encyclopedia) in done.stderr.splitlines()[-1]

@@ -97,7 +97,6 @@ def test_what_shares_no_word_is_no_result(backend: BM25Backend) -> None:
 
 @pytest.mark.parametrize("equal", [5, lexical.MARGIN + 40])
 @pytest.mark.parametrize("compiled", ["numpy", "numba"])
-@pytest.mark.timeout(300)
 def test_ties_go_to_the_lower_row(tmp_path: Path, equal: int, compiled: str) -> None:
     """Also where more passages tie than the margin holds: rows 10, 12, ... are all the same."""
     texts = [f'"T"\nfiller word number{row}' for row in range(10)]
@@ -111,7 +110,6 @@ def test_ties_go_to_the_lower_row(tmp_path: Path, equal: int, compiled: str) -> 
     assert len(set(scores.tolist())) == 1
 
 
-@pytest.mark.timeout(300)
 def test_compiled_or_not_is_the_same(bm25_index: Path, texts: list[str]) -> None:
     plain = BM25Backend(bm25_index / "bm25", LUCENE, "numpy")
     compiled = BM25Backend(bm25_index / "bm25", LUCENE, "numba")

@@ -64,7 +64,6 @@ print(json.dumps(found))
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
 def test_the_peak_of_each_kind_was_foreseen(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, tmp_path, " ".join(KINDS)],

@@ -112,7 +112,6 @@ def test_the_linear_search_of_logic_rl_finds_what_its_pattern_finds(answer):
         assert (verdict.reason == "unparseable") == (None in expected.values())
 
 
-@pytest.mark.timeout(10)
 def test_hostile_text_takes_linear_time():
     for grade in (grade_official, grade_logic_rl, grade_paper):
         assert not grade(tagged("Zoey " * 200_000), GOLD).correct

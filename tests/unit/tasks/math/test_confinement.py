@@ -56,7 +56,7 @@ def run(code: str, path: str) -> subprocess.CompletedProcess[str]:
             print("done")
     """)
     return subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False,
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=300, check=False,
         env={**os.environ, "PYTHONPATH": os.getcwd()},
     )  # fmt: skip
 

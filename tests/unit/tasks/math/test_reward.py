@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -114,11 +113,9 @@ def test_many_threads_and_a_hostile_answer_at_once():
     def call(response: str) -> float:
         return reward_func([PROMPT + response], [PROMPT], [LABEL])["rewards"]
 
-    start = time.monotonic()
     with ThreadPoolExecutor(8) as threads:
         rewards = list(threads.map(call, responses))
     assert rewards == [float(response in (GOOD, "\\boxed{42}")) for response in responses]
-    assert time.monotonic() - start < 60
 
 
 def test_upstreams_own_executor_gets_our_numbers(rollout):

@@ -84,11 +84,11 @@ def test_a_thousand_queries_in_one_turn_are_one_search() -> None:
 )
 def test_parsing_and_rewriting_stay_linear_on_hostile_text(text: str) -> None:
     n = 300_000  # milliseconds if linear, many minutes if quadratic
-    started = time.perf_counter()
+    started = time.process_time()
     parse_action(text * n)
     neutralise(text * n, CONTROL)
     neutralise("<" + " " * n + text, CONTROL)
-    assert time.perf_counter() - started < 30
+    assert time.process_time() - started < 30
 
 
 def test_queries_are_cut_and_cleaned() -> None:
