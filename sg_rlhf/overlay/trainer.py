@@ -293,10 +293,13 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
 
     def _with_rollouts_ahead(self, client_states: Any) -> dict[str, Any]:
         """What a checkpoint keeps of the controller, the prompts that were drawn ahead too."""
+        rollouts = self._rollouts
+        if rollouts is not None:  # what was filtered out meanwhile is not sampled again
+            generated = self._tokens["generated_tokens"] + self.samples_generator.take_filtered()
+            self._tokens = self._tokens | {"generated_tokens": generated}
         states = {
             **(client_states or {}), "kl_coefficient": self.kl_ctl.value, TOKENS: self._tokens
         }  # fmt: skip
-        rollouts = self._rollouts
         if rollouts is None or not client_states:
             return states
         kept = rollouts.state()
