@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -253,6 +254,25 @@ def test_replicas_share_one_queue(tmp_path: Path) -> None:
     alone = tmp_path / "alone"
     toy(alone, "--engine", "hf", "--only", "greedy", "--limit", "6")
     assert rows(out) == rows(alone)
+
+
+def test_adapters_are_evaluated_when_the_named_command_has_merged_them(tmp_path: Path) -> None:
+    """What training with `ds.lora.rank` leaves."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path / "final"
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
+    adapted.save_pretrained(folder)
+    adapted.config.to_json_file(folder / "config.json")
+    AutoTokenizer.from_pretrained(TINY).save_pretrained(folder)
+    small = ("--only", "greedy", "--limit", "1", "--model")
+    said = toy(tmp_path / "out", *small, str(folder), status=2)
+    command = said.split("merge the two first: python ")[1].strip()
+    subprocess.run([sys.executable, *shlex.split(command)], cwd=ROOT, env=environment(), check=True)
+    toy(tmp_path / "out", *small, f"{folder}-merged")
 
 
 def test_lm_eval_asks_and_grades_the_same(puzzles: Path, tmp_path: Path) -> None:

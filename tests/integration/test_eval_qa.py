@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -219,6 +220,27 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
             assert len(after.prompt_ids) > len(sampled)
             followed += 1
     assert followed >= len(searchers)
+
+
+def test_as_typed_after_a_run_with_its_retriever(world: World, tmp_path: Path) -> None:
+    """`--suite qa` alone: the run's model and retriever, and the files in data/qa."""
+    run_dir = tmp_path / "runs" / "mine"
+    shutil.copytree(TINY, run_dir / "checkpoints" / "final", ignore=shutil.ignore_patterns("*.py"))
+    shutil.copytree(world.data, tmp_path / "data" / "qa")
+    with serving.serve(world.index) as url:
+        settings = {
+            "train": {"agent_func_path": "module:sg_rlhf.overlay.search_agent"},
+            "sg": {"search": {"url": url}},
+        }
+        (run_dir / "config.yaml").write_text(json.dumps(settings))
+        ran = subprocess.run(
+            [sys.executable, "-m", "eval.run", "--suite", "qa"],
+            cwd=tmp_path, env={**environment(), "PYTHONPATH": str(ROOT)},
+            capture_output=True, text=True,
+        )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (out,) = tmp_path.glob("out/qa_*")
+    assert len(rows(out)) == QUESTIONS
 
 
 def test_replicas_hold_the_same_dialogues(world: World, whole: Path, tmp_path: Path) -> None:
