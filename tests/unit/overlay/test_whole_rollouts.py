@@ -97,7 +97,6 @@ class Generator(SGSamplesGenerator):
             prompts=[response],
             labels=[""],
             scores=[score],
-            action_mask=torch.ones(1, 1),
             weight_runs=None,
             sequences=torch.tensor([[response, self.responses]]),
             action_mask=torch.ones(1, 3),

@@ -46,7 +46,8 @@ def write_run(run_dir: Path, rollouts: int = 12) -> None:
 @pytest.mark.parametrize(
     "missing",
     [
-        "actor_grad_norm", "rollout/reward_mean", "timing/step_total", "sg/weight_mean", "sg/zeroed_pos",
+        "actor_grad_norm", "rollout/reward_mean", "timing/step_total", "sg/weight_mean",
+        "sg/zeroed_pos",
         "optimizer_step", "rollout/accuracy", "eval_accuracy_ci95", "eval_num_prompts",
     ],
 )  # fmt: skip
@@ -63,7 +64,8 @@ def test_rows_of_an_older_version(
     text = capsys.readouterr().out
     assert "nan" not in text and text.count("plots   ") == 1
     shown = {
-        "actor_grad_norm": "mean -, std -, max -", "rollout/reward_mean": "training reward     -  ->  -",
+        "actor_grad_norm": "mean -, std -, max -",
+        "rollout/reward_mean": "training reward     -  ->  -",
         "timing/step_total": "- s per rollout", "sg/weight_mean": "token weight        mean -; 25",
         "sg/zeroed_pos": "mean 1.200; - of", "eval_accuracy_ci95": "0.250 +- -  ->  0.550 +- -",
         "eval_num_prompts": "(- prompts",
