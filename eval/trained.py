@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common.final_checkpoint import final_checkpoint, final_checkpoint_complete
+from sg_rlhf.common.model_folder import merged_folder
 from sg_rlhf.tasks import registry
 
 CONFIG = "config.yaml"
@@ -51,11 +52,16 @@ def domains_of(settings: Mapping[str, Any]) -> list[str]:
 
 
 def newest(domain: str, runs: Path = RUNS) -> Path | None:
-    """The final checkpoint that was saved last, of the finished runs of a domain."""
+    """The final checkpoint that was saved last, of the finished runs of a domain.
+
+    Of LoRA adapters that were merged with their model it is the folder of both.
+    """
     found = []
     for config in (path for depth in _DEPTHS for path in runs.glob(f"{depth}/{CONFIG}")):
         run_dir = config.parent
         if final_checkpoint_complete(run_dir) and domain in domains_of(settings_of(run_dir)):
             final = final_checkpoint(run_dir)
-            found.append(((final / "config.json").stat().st_mtime, final))
+            saved = (final / "config.json").stat().st_mtime
+            merged = merged_folder(final)
+            found.append((saved, merged if (merged / "config.json").is_file() else final))
     return max(found)[1] if found else None

@@ -90,8 +90,13 @@ def merge_command(folder: Path) -> str | None:
         return None
     base = _json_object(adapters).get("base_model_name_or_path") or "BASE_MODEL"
     parts = ["--model_path", str(base), "--lora_path", str(folder)]
-    merged = ["--output_path", f"{str(folder).rstrip('/')}-merged"]
-    return shlex.join(["python", "-m", "openrlhf.cli.lora_combiner", *parts, *merged])
+    parts += ["--output_path", str(merged_folder(folder))]
+    return shlex.join(["python", "-m", "openrlhf.cli.lora_combiner", *parts])
+
+
+def merged_folder(folder: Path) -> Path:
+    """Where :func:`merge_command` puts what it made of a folder of adapters."""
+    return folder.with_name(f"{folder.name}-merged")
 
 
 def _check_config(folder: Path) -> None:

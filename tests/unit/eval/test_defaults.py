@@ -139,6 +139,9 @@ def test_only_finished_runs_of_the_domain_count(folder: Path) -> None:
     first = finished(runs / "first", "kk", second=1)
     assert trained.newest("kk", runs) == first
     assert trained.newest("search", runs) is None
+    # As the command that `eval` names for LoRA adapters leaves it.
+    merged = shutil.copytree(first, first.with_name("final-merged"))
+    assert trained.newest("kk", runs) == merged
 
 
 def test_resuming_without_a_folder_is_refused(capsys) -> None:
