@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import functools
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from eval import contamination, dialogues, drive, listing, plan, results, suites, tables, trained
+from eval import contamination, defaults, dialogues, drive, listing, plan, results, suites, tables
 from eval.engines.base import DTYPES, ENGINES, Engine, EngineName, EngineOptions
 from eval.engines.start import set_environment, start
 from eval.model import (
@@ -30,13 +29,13 @@ from eval.model import (
     served_model,
 )
 from eval.sampling import sampled
-from eval.store import RESULTS, TABLE, Key, Row, Store, model_of
+from eval.store import RESULTS, TABLE, Key, Row, Store
 from sg_rlhf.common import strict_json
 from sg_rlhf.common.command_line import OneLineParser, count, counts, not_negative
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.files import lossy_output
 from sg_rlhf.common.redaction import redacted_text
-from sg_rlhf.tasks import chat, registry
+from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Benchmark, Host, Prepared, Suite, Tokenize
 
@@ -261,60 +260,8 @@ def check(line: CommandLine) -> tuple[Suite, tuple[Benchmark, ...]]:
                 raise EvalError(f"{option.option_strings[0]}: only with --suite {name}")
     suite.check(args)
     benchmarks = sampled(suite.select(names_in(args.only)), args.samples, args.k)
-    complete(args, suite, benchmarks)
+    defaults.complete(args, suite, benchmarks)
     return suite, benchmarks
-
-
-#: Folder of the results for which no other is named.
-OUT = Path("out")
-
-
-def complete(args: argparse.Namespace, suite: Suite, benchmarks: Sequence[Benchmark]) -> None:
-    """Set what was not given: the model, the folder of the results, what the suite looks for.
-
-    Raises:
-        EvalError: something is missing and is not where it is looked for; names all that is.
-    """
-    if args.resume and args.out is None:
-        raise EvalError("--resume needs --out DIR, the folder of the run that is to go on")
-    said: dict[str, Any] = {}
-    missing = []
-    if args.model is None and args.resume:
-        args.model = said["model"] = model_of(args.out)
-    if args.model is None and args.engine == "openai":
-        missing.append("--model, the server's name of it")
-    elif args.model is None:
-        domain = suites.domain_of(suite)
-        newest = trained.newest(domain) if domain else None
-        if newest is not None:
-            args.model = str(newest)
-            said["model"] = f"{newest}, the newest finished run of {domain} under {trained.RUNS}/"
-        else:
-            missing.append(_no_model(domain))
-    run_dir = None if args.model is None else trained.run_of(Path(args.model))
-    args.run_settings = {} if run_dir is None else trained.settings_of(run_dir)
-    missing += suite.missing(benchmarks, args)
-    if missing:
-        numbered = (
-            missing if len(missing) == 1 else [f"({n}) {m}" for n, m in enumerate(missing, 1)]
-        )
-        raise EvalError(f"--suite {suite.name}: missing: {'; '.join(numbered)}")
-    if args.out is None:
-        args.out = said["out"] = OUT / f"{suite.name}_{time.strftime('%Y-%m-%d_%H%M%S')}"
-    if said:
-        print("; ".join(f"--{name} {value}" for name, value in said.items()), flush=True)
-
-
-def _no_model(domain: str | None) -> str:
-    if domain is None:
-        return "--model"
-    command = "python -m sg_rlhf.train --config RECIPE"
-    if domain in registry.DOMAINS:
-        command = f"bash examples/scripts/train_grpo_sg_{domain}.sh"
-    return (
-        f"a model: no finished run of {domain} under {trained.RUNS}/; train one first "
-        f"(`{command}`), or give --model M"
-    )
 
 
 def evaluate(

@@ -128,14 +128,13 @@ class OpenAIEngine:
             except httpx.TransportError as error:
                 problem = one_line(error)
             else:
-                shown = " ".join(answer.text.split())[:200]
-                problem = f"{answer.status_code} {shown}"
+                problem = f"{answer.status_code} {' '.join(answer.text.split())[:200]}"
                 if answer.status_code == 200:
                     try:
                         return _read(answer.json())
                     except (ValueError, LookupError, TypeError, AttributeError):
                         # A proxy's page, which may be gone in a moment.
-                        problem = f"200, expected a completion (JSON with choices), found {shown}"
+                        problem = f"expected a completion (JSON with choices), found {problem}"
                 elif answer.status_code != 429 and answer.status_code < 500:
                     break
             if attempt < ATTEMPTS:

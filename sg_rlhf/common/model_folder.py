@@ -86,7 +86,8 @@ def code_of(folder: Path) -> tuple[str, str] | None:
 def merge_command(folder: Path) -> str | None:
     """The command that merges a folder of LoRA adapters with its model; None for a whole model."""
     adapters = folder / ADAPTER_CONFIG
-    if not adapters.is_file() or any(folder.glob("model*.safetensors")):
+    whole = ("model*.safetensors", "pytorch_model*.bin")
+    if not adapters.is_file() or any(any(folder.glob(pattern)) for pattern in whole):
         return None
     base = _json_object(adapters).get("base_model_name_or_path") or "BASE_MODEL"
     parts = ["--model_path", str(base), "--lora_path", str(folder)]
@@ -96,6 +97,7 @@ def merge_command(folder: Path) -> str | None:
 
 def merged_folder(folder: Path) -> Path:
     """Where :func:`merge_command` puts what it made of a folder of adapters."""
+    folder = folder if folder.name.strip(".") else folder.resolve()
     return folder.with_name(f"{folder.name}-merged")
 
 

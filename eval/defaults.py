@@ -1,0 +1,66 @@
+"""What `--suite NAME` alone evaluates, and into which folder."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from eval import suites, trained
+from eval.store import model_of
+from sg_rlhf.tasks import registry
+from sg_rlhf.tasks.questions import EvalError
+from sg_rlhf.tasks.suite import Benchmark, Suite
+
+#: Folder of the results for which no other is named.
+OUT = Path("out")
+
+
+def complete(args: argparse.Namespace, suite: Suite, benchmarks: Sequence[Benchmark]) -> None:
+    """Set what was not given: the model, the folder of the results, what the suite looks for.
+
+    Raises:
+        EvalError: something is missing and is not where it is looked for; names all that is.
+    """
+    if args.resume and args.out is None:
+        raise EvalError("--resume needs --out DIR, the folder of the run that is to go on")
+    said: dict[str, Any] = {}
+    missing = []
+    if args.model is None and args.resume:
+        args.model = said["model"] = model_of(args.out)
+    if args.model is None and args.engine == "openai":
+        missing.append("--model, the server's name of it")
+    elif args.model is None:
+        domain = suites.domain_of(suite)
+        newest = trained.newest(domain) if domain else None
+        if newest is not None:
+            args.model = str(newest)
+            said["model"] = f"{newest}, the newest finished run of {domain} under {trained.RUNS}/"
+        else:
+            missing.append(_no_model(domain))
+    run_dir = None if args.model is None else trained.run_of(Path(args.model))
+    args.run_settings = {} if run_dir is None else trained.settings_of(run_dir)
+    missing += suite.missing(benchmarks, args)
+    if missing:
+        numbered = (
+            missing if len(missing) == 1 else [f"({n}) {m}" for n, m in enumerate(missing, 1)]
+        )
+        raise EvalError(f"--suite {suite.name}: missing: {'; '.join(numbered)}")
+    if args.out is None:
+        args.out = said["out"] = OUT / f"{suite.name}_{time.strftime('%Y-%m-%d_%H%M%S')}"
+    if said:
+        print("; ".join(f"--{name} {value}" for name, value in said.items()), flush=True)
+
+
+def _no_model(domain: str | None) -> str:
+    if domain is None:
+        return "--model"
+    command = "python -m sg_rlhf.train --config RECIPE"
+    if domain in registry.DOMAINS:
+        command = f"bash examples/scripts/train_grpo_sg_{domain}.sh"
+    return (
+        f"a model: no finished run of {domain} under {trained.RUNS}/; train one first "
+        f"(`{command}`), or give --model M"
+    )
