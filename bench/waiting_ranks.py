@@ -299,6 +299,8 @@ def one_rank(way: str, spread: float, repeats: int) -> None:
             "seconds": round(float(sums.sum()) / ranks / repeats, 2),
         }
         print(json.dumps(found))
+    dist.barrier()  # a rank that ends while others still listen to it makes them abort
+    dist.destroy_process_group()
 
 
 def measured(way: str, spread: float, repeats: int) -> dict[str, Any]:

@@ -64,7 +64,11 @@ def command(run_dir: Path, data: Data, *overrides: str) -> list[str]:
 
 
 def run_ranks(script: str, ranks: int, *arguments: str) -> list[str]:
-    """Run a file of this folder as gloo ranks of one job; their standard outputs."""
+    """Run a file of this folder as gloo ranks of one job; their standard outputs.
+
+    The ranks' process group is ended for them (`one_rank.py`).
+    """
+    folder = Path(__file__).parent
     # Below those that the system gives to whoever connects: one of these may be taken until it is
     # listened at.
     for port in random.sample(range(20_000, 32_000), 100):
@@ -73,7 +77,7 @@ def run_ranks(script: str, ranks: int, *arguments: str) -> list[str]:
             break
     processes = [
         subprocess.Popen(
-            [sys.executable, str(Path(__file__).parent / script), *arguments],
+            [sys.executable, str(folder / "one_rank.py"), str(folder / script), *arguments],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={
                 **environment(), "PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1",

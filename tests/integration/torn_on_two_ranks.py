@@ -51,7 +51,6 @@ def main(folder: Path, shared: bool, out: Path) -> None:
     hidden = [path.name for path in actor.iterdir() if path.name.startswith(".")]
     found = {"files": files, "chosen": chosen, "hidden": hidden}
     out.with_suffix(f".{rank}").write_text(json.dumps(found))
-    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
