@@ -11,7 +11,7 @@ from rich.table import Table
 
 from eval.compare import Compared, Comparison, Discordant, Side
 from eval.paired import Difference
-from sg_rlhf.common import strict_json
+from sg_rlhf.common import pictures, strict_json
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.common.markdown import table_head, table_row
 
@@ -124,7 +124,7 @@ def picture(found: Comparison, path: Path) -> None:
         )
         scatter.legend(fontsize=8)
     temporary = path.with_name(f".{path.name}")
-    figure.savefig(temporary, dpi=150, format="png")
+    pictures.save(figure, temporary, dpi=150, format="png")
     pyplot.close(figure)
     temporary.replace(path)
 

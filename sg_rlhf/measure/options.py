@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from sg_rlhf.algo.weightings import Weighting
+from sg_rlhf.common import pictures
 from sg_rlhf.common.command_line import OneLineParser, count, not_negative, positive, progress_bar
 from sg_rlhf.common.files import write_whole
 from sg_rlhf.common.machine import machine
@@ -333,5 +334,5 @@ def save_figure(path: Path, draw: Callable[[Any], None], size: tuple[float, floa
     figure = Figure(figsize=size, layout="constrained")
     draw(figure)
     buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=150, format=path.suffix.removeprefix(".") or "png")
+    pictures.save(figure, buffer, dpi=150, format=path.suffix.removeprefix(".") or "png")
     write_whole(path, buffer.getvalue())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,23 @@ def test_figures_are_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert svg.startswith("<?xml") and "<text" not in svg  # drawn letters: no font is needed
     assert main([str(run_dir), "--figures", str(tmp_path / "pdf"), "--format", "pdf"]) == 0
     assert {path.suffix for path in (tmp_path / "pdf").iterdir()} == {".pdf"}
+
+
+def test_names_in_any_script_draw_no_remark(tmp_path: Path) -> None:
+    """Letters that the font lacks: of a run's name, for each way to draw it."""
+    names = ("实验一", "سلام 🚀", "ru日本語n")
+    runs = [write_run(tmp_path / name) for name in names]
+    commands = [
+        ["sg_rlhf.report.summary", runs[0]],
+        ["sg_rlhf.report", *runs, "--out", tmp_path / "page.html", "--figures", tmp_path / "f"],
+    ]
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, "-W", "default::UserWarning", "-m", *map(str, command)],
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+    assert names[0] in (tmp_path / "page.html").read_text()
 
 
 def test_wrong_use_is_one_line_and_status_2(
