@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from openrlhf.trainer.ray.vllm_engine import _load_agent_executor
 
 from sg_rlhf.overlay.errors import RewardError
 from sg_rlhf.overlay.rollout_engine import SGRolloutActor, StrictSingleTurnExecutor
 from sg_rlhf.overlay.samples import SGSamplesGenerator
+from tests.unit.docs.page import ROOT, blocks
 
 SAMPLE = "Question: 6 * 7?\nAnswer: 42"
 
@@ -183,3 +185,28 @@ def test_logs_of_some_responses_only_are_one_line() -> None:
         generator._process_response_into_experience(
             {**response, "extra_logs": {"correct": 1.0, "parsed": 1.0}}
         )
+
+
+def test_the_agent_of_the_page_takes_a_second_attempt(tmp_path: Path) -> None:
+    """docs/my_data.md, through OpenRLHF's own multi-turn executor."""
+    files, _ = blocks(ROOT / "docs" / "my_data.md")
+    (tmp_path / "my_agent.py").write_text(files["my_agent.py"])
+    executor = _load_agent_executor(str(tmp_path / "my_agent.py"))
+    answers = iter(["\\boxed{8}", "\\boxed{7}"])
+
+    async def generate(*_: Any, **__: Any) -> Any:
+        text = next(answers)
+        made = SimpleNamespace(token_ids=[*map(ord, text)], text=text, finish_reason="stop")
+        return SimpleNamespace(outputs=[made])
+
+    params = SimpleNamespace(max_tokens=20, logprobs=None)
+    model = SimpleNamespace(generate=generate)
+    output = asyncio.run(executor.execute("3 + 4?", "7", params, 200, Letters(), model))
+    Engine(executor)._check_reward(output, Letters())
+    assert Letters().decode(output["observation_tokens"]) == (
+        "3 + 4?\\boxed{8}\nThat is wrong. Try again.\n\\boxed{7}"
+    )
+    assert (output["reward"], output["scores"]) == (1.0, 1.0)
+    assert output["extra_logs"] == {"correct": 1.0, "attempts": 2.0}
+    trained = [output["observation_tokens"][first:end] for first, end in output["action_ranges"]]
+    assert [*map(Letters().decode, trained)] == ["\\boxed{8}", "\\boxed{7}"]
