@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-all faults fuzz test-unit test-integration test-gpu bench docs kk math search
+.PHONY: help setup lint format test test-all faults fuzz test-unit test-integration test-gpu bench docs audit dist kk math search
 
 BIN := .venv/bin
 # More arguments for pytest: make test-unit ARGS="-k shaping -x"; ARGS="-n 0 --pdb" for one worker.
@@ -58,18 +58,27 @@ test-gpu: ## the stages that one GPU can run, one line per stage; without a GPU 
 bench: setup ## the ratios of docs/performance.md again, beside the committed ones: under 10 minutes
 	$(BIN)/python bench/run.py --out out/bench $(ARGS)
 
-# In an environment of its own: 30 small packages that nobody else needs.
-DOCS := .cache/docs
-
-$(DOCS)/made: requirements/docs.lock
-	rm -rf $(DOCS)
-	$(or $(SG_PYTHON),$(shell command -v python3.11 || command -v python3)) -m venv $(DOCS)
-	$(DOCS)/bin/python -m pip install --quiet --no-deps --no-compile --disable-pip-version-check -r $<
+# Environments of their own in .cache, for packages that nobody else needs.
+.cache/%/made: requirements/%.lock
+	rm -rf $(@D)
+	$(or $(SG_PYTHON),$(shell command -v python3.11 || command -v python3)) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --no-deps --no-compile --disable-pip-version-check \
+	  --require-hashes -r $<
 	touch $@
 
-docs: $(DOCS)/made ## the site, from docs/ into site/; a dead link or anchor fails
-	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
+docs: .cache/docs/made ## the site, from docs/ into site/; a dead link or anchor fails
+	NO_MKDOCS_2_WARNING=1 .cache/docs/bin/mkdocs build --strict
 	@echo "open site/index.html"
+
+# ARGS="--service osv" asks OSV instead of PyPI.
+audit: .cache/tools/made ## known vulnerabilities of the locks, and their CycloneDX bills in out/sbom/
+	.cache/tools/bin/python scripts/audit.py $(ARGS)
+
+dist: .cache/tools/made ## the wheel and the source archive in dist/, checked
+	rm -rf dist build
+	.cache/tools/bin/python -m build --no-isolation
+	.cache/tools/bin/twine check --strict dist/*
+	.cache/tools/bin/check-wheel-contents dist/*.whl
 
 kk: ## train on Knights and Knaves from nothing to report
 	bash examples/scripts/train_grpo_sg_kk.sh

@@ -183,10 +183,18 @@ make_venv() {
   run "$base_python" -m venv "$(readlink -m $venv)" || fail "python -m venv"
 }
 
-# uv itself, by pip, in the lock's version; then pip's settings as uv's.
+# locked LOCK PATTERN: the packages of a lock whose pin matches, each with its hashes.
+# locked LOCK PATTERN not: all others.
+locked() {
+  awk -v pattern="$2" -v other="${3:-}" \
+    '/^#/ { next } /^[a-zA-Z]/ { keep = other ? $0 !~ pattern : $0 ~ pattern } keep' "$1"
+}
+
+# uv, and pip itself, by the interpreter's own pip, in the lock's versions; then pip's settings as uv's.
 install_uv() {
+  locked $lock '^(pip|uv)==' >$venv/tools.txt
   run $venv/bin/python -m pip install --no-input --progress-bar off --disable-pip-version-check --no-deps \
-    "$(grep '^uv==' $lock)" || fail "pip install uv"
+    --require-hashes -r $venv/tools.txt || fail "pip install uv"
   local settings
   settings=$($venv/bin/python scripts/uv_settings.py 2>>$log) || fail "reading pip's configuration"
   eval "$settings"
@@ -194,28 +202,30 @@ install_uv() {
 
 # PyPI has only torch's CUDA build: several GB that a machine without a GPU has no use for.
 install_torch_for_cpu() {
-  local torch constraints
-  torch=$(grep '^torch==' $lock)
-  constraints=(--constraint $venv/packages.txt)
-  uv "$torch" "${constraints[@]}" && return
+  local torch
+  torch=$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' $lock)
+  locked $lock '^torch==' >$venv/torch.txt
+  uv --no-deps --require-hashes -r $venv/torch.txt && return
   grep -q 'no version of torch\|torch.* was not found' $log || fail "uv pip install $torch"
   say "the configured indexes have no $torch: asking PyTorch's own"
-  uv --torch-backend cpu "$torch" "${constraints[@]}" && return
+  uv --torch-backend cpu --no-deps --require-hashes -r $venv/torch.txt && return
   say "that one is out of reach: installing the CUDA build instead, several GB; for the small one interrupt this," \
     "point PIP_EXTRA_INDEX_URL at an index of PyTorch's CPU wheels and run it again"
   check_disk $cpu_disk_gb_with_cuda_torch
-  uv_install "${torch%+cpu}" "${constraints[@]}"
+  # With what it needs of CUDA, from the lock that has the hashes.
+  locked requirements/cuda.lock '^torch===' >$venv/torch.txt
+  uv_install --require-hashes --constraint requirements/cuda.lock -r $venv/torch.txt
 }
 
 install_packages() {
   say "installing $(grep -c '^[a-zA-Z]' $lock) packages; the output: $log"
-  grep -v '^torch==.*+cpu$' $lock >$venv/packages.txt
+  locked $lock '^torch==.*[+]cpu' not >$venv/packages.txt
   install_uv
   if [ $kind = cpu ]; then
     install_torch_for_cpu
   fi
-  # deepspeed comes as source: build it with the lock's setuptools.
-  uv_install --no-deps --build-constraint $lock -r $venv/packages.txt
+  # A few come as source: they are built with the lock's setuptools.
+  uv_install --no-deps --require-hashes --require-build-hashes --build-constraint $lock -r $venv/packages.txt
   # On all cores, without what no run imports.
   say "compiling to bytecode"
   local unused='tests?|testing|benchmarks|rllib|anthropic|lm_eval|mypyc?|nltk|sentry_sdk|pip|setuptools|vllm/models'

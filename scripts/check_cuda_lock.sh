@@ -16,7 +16,7 @@ python=$work/venv/bin/python
 uv_options=()
 eval "$("$python" scripts/uv_settings.py)"
 "$python" -m uv pip install --quiet --python "$python" --dry-run --no-deps --only-binary :all: \
-  "${python_alone[@]/#/--no-binary=}" ${uv_options[@]+"${uv_options[@]}"} -r requirements/cuda.lock || {
+  --require-hashes "${python_alone[@]/#/--no-binary=}" ${uv_options[@]+"${uv_options[@]}"} -r requirements/cuda.lock || {
   echo "check_cuda_lock: a package of cuda.lock has no wheel" >&2
   exit 1
 }

@@ -14,7 +14,7 @@ OLDEST_TORCH = (2, 11)
 HOW = {
     "torch": "pip install 'torch>=2.11'",
     "transformers": "pip install 'transformers>=5'",
-    "deepspeed": "pip install deepspeed==0.19.6",
+    "deepspeed": "pip install deepspeed==0.19.8",
     "wrapt": "pip install wrapt",
 }
 FROM_BOOTSTRAP = "scripts/bootstrap.sh installs it"

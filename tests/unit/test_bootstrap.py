@@ -8,6 +8,7 @@ python, and pretends to install.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,8 @@ TOOLS = [
     "readlink", "sed", "sha256sum", "sleep", "tail", "uname",
 ]  # fmt: skip
 
+HASHED = "--no-deps --require-hashes --require-build-hashes"
+
 PYTHON = """\
 #!/usr/bin/env bash
 here=$(dirname "${BASH_SOURCE[0]}")
@@ -46,7 +49,8 @@ case $* in
     rm "$3/bin/python"
     cp "$0" "$3/bin/python" ;;
   *uv_settings.py) echo "${FAKE_SETTINGS:-}" ;;
-  *" torch=="*+cpu*)
+  *"-r .venv/torch.txt")
+    grep -q +cpu .venv/torch.txt || exit 0
     case "${FAKE_NO_CPU_TORCH:-} $*" in
       " "* | "configured "*--torch-backend*) ;;
       *) echo "Because there is no version of torch==2.13.0+cpu, we can conclude"; exit 1 ;;
@@ -139,15 +143,23 @@ def test_first_run_installs_the_lock_and_the_project_in_order(tree: Tree) -> Non
     assert calls[0].startswith("-m venv")
     assert not [call for call in calls if "leaked" in call]
     (pip,) = [call for call in calls if call.startswith("-m pip install")]
-    assert pip.endswith("--no-deps uv==0.13.9")
+    assert pip.endswith("--no-deps --require-hashes -r .venv/tools.txt")
+    tools = (tree.root / ".venv" / "tools.txt").read_text()
+    assert re.findall(r"^\w+", tools, re.M) == ["pip", "uv"]
+    assert tools.count("--hash=sha256:") >= 2
     assert installed(calls) == [
-        "torch==2.13.0+cpu --constraint .venv/packages.txt",
-        "--no-deps --build-constraint requirements/cpu.lock -r .venv/packages.txt",
+        "--no-deps --require-hashes -r .venv/torch.txt",
+        f"{HASHED} --build-constraint requirements/cpu.lock -r .venv/packages.txt",
         "--no-deps --no-build-isolation --config-settings editable_mode=compat -e .",
     ]
     packages = (tree.root / ".venv" / "packages.txt").read_text()
+    torch = (tree.root / ".venv" / "torch.txt").read_text()
     assert "\nray==" in packages
     assert "\ntorch==" not in packages
+    assert torch.startswith("torch==2.13.0+cpu")
+    lock = (tree.root / "requirements" / "cpu.lock").read_text()
+    hashes = re.findall("sha256:[0-9a-f]{64}", lock)
+    assert sorted(re.findall("sha256:[0-9a-f]{64}", packages + torch)) == sorted(hashes)
     assert done.stdout.splitlines()[-1].endswith("ready: .venv/bin/python")
 
 
@@ -181,7 +193,7 @@ def test_a_gpu_is_detected_and_nothing_is_compiled(tree: Tree) -> None:
     assert done.returncode == 0, done.stderr
     calls = tree.calls()
     assert installed(calls) == [
-        "--no-deps --build-constraint requirements/cuda.lock -r .venv/packages.txt",
+        f"{HASHED} --build-constraint requirements/cuda.lock -r .venv/packages.txt",
         "--no-deps --no-build-isolation --config-settings editable_mode=compat -e .",
     ]
     assert "\ntorch===" in (tree.root / ".venv" / "packages.txt").read_text()
@@ -358,9 +370,9 @@ def test_without_cpu_wheels_pytorchs_own_index_is_asked(tree: Tree) -> None:
     done = tree.bootstrap(FAKE_NO_CPU_TORCH="configured")
     assert done.returncode == 0, done.stderr
     assert "asking PyTorch's own" in done.stdout and "several GB" not in done.stdout
-    assert [x.split(" --constraint")[0] for x in installed(tree.calls())[:2]] == [
-        "torch==2.13.0+cpu",
-        "--torch-backend cpu torch==2.13.0+cpu",
+    assert installed(tree.calls())[:2] == [
+        "--no-deps --require-hashes -r .venv/torch.txt",
+        "--torch-backend cpu --no-deps --require-hashes -r .venv/torch.txt",
     ]
 
 
@@ -369,7 +381,10 @@ def test_without_any_cpu_wheels_the_large_torch_is_announced_and_installed(tree:
     assert done.returncode == 0, done.stderr
     assert "several GB" in done.stdout
     assert "PIP_EXTRA_INDEX_URL" in done.stdout
-    assert installed(tree.calls())[2].startswith("torch==2.13.0 ")
+    assert installed(tree.calls())[2] == (
+        "--require-hashes --constraint requirements/cuda.lock -r .venv/torch.txt"
+    )
+    assert (tree.root / ".venv" / "torch.txt").read_text().startswith("torch===2.13.0 ")
 
 
 def hide(*names: str) -> Callable[[Tree], None]:

@@ -54,7 +54,7 @@ def test_a_package_of_a_cuda_lock_is_installed_there(need: packages.Need) -> Non
     """A row says what is missing here; the CUDA lock has bitsandbytes in the version named."""
     locked = (ROOT / "requirements" / "cuda.lock").read_text()
     for pinned in re.findall(r"([\w-]+)==([\w.]+)", need.install):
-        lines = [x for x in locked.splitlines() if x.startswith(f"{pinned[0]}==")]
+        lines = re.findall(rf"^{pinned[0]}==\S+", locked, re.M)
         assert lines in ([], ["==".join(pinned)])
 
 
