@@ -48,9 +48,8 @@ for kind in "${kinds[@]}"; do
   sources=("requirements/$kind.in")
   case $kind in cuda | cpu) sources+=(requirements/common.in) ;; esac
   sed -n 's/^# without: \([^ ]*\).*/\1/p' "${sources[@]}" >"$work/without"
-  for name in $(sed -n 's/^# override: \([^ ]*\).*/\1/p' "${sources[@]}"); do
-    grep -h "^$name\(\[\|==\)" "${sources[@]}"
-  done >"$work/overrides"
+  sed -n 's/^# override: \([^ ]*\).*/^\1\\(\\[\\|==\\)/p' "${sources[@]}" >"$work/names"
+  grep -h -f "$work/names" "${sources[@]}" >"$work/overrides" || true
   # torch differs between the two kinds.
   if [ "$kind" = cpu ]; then pins requirements/cuda.lock | grep -v '^torch='; fi >"$work/shared"
   cp "$lock" "$work/new" 2>/dev/null || true # uv keeps the versions that it finds there

