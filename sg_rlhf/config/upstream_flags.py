@@ -18,6 +18,7 @@ import importlib.util
 import json
 import re
 import runpy
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ TRAIN_SCRIPT = "cli/train_ppo_ray.py"
 #: How upstream's checks get the function that nests the flags.
 NESTING = "from openrlhf.utils.config import hierarchize"
 SHIPPED = Path(__file__).with_suffix(".json")
+#: OpenRLHF publishes a wheel for this Python alone. The rest of the package runs on newer ones.
+PIPELINE_PYTHON = (3, 11)
 
 #: What the overlay adds to upstream's choices; grpo_sg is an older name of weighted_ppo.
 POLICY_LOSS_TYPES = ("weighted_ppo", "grpo_sg", *(n for n in OBJECTIVES if n != "ppo"))
@@ -51,7 +54,12 @@ def upstream_root() -> Path:
     """Directory of the installed ``openrlhf`` package (not imported)."""
     spec = importlib.util.find_spec("openrlhf")
     if spec is None or not spec.submodule_search_locations:
-        raise UpstreamMissing("OpenRLHF is not installed; run scripts/bootstrap.sh")
+        if sys.version_info[:2] != PIPELINE_PYTHON:
+            raise UpstreamMissing(
+                f"training needs Python 3.11, the only one with a wheel of OpenRLHF; this is "
+                f"{sys.version_info[0]}.{sys.version_info[1]}. Run scripts/bootstrap.sh in a clone"
+            )
+        raise UpstreamMissing("OpenRLHF is not installed; run scripts/bootstrap.sh in a clone")
     return Path(next(iter(spec.submodule_search_locations)))
 
 

@@ -138,7 +138,8 @@ def test_it_works_in_an_empty_environment(
         "eval.dataset=null", cwd=tmp_path,
     )  # fmt: skip
     assert refused.returncode == 2 and not (tmp_path / "runs").exists()
-    assert refused.stderr == "error: OpenRLHF is not installed; run scripts/bootstrap.sh in a clone\n"
+    (line,) = refused.stderr.splitlines()
+    assert line == "error: OpenRLHF is not installed; run scripts/bootstrap.sh in a clone"
     missing = run(command, "tiny", "--out", "tiny", cwd=tmp_path)
     assert missing.returncode == 2
     assert missing.stderr.startswith("error: sg-rlhf tiny: transformers is not installed; pip ins")

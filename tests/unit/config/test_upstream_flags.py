@@ -37,6 +37,13 @@ def test_a_recipe_can_be_read_without_upstream(monkeypatch: pytest.MonkeyPatch) 
         upstream_flags.flags.cache_clear()
 
 
+def test_another_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream_flags.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(upstream_flags, "PIPELINE_PYTHON", (3, 10))
+    with pytest.raises(UpstreamMissing, match=r"^training needs Python 3\.11, .* this is 3\.\d+"):
+        upstream_flags.upstream_root()
+
+
 def test_checking_flags_imports_no_heavy_package() -> None:
     # They would be seconds of every start and of every dry run.
     code = (
