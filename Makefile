@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-all faults fuzz test-unit test-integration test-gpu bench docs audit dist kk math search
+.PHONY: help setup lint format test test-all faults fuzz test-unit test-integration test-gpu bench docs audit upgrade dist kk math search
 
 BIN := .venv/bin
 # More arguments for pytest: make test-unit ARGS="-k shaping -x"; ARGS="-n 0 --pdb" for one worker.
@@ -73,6 +73,12 @@ docs: .cache/docs/made ## the site, from docs/ into site/; a dead link or anchor
 # ARGS="--service osv" asks OSV instead of PyPI.
 audit: .cache/tools/made ## known vulnerabilities of the locks, and their CycloneDX bills in out/sbom/
 	.cache/tools/bin/python scripts/audit.py $(ARGS)
+
+upgrade: ## newer versions in every lock, installed here (docs/dependencies.md says what to run then)
+	scripts/lock.sh --upgrade
+	scripts/check_cuda_lock.sh
+	scripts/bootstrap.sh
+	$(BIN)/python docs/make_licences.py
 
 dist: .cache/tools/made ## the wheel and the source archive in dist/, checked
 	rm -rf dist build

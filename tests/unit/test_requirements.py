@@ -171,6 +171,17 @@ def test_what_may_be_absent_is_imported_somewhere() -> None:
     assert not stale, f"nothing imports these any more: {stale}"
 
 
+def test_the_page_names_the_locked_versions() -> None:
+    page = (ROOT / "docs" / "dependencies.md").read_text()
+    table = page.split("## The set")[1].split("##")[0]
+    rows = re.findall(r"^\| ([a-z, -]+) \| ([0-9., ]+) \|", table, re.M)
+    assert len(rows) > 5
+    for names, versions in rows:
+        found = {name: {**locked("cuda"), **locked("cpu")}[name] for name in names.split(", ")}
+        for version in versions.split(", "):
+            assert any(x.startswith(version) for x in found.values()), (names, found)
+
+
 def test_the_environment_is_the_lock() -> None:
     wrong = {}
     for name, version in locked(installed_kind()).items():
