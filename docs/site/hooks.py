@@ -22,6 +22,7 @@ log = logging.getLogger("mkdocs.hooks.site")
 ROOT = Path(__file__).parents[2]
 #: Pages that live at the top of the repository, and their places in the site.
 AT_THE_TOP = {
+    "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
@@ -55,8 +56,6 @@ def place(path: str) -> str:
         return path.removeprefix("docs/")
     if path in AT_THE_TOP:
         return AT_THE_TOP[path]
-    if path == "README.md":
-        return "index.md"
     source = ROOT / path
     if source.is_dir():
         return f"source/{path}/index.md"
@@ -99,7 +98,7 @@ def on_files(files: Files, config: Any) -> Files:
         source = ROOT / path
         if not source.exists():
             continue  # mkdocs itself warns of the link
-        if not in_docs(path) and path != "README.md":
+        if not in_docs(path):
             if places[path].endswith(".md"):
                 files.append(File.generated(config, places[path], content=content(path)))
             else:
