@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +56,7 @@ case $* in
     esac ;;
   *"-r .venv/packages.txt"*)
     sleep "${FAKE_SLOW:-0}"
+    while [ -e "${FAKE_HELD:-}" ]; do sleep 0.1; done
     [ -z "${FAKE_BROKEN:-}" ] || { echo "no route to the index"; exit 1; } ;;
 esac
 """
@@ -330,21 +330,16 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def asleep(bootstrap: subprocess.Popen[str]) -> list[psutil.Process]:
-    children = psutil.Process(bootstrap.pid).children(recursive=True)
-    return [child for child in children if child.cmdline() == ["sleep", "3600"]]
-
-
 def test_two_at_once_make_one_environment(tree: Tree) -> None:
-    first = tree.start(FAKE_SLOW="3600")
+    held = tree.root / "held"
+    held.touch()
+    first = tree.start(FAKE_HELD=str(held))
     wait_until((tree.root / ".venv" / "packages.txt").exists)
     second = tree.start()
     assert second.stdout is not None
     while "waiting for another bootstrap" not in second.stdout.readline():
         assert second.poll() is None
-    wait_until(lambda: bool(asleep(first)))
-    for process in asleep(first):
-        process.kill()
+    held.unlink()
     second.communicate(timeout=300)
     first.communicate(timeout=300)
 
