@@ -1,4 +1,10 @@
-"""The engine's side of the weight sync in buckets: an extension of vLLM's worker on CUDA."""
+"""The engine's side of the weight sync in buckets: an extension of vLLM's worker.
+
+After loading, vLLM changes the layout of weights: CPU linear layers and quantised ones are packed,
+the experts of an MoE are reordered for their kernel. Tensors of a checkpoint cannot be written into
+them. vLLM's layerwise reload rebuilds a layer once all of its tensors are there. It begins with the
+first tensors of a sync and ends after the last.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,11 @@ from typing import Any
 import torch
 from openrlhf.trainer.ray.utils import get_physical_gpu_id
 from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
 
 from sg_rlhf.overlay import weight_buckets
 
@@ -19,8 +30,10 @@ class BucketWorkerWrap(WorkerWrap):
     """
 
     device: torch.device
+    model_config: Any
     model_runner: Any
-    _opened_buffer: Any
+    vllm_config: Any
+    _opened_buffer: Any = None
 
     def receive_bucket(
         self,
@@ -70,9 +83,20 @@ class BucketWorkerWrap(WorkerWrap):
     def _load_tensors(
         self, tensors: list[tuple[str, torch.Tensor]], first: bool, last: bool
     ) -> None:
-        del first, last
-        self.model_runner.model.load_weights(weights=tensors)
-        # The trainer writes over the buffer once this worker has answered.
+        model = self.model_runner.get_model()
+        with set_current_vllm_config(self.vllm_config):
+            if first:
+                initialize_layerwise_reload(model)
+            if self._opened_buffer is not None:
+                # The trainer writes over its buffer once this worker has answered, and a layer
+                # keeps its tensors until the last of them comes.
+                tensors = [(name, tensor.clone()) for name, tensor in tensors]
+            # Loaders convert as they copy: an engine may be in float32, which holds every bf16.
+            model.load_weights(tensors)
+            if last:
+                finalize_layerwise_reload(model, self.model_config)
+                self.model_runner.reset_encoder_cache()
+                self.model_runner.reset_mm_cache()
         torch.cuda.synchronize()
 
 

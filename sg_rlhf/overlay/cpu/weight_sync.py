@@ -1,9 +1,6 @@
 """The engine's side of the weight sync without NCCL.
 
-On the CPU the communicator is a gloo group (``gloo_group``), and vLLM's CPU linear layers repack
-their weights after loading, so that a tensor cannot be written into them later. vLLM's layerwise
-reload rebuilds a layer from checkpoint-format tensors once all of them are there: it begins with
-the first tensors of a sync and ends after the last.
+On the CPU the communicator is a gloo group (``gloo_group``).
 """
 
 from __future__ import annotations
@@ -15,10 +12,6 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     VocabParallelEmbedding,
 )
-from vllm.model_executor.model_loader.reload import (
-    finalize_layerwise_reload,
-    initialize_layerwise_reload,
-)
 
 from sg_rlhf.common.seeded_draws import DrawsBySeed
 from sg_rlhf.overlay.cpu.gloo_group import GlooGroup
@@ -27,8 +20,6 @@ from sg_rlhf.overlay.weight_receiver import BucketWorkerWrap
 
 class CpuWorkerWrap(BucketWorkerWrap, DrawsBySeed):
     """Receives weights in a vLLM CPU worker, in buckets or in upstream's way, one by one."""
-
-    model_config: Any
 
     def init_process_group(
         self,
@@ -60,17 +51,9 @@ class CpuWorkerWrap(BucketWorkerWrap, DrawsBySeed):
     def _load_tensors(
         self, tensors: list[tuple[str, torch.Tensor]], first: bool, last: bool
     ) -> None:
-        model = self.model_runner.get_model()
-        if first:
-            initialize_layerwise_reload(model)
-        # A processor without bf16 units has an engine in float32, which holds every bf16 exactly;
-        # vLLM's loaders convert as they copy.
-        model.load_weights(tensors)
+        super()._load_tensors(tensors, first, last)
         if last:
-            finalize_layerwise_reload(model, self.model_config)
-            self.model_runner.reset_encoder_cache()
-            self.model_runner.reset_mm_cache()
-            repack_tied_heads(model)
+            repack_tied_heads(self.model_runner.get_model())
 
 
 def repack_tied_heads(model: torch.nn.Module) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 import torch
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.model_loader.reload.layerwise import record_metadata_for_reloading
+from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from sg_rlhf.config import load_config
-from sg_rlhf.overlay import cli, weight_buckets, weight_sync
+from sg_rlhf.overlay import cli, weight_buckets, weight_receiver, weight_sync
 from sg_rlhf.overlay.weight_receiver import BucketWorkerWrap
 
 SENT = [
@@ -61,6 +65,72 @@ def test_a_worker_loads_nothing_of_a_damaged_bucket() -> None:
     said = worker.receive_bucket(weight_buckets.to_wire(made), first=True, last=False)
     assert said is not None and said.startswith("a, b: not what was sent")
     assert worker.loaded == []
+
+
+class Transposed(QuantizeMethodBase):
+    """Stands in for a kernel's layout: the weight is transposed once it is loaded."""
+
+    def create_weights(self, *_: Any, **__: Any) -> None: ...
+
+    def apply(self, layer: Any, x: torch.Tensor, bias: Any = None) -> torch.Tensor:
+        return x @ layer.weight + layer.bias
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        layer.weight = torch.nn.Parameter(layer.weight.t().contiguous(), requires_grad=False)
+
+
+class Model(torch.nn.Module):
+    """One square layer, so that a tensor of the checkpoint also fits into the kernel's layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.layer.quant_method = Transposed()
+        record_metadata_for_reloading(self)
+        self.layer.quant_method.process_weights_after_loading(self.layer)
+
+    def load_weights(self, weights: Any) -> None:
+        parameters = dict(self.named_parameters())
+        for name, tensor in weights:
+            parameter = parameters[name]
+            getattr(parameter, "weight_loader", default_weight_loader)(parameter, tensor)
+
+
+class LoadingWorker(BucketWorkerWrap):
+    vllm_config = None
+    model_config = SimpleNamespace(dtype=torch.float32)
+
+    def __init__(self, model: Model) -> None:
+        self.model_runner = SimpleNamespace(
+            get_model=lambda: model, reset_encoder_cache=int, reset_mm_cache=int
+        )
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["broadcast", "one buffer for all"])
+def test_a_layer_in_two_buckets_gets_its_kernels_layout(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written plainly, the weight of the checkpoint would be taken for its transpose."""
+    monkeypatch.setattr(weight_receiver, "set_current_vllm_config", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    model = Model()
+    before = model.layer.weight.data_ptr()
+    sent = {"layer.weight": torch.randn(4, 4), "layer.bias": torch.randn(4)}
+    made = [
+        weight_buckets.split([weight_buckets.Tensor(n, t.dtype, tuple(t.shape))], 2**20)[0]
+        for n, t in sent.items()
+    ]
+    one = torch.empty(max(bucket.words for bucket in made), dtype=torch.int64)
+    worker = LoadingWorker(model)
+    for index, (bucket, tensor) in enumerate(zip(made, sent.values(), strict=True)):
+        buffer = one if shared else torch.empty(bucket.words, dtype=torch.int64)
+        weight_buckets.pack(bucket, [tensor], buffer)
+        worker._opened_buffer = one if shared else None
+        worker._load_tensors(weight_buckets.unpack(bucket, buffer), index == 0, index == 1)
+    x = torch.randn(2, 4)
+    expected = torch.nn.functional.linear(x, *sent.values())
+    torch.testing.assert_close(model.layer.quant_method.apply(model.layer, x), expected)
+    assert model.layer.weight.data_ptr() == before, "CUDA graphs read the old storage"
 
 
 @pytest.mark.parametrize(
