@@ -167,9 +167,17 @@ def parameters(actor: Any) -> torch.Tensor:
 
 
 def prepare(
-    args: Any, in_float32: bool = False, schedule: str = "constant", **of_the_actor: Any
+    args: Any,
+    in_float32: bool = False,
+    schedule: str = "constant",
+    ds: dict[str, Any] | None = None,
+    **of_the_actor: Any,
 ) -> tuple[Any, Any, Any, Any]:
-    """This rank's strategy, actor with its DeepSpeed engine, optimizer and scheduler."""
+    """This rank's strategy, actor with its DeepSpeed engine, optimizer and scheduler.
+
+    Args:
+        ds: further settings of DeepSpeed's `zero_optimization`.
+    """
     args.local_rank = -1
     strategy = get_strategy(args)
     batches.take_rounds(strategy)
@@ -179,6 +187,15 @@ def prepare(
         strategy.get_ds_train_config = lambda *a, **k: given(*a, **k) | {"bf16": {"enabled": False}}
         # Upstream knows bf16 and fp16 alone.
         openrlhf.utils.utils.convert_to_torch_dtype = lambda _name: torch.float32
+    if ds is not None:
+        of_args = strategy.get_ds_train_config
+
+        def with_settings(*args: Any, **kwargs: Any) -> dict[str, Any]:
+            config: dict[str, Any] = of_args(*args, **kwargs)
+            config["zero_optimization"] |= ds
+            return config
+
+        strategy.get_ds_train_config = with_settings
     actor = Actor(
         args.actor.model_name_or_path,
         param_dtype=args.ds.param_dtype,
