@@ -298,11 +298,7 @@ def check_resume(record: Record, job: Job, folder: Path, engine: Engine, left: i
 
 
 def check_watch(record: Record, engine: Engine) -> None:
-    """A NaN in the backward pass ends in the run's error, and trains nothing."""
-    from sg_rlhf.overlay import gradient_watch
-    from sg_rlhf.overlay.errors import NonFiniteError
-
-    gradient_watch.watch(engine.engine.optimizer, lambda: engine.engine.global_steps + 1, 3)
+    """A NaN in the backward pass trains nothing, and DeepSpeed tells that it skipped the step."""
     before = engine.parameters()
 
     def give_back_nan(_module: Any, _inputs: Any, output: Tensor) -> None:
@@ -310,13 +306,9 @@ def check_watch(record: Record, engine: Engine) -> None:
             output.register_hook(lambda gradient: gradient * float("nan"))
 
     handle = engine.engine.module.model.norm.register_forward_hook(give_back_nan)
-    stopped = None
-    try:
-        engine.step(seed=3)
-    except NonFiniteError as error:
-        stopped = str(error)
+    engine.step(seed=3)
     handle.remove()
-    record.check("a NaN gradient stops the step", stopped is not None, stopped)
+    record.check("a step on a NaN gradient is skipped", not engine.engine.was_step_applied())
     record.check("nothing was trained on it", torch.equal(engine.parameters(), before))
 
 

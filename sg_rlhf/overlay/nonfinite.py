@@ -181,7 +181,6 @@ class RankSkips:
             BoundReached: one more than may be skipped in a row.
         """
         skipped = self._watch.skipped
-        self._watch.settled()
         if skipped:
             self._in_a_row += 1
             self._note(step)

@@ -95,9 +95,7 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
             )
             self.actor_loss_fn.on_fault = self.skips.fault
         else:
-            self._faults = gradient_watch.watch(
-                self.actor_optim, self._named_parameters, self._next_step, self.args.ds.zero_stage
-            )
+            self._faults = gradient_watch.Faults(self.actor_optim, self._named_parameters)
         self._first_step = (
             trained_tensors.Watch(self.actor.model.module, self.actor_optim)
             if self.args.sg.check_trained
@@ -106,9 +104,6 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
 
     def _named_parameters(self) -> Iterable[tuple[str, Any]]:
         return self.actor.model.module.named_parameters()
-
-    def _next_step(self) -> int:
-        return self.actor.model.global_steps + 1
 
     def ppo_train(self, kl_ctl: float) -> dict[str, Any]:
         """Upstream's epoch over the replay buffer, twice for Lopti; adds its optimizer steps."""
@@ -174,7 +169,7 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         address, port = ray.util.get_node_ip_address(), ports.free_port()
         joined = [
             engine.init_process_group.remote(
-                address, port, i * of_engine + 1, world_size, "openrlhf", backend=backend
+                address, port, i * of_engine + 1, world_size, "openrlhf", backend, use_ray=False
             )
             for i, engine in enumerate(self.vllm_engines)
         ]
@@ -254,7 +249,7 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         if stepped and self.skips is not None and self.skips.stepped(engine.global_steps):
             self._forget_step(status)
         elif stepped:
-            # ZeRO 1 and 2 skip a step that is not finite and say nothing. With fp16 that is how the
+            # DeepSpeed skips a step that is not finite and says nothing. With fp16 that is how the
             # loss scale is found; otherwise it is a damaged batch.
             if self.args.ds.param_dtype != "fp16" and not engine.was_step_applied():
                 raise self._faults.error(engine.global_steps)

@@ -127,7 +127,6 @@ def with_nan(run: Run) -> dict[str, Any]:
         "stopped": run.agree(stopped[nonfinite.STOP]),
         "counts": [engine.global_steps, engine.skipped_steps, engine.micro_steps],
         "same_schedule": run.scheduler is engine.lr_scheduler,
-        "saved": engine.optimizer.overflow,
     }
 
 
