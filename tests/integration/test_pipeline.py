@@ -278,7 +278,7 @@ def test_usage_errors_exit_2_before_anything_starts(
 
 
 def test_zero3_ranks_load_the_checkpoint_undamaged() -> None:
-    """The race that ``platform.one_parameter_at_a_time`` closes, on two real gloo ranks."""
+    """On two real gloo ranks, where DeepSpeed 0.19.6 gathered parameters in a race."""
     for output in run_ranks("load_on_two_ranks.py", 2):
         assert output.splitlines()[-1] == "5 loads, 0 damaged parameters, rotary float32"
 

@@ -140,27 +140,6 @@ def run_here(function: Callable[[], Any]) -> Any:
     return function()
 
 
-def one_parameter_at_a_time(original: Callable[..., None]) -> Callable[..., None]:
-    """Close a race in DeepSpeed that starts a model on several CPU ranks with damaged weights.
-
-    ``Init._allgather_params_coalesced`` launches one asynchronous all-gather per parameter and
-    waits for the last of them alone. On CUDA a stream keeps their order and a synchronize follows;
-    gloo runs two at a time and the CPU accelerator's synchronize does nothing. So rank 0 could
-    load a checkpoint into a parameter whose all-gather then wrote over it: half of a matrix old,
-    or uninitialised memory, and with it NaN. Gathering one parameter at a time makes the last
-    handle the only one. (DeepSpeed 0.19.6; see docs/operations.md for how it was found.)
-    """
-
-    @functools.wraps(original)
-    def one_at_a_time(
-        self: Any, param_list: Any, hierarchy: int = 0, quantize: bool = False
-    ) -> None:
-        for param in param_list:
-            original(self, [param], hierarchy, quantize)
-
-    return one_at_a_time
-
-
 def has_bf16_units() -> bool:
     """Whether this processor multiplies bf16 matrices in hardware."""
     import torch
