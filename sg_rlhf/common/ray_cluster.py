@@ -14,7 +14,14 @@ from typing import Any
 import psutil
 import ray
 
+from sg_rlhf.common import ray_token
 from sg_rlhf.common.rows import one_line
+
+#: Since Ray 2.60 a cluster may ask for a token where nobody set one up.
+TOKEN_NEEDED = (
+    f" (if the cluster asks for a token, set {ray_token.MODE}=token, and {ray_token.TOKEN} or "
+    "~/.ray/auth_token to the cluster's)"
+)
 
 
 class ClusterError(ValueError):
@@ -35,8 +42,12 @@ def join(address: str, setting: str = "RAY_ADDRESS", **options: Any) -> None:
         _check_that_someone_listens(address)
         ray.init(address=address, **options)
     except Exception as error:  # Ray raises plain ones
+        # Ray says of a missing token only that it failed to connect.
+        token = TOKEN_NEEDED
+        if isinstance(error, OSError) or ray_token.MODE in os.environ:
+            token = ""
         raise ClusterError(
-            f"{setting}: Ray at {address}: cannot join: {one_line(error)}"
+            f"{setting}: Ray at {address}: cannot join: {one_line(error)}{token}"
         ) from error
 
 

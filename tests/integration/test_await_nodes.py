@@ -24,7 +24,8 @@ def address() -> Iterator[str]:
 def awaited(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "sg_rlhf.launch.await_nodes", *words],
-        env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=1800,
+        env={**environment(), "RAY_AUTH_MODE": "token"},  # as a local Ray has it by default
+        cwd=ROOT, capture_output=True, text=True, timeout=1800,
     )  # fmt: skip
 
 

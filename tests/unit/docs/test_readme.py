@@ -33,9 +33,7 @@ def test_the_method_in_a_few_lines_is_the_loss_that_trains() -> None:
     exec(METHOD, names)
     shown, real = a_batch(), a_batch()
     loss = names["grpo_sg_loss"](**shown)
-    expected, _ = sg_policy_loss(
-        **real, cfg=make_weighting("grpo_sg"), eps_low=0.2, eps_high=0.24
-    )
+    expected, _ = sg_policy_loss(**real, cfg=make_weighting("grpo_sg"), eps_low=0.2, eps_high=0.24)
     torch.testing.assert_close(loss, expected)
     loss.backward()
     expected.backward()
