@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import socket
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from openrlhf.trainer.ray.launcher import BaseDistributedActor
 
 from sg_rlhf.overlay import ports
 from sg_rlhf.overlay.policy_actor import SGActorPPOTrainer
+from sg_rlhf.overlay.rollout_engine import SGRolloutActor
 
 
 def test_it_is_free_and_below_the_kernels_range() -> None:
@@ -44,7 +46,12 @@ def test_a_kernel_that_hands_out_all_of_them() -> None:
 
 def test_the_weight_sync_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[Any, ...]] = []
-    join = SimpleNamespace(remote=lambda *given, backend: told.append((*given, backend)))
+    signature = inspect.signature(SGRolloutActor.init_process_group)
+
+    def remote(*given: Any, **named: Any) -> None:
+        told.append(signature.bind(None, *given, **named).args[1:])
+
+    join = SimpleNamespace(remote=remote)
     trainer: Any = SGActorPPOTrainer.__new__(SGActorPPOTrainer)
     vllm = SimpleNamespace(num_engines=2, tensor_parallel_size=2, sync_with_ray=False)
     trainer.strategy = SimpleNamespace(args=SimpleNamespace(vllm=vllm))
@@ -56,4 +63,4 @@ def test_the_weight_sync_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     address, port, rank, size, _ = trainer._model_update_group
     assert (rank, size) == (0, 5)
     assert ports.FIRST <= port < int(ports.RANGE.read_text().split()[0])
-    assert told == [(address, port, first, 5, "openrlhf", "nccl") for first in (1, 3)]
+    assert told == [(address, port, first, 5, "openrlhf", "nccl", False) for first in (1, 3)]
