@@ -97,7 +97,8 @@ class BucketWorkerWrap(WorkerWrap):
                 finalize_layerwise_reload(model, self.model_config)
                 self.model_runner.reset_encoder_cache()
                 self.model_runner.reset_mm_cache()
-        torch.cuda.synchronize()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
 
 
 def _opened(handle: Any, device_index: int) -> torch.Tensor:

@@ -184,6 +184,8 @@ class _Server:
             answer = str(error).encode()
         else:
             if pid == 0:
+                # Ray kills the whole process group of a worker that died.
+                os.setpgid(0, 0)
                 connection.close()
                 self._forget()
                 return request
