@@ -25,6 +25,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 #: Rollouts, and after how many of them there is a checkpoint.
 ROLLOUTS, EVERY = 6, 2
+#: Checkpoints that are kept.
+KEPT = 2
 #: Enough for rows and logs; a checkpoint of the tiny model takes 12 MB.
 FOR_ROWS = 4 * 2**20
 #: And too little for the final model, of 1.7 MB.
@@ -45,8 +47,8 @@ class Run:
         self.checkpoints = self.folder / "checkpoints" / "deepspeed" / "_actor"
         self._command = command(
             self.folder, data, f"ckpt.save_steps={EVERY}", f"train.num_episodes={ROLLOUTS // 2}",
-            "sg.eval_at_start=false", "sg.eval_at_end=true", "eval.steps=-1", "ckpt.max_num=2",
-            "ckpt.save_hf=true", "sg.wandb=auto",
+            "sg.eval_at_start=false", "sg.eval_at_end=true", "eval.steps=-1",
+            f"ckpt.max_num={KEPT}", "ckpt.save_hf=true", "sg.wandb=auto",
         )  # fmt: skip
 
     def start(self, *overrides: str) -> subprocess.Popen[str]:
@@ -58,11 +60,16 @@ class Run:
         )  # fmt: skip
 
     def start_and_await(self, tag: str, *overrides: str) -> subprocess.Popen[str]:
-        """Until a checkpoint is whole, and its plain folder."""
+        """Until a checkpoint is whole, and its plain folder, and older ones are deleted."""
         process = self.start(*overrides)
         deadline = time.monotonic() + 1800
         plain = self.checkpoints.parent / f"{tag}_hf"
-        while checkpoint_folders.latest(self.checkpoints) != tag or not plain.is_dir():
+        while not (
+            checkpoint_folders.latest(self.checkpoints) == tag
+            and plain.is_dir()
+            and len(checkpoint_folders.candidates(self.checkpoints)) <= KEPT
+            and len([*plain.parent.glob("*_hf")]) <= KEPT
+        ):
             assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() < deadline
             time.sleep(0.05)
