@@ -87,8 +87,10 @@ def _dead_actor(error: ray.exceptions.RayActorError) -> str:
         if named:
             who, where = role(named[3]), f"process {named[1]} on {named[2]}"
         return f"{who}{f' ({where})' if where else ''} did not start: {said}"[:_LONGEST]
-    how = "out of memory" if "OOM" in text.split("common causes")[0] else "killed, or crashed"
-    if "node" in text and "is dead" in text.split("common causes")[0]:
+    # Ray's advice on common causes, after what it knows, speaks of nodes and memory in any case.
+    known = text.split("common causes")[0]
+    how = "out of memory" if "OOM" in known else "killed, or crashed"
+    if "node" in known and "is dead" in known:
         how = "with its machine"
     return f"{who}{f' ({where})' if where else ''} died ({how})"
 
