@@ -179,21 +179,24 @@ def test_a_server_gives_the_same_greedy_responses(
     assert "--model gpt-5: not served at" in other.stderr and str(TINY) in other.stderr
 
 
+def stored_in(samples: Path) -> int:
+    return samples.read_bytes().count(b"\n") if samples.exists() else 0
+
+
 def kill_at(out: Path, stored: int) -> int:
     """Start or resume the run, SIGKILL it once so many samples are stored; returns how many."""
     path = out / "samples.jsonl"
-    before = path.read_bytes().count(b"\n") if path.exists() else 0
     process = subprocess.Popen(
         command("tests.integration.toy_suite", "toy", out, "--resume"),
-        cwd=ROOT, env={**environment(), "TOY_HOLDS_AFTER": str(stored - before)},
+        cwd=ROOT, env={**environment(), "TOY_HOLDS_AT": f"{stored} {path}"},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     while process.poll() is None:
-        if path.exists() and path.read_bytes().count(b"\n") >= stored:
+        if stored_in(path) >= stored:
             process.kill()
         time.sleep(0.002)
     assert process.returncode == -9, "the run ended before it could be killed"
-    return path.read_bytes().count(b"\n")
+    return stored_in(path)
 
 
 def test_killed_three_times_and_resumed_it_is_the_uninterrupted_run(
