@@ -140,7 +140,6 @@ class Engine:
                 device=torch.device("cpu"),
                 vocab_size=VOCABULARY,
                 block_sizes=[16],
-                kernel_block_sizes=[16],
                 max_num_blocks_per_req=[4],
                 logitsprocs=LogitsProcessors(),
             ),

@@ -24,8 +24,10 @@ def checkout(tree: Tree) -> Tree:  # noqa: F811
     data = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "sg_rlhf" / "doctor", tree.root / "sg_rlhf" / "doctor", ignore=data)
     (tree.root / "sg_rlhf" / "common").mkdir()
-    for name in ("__init__.py", "common/__init__.py", "common/cgroup.py", "common/environment.py"):
-        shutil.copy(ROOT / "sg_rlhf" / name, tree.root / "sg_rlhf" / name)
+    shutil.copy(ROOT / "sg_rlhf" / "__init__.py", tree.root / "sg_rlhf" / "__init__.py")
+    for name in ("__init__", "cgroup", "environment", "one_line", "redaction"):
+        place = f"sg_rlhf/common/{name}.py"
+        shutil.copy(ROOT / place, tree.root / place)
     stand_in = tree.tools / "python3.11"
     handed_on = f'case $* in *sg_rlhf.doctor*) exec {sys.executable} "$@" ;; esac\n'
     stand_in.write_text(stand_in.read_text().replace("here=", f"{handed_on}here=", 1))
