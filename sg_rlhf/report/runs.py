@@ -269,7 +269,11 @@ def differences(groups: list[Group]) -> list[tuple[str, list[str]]]:
     first = [group.runs[0] for group in groups]
     for key in sorted({key for run in first for key in run.settings} - set(NOT_COMPARED)):
         values = [_shown(key, run.setting(key)) if run.settings else "?" for run in first]
-        if len(set(values)) > 1:
+        if key.startswith("sg.weighting."):  # a run without token weights reads none of them
+            values = [
+                v if key in run.settings else "-" for run, v in zip(first, values, strict=True)
+            ]
+        if len(set(values) - {"-"}) > 1:
             found.append((key, values))
     reading: dict[str, Callable[[Run], Any]] = {
         "python": lambda run: run.environment.get("python"),

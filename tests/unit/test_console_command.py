@@ -264,6 +264,6 @@ def test_a_module_of_the_current_folder_is_found_either_way(way: list[str], tmp_
     )
     result = subprocess.run(
         [sys.executable, *way, "sg.weighting={type: mine:Half}"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr

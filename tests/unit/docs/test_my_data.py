@@ -11,7 +11,6 @@ from tests.unit.docs.page import ROOT, blocks, follow
 PAGE = ROOT / "docs" / "my_data.md"
 
 
-@pytest.mark.timeout(300)
 def test_every_step_but_the_training(tmp_path: Path) -> None:
     files, commands = blocks(PAGE)
     assert set(files) == {

@@ -48,7 +48,9 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
     made.vllm_engines = []
     made.actor_model_group = made.reference_model_group = None
     made.critic_model_group = made.reward_model_group = None
-    made.samples_generator, made.kl_ctl = SimpleNamespace(), SimpleNamespace(value=0.001)
+    made.samples_generator = SimpleNamespace(take_filtered=lambda: 0)
+    made.kl_ctl = SimpleNamespace(value=0.001)
+    made._tokens = {"generated_tokens": 0, "trained_tokens": 0}
     made._plan = layout.plan(prompts, made.args)
     made.prompts_dataloader = SimpleNamespace(dataset=SimpleNamespace(check=lambda: None))
     made._eval_sets, made.eval_dataloader = [], None

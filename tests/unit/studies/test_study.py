@@ -515,10 +515,12 @@ def test_a_skipped_step_has_no_norm(tmp_path: Path) -> None:
     run = run_directory(tmp_path, 0.5, 0.1)
     rows = run_log.read(run / run_log.OPTIMIZER_STEPS)
     (run / run_log.OPTIMIZER_STEPS).unlink()
-    run_log.append(run / run_log.OPTIMIZER_STEPS, [{**rows[0], "grad_norm": math.nan}, *rows[1:]])
+    run_log.append(
+        run / run_log.OPTIMIZER_STEPS, [{**rows[0], "actor_grad_norm": math.nan}, *rows[1:]]
+    )
     found = study_results.collect(run, None, None)
     assert found["curves"]["grad_norm"][0] is None
-    norms = [row["grad_norm"] for row in rows[1:]]
+    norms = [row["actor_grad_norm"] for row in rows[1:]]
     assert found["figures"]["grad_norm_mean"] == pytest.approx(statistics.fmean(norms))
 
 
