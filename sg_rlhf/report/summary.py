@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common import run_log, strict_json
+from sg_rlhf.common.files import write_whole
 from sg_rlhf.common.final_checkpoint import final_checkpoint, final_checkpoint_complete
 from sg_rlhf.common.model_folder import merge_command
 from sg_rlhf.report.evaluations import held_out_accuracy, held_out_sets, set_names
@@ -196,7 +197,7 @@ def main(argv: list[str] | None = None) -> int:
     drawn = (figures.reward_and_accuracy, figures.grad_norm)
     for file, title, draw in zip(PLOTS, titles, drawn, strict=True):
         figures.write(draw, groups, run_dir / file, title)
-    (run_dir / "summary.json").write_text(strict_json.dumps(summary, indent=2) + "\n")
+    write_whole(run_dir / "summary.json", strict_json.dumps(summary, indent=2) + "\n")
     print(render(summary, run_dir))
     return 0
 
