@@ -3,8 +3,8 @@
     DS_ACCELERATOR=cpu python bench/adam_on_cpu.py --out bench/results/adam_on_cpu.json
 
 What ``ds.adam_offload`` runs on a machine with GPUs: DeepSpeed's own is compiled at first use
-against a CUDA toolkit, the other comes with torch (sg_rlhf/overlay/adam.py). Turn by turn, float32,
-on one thread and on two.
+against a CUDA toolkit, the other comes with torch (sg_rlhf/overlay/model/adam.py). Turn by turn,
+float32, on one thread and on two.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from machine import provenance
 
-from sg_rlhf.overlay.adam import CPUAdamBuilder
+from sg_rlhf.overlay.model.adam import CPUAdamBuilder
 
 PARAMETERS = 50_000_000
 SETTINGS = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}

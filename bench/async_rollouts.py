@@ -25,7 +25,7 @@ from arguments import at_least, write
 from kk_cpu import RECIPES, ROOT
 from machine import provenance
 
-from sg_rlhf.common import run_log
+from sg_rlhf.run_dir import jsonl_log
 
 RECIPE = ROOT / "configs" / "kk" / RECIPES["grpo_sg"]
 PROMPTS, MOST_TOKENS = 16, 256
@@ -51,7 +51,7 @@ def train(data: Path, rollouts: int, run_dir: Path, more: tuple[str, ...]) -> li
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
-    return run_log.read(run_dir / run_log.METRICS)[1:]
+    return jsonl_log.read(run_dir / jsonl_log.METRICS)[1:]
 
 
 def per_minute(rows: list[dict[str, Any]]) -> float:

@@ -34,7 +34,7 @@ import bm25s
 import Stemmer
 from machine import provenance
 
-from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.retrieval.analysis import ANALYSES, lucene_words
 from sg_rlhf.retrieval.corpus import iterate_contents
 from sg_rlhf.retrieval.index import build

@@ -27,7 +27,7 @@ from children import FLAG, child
 from machine import provenance
 from retrieval_load import enlarge_corpus, make_queries
 
-from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.retrieval.analysis import ANALYSES
 
 BATCH = 64

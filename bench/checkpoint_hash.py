@@ -19,7 +19,7 @@ from pathlib import Path
 
 from machine import provenance
 
-from sg_rlhf.overlay import checkpoint_manifest
+from sg_rlhf.overlay.checkpoints import manifest
 
 SIZE = 2**29
 
@@ -46,13 +46,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "zero_pp_rank_0_mp_rank_00_optim_states.pt").write_bytes(data)
-        names = checkpoint_manifest.names(folder)
+        names = manifest.names(folder)
         result = {
             **provenance("checkpoint_hash.py"),
             "bytes": SIZE,
-            "file_gb_per_s": speed(
-                lambda: checkpoint_manifest.entries(folder, names), arguments.repeats
-            ),
+            "file_gb_per_s": speed(lambda: manifest.entries(folder, names), arguments.repeats),
             "memory_gb_per_s": speed(lambda: hashlib.sha256(data), arguments.repeats),
         }
     arguments.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -25,7 +25,7 @@ from machine import memory_gb, processor
 from transformers import AutoModelForCausalLM
 
 from sg_rlhf.algo import policy_loss
-from sg_rlhf.algo.diagnostics import TokenStatistics, kl_statistics
+from sg_rlhf.algo.analysis.token_statistics import TokenStatistics, kl_statistics
 from sg_rlhf.algo.kl import kl_estimate
 from sg_rlhf.algo.shaping import TokenWeightConfig
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from machine import processor
 
-from sg_rlhf.common.machine import versions
+from sg_rlhf.common.host import versions
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "sg_rlhf" / "tiny" / "kk_tiny"
@@ -91,7 +91,7 @@ def theirs(args: argparse.Namespace) -> dict[str, Any]:
     """lm-eval's vLLM backend through `simple_evaluate`, with the same grader."""
     from eval.engines.start import set_environment
     from eval.model import cpu_only
-    from sg_rlhf.common.vllm_settings import cpu_settings
+    from sg_rlhf.sampling.vllm_settings import cpu_settings
 
     cpu = cpu_only()
     set_environment("vllm", cpu, replicas=1)

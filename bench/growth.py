@@ -43,8 +43,8 @@ from measures import exponent
 from ranks import outputs
 
 from sg_rlhf.algo.advantages import group_advantages
+from sg_rlhf.algo.log_probs.fused_log_probs import selected_log_probs
 from sg_rlhf.algo.policy_loss import policy_loss_terms
-from sg_rlhf.algo.token_logprobs import selected_log_probs
 from sg_rlhf.algo.weightings import make_weighting
 
 ALGORITHM = "grpo_sg"

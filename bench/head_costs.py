@@ -14,12 +14,12 @@ import torch
 from peer_heads import PEERS, Head, load
 from torch import Tensor
 
-from sg_rlhf.algo.token_logprobs import log_probs_from_logits, selected_log_probs
-from sg_rlhf.overlay import flash_attn_stand_in
+from sg_rlhf.algo.log_probs.fused_log_probs import log_probs_from_logits, selected_log_probs
+from sg_rlhf.overlay.patches import flash_attn_shim
 from sg_rlhf.plan.shapes import shape_of
 
 TEMPERATURE = 0.7
-#: Ours by the kernels of `sg_rlhf.algo.token_logprobs`.
+#: Ours by the kernels of `sg_rlhf.algo.log_probs.fused_log_probs`.
 OURS = {"ours": "torch", "ours_compile": "compile", "ours_triton": "triton"}
 WAYS = ("logits", *OURS, *PEERS)
 
@@ -50,7 +50,7 @@ def _over_logits() -> Head:
     """Upstream's own functions where OpenRLHF is there (its entropy is compiled on CUDA)."""
     entropy, log_probs = _entropy, log_probs_from_logits
     try:
-        flash_attn_stand_in.install()
+        flash_attn_shim.install()
         from openrlhf.models import utils
     except ImportError:
         pass

@@ -23,9 +23,9 @@ from typing import Any
 import psutil
 from machine import provenance
 
-from sg_rlhf.common import run_log
-from sg_rlhf.common.final_checkpoint import final_checkpoint, final_checkpoint_complete
 from sg_rlhf.report.summary import summarize
+from sg_rlhf.run_dir import jsonl_log
+from sg_rlhf.run_dir.final_model import final_checkpoint, final_checkpoint_complete
 
 ROOT = Path(__file__).parents[1]
 RECIPES = {"grpo_sg": "grpo_sg_tiny_cpu.yaml", "grpo": "grpo_tiny_cpu.yaml"}
@@ -69,7 +69,7 @@ def train(recipe: str, seed: int, run_dir: Path, overrides: list[str]) -> dict[s
 
 def figures(run_dir: Path) -> dict[str, Any]:
     """What the run directory's own files say."""
-    metrics = run_log.read(run_dir / run_log.METRICS)
+    metrics = jsonl_log.read(run_dir / jsonl_log.METRICS)
     environment = json.loads((run_dir / "environment.json").read_text())
     started = calendar.timegm(time.strptime(environment["started"], "%Y-%m-%dT%H:%M:%SZ"))
     memory = run_dir / "memory.json"

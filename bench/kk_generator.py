@@ -23,8 +23,8 @@ from typing import Any
 from arguments import at_least, write
 from machine import provenance
 
-from sg_rlhf.common.pinned_file import Origin, download
-from sg_rlhf.common.rows import DataError
+from sg_rlhf.data_io.pinned_download import Origin, download
+from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks.kk.puzzle import Puzzle, generate, parse_statements, solve
 
 ORIGIN = Origin(

@@ -7,7 +7,7 @@ import time
 from importlib import metadata
 from typing import Any
 
-from sg_rlhf.common.machine import machine, memory_gb, processor
+from sg_rlhf.common.host import machine, memory_gb, processor
 
 __all__ = ["memory_gb", "processor", "provenance"]
 

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from sg_rlhf.overlay.ports import free_port
+from sg_rlhf.overlay.patches.free_port import free_port
 
 
 def outputs(command: Sequence[str], count: int, limit: float = 300.0) -> list[str]:

@@ -42,7 +42,7 @@ from retrieval_load import (
     side_by_side,
 )
 
-from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.retrieval.corpus import iterate_contents
 from sg_rlhf.retrieval.encoder import Encoder
 from sg_rlhf.retrieval.random_encoder import save_random_encoder

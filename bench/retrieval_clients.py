@@ -37,8 +37,8 @@ from typing import Any
 from machine import provenance
 from retrieval_load import make_queries
 
-from sg_rlhf.common.files import write_whole
-from sg_rlhf.common.pinned_file import Origin, download
+from sg_rlhf.common.atomic_io import write_whole
+from sg_rlhf.data_io.pinned_download import Origin, download
 from sg_rlhf.retrieval.index import build
 from sg_rlhf.retrieval.limits import Limits
 from sg_rlhf.retrieval.search import Hit, open_index

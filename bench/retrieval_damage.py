@@ -33,7 +33,7 @@ from typing import Any
 from machine import provenance
 from retrieval_load import enlarge_corpus, make_queries
 
-from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.retrieval import command, contents, verify
 from sg_rlhf.retrieval.corpus import iterate_contents
 from sg_rlhf.retrieval.index import build

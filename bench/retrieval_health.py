@@ -40,7 +40,7 @@ import numpy as np
 from machine import provenance
 from retrieval_load import cpu_seconds, serving
 
-from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.retrieval.index import build
 
 MIB = 2**20

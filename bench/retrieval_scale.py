@@ -33,7 +33,7 @@ from children import FLAG, child
 from machine import provenance
 
 from sg_rlhf.common import cgroup
-from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.common.index_sizes import (
     KINDS,
     PRECISIONS,

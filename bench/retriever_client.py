@@ -44,7 +44,7 @@ def main() -> None:
         return
     from machine import provenance
 
-    from sg_rlhf.common.files import write_whole
+    from sg_rlhf.common.atomic_io import write_whole
     from sg_rlhf.retrieval.index import build
     from sg_rlhf.tasks.search.serving import serve
 

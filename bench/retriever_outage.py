@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common import run_log
-from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.atomic_io import write_whole
+from sg_rlhf.run_dir import jsonl_log
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "configs" / "search" / "grpo_sg_tiny_cpu.yaml"
@@ -108,7 +108,7 @@ def train(work: Path, name: str, port: int, outage: float | None) -> dict[str, A
             )  # fmt: skip
         stack.callback(_end, run)
         if outage is not None:
-            while len(run_log.read(run_dir / run_log.METRICS)) < KILLED_AFTER:
+            while len(jsonl_log.read(run_dir / jsonl_log.METRICS)) < KILLED_AFTER:
                 if run.poll() is not None:
                     raise RuntimeError(f"the run ended with {run.returncode}: {log.read_text()}")
                 time.sleep(0.05)
@@ -117,14 +117,16 @@ def train(work: Path, name: str, port: int, outage: float | None) -> dict[str, A
             stack.enter_context(serving(work / "index", port))
         status = run.wait(timeout=900)
         seconds = time.monotonic() - started
-    samples = run_log.read(run_dir / run_log.SAMPLES)
-    rows = run_log.read(run_dir / run_log.METRICS)
+    samples = jsonl_log.read(run_dir / jsonl_log.SAMPLES)
+    rows = jsonl_log.read(run_dir / jsonl_log.METRICS)
     return {
         "status": status,
         "seconds": seconds,
         "rows": rows,
         "samples": [_without_times(row) for row in samples],
-        "steps": [_without_times(row) for row in run_log.read(run_dir / run_log.OPTIMIZER_STEPS)],
+        "steps": [
+            _without_times(row) for row in jsonl_log.read(run_dir / jsonl_log.OPTIMIZER_STEPS)
+        ],
         # Behind the time and the name of whoever says so.
         "said": [
             line.partition("] ")[2]

@@ -19,7 +19,7 @@ import tiny_update  # before torch
 from arguments import at_least, write
 from machine import provenance
 
-from sg_rlhf.overlay import switches
+from sg_rlhf.overlay.settings import worker_settings
 
 RESPONSES, GROUP = 32, 8
 #: Name -> tokens of a prompt and of a response. The first are those of the tiny recipe's puzzles.
@@ -39,7 +39,7 @@ def compare(prompt: int, response: int, turns: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {"1": [], "0": []}
     for turn in range(turns + 1):
         for shared in list(seconds) if turn % 2 else list(seconds)[::-1]:
-            os.environ[switches.SHARE_PROMPTS] = shared
+            os.environ[worker_settings.SHARE_PROMPTS] = shared
             taken = tiny_update.step(trainer, responses)[1]
             if turn:  # the first ones warm up
                 seconds[shared].append(taken)

@@ -25,7 +25,7 @@ import numpy as np
 import psutil
 from machine import provenance
 
-from sg_rlhf.common import run_log
+from sg_rlhf.run_dir import jsonl_log
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
@@ -84,7 +84,7 @@ def watch(
         driver = psutil.Process(process.pid)
         while process.poll() is None:
             time.sleep(SECONDS_BETWEEN)
-            rollouts = len(run_log.read(run_dir / run_log.METRICS))
+            rollouts = len(jsonl_log.read(run_dir / jsonl_log.METRICS))
             if rollouts == total:
                 break  # its processes end one by one, and what they shared goes to the others
             if rollouts and process.poll() is None:
@@ -166,7 +166,7 @@ def main() -> int:
             print(log.read_text(errors="replace")[-2000:], file=sys.stderr)
             return status
         seconds = time.time() - started
-        rows = run_log.read(run_dir / run_log.METRICS)
+        rows = jsonl_log.read(run_dir / jsonl_log.METRICS)
         bytes_of_run = sum(p.stat().st_size for p in (run_dir / "logs").rglob("*") if p.is_file())
     found = slopes(readings, len(rows))
     halves = [rows[len(rows) // 5 : len(rows) // 2], rows[len(rows) // 2 :]]

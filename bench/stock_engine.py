@@ -9,20 +9,20 @@ import openrlhf.trainer.ray.vllm_engine as upstream
 import ray
 
 from bench.stock_platform import AS_SHIPPED
-from sg_rlhf.overlay import switches
 from sg_rlhf.overlay.cpu import platform
-from sg_rlhf.overlay.rollout_engine import CPU_WORKER_EXTENSION
+from sg_rlhf.overlay.rollout.engine import CPU_WORKER_EXTENSION
+from sg_rlhf.overlay.settings import worker_settings
 
 
 class CpuRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
-    """Upstream's actor in the settings that ``sg_rlhf.overlay.rollout_engine`` gives its own."""
+    """Upstream's actor in the settings that ``sg_rlhf.overlay.rollout.engine`` gives its own."""
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it, as upstream's is
         self, *args: Any, **kwargs: Any
     ) -> None:
         kwargs["worker_extension_cls"] = CPU_WORKER_EXTENSION
         if os.environ.get(AS_SHIPPED) != "1":
-            kwargs["dtype"] = switches.engine_dtype()
+            kwargs["dtype"] = worker_settings.engine_dtype()
         if not platform.has_bf16_units():
             kwargs["dtype"] = "float32"
         await super().__init__(*args, **kwargs)

@@ -57,7 +57,7 @@ def stock_run(argv: list[str], as_shipped: bool) -> None:
 
     os.environ[stock_platform.AS_SHIPPED] = "1" if as_shipped else "0"
     from sg_rlhf import train
-    from sg_rlhf.overlay import cli
+    from sg_rlhf.overlay.driver import run as cli
 
     run = train.load(train.parse_arguments(argv))
     args = cli.parse(run.argv)

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from sg_rlhf.overlay import flash_attn_stand_in, jit_builds, packed_attention, register
 from sg_rlhf.overlay.cpu import platform
+from sg_rlhf.overlay.model import packed_attention
+from sg_rlhf.overlay.patches import flash_attn_shim, op_builds, table
 
 HOOK = "bench.stock_platform.install"
 #: "1" leaves the engine in upstream's bfloat16, whatever ``ds.param_dtype`` says.
 AS_SHIPPED = "BENCH_STOCK_AS_SHIPPED"
 
 PLATFORM = (
-    *(p for p in register.PATCHES if p.when in (platform.active, platform.emulates_bf16)),
-    *(p for p in register.PATCHES if p.name.endswith(f"[{packed_attention.VARLEN}]")),
+    *(p for p in table.PATCHES if p.when in (platform.active, platform.emulates_bf16)),
+    *(p for p in table.PATCHES if p.name.endswith(f"[{packed_attention.VARLEN}]")),
     # The environment's one build of DeepSpeed's Adam, not another with other flags over it.
-    *(p for p in register.PATCHES if p.module == "torch.utils.cpp_extension"),
-    register.Patch("openrlhf.trainer.ray.vllm_engine", "RolloutRayActor",
+    *(p for p in table.PATCHES if p.module == "torch.utils.cpp_extension"),
+    table.Patch("openrlhf.trainer.ray.vllm_engine", "RolloutRayActor",
                    "bench.stock_engine:RemoteCpuRolloutActor",
                    "takes vLLM's settings for the CPU"),
 )  # fmt: skip
@@ -31,32 +32,32 @@ PLATFORM = (
 def install() -> None:
     """In the driver, and first in every worker."""
     platform.install()
-    flash_attn_stand_in.install()
-    jit_builds.install()
-    register.apply_at_import(PLATFORM)
+    flash_attn_shim.install()
+    op_builds.install()
+    table.apply_at_import(PLATFORM)
 
 
 def train(args: Any) -> None:
     """Upstream's whole training in a Ray cluster of this machine; ends what it started."""
     import importlib
 
-    from sg_rlhf.common import ray_cluster
-    from sg_rlhf.overlay import cluster
+    from sg_rlhf.overlay.driver import ray_session as session
+    from sg_rlhf.ray_session import cluster as ray_cluster
 
-    needed = cluster.accelerators_needed(args)
+    needed = session.accelerators_needed(args)
     try:
         ray_cluster.start(
             runtime_env={
-                "env_vars": cluster.worker_variables(args, on_cpu=True),
+                "env_vars": session.worker_variables(args, on_cpu=True),
                 "worker_process_setup_hook": HOOK,
             },
             log_to_driver=False,
             logging_level="warning",
             num_gpus=needed,
-            num_cpus=needed + cluster.CONTROLLER_CPUS,
+            num_cpus=needed + session.CONTROLLER_CPUS,
             object_store_memory=512 * 2**20,
         )
         install()
         importlib.import_module("openrlhf.cli.train_ppo_ray").train(args)
     finally:
-        cluster.shut_down(local=True, run_dir=None)
+        session.shut_down(local=True, run_dir=None)

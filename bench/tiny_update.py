@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.overlay import register
 from sg_rlhf.overlay.cpu import platform
+from sg_rlhf.overlay.patches import table
 
 # As a worker of a run without a GPU has it: one thread.
 os.environ.update(platform.environment())
-register.install()
+table.install()
 
 import torch  # noqa: E402
 from openrlhf.models import Actor  # noqa: E402
@@ -26,9 +26,9 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.utils import get_strategy  # noqa: E402
 
 from sg_rlhf.config import load_config  # noqa: E402
-from sg_rlhf.overlay import cli  # noqa: E402
-from sg_rlhf.overlay.policy_actor import SGActorPPOTrainer  # noqa: E402
-from sg_rlhf.overlay.ports import free_port  # noqa: E402
+from sg_rlhf.overlay.driver import run  # noqa: E402
+from sg_rlhf.overlay.learner.policy_actor import SGActorPPOTrainer  # noqa: E402
+from sg_rlhf.overlay.patches.free_port import free_port  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
@@ -49,8 +49,8 @@ def arguments(algorithm: str, responses: int, *overrides: str) -> Any:
             *overrides,
         ],
     )  # fmt: skip
-    args = cli.parse(config.to_argv())
-    cli.fit_platform(args)
+    args = run.parse(config.to_argv())
+    run.fit_platform(args)
     args.local_rank = -1
     return args
 

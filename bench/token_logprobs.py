@@ -7,7 +7,8 @@
 
 ``logits`` is upstream's path: logits of the model's dtype, a float32 copy, divided by the
 temperature, the entropy of the whole vocabulary, the log-probs. ``ours`` is
-`sg_rlhf/algo/token_logprobs.py`, on CUDA with each of its kernels; the others are `peer_heads.py`.
+`sg_rlhf/algo/log_probs/fused_log_probs.py`, on CUDA with each of its kernels; the others are
+`peer_heads.py`.
 
 Seconds: three passes, ``score`` without gradients or entropy (old and reference log-probs),
 ``update`` with the gradients of hidden states and head, ``frozen_head`` with the hidden states'

@@ -32,7 +32,11 @@ from machine import provenance
 from measures import peak_bytes
 from openrlhf.models.loss import PolicyLoss
 
-from sg_rlhf.overlay.losses import PolicyLossWithStatistics, kl_dispatcher, sequence_context
+from sg_rlhf.overlay.learner.policy_loss import (
+    PolicyLossWithStatistics,
+    kl_dispatcher,
+    sequence_context,
+)
 
 RESPONSES, PROMPT_TOKENS, RESPONSE_TOKENS = 64, 40, 60
 BASE = "uniform"

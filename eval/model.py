@@ -11,8 +11,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common import model_folder, modules
-from sg_rlhf.common.dataset_folder import sha256_of
+from sg_rlhf.common import module_paths
+from sg_rlhf.data_io import model_folder
+from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.tasks.questions import EvalError, one_line
 
 # What decides a response; not the README, optimizer states or a trainer's notes.
@@ -52,7 +53,7 @@ def find_model(name: str, revision: str | None) -> Model:
         EvalError: no such folder, no weights in it, or the hub does not answer or know it.
     """
     try:
-        folder = Path(modules.place_of(name))
+        folder = Path(module_paths.place_of(name))
     except ModuleNotFoundError:
         raise EvalError(f"--model {name}: no such module is installed") from None
     if folder.is_dir():

@@ -30,11 +30,11 @@ from eval.model import (
 )
 from eval.sampling import sampled
 from eval.store import RESULTS, TABLE, Key, Row, Store
-from sg_rlhf.common import strict_json
-from sg_rlhf.common.command_line import OneLineParser, count, counts, not_negative
+from sg_rlhf.common.argument_types import OneLineParser, count, counts, not_negative
+from sg_rlhf.common.atomic_io import lossy_output
 from sg_rlhf.common.environment import as_typed
-from sg_rlhf.common.files import lossy_output
 from sg_rlhf.common.redaction import redacted_text
+from sg_rlhf.data_io import strict_json
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Benchmark, Host, Prepared, Suite, Tokenize

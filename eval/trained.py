@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.final_checkpoint import final_checkpoint, final_checkpoint_complete
-from sg_rlhf.common.model_folder import merged_folder
+from sg_rlhf.data_io.model_folder import merged_folder
+from sg_rlhf.run_dir.final_model import final_checkpoint, final_checkpoint_complete
 from sg_rlhf.tasks import registry
 
 CONFIG = "config.yaml"

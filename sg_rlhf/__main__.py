@@ -119,7 +119,7 @@ COMMANDS = {
         extra="search",
     ),
     "completion": Command(
-        "print the completion script of bash or zsh", "sg_rlhf.config.completion"
+        "print the completion script of bash or zsh", "sg_rlhf.config.shell_completion"
     ),
 }
 
@@ -227,13 +227,13 @@ def in_our_words(help_text: str) -> str:
 
 def _complete(line: str) -> None:
     """Answer a shell that completes this line."""
-    from sg_rlhf.config import completion
+    from sg_rlhf.config import shell_completion
 
     words = line.split()[1:]
     finished = words if line[-1:].isspace() else words[:-1]
     name, rest = split(finished)
     module = main_module(name) if name in COMMANDS else None
-    completion.complete(name.split(), rest, module, names_behind(name))
+    shell_completion.complete(name.split(), rest, module, names_behind(name))
 
 
 def _find_modules_here() -> None:

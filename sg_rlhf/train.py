@@ -22,30 +22,33 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.command_line import OneLineParser
+from sg_rlhf.common.argument_types import OneLineParser
+from sg_rlhf.common.atomic_io import lossy_output, resolved, write_whole
 from sg_rlhf.common.environment import as_typed
-from sg_rlhf.common.files import lossy_output, resolved, write_whole
-from sg_rlhf.common.final_checkpoint import final_checkpoint
-from sg_rlhf.common.machine import versions
+from sg_rlhf.common.host import versions
 from sg_rlhf.common.redaction import redacted_text, redacted_words
-from sg_rlhf.common.run_owner import Owned, owning
 from sg_rlhf.config import (
     Config,
     ConfigError,
+    domain_settings,
+    input_checks,
     load_config,
     local_path,
-    places,
-    run_inputs,
-    sections,
+    topology,
 )
-from sg_rlhf.config import resuming as resume
+from sg_rlhf.config import resume_compatibility as resume
 from sg_rlhf.config.upstream_flags import UpstreamChanged, UpstreamMissing
 from sg_rlhf.doctor.before_run import UnfitMachine, before_run
 from sg_rlhf.launch import options as launch_options
-from sg_rlhf.overlay import checkpoint_folders, cli, contract, layout
-from sg_rlhf.overlay.errors import TooFewPrompts
-from sg_rlhf.overlay.termination import TerminatedNow
+from sg_rlhf.overlay.checkpoints import paths
+from sg_rlhf.overlay.driver import run as cli
+from sg_rlhf.overlay.patches import contract
+from sg_rlhf.overlay.reporting.errors import TooFewPrompts
+from sg_rlhf.overlay.reporting.graceful_stop import TerminatedNow
+from sg_rlhf.overlay.settings import layout_checks
 from sg_rlhf.plan.of_recipe import Plan, plan_of, write_predicted
+from sg_rlhf.run_dir.final_model import final_checkpoint
+from sg_rlhf.run_dir.lock import Owned, owning
 from sg_rlhf.weights.describe import describe_loss
 
 EXAMPLES = """\
@@ -75,9 +78,9 @@ VERSIONED = ("openrlhf", "ray", "deepspeed", "torch", "transformers")
 
 class _Parser(OneLineParser):
     def format_help(self) -> str:
-        from sg_rlhf.config import algorithms
+        from sg_rlhf.config import algorithm_listing
 
-        return f"{super().format_help()}\n{algorithms.listing()}"
+        return f"{super().format_help()}\n{algorithm_listing.listing()}"
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -141,7 +144,7 @@ def load(arguments: argparse.Namespace) -> Run:
         ConfigError: one line naming the file, the key, the value and what was expected.
     """
     config = load_config(arguments.config, arguments.overrides)
-    run_dir = places.run_dir_of(arguments.run_dir, arguments.config, config)
+    run_dir = topology.run_dir_of(arguments.run_dir, arguments.config, config)
     try:
         run_dir = resolved(run_dir, "--run-dir")
     except ValueError as error:
@@ -167,16 +170,16 @@ def check(run: Run) -> argparse.Namespace:
         UpstreamChanged: the installed OpenRLHF is not the one that the overlay is written against.
     """
     contract.check()
-    run_inputs.check_files(run.config)
+    input_checks.check_files(run.config)
     args = cli.parse(run.argv)
     # Before the flags are fitted to it: a GPU whose driver is too old looks like none to torch.
     for line in before_run(run.config, run.directory):
         print(f"warning: {line}")
     cli.fit_platform(args)
-    for line in run_inputs.check_prompts(run.config):
+    for line in input_checks.check_prompts(run.config):
         print(f"remark: {line}")
-    layout.check_prompts(layout.plan(prompts_at_most(args.data), args), args)
-    sections.check(run.config.sg.domains)
+    layout_checks.check_prompts(layout_checks.plan(prompts_at_most(args.data), args), args)
+    domain_settings.check(run.config.sg.domains)
     return args
 
 
@@ -201,9 +204,9 @@ def with_absolute_paths(config: Config) -> Config:
     """
     given = config.values
     absolute: dict[str, Any] = {
-        k: _absolute(given[k]) for k in run_inputs.READ_FROM if given.get(k)
+        k: _absolute(given[k]) for k in input_checks.READ_FROM if given.get(k)
     }
-    absolute |= {k: os.path.abspath(given[k]) for k in run_inputs.WRITTEN_TO if given.get(k)}
+    absolute |= {k: os.path.abspath(given[k]) for k in input_checks.WRITTEN_TO if given.get(k)}
     sets = [s.model_copy(update={"dataset": _absolute(s.dataset)}) for s in config.sg.eval_sets]
     trusted = [
         _absolute(local_path("sg.trust_remote_code", n)) for n in config.sg.trust_remote_code
@@ -319,10 +322,10 @@ def _checkpoints(config: Config) -> list[str]:
     """What there is to resume from, the best choice first; leftovers of a killed save are gone."""
     path = Path(config.value("ckpt.path"))
     for folder in (path, path / "_actor", path / "_critic"):
-        for name in checkpoint_folders.remove_leftovers(folder):
+        for name in paths.remove_leftovers(folder):
             print(f"deleted {folder / name}, which an interrupted save left")
-    checkpoint_folders.remove_partial_model(Path(config.value("ckpt.output_dir")))
-    return checkpoint_folders.candidates(path / "_actor")
+    paths.remove_partial_model(Path(config.value("ckpt.output_dir")))
+    return paths.candidates(path / "_actor")
 
 
 def _check_unchanged(config: Config, run_dir: Path, allowed: Iterable[str]) -> None:
@@ -388,7 +391,9 @@ def show(run: Run) -> None:
         try:
             args = cli.parse(run.argv)
             if args.data.prompt_dataset:
-                layout.check_prompts(layout.plan(prompts_at_most(args.data), args), args)
+                layout_checks.check_prompts(
+                    layout_checks.plan(prompts_at_most(args.data), args), args
+                )
             cli.fit_platform(args)
         except cli.NotOnThisMachine as error:
             print(f"# not on this machine: {error}")
@@ -396,13 +401,13 @@ def show(run: Run) -> None:
             print("# not checked: OpenRLHF is not installed here, and has further rules for flags")
     # Before anything is printed: they may find a value that cannot be.
     plan = plan_lines(run)
-    lacking, found = run_inputs.look(run.config)
+    lacking, found = input_checks.look(run.config)
     print(f"# resolved recipe, from {' <- '.join(reversed(run.config.sources))}")
     print(run.config.to_yaml())
     print(f"# {run.weighting}".replace("\n", "\n# "))
     print(*(f"# {line}".rstrip() for line in plan), sep="\n")
     print("# upstream command line")
-    print(shlex.join(["python", "-m", "sg_rlhf.overlay.cli", *redacted_words(run.argv)]))
+    print(shlex.join(["python", "-m", "sg_rlhf.overlay.driver.run", *redacted_words(run.argv)]))
     print(remarks.getvalue(), end="")
     for line in found:
         print(f"# remark: {line}")

@@ -18,7 +18,7 @@ from torch import Tensor
 from bench.gpu.measure import GIB, costs, largest, relative
 from bench.gpu.result import Job, Record
 
-OURS = "sg_rlhf.algo.token_logprobs"
+OURS = "sg_rlhf.algo.log_probs.fused_log_probs"
 VOCABULARY = 151_936
 HIDDEN = {"qwen2.5-3b": 2048, "qwen2.5-7b": 3584}
 TOKENS = (1024, 4096, 8192, 16_384, 20_480)
@@ -71,9 +71,9 @@ def heads(record: Record) -> dict[str, Head]:
             else:
                 record.skip(f"without logits, {kernel}", "needs CUDA and triton")
     try:
-        from sg_rlhf.overlay import register
+        from sg_rlhf.overlay.patches import table
 
-        register.install()  # upstream imports flash-attn at its top; the overlay has a stand-in
+        table.install()  # upstream imports flash-attn at its top; the overlay has a stand-in
         from openrlhf.models.utils import log_probs_from_logits
     except Exception as error:  # whatever of its own imports is missing
         record.skip("upstream's own function", f"openrlhf: {type(error).__name__}: {error}"[:150])

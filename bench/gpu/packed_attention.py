@@ -21,7 +21,7 @@ from bench.gpu.result import Job, Record
 
 #: Query heads, key and value heads, head size.
 HEADS = {"qwen2.5-0.5b": (14, 2, 64), "qwen2.5-3b": (16, 2, 128), "qwen2.5-7b": (28, 4, 128)}
-OURS = "sg_rlhf.overlay.packed_attention"
+OURS = "sg_rlhf.overlay.model.packed_attention"
 Attention = Callable[[Tensor, Tensor, Tensor, list[int]], Tensor]
 
 

@@ -19,8 +19,8 @@ from safetensors import safe_open
 
 from bench.gpu.launch import ROOT
 from bench.gpu.result import Job, Record
-from sg_rlhf.common import run_log
-from sg_rlhf.common.final_checkpoint import final_checkpoint
+from sg_rlhf.run_dir import jsonl_log
+from sg_rlhf.run_dir.final_model import final_checkpoint
 
 PHASES = ("generation", "make_experience", "ppo_train", "broadcast", "step_total")
 
@@ -82,8 +82,8 @@ def peak_memory(record: Record, job: Job) -> Iterator[None]:
 
 def check_run(record: Record, run_dir: Path, rollouts: int) -> None:
     """Rollouts, sync checks, finite figures; seconds per phase and memory as figures."""
-    rows = run_log.read(run_dir / run_log.METRICS)
-    steps = run_log.read(run_dir / run_log.OPTIMIZER_STEPS)
+    rows = jsonl_log.read(run_dir / jsonl_log.METRICS)
+    steps = jsonl_log.read(run_dir / jsonl_log.OPTIMIZER_STEPS)
     record.check("rollouts", len(rows) == rollouts, len(rows), rollouts)
     differences = [row.get("sync/log_prob_diff_mean", math.nan) for row in rows]
     checked = [x for x in differences if math.isfinite(x)]

@@ -39,9 +39,9 @@ def start(job: Job) -> None:
     }  # fmt: skip
     if not job.on_cuda:
         os.environ |= {"DS_ACCELERATOR": "cpu", "SG_PLATFORM": "cpu"}
-    from sg_rlhf.overlay import register
+    from sg_rlhf.overlay.patches import table
 
-    register.install()  # without its rows DeepSpeed would compile its Adam
+    table.install()  # without its rows DeepSpeed would compile its Adam
     import deepspeed
 
     if job.on_cuda:
@@ -98,7 +98,7 @@ class Engine:
         from transformers import AutoModelForCausalLM
         from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
-        from sg_rlhf.overlay import rotary
+        from sg_rlhf.overlay.model import rotary
 
         settings = config(host_adam)
         self._for_transformers = HfDeepSpeedConfig(settings)  # while it lives, zero.Init is used
@@ -209,11 +209,11 @@ def reload(engine: Any, on_cuda: bool) -> None:
 
 def load(engine: Any, folder: Path, record: Record) -> None:
     """As a resumed run does, with the overlay's care for the optimizer's state."""
-    from sg_rlhf.overlay import checkpoints
+    from sg_rlhf.overlay.checkpoints import store
 
     path, _ = engine.load_checkpoint(str(folder), "saved")
     record.check("a checkpoint is found", path is not None)
-    forgotten = checkpoints.forget_offload_buffers(engine.optimizer)
+    forgotten = store.forget_offload_buffers(engine.optimizer)
     record.figure("offload_buffers_in_the_checkpoint", forgotten)
     keys = list(state_devices(engine))
     left = [key for key in keys if key.endswith("_offload_buffer")]

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.graders import pinned_files
-from sg_rlhf.common.pinned_file import Origin
+from sg_rlhf.data_io.pinned_download import Origin
 
 CACHE = Path("~/.cache/sg_rlhf/grader_cases").expanduser()
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from bench.graders import cases, fetch_cases
 from bench.graders.cases import Case
-from sg_rlhf.common.rows import DataError
+from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks.math.grading import Grade, WorkerPool, grade_many
 
 VERDICTS = Path(__file__).with_name("verdicts.tsv")

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from sg_rlhf.common.pinned_file import Origin, download
-from sg_rlhf.common.rows import DataError
+from sg_rlhf.data_io.pinned_download import Origin, download
+from sg_rlhf.data_io.records import DataError
 
 
 def fetched(origin: Origin, path: Path, given: Mapping[str, Path], name: str) -> Path:

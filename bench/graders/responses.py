@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.graders import pinned_files
-from sg_rlhf.common.pinned_file import Origin
-from sg_rlhf.common.rows import DataError
+from sg_rlhf.data_io.pinned_download import Origin
+from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks.math.published import read_eval_set
 
 CACHE = Path("~/.cache/sg_rlhf/responses").expanduser()

@@ -15,8 +15,8 @@ BATCH = 16
 class HfEngine:
     """Batches of requests of similar length through `generate`.
 
-    A token is drawn by its sample's seed and its place (:mod:`sg_rlhf.common.seeded_draws`) before
-    `generate` chooses, which may therefore search greedily.
+    A token is drawn by its sample's seed and its place (:mod:`sg_rlhf.sampling.seeded_sampler`)
+    before `generate` chooses, which may therefore search greedily.
     """
 
     def __init__(self, options: EngineOptions) -> None:
@@ -158,13 +158,13 @@ def drawn(seeds: Sequence[int], prompt: int) -> Any:
     import torch
     from transformers import LogitsProcessor
 
-    from sg_rlhf.common import seeded_draws
+    from sg_rlhf.sampling import seeded_sampler
 
     class Drawn(LogitsProcessor):  # type: ignore[misc]
         def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             positions = [input_ids.shape[1] - prompt] * len(seeds)
-            numbers = torch.from_numpy(seeded_draws.uniforms(seeds, positions))
-            token = seeded_draws.draw(scores.softmax(dim=-1, dtype=torch.float32), numbers)
+            numbers = torch.from_numpy(seeded_sampler.uniforms(seeds, positions))
+            token = seeded_sampler.draw(scores.softmax(dim=-1, dtype=torch.float32), numbers)
             return torch.full_like(scores, -torch.inf).scatter_(1, token[:, None], 0.0)
 
     return Drawn()

@@ -94,12 +94,12 @@ class Replicas:
     """
 
     def __init__(self, options: EngineOptions, start_one: StartEngine) -> None:
-        from sg_rlhf.common import ray_token
+        from sg_rlhf.ray_session import auth_token
 
-        ray_token.make()
+        auth_token.make()
         import ray
 
-        from sg_rlhf.common import ray_cluster
+        from sg_rlhf.ray_session import cluster
 
         self._ray = ray
         gpus = options.replicas * options.tensor_parallel
@@ -114,7 +114,7 @@ class Replicas:
         }
         try:
             if "RAY_ADDRESS" in os.environ:
-                ray_cluster.join(os.environ["RAY_ADDRESS"], **settings)
+                cluster.join(os.environ["RAY_ADDRESS"], **settings)
             else:
                 if options.cpu:
                     # Logical: processes, not devices.
@@ -123,8 +123,8 @@ class Replicas:
                         "num_cpus": options.replicas,
                         "object_store_memory": 256 * 2**20,
                     }
-                ray_cluster.start(**settings)
-        except ray_cluster.ClusterError as error:
+                cluster.start(**settings)
+        except cluster.ClusterError as error:
             raise EvalError(f"--replicas: {error}") from error
         try:
             self._check(gpus)

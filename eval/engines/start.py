@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from eval.engines.base import Engine, EngineName, EngineOptions
-from sg_rlhf.common import vllm_settings
+from sg_rlhf.sampling import vllm_settings
 
 
 def set_environment(name: EngineName, cpu: bool, replicas: int) -> None:

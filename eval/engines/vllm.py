@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eval.engines.base import Completion, EngineOptions, Request
-from sg_rlhf.common import seeded_draws, vllm_settings
+from sg_rlhf.sampling import seeded_sampler, vllm_settings
 from sg_rlhf.tasks.questions import EvalError, one_line
 from sg_rlhf.tasks.suite import FinishReason
 
@@ -30,7 +30,7 @@ class VllmEngine:
                 trust_remote_code=False,
                 **vllm_settings.engine_settings_here(),
                 **(vllm_settings.cpu_settings(options.context) if options.cpu else {}),
-                worker_extension_cls=seeded_draws.EXTENSION if options.cpu else "",
+                worker_extension_cls=seeded_sampler.EXTENSION if options.cpu else "",
             )
             self._engine = LLMEngine.from_engine_args(
                 arguments, usage_context=UsageContext.LLM_CLASS

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from sg_rlhf.algo.aggregation import aggregate
-from sg_rlhf.algo.dead_zones import warn_once
-from sg_rlhf.algo.diagnostics import TokenStatistics, token_statistics
+from sg_rlhf.algo.analysis.gradient_dead_zones import warn_once
+from sg_rlhf.algo.analysis.token_statistics import TokenStatistics, token_statistics
 from sg_rlhf.algo.objectives import Clip, Objective, Tokens, make_objective
 from sg_rlhf.algo.parameters import ParameterError
 from sg_rlhf.algo.token_weights import normalize_weights, unnormalized_weights

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sg_rlhf.algo.dead_zones import (
+from sg_rlhf.algo.analysis.gradient_dead_zones import (
     DeadZones,
     WeightRange,
     dead_zones,

@@ -1,1 +1,1 @@
-"""What every room may use: files, rows, statistics, command lines, the run directory, Ray."""
+"""Small helpers for every package: atomic files, text, arguments, host memory, redaction."""

@@ -9,7 +9,7 @@ from sg_rlhf.config.recipe import (
     objective_of,
     weighting_of,
 )
-from sg_rlhf.config.settings import EvalSet, SGSettings, sg_keys
+from sg_rlhf.config.sg_settings import EvalSet, SGSettings, sg_keys
 
 __all__ = [
     "MODULE_KEYS",

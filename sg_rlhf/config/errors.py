@@ -1,6 +1,6 @@
 """What a wrong recipe raises."""
 
-from sg_rlhf.common.one_line import OneLineError
+from sg_rlhf.common.text import OneLineError
 
 
 class ConfigError(OneLineError):

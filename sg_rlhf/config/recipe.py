@@ -26,20 +26,20 @@ from yaml import YAMLError
 from sg_rlhf.algo.objectives import Objective
 from sg_rlhf.algo.weightings import Weighting, weighting_class
 from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS, parameter_of
-from sg_rlhf.common import modules
+from sg_rlhf.common import module_paths
 from sg_rlhf.common.redaction import HIDDEN, redacted, redacted_text
-from sg_rlhf.config import correction, old_names, ranges, sections
+from sg_rlhf.config import correction_presets, domain_settings, old_names, value_ranges
+from sg_rlhf.config.builtin_recipes import recipe_path
 from sg_rlhf.config.errors import ConfigError
-from sg_rlhf.config.settings import (
+from sg_rlhf.config.sg_settings import (
     BESIDE_UPSTREAMS,
     SHORT_KEYS,
     SGSettings,
     sg_keys,
     validation_message,
 )
-from sg_rlhf.config.shipped_recipes import recipe_path
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES, Flag, flags
-from sg_rlhf.config.weighting import (
+from sg_rlhf.config.weighting_resolution import (
     COMMAND_LINE,
     LONG,
     OBJECTIVE,
@@ -71,9 +71,11 @@ class Config:
 
     def value(self, key: str) -> Any:
         """The value of a dotted key: the recipe's, else upstream's or ``sg``'s default."""
-        if (of_domain := sections.split(key)) is not None:
+        if (of_domain := domain_settings.split(key)) is not None:
             name, field = of_domain
-            return getattr(self.sg.domains.get(name) or sections.settings_class(name)(), field)
+            return getattr(
+                self.sg.domains.get(name) or domain_settings.settings_class(name)(), field
+            )
         if key == SHORT_TYPE:
             return self.sg.weighting["type"]
         if key.startswith(f"{LONG}.") or key.startswith(f"{OBJECTIVE}."):
@@ -155,7 +157,7 @@ def local_path(key: str, value: str) -> str:
         ConfigError: no such module is installed.
     """
     try:
-        return modules.place_of(value)
+        return module_paths.place_of(value)
     except ModuleNotFoundError:
         raise ConfigError(f"{key}={value}: no such module is installed") from None
 
@@ -303,7 +305,7 @@ def _check(
             f"{origin.get('eval.dataset', 'recipe')}: eval.dataset={values['eval.dataset']}: "
             "not used beside sg.eval_sets; set one of them to null or []"
         )
-    values = correction.expand(settings.correction, values, origin)
+    values = correction_presets.expand(settings.correction, values, origin)
     return Config(values=values, sg=settings, sources=sources)
 
 
@@ -321,12 +323,12 @@ def sg_settings(
     """
     settled = {"weighting": statements.weighting(), "objective": statements.objective_for(loss)}
     own = _nest({k.removeprefix("sg."): v for k, v in values.items()})
-    of_domains = {name: own.pop(name) for name in sections.names() if name in own}
+    of_domains = {name: own.pop(name) for name in domain_settings.names() if name in own}
     chosen, section = {}, "sg"
     try:
         for name, given in of_domains.items():
             section = f"sg.{name}"
-            chosen[name] = sections.settings_class(name)(**given)
+            chosen[name] = domain_settings.settings_class(name)(**given)
         section = "sg"
         return SGSettings(**own, **settled, domains=chosen)
     except ValidationError as error:
@@ -384,7 +386,7 @@ def _checked_value(flag: Flag, value: Any, where: str) -> Any:
 
 
 def _in_range(flag: Flag, value: Any, where: str) -> Any:
-    expected = ranges.expected(flag.dest, value)
+    expected = value_ranges.expected(flag.dest, value)
     if expected is not None:
         raise ConfigError(f"{where}: {flag.dest}={value}: expected {expected}")
     return value

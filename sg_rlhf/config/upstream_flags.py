@@ -111,7 +111,7 @@ def build_parser() -> argparse.ArgumentParser:
     names: dict[str, Any] = {"argparse": argparse, "datetime": datetime}
     exec(compile(block.build_parser, str(block.path), "exec"), names)
     parser: argparse.ArgumentParser = names["parser"]
-    parser.prog = "python -m sg_rlhf.overlay.cli"
+    parser.prog = "python -m sg_rlhf.overlay.driver.run"
     by_dest = {action.dest: action for action in parser._actions}
     for dest, extra in EXTRA_CHOICES.items():
         action = by_dest.get(dest)

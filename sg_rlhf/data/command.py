@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sg_rlhf import __version__
-from sg_rlhf.common import model_folder, room
-from sg_rlhf.common.command_line import path, print_files
-from sg_rlhf.common.dataset_folder import check_writable, current_manifest, write_dataset
+from sg_rlhf.common import free_space
+from sg_rlhf.common.argument_types import path
+from sg_rlhf.common.atomic_io import resolved
 from sg_rlhf.common.environment import as_typed
-from sg_rlhf.common.files import resolved
+from sg_rlhf.data_io import model_folder
+from sg_rlhf.data_io.command_options import print_files
+from sg_rlhf.data_io.dataset_writer import check_writable, current_manifest, write_dataset
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.data_command import DataCommand
 from sg_rlhf.tasks.domain import Domain, load
@@ -66,9 +68,9 @@ def make(task: str, command: DataCommand, args: argparse.Namespace) -> None:
         if plan.needs is not None:
             needs = plan.needs()
             if needs.lines:
-                room.say(needs.lines, out)
+                free_space.say(needs.lines, out)
             if not args.skip_room_check:
-                room.check("--out", out, "the data set", needs)
+                free_space.check("--out", out, "the data set", needs)
         made = plan.make()
         manifest = write_dataset(out, made.files, request, made.facts)
         for line in command.report(manifest):
@@ -123,7 +125,7 @@ def _parser(domains: dict[str, Domain], asked: str, command: DataCommand | None)
             "--force", action="store_true", help="replace our files in a folder that is not empty"
         )
         sub.add_argument(
-            room.SKIP,
+            free_space.SKIP,
             action="store_true",
             help="download or write what disk or memory may not hold",
         )

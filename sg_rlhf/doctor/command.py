@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sg_rlhf.common.one_line import OneLineParser
+from sg_rlhf.common.text import OneLineParser
 from sg_rlhf.doctor.check import FAILED, SKIPPED, WARNING, Check, exit_status
 from sg_rlhf.doctor.checks import check
 from sg_rlhf.doctor.facts import Facts, read

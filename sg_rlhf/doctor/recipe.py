@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.config import Config, ConfigError, load_config, local_path, places
+from sg_rlhf.config import Config, ConfigError, load_config, local_path, topology
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
 from sg_rlhf.doctor.facts import Facts
 from sg_rlhf.doctor.gather import Wanted
@@ -82,7 +82,7 @@ def load(files: Sequence[str], overrides: Sequence[str], run_dir: str | None) ->
     """
     config = load_config(files, tuple(overrides))
     without = config.value("vllm.sync_backend") == "gloo"
-    return Recipe(config, places.run_dir_of(run_dir, files, config), without)
+    return Recipe(config, topology.run_dir_of(run_dir, files, config), without)
 
 
 def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:
@@ -137,7 +137,7 @@ def _to_compile(config: Config, facts: Facts) -> str:
 
 def gpus_per_node(config: Config) -> int:
     """GPUs that the recipe takes of a node, for all models and engines."""
-    return math.ceil(places.gpus(config.value) / (config.value("actor.num_nodes") or 1))
+    return math.ceil(topology.gpus(config.value) / (config.value("actor.num_nodes") or 1))
 
 
 def _hardware(facts: Facts, needs: Needs) -> Hardware:

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-from sg_rlhf.common.command_line import OneLineParser, count, positive
+from sg_rlhf.common.argument_types import OneLineParser, count, positive
 
 
 def await_nodes(address: str, nodes: int, seconds: float, pause: float = 2.0) -> list[str]:
@@ -30,7 +30,7 @@ def await_nodes(address: str, nodes: int, seconds: float, pause: float = 2.0) ->
     """
     import ray
 
-    from sg_rlhf.common import ray_cluster
+    from sg_rlhf.ray_session import cluster
 
     deadline = time.monotonic() + seconds
     there: list[str] = []
@@ -38,11 +38,11 @@ def await_nodes(address: str, nodes: int, seconds: float, pause: float = 2.0) ->
     while time.monotonic() < deadline:
         try:
             if not ray.is_initialized():
-                ray_cluster.join(address, logging_level="error", log_to_driver=False)
+                cluster.join(address, logging_level="error", log_to_driver=False)
             there = sorted(node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"])
             if len(there) >= nodes:
                 return there
-        except ray_cluster.ClusterError as error:
+        except cluster.ClusterError as error:
             problem = f"; {error}"
         time.sleep(pause)
     found = ", ".join(there) or "none"

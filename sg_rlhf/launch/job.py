@@ -13,8 +13,8 @@ from pathlib import Path
 
 import sg_rlhf
 from sg_rlhf.common.redaction import redacted_words
-from sg_rlhf.config import Config, ConfigError, places
-from sg_rlhf.launch import data
+from sg_rlhf.config import Config, ConfigError, topology
+from sg_rlhf.launch import data_commands
 from sg_rlhf.launch.options import LaunchError, Options
 from sg_rlhf.plan.gpu_types import BY_SIZE
 from sg_rlhf.plan.hardware import named, of_gpus
@@ -141,8 +141,8 @@ def job_of(
         recipe=", ".join(configs),
         printed_by=" ".join(shlex.join(shown).split()),
         command=shlex.join(words),
-        data=data.command_for(config),
-        files=data.local_files(config),
+        data=data_commands.command_for(config),
+        files=data_commands.local_files(config),
         run_dir=where,
         checkpoint=f"{relative(Path(config.value('ckpt.path')))}/_actor/latest",
         nodes=nodes,
@@ -167,7 +167,7 @@ def machines(config: Config) -> tuple[int, int]:
     own, as few machines of up to eight as hold them all.
     """
     actors, each = config.value("actor.num_nodes"), config.value("actor.num_gpus_per_node")
-    total = places.gpus(config.value)
+    total = topology.gpus(config.value)
     if total == actors * each:
         return actors, each
     nodes = max(actors, math.ceil(total / GPUS_OF_A_NODE))

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.command_line import OneLineParser
+from sg_rlhf.common.argument_types import OneLineParser
 from sg_rlhf.common.environment import script
-from sg_rlhf.common.rows import one_line
-from sg_rlhf.config import Config, ConfigError, load_config, places, run_inputs
+from sg_rlhf.config import Config, ConfigError, input_checks, load_config, topology
+from sg_rlhf.data_io.records import one_line
 
 #: Never uploaded, as well as what .gitignore and .rayignore name; Ray's own default.
 EXCLUDED = [".git", ".venv", "venv", "__pycache__"]
@@ -88,7 +88,7 @@ def pack(folder: Path, into: Path) -> Package:
 
 def places_of(config: Config) -> dict[str, str]:
     """Key -> what it names, of keys that may name files; without ids of modules."""
-    found = {key: str(config.value(key) or "") for key in run_inputs.READ_FROM}
+    found = {key: str(config.value(key) or "") for key in input_checks.READ_FROM}
     found |= {f"sg.eval_sets, {one.name}": one.dataset for one in config.sg.eval_sets}
     return {k: v for k, v in found.items() if v and not v.startswith(("module:", "http"))}
 
@@ -271,7 +271,7 @@ def submit(arguments: Any) -> int:
         ConfigError, SubmitError: one line for the user.
     """
     config = load_config(arguments.config, arguments.overrides)
-    run_dir = places.run_dir_of(arguments.run_dir, arguments.config, config)
+    run_dir = topology.run_dir_of(arguments.run_dir, arguments.config, config)
     run_dir = Path(os.path.abspath(run_dir))
     with tempfile.TemporaryDirectory() as folder:
         package = pack(Path.cwd(), Path(folder))

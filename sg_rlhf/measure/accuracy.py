@@ -24,10 +24,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sg_rlhf.common import strict_json
-from sg_rlhf.common.command_line import OneLineParser, count, not_negative, positive, progress_bar
-from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.argument_types import OneLineParser, count, not_negative, positive, progress_bar
+from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.common.statistics import Z95, half_width
+from sg_rlhf.data_io import strict_json
 from sg_rlhf.measure import fixed_batch, options, sample_batch
 from sg_rlhf.measure.checkpoint import MeasureError, choose_device, load_model, load_tokenizer
 from sg_rlhf.measure.rollouts import sample_responses

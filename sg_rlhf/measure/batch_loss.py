@@ -48,7 +48,7 @@ class Centre:
 
 
 class BatchLoss:
-    """L as ``sg_rlhf.algo.sharpness`` wants it: called, it gives one piece of L per pass.
+    """L as ``sg_rlhf.algo.analysis.sharpness`` wants it: called, it gives one piece of L per pass.
 
     ``surrogate`` None: the mean negative log-likelihood of the responses' tokens.
 

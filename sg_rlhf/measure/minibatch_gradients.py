@@ -38,10 +38,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sg_rlhf.common import strict_json
-from sg_rlhf.common.command_line import count, not_negative, progress_bar
-from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.argument_types import count, not_negative, progress_bar
+from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.config import Config, load_config
+from sg_rlhf.data_io import strict_json
 from sg_rlhf.measure import fixed_batch, options
 from sg_rlhf.measure.adamw import AdamW, Moments
 from sg_rlhf.measure.batch_loss import BatchLoss, Surrogate

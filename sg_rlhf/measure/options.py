@@ -18,13 +18,13 @@ from typing import Any
 import torch
 
 from sg_rlhf.algo.weightings import Weighting
-from sg_rlhf.common import pictures
-from sg_rlhf.common.command_line import OneLineParser, count, not_negative, positive, progress_bar
-from sg_rlhf.common.files import write_whole
-from sg_rlhf.common.machine import machine
-from sg_rlhf.common.rows import one_line
+from sg_rlhf.common import figures
+from sg_rlhf.common.argument_types import OneLineParser, count, not_negative, positive, progress_bar
+from sg_rlhf.common.atomic_io import write_whole
+from sg_rlhf.common.host import machine
 from sg_rlhf.config import Config, weighting_of
 from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
+from sg_rlhf.data_io.records import one_line
 from sg_rlhf.measure import fixed_batch, sample_batch
 from sg_rlhf.measure.checkpoint import (
     DTYPES,
@@ -334,5 +334,5 @@ def save_figure(path: Path, draw: Callable[[Any], None], size: tuple[float, floa
     figure = Figure(figsize=size, layout="constrained")
     draw(figure)
     buffer = io.BytesIO()
-    pictures.save(figure, buffer, dpi=150, format=path.suffix.removeprefix(".") or "png")
+    figures.save(figure, buffer, dpi=150, format=path.suffix.removeprefix(".") or "png")
     write_whole(path, buffer.getvalue())

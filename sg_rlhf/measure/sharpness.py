@@ -2,7 +2,8 @@
 
     S(rho) = max over ||e|| <= rho of L(theta + e) - L(theta)
 
-found from below by projected ascent along the normalised gradient (sg_rlhf.algo.sharpness), with
+found from below by projected ascent along the normalised gradient
+(sg_rlhf.algo.analysis.sharpness), with
 its first-order surrogate rho * ||grad L(theta)|| of Eq. 15 beside it. All checkpoints of one call
 are measured on the same fixed batch.
 
@@ -23,11 +24,11 @@ from typing import Any
 
 import torch
 
-from sg_rlhf.algo.sharpness import Sharpness, parameter_norm, sharpness
-from sg_rlhf.common import strict_json
-from sg_rlhf.common.command_line import count, positive, progress_bar
-from sg_rlhf.common.files import write_whole
+from sg_rlhf.algo.analysis.sharpness import Sharpness, parameter_norm, sharpness
+from sg_rlhf.common.argument_types import count, positive, progress_bar
+from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.config import Config, load_config
+from sg_rlhf.data_io import strict_json
 from sg_rlhf.measure import options
 from sg_rlhf.measure.batch_loss import UNIFORM, BatchLoss, Surrogate
 from sg_rlhf.measure.checkpoint import DTYPES, choose_device, load_model, load_tokenizer

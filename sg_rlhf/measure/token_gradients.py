@@ -27,13 +27,13 @@ from scipy.stats import spearmanr
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sg_rlhf.algo.token_gradients import logit_gradient_norms, token_gradient_norms
+from sg_rlhf.algo.analysis.token_gradient_norms import logit_gradient_norms, token_gradient_norms
 from sg_rlhf.algo.token_weights import token_weights
 from sg_rlhf.algo.weightings import Weighting
-from sg_rlhf.common import strict_json
-from sg_rlhf.common.command_line import count, progress_bar
-from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.argument_types import count, progress_bar
+from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.config import load_config, weighting_of
+from sg_rlhf.data_io import strict_json
 from sg_rlhf.measure import options
 from sg_rlhf.measure.batch_loss import UNIFORM
 from sg_rlhf.measure.checkpoint import (

@@ -1,1 +1,6 @@
-"""Registers GRPO-SG in an unmodified OpenRLHF: subclasses and names, no copied line."""
+"""Registers GRPO-SG in an unmodified OpenRLHF: subclasses and replaced names, no copied line.
+
+One sub-package per process or concern. ``driver`` starts a run; ``controller`` holds the loop;
+``rollout``, ``learner`` and ``weight_sync`` are the engines, the ranks and the way between them.
+``patches.table`` lists every upstream name that is replaced. Only :mod:`sg_rlhf.train` imports it.
+"""

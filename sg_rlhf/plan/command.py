@@ -11,10 +11,10 @@ import argparse
 import sys
 from dataclasses import replace
 
-from sg_rlhf.common import strict_json
-from sg_rlhf.common.command_line import OneLineParser, positive
+from sg_rlhf.common.argument_types import OneLineParser, positive
 from sg_rlhf.config import ConfigError
 from sg_rlhf.config.upstream_flags import UpstreamChanged
+from sg_rlhf.data_io import strict_json
 from sg_rlhf.plan import overview
 from sg_rlhf.plan.of_recipe import load_for, plan_of
 from sg_rlhf.plan.time import DEFAULT

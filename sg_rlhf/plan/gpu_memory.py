@@ -17,7 +17,7 @@ REDUCE_BUCKET = 500_000_000
 MAX_LIVE_PARAMETERS = 1_000_000_000
 SUB_GROUP = 1_000_000_000
 #: A block of the fused head on a GPU: its tokens and its vocabulary at most, and numbers of the
-#: head (`_ROWS`, `_COLUMNS`, `_HEAD` of `sg_rlhf.algo.token_logprobs`).
+#: head (`_ROWS`, `_COLUMNS`, `_HEAD` of `sg_rlhf.algo.log_probs.fused_log_probs`).
 FUSED_ROWS, FUSED_COLUMNS, FUSED_HEAD = 4096, 4096, 2**22
 #: A CUDA context with its kernels and cuBLAS's workspace. Assumed: 0.5 to 0.7 GiB are usual.
 CONTEXT = 0.6 * GIB
@@ -124,7 +124,8 @@ def logits_of_update(run: RunShape) -> float:
     the backward pass begins there are the logits, their gradient, and at T != 1 the gradient
     divided by the temperature: 3 copies; at T = 1 the gradient in bf16 instead: 2.5. An entropy
     that is only logged is compiled into one pass and adds none.
-    fused (`sg_rlhf.algo.token_logprobs`): a block's float32 logits and their bf16 gradient, the
+    fused (`sg_rlhf.algo.log_probs.fused_log_probs`): a block's float32 logits and their bf16
+    gradient, the
     gradient of a block of the head in float32, and of every token the hidden state, its float32
     gradient and its bf16 one, 8 h T. It answers for response tokens alone; counted are all.
     """

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sg_rlhf.common import cgroup
-from sg_rlhf.common.machine import visible_gpus
+from sg_rlhf.common.host import visible_gpus
 from sg_rlhf.plan.gpu_types import BY_SIZE, GPUS, Gpu, gpu_of
 
 #: Host memory that a machine is taken to have per GPU, GiB: about the smallest that clouds sell

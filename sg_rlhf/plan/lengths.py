@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sg_rlhf.common import dealing, rounds
-from sg_rlhf.common.padded_rounds import padded
+from sg_rlhf.batching import balance as dealing
+from sg_rlhf.batching import rounds
+from sg_rlhf.batching.padded_rounds import padded
 
 #: Rollouts that a waiting share is the mean of.
 DRAWS = 20

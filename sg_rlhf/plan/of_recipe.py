@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common import strict_json
-from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.config import Config, ConfigError, load_config
-from sg_rlhf.config.shipped_recipes import CONFIGS
+from sg_rlhf.config.builtin_recipes import CONFIGS
+from sg_rlhf.data_io import strict_json
 from sg_rlhf.plan.choice import fastest
 from sg_rlhf.plan.gpu_memory import GIB
 from sg_rlhf.plan.hardware import Hardware, detected, named, of_gpus

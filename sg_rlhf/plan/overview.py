@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sg_rlhf.config import Config
-from sg_rlhf.config.shipped_recipes import CONFIGS
+from sg_rlhf.config.builtin_recipes import CONFIGS
 from sg_rlhf.plan.hardware import named
 from sg_rlhf.plan.memory import MemoryPlan, memory_plan
 from sg_rlhf.plan.of_recipe import load_for, on_ranks_of

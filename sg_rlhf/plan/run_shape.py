@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sg_rlhf.common import without_logits
-from sg_rlhf.config import Config, ConfigError, local_path, places
-from sg_rlhf.config.old_log_probs import old_log_probs
+from sg_rlhf.config import Config, ConfigError, local_path, topology
+from sg_rlhf.config.log_probs import old_log_probs
 from sg_rlhf.plan.shapes import ModelShape, shape_of
 
 #: Keys that count something of which there must be one.
@@ -233,18 +233,18 @@ def run_shape(config: Config) -> RunShape | None:
     shards = value("ds.ring_attn_size") * value("ds.tensor_parallel_size")
     cpu = hardware == "cpu" or value("vllm.sync_backend") == "gloo"
     ranks = value("actor.num_nodes") * value("actor.num_gpus_per_node")
-    names = {name for group in places.groups(value) for name in group.who.split(", ")}
+    names = {name for group in topology.groups(value) for name in group.who.split(", ")}
     return RunShape(
         model=model,
         hardware=hardware,
         cpu=cpu,
         nodes=value("actor.num_nodes"),
         gpus_per_node=value("actor.num_gpus_per_node"),
-        gpus_apart=places.gpus(value) - ranks,
+        gpus_apart=topology.gpus(value) - ranks,
         not_planned=tuple(name for name in ("critic", "reward") if name in names),
         engines=value("vllm.num_engines") or 0,
         engine_tp=value("vllm.tensor_parallel_size"),
-        colocated=places.engines_share(value),
+        colocated=topology.engines_share(value),
         samples_ahead=bool(value("train.async_enable")) and config.sg.max_staleness > 0,
         engines_sleep=bool(value("vllm.enable_sleep")),
         trainer_sleeps=bool(value("ds.enable_sleep")),

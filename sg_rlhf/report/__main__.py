@@ -10,8 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from sg_rlhf.common.command_line import OneLineParser, count
-from sg_rlhf.common.files import resolved, write_whole
+from sg_rlhf.common.argument_types import OneLineParser, count
+from sg_rlhf.common.atomic_io import resolved, write_whole
 from sg_rlhf.report.runs import RunError
 
 EXAMPLES = """\

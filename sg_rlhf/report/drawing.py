@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from sg_rlhf.common import pictures
+from sg_rlhf.common import figures
 from sg_rlhf.report.runs import Curve
 
 #: Okabe and Ito's palette: told apart with any colour vision. Line styles differ as well, and
@@ -191,7 +191,7 @@ def legend_of_figure(panels: Sequence[Axes], side: str = "lower") -> None:
 def save(figure: Figure, path: Path) -> None:
     """Write a figure as the file name's ending says: PNG with 200 dpi, SVG with drawn letters."""
     with matplotlib.rc_context({**RC, "svg.fonttype": "path"}):
-        pictures.save(
+        figures.save(
             figure, path, dpi=200, metadata={"Date": None} if path.suffix == ".svg" else None
         )
 
@@ -206,7 +206,7 @@ def html_svg(figure: Figure, key: str, label: str, *, letters: bool = True) -> s
     """
     buffer = io.StringIO()
     with matplotlib.rc_context({**RC, "svg.fonttype": "none" if letters else "path"}):
-        pictures.save(figure, buffer, format="svg", transparent=True, metadata={"Date": None})
+        figures.save(figure, buffer, format="svg", transparent=True, metadata={"Date": None})
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", _XLINK)
     # Our own output, so no parser is needed that distrusts it; comments are dropped on the way.

@@ -13,13 +13,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from sg_rlhf.common import run_log
-from sg_rlhf.common.final_checkpoint import final_checkpoint_complete
 from sg_rlhf.common.redaction import redacted
-from sg_rlhf.config import Config, ConfigError, load_config, sections
+from sg_rlhf.config import Config, ConfigError, domain_settings, load_config
 from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.report.names import group_names, run_names
 from sg_rlhf.report.text import one_line
+from sg_rlhf.run_dir import jsonl_log
+from sg_rlhf.run_dir.final_model import final_checkpoint_complete
 
 #: Runs that differ in nothing else are seeds of one experiment: the seed, where files go, and the
 #: names that loggers give it.
@@ -68,7 +68,7 @@ class Run:
     def setting(self, key: str) -> Any:
         """The value of a dotted key, upstream's default where the run does not set it."""
         if self.config is not None:
-            of_domain = sections.split(key)
+            of_domain = domain_settings.split(key)
             if of_domain is not None and of_domain[0] not in self.config.sg.domains:
                 return None
             try:
@@ -129,23 +129,25 @@ def read_run(path: Path) -> Run:
     if not path.is_dir():
         what = "not a folder" if path.exists() else "no such folder"
         raise RunError(f"{path}: {what}; give the directory of a run (train's --run-dir)")
-    if not (path / run_log.METRICS).exists():
-        raise RunError(f"{path}: not a run: no {run_log.METRICS} in it (train's --run-dir has one)")
+    if not (path / jsonl_log.METRICS).exists():
+        raise RunError(
+            f"{path}: not a run: no {jsonl_log.METRICS} in it (train's --run-dir has one)"
+        )
     notes: list[str] = []
-    rows = {name: _rows(path, name, notes) for name in run_log.STEP_FILES}
-    metrics = _last_of_each_step(rows[run_log.METRICS])
+    rows = {name: _rows(path, name, notes) for name in jsonl_log.STEP_FILES}
+    metrics = _last_of_each_step(rows[jsonl_log.METRICS])
     if not metrics:
-        if run_log.damaged(path / run_log.METRICS):
-            raise RunError(f"{path / run_log.METRICS}: no line of it can be read")
-        raise RunError(f"{path}: no rollout in {run_log.METRICS} yet; wait for the first one")
+        if jsonl_log.damaged(path / jsonl_log.METRICS):
+            raise RunError(f"{path / jsonl_log.METRICS}: no line of it can be read")
+        raise RunError(f"{path}: no rollout in {jsonl_log.METRICS} yet; wait for the first one")
     settings, config = _settings(path, notes)
     return Run(
         path=path,
         name=one_line(path.resolve().name) or "run",
         metrics=metrics,
-        steps=rows[run_log.OPTIMIZER_STEPS],
-        samples=[_checked(row) for row in rows[run_log.SAMPLES]],
-        evaluations=_last_of_each_step(rows[run_log.EVALUATIONS]),
+        steps=rows[jsonl_log.OPTIMIZER_STEPS],
+        samples=[_checked(row) for row in rows[jsonl_log.SAMPLES]],
+        evaluations=_last_of_each_step(rows[jsonl_log.EVALUATIONS]),
         settings=settings,
         config=config,
         environment=_json_object(path / "environment.json"),
@@ -159,8 +161,8 @@ def read_run(path: Path) -> Run:
 def _rows(run_dir: Path, name: str, notes: list[str]) -> list[Row]:
     path = run_dir / name
     try:
-        rows: list[Any] = run_log.read(path)
-        damaged = run_log.damaged(path)
+        rows: list[Any] = jsonl_log.read(path)
+        damaged = jsonl_log.damaged(path)
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from None
     for index, row in enumerate(rows):

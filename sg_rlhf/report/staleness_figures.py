@@ -8,13 +8,13 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from sg_rlhf.common.weight_versions import DROPPED_SHARE, SHARE_OF_AGE
 from sg_rlhf.report import drawing
 from sg_rlhf.report.drawing import ALARM, GRID, MUTED
 from sg_rlhf.report.figures import Missing
 from sg_rlhf.report.runs import Group, Row, number
 from sg_rlhf.report.text import drawn
 from sg_rlhf.report.timing_figures import merged
+from sg_rlhf.run_dir.weight_versions import DROPPED_SHARE, SHARE_OF_AGE
 
 DROPPED = "dropped"
 

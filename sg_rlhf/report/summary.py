@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common import run_log, strict_json
-from sg_rlhf.common.files import write_whole
-from sg_rlhf.common.final_checkpoint import final_checkpoint, final_checkpoint_complete
-from sg_rlhf.common.model_folder import merge_command
+from sg_rlhf.common.atomic_io import write_whole
+from sg_rlhf.data_io import strict_json
+from sg_rlhf.data_io.model_folder import merge_command
 from sg_rlhf.report.evaluations import held_out_accuracy, held_out_sets, set_names
 from sg_rlhf.report.runs import Row, Run, RunError, curve, grouped, number, read_run
+from sg_rlhf.run_dir import jsonl_log
+from sg_rlhf.run_dir.final_model import final_checkpoint, final_checkpoint_complete
 
 PLOTS = ("reward.png", "grad_norm.png")
 
@@ -36,7 +37,7 @@ def summarize(run_dir: Path) -> dict[str, Any]:
 def _read(run_dir: Path) -> Run:
     run = read_run(run_dir)
     if not run.steps:
-        raise RunError(f"{run_dir}: no optimizer step in {run_log.OPTIMIZER_STEPS} yet")
+        raise RunError(f"{run_dir}: no optimizer step in {jsonl_log.OPTIMIZER_STEPS} yet")
     return run
 
 
@@ -151,7 +152,7 @@ def render(summary: dict[str, Any], run_dir: Path) -> str:
     if "nonfinite_samples" in summary:
         lines.append(
             f"  not finite          {summary['nonfinite_skipped_steps']} optimizer steps skipped, "
-            f"{summary['nonfinite_samples']} responses left out ({run_log.NONFINITE})"
+            f"{summary['nonfinite_samples']} responses left out ({jsonl_log.NONFINITE})"
         )
     if "device_used_gib" in summary:
         used = f"{summary['device_used_gib']:.1f} GiB of a GPU at most"

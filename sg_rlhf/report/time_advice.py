@@ -1,6 +1,6 @@
 """Where a rollout's time goes, in words, and which settings change it.
 
-A rule names the parts of :mod:`sg_rlhf.common.step_times` that it speaks of, and the share of a
+A rule names the parts of :mod:`sg_rlhf.run_dir.timing_keys` that it speaks of, and the share of a
 rollout above which it does. The largest share is named in any case.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sg_rlhf.config.old_log_probs import old_log_probs
+from sg_rlhf.config.log_probs import old_log_probs
 
 Setting = Callable[[str], Any]
 
@@ -152,7 +152,7 @@ def advice(seconds: Mapping[str, float], setting: Setting) -> str:
     """What takes most of a rollout and what to change, in one or a few sentences; "" of nothing.
 
     Args:
-        seconds: of a rollout by part, as :func:`sg_rlhf.common.step_times.disjoint` has them.
+        seconds: of a rollout by part, as :func:`sg_rlhf.run_dir.timing_keys.disjoint` has them.
         setting: the run's value of a dotted key; None where it is not known.
     """
     total = sum(seconds.values())

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sg_rlhf.common.step_times import OTHER, PREFIX, TOTAL, disjoint
 from sg_rlhf.report import drawing
 from sg_rlhf.report.drawing import GRID, INK, MUTED, SERIES
 from sg_rlhf.report.figures import Missing
 from sg_rlhf.report.runs import Group, Row, number
 from sg_rlhf.report.text import drawn
 from sg_rlhf.report.time_advice import advice
+from sg_rlhf.run_dir.timing_keys import OTHER, PREFIX, TOTAL, disjoint
 
 #: More bars than this would be lines: neighbours are drawn as their mean.
 BARS = 60

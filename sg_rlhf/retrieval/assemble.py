@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from sg_rlhf.common.files import naming
+from sg_rlhf.common.atomic_io import naming
 from sg_rlhf.common.index_sizes import (
     BLOCK_BYTES,
     CODES_BYTES,

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from sg_rlhf.common.command_line import MOST, OneLineParser, shown, whole
+from sg_rlhf.common.argument_types import MOST, OneLineParser, shown, whole
 
 #: More than a machine has cores; a number of another kind was meant.
 MOST_THREADS = 4096

@@ -20,7 +20,7 @@ from typing import TypedDict
 import numpy as np
 from tqdm import tqdm
 
-from sg_rlhf.common.files import naming
+from sg_rlhf.common.atomic_io import naming
 
 
 class Document(TypedDict):

@@ -13,7 +13,7 @@ from typing import IO, Any
 import torch
 from tqdm import tqdm
 
-from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.common.index_sizes import Spec
 from sg_rlhf.retrieval import assemble, encoding, manifest, recall, unfinished
 from sg_rlhf.retrieval.corpus import Corpus, Scan, load_offsets

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from sg_rlhf.common import model_folder
+from sg_rlhf.data_io import model_folder
 from sg_rlhf.retrieval import onednn
 
 PREFIX = {"query": "query: ", "passage": "passage: "}

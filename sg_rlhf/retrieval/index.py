@@ -17,8 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from sg_rlhf.common.command_line import count, path, word
-from sg_rlhf.common.files import lossy_output
+from sg_rlhf.common.argument_types import count, path, word
+from sg_rlhf.common.atomic_io import lossy_output
 from sg_rlhf.common.index_sizes import KINDS, PRECISIONS, Spec, check_codes, spec
 from sg_rlhf.retrieval import contents, manifest, room, unfinished
 from sg_rlhf.retrieval.analysis import ANALYSES, LUCENE, of_revision

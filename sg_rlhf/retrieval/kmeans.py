@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from faiss.contrib.clustering import reassign_centroids
 
-from sg_rlhf.common.files import naming
+from sg_rlhf.common.atomic_io import naming
 from sg_rlhf.common.index_sizes import ROUND, SLICE, TILE
 from sg_rlhf.retrieval.scan import Workers
 from sg_rlhf.retrieval.vectors import VectorFile

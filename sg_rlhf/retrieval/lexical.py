@@ -19,7 +19,7 @@ import bm25s  # type: ignore[import-untyped]
 import numpy as np
 
 from sg_rlhf.common import cgroup
-from sg_rlhf.common.files import naming
+from sg_rlhf.common.atomic_io import naming
 from sg_rlhf.retrieval import postings
 from sg_rlhf.retrieval.analysis import Analysis
 

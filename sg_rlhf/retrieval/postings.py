@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from sg_rlhf.common.files import naming, write_whole
+from sg_rlhf.common.atomic_io import naming, write_whole
 from sg_rlhf.retrieval.analysis import Analysis
 from sg_rlhf.retrieval.corpus import iterate_contents
 from sg_rlhf.retrieval.job import SHARDS

@@ -17,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from sg_rlhf.common.command_line import count, share, word
+from sg_rlhf.common.argument_types import count, share, word
 from sg_rlhf.retrieval.command import Parser, run
 from sg_rlhf.retrieval.search import Retriever
 from sg_rlhf.retrieval.server import add_arguments, exposure, limits_of, loader
@@ -63,19 +63,19 @@ def serve(args: argparse.Namespace) -> None:
     # Here once, so that a bad index is one line now and not a stack of Ray's.
     description = describe(load)
 
-    from sg_rlhf.common import ray_token
+    from sg_rlhf.ray_session import auth_token
 
     if not args.ray_address:
-        ray_token.make()  # before Ray is imported
+        auth_token.make()  # before Ray is imported
     import ray
     from ray import serve as ray_serve
 
-    from sg_rlhf.common import ray_cluster
+    from sg_rlhf.ray_session import cluster
 
     if args.ray_address:
-        ray_cluster.join(args.ray_address, "--ray-address", log_to_driver=False)
+        cluster.join(args.ray_address, "--ray-address", log_to_driver=False)
     else:
-        ray_cluster.start(log_to_driver=False)
+        cluster.start(log_to_driver=False)
     # After Ray, which puts a handler of its own in place: one that aborts.
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

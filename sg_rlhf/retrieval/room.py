@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sg_rlhf.common import cgroup, index_sizes, room
+from sg_rlhf.common import cgroup, free_space, index_sizes
+from sg_rlhf.common.free_space import MANY, Needs
 from sg_rlhf.common.index_sizes import KINDS, PRECISIONS, TRAIN_PER_LIST, Spec
-from sg_rlhf.common.room import MANY, Needs
 from sg_rlhf.retrieval.analysis import ANALYSES, LUCENE
 from sg_rlhf.retrieval.corpus import Corpus
 from sg_rlhf.retrieval.job import DONE, Build
@@ -44,9 +44,9 @@ def check(job: Build, needs: Needs, rows: int) -> None:
         ValueError: naming what is missing and what to do.
     """
     if rows >= MANY or job.dry_run:
-        room.say(needs.lines, job.out)
+        free_space.say(needs.lines, job.out)
     if not job.skip_room_check:
-        room.check("--out", job.out, "the build", needs)
+        free_space.check("--out", job.out, "the build", needs)
 
 
 def of_vectors(job: Build, spec: Spec, corpus: Corpus, model: Encoder) -> Needs:
@@ -61,21 +61,22 @@ def of_vectors(job: Build, spec: Spec, corpus: Corpus, model: Encoder) -> Needs:
     lines = [
         f"{job.corpus}: {spec.rows:,} passages; {spec.kind} index, {spec.dimension} numbers each, "
         f"{_parameters(spec)}",
-        f"  disk    {room.size(disk)} while it is made"
-        + (f", {room.size(there)} of them there" if there else "")
-        + f"; {room.size(index_sizes.finished_disk(spec))} after",
-        f"  memory  {room.size(encode)} to encode, {room.size(after)} to make the index; to serve "
-        f"it from memory {room.size(spec.index_bytes)}, less from a fast disk",
+        f"  disk    {free_space.size(disk)} while it is made"
+        + (f", {free_space.size(there)} of them there" if there else "")
+        + f"; {free_space.size(index_sizes.finished_disk(spec))} after",
+        f"  memory  {free_space.size(encode)} to encode, {free_space.size(after)} to make the "
+        f"index; to serve it from memory {free_space.size(spec.index_bytes)}, "
+        "less from a fast disk",
     ]
     if spec.rows >= MANY:
         left = spec.rows - min(_done(job) * job.shard_rows, spec.rows)
         rate = _rate(corpus, model, where[0].threads) * len(where)
         made = _assemble_seconds(spec)
         lines.append(
-            f"  time    {room.duration(left / rate)} to encode ({rate:,.0f} passages a second"
+            f"  time    {free_space.duration(left / rate)} to encode ({rate:,.0f} passages a second"
             + (f" in {len(where)} processes, if each is as fast as one" if len(where) > 1 else "")
             + "; measured now)"
-            + (f", very roughly {room.duration(made)} to make the index" if made else "")
+            + (f", very roughly {free_space.duration(made)} to make the index" if made else "")
         )
     instead = _instead(job, spec, model, len(where))
     return Needs(max(0, disk - there), max(encode, after), tuple(lines), instead)
@@ -97,13 +98,13 @@ def of_bm25(job: Build, corpus: Corpus) -> Needs:
     there = _on_disk(job)
     lines = (
         f"{job.corpus}: {len(corpus):,} passages; bm25, about {words:.0f} words each",
-        f"  disk    {room.size(2 * index)} while it is made"
-        + (f", {room.size(there)} of them there" if there else "")
-        + f"; {room.size(index)} after",
-        f"  memory  {room.size(memory)} to build; faster with {room.size(index)} more for what is "
-        "mapped of the index",
-        f"  time    {room.duration(1.25 * seconds)} to split words (measured now) and to score "
-        "them; a killed build goes on where it was",
+        f"  disk    {free_space.size(2 * index)} while it is made"
+        + (f", {free_space.size(there)} of them there" if there else "")
+        + f"; {free_space.size(index)} after",
+        f"  memory  {free_space.size(memory)} to build; faster with {free_space.size(index)} more "
+        "for what is mapped of the index",
+        f"  time    {free_space.duration(1.25 * seconds)} to split words (measured now) and to "
+        "score them; a killed build goes on where it was",
     )
     return Needs(max(0, 2 * index - there), memory, lines)
 
@@ -182,7 +183,7 @@ def _instead(job: Build, spec: Spec, model: Encoder, workers: int) -> str:
     for kind in KINDS:
         for numbers in PRECISIONS:
             other = index_sizes.spec(kind, spec.rows, spec.dimension, numbers)
-            if room.lacking(job.out, _of_build(job, other, model, workers)) is None:
+            if free_space.lacking(job.out, _of_build(job, other, model, workers)) is None:
                 fit.append(f"--type {kind} --vectors {numbers}")
                 break
     return f"; {', '.join(fit)} would do" if fit else ""

@@ -17,7 +17,7 @@ from functools import partial
 
 import uvicorn
 
-from sg_rlhf.common.command_line import count, not_negative, path, word
+from sg_rlhf.common.argument_types import count, not_negative, path, word
 from sg_rlhf.retrieval import connections
 from sg_rlhf.retrieval.app import LAST_SECONDS, create_app
 from sg_rlhf.retrieval.command import Parser, port, run, setting, threads

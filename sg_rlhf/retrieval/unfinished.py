@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.retrieval import manifest
 from sg_rlhf.retrieval.corpus import Scan, load_offsets, save_offsets
 from sg_rlhf.retrieval.job import KEPT, PLAN, Build

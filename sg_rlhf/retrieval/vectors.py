@@ -19,7 +19,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from sg_rlhf.common.files import naming
+from sg_rlhf.common.atomic_io import naming
 from sg_rlhf.common.index_sizes import Precision
 
 DTYPES: dict[str, Any] = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2")}

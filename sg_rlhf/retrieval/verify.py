@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from sg_rlhf.common.command_line import path
+from sg_rlhf.common.argument_types import path
 from sg_rlhf.retrieval import manifest
 from sg_rlhf.retrieval.command import Parser, run
 

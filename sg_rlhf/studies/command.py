@@ -18,10 +18,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common import strict_json
-from sg_rlhf.common.command_line import OneLineParser, count, progress_bar
-from sg_rlhf.common.files import lossy_output, write_whole
+from sg_rlhf.common.argument_types import OneLineParser, count, progress_bar
+from sg_rlhf.common.atomic_io import lossy_output, write_whole
 from sg_rlhf.config import ConfigError
+from sg_rlhf.data_io import strict_json
 from sg_rlhf.report.runs import RunError
 from sg_rlhf.studies import results as study_results
 from sg_rlhf.studies import tables as study_tables

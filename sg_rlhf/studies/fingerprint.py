@@ -12,7 +12,7 @@ from typing import Any
 from sg_rlhf.algo.weightings import Weighting, weighting_class
 from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS, parameter_of
 from sg_rlhf.config import Config
-from sg_rlhf.config.resuming import HOW
+from sg_rlhf.config.resume_compatibility import HOW
 
 #: Where and how a run writes: the same run elsewhere is the same cell.
 PLACES = ("sg.run_dir", "ckpt.", "logger.")

@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from sg_rlhf.common import pictures
+from sg_rlhf.common import figures
 from sg_rlhf.studies.plan import Study
 from sg_rlhf.studies.results import geometric_mean, interval
 
@@ -51,7 +51,7 @@ def plot(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
             axes.set_yticks(range(len(names)), names if axes is left else [])
             axes.set_ylim(-0.6, len(names) - 0.4)
             _frame(axes, f"{regime}: {title}")
-    pictures.save(figure, path, dpi=130)
+    figures.save(figure, path, dpi=130)
 
 
 def plot_differences(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
@@ -92,7 +92,7 @@ def plot_differences(study: Study, rows: list[dict[str, Any]], path: Path) -> No
     for index, regime in enumerate(regimes):
         left.plot([], [], ".", color=f"C{index}", ms=7, label=regime)
     figure.legend(loc="outside lower center", ncols=len(regimes), frameon=False, fontsize=9)
-    pictures.save(figure, path, dpi=130)
+    figures.save(figure, path, dpi=130)
 
 
 def _frame(axes: Any, title: str) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from scipy import stats
 
-from sg_rlhf.common import run_log
 from sg_rlhf.report.figures import spikes
+from sg_rlhf.run_dir import jsonl_log
 from sg_rlhf.studies.plan import Cell, Study
 from sg_rlhf.weights.describe import RecipeLoss
 
@@ -46,9 +46,9 @@ def collect(
 def _collect(
     run_dir: Path, sharpness: dict[str, Any] | None, accuracy: dict[str, Any] | None
 ) -> dict[str, Any]:
-    metrics = run_log.read(run_dir / run_log.METRICS)
-    steps = run_log.read(run_dir / run_log.OPTIMIZER_STEPS)
-    evaluations = run_log.read(run_dir / run_log.EVALUATIONS)
+    metrics = jsonl_log.read(run_dir / jsonl_log.METRICS)
+    steps = jsonl_log.read(run_dir / jsonl_log.OPTIMIZER_STEPS)
+    evaluations = jsonl_log.read(run_dir / jsonl_log.EVALUATIONS)
     if not metrics or not steps or len(evaluations) < 2:
         raise ValueError(f"{run_dir}: no finished run ({len(metrics)} rollouts, 2 evaluations)")
     norms = _numbers(steps, "actor_grad_norm")

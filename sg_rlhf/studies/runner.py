@@ -17,17 +17,18 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from sg_rlhf.common import machine, strict_json
-from sg_rlhf.common.files import write_whole
-from sg_rlhf.common.final_checkpoint import final_checkpoint, final_checkpoint_complete
+from sg_rlhf.common import host
+from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.config import ConfigError
+from sg_rlhf.data_io import strict_json
+from sg_rlhf.run_dir.final_model import final_checkpoint, final_checkpoint_complete
 from sg_rlhf.studies import results as study_results
 from sg_rlhf.studies.plan import DATA, Cell, Study, overrides
 
 
 def devices() -> list[str]:
     """The GPUs that this process may use, by what CUDA_VISIBLE_DEVICES calls them."""
-    visible = machine.visible_gpus()
+    visible = host.visible_gpus()
     if visible is not None:
         return visible
     import torch

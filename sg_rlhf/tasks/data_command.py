@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from sg_rlhf.common.dataset_folder import Records
-from sg_rlhf.common.room import Needs
+from sg_rlhf.common.free_space import Needs
+from sg_rlhf.data_io.dataset_writer import Records
 
 #: Model id or folder -> its tokenizer; passed in because the tasks do not import transformers.
 LoadTokenizer: TypeAlias = Callable[[str], Any]

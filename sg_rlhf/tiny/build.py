@@ -30,7 +30,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from sg_rlhf.common.command_line import OneLineParser, count, not_negative
+from sg_rlhf.common.argument_types import OneLineParser, count, not_negative
 from sg_rlhf.measure.rollouts import sample_responses
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.domain import load

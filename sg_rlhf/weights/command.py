@@ -15,10 +15,10 @@ from typing import Any
 
 from sg_rlhf.algo.weightings import Weighting
 from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS, parameter_of
-from sg_rlhf.common import strict_json
-from sg_rlhf.common.command_line import OneLineParser
+from sg_rlhf.common.argument_types import OneLineParser
 from sg_rlhf.config import ConfigError, load_config
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, UpstreamChanged
+from sg_rlhf.data_io import strict_json
 from sg_rlhf.weights.describe import RecipeLoss
 from sg_rlhf.weights.plot import check_curve, curve, plot
 

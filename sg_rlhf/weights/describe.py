@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sg_rlhf.algo.dead_zones import DeadZone, clip_levels, reached_zones
+from sg_rlhf.algo.analysis.gradient_dead_zones import DeadZone, clip_levels, reached_zones
 from sg_rlhf.algo.objectives import Objective
 from sg_rlhf.algo.parameters import ParameterError
 from sg_rlhf.algo.weightings import Weighting
 from sg_rlhf.config import Config, ConfigError, weighting_of
-from sg_rlhf.config.algorithms import losses
+from sg_rlhf.config.algorithm_listing import losses
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES
-from sg_rlhf.config.weighting import built_objective, check_update
+from sg_rlhf.config.weighting_resolution import built_objective, check_update
 
 PAPER_CLIP = (0.2, 0.24)
 
@@ -125,7 +125,7 @@ class RecipeLoss:
         return clip_levels(self.weighting, self.eps_low, self.eps_high, self.dual_clip)
 
     def dead_zones(self) -> list[DeadZone]:
-        """Those that there are, before normalisation; see ``sg_rlhf.algo.dead_zones``."""
+        """The dead zones before normalisation (see ``algo.analysis.gradient_dead_zones``)."""
         if self.weighting is None:
             return []
         return reached_zones(self.weighting, self.eps_low, self.eps_high, self.dual_clip)

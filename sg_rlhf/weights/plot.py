@@ -6,7 +6,7 @@ import math
 import textwrap
 from pathlib import Path
 
-from sg_rlhf.common import pictures
+from sg_rlhf.common import figures
 from sg_rlhf.config import ConfigError
 from sg_rlhf.weights.describe import RecipeLoss
 
@@ -66,4 +66,4 @@ def plot(rule: RecipeLoss, path: Path) -> None:
         axes.set_ylim(0, 2 * max(weights) or 1)
     axes.legend(loc="best", fontsize=8.5, framealpha=0.95)
     path.parent.mkdir(parents=True, exist_ok=True)
-    pictures.save(figure, path, dpi=150)
+    figures.save(figure, path, dpi=150)

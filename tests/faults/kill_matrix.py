@@ -34,9 +34,10 @@ from typing import Any
 
 import psutil
 
-from sg_rlhf.common import run_log
-from sg_rlhf.common.machine import machine
-from sg_rlhf.overlay import now, phases
+from sg_rlhf.common.host import machine
+from sg_rlhf.overlay.reporting import activity
+from sg_rlhf.overlay.reporting import status as now
+from sg_rlhf.run_dir import jsonl_log
 from tests.integration.conftest import Data, command, environment
 
 #: Everything at once is what a lost machine is.
@@ -57,7 +58,7 @@ OVERRIDES = (
     "sg.samples_per_step=16", "ds.param_dtype=fp32",
 )  # fmt: skip
 #: Files of a run whose rows must be equal.
-ROWS = (run_log.METRICS, run_log.OPTIMIZER_STEPS, run_log.SAMPLES, run_log.EVALUATIONS)
+ROWS = (jsonl_log.METRICS, jsonl_log.OPTIMIZER_STEPS, jsonl_log.SAMPLES, jsonl_log.EVALUATIONS)
 _TIMES = ("timing/", "perf/", "memory/")
 _TIME_KEYS = ("time", "seconds", "engines/replaced")
 #: A start, and the wait for a part that only every other rollout has.
@@ -174,9 +175,9 @@ class KilledRun:
             title = by_title[process]
             found = [c for c in children if title in " ".join(c.cmdline())]
         else:
-            named = {"engine": phases.ENGINE, "policy rank": phases.TRAINER}
-            who = named.get(process, phases.CONTROLLER)
-            rows = run_log.read(self.folder / "logs" / phases.FILE)
+            named = {"engine": activity.ENGINE, "policy rank": activity.TRAINER}
+            who = named.get(process, activity.CONTROLLER)
+            rows = jsonl_log.read(self.folder / "logs" / activity.FILE)
             pids = [row["pid"] for row in rows if row["who"] == who]
             found = [c for c in children if pids and c.pid == pids[-1]]
         if not found:
@@ -186,12 +187,12 @@ class KilledRun:
     def _status_soon(self, process: str) -> int | None:
         """Its exit status; None where it goes on, as it may without an engine."""
         assert self._process is not None
-        rows = len(run_log.read(self.folder / run_log.METRICS))
+        rows = len(jsonl_log.read(self.folder / jsonl_log.METRICS))
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 return self._process.returncode
-            if len(run_log.read(self.folder / run_log.METRICS)) > rows and "engine" in process:
+            if len(jsonl_log.read(self.folder / jsonl_log.METRICS)) > rows and "engine" in process:
                 return None
             time.sleep(0.05)
         raise TimeoutError(f"{self.folder}: neither goes on nor ends without its {process}")
@@ -204,7 +205,7 @@ class KilledRun:
 
 def lasts(folder: Path) -> dict[str, float]:
     """Seconds that each of :data:`PARTS` took in a run, where it did anything."""
-    rows = run_log.read(folder / run_log.METRICS)
+    rows = jsonl_log.read(folder / jsonl_log.METRICS)
     found = {}
     for name, part in zip(TIMED, PARTS, strict=True):
         found[part] = statistics.median(s for r in rows if (s := r[f"timing/{name}"]) > 1e-3)
@@ -216,7 +217,8 @@ def differences(one: Path, other: Path, but: tuple[str, ...] = ()) -> list[str]:
     found = []
     for name in ROWS:
         rows = [
-            [_timeless(row, but) for row in run_log.read(folder / name)] for folder in (one, other)
+            [_timeless(row, but) for row in jsonl_log.read(folder / name)]
+            for folder in (one, other)
         ]
         if rows[0] != rows[1]:
             pairs = enumerate(itertools.zip_longest(*rows))

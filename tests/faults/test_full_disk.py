@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.common import run_log
-from sg_rlhf.overlay import checkpoint_folders, checkpoint_manifest
+from sg_rlhf.overlay.checkpoints import manifest, paths
+from sg_rlhf.run_dir import jsonl_log
 from tests.full_disk import fill, make_room, small_disk
 from tests.integration.conftest import ROOT, Data, command, data, environment
 
@@ -65,9 +65,9 @@ class Run:
         deadline = time.monotonic() + 1800
         plain = self.checkpoints.parent / f"{tag}_hf"
         while not (
-            checkpoint_folders.latest(self.checkpoints) == tag
+            paths.latest(self.checkpoints) == tag
             and plain.is_dir()
-            and len(checkpoint_folders.candidates(self.checkpoints)) <= KEPT
+            and len(paths.candidates(self.checkpoints)) <= KEPT
             and len([*plain.parent.glob("*_hf")]) <= KEPT
         ):
             assert process.poll() is None, process.communicate()[0]
@@ -76,20 +76,20 @@ class Run:
         return process
 
     def rows(self) -> list[int]:
-        return [row["global_step"] for row in run_log.read(self.folder / run_log.METRICS)]
+        return [row["global_step"] for row in jsonl_log.read(self.folder / jsonl_log.METRICS)]
 
     def torn(self) -> list[str]:
         """What is not whole: leftovers, checkpoints that are altered, lines cut short."""
         found = [p.name for p in self.folder.rglob(".*") if p.name.endswith((".partial", ".tmp"))]
-        for tag in checkpoint_folders.candidates(self.checkpoints):
-            files = checkpoint_manifest.read(self.checkpoints / tag)
+        for tag in paths.candidates(self.checkpoints):
+            files = manifest.read(self.checkpoints / tag)
             assert files is not None and any("optim_states" in name for name in files)
-            wrong = checkpoint_manifest.problem(self.checkpoints / tag, files, files)
+            wrong = manifest.problem(self.checkpoints / tag, files, files)
             found += [wrong] if wrong else []
         for file in self.folder.glob("*.jsonl"):
             text = file.read_text()
             found += [file.name] if text and not text.endswith("\n") else []
-            assert len(run_log.read(file)) == text.count("\n")
+            assert len(jsonl_log.read(file)) == text.count("\n")
         return found
 
 
@@ -110,7 +110,7 @@ def test_it_goes_on_when_there_is_room_again(disk: Path, data: Data) -> None:
     assert "; the same command resumes from the last checkpoint, global_step2; " in lines[-1]
     assert not [line for line in lines if "Traceback" in line or "Error" in line]
     assert run.torn() == [] and run.rows() == [1, 2, 3, 4]
-    assert checkpoint_folders.candidates(run.checkpoints) == ["global_step2"]
+    assert paths.candidates(run.checkpoints) == ["global_step2"]
 
     # Room for nothing at all: the next rows do not fit.
     make_room(disk)
@@ -145,5 +145,5 @@ def test_it_goes_on_when_there_is_room_again(disk: Path, data: Data) -> None:
     status, lines = ended(run.start())
     assert status == 0, lines
     assert run.torn() == [] and run.rows() == list(range(1, ROLLOUTS + 1))
-    assert checkpoint_folders.candidates(run.checkpoints) == ["global_step6", "global_step4"]
+    assert paths.candidates(run.checkpoints) == ["global_step6", "global_step4"]
     assert (final / "model.safetensors").is_file()

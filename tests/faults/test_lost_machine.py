@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.common import run_log
-from sg_rlhf.overlay import who_is_where
+from sg_rlhf.overlay.cluster import locations
+from sg_rlhf.run_dir import jsonl_log
 from tests.clusters import Cluster, Submitted, cluster
 from tests.faults import kill_matrix
 from tests.integration.conftest import Data, command, data, environment
@@ -29,7 +29,7 @@ def train(run_dir: Path, data: Data) -> list[str]:
 
 def kill_the_engines(made: Cluster, run_dir: Path) -> str:
     """Kill the machine of the engine; its address."""
-    places = json.loads((run_dir / who_is_where.FILE).read_text())[who_is_where.KEY]
+    places = json.loads((run_dir / locations.FILE).read_text())[locations.KEY]
     (address,) = [at for at, machine in places.items() if "rollout engine" in machine]
     (machine,) = [one for one in made.machines if one.address == address]
     machine.kill()
@@ -44,7 +44,7 @@ def test_the_engines_machine_dies_and_another_comes(tmp_path: Path, data: Data) 
         assert run.finish() == 0, run.output
 
         run = Submitted(made, train(killed, data))
-        run.await_file(killed / run_log.METRICS, 3)
+        run.await_file(killed / jsonl_log.METRICS, 3)
         address = kill_the_engines(made, killed)
         began = time.monotonic()
         assert run.finish(DEADLINE_SECONDS) == 1, run.output

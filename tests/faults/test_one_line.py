@@ -20,8 +20,9 @@ from typing import Any
 import psutil
 import pytest
 
-from sg_rlhf.common import run_log
-from sg_rlhf.overlay import failure, now, phases
+from sg_rlhf.overlay.reporting import activity, error_report
+from sg_rlhf.overlay.reporting import status as now
+from sg_rlhf.run_dir import jsonl_log
 from tests.integration.conftest import ROOT, Data, command, data, environment, is_alive
 
 __all__ = ["data"]  # the fixture
@@ -39,7 +40,7 @@ class Run:
 
     def worker(self, role: str) -> int:
         """The process of a worker, by what it calls itself or by its title."""
-        for row in run_log.read(self.folder / "logs" / phases.FILE):
+        for row in jsonl_log.read(self.folder / "logs" / activity.FILE):
             if row["who"] == role:
                 return int(row["pid"])
         for process in psutil.Process(self.process.pid).children(recursive=True):
@@ -49,7 +50,7 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """What it has written of its rollouts."""
-        return run_log.read(self.folder / run_log.METRICS)
+        return jsonl_log.read(self.folder / jsonl_log.METRICS)
 
     def while_it_samples(self) -> None:
         """Wait until it does."""
@@ -86,7 +87,7 @@ def run(tmp_path: Path, data: Data, request: pytest.FixtureRequest) -> Iterator[
     found = Run(folder, process)
     latest = folder / "checkpoints" / "deepspeed" / "_actor" / "latest"
     deadline = time.monotonic() + 1800
-    while not latest.is_file() or len(run_log.read(folder / run_log.METRICS)) < 2:
+    while not latest.is_file() or len(jsonl_log.read(folder / jsonl_log.METRICS)) < 2:
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -103,8 +104,8 @@ def run(tmp_path: Path, data: Data, request: pytest.FixtureRequest) -> Iterator[
 @pytest.mark.parametrize(
     ("name", "role"),
     [
-        (phases.TRAINER, "policy rank"),
-        (phases.CONTROLLER, "controller"),
+        (activity.TRAINER, "policy rank"),
+        (activity.CONTROLLER, "controller"),
         ("ray::ReferenceModelActor", "reference rank"),
     ],
 )
@@ -120,15 +121,15 @@ def test_a_killed_worker(run: Run, name: str, role: str) -> None:
         lines[-1],
     ), lines[-1]
     assert not any("Traceback" in line for line in lines)
-    assert "Traceback" in (run.folder / failure.FILE).read_text()
+    assert "Traceback" in (run.folder / error_report.FILE).read_text()
     run.nothing_is_left()
 
 
 @pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("name", [phases.ENGINE, "VLLM::EngineCore"])
+@pytest.mark.parametrize("name", [activity.ENGINE, "VLLM::EngineCore"])
 def test_an_engine_is_replaced(run: Run, name: str, harm: signal.Signals) -> None:
     """One that is stopped is first missed for ``sg.engine_timeout``; what is under it ends too."""
-    engine = psutil.Process(run.worker(phases.ENGINE))
+    engine = psutil.Process(run.worker(activity.ENGINE))
     processes = [engine, *engine.children(recursive=True)]
     run.while_it_samples()
     os.kill(run.worker(name), harm)
@@ -157,7 +158,7 @@ def test_an_engine_is_replaced(run: Run, name: str, harm: signal.Signals) -> Non
 )
 def test_an_engine_that_may_not_be_replaced(run: Run, harm: signal.Signals, line: str) -> None:
     run.while_it_samples()
-    os.kill(run.worker(phases.ENGINE), harm)
+    os.kill(run.worker(activity.ENGINE), harm)
     status, lines = run.end()
     assert status == 1
     assert lines[-1].startswith(line), lines[-3:]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.common import run_log
-from sg_rlhf.overlay import checkpoint_folders
+from sg_rlhf.overlay.checkpoints import paths
+from sg_rlhf.run_dir import jsonl_log
 from tests.integration.conftest import Data, data, train
 
 __all__ = ["data"]  # the fixture
@@ -34,8 +34,8 @@ def test_a_run_goes_on_from_the_one_before_it_and_stops_without_one(
     checkpoints = folder / "checkpoints" / "deepspeed" / "_actor"
     first = train(folder, data, *QUIET, "train.num_episodes=1")
     assert first.returncode == 0, first.stdout + first.stderr
-    assert checkpoint_folders.candidates(checkpoints) == ["global_step2", "global_step1"]
-    before = run_log.read(folder / run_log.METRICS)
+    assert paths.candidates(checkpoints) == ["global_step2", "global_step1"]
+    before = jsonl_log.read(folder / jsonl_log.METRICS)
     (checkpoints / ".global_step3.partial").mkdir()  # of a save that was killed
 
     name = alter(checkpoints / "global_step2")
@@ -48,12 +48,12 @@ def test_a_run_goes_on_from_the_one_before_it_and_stops_without_one(
         "SHA-256); resuming from global_step1"
     )
     assert len([line for line in re.split(r"[\r\n]+", output) if said in line]) == 1, output
-    after = run_log.read(folder / run_log.METRICS)
+    after = jsonl_log.read(folder / jsonl_log.METRICS)
     assert [row["global_step"] for row in after] == [1, 2, 3, 4]
     # The rollout behind the one that is whole was made again.
     assert after[0] == before[0] and after[1]["time"] > before[1]["time"]
     assert not (checkpoints / ".global_step3.partial").exists()
-    tags = checkpoint_folders.candidates(checkpoints)
+    tags = paths.candidates(checkpoints)
     assert tags[0] == "global_step4"
 
     for tag in tags:
@@ -63,4 +63,9 @@ def test_a_run_goes_on_from_the_one_before_it_and_stops_without_one(
     line = third.stderr.splitlines()[-1]
     assert line.startswith(f"stopped: no checkpoint is whole: {checkpoints / tags[0]}: {name} is ")
     assert line.endswith("; put a copy of one back, or begin again in another --run-dir")
-    assert [row["global_step"] for row in run_log.read(folder / run_log.METRICS)] == [1, 2, 3, 4]
+    assert [row["global_step"] for row in jsonl_log.read(folder / jsonl_log.METRICS)] == [
+        1,
+        2,
+        3,
+        4,
+    ]

@@ -18,12 +18,12 @@ from typing import Any
 from fastapi.testclient import TestClient
 from hypothesis import strategies as st
 
-from sg_rlhf.common.model_folder import ModelError
-from sg_rlhf.common.model_folder import check as check_model
-from sg_rlhf.common.prompt_rows import Fields, Seen, checked, rows_of
 from sg_rlhf.common.redaction import redacted_text
-from sg_rlhf.common.rows import DataError
 from sg_rlhf.config import ConfigError, load_config
+from sg_rlhf.data_io.model_folder import ModelError
+from sg_rlhf.data_io.model_folder import check as check_model
+from sg_rlhf.data_io.prompt_validation import Fields, Seen, checked, rows_of
+from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.kk.domain import KK
 from sg_rlhf.tasks.math.domain import MATH

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from sg_rlhf.common import run_log
+from sg_rlhf.run_dir import jsonl_log
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
@@ -155,11 +155,11 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory, data: Data) -> Pipeline:
     assert latest.exists(), f"status {process.returncode}, no checkpoint:\n{output}"
     time.sleep(1)
     checkpoint = latest.read_text().strip()
-    metrics = run_log.read(run_dir / run_log.METRICS)
+    metrics = jsonl_log.read(run_dir / jsonl_log.METRICS)
     # As if killed after the checkpoint, while it evaluated.
-    evaluations = run_dir / run_log.EVALUATIONS
+    evaluations = run_dir / jsonl_log.EVALUATIONS
     done = int(checkpoint.removeprefix("global_step"))
-    kept = [row for row in run_log.read(evaluations) if row["global_step"] != done]
+    kept = [row for row in jsonl_log.read(evaluations) if row["global_step"] != done]
     evaluations.write_text("".join(json.dumps(row) + "\n" for row in kept))
     survivors = [pid for pid in children if is_alive(pid)]
     resumed = train(run_dir, data, *more, "sg.sync_check_every=0")

@@ -22,7 +22,7 @@ import update_on_ranks as update
 # isort: split
 import torch
 
-from sg_rlhf.overlay.errors import FrozenError
+from sg_rlhf.overlay.reporting.errors import FrozenError
 
 MICRO_BATCH = 2
 LAYER = "model.layers.0"

@@ -13,14 +13,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.overlay import switches
+from sg_rlhf.overlay.settings import worker_settings
 
-os.environ[switches.FUSED_LOG_PROBS] = "1" if sys.argv[1] == "fused" else "0"
+os.environ[worker_settings.FUSED_LOG_PROBS] = "1" if sys.argv[1] == "fused" else "0"
 
 import torch
 import update_on_ranks as update
 
-from sg_rlhf.overlay import packed_attention
+from sg_rlhf.overlay.model import packed_attention
 
 MICRO_BATCH = 2
 

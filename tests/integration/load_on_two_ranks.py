@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sg_rlhf.overlay import register
+from sg_rlhf.overlay.patches import table
 
-register.install()
+table.install()
 
 import deepspeed  # noqa: E402
 import torch  # noqa: E402

@@ -19,7 +19,7 @@ import update_on_ranks as update
 # isort: split
 import torch
 
-from sg_rlhf.overlay.errors import NonFiniteError
+from sg_rlhf.overlay.reporting.errors import NonFiniteError
 
 MICRO_BATCH = 2
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 import sg_rlhf.tiny
-from sg_rlhf.common import vllm_settings
-from sg_rlhf.overlay import register
+from sg_rlhf.overlay.patches import table as register
+from sg_rlhf.sampling import vllm_settings
 from sg_rlhf.tasks.kk.prompt import build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate
 

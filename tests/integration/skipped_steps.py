@@ -24,7 +24,7 @@ import torch
 from deepspeed.utils import safe_get_full_optimizer_state
 from non_finite_gradient import MICRO_BATCH, give_back_nan
 
-from sg_rlhf.overlay import nonfinite
+from sg_rlhf.overlay.learner import nonfinite
 
 BOUND = 2
 

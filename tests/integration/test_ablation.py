@@ -15,7 +15,7 @@ import psutil
 import pytest
 import yaml
 
-from sg_rlhf.common import run_log
+from sg_rlhf.run_dir import jsonl_log
 from tests.integration.conftest import ROOT, SMALL, environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.full]
@@ -107,10 +107,10 @@ def test_a_cell_is_resumed_and_measured_again_without_training(tmp_path: Path) -
 
     # Other measurements of the same run: it is not trained again.
     (run_dir,) = runs.glob("base/grpo/s0-*")
-    metrics = (run_dir / run_log.METRICS).stat()
+    metrics = (run_dir / jsonl_log.METRICS).stat()
     write(path, "--prompts 4 --samples 3 --threads 1")
     assert study().returncode == 0
-    assert (run_dir / run_log.METRICS).stat() == metrics
+    assert (run_dir / jsonl_log.METRICS).stat() == metrics
     again = json.loads(file.read_text())
     assert again["accuracy"]["samples"] == 3 and again["sharpness"] == cell["sharpness"]
     assert again["fingerprint"] == cell["fingerprint"]

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 import pytest
 import ray
 
-from sg_rlhf.common import ray_cluster
+from sg_rlhf.ray_session import cluster
 from tests.integration.conftest import ROOT, environment
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """Of a Ray of one machine."""
-    ray_cluster.start(num_cpus=1, num_gpus=0, object_store_memory=100 * 2**20)
+    cluster.start(num_cpus=1, num_gpus=0, object_store_memory=100 * 2**20)
     yield ray.get_runtime_context().gcs_address
     ray.shutdown()
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.common import run_log
-from sg_rlhf.overlay import who_is_where
+from sg_rlhf.overlay.cluster import locations
+from sg_rlhf.run_dir import jsonl_log
 from tests.clusters import ROOT, Cluster, Submitted, cluster, own_mounts
 from tests.integration.conftest import Data, command, environment
 
@@ -35,19 +35,19 @@ def train(run_dir: Path, data: Data, *overrides: str) -> list[str]:
 def test_a_job_that_is_stopped_saves_and_goes_on(two: Cluster, tmp_path: Path, data: Data) -> None:
     run_dir = tmp_path / "run"
     first = Submitted(two, train(run_dir, data, "ckpt.save_steps=1000"))
-    first.await_file(run_dir / run_log.METRICS, 2)
+    first.await_file(run_dir / jsonl_log.METRICS, 2)
     first.stop()
     assert first.finish() == 143, first.output
     assert "terminated by SIGTERM, after rollout " in first.output
-    done = run_log.read(run_dir / run_log.METRICS)[-1]["global_step"]
+    done = jsonl_log.read(run_dir / jsonl_log.METRICS)[-1]["global_step"]
     assert f"resumes from the last checkpoint, global_step{done}" in first.output
     assert done < ROLLOUTS
 
-    places = json.loads((run_dir / who_is_where.FILE).read_text())[who_is_where.KEY]
+    places = json.loads((run_dir / locations.FILE).read_text())[locations.KEY]
     homes = {who: at for at, machine in places.items() for who in machine}
     assert len(places) == 2 and homes["policy rank"] == homes["reference rank"]
     assert homes["rollout engine"] != homes["policy rank"]
-    for line in who_is_where.lines(places):
+    for line in locations.lines(places):
         assert line in first.output
 
     again = Submitted(two, train(run_dir, data, "train.num_episodes=2"))
@@ -57,7 +57,7 @@ def test_a_job_that_is_stopped_saves_and_goes_on(two: Cluster, tmp_path: Path, d
     again = Submitted(two, train(run_dir, data, "ckpt.save_steps=1000"))
     assert again.finish() == 0, again.output
     assert f"resuming from global_step{done} in " in again.output
-    steps = [row["global_step"] for row in run_log.read(run_dir / run_log.METRICS)]
+    steps = [row["global_step"] for row in jsonl_log.read(run_dir / jsonl_log.METRICS)]
     assert steps == [*range(1, ROLLOUTS + 1)]
 
 
@@ -85,7 +85,7 @@ def test_a_machine_with_another_version_of_a_package_is_named(
     assert (
         f"error: machine {machine.address} has other packages: hjson 9.9 (here " in refused.output
     )
-    assert not (tmp_path / "run" / run_log.METRICS).exists()
+    assert not (tmp_path / "run" / jsonl_log.METRICS).exists()
 
 
 def test_ranks_and_engines_over_four_machines(tmp_path: Path, data: Data) -> None:
@@ -105,12 +105,12 @@ def test_ranks_and_engines_over_four_machines(tmp_path: Path, data: Data) -> Non
             cwd=ROOT, env=four.environment, text=True, capture_output=True, timeout=1800,
         )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    places = json.loads((run_dir / who_is_where.FILE).read_text())[who_is_where.KEY]
+    places = json.loads((run_dir / locations.FILE).read_text())[locations.KEY]
     assert len(places) == 4
     numbers = {
         who: sorted(int(n) for machine in places.values() for n in machine.get(who, {}))
         for who in ("policy rank", "reference rank", "rollout engine")
     }
     assert all(found == [0, 1] for found in numbers.values()), numbers
-    rows = run_log.read(run_dir / run_log.METRICS)
+    rows = jsonl_log.read(run_dir / jsonl_log.METRICS)
     assert [row["global_step"] for row in rows] == [1, 2]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.common import run_log
+from sg_rlhf.run_dir import jsonl_log
 from sg_rlhf.tasks.registry import VARIABLE
 from tests.domains.reverse.domain import grade
 from tests.integration.conftest import ROOT, environment
@@ -64,10 +64,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory, command: Command, data: Pa
 
 
 def test_it_trains_with_its_reward_and_its_settings(trained: Path) -> None:
-    rows = run_log.read(trained / run_log.METRICS)
+    rows = jsonl_log.read(trained / jsonl_log.METRICS)
     assert [row["global_step"] for row in rows] == [1, 2, 3]
     assert all(0.0 <= row["in_place"] <= 1.0 and row["format_ok"] > 0 for row in rows)
-    samples = run_log.read(trained / run_log.SAMPLES)
+    samples = jsonl_log.read(trained / jsonl_log.SAMPLES)
     assert len(samples) == 96
     for sample in samples:
         expected = grade(sample["response"], sample["label"])
@@ -75,14 +75,14 @@ def test_it_trains_with_its_reward_and_its_settings(trained: Path) -> None:
         assert sample["reward"] == pytest.approx(expected.logs["in_place"])
     # Not the default: the recipe's setting reached the engine.
     assert any(0.0 < sample["reward"] < 1.0 for sample in samples)
-    steps = run_log.read(trained / run_log.OPTIMIZER_STEPS)
+    steps = jsonl_log.read(trained / jsonl_log.OPTIMIZER_STEPS)
     assert all(
         math.isfinite(row["actor_grad_norm"]) and row["actor_grad_norm"] > 0 for row in steps
     )
 
 
 def test_its_evaluation_in_training_names_its_sources(trained: Path, command: Command) -> None:
-    last = run_log.read(trained / run_log.EVALUATIONS)[-1]
+    last = jsonl_log.read(trained / jsonl_log.EVALUATIONS)[-1]
     sources = [key for key in last if key.startswith("eval_reverse_") and key.endswith("_accuracy")]
     assert sources
     command("sg_rlhf.report", trained)

@@ -229,7 +229,7 @@ def test_as_typed_after_a_run_with_its_retriever(world: World, tmp_path: Path) -
     shutil.copytree(world.data, tmp_path / "data" / "qa")
     with serving.serve(world.index) as url:
         settings = {
-            "train": {"agent_func_path": "module:sg_rlhf.overlay.search_agent"},
+            "train": {"agent_func_path": "module:sg_rlhf.overlay.rollout.search_agent"},
             "sg": {"search": {"url": url}},
         }
         (run_dir / "config.yaml").write_text(json.dumps(settings))

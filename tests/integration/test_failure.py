@@ -15,10 +15,11 @@ import psutil
 import pytest
 import ray
 
-from sg_rlhf.overlay import engine_watch, failure
-from sg_rlhf.overlay.asking import Incarnation
-from sg_rlhf.overlay.engines import RunEngines
-from sg_rlhf.overlay.errors import EngineLost
+from sg_rlhf.overlay.reporting import error_report
+from sg_rlhf.overlay.reporting.errors import EngineLost
+from sg_rlhf.overlay.rollout import engine_health
+from sg_rlhf.overlay.rollout.dispatch import Incarnation
+from sg_rlhf.overlay.rollout.engine_pool import RunEngines
 
 pytestmark = pytest.mark.integration
 
@@ -85,7 +86,7 @@ def error_of(reference: Any) -> Exception:
 def test_what_a_worker_raised(error: Exception, line: str) -> None:
     engine = SGRolloutActor.remote()
     pid = ray.get(engine.process.remote())
-    said = failure.describe(error_of(controller.remote(engine, "fail", error)))
+    said = error_report.describe(error_of(controller.remote(engine, "fail", error)))
     assert said.startswith(line) and "\n" not in said
     assert f"(in rollout engine, process {pid} on " in said
 
@@ -94,14 +95,14 @@ def test_a_worker_that_was_killed() -> None:
     engine = SGRolloutActor.remote()
     pid = ray.get(engine.process.remote())
     os.kill(pid, signal.SIGKILL)
-    said = failure.describe(error_of(controller.remote(engine, "process")))
+    said = error_report.describe(error_of(controller.remote(engine, "process")))
     assert said.startswith(f"rollout engine (process {pid} on ")
     assert said.endswith(" died (killed, or crashed)")
 
 
 def test_a_worker_that_did_not_start() -> None:
     engine = SGRolloutActor.remote(OSError("no such port"))
-    said = failure.describe(error_of(controller.remote(engine, "process")))
+    said = error_report.describe(error_of(controller.remote(engine, "process")))
     assert said.startswith("rollout engine ") and "\n" not in said
     assert said.endswith("did not start: OSError: no such port")
 
@@ -109,24 +110,24 @@ def test_a_worker_that_did_not_start() -> None:
 def test_an_error_of_this_process() -> None:
     outer = RuntimeError("outer")
     outer.__cause__ = KeyError("inner")
-    assert failure.describe(outer) == "KeyError: 'inner'"
+    assert error_report.describe(outer) == "KeyError: 'inner'"
 
 
 def test_all_of_it_is_kept(tmp_path: Path) -> None:
     engine = SGRolloutActor.remote()
     error = error_of(controller.remote(engine, "fail", ValueError("first\nsecond")))
-    file = failure.keep(error, tmp_path)
-    assert file == tmp_path / failure.FILE
+    file = error_report.keep(error, tmp_path)
+    assert file == tmp_path / error_report.FILE
     assert "second" in file.read_text() and "Traceback" in file.read_text()
-    assert failure.keep(error, file) is None  # a folder cannot be below a file
+    assert error_report.keep(error, file) is None  # a folder cannot be below a file
 
 
 @ray.remote(num_cpus=0, max_retries=0)
 def watches(
     engines: list[Any], seconds: float, run_dir: Path, for_seconds: float, start: float = 600.0
 ) -> str:
-    engine_watch.START_SECONDS = start
-    with engine_watch.watching(RunEngines(engines, 0, lambda: None), seconds, run_dir):
+    engine_health.START_SECONDS = start
+    with engine_health.watching(RunEngines(engines, 0, lambda: None), seconds, run_dir):
         (run_dir / "watching").touch()
         time.sleep(for_seconds)
     return "through"
@@ -135,19 +136,19 @@ def watches(
 def test_an_engine_that_is_stopped_ends_its_controller_with_a_line(tmp_path: Path) -> None:
     engines = [SGRolloutActor.remote() for _ in range(2)]
     pids = ray.get([engine.process.remote() for engine in engines])
-    (tmp_path / engine_watch.FILE.parent).mkdir()
-    (tmp_path / engine_watch.FILE).write_text("of an earlier run")
+    (tmp_path / engine_health.FILE.parent).mkdir()
+    (tmp_path / engine_health.FILE).write_text("of an earlier run")
     reference = watches.remote(engines, 10.0, tmp_path, 3600.0)
     await_file(tmp_path / "watching")
     ready, _ = ray.wait([reference], timeout=4)
-    assert not ready and engine_watch.told(tmp_path) is None
+    assert not ready and engine_health.told(tmp_path) is None
     os.kill(pids[1], signal.SIGSTOP)
     try:
         with pytest.raises(ray.exceptions.WorkerCrashedError):
             ray.get(reference, timeout=1800)
     finally:
         os.kill(pids[1], signal.SIGKILL)
-    said = engine_watch.told(tmp_path)
+    said = engine_health.told(tmp_path)
     assert said is not None and "\n" not in said
     assert said.startswith("rollout engine 1 gave no sign of life for 10 s (sg.engine_timeout): ")
 
@@ -159,7 +160,7 @@ def test_an_engine_that_is_dead_and_that_nobody_misses_ends_it_too(tmp_path: Pat
     reference = watches.remote(engines, 8.0, tmp_path, 3600.0, start=0.0)
     with pytest.raises(ray.exceptions.WorkerCrashedError):
         ray.get(reference, timeout=1800)
-    said = engine_watch.told(tmp_path)
+    said = engine_health.told(tmp_path)
     assert said is not None and said.startswith("rollout engine 1 gave no sign of life for 8 s")
 
 
@@ -170,7 +171,7 @@ def test_engines_that_answer_or_die_end_nobody(tmp_path: Path) -> None:
     await_file(tmp_path / "watching")
     os.kill(pid, signal.SIGKILL)
     assert ray.get(reference, timeout=1800) == "through"
-    assert engine_watch.told(tmp_path) is None
+    assert engine_health.told(tmp_path) is None
 
 
 def test_a_lost_engine_is_replaced_as_often_as_allowed() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.common import run_log
+from sg_rlhf.run_dir import jsonl_log
 from tests.unit.docs.page import ROOT, follow
 
 
@@ -15,8 +15,8 @@ from tests.unit.docs.page import ROOT, follow
 def test_the_tutorial_trains(tmp_path: Path) -> None:
     done = follow(tmp_path, training=True, page=ROOT / "docs" / "my_data.md")
     assert done.returncode == 0, done.stderr
-    (own,) = run_log.read(tmp_path / "runs/mine" / run_log.METRICS)
+    (own,) = jsonl_log.read(tmp_path / "runs/mine" / jsonl_log.METRICS)
     assert own["has_box"] > 0 and 0 <= own["rollout/reward_mean"] <= 1.1
-    (agent,) = run_log.read(tmp_path / "runs/agent" / run_log.METRICS)
+    (agent,) = jsonl_log.read(tmp_path / "runs/agent" / jsonl_log.METRICS)
     assert 1 <= agent["attempts"] <= 2
     assert agent["rollout/reward_mean"] == pytest.approx(agent["correct"])

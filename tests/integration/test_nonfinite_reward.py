@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.common import run_log
+from sg_rlhf.run_dir import jsonl_log
 from tests.integration.conftest import Data, train
 
 pytestmark = [pytest.mark.integration, pytest.mark.full]
@@ -39,15 +39,15 @@ def test_a_run_goes_on_without_them(data: Data, tmp_path: Path) -> None:
         *NO_EVALUATION, reward(tmp_path, "len(calls) == 1"),
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
-    rows = run_log.read(run_dir / run_log.NONFINITE)
-    metrics = run_log.read(run_dir / run_log.METRICS)
+    rows = jsonl_log.read(run_dir / jsonl_log.NONFINITE)
+    metrics = jsonl_log.read(run_dir / jsonl_log.METRICS)
     assert [row["nonfinite/skipped_steps"] for row in metrics] == [0.0, 0.0]
     of_engines = len(rows[0]["samples"])  # each has called its own function once
     assert 1 <= of_engines <= 2 and len(rows) == 1
     assert (rows[0]["global_step"], rows[0]["cause"]) == (1, "reward")
     assert [row["nonfinite/samples"] for row in metrics] == [rows[0]["left_out"], 0.0]
     assert all(row["rollout/reward_mean"] is not None for row in metrics)
-    steps = run_log.read(run_dir / run_log.OPTIMIZER_STEPS)
+    steps = jsonl_log.read(run_dir / jsonl_log.OPTIMIZER_STEPS)
     assert [row["optimizer_step"] for row in steps] == [1, 2, 3, 4]
     assert all(
         row["policy_loss"] is not None and row["actor_grad_norm"] is not None for row in steps
@@ -68,6 +68,6 @@ def test_a_run_without_any_finite_reward_stops(data: Data, tmp_path: Path) -> No
     assert result.returncode == 1
     (line,) = [one for one in result.stderr.splitlines() if one.startswith("stopped: ")]
     assert "1 optimizer steps in a row were skipped before it (sg.max_nonfinite=1" in line
-    rows = run_log.read(run_dir / run_log.NONFINITE)
+    rows = jsonl_log.read(run_dir / jsonl_log.NONFINITE)
     assert [row["optimizer_step"] for row in rows] == [None, 1, 2]
     assert rows[0]["left_out"] == 16

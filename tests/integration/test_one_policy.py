@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.common import run_log
+from sg_rlhf.run_dir import jsonl_log
 from tests.integration.conftest import Data, run_ranks, train
 
 pytestmark = [pytest.mark.integration, pytest.mark.full]
@@ -33,9 +33,9 @@ def test_fp16_at_both_ends(tmp_path: Path, data: Data) -> None:
     run_dir = tmp_path / "fp16"
     done = train(run_dir, data, "ds.param_dtype=fp16", "data.max_samples=8", "eval.steps=-1")
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = run_log.read(run_dir / run_log.METRICS)
+    rows = jsonl_log.read(run_dir / jsonl_log.METRICS)
     assert len(rows) == 2
-    steps = run_log.read(run_dir / run_log.OPTIMIZER_STEPS)
+    steps = jsonl_log.read(run_dir / jsonl_log.OPTIMIZER_STEPS)
     assert steps and all(step["actor_grad_norm"] > 0 for step in steps)
     # An engine in bf16 would be 40 times as far from the trainer.
     assert all(0 < row["sg/mismatch_kl_k3"] < 5e-6 for row in rows)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from sg_rlhf.common import run_log
+from sg_rlhf.run_dir import jsonl_log
 from tests.integration.conftest import ROOT, Data, command, environment, run_ranks, train
 
 pytestmark = pytest.mark.integration
@@ -89,7 +89,7 @@ def test_a_run_changes_its_ranks_twice_and_asks_the_same_prompts(
     assert parts_of_the_latest(changed) == 1
     result = train(never, data, *common)
     assert result.returncode == 0, result.stdout + result.stderr
-    made = [row["global_step"] for row in run_log.read(changed / run_log.METRICS)]
+    made = [row["global_step"] for row in jsonl_log.read(changed / jsonl_log.METRICS)]
     assert made == [*range(1, rollouts + 1)]
     assert prompts(changed) == prompts(never)
 
@@ -102,13 +102,13 @@ def parts_of_the_latest(run_dir: Path) -> int:
 
 def terminated_after_a_rollout(command: list[str]) -> None:
     """Start a run that gets SIGTERM when it has made one."""
-    metrics = Path(command[command.index("--run-dir") + 1]) / run_log.METRICS
-    before, deadline = len(run_log.read(metrics)), time.monotonic() + 300
+    metrics = Path(command[command.index("--run-dir") + 1]) / jsonl_log.METRICS
+    before, deadline = len(jsonl_log.read(metrics)), time.monotonic() + 300
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment(), text=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
-    while len(run_log.read(metrics)) == before and time.monotonic() < deadline:
+    while len(jsonl_log.read(metrics)) == before and time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
@@ -118,5 +118,5 @@ def terminated_after_a_rollout(command: list[str]) -> None:
 
 def prompts(run_dir: Path) -> list[tuple[int, str]]:
     """The prompts of every rollout, as often as they were asked."""
-    rows = run_log.read(run_dir / run_log.SAMPLES)
+    rows = jsonl_log.read(run_dir / jsonl_log.SAMPLES)
     return sorted((row["global_step"], row["prompt"]) for row in rows)

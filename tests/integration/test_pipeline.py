@@ -15,13 +15,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sg_rlhf.common import run_log
-from sg_rlhf.common.final_checkpoint import final_checkpoint
-from sg_rlhf.common.step_times import BESIDE, TOTAL, disjoint
 from sg_rlhf.config import load_config
 from sg_rlhf.plan import host_memory
 from sg_rlhf.plan.of_recipe import PREDICTED
 from sg_rlhf.plan.run_shape import run_shape
+from sg_rlhf.run_dir import jsonl_log
+from sg_rlhf.run_dir.final_model import final_checkpoint
+from sg_rlhf.run_dir.timing_keys import BESIDE, TOTAL, disjoint
 from sg_rlhf.train import main
 from tests.integration.conftest import (
     ROOT,
@@ -51,9 +51,9 @@ def test_an_interrupted_run_resumes_and_leaves_no_process(
     assert "2 of 18 prompts are left out of each epoch" in pipeline.resumed.stdout
     # What was there before the kill is there after it, and the lost evaluation was made.
     done = int(pipeline.checkpoint.removeprefix("global_step"))
-    assert run_log.read(trained / run_log.METRICS)[:done] == pipeline.metrics[:done]
+    assert jsonl_log.read(trained / jsonl_log.METRICS)[:done] == pipeline.metrics[:done]
     # The first sync after a rollout of a resumed run is checked, and with 0 no other.
-    checked = ["sync/log_prob_diff_mean" in r for r in run_log.read(trained / run_log.METRICS)]
+    checked = ["sync/log_prob_diff_mean" in r for r in jsonl_log.read(trained / jsonl_log.METRICS)]
     assert checked == [True] * done + [True] + [False] * (3 - done)
 
 
@@ -73,8 +73,8 @@ def test_a_run_without_a_gpu_compiles_nothing(pipeline: Pipeline, trained: Path)
 
 
 def test_the_run_directory_holds_every_step(trained: Path) -> None:
-    metrics = run_log.read(trained / run_log.METRICS)
-    steps = run_log.read(trained / run_log.OPTIMIZER_STEPS)
+    metrics = jsonl_log.read(trained / jsonl_log.METRICS)
+    steps = jsonl_log.read(trained / jsonl_log.OPTIMIZER_STEPS)
     assert [row["global_step"] for row in metrics] == [1, 2, 3, 4]
     # 4 prompts x 4 responses in steps of 8 samples: two optimizer steps per rollout
     assert [row["optimizer_step"] for row in steps] == [1, 2, 3, 4, 5, 6, 7, 8]
@@ -90,7 +90,7 @@ def test_the_run_directory_holds_every_step(trained: Path) -> None:
         assert row["actor_grad_norm_max"] == max(norms)
         assert 0.0 <= row["rollout/accuracy"] <= 1.0
         assert -3.0 <= row["rollout/reward_mean"] <= 3.0
-    samples = run_log.read(trained / run_log.SAMPLES)
+    samples = jsonl_log.read(trained / jsonl_log.SAMPLES)
     assert len(samples) == 16
     for sample in samples:
         assert len(sample["tokens"]) == len(sample["log_probs"]) > 0
@@ -102,8 +102,8 @@ def test_the_run_directory_holds_every_step(trained: Path) -> None:
 
 def test_every_name_in_the_run_directory_is_on_the_metrics_page(trained: Path) -> None:
     for name, kind in (
-        (run_log.METRICS, "metric"), (run_log.OPTIMIZER_STEPS, "metric"),
-        (run_log.EVALUATIONS, "metric"), (run_log.SAMPLES, "key"),
+        (jsonl_log.METRICS, "metric"), (jsonl_log.OPTIMIZER_STEPS, "metric"),
+        (jsonl_log.EVALUATIONS, "metric"), (jsonl_log.SAMPLES, "key"),
     ):  # fmt: skip
         lines = (trained / name).read_text().splitlines()
         keys = {key for line in lines for key in json.loads(line)} - {"global_step"}
@@ -113,7 +113,7 @@ def test_every_name_in_the_run_directory_is_on_the_metrics_page(trained: Path) -
 
 
 def test_tokens_so_far_go_on_after_the_interruption(trained: Path) -> None:
-    rows = run_log.read(trained / run_log.METRICS)
+    rows = jsonl_log.read(trained / jsonl_log.METRICS)
     in_rollouts = [row["rollout/response_length_mean"] * row["rollout/num_samples"] for row in rows]
     assert [row["progress/generated_tokens"] for row in rows] == pytest.approx(
         list(itertools.accumulate(in_rollouts))
@@ -128,7 +128,7 @@ def test_tokens_so_far_go_on_after_the_interruption(trained: Path) -> None:
 
 
 def test_the_parts_of_a_rollout_are_its_wall_clock(trained: Path) -> None:
-    rows = run_log.read(trained / run_log.METRICS)
+    rows = jsonl_log.read(trained / jsonl_log.METRICS)
     for row in rows:
         parts = disjoint(row)
         assert sum(parts.values()) == pytest.approx(row["timing/step_total"])
@@ -153,7 +153,7 @@ def test_the_parts_of_a_rollout_are_its_wall_clock(trained: Path) -> None:
 
 
 def test_evaluation_is_accuracy_before_and_after(trained: Path) -> None:
-    rows = run_log.read(trained / run_log.EVALUATIONS)
+    rows = jsonl_log.read(trained / jsonl_log.EVALUATIONS)
     assert [row["global_step"] for row in rows] == [0, 2, 4]
     for row in rows:
         assert 0.0 <= row["eval_accuracy"] <= 1.0 and row["eval_num_prompts"] == 8
@@ -161,7 +161,9 @@ def test_evaluation_is_accuracy_before_and_after(trained: Path) -> None:
 
 
 def test_engine_and_trainer_are_one_policy_after_every_sync(trained: Path) -> None:
-    rows = [r for r in run_log.read(trained / run_log.METRICS) if "sync/log_prob_diff_mean" in r]
+    rows = [
+        r for r in jsonl_log.read(trained / jsonl_log.METRICS) if "sync/log_prob_diff_mean" in r
+    ]
     assert len(rows) >= 3
     # Rounding alone is .002. An output head left behind by the syncs: .007 after the second. One
     # unlikely token of a short rollout may differ by .96 (seen twice in 257 checks) and give .005.
@@ -172,7 +174,7 @@ def test_engine_and_trainer_are_one_policy_after_every_sync(trained: Path) -> No
 def test_engine_and_trainer_agree_on_every_token_in_float32(trained: Path) -> None:
     """To 1e-6 on average, over more than a thousand of them; a log-prob of an unlikely token has
     fewer digits behind the point, and differed by 4.7e-5 at most in 24,000 (docs/method.md)."""
-    rows = run_log.read(trained / run_log.METRICS)
+    rows = jsonl_log.read(trained / jsonl_log.METRICS)
     assert all(row["sg/n_mismatch_tokens"] == row["sg/n_tokens"] for row in rows)
     assert sum(row["sg/n_mismatch_tokens"] for row in rows) > 1000
     assert all(row["sg/mismatch_abs_mean"] < 1e-6 for row in rows)
@@ -239,13 +241,13 @@ def test_two_zero3_ranks_two_engines_grpo_and_several_eval_sets(data: Data, tmp_
         ]),
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
-    (row,) = run_log.read(run_dir / run_log.METRICS)
+    (row,) = jsonl_log.read(run_dir / jsonl_log.METRICS)
     assert row["sync/log_prob_diff_mean"] < 0.05
     assert 0 <= row["batches/waiting_share"] < 0.2  # contiguous pieces of 16 samples: up to 0.5
-    for step in run_log.read(run_dir / run_log.OPTIMIZER_STEPS):
+    for step in jsonl_log.read(run_dir / jsonl_log.OPTIMIZER_STEPS):
         assert step["sg/weight_mean"] == 1.0 and math.isfinite(step["actor_grad_norm"])
         assert step["micro_batches"] == 2
-    (evaluated,) = run_log.read(run_dir / run_log.EVALUATIONS)
+    (evaluated,) = jsonl_log.read(run_dir / jsonl_log.EVALUATIONS)
     assert evaluated["eval_greedy_num_prompts"] == 8 and evaluated["eval_avg3_num_prompts"] == 4
     assert evaluated["eval_avg3_response_length_mean"] <= 16
     assert "eval_avg3_pass3" in evaluated and "eval_greedy_pass1" in evaluated
@@ -286,7 +288,7 @@ def test_zero3_ranks_load_the_checkpoint_undamaged() -> None:
 def test_predicted_beside_measured(trained: Path) -> None:
     predicted = json.loads((trained / PREDICTED).read_text())
     assert predicted["fits"] and predicted["time"] is None and predicted["rollouts"] == 4
-    for row in run_log.read(trained / run_log.METRICS):
+    for row in jsonl_log.read(trained / jsonl_log.METRICS):
         of_one_process = row["memory/peak_rss_gib"]
         assert 0.2 < of_one_process < predicted["host_memory_gib"]
 
@@ -319,14 +321,14 @@ def test_a_terminated_run_saves_what_it_has(tmp_path: Path, data: Data) -> None:
         start_new_session=True,
     )  # fmt: skip
     deadline = time.monotonic() + 1800
-    while not run_log.read(run_dir / run_log.METRICS) and time.monotonic() < deadline:
+    while not jsonl_log.read(run_dir / jsonl_log.METRICS) and time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.1)
     children = {c.pid for c in psutil.Process(process.pid).children(recursive=True)}
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=1800)[0]
     assert process.returncode == 143, output
-    done = run_log.read(run_dir / run_log.METRICS)[-1]["global_step"]
+    done = jsonl_log.read(run_dir / jsonl_log.METRICS)[-1]["global_step"]
     latest = run_dir / "checkpoints" / "deepspeed" / "_actor" / "latest"
     assert latest.read_text().strip() == f"global_step{done}"
     assert output.splitlines()[-1] == (

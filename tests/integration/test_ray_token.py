@@ -12,10 +12,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 OWNER = """
 import os, subprocess, sys
-from sg_rlhf.common import ray_token
+from sg_rlhf.ray_session import auth_token as ray_token
 ray_token.make()
 import psutil, ray
-from sg_rlhf.common import ray_cluster
+from sg_rlhf.ray_session import cluster as ray_cluster
 ray_cluster.start(num_cpus=1, object_store_memory=100 * 2**20, log_to_driver=False)
 started = psutil.Process().children(recursive=True)
 try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.report import page as report
 from tests.integration.browser import NO_BROWSER, executable, opened
 from tests.unit.report.synthetic import write_hostile_samples, write_run

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from bench import retriever_outage
-from sg_rlhf.common import run_log
+from sg_rlhf.run_dir import jsonl_log
 from sg_rlhf.tasks.search.grading import parse_golds, score
 from sg_rlhf.tasks.search.protocol import answer_of
 from sg_rlhf.train import main
@@ -121,7 +121,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, world: World) -> Stopped:
         )  # fmt: skip
         try:
             deadline = time.monotonic() + 1800
-            while len(run_log.read(run_dir / run_log.EVALUATIONS)) < 2:
+            while len(jsonl_log.read(run_dir / jsonl_log.EVALUATIONS)) < 2:
                 assert run.poll() is None, run.communicate()[1]
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
@@ -136,11 +136,11 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, world: World) -> Stopped:
 
 def begun(run_dir: Path, name: str) -> list[dict[str, Any]]:
     """The rows of the two rollouts that had a retriever to the end."""
-    return [row for row in run_log.read(run_dir / name) if row["global_step"] <= 2]
+    return [row for row in jsonl_log.read(run_dir / name) if row["global_step"] <= 2]
 
 
 def test_dialogues_are_logged_and_graded_as_the_reward_says(stopped: Stopped) -> None:
-    samples = begun(stopped.run_dir, run_log.SAMPLES)
+    samples = begun(stopped.run_dir, jsonl_log.SAMPLES)
     assert len(samples) == 32
     searched = [s for s in samples if "dialogue" in s]
     assert searched, "no rollout searched"
@@ -161,7 +161,7 @@ def test_passages_are_those_of_the_corpus(stopped: Stopped, world: World) -> Non
     corpus = (world.data / "corpus.jsonl").read_text()
     shown = [
         sample["dialogue"].split('Doc 1(Title: "')[1].split('"')[0]
-        for sample in begun(stopped.run_dir, run_log.SAMPLES)
+        for sample in begun(stopped.run_dir, jsonl_log.SAMPLES)
         if 'Doc 1(Title: "' in sample.get("dialogue", "")
     ]
     assert shown
@@ -170,7 +170,7 @@ def test_passages_are_those_of_the_corpus(stopped: Stopped, world: World) -> Non
 
 
 def test_metrics_of_every_rollout(stopped: Stopped) -> None:
-    rows = begun(stopped.run_dir, run_log.METRICS)
+    rows = begun(stopped.run_dir, jsonl_log.METRICS)
     assert [row["global_step"] for row in rows] == [1, 2]
     for row in rows:
         assert row["rollout/accuracy"] == pytest.approx(
@@ -184,7 +184,7 @@ def test_metrics_of_every_rollout(stopped: Stopped) -> None:
         assert (
             row["rollout/response_length_mean"] + row["observation_tokens"] <= row["total_length"]
         )
-    steps = begun(stopped.run_dir, run_log.OPTIMIZER_STEPS)
+    steps = begun(stopped.run_dir, jsonl_log.OPTIMIZER_STEPS)
     assert sum(row["sg/n_tokens"] for row in steps) == pytest.approx(
         sum(row["rollout/response_length_mean"] for row in rows) * 16
     )
@@ -192,7 +192,7 @@ def test_metrics_of_every_rollout(stopped: Stopped) -> None:
 
 
 def test_evaluation_has_an_accuracy_for_one_and_for_two_hops(stopped: Stopped) -> None:
-    rows = begun(stopped.run_dir, run_log.EVALUATIONS)
+    rows = begun(stopped.run_dir, jsonl_log.EVALUATIONS)
     for source in ("encyclopedia_1hop", "encyclopedia_2hop"):
         assert 0 <= rows[-1][f"eval_{source}_accuracy"] <= 1
     assert rows[-1]["eval_num_prompts"] == 8  # data.max_samples

@@ -16,36 +16,36 @@ from pathlib import Path
 
 import torch
 
-from sg_rlhf.overlay import checkpoint_folders, checkpoint_manifest, checkpoint_ranks
-from sg_rlhf.overlay.errors import CheckpointError
+from sg_rlhf.overlay.checkpoints import consensus, manifest, paths
+from sg_rlhf.overlay.reporting.errors import CheckpointError
 
 
 def main(folder: Path, shared: bool, out: Path) -> None:
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     # Ranks that do not share a disk are on machines of other names.
-    checkpoint_ranks.socket.gethostname = lambda: f"machine{rank}"  # type: ignore[attr-defined]
+    consensus.socket.gethostname = lambda: f"machine{rank}"  # type: ignore[attr-defined]
     actor = folder / ("" if shared else f"disk{rank}") / "_actor"
     for step in (1, 2):
         tag = f"global_step{step}"
-        written = checkpoint_folders.partial(actor / tag)
+        written = paths.partial(actor / tag)
         written.mkdir(parents=True, exist_ok=True)
         shard = f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
         (written / shard).write_bytes(bytes([rank, step]) * 10_000)
         if rank == 0:
-            (written / "metric.json").write_text(json.dumps({checkpoint_ranks.HAS_MANIFEST: True}))
-        checkpoint_ranks.seal(written, actor / tag)
+            (written / "metric.json").write_text(json.dumps({consensus.HAS_MANIFEST: True}))
+        consensus.seal(written, actor / tag)
         if rank == 0:
-            checkpoint_folders.set_latest(actor, tag)
-    files = sorted(checkpoint_manifest.read(actor / "global_step2") or {})
-    chosen = [checkpoint_ranks.choose(actor)]
+            paths.set_latest(actor, tag)
+    files = sorted(manifest.read(actor / "global_step2") or {})
+    chosen = [consensus.choose(actor)]
     for step in (2, 1):
         torch.distributed.barrier()
         if rank == 1:
             (actor / f"global_step{step}" / shard).write_bytes(b"\x00" * 20_000)
         torch.distributed.barrier()
         try:
-            chosen.append(checkpoint_ranks.choose(actor))
+            chosen.append(consensus.choose(actor))
         except CheckpointError as error:
             chosen.append(str(error))
     hidden = [path.name for path in actor.iterdir() if path.name.startswith(".")]

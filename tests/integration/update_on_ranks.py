@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.overlay import register
+from sg_rlhf.overlay.patches import table
 
-register.install()
+table.install()
 
 import openrlhf.utils.utils  # noqa: E402
 import torch  # noqa: E402
@@ -30,8 +30,9 @@ from openrlhf.utils import get_strategy  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
 from sg_rlhf.config import load_config  # noqa: E402
-from sg_rlhf.overlay import batches, cli  # noqa: E402
-from sg_rlhf.overlay.policy_actor import SGActorPPOTrainer  # noqa: E402
+from sg_rlhf.overlay.driver import run  # noqa: E402
+from sg_rlhf.overlay.learner import micro_batches  # noqa: E402
+from sg_rlhf.overlay.learner.policy_actor import SGActorPPOTrainer  # noqa: E402
 from sg_rlhf.tasks.kk.tiny import WarmStart  # noqa: E402
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -94,7 +95,7 @@ def arguments(recipe: Path, extra: list[str], micro_batch: int, more: Sequence[s
             *extra, *more,
         ],
     )  # fmt: skip
-    return cli.parse(config.to_argv())
+    return run.parse(config.to_argv())
 
 
 def rollout(actor: Any) -> list[Experience]:
@@ -180,7 +181,7 @@ def prepare(
     """
     args.local_rank = -1
     strategy = get_strategy(args)
-    batches.take_rounds(strategy)
+    micro_batches.take_rounds(strategy)
     strategy.setup_distributed()
     if in_float32:
         given = strategy.get_ds_train_config
@@ -238,14 +239,14 @@ def main(
         if only not in (None, name):
             continue
         strategy.args = arguments(recipe, extra, micro_batch, more)
-        batches.take_rounds(strategy)
-        assert batches.in_rounds_here(strategy.args) == in_rounds
+        micro_batches.take_rounds(strategy)
+        assert micro_batches.in_rounds_here(strategy.args) == in_rounds
         trainer = trainer_of(strategy, actor, optimizer, scheduler, micro_batch)
         mine = experiences[rank::ranks]
         if in_rounds:
-            mine = batches.together(experiences, map(list, DEALT[rank]), pad_token_id=0)
+            mine = micro_batches.together(experiences, map(list, DEALT[rank]), pad_token_id=0)
             for experience in mine:
-                setattr(experience, batches.ENDS_STEP, experience is mine[-1])
+                setattr(experience, micro_batches.ENDS_STEP, experience is mine[-1])
         for experience in mine:
             trainer.replay_buffer.append(experience)
         status = trainer.ppo_train(strategy.args.algo.kl.init_coef)

@@ -24,10 +24,11 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
 from bench import weight_sync as bench  # noqa: E402
-from sg_rlhf.overlay import register, switches  # noqa: E402
-from sg_rlhf.overlay.asking import is_lost  # noqa: E402
 from sg_rlhf.overlay.cpu import platform  # noqa: E402
-from sg_rlhf.overlay.rollout_engine import SGRolloutActor  # noqa: E402
+from sg_rlhf.overlay.patches import table  # noqa: E402
+from sg_rlhf.overlay.rollout.dispatch import is_lost  # noqa: E402
+from sg_rlhf.overlay.rollout.engine import SGRolloutActor  # noqa: E402
+from sg_rlhf.overlay.settings import worker_settings  # noqa: E402
 
 MODEL = ROOT / "sg_rlhf" / "tiny" / "kk_tiny"
 DEADLINE = 5.0
@@ -51,7 +52,7 @@ class Trainer(bench.Trainer):
         return log_probs.gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
 
     def outcome(self, deadline: float, damage_bucket: int | None = None) -> tuple[str, float]:
-        from sg_rlhf.overlay.errors import SyncError
+        from sg_rlhf.overlay.reporting.errors import SyncError
 
         self.args.sg.sync_timeout = deadline
         group = self._model_update_group
@@ -82,10 +83,10 @@ def main(out: Path) -> None:
         runtime_env={
             "env_vars": {
                 **platform.environment(),
-                switches.PARAM_DTYPE: "fp32",
+                worker_settings.PARAM_DTYPE: "fp32",
                 "PYTHONPATH": os.pathsep.join(sys.path),
             },
-            "worker_process_setup_hook": register.WORKER_SETUP_HOOK,
+            "worker_process_setup_hook": table.WORKER_SETUP_HOOK,
         },
     )  # fmt: skip
     engine = (
@@ -133,5 +134,5 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    register.install()
+    table.install()
     main(Path(sys.argv[1]))

@@ -20,8 +20,8 @@ import update_on_ranks as update
 import deepspeed
 import torch
 
-from sg_rlhf.overlay import weight_buckets
-from sg_rlhf.overlay.weight_sync import WeightSync
+from sg_rlhf.overlay.weight_sync import buckets
+from sg_rlhf.overlay.weight_sync.sender import WeightSync
 
 RANK, ALPHA = 4, 8
 
@@ -38,9 +38,9 @@ class Kept(WeightSync):
         self, _what: str, method: str, wire: Any, first: bool, last: bool, sent: Any, **_: Any
     ) -> None:
         assert method == "receive_bucket"
-        bucket = weight_buckets.from_wire(wire)
-        assert weight_buckets.damaged(bucket, sent) is None
-        self.tensors |= weight_buckets.unpack(bucket, sent.clone())
+        bucket = buckets.from_wire(wire)
+        assert buckets.damaged(bucket, sent) is None
+        self.tensors |= buckets.unpack(bucket, sent.clone())
         self.calls.append((first, last))
 
 

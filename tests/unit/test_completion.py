@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("argcomplete", reason="argcomplete is not installed: run scripts/bootstrap.sh")
 
-from sg_rlhf.config import completion
+from sg_rlhf.config import shell_completion
 
 ROOT = Path(__file__).parents[2]
 SHELLS = {
@@ -99,7 +99,7 @@ def test_a_tab_completes(shell: str, line: str, expected: str, path_with_command
 
 def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        completion.main(["fish"])
+        shell_completion.main(["fish"])
     assert stopped.value.code == 2
     assert "'fish'" in capsys.readouterr().err
 
@@ -110,6 +110,6 @@ def test_shipped_recipes_are_offered_outside_the_repository(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").touch()
     (tmp_path / "other.txt").touch()
-    found = set(completion._recipes(""))
+    found = set(shell_completion._recipes(""))
     assert {"mine.yaml", "configs/kk/grpo_sg_tiny_cpu.yaml"} <= found
     assert "other.txt" not in found

@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 from sg_rlhf import __version__
 from sg_rlhf.__main__ import COMMANDS, main, main_module, split
-from sg_rlhf.config import completion
+from sg_rlhf.config import shell_completion
 from sg_rlhf.weights import command as weights
 
 ROOT = Path(__file__).parents[2]
@@ -190,7 +190,7 @@ def test_every_command_has_its_section_with_examples_that_parse() -> None:
             argv = shlex.split(example)[1 + len(name.split()) :]
             # The overrides of `measure` are taken out before argparse sees them.
             argv = [a for a in argv if not re.match(r"[a-z]\w*\.\S+=", a)]
-            completion._parser_of(main_module(name), argv).parse_args(argv)
+            shell_completion._parser_of(main_module(name), argv).parse_args(argv)
 
 
 def test_a_recipe_is_found_by_its_name_outside_the_repository(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from functools import partial
 
 import pytest
 
-from sg_rlhf.common import dataset_folder
 from sg_rlhf.data import command as data
+from sg_rlhf.data_io import dataset_writer
 from sg_rlhf.tasks.kk.puzzle import generate
 from tests.unit.data_command import contents, lines, refusal
 from tests.unit.tasks.kk.oracles import LOGIC_RL_PROMPT, brute_force, logic_rl_row, write_parquet
@@ -266,7 +266,7 @@ def test_a_failure_while_writing_leaves_the_old_files(tmp_path, capsys, monkeypa
         path.write_text("half a l")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(dataset_folder, "_write_jsonl", full_disk)
+    monkeypatch.setattr(dataset_writer, "_write_jsonl", full_disk)
     assert "No space left" in refused(capsys, "--out", out, *SMALL, "seed=1")
     assert "No space left" in refused(capsys, "--out", tmp_path / "other", *SMALL)
     assert contents(out) == before

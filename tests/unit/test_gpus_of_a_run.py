@@ -7,8 +7,8 @@ import pytest
 from sg_rlhf.config import load_config
 from sg_rlhf.doctor.recipe import gpus_per_node
 from sg_rlhf.launch import job
-from sg_rlhf.overlay import cli
-from sg_rlhf.overlay.cluster import accelerators_needed
+from sg_rlhf.overlay.driver import run
+from sg_rlhf.overlay.driver.ray_session import accelerators_needed
 from sg_rlhf.plan.hardware import named
 from sg_rlhf.plan.of_recipe import plan_of
 
@@ -28,13 +28,13 @@ APART = "train.colocate_all=false vllm.enable_sleep=false ds.enable_sleep=false"
         (ASYNC, 8 + 8),
         (APART, 8 + 8 + 8),
         (f"{APART} algo.kl.init_coef=0 train.colocate_actor_ref=true vllm.num_engines=4", 8 + 4),
-        ("train.agent_func_path=module:sg_rlhf.overlay.search_agent", 8),
+        ("train.agent_func_path=module:sg_rlhf.overlay.rollout.search_agent", 8),
     ],
 )
 def test_one_number_everywhere(overrides: str, gpus: int) -> None:
     words = overrides.split()
     config = load_config(RECIPE, words)
-    assert accelerators_needed(cli.parse(config.to_argv())) == gpus
+    assert accelerators_needed(run.parse(config.to_argv())) == gpus
     assert gpus_per_node(config) == gpus
     nodes, of_node = job.machines(config)
     assert gpus <= nodes * of_node < gpus + nodes and of_node <= 8

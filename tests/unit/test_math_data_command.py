@@ -14,10 +14,10 @@ from functools import partial
 
 import pytest
 
-from sg_rlhf.common.dataset_folder import sha256_of
-from sg_rlhf.common.pinned_file import Origin, download_url
-from sg_rlhf.common.rows import DataError
 from sg_rlhf.data import command as data
+from sg_rlhf.data_io.dataset_writer import sha256_of
+from sg_rlhf.data_io.pinned_download import Origin, download_url
+from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks.math import published
 from sg_rlhf.tasks.math.data import golds_of
 from sg_rlhf.tasks.math.prompt import prompt_of

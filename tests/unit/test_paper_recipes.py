@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sg_rlhf.config import Config, load_config
-from sg_rlhf.overlay import cli
+from sg_rlhf.overlay.driver import run as cli
 from sg_rlhf.plan.shapes import table
 from sg_rlhf.train import main
 
@@ -112,7 +112,7 @@ def test_a_recipe_dry_runs(
     monkeypatch.setenv("SG_PLATFORM", "cpu")
     assert main(["--config", str(path), "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert "python -m sg_rlhf.overlay.cli --" in out
+    assert "python -m sg_rlhf.overlay.driver.run --" in out
 
 
 @pytest.mark.parametrize("path", [p for p in RECIPES if "_cpu" not in p.stem], ids=name_of)

@@ -13,12 +13,13 @@ import pyarrow
 import pytest
 from pyarrow import csv, parquet
 
-from sg_rlhf.common.run_owner import owning
 from sg_rlhf.config import load_config
 from sg_rlhf.doctor.command import main as doctor
 from sg_rlhf.launch.submit import main as submit
-from sg_rlhf.overlay import cli, contract
+from sg_rlhf.overlay.driver import run
+from sg_rlhf.overlay.patches import contract
 from sg_rlhf.plan.command import main as plan
+from sg_rlhf.run_dir.lock import owning
 from sg_rlhf.train import main, prepare_run_dir, prompts_at_most, resolve, with_absolute_paths
 from sg_rlhf.weights.command import main as weights
 
@@ -50,7 +51,7 @@ def test_a_dry_run_prints_the_recipe_and_a_command_line_that_parses(
     assert main(["--config", str(recipe), "--run-dir", str(run_dir), "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     command = lines[lines.index("# upstream command line") + 1]
-    args = cli.parse(shlex.split(command)[3:])
+    args = run.parse(shlex.split(command)[3:])
     assert (args.actor.policy_loss_type, args.sg.weighting["upper"], args.actor.adam.lr) == (
         "weighted_ppo", 1.2, 2e-4,
     )  # fmt: skip

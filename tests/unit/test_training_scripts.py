@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from sg_rlhf.config import load_config
-from sg_rlhf.config.places import run_dir_of
+from sg_rlhf.config.topology import run_dir_of
 from sg_rlhf.doctor.needs import SIZES, TYPES, of_hardware, size_of
-from sg_rlhf.overlay import cli
+from sg_rlhf.overlay.driver import run as cli
 from sg_rlhf.plan.gpu_types import GPUS
 from sg_rlhf.plan.hardware import named
 

@@ -1,1 +1,1 @@
-"""What an unmodified OpenRLHF needs to run where there is no CUDA. Inactive elsewhere."""
+"""What OpenRLHF, vLLM and DeepSpeed need to run without CUDA. Inactive where there is a GPU."""

@@ -1,8 +1,8 @@
 """The CPU platform: every difference from CUDA that upstream meets, in one place.
 
 Upstream calls ``torch.cuda`` directly. Where there is no CUDA, those few calls get a CPU meaning:
-the functions below, which ``sg_rlhf.overlay.register`` puts in their place. With CUDA nothing here
-runs.
+the functions below, which ``sg_rlhf.overlay.patches.table`` puts in their place. With CUDA nothing
+here runs.
 """
 
 from __future__ import annotations

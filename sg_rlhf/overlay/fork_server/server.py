@@ -23,7 +23,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.overlay.fork_server import stand_in
+from sg_rlhf.overlay.fork_server import worker_launcher
 
 
 def _import(modules: list[str]) -> None:
@@ -56,12 +56,12 @@ def _fork_alone() -> int:
 def _request(connection: socket.socket) -> dict[str, Any]:
     """What a stand-in sends; its files are open above :data:`stand_in.HIGH`."""
     connection.settimeout(10.0)
-    first, files, _, _ = socket.recv_fds(connection, 1, stand_in.MOST_FILES)
+    first, files, _, _ = socket.recv_fds(connection, 1, worker_launcher.MOST_FILES)
     if not first:
         raise ConnectionError("the other side is gone")
     held = []
     for file in files:
-        held.append(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, stand_in.HIGH))
+        held.append(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, worker_launcher.HIGH))
         os.close(file)
     with connection.makefile("rb") as lines:
         request: dict[str, Any] = json.loads(lines.readline())
@@ -82,13 +82,13 @@ def _become(request: dict[str, Any], keep: set[int]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
     asked = dict(zip(request["held"], request["files"], strict=True))
-    for file in stand_in.open_files():
+    for file in worker_launcher.open_files():
         if file not in asked and file not in keep:
             os.close(file)
     for held, number in asked.items():
         os.dup2(held, number)
         os.close(held)
-    for name in set(os.environ) - set(request["environment"]) - {stand_in.FIRST_VARIABLE}:
+    for name in set(os.environ) - set(request["environment"]) - {worker_launcher.FIRST_VARIABLE}:
         del os.environ[name]
     for name, value in request["environment"].items():
         if os.environ.get(name) != value:  # the others stay where they are: see _find_title
@@ -189,12 +189,12 @@ class _Server:
                 connection.close()
                 self._forget()
                 return request
-            answer = stand_in.FORKED
+            answer = worker_launcher.FORKED
         for file in request["held"]:
             os.close(file)
         with contextlib.suppress(OSError):  # it may be gone, as is noticed in its turn
             connection.sendall(answer)
-        if answer != stand_in.FORKED:
+        if answer != worker_launcher.FORKED:
             connection.close()
             return None
         self._children[pid] = connection
@@ -238,16 +238,16 @@ class _Server:
 
 def main(listener: int, folder: str, modules: list[str]) -> None:
     """The server, and whatever is forked of it."""
-    from sg_rlhf.overlay import register
+    from sg_rlhf.overlay.patches import table
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    register.install()
-    before = set(stand_in.open_files())
+    table.install()
+    before = set(worker_launcher.open_files())
     _import(modules)
     _find_title()
     gc.collect()
     gc.freeze()  # a collection would copy the pages that are shared
-    opened = set(stand_in.open_files()) - before
+    opened = set(worker_launcher.open_files()) - before
     server = _Server(socket.socket(fileno=listener))
     request = None
     try:

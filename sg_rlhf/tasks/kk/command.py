@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.command_line import (
-    file_entry,
+from sg_rlhf.common.argument_types import (
     fraction,
-    generate_options,
     not_negative,
     progress_bar,
 )
-from sg_rlhf.common.dataset_folder import UsageError
+from sg_rlhf.data_io.command_options import file_entry, generate_options
+from sg_rlhf.data_io.dataset_writer import UsageError
 from sg_rlhf.tasks.data_command import DataCommand, LoadTokenizer, Made, Plan
 from sg_rlhf.tasks.kk.data import (
     FILES,

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.rows import (
+from sg_rlhf.data_io.records import (
     DataError,
     Tick,
     hold_out,

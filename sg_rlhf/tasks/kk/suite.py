@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.dataset_folder import sha256_of
-from sg_rlhf.common.pinned_file import Origin, download
+from sg_rlhf.data_io.dataset_writer import sha256_of
+from sg_rlhf.data_io.pinned_download import Origin, download
 from sg_rlhf.tasks import chat, other_verdicts
 from sg_rlhf.tasks.contamination import Exposure
 from sg_rlhf.tasks.kk import harnesses

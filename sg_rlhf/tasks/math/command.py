@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.command_line import (
+from sg_rlhf.common.argument_types import (
     count,
-    file_entry,
     fraction,
-    generate_options,
     not_negative,
     progress_bar,
 )
-from sg_rlhf.common.dataset_folder import UsageError
-from sg_rlhf.common.hub import download_from_hub
-from sg_rlhf.common.pinned_file import Origin, download
+from sg_rlhf.data_io.command_options import file_entry, generate_options
+from sg_rlhf.data_io.dataset_writer import UsageError
+from sg_rlhf.data_io.hf_hub import download_from_hub
+from sg_rlhf.data_io.pinned_download import Origin, download
 from sg_rlhf.tasks.data_command import DataCommand, LoadTokenizer, Made, Plan
 from sg_rlhf.tasks.math import preparation, published, report
 from sg_rlhf.tasks.math.arithmetic import problems as arithmetic_problems

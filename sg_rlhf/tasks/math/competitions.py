@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from sg_rlhf.common.dataset_folder import sha256_of
-from sg_rlhf.common.pinned_file import download_url
-from sg_rlhf.common.rows import DataError
+from sg_rlhf.data_io.dataset_writer import sha256_of
+from sg_rlhf.data_io.pinned_download import download_url
+from sg_rlhf.data_io.records import DataError
 
 #: Requests at a time.
 _AT_A_TIME = 8

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.rows import (
+from sg_rlhf.data_io.records import (
     DataError,
     Tick,
     check_fraction,

@@ -36,7 +36,7 @@ from typing import Any, TypeAlias
 
 from pebble import ProcessPool
 
-from sg_rlhf.common.pinned_file import Origin, download
+from sg_rlhf.data_io.pinned_download import Origin, download
 from sg_rlhf.tasks.math import confinement
 from sg_rlhf.tasks.math.extraction import last_box
 from sg_rlhf.tasks.questions import cache_folder, check_online

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sg_rlhf.common.command_line import progress_bar
-from sg_rlhf.common.dataset_folder import UsageError
+from sg_rlhf.common.argument_types import progress_bar
+from sg_rlhf.data_io.dataset_writer import UsageError
 from sg_rlhf.tasks.math.answer_types import TYPES, answer_type
 from sg_rlhf.tasks.math.data import MathRow, hold_out
 from sg_rlhf.tasks.math.grading import grade

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sg_rlhf.common.pinned_file import Origin, download
-from sg_rlhf.common.rows import DataError
+from sg_rlhf.data_io.pinned_download import Origin, download
+from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks.math.competitions import Competitions
 from sg_rlhf.tasks.math.data import MathRow, read_rows
 

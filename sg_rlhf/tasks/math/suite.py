@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.dataset_folder import sha256_of
+from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.tasks import other_verdicts
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.math.contamination import EXPOSURE

@@ -9,19 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common import cgroup, index_sizes, room
-from sg_rlhf.common.command_line import (
-    file_entry,
+from sg_rlhf.common import cgroup, free_space, index_sizes
+from sg_rlhf.common.argument_types import (
     fraction,
-    generate_options,
     not_negative,
     path,
     progress_bar,
     word,
 )
-from sg_rlhf.common.dataset_folder import UsageError
-from sg_rlhf.common.hub import download_from_hub
-from sg_rlhf.common.rows import DataError
+from sg_rlhf.data_io.command_options import file_entry, generate_options
+from sg_rlhf.data_io.dataset_writer import UsageError
+from sg_rlhf.data_io.hf_hub import download_from_hub
+from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks.data_command import DataCommand, LoadTokenizer, Made, Plan
 from sg_rlhf.tasks.search import encyclopedia
 from sg_rlhf.tasks.search.data import (
@@ -174,21 +173,22 @@ COMMAND = SearchData()
 
 def _wiki_18(out: Path) -> Iterator[str]:
     """What an index of the recipe's corpus takes, kind by kind, and whether it fits here."""
-    disk, memory = room.free_disk(out), cgroup.free_memory()
+    disk, memory = free_space.free_disk(out), cgroup.free_memory()
     yield (
         f"Its retriever searches wiki-18 ({WIKI_18_ROWS:,} passages, E5's {E5_WIDTH} numbers); an "
-        f"index of it, where {room.size(disk)} of disk and {room.size(memory)} of memory are free:"
+        f"index of it, where {free_space.size(disk)} of disk and {free_space.size(memory)} of "
+        "memory are free:"
     )
     yield "  --type  --vectors  disk to build  memory to build  disk after  fits here"
     for kind in index_sizes.KINDS:
         for numbers in index_sizes.PRECISIONS:
             made = index_sizes.spec(kind, WIKI_18_ROWS, E5_WIDTH, numbers)
-            needs = room.Needs(
+            needs = free_space.Needs(
                 index_sizes.build_disk(made), index_sizes.build_memory(made, E5_BYTES)
             )
-            fits = "yes" if room.lacking(out, needs) is None else "no"
+            fits = "yes" if free_space.lacking(out, needs) is None else "no"
             after = index_sizes.finished_disk(made)
-            sizes = [room.size(number) for number in (needs.disk, needs.memory, after)]
+            sizes = [free_space.size(number) for number in (needs.disk, needs.memory, after)]
             yield f"  {kind:<7} {numbers:<9} {sizes[0]:>14} {sizes[1]:>16} {sizes[2]:>11}  {fits}"
     yield (
         "python -m sg_rlhf.retrieval.index --dry-run measures the time, too, and refuses what "
@@ -250,19 +250,19 @@ def _encyclopedia(args: argparse.Namespace) -> Source:
     return Source({"kind": "encyclopedia", **options}, make, lambda: (rows, 200 * rows))
 
 
-def _needs(rows: int, text_bytes: int, style: Style) -> room.Needs:
+def _needs(rows: int, text_bytes: int, style: Style) -> free_space.Needs:
     """What so many questions take when they are read and written."""
     disk = rows * (len(build_prompt("", style)) + RECORD_BYTES) + 2 * text_bytes
     memory = PROCESS_BYTES + rows * QUESTION_BYTES + 2 * text_bytes
     lines: tuple[str, ...] = ()
-    if rows >= room.MANY:
+    if rows >= free_space.MANY:
         lines = (
             f"Search questions: about {rows:,}",
-            f"  disk    {room.size(disk)}",
-            f"  memory  {room.size(memory)}",
-            f"  time    about {room.duration(rows / ROWS_PER_SECOND)}",
+            f"  disk    {free_space.size(disk)}",
+            f"  memory  {free_space.size(memory)}",
+            f"  time    about {free_space.duration(rows / ROWS_PER_SECOND)}",
         )
-    return room.Needs(disk, memory, lines)
+    return free_space.Needs(disk, memory, lines)
 
 
 def _files(args: argparse.Namespace, style: Style) -> Source:
@@ -286,7 +286,7 @@ def _files(args: argparse.Namespace, style: Style) -> Source:
         def check_room() -> None:
             needs = _needs(NQ_HOTPOTQA_ROWS, NQ_HOTPOTQA_ROWS * NQ_HOTPOTQA_BYTES, style)
             if not args.skip_room_check:
-                room.check("--out", args.out, "the data set", needs)
+                free_space.check("--out", args.out, "the data set", needs)
 
         skip = args.skip_room_check
         paths = [

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.rows import (
+from sg_rlhf.data_io.records import (
     DataError,
     Tick,
     hold_out,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from sg_rlhf.common.dataset_folder import sha256_of
+from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.tasks.questions import EvalError, Question, Source
 from sg_rlhf.tasks.search.data import read_questions
 from sg_rlhf.tasks.search.prompt import build_prompt

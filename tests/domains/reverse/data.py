@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sg_rlhf.common.command_line import generate_options
+from sg_rlhf.data_io.command_options import generate_options
 from sg_rlhf.tasks.data_command import DataCommand, LoadTokenizer, Made, Plan
 from tests.domains.reverse.domain import Row, rows
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sg_rlhf.algo.dead_zones import dead_zones
-from sg_rlhf.algo.diagnostics import TokenStatistics
+from sg_rlhf.algo.analysis.gradient_dead_zones import dead_zones
+from sg_rlhf.algo.analysis.token_statistics import TokenStatistics
 from sg_rlhf.algo.lopti import PASSES, in_pass
 from sg_rlhf.algo.objectives import OBJECTIVES, Objective, make_objective
 from sg_rlhf.algo.parameters import ParameterError

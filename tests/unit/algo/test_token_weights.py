@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sg_rlhf.algo.dead_zones import dead_zones, dual_clip_zone, weight_range
+from sg_rlhf.algo.analysis.gradient_dead_zones import dead_zones, dual_clip_zone, weight_range
 from sg_rlhf.algo.policy_loss import sg_policy_loss
 from sg_rlhf.algo.shaping import TokenWeightConfig
 from sg_rlhf.algo.token_weights import token_weights, weight_sum_and_count

@@ -147,12 +147,12 @@ def test_unchanged_tensors(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_gradient_fails(record: Record, tmp_path: Path) -> None:
-    from sg_rlhf.common import run_log
+    from sg_rlhf.run_dir import jsonl_log
 
     rows = [{"sync/log_prob_diff_mean": 0.001, "timing/step_total": 2.0} for _ in range(2)]
-    run_log.append(tmp_path / run_log.METRICS, rows)
+    jsonl_log.append(tmp_path / jsonl_log.METRICS, rows)
     steps = [{"actor_grad_norm": norm, "policy_loss": 0.1} for norm in (1.0, 0.0)]
-    run_log.append(tmp_path / run_log.OPTIMIZER_STEPS, steps)
+    jsonl_log.append(tmp_path / jsonl_log.OPTIMIZER_STEPS, steps)
     training_run.check_run(record, tmp_path, 2)
     failed = [check["name"] for check in record.checks if check["status"] == "failed"]
     assert failed == ["every step had a gradient"]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from bench.stock_platform import PLATFORM
-from sg_rlhf.overlay import register
+from sg_rlhf.overlay.patches import table
 
 ROOT = Path(__file__).parents[3]
 CPU = "sg_rlhf.overlay.cpu."
@@ -44,10 +44,10 @@ def test_its_rows_are_the_platforms() -> None:
     modules = {patch.replacement.partition(":")[0] for patch in PLATFORM}
     assert {name for name in modules if not name.startswith(CPU)} == {
         "bench.stock_engine",
-        "sg_rlhf.overlay.jit_builds",
-        "sg_rlhf.overlay.packed_attention",
+        "sg_rlhf.overlay.patches.op_builds",
+        "sg_rlhf.overlay.model.packed_attention",
     }
-    of_the_cpu = [patch for patch in register.PATCHES if patch.replacement.startswith(CPU)]
+    of_the_cpu = [patch for patch in table.PATCHES if patch.replacement.startswith(CPU)]
     assert len(of_the_cpu) > 5 and set(of_the_cpu) <= set(PLATFORM)
 
 

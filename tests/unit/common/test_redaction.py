@@ -10,9 +10,10 @@ from wandb.util import json_friendly_val
 
 from sg_rlhf.common.redaction import HIDDEN, Secret, hide, is_secret, redacted_text, redacted_words
 from sg_rlhf.config import load_config
-from sg_rlhf.config.resuming import Change
+from sg_rlhf.config.resume_compatibility import Change
 from sg_rlhf.config.upstream_flags import flags
-from sg_rlhf.overlay import cli, failure, progress
+from sg_rlhf.overlay.driver import run
+from sg_rlhf.overlay.reporting import error_report, terminal
 from sg_rlhf.train import main, prepare_run_dir, resolve
 
 ROOT = Path(__file__).parents[3]
@@ -60,7 +61,7 @@ def test_a_command_line_shows_no_secret() -> None:
 
 
 def test_upstreams_namespace_works_and_prints_without_secrets() -> None:
-    args = cli.parse(load_config(TINY, OVERRIDES).to_argv())
+    args = run.parse(load_config(TINY, OVERRIDES).to_argv())
     hide(args)
     # Upstream prints it whole, and hands its sections to wandb, which makes text of them.
     assert hides(repr(args)) and hides(json.dumps(json_friendly_val(args.__dict__)))
@@ -76,11 +77,11 @@ def test_the_files_of_a_run_hold_no_secret(tmp_path: Path) -> None:
     try:
         raise RuntimeError(f"cannot reach http://ann:{PASSWORD}@host with {TOKEN}")
     except RuntimeError as error:
-        failure.keep(error, tmp_path)
+        error_report.keep(error, tmp_path)
     session = tmp_path / "session"
     (session / "logs").mkdir(parents=True)
     (session / "logs" / "worker-1.out").write_bytes(f"{TOKEN} \xff\n".encode("latin-1"))
-    progress.keep_worker_logs(session, tmp_path)
+    terminal.keep_worker_logs(session, tmp_path)
     written = [
         path for path in tmp_path.rglob("*") if path.is_file() and session not in path.parents
     ]

@@ -13,14 +13,14 @@ from sg_rlhf.config import (
     MODULE_KEYS,
     ConfigError,
     SGSettings,
-    algorithms,
+    algorithm_listing,
     load_config,
     weighting_of,
 )
 from sg_rlhf.config.old_names import OLD_NAMES
-from sg_rlhf.config.settings import sg_keys
+from sg_rlhf.config.sg_settings import sg_keys
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES, build_parser, flags
-from sg_rlhf.overlay import cli
+from sg_rlhf.overlay.driver import run
 from sg_rlhf.train import parse_arguments
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -51,7 +51,7 @@ def test_every_algorithm_goes_on_top_of_any_recipe(path: Path, base: str) -> Non
     """The same algorithm whatever it follows, and arguments that the run accepts."""
     config = load_config([CONFIGS / "kk" / f"{base}.yaml", path])
     on_paper = load_config([CONFIGS / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml", path])
-    args = cli.parse(config.to_argv())
+    args = run.parse(config.to_argv())
     assert args.actor.policy_loss_type == on_paper.value("actor.policy_loss_type")
     keys = [
         key for key, _ in flatten(yaml.safe_load((CONFIGS / "algorithms/grpo.yaml").read_text()))
@@ -77,8 +77,8 @@ def test_every_algorithm_has_a_line_in_the_help(capsys: pytest.CaptureFixture[st
     lines = capsys.readouterr().out.splitlines()
     for name in [*(p.stem for p in ALGORITHMS), *WEIGHTINGS, *POLICY_LOSS_TYPES, *KL_ESTIMATORS]:
         assert any(line.split()[:1] == [name] and len(line.split()) > 4 for line in lines), name
-    assert set(algorithms.losses()) == set(flags()["actor.policy_loss_type"].choices or ())
-    listed = {name for names in algorithms.KL for name in names.split(", ")}
+    assert set(algorithm_listing.losses()) == set(flags()["actor.policy_loss_type"].choices or ())
+    listed = {name for names in algorithm_listing.KL for name in names.split(", ")}
     assert listed == set(flags()["algo.kl.estimator"].choices or ())
 
 
@@ -98,8 +98,8 @@ def test_every_algorithm_has_a_line_in_the_help(capsys: pytest.CaptureFixture[st
 )
 def test_what_does_not_go_together_gets_one_line(overrides: list[str], message: str) -> None:
     config = load_config(CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml", overrides)
-    with pytest.raises(cli.UsageError) as refusal:
-        cli.parse(config.to_argv())
+    with pytest.raises(run.UsageError) as refusal:
+        run.parse(config.to_argv())
     assert message in str(refusal.value) and "\n" not in str(refusal.value)
 
 
@@ -311,13 +311,13 @@ def test_a_key_of_ours_beside_upstreams(tmp_path: Path, capsys: pytest.CaptureFi
     recipe.write_text(f"extends: {tiny}\nactor: {{fused_logprobs: false}}\n")
     config = load_config(recipe)
     assert not config.sg.fused_logprobs and "actor.fused_logprobs" not in config.values
-    assert not cli.parse(config.to_argv()).sg.fused_logprobs
+    assert not run.parse(config.to_argv()).sg.fused_logprobs
     argv = load_config(tiny).to_argv()
-    assert cli.parse(argv).sg.fused_logprobs
-    assert not cli.parse([*argv, "--actor.fused_logprobs", "false"]).sg.fused_logprobs
+    assert run.parse(argv).sg.fused_logprobs
+    assert not run.parse([*argv, "--actor.fused_logprobs", "false"]).sg.fused_logprobs
     capsys.readouterr()
     layout = ["actor.num_gpus_per_node=2", "ref.num_gpus_per_node=2", "vllm.num_engines=2"]
-    cli.parse(load_config(tiny, [*layout, "ds.tensor_parallel_size=2"]).to_argv())
+    run.parse(load_config(tiny, [*layout, "ds.tensor_parallel_size=2"]).to_argv())
     assert "actor.fused_logprobs: off" in capsys.readouterr().out
 
 

@@ -10,7 +10,7 @@ from eval.contamination import look, run_of
 from eval.model import Model
 from eval.run import main
 from eval.suites import SUITES
-from sg_rlhf.common.dataset_folder import sha256_of
+from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.tasks.kk.data import to_records
 from sg_rlhf.tasks.kk.prompt import build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate

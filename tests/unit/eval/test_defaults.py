@@ -22,7 +22,7 @@ SETTINGS = {
     "kk": {"reward": {"remote_url": "module:sg_rlhf.tasks.kk.reward_strict"}},
     "math": {"reward": {"remote_url": "/somewhere/sg_rlhf/tasks/math/reward.py"}},
     "search": {
-        "train": {"agent_func_path": "module:sg_rlhf.overlay.search_agent"},
+        "train": {"agent_func_path": "module:sg_rlhf.overlay.rollout.search_agent"},
         "sg": {"search": {"url": "http://127.0.0.1:9/retrieve"}},
     },
 }

@@ -12,7 +12,7 @@ import pytest
 
 from eval.run import main
 from eval.suites import SUITES
-from sg_rlhf.common.pinned_file import Origin
+from sg_rlhf.data_io.pinned_download import Origin
 from sg_rlhf.tasks.math import other_graders
 from sg_rlhf.tasks.math.grading import grade_many
 from sg_rlhf.tasks.math.other_graders import RULES

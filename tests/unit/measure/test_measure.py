@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
+from sg_rlhf.algo.analysis.sharpness import sharpness
 from sg_rlhf.algo.policy_loss import policy_loss_terms
 from sg_rlhf.algo.shaping import TokenWeightConfig, token_weights
-from sg_rlhf.algo.sharpness import sharpness
 from sg_rlhf.algo.weightings import TokenContext, make_weighting, token_keys
-from sg_rlhf.common.rows import DataError
+from sg_rlhf.data_io.records import DataError
 from sg_rlhf.measure import fixed_batch
 from sg_rlhf.measure.batch_loss import UNIFORM, BatchLoss, Surrogate
 from sg_rlhf.measure.checkpoint import MeasureError, TokenRow, passes, responses, vocabulary

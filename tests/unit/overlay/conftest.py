@@ -3,12 +3,12 @@
 OpenRLHF imports flash_attn at module level; where it is absent the stand-in satisfies it.
 """
 
-from sg_rlhf.overlay import flash_attn_stand_in, register
 from sg_rlhf.overlay.cpu import platform
+from sg_rlhf.overlay.patches import flash_attn_shim, table
 
-flash_attn_stand_in.install()
-register.apply_at_import(
+flash_attn_shim.install()
+table.apply_at_import(
     patch
-    for patch in register.PATCHES
+    for patch in table.PATCHES
     if patch.when not in (platform.active, platform.emulates_bf16, platform.on_cuda)
 )

@@ -8,10 +8,10 @@ import random
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common import run_log
-from sg_rlhf.common.weight_versions import staleness
 from sg_rlhf.config import load_config
-from sg_rlhf.overlay.evaluation import combine
+from sg_rlhf.overlay.controller.evaluation import combine
+from sg_rlhf.run_dir import jsonl_log
+from sg_rlhf.run_dir.weight_versions import staleness
 
 ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "configs" / "kk"
@@ -157,11 +157,11 @@ def write_run(
                 }
             )
         samples += [sample(step, rng, tokens) for _ in range(samples_per_step)]
-    run_log.append(run_dir / run_log.METRICS, metrics)
-    run_log.append(run_dir / run_log.OPTIMIZER_STEPS, steps)
-    run_log.append(run_dir / run_log.SAMPLES, samples)
-    run_log.append(
-        run_dir / run_log.EVALUATIONS,
+    jsonl_log.append(run_dir / jsonl_log.METRICS, metrics)
+    jsonl_log.append(run_dir / jsonl_log.OPTIMIZER_STEPS, steps)
+    jsonl_log.append(run_dir / jsonl_log.SAMPLES, samples)
+    jsonl_log.append(
+        run_dir / jsonl_log.EVALUATIONS,
         [
             (evaluation_of_sets if sets else evaluation)(step, rng)
             for step in sorted({0, rollouts // 2, rollouts})
@@ -204,4 +204,4 @@ def write_hostile_samples(run_dir: Path) -> None:
         row |= {name: " ".join(HOSTILE) for name in ("prompt", "label")}
         row |= {"tokens": list(HOSTILE), "log_probs": [-0.5 * i for i in range(len(HOSTILE))]}
         rows.append({**row, "response": "".join(HOSTILE), "dialogue": "<b>" + "".join(HOSTILE)})
-    run_log.append(run_dir / run_log.SAMPLES, rows)
+    jsonl_log.append(run_dir / jsonl_log.SAMPLES, rows)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.common import run_log
 from sg_rlhf.report import accuracy_figures, catalogue, page, summary
 from sg_rlhf.report.evaluations import (
     held_out_accuracy,
@@ -21,6 +20,7 @@ from sg_rlhf.report.evaluations import (
     training_sets,
 )
 from sg_rlhf.report.runs import Group, Run, read_run
+from sg_rlhf.run_dir import jsonl_log
 from tests.unit.report.synthetic import write_run
 
 
@@ -147,7 +147,7 @@ def test_the_summary_is_of_the_held_out_sets(run: Run, capsys: pytest.CaptureFix
     written = json.loads((run.path / "summary.json").read_text())
     assert written["accuracy_after"] == pytest.approx(after)
     assert written["held_out_sets"] == ["held_out", "larger"]
-    assert run_log.read(run.path / run_log.EVALUATIONS)[-1]["eval_accuracy"] > after
+    assert jsonl_log.read(run.path / jsonl_log.EVALUATIONS)[-1]["eval_accuracy"] > after
 
 
 def _entry(key: str) -> catalogue.Entry:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.common import run_log
 from sg_rlhf.report import page
+from sg_rlhf.run_dir import jsonl_log
 from tests.unit.report.synthetic import write_hostile_samples, write_run
 
 
@@ -60,31 +60,35 @@ def test_hostile_content_stays_text(tmp_path: Path) -> None:
     assert "</script><script>window.__pwned=1</script>" in pieces
 
 
-@pytest.mark.parametrize("absent", [run_log.OPTIMIZER_STEPS, run_log.SAMPLES, run_log.EVALUATIONS])
+@pytest.mark.parametrize(
+    "absent", [jsonl_log.OPTIMIZER_STEPS, jsonl_log.SAMPLES, jsonl_log.EVALUATIONS]
+)
 def test_a_missing_file_is_a_sentence(tmp_path: Path, absent: str) -> None:
     run_dir = write_run(tmp_path / "run")
     (run_dir / absent).unlink()
     sentences = {
-        run_log.OPTIMIZER_STEPS: "optimizer_steps.jsonl has no gradient norm.",
-        run_log.SAMPLES: "The runs kept no samples",
-        run_log.EVALUATIONS: "No held-out evaluation names its data sources.",
+        jsonl_log.OPTIMIZER_STEPS: "optimizer_steps.jsonl has no gradient norm.",
+        jsonl_log.SAMPLES: "The runs kept no samples",
+        jsonl_log.EVALUATIONS: "No held-out evaluation names its data sources.",
     }
     assert sentences[absent] in build(run_dir)
 
 
 def test_metrics_of_one_rollout_are_enough(tmp_path: Path) -> None:
-    run_log.append(tmp_path / run_log.METRICS, [{"global_step": 1}])
+    jsonl_log.append(tmp_path / jsonl_log.METRICS, [{"global_step": 1}])
     text = build(tmp_path)
     assert "There is no config.yaml" in text and "No rollout has a mean reward." in text
 
 
 def test_numbers_that_were_not_finite_are_left_out(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run")
-    run_log.append(
-        run_dir / run_log.OPTIMIZER_STEPS,
+    jsonl_log.append(
+        run_dir / jsonl_log.OPTIMIZER_STEPS,
         [{"global_step": 13, "optimizer_step": 25, "actor_grad_norm": float("nan")}],
     )
-    run_log.append(run_dir / run_log.METRICS, [{"global_step": 13, "rollout/reward_mean": None}])
+    jsonl_log.append(
+        run_dir / jsonl_log.METRICS, [{"global_step": 13, "rollout/reward_mean": None}]
+    )
     assert "13" in build(run_dir)
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.common import run_log
 from sg_rlhf.report.runs import RunError, differences, grouped, named_apart, read_run
+from sg_rlhf.run_dir import jsonl_log
 from tests.unit.report.synthetic import write_config, write_run
 
 
 def test_a_run_killed_in_the_middle_of_a_line_is_read(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run")
-    with (run_dir / run_log.SAMPLES).open("a") as file:
+    with (run_dir / jsonl_log.SAMPLES).open("a") as file:
         file.write('{"global_step": 12, "prom')
     run = read_run(run_dir)
     assert len(run.samples) == 24 and run.rollouts == 12 and not run.finished
@@ -23,9 +23,9 @@ def test_a_run_killed_in_the_middle_of_a_line_is_read(tmp_path: Path) -> None:
 
 def test_damage_in_the_middle_is_told(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run")
-    lines = (run_dir / run_log.METRICS).read_text().splitlines()
+    lines = (run_dir / jsonl_log.METRICS).read_text().splitlines()
     lines[5] = lines[5][:20]
-    (run_dir / run_log.METRICS).write_text("\n".join(lines) + "\n")
+    (run_dir / jsonl_log.METRICS).write_text("\n".join(lines) + "\n")
     run = read_run(run_dir)
     assert [row["global_step"] for row in run.metrics] == [*range(1, 6), *range(7, 13)]
     assert run.notes == ("metrics.jsonl has damage in line 6: 1 line is left out.",)
@@ -33,7 +33,7 @@ def test_damage_in_the_middle_is_told(tmp_path: Path) -> None:
 
 def test_the_later_of_two_evaluations_of_a_step_counts(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run")
-    run_log.append(run_dir / run_log.EVALUATIONS, [{"global_step": 6, "eval_accuracy": 0.125}])
+    jsonl_log.append(run_dir / jsonl_log.EVALUATIONS, [{"global_step": 6, "eval_accuracy": 0.125}])
     at_6 = [row for row in read_run(run_dir).evaluations if row["global_step"] == 6]
     assert [row["eval_accuracy"] for row in at_6] == [0.125]
 
@@ -53,11 +53,11 @@ def test_what_is_no_run_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     (tmp_path / "fresh").mkdir()
-    (tmp_path / "fresh" / run_log.METRICS).write_text("")
+    (tmp_path / "fresh" / jsonl_log.METRICS).write_text("")
     (tmp_path / "binary").mkdir()
-    (tmp_path / "binary" / run_log.METRICS).write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "binary" / jsonl_log.METRICS).write_bytes(b"\xff\xfe\x00")
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / run_log.METRICS).write_text('{"loss": 1}\n')
+    (tmp_path / "other" / jsonl_log.METRICS).write_text('{"loss": 1}\n')
     for name, words in (
         ("absent", "no such folder"),
         ("file", "not a folder"),

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from sg_rlhf.common import run_log
 from sg_rlhf.report.runs import grouped, read_run
 from sg_rlhf.report.samples import (
     choose,
@@ -17,6 +16,7 @@ from sg_rlhf.report.samples import (
     payload,
     probability_histogram,
 )
+from sg_rlhf.run_dir import jsonl_log
 from tests.unit.report.synthetic import write_run
 
 
@@ -40,7 +40,7 @@ def test_the_columns_say_what_the_rows_say(tmp_path: Path) -> None:
         "correct": None, "advantage": 0.5, "tokens": ["a", "b"], "log_probs": [math.log(0.05), 0.0],
         "dialogue": "a<information>x</information>b",
     }  # fmt: skip
-    run_log.append(run_dir / run_log.SAMPLES, [row])
+    jsonl_log.append(run_dir / jsonl_log.SAMPLES, [row])
     data = payload([read_run(run_dir)], 500)
     columns = data["samples"]
     assert {len(column) for column in columns.values()} == {7}
@@ -55,7 +55,7 @@ def test_the_columns_say_what_the_rows_say(tmp_path: Path) -> None:
 def test_rows_without_tokens_or_numbers_are_shown_as_text(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run")
     odd = {"global_step": 12, "response": "only text", "label": ["a", 1], "tokens": ["x"]}
-    run_log.append(run_dir / run_log.SAMPLES, [odd])
+    jsonl_log.append(run_dir / jsonl_log.SAMPLES, [odd])
     data = payload([read_run(run_dir)], 500)
     last = {name: column[-1] for name, column in data["samples"].items()}
     assert last["tokens"] == [] and data["texts"][last["text"]] == "only text"
@@ -68,7 +68,7 @@ def test_frequent_tokens_are_ranked_by_mean_probability(tmp_path: Path) -> None:
         "global_step": 1, "tokens": [" the", "the", "rare", " so", " "],
         "log_probs": [math.log(0.2), math.log(0.4), -1.0, math.log(0.9), 0.0],
     }  # fmt: skip
-    run_log.append(run_dir / run_log.SAMPLES, [row] * 4 + [{**row, "tokens": ["x"] * 5}])
+    jsonl_log.append(run_dir / jsonl_log.SAMPLES, [row] * 4 + [{**row, "tokens": ["x"] * 5}])
     found = frequent_tokens(grouped([read_run(run_dir)])[0])
     assert [(token.text, token.count) for token in found] == [("the", 8), ("x", 5)]
     assert found[0].mean_p == pytest.approx(0.3)

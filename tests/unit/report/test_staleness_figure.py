@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.common import run_log
 from sg_rlhf.report.figures import Missing
 from sg_rlhf.report.page import read_runs
 from sg_rlhf.report.staleness_figures import staleness
+from sg_rlhf.run_dir import jsonl_log
 from tests.unit.report.synthetic import write_run
 
 
@@ -29,10 +29,10 @@ def test_bars_are_whole_and_say_the_ages(tmp_path: Path) -> None:
 
 def test_of_a_synchronous_run_a_sentence(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run")
-    rows = run_log.read(run_dir / run_log.METRICS)
-    (run_dir / run_log.METRICS).unlink()
-    run_log.append(
-        run_dir / run_log.METRICS,
+    rows = jsonl_log.read(run_dir / jsonl_log.METRICS)
+    (run_dir / jsonl_log.METRICS).unlink()
+    jsonl_log.append(
+        run_dir / jsonl_log.METRICS,
         [{k: v for k, v in row.items() if not k.startswith("async/")} for row in rows],
     )
     _, groups = read_runs([run_dir])

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.common import run_log
 from sg_rlhf.report import summary
 from sg_rlhf.report.figures import spikes
+from sg_rlhf.run_dir import jsonl_log
 
 
 def write_run(run_dir: Path, rollouts: int = 12) -> None:
@@ -34,13 +34,13 @@ def write_run(run_dir: Path, rollouts: int = 12) -> None:
                     "sg/zeroed_pos": 0.25,
                 }
             )
-    run_log.append(run_dir / run_log.METRICS, metrics)
-    run_log.append(run_dir / run_log.OPTIMIZER_STEPS, steps)
+    jsonl_log.append(run_dir / jsonl_log.METRICS, metrics)
+    jsonl_log.append(run_dir / jsonl_log.OPTIMIZER_STEPS, steps)
     evaluations = [
         {"global_step": s, "eval_accuracy": a, "eval_accuracy_ci95": 0.05, "eval_num_prompts": 300}
         for s, a in ((0, 0.25), (6, 0.4), (12, 0.55))
     ]
-    run_log.append(run_dir / run_log.EVALUATIONS, evaluations)
+    jsonl_log.append(run_dir / jsonl_log.EVALUATIONS, evaluations)
 
 
 @pytest.mark.parametrize(
@@ -55,11 +55,11 @@ def test_rows_of_an_older_version(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str
 ) -> None:
     write_run(tmp_path)
-    for name in (run_log.METRICS, run_log.OPTIMIZER_STEPS, run_log.EVALUATIONS):
-        rows = run_log.read(tmp_path / name)
+    for name in (jsonl_log.METRICS, jsonl_log.OPTIMIZER_STEPS, jsonl_log.EVALUATIONS):
+        rows = jsonl_log.read(tmp_path / name)
         (tmp_path / name).unlink()
         kept = [{k: v for k, v in row.items() if k != missing} for row in rows]
-        run_log.append(tmp_path / name, kept)
+        jsonl_log.append(tmp_path / name, kept)
     assert summary.main([str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "nan" not in text and text.count("plots   ") == 1
@@ -78,7 +78,7 @@ def test_a_run_of_an_earlier_version_has_the_same_figures(tmp_path: Path) -> Non
     today, earlier = tmp_path / "today", tmp_path / "earlier"
     for folder in (today, earlier):
         write_run(folder)
-    steps = earlier / run_log.OPTIMIZER_STEPS
+    steps = earlier / jsonl_log.OPTIMIZER_STEPS
     steps.write_text(steps.read_text().replace("actor_grad_norm", "grad_norm"))
     assert summary.summarize(earlier) == summary.summarize(today)
 
@@ -103,9 +103,9 @@ def test_what_was_skipped_is_a_line(tmp_path: Path) -> None:
     write_run(tmp_path)
     figures = summary.summarize(tmp_path)
     assert "not finite" not in summary.render(figures, tmp_path)
-    rows = run_log.read(tmp_path / run_log.METRICS)
+    rows = jsonl_log.read(tmp_path / jsonl_log.METRICS)
     counts = {"nonfinite/skipped_steps": 1.0, "nonfinite/samples": 8.0}
-    run_log.append(tmp_path / run_log.METRICS, [{**rows[-2], **counts}, {**rows[-1], **counts}])
+    jsonl_log.append(tmp_path / jsonl_log.METRICS, [{**rows[-2], **counts}, {**rows[-1], **counts}])
     text = summary.render(summary.summarize(tmp_path), tmp_path)
     assert "2 optimizer steps skipped, 16 responses left out (nonfinite.jsonl)" in text
 
@@ -114,12 +114,16 @@ def test_a_directory_without_a_run_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert summary.main([str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path}: not a run: no {run_log.METRICS}")
-    (tmp_path / run_log.METRICS).touch()
+    assert capsys.readouterr().err.startswith(
+        f"error: {tmp_path}: not a run: no {jsonl_log.METRICS}"
+    )
+    (tmp_path / jsonl_log.METRICS).touch()
     assert summary.main([str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path}: no rollout in {run_log.METRICS}")
+    assert capsys.readouterr().err.startswith(
+        f"error: {tmp_path}: no rollout in {jsonl_log.METRICS}"
+    )
     write_run(tmp_path)
-    (tmp_path / run_log.OPTIMIZER_STEPS).unlink()
+    (tmp_path / jsonl_log.OPTIMIZER_STEPS).unlink()
     assert summary.main([str(tmp_path)]) == 2
     printed = capsys.readouterr().err
     assert printed.startswith(f"error: {tmp_path}: no optimizer step") and printed.count("\n") == 1
@@ -138,8 +142,8 @@ def test_what_was_planned_is_beside_what_was_measured(
     assert ", planned " not in summary.render(summary.summarize(tmp_path), tmp_path)
     predicted = {"time": {"seconds": 4.0}, "gpu_memory_gib": 50.0, "policy_allocated_gib": 40.0}
     (tmp_path / "predicted.json").write_text(json.dumps(predicted))
-    run_log.append(
-        tmp_path / run_log.METRICS,
+    jsonl_log.append(
+        tmp_path / jsonl_log.METRICS,
         [
             {
                 "global_step": 13,

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from sg_rlhf.common.step_times import PARTS, WITHIN
 from sg_rlhf.config import load_config
-from sg_rlhf.config.settings import sg_keys
+from sg_rlhf.config.sg_settings import sg_keys
 from sg_rlhf.config.upstream_flags import flags
 from sg_rlhf.report import timing_figures
 from sg_rlhf.report.runs import Group
 from sg_rlhf.report.time_advice import RULES, advice
 from sg_rlhf.report.timing_figures import SHOWN, of_rollouts, what_to_change
+from sg_rlhf.run_dir.timing_keys import PARTS, WITHIN
 from tests.unit.report.synthetic import RECIPES, write_run
 from tests.unit.report.test_page import page
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sg_rlhf.common import cgroup
-from sg_rlhf.common import room as disk_room
+from sg_rlhf.common import free_space as disk_room
 from sg_rlhf.common.index_sizes import (
     KINDS,
     PROCESS_BYTES,

@@ -13,10 +13,10 @@ import pytest
 import yaml
 from scipy import stats
 
-from sg_rlhf.common import run_log
-from sg_rlhf.common.files import write_whole
+from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.config import ConfigError
 from sg_rlhf.measure import accuracy, sharpness
+from sg_rlhf.run_dir import jsonl_log
 from sg_rlhf.studies import command as ablation
 from sg_rlhf.studies import results as study_results
 from sg_rlhf.studies import runner as study_runner
@@ -301,8 +301,8 @@ def test_too_few_gpus_are_refused() -> None:
 def run_directory(folder: Path, accuracy: float, norm: float) -> Path:
     rows = range(1, 5)
     sg = {"weight_mean": 1.2, "zeroed_pos": 0.1, "zeroed_neg": 0.0}
-    run_log.append(
-        folder / run_log.METRICS,
+    jsonl_log.append(
+        folder / jsonl_log.METRICS,
         [
             {
                 "global_step": i, "rollout/reward_mean": 0.1 * i, "timing/step_total": 5.0,
@@ -311,8 +311,8 @@ def run_directory(folder: Path, accuracy: float, norm: float) -> Path:
             for i in rows
         ],
     )  # fmt: skip
-    run_log.append(
-        folder / run_log.OPTIMIZER_STEPS,
+    jsonl_log.append(
+        folder / jsonl_log.OPTIMIZER_STEPS,
         [
             {
                 "actor_grad_norm": norm * i, "entropy_loss": 0.5 / i, "kl": 0.01,
@@ -321,8 +321,8 @@ def run_directory(folder: Path, accuracy: float, norm: float) -> Path:
             for i in range(1, 21)
         ],
     )  # fmt: skip
-    run_log.append(
-        folder / run_log.EVALUATIONS,
+    jsonl_log.append(
+        folder / jsonl_log.EVALUATIONS,
         [
             {"global_step": 0, "eval_held_out_accuracy": 0.2, "eval_train_accuracy": 0.25},
             {"global_step": 4, "eval_held_out_accuracy": accuracy, "eval_train_accuracy": 0.7},
@@ -351,12 +351,12 @@ def test_a_cell_keeps_the_spread_of_the_weights_and_the_tokens_probabilities(
     folder = run_directory(tmp_path / "run", 0.6, 0.1)
     old = study_results.collect(folder, None, None)
     assert "prob_hist" not in old and "weight_std" not in old["figures"]
-    steps = run_log.read(folder / run_log.OPTIMIZER_STEPS)
-    (folder / run_log.OPTIMIZER_STEPS).unlink()
+    steps = jsonl_log.read(folder / jsonl_log.OPTIMIZER_STEPS)
+    (folder / jsonl_log.OPTIMIZER_STEPS).unlink()
     for i, row in enumerate(steps):  # two optimizer steps a rollout
         row |= {"global_step": 1 + i // 2, "sg/weight_std": 0.01 * i}
         row["sg/prob_hist"] = [1.0, *[0.0] * 18, float(i)]
-    run_log.append(folder / run_log.OPTIMIZER_STEPS, steps)
+    jsonl_log.append(folder / jsonl_log.OPTIMIZER_STEPS, steps)
     found = study_results.collect(folder, None, None)
     assert found["prob_hist"] == {"first": [2, *[0] * 18, 1], "last": [2, *[0] * 18, 37]}
     figures = found["figures"]
@@ -504,19 +504,19 @@ def test_interval_is_scipys(values: list[float]) -> None:
 
 def test_a_run_of_an_older_version_is_one_line(tmp_path: Path) -> None:
     run = run_directory(tmp_path, 0.5, 0.1)
-    rows = run_log.read(run / run_log.METRICS)
-    (run / run_log.METRICS).unlink()
-    run_log.append(run / run_log.METRICS, [{"global_step": row["global_step"]} for row in rows])
+    rows = jsonl_log.read(run / jsonl_log.METRICS)
+    (run / jsonl_log.METRICS).unlink()
+    jsonl_log.append(run / jsonl_log.METRICS, [{"global_step": row["global_step"]} for row in rows])
     with pytest.raises(ValueError, match="a row without 'timing/step_total', as of an older"):
         study_results.collect(run, None, None)
 
 
 def test_a_skipped_step_has_no_norm(tmp_path: Path) -> None:
     run = run_directory(tmp_path, 0.5, 0.1)
-    rows = run_log.read(run / run_log.OPTIMIZER_STEPS)
-    (run / run_log.OPTIMIZER_STEPS).unlink()
-    run_log.append(
-        run / run_log.OPTIMIZER_STEPS, [{**rows[0], "actor_grad_norm": math.nan}, *rows[1:]]
+    rows = jsonl_log.read(run / jsonl_log.OPTIMIZER_STEPS)
+    (run / jsonl_log.OPTIMIZER_STEPS).unlink()
+    jsonl_log.append(
+        run / jsonl_log.OPTIMIZER_STEPS, [{**rows[0], "actor_grad_norm": math.nan}, *rows[1:]]
     )
     found = study_results.collect(run, None, None)
     assert found["curves"]["grad_norm"][0] is None

@@ -12,7 +12,7 @@ import pytest
 from eval import run as evaluation
 from eval.results import scores
 from eval.suites import at
-from sg_rlhf.config import ConfigError, load_config, sections, settings
+from sg_rlhf.config import ConfigError, domain_settings, load_config, sg_settings
 from sg_rlhf.data import command as data
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.data_command import DataCommand
@@ -33,10 +33,10 @@ PLACE = "tests.domains.reverse.domain:REVERSE"
 def outside(monkeypatch: pytest.MonkeyPatch):
     """The domain of the tests, registered as a user's own would be."""
     monkeypatch.setenv(registry.VARIABLE, PLACE)
-    for cached in (sections._owners, settings.sg_keys):
+    for cached in (domain_settings._owners, sg_settings.sg_keys):
         cached.cache_clear()
     yield
-    for cached in (sections._owners, settings.sg_keys):
+    for cached in (domain_settings._owners, sg_settings.sg_keys):
         cached.cache_clear()
 
 
@@ -166,7 +166,7 @@ def test_its_section_of_a_recipe(outside):
     assert config.value("sg.reverse.partial_credit") is True
     assert "--sg.reverse.partial_credit true" in " ".join(config.to_argv())
     again = load_config(recipe, ["sg.reverse.partial_credit=false"])
-    assert sections.worker_variables(again.sg.model_dump()["domains"]) == {
+    assert domain_settings.worker_variables(again.sg.model_dump()["domains"]) == {
         "SG_REVERSE": '{"partial_credit": false}'
     }
     with pytest.raises(ConfigError, match=r"command line: sg.reverse.partial_credit='perhaps'"):

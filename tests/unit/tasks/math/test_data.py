@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sg_rlhf.common.dataset_folder import sha256_of
-from sg_rlhf.common.pinned_file import Origin, git_blob_of
-from sg_rlhf.common.rows import DataError
+from sg_rlhf.data_io.dataset_writer import sha256_of
+from sg_rlhf.data_io.pinned_download import Origin, git_blob_of
+from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks.labels import label_of
 from sg_rlhf.tasks.math import published
 from sg_rlhf.tasks.math.answer_types import answer_type

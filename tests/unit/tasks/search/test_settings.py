@@ -32,7 +32,7 @@ def test_paper_recipes_have_the_values_of_table_6(name: str) -> None:
         "actor.eps_clip_low_high": [0.20, 0.24],
         "actor.dual_clip": 10.0,
         "data.apply_chat_template": True,
-        "train.agent_func_path": "module:sg_rlhf.overlay.search_agent",
+        "train.agent_func_path": "module:sg_rlhf.overlay.rollout.search_agent",
         "sg.search.max_turns": 4,
         "sg.search.topk": 3,
         "sg.search.observation_tokens": 500,
@@ -62,7 +62,7 @@ def test_a_dialogue_fits_into_the_context(path: Path) -> None:
 
 
 def test_settings_travel_as_upstream_flags_and_come_back(tmp_path: Path) -> None:
-    from sg_rlhf.overlay import cli
+    from sg_rlhf.overlay.driver import run
 
     path = ROOT / "configs" / "search" / "grpo_sg_qwen2.5-3b.yaml"
     config = load_config(path, ["sg.search.topk=5", "sg.search.url=http://127.0.0.1:9/retrieve"])
@@ -75,7 +75,7 @@ def test_settings_travel_as_upstream_flags_and_come_back(tmp_path: Path) -> None
     assert "sg.search" not in dict.fromkeys(argv)
     flat = [a for a in argv if a.startswith("--sg.search.")]
     assert len(flat) == len(SearchSettings.model_fields)
-    assert hasattr(cli, "parse")
+    assert hasattr(run, "parse")
 
 
 def test_other_recipes_have_no_search_section() -> None:

@@ -1,0 +1,1 @@
+"""Log-probs and entropy from hidden states, block by block, without materialised logits."""

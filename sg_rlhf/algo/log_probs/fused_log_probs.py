@@ -1,0 +1,382 @@
+"""Log-probabilities of given tokens: from hidden states without logits, or from logits at hand.
+
+With ``z = (h W^T + b) / T`` the logits of a position over V tokens:
+
+    log p(target) = z_target - lse(z),        lse(z) = log sum_j exp(z_j)
+    H             = lse(z) - sum_j p_j z_j,   p = softmax(z)
+
+and their gradients, which are computed from z again, block by block, instead of being stored:
+
+    d log p / d z_j = [j = target] - p_j
+    d H     / d z_j = -p_j (log p_j + H)
+
+A block is some rows times some of the vocabulary. Over the blocks of a row the sum of
+exponentials, the largest logit and the entropy's sum are carried along (online softmax,
+arXiv 1805.02867). What is done to a block between its products is in
+:mod:`sg_rlhf.algo.log_probs.online_softmax`.
+
+Products, of 2 N H V operations each; the path over logits has 1 forward and 2 backward:
+
+    no gradient                          1
+    hidden and weight                    1 forward; 3 backward, of which one makes z again
+    hidden alone (a frozen head)         2 forward, 0 backward: see :class:`_UnitGradient`
+    few logits (:data:`_KEPT`)           1 forward, 2 backward: they are kept
+
+Shape suffixes: ``N`` positions, ``H`` hidden size, ``V`` vocabulary.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sg_rlhf.algo.log_probs import online_softmax
+from sg_rlhf.algo.log_probs.online_softmax import Elementwise, RunningSoftmax
+
+#: Rows and vocabulary of a block at most. On the CPU products are fastest where a block and its
+#: factors stay in the cache; a GPU wants enough of them for all of its cores.
+_ROWS = {"cpu": 1024, "cuda": 4096}
+_COLUMNS = {"cpu": 1024, "cuda": 4096}
+#: Numbers of the head in a block, of 16 bits, at most: their gradient is summed in float32, and on
+#: the CPU they are factors in float32.
+_HEAD = {"cpu": 2**21, "cuda": 2**22}
+#: What computes on a block between the products, made when it is asked for.
+KERNELS: dict[str, Callable[[], Elementwise]] = {
+    "torch": lambda: Elementwise(online_softmax.fold, online_softmax.slope),
+    "compile": online_softmax.compiled,
+    "triton": lambda: (
+        importlib.import_module("sg_rlhf.algo.log_probs.online_softmax_triton").KERNEL
+    ),
+}
+#: As many logits as are kept for the backward pass, in float32 32 MiB.
+_KEPT = 2**23
+
+
+def selected_log_probs(
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    targets_N: Tensor,
+    *,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+    chunk: int | None = None,
+    kernel: str = "torch",
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probabilities of ``targets_N`` under a language model's head, without its logits.
+
+    Args:
+        hidden_NH: the last hidden states, float64, float32, bfloat16 or float16.
+        weight_VH: the head, of the same dtype; tied to the embedding or not.
+        targets_N: token ids, 0 <= target < V.
+        bias: the head's bias [V], if it has one.
+        temperature: the logits are divided by it, T > 0.
+        with_entropy: whether to compute the entropy as well; it has a gradient.
+        chunk: vocabulary of a block; None for the default.
+        kernel: what computes on a block between the products, a key of
+            :data:`KERNELS`.
+
+    Returns:
+        ``(log_probs_N, entropy_N)`` in float32 (float64 for float64), in nats; the entropy is None
+        unless asked for. A log-probability is never above 0. A position with a logit that is NaN
+        has NaN; others do not notice.
+
+    Products are accumulated in float32 whatever the dtype. Gradients: hidden, weight, bias. Extra
+    memory: three blocks of logits, the gradients, and for 16 bits what sums them in float32, [N, H]
+    and [chunk, H]; where the logits are few (:data:`_KEPT`), they. Equal to the path over logits
+    but for the order of sums.
+
+    Raises:
+        ValueError: shapes, dtypes or values that do not fit together.
+    """
+    _check(hidden_NH, weight_VH, targets_N, bias, temperature, chunk)
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel={kernel}: expected one of {', '.join(KERNELS)}")
+    how = _How(
+        float(temperature),
+        with_entropy,
+        chunk,
+        KERNELS[kernel](),
+        torch.is_grad_enabled(),
+    )
+    log_probs_N, entropy_N = _SelectedLogProbs.apply(  # type: ignore[no-untyped-call]
+        hidden_NH, weight_VH, bias, targets_N, how
+    )
+    return log_probs_N, entropy_N if with_entropy else None
+
+
+def log_probs_from_logits(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
+    """Log-probabilities of ``labels`` where the logits are there; upstream's name and arguments.
+
+    Without flash-attn upstream's own function makes, in its backward pass, a tensor of all logits
+    for every 1,024 rows. This one makes the gradient once and nothing else of that size.
+
+    Args:
+        logits: [..., V]; divided by ``temperature`` in place unless that is 1, as upstream does.
+        labels: [...], token ids.
+
+    Returns:
+        [...], in the dtype of the logits.
+    """
+    if temperature != 1.0:
+        logits.div_(temperature)
+    log_probs: Tensor = _FromLogits.apply(logits, labels)  # type: ignore[no-untyped-call]
+    return log_probs
+
+
+def _check(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    chunk: int | None,
+) -> None:
+    if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
+        raise ValueError(
+            f"hidden {list(hidden.shape)} and weight {list(weight.shape)}: expected [N, H], [V, H]"
+        )
+    if targets.shape != hidden.shape[:1]:
+        raise ValueError(f"targets {list(targets.shape)}: expected [{hidden.shape[0]}]")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias {list(bias.shape)}: expected [{weight.shape[0]}]")
+    if hidden.dtype != weight.dtype:
+        raise ValueError(f"hidden is {hidden.dtype}, weight {weight.dtype}: expected the same")
+    if not temperature > 0:
+        raise ValueError(f"temperature={temperature}: expected a number above 0")
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk={chunk}: expected a positive number of tokens")
+
+
+def _factor(tensor: Tensor) -> Tensor:
+    """As :func:`_add_product` takes it: the CPU has no products of 16 bits summed in 32."""
+    return tensor if tensor.is_cuda else tensor.to(online_softmax.wide(tensor.dtype))
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
+    """Add a matrix product to ``total``, or put it there; sums in float32 or float64."""
+    beta = 0 if first else 1
+    if total.dtype == left.dtype:
+        torch.addmm(total, left, right, beta=beta, out=total)
+    else:
+        torch.addmm(total, left, right, beta=beta, out_dtype=total.dtype, out=total)
+
+
+def _slices(length: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
+
+
+def _blocks(hidden: Tensor, weight: Tensor, chunk: int | None) -> tuple[list[slice], list[slice]]:
+    """Rows and vocabulary of the blocks; at least one of each."""
+    device = "cuda" if hidden.is_cuda else "cpu"
+    rows = len(hidden)
+    columns = _COLUMNS[device]
+    if device == "cpu" and rows < 512:
+        # A block of few rows is soon done: rather fewer blocks.
+        columns = max(columns, 2**19 // max(rows, 64))
+    if hidden.dtype.itemsize == 2:
+        # Multiples of 128 suit the products; 512 are enough for them to be efficient.
+        columns = min(columns, max(512, _HEAD[device] // weight.shape[1] // 128 * 128))
+    parts = max(1, -(-rows // _ROWS[device]))
+    return (
+        _slices(rows, -(-rows // parts)) if rows else [slice(0, 0)],
+        _slices(len(weight), chunk or columns),
+    )
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Of a block, not yet divided by the temperature; in float32 or float64."""
+    dtype = online_softmax.wide(hidden.dtype)
+    if hidden.dtype == dtype:
+        logits = torch.mm(hidden, weight.t())
+    else:
+        logits = torch.mm(hidden, weight.t(), out_dtype=dtype)
+    if bias is not None:
+        logits += bias
+    return logits
+
+
+@dataclass(frozen=True)
+class _How:
+    """Arguments that are no tensors, and whether gradients are recorded."""
+
+    temperature: float
+    with_entropy: bool
+    chunk: int | None
+    kernel: Elementwise
+    grad_enabled: bool
+
+
+class _UnitGradient:
+    """d log p / d hidden of some rows, in the forward pass: for a head that is not trained.
+
+    ((1 - p_t) w_t - sum_{j != t} p_j w_j) / T, with w_j a row of the head and t the target: a
+    second product with the block that is there anyway, rescaled whenever a larger logit comes. The
+    target is left out of the sum since 1 - p_t would be lost in p_t's rounding where p_t is near 1.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        self.sum_NH = rows.new_zeros(rows.shape, dtype=online_softmax.wide(rows.dtype))
+
+    def take(self, exponentials: Tensor, carried_N: Tensor, index_N: Tensor, head: Tensor) -> None:
+        """The next block: exp(z - largest), and what its growth makes of the sum so far."""
+        inside, index_N1 = online_softmax.target_in(index_N, exponentials.shape[1])
+        without = exponentials.gather(1, index_N1).masked_fill_(inside[:, None], 0.0)
+        exponentials.scatter_(1, index_N1, without)
+        self.sum_NH *= carried_N[:, None]
+        _add_product(self.sum_NH, exponentials.to(head.dtype), head, first=False)
+
+    def finish(self, softmax: RunningSoftmax, weight: Tensor, targets: Tensor, t: float) -> Tensor:
+        """[N, H] in the head's dtype."""
+        inside, index_N1 = online_softmax.target_in(targets, len(weight))
+        result = torch.empty_like(self.sum_NH, dtype=weight.dtype)
+        not_target = -torch.expm1(softmax.chosen_N - softmax.log_sum_exp())
+        not_target = torch.where(inside, not_target, 0.0)
+        for part in _slices(len(result), 256):
+            of_target = weight[index_N1[part, 0]].to(self.sum_NH.dtype)
+            of_target *= not_target[part, None]
+            of_target -= self.sum_NH[part] / softmax.sum_N[part, None]
+            result[part] = of_target / t
+        return result
+
+
+class _SelectedLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, how: _How
+    ) -> tuple[Tensor, Tensor | None]:
+        parts, blocks = _blocks(hidden, weight, how.chunk)
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        recorded = how.grad_enabled and any(ctx.needs_input_grad)
+        kept: list[Tensor] | None = [] if recorded and len(hidden) * len(weight) <= _KEPT else None
+        units: list[_UnitGradient] | None = None
+        if recorded and kept is None and needs_hidden and not (needs_weight or needs_bias):
+            units = [_UnitGradient(hidden[part]) for part in parts]
+        softmaxes = [RunningSoftmax.of(hidden[part], how.with_entropy) for part in parts]
+        for block in blocks:
+            head = _factor(weight[block])
+            of_block = None if bias is None else bias[block]
+            for n, part in enumerate(parts):
+                logits = _logits(_factor(hidden[part]), head, of_block)
+                index_N = targets[part] - block.start
+                if kept is not None:
+                    kept.append(logits)
+                    logits = logits.clone()
+                if units is None:
+                    how.kernel.fold(logits, index_N, softmaxes[n], how.temperature)
+                else:
+                    exponentials, carried_N = online_softmax.fold(
+                        logits, index_N, softmaxes[n], how.temperature
+                    )
+                    units[n].take(exponentials, carried_N, index_N, head)
+                    del exponentials
+                del logits  # before the next block's are made
+        lse_N = torch.cat([softmax.log_sum_exp() for softmax in softmaxes])
+        chosen_N = torch.cat([softmax.chosen_N for softmax in softmaxes])
+        entropy_N = torch.cat([s.entropy() for s in softmaxes]) if how.with_entropy else None
+        unit_NH = None
+        if units is not None:
+            unit_NH = torch.empty_like(hidden)
+            for n, part in enumerate(parts):
+                unit_NH[part] = units[n].finish(
+                    softmaxes[n], weight, targets[part], how.temperature
+                )
+        ctx.save_for_backward(hidden, weight, bias, targets, lse_N, entropy_N, unit_NH)
+        # An entropy that is only logged has no gradient, and costs nothing in backward.
+        ctx.set_materialize_grads(False)
+        ctx.how, ctx.blocks, ctx.kept = how, (parts, blocks), kept
+        return chosen_N - lse_N, entropy_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_log_probs_N: Tensor | None, grad_entropy_N: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, lse_N, entropy_N, unit_NH = ctx.saved_tensors
+        if unit_NH is not None and grad_entropy_N is None and grad_log_probs_N is not None:
+            return unit_NH * grad_log_probs_N[:, None].to(unit_NH.dtype), *[None] * 4
+        parts, blocks = ctx.blocks
+        if grad_log_probs_N is None:
+            grad_log_probs_N = torch.zeros_like(lse_N)
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        new: dict[str, Any] = {"dtype": online_softmax.wide(hidden.dtype), "device": hidden.device}
+        grad_hidden = torch.empty(hidden.shape, **new) if needs_hidden else None
+        grad_weight = torch.empty_like(weight) if needs_weight else None
+        grad_bias = torch.zeros(len(weight), **new) if needs_bias else None
+        kept = None if ctx.kept is None else iter(ctx.kept)
+        # Whether the head's gradient needs no sum in another dtype than its own.
+        direct = weight.dtype == new["dtype"] or (len(parts) == 1 and weight.is_cuda)
+        # A block of the head after the other, so that its gradient is summed in float32 over all
+        # rows and no second tensor of the head's size is made.
+        for block in blocks:
+            head = _factor(weight[block])
+            of_block = None if bias is None else bias[block]
+            sum_weight = None
+            if grad_weight is not None:
+                sum_weight = grad_weight[block] if direct else torch.empty(head.shape, **new)
+            for part in parts:
+                rows = _factor(hidden[part])
+                logits = _logits(rows, head, of_block) if kept is None else next(kept).clone()
+                slope = ctx.how.kernel.slope(
+                    logits,
+                    targets[part] - block.start,
+                    lse_N[part],
+                    grad_log_probs_N[part],
+                    None if entropy_N is None else entropy_N[part],
+                    None if grad_entropy_N is None else grad_entropy_N[part],
+                    ctx.how.temperature,
+                    # Rounded as the gradient of 16-bit logits is.
+                    hidden.dtype,
+                )
+                del logits
+                if grad_bias is not None:
+                    grad_bias[block] += slope.sum(dim=0, dtype=grad_bias.dtype)
+                slope = slope.to(head.dtype)
+                if grad_hidden is not None:
+                    _add_product(grad_hidden[part], slope, head, first=block.start == 0)
+                if sum_weight is not None:
+                    _add_product(sum_weight, slope.t(), rows, first=part.start == 0)
+                del slope
+            if grad_weight is not None and sum_weight is not None and not direct:
+                grad_weight[block] = sum_weight
+        return (
+            None if grad_hidden is None else grad_hidden.to(hidden.dtype),
+            grad_weight,
+            None if grad_bias is None else grad_bias.to(bias.dtype),
+            None,
+            None,
+        )
+
+
+class _FromLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        flat_NV, labels_N = logits.flatten(0, -2), labels.flatten()
+        lse_N = torch.empty_like(flat_NV[:, 0])
+        for part in _slices(len(lse_N), 1024):
+            lse_N[part] = torch.logsumexp(flat_NV[part], dim=-1)
+        ctx.save_for_backward(logits, labels, lse_N)
+        chosen_N = flat_NV.gather(-1, labels_N[:, None])[:, 0]
+        return (chosen_N - lse_N).view(labels.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_log_probs: Tensor) -> tuple[Tensor, None]:
+        logits, labels, lse_N = ctx.saved_tensors
+        flat_NV, labels_N, grad_N = (
+            logits.flatten(0, -2),
+            labels.flatten(),
+            grad_log_probs.flatten(),
+        )
+        grad_NV = torch.empty_like(flat_NV)
+        for part in _slices(len(lse_N), 1024):
+            block = torch.sub(flat_NV[part], lse_N[part, None], out=grad_NV[part])
+            block.exp_().mul_(-grad_N[part, None])
+        grad_NV.scatter_add_(1, labels_N[:, None], grad_N[:, None])
+        return grad_NV.view(logits.shape), None

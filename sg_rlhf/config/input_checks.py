@@ -1,0 +1,477 @@
+"""Every file that a recipe names, looked at before Ray starts: prompts, models, rewards, places.
+
+What is found is one line with the key, the file, the row and what to do. Names of a hub are not
+here to be looked at; what the workers find of them ends the run with one line, too.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from sg_rlhf.common.redaction import redacted
+from sg_rlhf.config.errors import ConfigError, NotHere
+from sg_rlhf.config.recipe import Config, local_path
+from sg_rlhf.data_io import model_folder
+from sg_rlhf.data_io.prompt_validation import (
+    SUFFIXES,
+    Fields,
+    Seen,
+    checked,
+    room_for_prompt,
+    rows_of,
+    too_long,
+)
+from sg_rlhf.data_io.records import DataError, short
+from sg_rlhf.tasks import registry
+from sg_rlhf.tasks.domain import Domain
+
+MODELS = (
+    "actor.model_name_or_path", "reward.model_name_or_path", "critic.model_name_or_path",
+)  # fmt: skip
+#: Keys that name files or folders, or ids of a hub.
+READ_FROM = (
+    "actor.model_name_or_path", "reward.model_name_or_path", "critic.model_name_or_path",
+    "data.prompt_dataset", "eval.dataset", "reward.remote_url", "train.agent_func_path",
+)  # fmt: skip
+#: What Ray sets for the command of a job that was submitted to it.
+IN_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+#: Folders that a run writes.
+WRITTEN_TO = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
+#: Key -> the name that the file of it must define.
+CODE = {"reward.remote_url": "reward_func", "train.agent_func_path": "AgentExecutor"}
+
+
+def check_files(config: Config) -> None:
+    """Refuse models, rewards and places that a run would trip over, and prompts that are not there.
+
+    Raises:
+        ConfigError: one line naming the key, the file and the remedy.
+    """
+    for prompts in prompt_sets(config):
+        _check_there(prompts)
+    for check in (check_models, check_code, check_places, check_names):
+        check(config)
+
+
+def _check_there(prompts: PromptSet) -> None:
+    for name in prompts.names:
+        file_of(prompts.key, name)
+
+
+def look(config: Config) -> tuple[list[str], list[str]]:
+    """What is here of the files that a recipe names, for a run that may be another machine's.
+
+    Returns:
+        What this machine lacks for the run, and remarks on the prompts that are here; lines.
+
+    Raises:
+        ConfigError: a file is here, and the run would trip over it.
+    """
+    lacking: list[str] = []
+
+    def there(check: Callable[[Any], None], checked: Any) -> bool:
+        try:
+            check(checked)
+        except NotHere as error:
+            lacking.append(str(error))
+            return False
+        return True
+
+    try:
+        sets = [prompts for prompts in prompt_sets(config) if there(_check_there, prompts)]
+    except NotHere as error:
+        lacking.append(str(error))
+        sets = []
+    for check in (check_models, check_code, check_places, check_names):
+        there(check, config)
+    try:
+        return lacking, check_prompts(config, sets)
+    except ModuleNotFoundError as error:
+        return lacking, [f"the rows of the prompts are not checked: {error.name} is not installed"]
+
+
+def check_names(config: Config) -> None:
+    """The run's names on wandb's server, which refuses some when Ray has started already."""
+    for key, limit, refused in (
+        ("logger.wandb.project", 128, "/\\#?%:"), ("logger.wandb.run_name", 128, ""),
+        ("logger.wandb.group", 128, ""),
+    ):  # fmt: skip
+        name = str(config.value(key) or "")
+        if len(name) > limit or not name.isprintable() or set(name) & set(refused):
+            without = f" and none of {' '.join(refused)}" if refused else ""
+            raise ConfigError(
+                f"{key}={redacted(key, name)!r}: expected up to {limit} characters of one line"
+                f"{without}"
+            )
+
+
+# -- prompts -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Prompts that one key names.
+
+    Attributes:
+        key: for messages.
+        names: files, folders or ids of a hub.
+        split: which part of them is read.
+        max_len: most tokens of a prompt and its response.
+        response: tokens that a response may have; None: what is left.
+    """
+
+    key: str
+    names: tuple[str, ...]
+    split: str
+    max_len: int
+    response: int | None
+
+    @property
+    def room(self) -> int:
+        """Most tokens of a prompt."""
+        return room_for_prompt(self.max_len, self.response)
+
+
+def prompt_sets(config: Config) -> list[PromptSet]:
+    """The prompts to train on, then those of each evaluation.
+
+    Raises:
+        ConfigError: the prompts to train on are not set, or there is no room for one.
+    """
+    if not config.value("data.prompt_dataset"):
+        raise NotHere(
+            "data.prompt_dataset: not set; give the training prompts, JSON lines that "
+            "`python -m sg_rlhf.data` makes or a data set's id"
+        )
+    split, usual = config.value("eval.split"), config.value("rollout.max_new_tokens")
+    sets = [
+        _set(config, "data.prompt_dataset", config.value("data.prompt_dataset"),
+             config.value("data.prompt_split"), usual),
+    ]  # fmt: skip
+    if config.value("eval.dataset"):
+        sets.append(_set(config, "eval.dataset", config.value("eval.dataset"), split, usual))
+    for one in config.sg.eval_sets:
+        most = one.max_new_tokens or usual
+        sets.append(_set(config, f"sg.eval_sets, {one.name}", one.dataset, split, most))
+    return sets
+
+
+def _set(config: Config, key: str, names: str, split: str, response: int | None) -> PromptSet:
+    longest = config.value("data.max_len")
+    split_names = tuple(name.strip() for name in str(names).split(","))
+    found = PromptSet(key, split_names, split, longest, response)
+    if found.room < 1:
+        limit = "rollout.max_new_tokens" if key in ("data.prompt_dataset", "eval.dataset") else key
+        raise ConfigError(
+            f"data.max_len={longest}, {limit}={response}: no room for a prompt; data.max_len holds "
+            "prompt and response"
+        )
+    return found
+
+
+def check_prompts(config: Config, sets: list[PromptSet] | None = None) -> list[str]:
+    """Refuse rows that a run would trip over, of every local file of prompts.
+
+    Args:
+        sets: those of :func:`prompt_sets` to look at; all by default.
+
+    Returns:
+        Remarks for the user, a line each.
+
+    Raises:
+        ConfigError: one line naming the key, the file, the row, the field and the remedy.
+    """
+    _check_probabilities(config)
+    fields = _fields(config)
+    remarks: list[str] = []
+    trained: Seen | None = None
+    tokens = functools.cache(lambda: token_counter(config))
+    for prompts in prompt_sets(config) if sets is None else sets:
+        seen = Seen(keep=config.sg.contradicting_labels == "keep")
+        try:
+            for name in prompts.names:
+                _check_set(name, prompts, fields, seen, tokens)
+        except DataError as error:
+            raise ConfigError(f"{prompts.key}: {error}") from None
+        remarks += [f"{prompts.key}: {found}" for found in seen.remarks()]
+        limit = config.value("data.max_samples")
+        if prompts.key == "eval.dataset" and seen.rows > limit:
+            remarks.append(
+                f"data.max_samples={limit} holds for eval.dataset too: its first {limit} of "
+                f"{seen.rows} prompts are evaluated; sets of sg.eval_sets are not cut"
+            )
+        if prompts.key == "data.prompt_dataset":
+            trained = seen
+        if trained is None or trained is seen:
+            continue
+        common = {*seen.prompts} & {*trained.prompts}
+        if common:
+            where = min(seen.prompts[one][0] for one in common)
+            remarks.append(
+                f"{prompts.key}: {len(common)} of {len(seen.prompts)} prompts are in "
+                f"data.prompt_dataset too (first: {where}): accuracy on them is not held out"
+            )
+    return remarks
+
+
+def _check_set(
+    name: str,
+    prompts: PromptSet,
+    fields: Fields,
+    seen: Seen,
+    tokens: Callable[[], Callable[[list[str]], list[int]] | None],
+) -> None:
+    path = file_of(prompts.key, name)
+    if path is None:
+        return
+    if path.suffix != ".parquet" and prompts.split != "train":
+        key = "data.prompt_split" if prompts.key == "data.prompt_dataset" else "eval.split"
+        raise ConfigError(f"{key}={prompts.split}: a file has one split, train ({prompts.key})")
+    long: list[tuple[str, str]] = []
+    for place, text in checked(rows_of(path, fields), fields, seen):
+        # No tokenizer makes more tokens of a text than it has bytes.
+        if text is not None and not fields.chat and len(text.encode()) > prompts.room:
+            long.append((place, text))
+    count = tokens() if long else None
+    if count is None:
+        return
+    refused = []
+    for start in range(0, len(long), 4096):
+        part = long[start : start + 4096]
+        lengths = count([text for _, text in part])
+        refused += [(n, p) for n, (p, _) in zip(lengths, part, strict=True) if n > prompts.room]
+    if refused:
+        length, place = max(refused)
+        why = too_long(length, len(refused), prompts.max_len, prompts.response)
+        raise DataError(f"{place}: {why}")
+
+
+def file_of(key: str, name: str) -> Path | None:
+    """The local file of prompts that a name stands for; None for a folder or an id of a hub.
+
+    Raises:
+        ConfigError: it can be none of them.
+    """
+    given, _, _ = name.partition("@")
+    path = Path(given)
+    if not given:
+        raise ConfigError(f"{key}: a name is empty, expected files or ids with commas between them")
+    if path.suffix == ".py" or (path / f"{path.name}.py").is_file():
+        raise ConfigError(f"{key}={name}: runs a script of the data set, expected its data alone")
+    if path.suffix in SUFFIXES:
+        if not path.is_file():
+            if IN_A_JOB in os.environ:
+                raise NotHere(
+                    f"{key}={name}: no such file on this machine; a job's package leaves out what "
+                    ".gitignore names, such as data/: put it on a folder that every machine of the "
+                    "cluster sees, and give its absolute path"
+                )
+            made = path.parts[0] == "data"  # where the recipes have what the data command makes
+            hint = "; make it with `python -m sg_rlhf.data`" if made else f" (in {Path.cwd()})"
+            raise NotHere(f"{key}={name}: no such file{hint}")
+        return None if path.suffix == ".arrow" else path
+    if path.is_dir():
+        if not any(path.iterdir()):
+            raise ConfigError(f"{key}={name}: the folder is empty")
+        return None
+    if os.path.lexists(path):
+        raise ConfigError(f"{key}={name}: expected a file that ends in {', '.join(SUFFIXES)}")
+    if not model_folder.is_hub_id(given):
+        raise NotHere(f"{key}={name}: no such file or folder, and no id of a hub")
+    return None
+
+
+def _check_probabilities(config: Config) -> None:
+    given = config.value("data.prompt_probs")
+    if not given:
+        return
+    names = str(config.value("data.prompt_dataset")).split(",")
+    try:
+        shares = [float(share) for share in str(given).split(",")]
+    except ValueError:
+        shares = []
+    fine = len(shares) == len(names) and all(0 <= share <= 1 for share in shares)
+    if not fine or not math.isclose(sum(shares), 1, abs_tol=1e-6):
+        raise ConfigError(
+            f"data.prompt_probs={given}: expected {len(names)} numbers that add up to 1, one for "
+            "each of data.prompt_dataset"
+        )
+
+
+def _fields(config: Config) -> Fields:
+    template, chat = config.value("data.input_template"), config.value("data.apply_chat_template")
+    if template and chat:
+        raise ConfigError(
+            "data.input_template: not used with data.apply_chat_template=true; set one of them"
+        )
+    if template:
+        # What stands in the prompt's place must be there, and must not be taken apart.
+        try:
+            found = str(template).format("\0")
+        except (LookupError, ValueError, AttributeError):
+            found = ""
+        if found.count("\0") != 1:
+            raise ConfigError(f"data.input_template={template!r}: expected {{}} once, no other {{")
+    domains = domains_of(config)
+    return Fields(
+        prompt=config.value("data.input_key"),
+        label=config.value("data.label_key"),
+        image=config.value("data.image_key"),
+        chat=bool(chat),
+        template=template or None,
+        label_fault=lambda label: label_fault(label, domains),
+    )
+
+
+def domain_names(config: Config) -> list[str]:
+    """Names of the domains whose grader reads a recipe's labels."""
+    names = registry.rewarded_by(str(config.value("reward.remote_url") or ""))
+    if config.value("train.agent_func_path"):  # an environment's domain has a section
+        names += config.sg.domains
+    return list(dict.fromkeys(names))
+
+
+def domains_of(config: Config) -> list[Domain]:
+    """The domains whose grader reads a recipe's labels."""
+    return [registry.find(name) for name in domain_names(config)]
+
+
+def label_fault(label: Any, domains: list[Domain]) -> str | None:
+    """What is wrong with a label, by the graders that are to read it."""
+    if domains and not isinstance(label, str):
+        return f"{short(label)}, expected text"
+    for domain in domains:
+        try:
+            domain.grade("", label)
+        except ValueError as error:
+            return str(error)
+    return None
+
+
+def token_counter(config: Config) -> Callable[[list[str]], list[int]] | None:
+    """Texts -> tokens of each, by the model's tokenizer; None where its file is not here."""
+    key = "actor.model_name_or_path"
+    name = local_path(key, str(config.value(key) or ""))
+    file: Any = Path(name) / "tokenizer.json"
+    if not Path(name).is_dir() and model_folder.is_hub_id(name):
+        from huggingface_hub import try_to_load_from_cache
+
+        file = try_to_load_from_cache(name, "tokenizer.json")
+    if not isinstance(file, (str, Path)) or not Path(file).is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library's own, a bare Exception
+        raise ConfigError(f"{key}={name}: its tokenizer.json cannot be read: {error}") from None
+
+    def count(texts: list[str]) -> list[int]:
+        encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [len(one.ids) for one in encoded]
+
+    return count
+
+
+# -- models, code, places ----------------------------------------------------------------------
+
+
+def check_models(config: Config) -> None:
+    """Every model that a recipe names and that is a folder here; see :func:`check_files`."""
+    if not config.value(MODELS[0]):
+        raise NotHere(f"{MODELS[0]}: not set; give a model id or a local folder")
+    trusted = config.sg.trust_remote_code
+    used = [config.value(key) for key in MODELS]
+    unused = [name for name in trusted if name not in used]
+    # A model's auto_map may point to another repository, which is then named beside the model.
+    if unused and len(unused) == len(trusted):
+        raise ConfigError(
+            f"sg.trust_remote_code={unused[0]}: the recipe has no such model, expected one of "
+            f"{', '.join(filter(None, used))}"
+        )
+    for key in MODELS:
+        given = str(config.value(key) or "")
+        name = local_path(key, given)
+        if not name:
+            continue
+        if not Path(name).is_dir():
+            if os.path.lexists(name) or not model_folder.is_hub_id(name):
+                raise NotHere(f"{key}={name}: no Hugging Face model folder there")
+            continue
+        try:
+            model_folder.check(Path(name), trusted=given in trusted)
+        except model_folder.BringsCode as error:
+            raise ConfigError(
+                f"{key}={given}: {error}: sg.trust_remote_code=[{given}]; or take auto_map out of "
+                "a copy's files, where transformers has the model itself"
+            ) from None
+        except model_folder.ModelError as error:
+            raise ConfigError(f"{key}={given}: {error}") from None
+
+
+def check_code(config: Config) -> None:
+    """The reward's and the agent's files, or addresses of the reward; see :func:`check_files`."""
+    for key, wanted in CODE.items():
+        for given in str(config.value(key) or "").split(","):
+            name = local_path(key, given.strip())
+            if not name:
+                continue
+            if name.endswith(".py"):
+                _check_defines(key, name, wanted)
+            elif key == "train.agent_func_path" or not _is_address(name):
+                address = "" if key == "train.agent_func_path" else " or http://HOST..."
+                raise ConfigError(f"{key}={given}: expected a Python file{address}")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        parts = urlsplit(name)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _check_defines(key: str, name: str, wanted: str) -> None:
+    try:
+        tree = ast.parse(Path(name).read_bytes())
+    except OSError as error:
+        kind = NotHere if isinstance(error, FileNotFoundError) else ConfigError
+        raise kind(f"{key}={name}: cannot be read: {error.strerror}") from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        why = " ".join(str(error).split())
+        raise ConfigError(f"{key}={name}: not Python: {why}") from None
+    names = {*_names(tree)}
+    if not {wanted, "*"} & names:
+        raise ConfigError(f"{key}={name}: defines no {wanted}")
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    """Every name that a file binds anywhere: too many, so that none is missed."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def check_places(config: Config) -> None:
+    """The folders that a run writes beside its run directory; see :func:`check_files`."""
+    for key in WRITTEN_TO:
+        given = config.value(key)
+        path = Path(given or "").absolute()
+        if not given or path.is_relative_to(config.sg.run_dir or path / "none"):
+            continue
+        there = next(p for p in (path, *path.parents) if os.path.lexists(p))
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            why = "no folder" if not there.is_dir() else "not writable"
+            raise NotHere(f"{key}={given}: cannot write there: {there} is {why}")

@@ -1,0 +1,156 @@
+"""What may change between two starts of a run, and what would make the second another experiment.
+
+A run that goes on with another learning rate, data set or model is two halves of two experiments
+under one name. Where it runs, on how many machines, what it writes and how often it is evaluated
+may change.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sg_rlhf.common.atomic_io import write_whole
+from sg_rlhf.common.redaction import redacted
+from sg_rlhf.config.recipe import Config, load_config, local_path
+from sg_rlhf.data_io.dataset_writer import sha256_of
+
+#: In the run directory: what the files were that the run was started with.
+FILE = "started_with.json"
+#: Settings of how log-probs are computed (with logits, a pass of their own or without) and weights
+#: sent: the same but for rounding. And of what only stops a run, or lets it go on where it would.
+HOW = (
+    "sg.fused_logprobs", "sg.skip_old_log_probs", "sg.share_prompts", "sg.weight_sync",
+    "sg.sync_bucket_mb", "sg.sync_timeout", "sg.check_trained", "sg.grace_seconds",
+    "sg.cluster_wait",
+    "sg.engine_timeout", "sg.engine_restarts", "sg.on_nonfinite", "sg.max_nonfinite",
+    "sg.trust_remote_code", "sg.contradicting_labels", "sg.engine_log_probs",
+)  # fmt: skip
+#: Keys, or patterns of them, that may change: places, layout, what is logged and when.
+FREE = (
+    "ckpt.*", "logger.*", "eval.*", "vllm.*", "*.num_nodes", "*.num_gpus_per_node", "*.offload",
+    "*.micro_batch_size", "*.max_tokens_per_gpu", "train.colocate_*", "train.dynamic_batch_enable",
+    "train.full_determinism_enable", "actor.gradient_checkpoint*", "ds.zero_stage", "ds.packing_*",
+    "ds.attn_implementation", "ds.enable_sleep", "ds.adam_offload", "ds.overlap_comm", "ds.zpg",
+    "ds.ring_attn_*", "ds.tensor_parallel_size", "ds.deepcompile", "ds.use_liger_kernel",
+    "ds.grad_accum_dtype", "ds.use_universal_ckpt", "data.dataloader_num_workers", "local_rank",
+    "sg.run_dir", "sg.eval_*", "sg.samples_per_step", "sg.sync_check_*", "sg.verbose", "sg.wandb",
+    *HOW,
+    # Of a server that an environment asks: where it is and how patient its client is.
+    "sg.*.url", "sg.*.timeout_s", "sg.*.retries", "sg.*.backoff_s", "sg.*.outage_s",
+    "sg.*.max_connections", "sg.*.max_batch", "sg.*.max_failure_rate", "sg.*.failure_window",
+    "sg.*.min_searches",
+)  # fmt: skip
+#: Keys whose files are compared instead of their names, wherever both are known.
+OF_FILES = ("actor.model_name_or_path", "data.prompt_dataset", "reward.model_name_or_path")
+#: Of a model's folder what decides how it reads and what it is; of its weights the sizes.
+_OF_A_MODEL = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin")
+_LARGE = (".safetensors", ".bin")
+#: Characters of a value in a message.
+LONGEST = 100
+
+
+class Change(NamedTuple):
+    """A key that is not as it was."""
+
+    key: str
+    was: Any
+    now: Any
+
+    def __str__(self) -> str:
+        if self.was == self.now:
+            return f"{self.key}: other contents"
+        before, after = self.was, self.now
+        if isinstance(before, dict) and isinstance(after, dict):  # what differs of it
+            keys = [k for k in {**before, **after} if before.get(k) != after.get(k)]
+            before, after = ({k: d[k] for k in keys if k in d} for d in (before, after))
+        was, now = (str(redacted(self.key, value)) for value in (before, after))
+        return f"{self.key}: was {_brief(was)}, now {_brief(now)}"
+
+
+def _brief(text: str) -> str:
+    half = LONGEST // 2
+    return text if len(text) <= LONGEST else f"{text[:half]}...{text[-half:]}"
+
+
+def fingerprints(config: Config) -> dict[str, str]:
+    """For each key of :data:`OF_FILES` that names files or a folder here, what is in them."""
+    found = {}
+    for key in OF_FILES:
+        names = str(config.value(key) or "")
+        parts = [_contents(local_path(key, name.strip())) for name in names.split(",") if name]
+        if parts and None not in parts:
+            found[key] = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return found
+
+
+def _contents(name: str) -> Any:
+    path = Path(name)
+    if path.is_file():
+        return sha256_of(path)
+    if not path.is_dir():
+        return None
+    files = sorted({file for pattern in _OF_A_MODEL for file in path.glob(pattern)})
+    return [
+        [file.name, file.stat().st_size if file.suffix in _LARGE else sha256_of(file)]
+        for file in files
+    ]
+
+
+def remember(config: Config, run_dir: Path) -> None:
+    """Write what the run is started with."""
+    write_whole(run_dir / FILE, json.dumps({"files": fingerprints(config)}, indent=1) + "\n")
+
+
+def changes(config: Config, run_dir: Path) -> list[Change]:
+    """What is not as it was when the run in the directory was started; none of it is :data:`FREE`.
+
+    Raises:
+        ConfigError: the directory's ``config.yaml`` cannot be read by this version.
+    """
+    recipe = run_dir / "config.yaml"
+    if not recipe.is_file():
+        return []
+    before = load_config(recipe)
+    old, new = before.flat(), config.flat()
+    same, other = _compared_files(config, run_dir)
+    found = [Change(key, before.value(key), config.value(key)) for key in other]
+    for key in sorted({*old, *new} - same - {*other}):
+        was, now = (_of(c, flat, key) for c, flat in ((before, old), (config, new)))
+        if was != now and not _free(key, was, now):
+            found.append(Change(key, was, now))
+    return found
+
+
+def not_allowed(found: Iterable[Change], allowed: Iterable[str]) -> list[Change]:
+    """The changes whose keys are not in a list."""
+    names = set(allowed)
+    return [change for change in found if change.key not in names]
+
+
+def _free(key: str, was: Any, now: Any) -> bool:
+    # The same service at another address.
+    served = all(str(value).startswith(("http://", "https://")) for value in (was, now))
+    return served or any(fnmatch.fnmatch(key, pattern) for pattern in FREE)
+
+
+def _of(config: Config, flat: Mapping[str, Any], key: str) -> Any:
+    """A key's value, upstream's default where a recipe does not set it."""
+    if key.startswith("sg."):
+        return flat.get(key)
+    return config.value(key)
+
+
+def _compared_files(config: Config, run_dir: Path) -> tuple[set[str], list[str]]:
+    """The keys whose files are known from then and now: as they were, and not."""
+    try:
+        old = json.loads((run_dir / FILE).read_text())["files"]
+    except (OSError, ValueError, KeyError):
+        return set(), []
+    now = fingerprints(config)
+    both = sorted({*old} & {*now})
+    return {key for key in both if old[key] == now[key]}, [k for k in both if old[k] != now[k]]

@@ -1,0 +1,282 @@
+"""The ``sg`` section of a recipe: what GRPO-SG and the overlay add to upstream's flags."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS
+from sg_rlhf.common.redaction import redacted
+from sg_rlhf.config import domain_settings
+from sg_rlhf.config.value_ranges import COLDEST
+from sg_rlhf.tasks.settings import DomainSettings
+
+#: Keys of ours that stand beside upstream's, where a user looks for them, and what they are.
+BESIDE_UPSTREAMS = {"actor.fused_logprobs": "sg.fused_logprobs"}
+
+
+class EvalSet(BaseModel):
+    """One held-out set with settings of its own; upstream has one temperature and n for all."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$", description="its name in the metrics")
+    dataset: str = Field(min_length=1, description="JSONL file, or what eval.dataset takes")
+    temperature: float = Field(ge=0.0, description="0 is greedy")
+    n_samples_per_prompt: int = Field(1, ge=1, description="16 for avg@16 and pass@16")
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    max_new_tokens: int | None = Field(None, ge=1, description="default: rollout.max_new_tokens")
+    limit: int | None = Field(None, ge=1, description="only the first prompts")
+
+    @model_validator(mode="after")
+    def _one_temperature(self) -> EvalSet:
+        if 0 < self.temperature < COLDEST:
+            raise ValueError(
+                f"vLLM samples at {COLDEST:g} what asks for less: set temperature to 0 or to "
+                f"{COLDEST:g} or more"
+            )
+        if self.temperature == 0 and self.n_samples_per_prompt > 1:
+            raise ValueError("temperature 0 gives the same response n times: set it above 0 or n=1")
+        return self
+
+
+class SGSettings(BaseModel):
+    """The ``sg`` section with its defaults.
+
+    weighting and objective are names with all their parameters, as ``weighting`` settled
+    them; the classes of ``sg_rlhf.algo`` own the parameters and check them.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=False, allow_inf_nan=False)
+
+    weighting: dict[str, Any] = Field(
+        {"type": "grpo_sg"}, description="token weighting: {type: NAME, parameter: value, ...}"
+    )
+    objective: dict[str, Any] = Field(
+        {}, description="parameters of the objective that actor.policy_loss_type names"
+    )
+    update: Literal["together", "lopti"] = Field(
+        "together", description="lopti: the unlikely tokens of a rollout first, then the rest"
+    )
+    lopti_threshold: float = Field(
+        0.5, ge=0.0, description="update=lopti: a token below this probability is unlikely"
+    )
+    advantage_std: Literal["sample", "population"] = Field(
+        "sample", description="std of Eq. 4 with group_norm; upstream's is the sample std"
+    )
+    run_dir: str | None = Field(None, description="where metrics, samples and plots are written")
+    eval_at_start: bool = Field(True, description="evaluate before the first update")
+    eval_at_end: bool = Field(True, description="evaluate after the last update")
+    eval_sets: list[EvalSet] = Field(
+        [],
+        description="held-out sets with settings of their own, instead of eval.dataset: "
+        "a list of {name, dataset, temperature, n_samples_per_prompt, ...}",
+    )
+    samples_per_step: int = Field(4, ge=0, description="rollouts kept in samples.jsonl per step")
+    sync_check_every: int = Field(
+        0,
+        ge=0,
+        description="compare engine and trainer log-probs after every Nth weight sync; "
+        "0 checks only the first",
+    )
+    sync_check_tolerance: float = Field(
+        0.05,
+        gt=0,
+        description="largest mean absolute log-prob difference that passes as bf16 rounding",
+    )
+    weight_sync: Literal["buckets", "upstream"] = Field(
+        "buckets",
+        description="send weights to the engines in checked buckets, or tensor by tensor as "
+        "upstream does",
+    )
+    sync_bucket_mb: int = Field(
+        512, ge=1, description="MiB of weights that weight_sync=buckets sends at a time"
+    )
+    sync_timeout: float = Field(
+        0.0,
+        ge=0.0,
+        description="seconds after which a weight sync in buckets stops the run; "
+        "0: 120 and 10 more per GB of weights",
+    )
+    grace_seconds: float = Field(
+        240.0,
+        ge=0.0,
+        description="how long SIGTERM waits for the rollout's end and a checkpoint",
+    )
+    cluster_wait: float = Field(
+        1800.0,
+        ge=0.0,
+        description="seconds that a run which joins a cluster (RAY_ADDRESS, ray job submit) waits "
+        "for its places there before it stops",
+    )
+    engine_timeout: float = Field(
+        300.0,
+        ge=0.0,
+        description="seconds without a sign of life that end an engine; 0: never",
+    )
+    engine_restarts: int = Field(
+        3,
+        ge=0,
+        le=3,
+        description="how often each engine that died or hung is started again before the run stops",
+    )
+    max_staleness: int = Field(
+        1,
+        ge=0,
+        description="train.async_enable: weight syncs between the sampling of a token and the "
+        "update that trains it, at most; 0 samples as a synchronous run does",
+    )
+    stale: Literal["wait", "drop"] = Field(
+        "wait",
+        description="wait: ask for no prompt before it can be trained within max_staleness; drop: "
+        "ask up to train.async_queue_size rollouts ahead, and leave out what is too old "
+        "(train.partial_rollout_enable)",
+    )
+    uncorrected: Literal["refuse", "keep"] = Field(
+        "refuse",
+        description="samples of an older policy without a correction (sg.correction); keep: train "
+        "on them as if the current policy had sampled them",
+    )
+    correction: Literal["tis", "mis", "icepop"] | None = Field(
+        None,
+        description="correction for the mismatch of trainer and engine: tis holds a token's ratio "
+        "to at most 2, mis drops tokens above 2, icepop those outside of 0.5 to 5; stands for "
+        "algo.advantage.is_correction_*",
+    )
+    engine_log_probs: bool = Field(
+        True,
+        description="have the engine return the log-probs that it sampled by, and log how far the "
+        "trainer's are from them (sg/mismatch_*)",
+    )
+    truncated_sampling: Literal["refuse", "keep"] = Field(
+        "refuse",
+        description="rollout.top_p below 1 samples from another policy than the one that is "
+        "trained; keep: train on it all the same, with the difference in sg/mismatch_*",
+    )
+    batch_invariant: bool = Field(
+        False,
+        description="vLLM's batch-invariant kernels (CUDA, compute capability 8.0 or more): a "
+        "token's log-prob does not depend on what it shares a batch with, at some cost in time",
+    )
+    check_trained: bool = Field(
+        True,
+        description="stop after the first optimizer step if it did not train every trainable "
+        "tensor",
+    )
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        "stop",
+        description="what a NaN or infinity does: stop the run before the optimizer step, or skip "
+        "that step, or leave out that sample, and go on",
+    )
+    max_nonfinite: int = Field(
+        3,
+        ge=1,
+        description="on_nonfinite=skip: optimizer steps in a row that may be skipped; one more "
+        "stops the run",
+    )
+    rotary_fp32: bool = Field(
+        True, description="keep rotary frequencies in float32 under ZeRO-3, as vLLM has them"
+    )
+    fused_logprobs: bool = Field(
+        True, description="log-probs of the policy and the reference without full logits"
+    )
+    share_prompts: bool = Field(
+        False,
+        description="compute a prompt once for all its responses in a micro-batch "
+        "(packed samples, log-probs without logits, attention varlen)",
+    )
+    batches: Literal["balanced", "upstream"] = Field(
+        "balanced",
+        description="balanced: samples are dealt to ranks and micro-batches by length; "
+        "upstream: where they happen to be, shuffled on each rank",
+    )
+    skip_old_log_probs: bool = Field(
+        True,
+        description="no pass for old log-probs that the update's own pass gives; false makes it "
+        "for every sample, as upstream does",
+    )
+    contradicting_labels: Literal["refuse", "keep"] = Field(
+        "refuse",
+        description="rows with the same prompt and another label; keep: train on them as they are",
+    )
+    trust_remote_code: list[str] = Field(
+        [],
+        description="models, by the names that the recipe has for them, whose own code may run; "
+        "no other model's does",
+    )
+    wandb: Literal["auto", "offline", "disabled"] = Field(
+        "auto",
+        description="auto: online with a key, else an offline run in the run directory; offline: "
+        "never sends anything",
+    )
+    verbose: bool = Field(False, description="print the workers' output instead of a progress bar")
+    domains: dict[str, SerializeAsAny[DomainSettings]] = Field(
+        {}, description="the sections of domains, sg.NAME.KEY, by name; see `sections`"
+    )
+
+    @field_validator("eval_sets", "trust_remote_code", mode="before")
+    @classmethod
+    def _from_command_line(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            raise ValueError("expected a list") from None
+
+    @field_validator("eval_sets")
+    @classmethod
+    def _distinct_names(cls, sets: list[EvalSet]) -> list[EvalSet]:
+        names = [s.name for s in sets]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two sets have the same name: {', '.join(names)}")
+        return sets
+
+
+def _short_form(flat: str) -> str:
+    owner, name = SHORT_FORMS[flat]
+    where = f"of {owner.name}" if flat != name else "of the weighting"
+    return f"{owner.ranges()[name].about} (short for {name} {where})"
+
+
+#: The short forms, which `weighting` makes ``sg.weighting`` of, and what they are.
+SHORT_KEYS: dict[str, str] = {
+    "sg.shaping": "token weighting by its name (short for the type of sg.weighting)",
+    **{f"sg.{flat}": _short_form(flat) for flat in SHORT_FORMS},
+}
+
+
+@functools.cache
+def sg_keys() -> dict[str, str]:
+    """Key of ``sg`` -> what it is; keys of a domain's section are keys of their own.
+
+    Raises:
+        ConfigError: `SG_DOMAINS` names something that is no domain.
+    """
+    own = {
+        f"sg.{name}": info.description or ""
+        for name, info in SGSettings.model_fields.items()
+        if name != "domains"
+    }
+    return {**own, **domain_settings.keys(), **SHORT_KEYS}
+
+
+def validation_message(error: ValidationError, section: str = "sg") -> tuple[str, str]:
+    """The key of a pydantic error in a section, and one line about it."""
+    first = error.errors()[0]
+    key = ".".join([section, *map(str, first["loc"])])
+    if first["type"] == "missing":
+        return key, f"{key}: not set"
+    why = first["msg"].removeprefix("Value error, ")
+    return key, f"{key}={redacted(key, first.get('input'))!r}: {why}"

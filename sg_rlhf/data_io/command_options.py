@@ -1,0 +1,61 @@
+"""Options and output that the data commands of all domains share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sg_rlhf.data_io.dataset_writer import MANIFEST, UsageError, sha256_of
+from sg_rlhf.data_io.records import DataError
+
+
+def generate_options(
+    tokens: Sequence[str],
+    defaults: Mapping[str, Any],
+    readers: Mapping[str, Callable[[str], Any]] | None = None,
+) -> dict[str, Any]:
+    """The KEY=VALUE pairs of `--generate` over their defaults.
+
+    Args:
+        readers: key -> what makes its value of the text; by default the type of the default.
+
+    Raises:
+        UsageError: an unknown key, a key given twice, or a bad value.
+    """
+    options = dict(defaults)
+    seen: set[str] = set()
+    for token in tokens:
+        key, equals, value = token.partition("=")
+        if not equals or key not in options or key in seen:
+            raise UsageError(
+                f"--generate {token}: expected KEY=VALUE, each key once, of {', '.join(options)}"
+            )
+        seen.add(key)
+        kind = type(options[key])
+        try:
+            options[key] = (readers or {}).get(key, kind)(value)
+        except UsageError:
+            raise
+        except ValueError:
+            expected = "a whole number" if kind is int else "a number"
+            raise UsageError(f"--generate {token}: expected {expected}") from None
+    return options
+
+
+def file_entry(path: Path, expected: str) -> dict[str, str]:
+    """A source file's name and SHA-256, for the manifest.
+
+    Raises:
+        DataError: no such file, and what was expected.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: no such file, expected {expected}")
+    return {"name": path.name, "sha256": sha256_of(path)}
+
+
+def print_files(out: Path, manifest: Mapping[str, Any]) -> None:
+    """The files that were written."""
+    for name, entry in manifest["files"].items():
+        print(f"  {out / name}  {entry['rows']} rows  sha256 {entry['sha256'][:12]}")
+    print(f"  {out / MANIFEST}")

@@ -1,0 +1,127 @@
+"""A data set folder on disk: JSONL files with a manifest, written whole or not at all.
+
+Shared by the tasks of `python -m sg_rlhf.data`. Files are written to a temporary folder beside the
+target and moved at the end; the manifest records the request, so that the same one is done at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sg_rlhf.common.atomic_io import naming
+
+MANIFEST = "manifest.json"
+MADE_BY = "sg_rlhf.data"
+
+Records = Iterable[Mapping[str, Any]]
+
+
+class UsageError(ValueError):
+    """Arguments that contradict each other or have a bad value; the message is one line."""
+
+
+def current_manifest(out: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The manifest, if `out` holds the complete result of the same request, its files unchanged."""
+    manifest = _read_manifest(out)
+    current = (
+        manifest is not None
+        and all(manifest.get(key) == value for key, value in request.items())
+        and _is_intact(out, manifest)
+    )
+    return manifest if current else None
+
+
+def check_writable(out: Path, force: bool) -> None:
+    """Refuse a folder with somebody's files in it, or with our files changed by hand.
+
+    Raises:
+        UsageError: saying why, and that `--force` replaces the files.
+    """
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise UsageError(f"--out {out}: is a file, expected a folder")
+    if force or not any(out.iterdir()):
+        return
+    manifest = _read_manifest(out)
+    if manifest is None:
+        raise UsageError(
+            f"--out {out}: not empty and not made by this command, "
+            "expected an empty or new folder (--force writes into it)"
+        )
+    if not _is_intact(out, manifest):
+        raise UsageError(
+            f"--out {out}: its files changed since they were made (--force replaces them)"
+        )
+
+
+def write_dataset(
+    out: Path, files: Mapping[str, Records], request: Mapping[str, Any], facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Write JSONL files and their manifest so that `out` never holds half of them.
+
+    Args:
+        files: file name -> records, one JSON object a line.
+        request: what was asked for; the same request finds the result again (`current_manifest`).
+        facts: what came out (counts and the like), for the manifest.
+
+    Returns:
+        The manifest: the request, the facts, and rows and SHA-256 of each file. It holds no date
+        and no absolute path, so that the same request gives the same bytes.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with naming(out), tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as outer:
+        # Not the temporary folder itself: that one is readable by its owner only.
+        new = Path(outer, "data")
+        new.mkdir()
+        written = {name: _write_jsonl(new / name, records) for name, records in files.items()}
+        manifest = {"made_by": MADE_BY, **request, **facts, "files": written}
+        text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+        (new / MANIFEST).write_text(text, encoding="utf-8")
+        if not out.exists():
+            new.rename(out)
+            return manifest
+        # An existing folder may hold other files (--force), so only ours are replaced. The manifest
+        # goes first and comes last: without it the folder does not count as complete.
+        (out / MANIFEST).unlink(missing_ok=True)
+        for name in (*files, MANIFEST):
+            os.replace(new / name, out / name)
+    return manifest
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_jsonl(path: Path, records: Records) -> dict[str, Any]:
+    rows = 0
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for record in records:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            rows += 1
+    return {"rows": rows, "sha256": sha256_of(path)}
+
+
+def _read_manifest(out: Path) -> dict[str, Any] | None:
+    try:
+        manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    ours = isinstance(manifest, dict) and manifest.get("made_by") == MADE_BY
+    return manifest if ours else None
+
+
+def _is_intact(out: Path, manifest: Mapping[str, Any]) -> bool:
+    files = manifest["files"]
+    return all(
+        (out / name).is_file() and sha256_of(out / name) == entry["sha256"]
+        for name, entry in files.items()
+    )

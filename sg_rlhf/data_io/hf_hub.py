@@ -1,0 +1,64 @@
+"""Files of data sets on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from sg_rlhf.common import free_space
+from sg_rlhf.data_io.records import DataError, one_line
+
+
+def download_from_hub(
+    repository: str,
+    file: str,
+    revision: str,
+    *,
+    before: Callable[[], None] = lambda: None,
+    skip_room_check: bool = False,
+) -> Path:
+    """A file of a data set on the Hugging Face hub at one commit, from the hub's cache if there.
+
+    Args:
+        revision: the full commit hash; a branch or a tag can move and is refused.
+        before: called if it has to be downloaded; may refuse.
+        skip_room_check: download what the cache's disk may not hold.
+
+    Raises:
+        DataError: not a commit hash, or the hub does not give the file.
+        ValueError: the cache's disk cannot hold it; nothing was downloaded.
+    """
+    if not re.fullmatch(r"[0-9a-f]{40}", revision):
+        raise DataError(
+            f"--revision {revision}: expected the 40 hex digits of a commit "
+            f"(https://huggingface.co/datasets/{repository}/commits/main)"
+        )
+    # Takes a second to import, and only this source needs it.
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub import try_to_load_from_cache as in_cache
+
+    # Its retries come as warnings of two lines each; what failed in the end is our one line.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    if isinstance(in_cache(repository, file, repo_type="dataset", revision=revision), str):
+        skip_room_check = True
+    else:
+        before()
+    try:
+        if not skip_room_check:
+            url = hf_hub_url(repository, file, repo_type="dataset", revision=revision)
+            size = get_hf_file_metadata(url).size or 0
+            cache = Path(constants.HF_HUB_CACHE)
+            free_space.check(
+                "HF_HUB_CACHE", cache, f"the download of {file}", free_space.Needs(size, 0)
+            )
+        path = hf_hub_download(repository, file, repo_type="dataset", revision=revision)
+    except free_space.NoRoom:
+        raise
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"hub:{repository}:{file} at {revision}: {one_line(error)}; "
+            "or get the file by hand and give its path as --source"
+        ) from None
+    return Path(path)

@@ -1,0 +1,158 @@
+"""A folder with a Hugging Face model: whether it is whole, and whether it brings code of its own.
+
+Looked at before anything loads it, with nothing but its files: a half-downloaded model fails
+minutes later in a worker, and code of a model runs with all that its user may do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sg_rlhf.common.text import OneLineError
+
+#: Files that may name code beside the model (`auto_map`), which transformers and vLLM would run.
+_NAMING_CODE = (
+    "config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json",
+    "generation_config.json", "video_preprocessor_config.json",
+)  # fmt: skip
+_TOKENIZERS = (
+    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
+)  # fmt: skip
+_WEIGHTS = ("*.safetensors", "*.bin")
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+#: Of a folder with LoRA adapters, which are no model without the one that they belong to.
+ADAPTER_CONFIG = "adapter_config.json"
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?").fullmatch
+
+
+class ModelError(OneLineError):
+    """A model that cannot be used; the message is one line for the user."""
+
+
+class BringsCode(ModelError):
+    """A model with code of its own, which nobody asked for."""
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name may be an id on the Hugging Face hub, such as ``Qwen/Qwen2.5-3B``."""
+    return bool(_HUB_ID(name)) and ".." not in name and len(name) <= 96
+
+
+def check(folder: Path, *, trusted: bool = False, tokenizer: bool = True) -> None:
+    """Refuse a folder that is no whole model, or brings code that nobody asked for.
+
+    Args:
+        trusted: the user named the model, so that its own code may run.
+        tokenizer: whether there has to be one.
+
+    Raises:
+        BringsCode: it has code of its own, and is not trusted.
+        ModelError: what else is wrong, without the folder's name.
+    """
+    _check_config(folder)
+    if not trusted:
+        named = code_of(folder)
+        if named:
+            raise BringsCode(
+                f"{named[0]} names code of the model ({named[1]}), which runs only for a model "
+                "that is asked for by name"
+            )
+    _check_weights(folder)
+    if tokenizer and not any((folder / name).is_file() for name in _TOKENIZERS):
+        raise ModelError(f"no tokenizer there, expected one of {', '.join(_TOKENIZERS)}")
+
+
+def code_of(folder: Path) -> tuple[str, str] | None:
+    """(file, name) of the first code that a model's folder asks for; None without any.
+
+    Raises:
+        ModelError: one of its files is not JSON.
+    """
+    for name in _NAMING_CODE:
+        found = _json_object(folder / name).get("auto_map")
+        if found:
+            first = next(iter(found.values())) if isinstance(found, dict) else found
+            return name, str(first[0] if isinstance(first, list) and first else first)[:80]
+    return None
+
+
+def merge_command(folder: Path) -> str | None:
+    """The command that merges a folder of LoRA adapters with its model; None for a whole model."""
+    adapters = folder / ADAPTER_CONFIG
+    whole = ("model*.safetensors", "pytorch_model*.bin")
+    if not adapters.is_file() or any(any(folder.glob(pattern)) for pattern in whole):
+        return None
+    base = _json_object(adapters).get("base_model_name_or_path") or "BASE_MODEL"
+    parts = ["--model_path", str(base), "--lora_path", str(folder)]
+    parts += ["--output_path", str(merged_folder(folder))]
+    return shlex.join(["python", "-m", "openrlhf.cli.lora_combiner", *parts])
+
+
+def merged_folder(folder: Path) -> Path:
+    """Where :func:`merge_command` puts what it made of a folder of adapters."""
+    folder = folder if folder.name.strip(".") else folder.resolve()
+    return folder.with_name(f"{folder.name}-merged")
+
+
+def _check_config(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise ModelError("no Hugging Face model folder there")
+    if not _json_object(folder / "config.json").get("model_type"):
+        raise ModelError("config.json has no model_type, expected a Hugging Face model's")
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path.name} is not JSON: {' '.join(str(error).split())}") from None
+    if not isinstance(found, dict):
+        raise ModelError(f"{path.name} is no JSON object")
+    return found
+
+
+def _check_weights(folder: Path) -> None:
+    shards: Sequence[Path] = []
+    for name in _INDEXES:
+        listed = _json_object(folder / name).get("weight_map")
+        if isinstance(listed, dict):
+            shards = [folder / str(shard) for shard in sorted({*map(str, listed.values())})]
+            break
+    missing = [shard.name for shard in shards if not shard.is_file()]
+    if missing:
+        raise ModelError(f"{len(missing)} of {len(shards)} weight files are missing: {missing[0]}")
+    found = shards or next((f for p in _WEIGHTS if (f := sorted(folder.glob(p)))), [])
+    merge = merge_command(folder)
+    if merge is not None:
+        raise ModelError(f"LoRA adapters without their model; merge the two first: {merge}")
+    if not found:
+        raise ModelError("no .safetensors or .bin weights there")
+    for path in found:
+        if path.suffix == ".safetensors":
+            _check_whole(path)
+
+
+def _check_whole(path: Path) -> None:
+    """A safetensors file says in its header where its last tensor ends."""
+    torn = ModelError(f"{path.name} is torn or no safetensors file; get it again")
+    try:
+        size = os.path.getsize(path)
+        with path.open("rb") as file:
+            length = struct.unpack("<Q", file.read(8))[0]
+            if length > min(size, 100 * 2**20):
+                raise torn
+            header = json.loads(file.read(length))
+        ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name[0] != "_"]
+    except (OSError, ValueError, struct.error, TypeError, KeyError, AttributeError, IndexError):
+        raise torn from None
+    if max(ends, default=0) + 8 + length != size:
+        raise torn

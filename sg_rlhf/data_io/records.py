@@ -1,0 +1,212 @@
+"""Rows of a data set's files: reading, holding out, and one line for what is wrong with them.
+
+Shared by the readers of the tasks, which know what a row must hold.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sg_rlhf.common.text import OneLineError
+
+Raw = TypeVar("Raw")
+Row = TypeVar("Row")
+
+Tick = Callable[[], object]
+
+#: Bytes of one line; a file with a longer one is none of lines.
+LONGEST_LINE = 64 * 2**20
+
+
+class DataError(OneLineError):
+    """A data set that cannot be used; the message is one line for the user."""
+
+
+def read_each(
+    path: Path,
+    items: Iterable[Raw],
+    parse: Callable[[Raw, int], Row],
+    kind: str,
+    on_row: Tick | None = None,
+) -> list[Row]:
+    """Every item of a file, parsed.
+
+    Args:
+        parse: (item, row counted from 1) -> row; a `ValueError` says what is wrong with the item.
+        kind: what a row is, for a file without one.
+        on_row: called after each row, for a progress bar.
+
+    Raises:
+        DataError: one line with the file, the row, and what `parse` says.
+    """
+    rows = []
+    for number, item in enumerate(items, start=1):
+        try:
+            rows.append(parse(item, number))
+        except ValueError as error:
+            raise DataError(f"{path}: row {number}: {error}") from None
+        if on_row is not None:
+            on_row()
+    if not rows:
+        raise DataError(f"{path}: no rows, expected at least one {kind}")
+    return rows
+
+
+def json_lines(path: Path) -> Iterator[Any]:
+    """The value of each line.
+
+    Raises:
+        DataError: a line is not JSON in UTF-8, or longer than :data:`LONGEST_LINE`; or the file
+            cannot be read.
+    """
+    yield from (value for _, value in numbered_json_lines(path))
+
+
+def numbered_json_lines(path: Path, skip_blank: bool = False) -> Iterator[tuple[int, Any]]:
+    """(line counted from 1, its value) of each line; see :func:`json_lines`.
+
+    Args:
+        skip_blank: pass over lines of white space, as Arrow's reader does.
+    """
+    for number, line in enumerate(_lines(path), start=1):
+        if skip_blank and not line.strip():
+            continue
+        try:
+            value = json.loads(line.rstrip(b"\r\n").decode(), parse_constant=_refuse)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}: row {number}: not JSON: {_why(error)}") from None
+        yield number, value
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            number = 1
+            while line := file.readline(LONGEST_LINE + 1):
+                if len(line) > LONGEST_LINE:
+                    raise DataError(
+                        f"{path}: row {number}: longer than {LONGEST_LINE // 2**20} MiB, "
+                        "expected one row a line"
+                    )
+                yield line
+                number += 1
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 (byte {error.start} of the line)"
+    return one_line(error)
+
+
+def json_objects(path: Path) -> Iterator[dict[str, Any]]:
+    """The object of each line.
+
+    Raises:
+        DataError: a line is not a JSON object.
+    """
+    for number, row in enumerate(json_lines(path), start=1):
+        if not isinstance(row, dict):
+            raise DataError(f"{path}: row {number}: {short(row)}, expected a JSON object")
+        yield row
+
+
+def parquet_rows(
+    path: Path, choose: Callable[[list[str]], list[str]] | None = None
+) -> Iterator[dict[str, Any]]:
+    """The rows of a parquet file, a batch in memory at a time.
+
+    Args:
+        choose: the file's columns -> those to read (all without it); a `DataError` of it, that one
+            is missing, gets the file's name.
+
+    Raises:
+        DataError: not a readable parquet file, or what `choose` says.
+    """
+    # pyarrow takes a while to load and the trainer's graders do not need it.
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            try:
+                columns = None if choose is None else choose(file.schema_arrow.names)
+            except DataError as error:
+                raise DataError(f"{path}: {error}") from None
+            for batch in file.iter_batches(columns=columns):
+                yield from batch.to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a readable parquet file: {one_line(error)}") from None
+
+
+def parquet_extent(path: Path, columns: Collection[str]) -> tuple[int, int]:
+    """Rows of a parquet file, and bytes of these columns in it, uncompressed: from its footer.
+
+    Raises:
+        DataError: not a readable parquet file.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        facts = pq.read_metadata(path)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a readable parquet file: {one_line(error)}") from None
+    groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
+    parts = [group.column(number) for group in groups for number in range(group.num_columns)]
+    wanted = [part for part in parts if part.path_in_schema.split(".")[0] in columns]
+    return facts.num_rows, sum(part.total_uncompressed_size for part in wanted)
+
+
+def check_fraction(test_fraction: float) -> None:
+    """Refuse a share of rows to hold out that is not one.
+
+    Raises:
+        DataError: outside [0, 1).
+    """
+    if not 0.0 <= test_fraction < 1.0:
+        raise DataError(f"test fraction must be at least 0 and below 1, got {test_fraction}")
+
+
+def hold_out(
+    items: Sequence[Row],
+    group: Callable[[Row], Any],
+    test_fraction: float,
+    seed_of: Callable[[Any], str],
+) -> tuple[list[Row], list[Row]]:
+    """Train and test items, in the order given: a fraction of each group is held out at random.
+
+    Args:
+        seed_of: group -> seed of its draw, so that one group's size does not move another's.
+
+    Raises:
+        DataError: the fraction is outside [0, 1).
+    """
+    check_fraction(test_fraction)
+    held_out: set[int] = set()
+    for value in sorted({group(item) for item in items}):
+        places = [i for i, item in enumerate(items) if group(item) == value]
+        random.Random(seed_of(value)).shuffle(places)
+        held_out.update(places[: round(test_fraction * len(places))])
+    train = [item for i, item in enumerate(items) if i not in held_out]
+    return train, [item for i, item in enumerate(items) if i in held_out]
+
+
+def short(value: object, limit: int = 120) -> str:
+    """A value as an error message shows it."""
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message without line breaks."""
+    return " ".join(str(error).split())

@@ -1,0 +1,102 @@
+"""The prompts of a run, checked against the model that is to read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from openrlhf.datasets import PromptDataset as Upstream
+
+from sg_rlhf.data_io.prompt_validation import (
+    SUFFIXES,
+    Fields,
+    Seen,
+    checked,
+    room_for_prompt,
+    too_long,
+)
+from sg_rlhf.data_io.records import DataError
+from sg_rlhf.overlay.reporting.errors import UnfitPrompts
+from sg_rlhf.tasks import chat
+
+
+class PromptDataset(Upstream):
+    """Upstream's data set, whose rows are whole, and whose prompts fit the model.
+
+    Upstream encodes prompts without special tokens, so a plain prompt would reach a model that
+    expects a BOS without one. A prompt with control tokens of another family would be read as
+    plain text, and nothing would say so.
+    """
+
+    prompts: list[str]
+
+    def __init__(self, dataset: Any, tokenizer: Any, strategy: Any, *args: Any, **kwargs: Any):
+        """Upstream's reading, with the BOS. What is wrong with a row is kept for `check`."""
+        self._args = strategy.args
+        data = self._args.data
+        fields = Fields(data.input_key, data.label_key, data.image_key, data.apply_chat_template)
+        keep = self._args.sg.contradicting_labels == "keep"
+        self._fault = _fault(dataset, fields, Seen(keep=keep))
+        if self._fault is not None:
+            # One that upstream can read in their place: it must get as far as `check`.
+            dataset = [{fields.prompt: "-", fields.label or "": "-"}]
+        # Upstream reads fields of the row itself.
+        rows = map(fields.flat, dataset)
+        super().__init__(rows, tokenizer, strategy, *args, **kwargs)
+        # A processor of images has a tokenizer inside.
+        self._text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+        self.prompts = chat.with_bos(self.prompts, self._text_tokenizer)
+
+    def check(self) -> None:
+        """Refuse rows that are not whole, another family's prompts, and prompts without room for a
+        response. Apart, as Ray loses the cause of a failed start.
+
+        Raises:
+            UnfitPrompts: one line with the remedy.
+        """
+        if self._fault is not None:
+            raise UnfitPrompts(self._fault)
+        try:
+            for prompt in self.prompts[:1]:  # they are all written by one template
+                chat.check_form(prompt, self._text_tokenizer)
+        except ValueError as error:
+            raise UnfitPrompts(str(error)) from None
+        if not self._counted_before():
+            self._check_room()
+
+    def _counted_before(self) -> bool:
+        """Whether the driver counted the tokens, as it does of local files (`run_inputs`)."""
+        data = self._args.data
+        names = [name.strip().partition("@")[0] for name in data.prompt_dataset.split(",")]
+        return not data.apply_chat_template and all(Path(n).suffix in SUFFIXES for n in names)
+
+    def _check_room(self) -> None:
+        limits = self._args.data.max_len, self._args.rollout.max_new_tokens
+        room = room_for_prompt(*limits)
+        # No tokenizer makes more tokens of a text than it has bytes. Images make more of it.
+        places = [
+            place
+            for place, (text, images) in enumerate(zip(self.prompts, self.images, strict=True))
+            if not images and len(text.encode()) > room
+        ]
+        refused = []
+        for start in range(0, len(places), 4096):
+            part = places[start : start + 4096]
+            texts = [self.prompts[place] for place in part]
+            encoded = self._text_tokenizer(texts, add_special_tokens=False)["input_ids"]
+            lengths = [(len(ids), place + 1) for ids, place in zip(encoded, part, strict=True)]
+            refused += [found for found in lengths if found[0] > room]
+        if refused:
+            tokens, row = max(refused)
+            why = too_long(tokens, len(refused), *limits)
+            raise UnfitPrompts(f"row {row} of the prompts: {why}")
+
+
+def _fault(dataset: Any, fields: Fields, seen: Seen) -> str | None:
+    try:
+        rows = ((f"row {number} of the prompts", row) for number, row in enumerate(dataset, 1))
+        for _ in checked(rows, fields, seen):
+            pass
+    except DataError as error:
+        return str(error)
+    return None

@@ -1,0 +1,61 @@
+"""One run of wandb for one run directory, however often it is started and however long it is."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+from openrlhf.utils import logging_utils as upstream
+
+from sg_rlhf.common.atomic_io import write_whole
+
+#: In the run directory: the id of its run in wandb.
+FILE = "wandb_run_id"
+
+
+class WandbLogger(upstream.WandbLogger):
+    """Upstream's, with a table of each rollout's sample alone.
+
+    Upstream logs every rollout's sample again with each new one: files, upload and time of a run of
+    N rollouts grow with N squared.
+    """
+
+    def log_train(self, global_step: int, logs_dict: dict[str, Any]) -> None:
+        """One rollout's figures, and its sample as ``train/generated_samples``."""
+        logs = dict(logs_dict)
+        sample = logs.pop("generated_samples", None)
+        if sample:
+            columns = self.samples_table.columns
+            table = self.handle.Table(columns=columns, data=[[global_step, *sample]])
+            self.handle.log({"train/generated_samples": table})
+        super().log_train(global_step, logs)
+
+
+def offline_unless_asked(run_dir: Path, always: bool = False) -> None:
+    """Without a key, keep wandb's files in the run directory and send nothing.
+
+    Args:
+        always: with a key as well (``sg.wandb=offline``).
+    """
+    without_key = not os.environ.get("WANDB_API_KEY") and os.environ.get("WANDB_MODE") != "disabled"
+    if always or without_key:
+        os.environ["WANDB_MODE"] = "offline"
+    os.environ.setdefault("WANDB_DIR", str(run_dir))
+    os.environ.setdefault("WANDB_SILENT", "true")
+
+
+def go_on(run_dir: Path) -> None:
+    """Have wandb go on with the directory's run, or begin it under an id that is kept there.
+
+    An id that the user exported (``WANDB_RUN_ID``) wins. Offline, the parts of a run are folders
+    of one id, which ``wandb sync`` puts together.
+    """
+    if os.environ.get("WANDB_RUN_ID"):
+        return
+    file = run_dir / FILE
+    if not file.is_file():
+        write_whole(file, uuid.uuid4().hex[:12] + "\n")
+    os.environ["WANDB_RUN_ID"] = file.read_text().strip()
+    os.environ.setdefault("WANDB_RESUME", "allow")

@@ -1,0 +1,175 @@
+"""Starting or joining Ray, and leaving nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
+
+from sg_rlhf.config import domain_settings
+from sg_rlhf.overlay.cluster import node_check, placement
+from sg_rlhf.overlay.cpu import platform
+from sg_rlhf.overlay.fork_server import client as fork_server
+from sg_rlhf.overlay.model import rotary
+from sg_rlhf.overlay.patches import remote_code
+from sg_rlhf.overlay.patches.table import WORKER_SETUP_HOOK
+from sg_rlhf.overlay.reporting import activity
+from sg_rlhf.overlay.reporting.terminal import keep_worker_logs
+from sg_rlhf.overlay.settings import engine_log_probs, worker_settings
+from sg_rlhf.ray_session import cluster
+from sg_rlhf.sampling import vllm_settings
+
+#: Ray CPUs that upstream's controllers need beside one for each accelerator bundle.
+CONTROLLER_CPUS = 2
+
+
+def accelerators_needed(args: Any) -> int:
+    """GPUs (logical ones without CUDA) of all placement groups that upstream will ask for."""
+    return sum(group.size for group in placement.groups(args))
+
+
+def connect(args: Any, workers: fork_server.ForkServer | None = None) -> bool:
+    """Join the cluster named by ``RAY_ADDRESS`` (as ``ray job submit`` does) or start one here.
+
+    Args:
+        args: upstream's namespace with ``sg``.
+        workers: what the workers of a cluster started here are forked from.
+
+    Returns:
+        Whether a local cluster was started, which :func:`shut_down` then ends.
+
+    Raises:
+        ClusterError: no cluster is there, or the one started here has too few accelerators or CPUs.
+    """
+    needed = accelerators_needed(args)
+    on_cpu = platform.active()
+    os.environ[remote_code.VARIABLE] = json.dumps(args.sg.trust_remote_code)
+    runtime: dict[str, Any] = {
+        "env_vars": worker_variables(args, on_cpu),
+        "worker_process_setup_hook": WORKER_SETUP_HOOK,
+    }
+    if workers is not None:
+        runtime["py_executable"] = shlex.quote(str(workers.python))
+        runtime["env_vars"][fork_server.PYTHON_VARIABLE] = str(workers.python)
+    options: dict[str, Any] = {
+        "runtime_env": runtime,
+        "log_to_driver": bool(args.sg.verbose),
+        "logging_level": "info" if args.sg.verbose else "warning",
+    }
+    local = "RAY_ADDRESS" not in os.environ
+    if local:
+        if on_cpu:
+            options |= {
+                "num_gpus": needed,
+                "num_cpus": needed + CONTROLLER_CPUS,
+                "object_store_memory": 512 * 2**20,
+            }
+        cluster.start(**options)
+        _check_resources(needed, on_cpu)
+        return True
+    cluster.join(os.environ["RAY_ADDRESS"], **options)
+    return False
+
+
+def claim_places(args: Any) -> None:
+    """Wait until the cluster that was joined has room for the run, have it, and look at it.
+
+    Raises:
+        NotEnoughMachines: it has none in time.
+        ClusterError: its machines are not as this one.
+    """
+    with activity.phase(activity.DRIVER, activity.PLACES):
+        places = placement.reserve(
+            placement.groups(args),
+            args.sg.cluster_wait,
+            say=lambda text: activity.say(activity.DRIVER, text),
+            hint=_what_to_start(accelerators_needed(args), platform.active()),
+        )
+    with activity.phase(activity.DRIVER, "comparing the machines' packages"):
+        node_check.check(places.nodes(), Path(args.sg.run_dir) if args.sg.run_dir else None)
+
+
+def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
+    """What every worker of this run finds in its environment.
+
+    Ray refuses a variable that the runtime environment of the submitted job has as well, whatever
+    its value: such a one reaches the workers from there, and is left out here.
+    """
+    variables = {
+        "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true"),
+        "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN"),
+        "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": os.environ.get(
+            "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1"
+        ),
+    }
+    variables[engine_log_probs.VARIABLE] = "1" if engine_log_probs.wanted(args) else "0"
+    variables[rotary.VARIABLE] = "1" if args.sg.rotary_fp32 else "0"
+    variables[worker_settings.FUSED_LOG_PROBS] = (
+        "1" if worker_settings.fused_log_probs_fit(args) else "0"
+    )
+    variables[worker_settings.PARAM_DTYPE] = args.ds.param_dtype
+    variables[worker_settings.SHARE_PROMPTS] = (
+        "1" if worker_settings.shared_prompts_fit(args) else "0"
+    )
+    variables[worker_settings.SKIP_NONFINITE] = "1" if args.sg.on_nonfinite == "skip" else "0"
+    # Named for the workers: one without a GPU of its own must not take the machine for a CPU one.
+    variables[remote_code.VARIABLE] = json.dumps(args.sg.trust_remote_code)
+    variables[platform.PLATFORM_VARIABLE] = "cpu" if on_cpu else "cuda"
+    if activity.VARIABLE in os.environ:
+        variables[activity.VARIABLE] = os.environ[activity.VARIABLE]
+    variables |= domain_settings.worker_variables(args.sg.domains)
+    variables |= platform.environment() if on_cpu else vllm_settings.cuda_variables()
+    if args.sg.batch_invariant:
+        variables["VLLM_BATCH_INVARIANT"] = "1"
+    job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR) or "{}")
+    from_job = (job.get("runtime_env") or {}).get("env_vars") or {}
+    return {name: value for name, value in variables.items() if name not in from_job}
+
+
+def _check_resources(needed: int, on_cpu: bool) -> None:
+    total = ray.cluster_resources()
+    for name, wanted in (("GPU", needed), ("CPU", needed + CONTROLLER_CPUS)):
+        if total.get(name, 0) < wanted:
+            raise cluster.ClusterError(
+                f"the Ray cluster has {total.get(name, 0):g} {name}, "
+                f"but this run needs {wanted}: {_what_to_start(needed, on_cpu)}"
+            )
+
+
+def _what_to_start(needed: int, on_cpu: bool) -> str:
+    if on_cpu:
+        return (
+            f"start machines with `ray start --num-gpus N --num-cpus N` so that they have {needed} "
+            f"GPU and {needed + CONTROLLER_CPUS} CPU together (logical GPUs: nothing is reserved)"
+        )
+    return "start more machines, or lower actor.num_gpus_per_node and vllm.num_engines"
+
+
+def shut_down(
+    local: bool,
+    run_dir: str | None,
+    grace_seconds: float = 10.0,
+    workers: fork_server.ForkServer | None = None,
+) -> None:
+    """Disconnect; end a local cluster together with every process that this one started.
+
+    The workers' output of a local cluster is kept in ``logs/`` of the run directory.
+    """
+    children = psutil.Process().children(recursive=True) if local else []
+    if local and run_dir and ray.is_initialized():
+        session = Path(ray._private.worker._global_node.get_session_dir_path())
+        try:
+            keep_worker_logs(session, Path(run_dir))
+        except OSError as error:  # a full disk must not hide why the run ended
+            print(f"the workers' logs stay in {session}: {error}")
+    placement.forget()
+    ray.shutdown()
+    if workers is not None:
+        workers.close()
+    cluster.end(children, grace_seconds)

@@ -1,0 +1,185 @@
+"""Old log-probs without a pass of their own, where the update's own pass gives them.
+
+Upstream makes one over every sample before the update. Here, by
+:func:`sg_rlhf.config.log_probs.old_log_probs`, the samples of a rollout's first optimizer step
+reach the ranks without; the loss takes the current log-probs, detached. Those of later steps get
+theirs on the rank that trains them before its first update, in the micro-batches of the update.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
+from openrlhf.utils.vlm_utils import merge_mm_train_inputs
+
+from sg_rlhf.algo.nonfinite import rows_not_finite
+from sg_rlhf.config.log_probs import OldLogProbs, old_log_probs
+from sg_rlhf.overlay.reporting.errors import NonFiniteError
+
+#: Parts of names in a model's configuration that make its training pass another than its others.
+_NOISE = ("dropout", "pdrop", "jitter")
+
+
+def needed(args: Any) -> OldLogProbs:
+    """The rule for upstream's nested namespace with ``sg``."""
+    return old_log_probs(lambda key: functools.reduce(getattr, key.split("."), args))
+
+
+def check_finite(of: str, log_probs: torch.Tensor, mask: torch.Tensor, prompt: str) -> None:
+    """Refuse log-probs of a batch before anything is trained on them.
+
+    Raises:
+        NonFiniteError: a token's is not finite.
+    """
+    bad = int((~torch.isfinite(log_probs[mask.bool()])).sum())
+    if bad:
+        raise NonFiniteError(
+            f"{bad} of {int(mask.sum())} log-probs of the {of} are not finite before the update "
+            f"(prompt: {prompt[-200:]!r}); nothing was trained on them"
+        )
+
+
+class RankOldLogProbs:
+    """The old log-probs of one rank's samples.
+
+    Args:
+        trainer: upstream's, whose replay buffer is in the order of training.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._micro_batches: list[Sequence[int]] = []
+        self._computed: list[Any] = []
+
+    def before_update(self) -> bool:
+        """Give the samples of later optimizer steps theirs, where they have none.
+
+        Returns:
+            Whether there was anything to compute.
+
+        Raises:
+            NonFiniteError: one is not finite, and such samples are not left out.
+        """
+        trainer = self._trainer
+        buffer = trainer.replay_buffer
+        self._computed = []
+        without = [item for item in buffer.items if item.action_log_probs is None]
+        if not without:
+            return False
+        if trainer.args.train.dynamic_batch_enable:
+            buffer.setup_dynamic_batch(trainer.strategy)
+            self._micro_batches = buffer.dynamic_indices
+            first_step = buffer.dynamic_optimizer_step.index(1) + 1
+        else:
+            size, count = buffer.sample_batch_size, len(buffer.items)
+            self._micro_batches = [range(i, min(i + size, count)) for i in range(0, count, size)]
+            first_step = trainer.strategy.accumulated_gradient
+        self._computed = without
+        if noisy(trainer.actor):
+            first_step = 0
+        later = self._micro_batches[first_step:]
+        trainer.actor.eval()
+        try:
+            for places in later:
+                self._compute([buffer.items[i] for i in places])
+        finally:
+            trainer.actor.train()
+        return bool(later)
+
+    @torch.no_grad()
+    def _compute(self, items: list[Any]) -> None:
+        """As upstream's pass does it."""
+        trainer = self._trainer
+        device = torch.cuda.current_device()
+        batch = make_experience_batch(items, trainer.args.ds.packing_samples).to_device(device)
+        images = {}
+        if batch.mm_train_inputs and getattr(trainer.actor, "is_vlm", False):
+            images = merge_mm_train_inputs(batch.mm_train_inputs, device)
+        log_probs = trainer.actor(
+            batch.sequences,
+            batch.action_mask,
+            attention_mask=batch.attention_mask,
+            ring_attn_group=trainer.strategy.ring_attn_group,
+            **images,
+        )
+        _keep(items, log_probs)
+        self._refuse_or_leave_out(items)
+
+    def _refuse_or_leave_out(self, items: list[Any]) -> None:
+        skips = self._trainer.skips
+        for item in items:
+            prompt = item.prompts[0] if item.prompts else ""
+            if skips is None:
+                check_finite("policy", item.action_log_probs, item.action_mask, prompt)
+            elif bool(rows_not_finite(item.action_log_probs[None], item.action_mask[None])):
+                skips.leave_out(item)
+
+    def keep(self, micro_batch: int, log_probs_BT: torch.Tensor) -> None:
+        """The first optimizer step's, from its own pass: for a second epoch and the run's log.
+
+        Args:
+            micro_batch: its number in the epoch.
+            log_probs_BT: detached.
+        """
+        buffer = self._trainer.replay_buffer.items
+        items = [buffer[i] for i in self._micro_batches[micro_batch]]
+        _keep(items, log_probs_BT)
+        # The step was skipped. A second epoch would divide by them again.
+        if self._trainer.skips is not None and self._trainer.max_epochs > 1:
+            self._refuse_or_leave_out(items)
+
+    def after_update(self) -> None:
+        """Keep of the samples what :meth:`of_sequences` tells, and let images and the rest go."""
+        self._computed = [
+            Experience(
+                sequences=item.sequences,
+                action_mask=item.action_mask,
+                action_log_probs=item.action_log_probs,
+            )
+            for item in self._computed
+        ]
+
+    def of_sequences(self, sequences: Iterable[list[int]]) -> list[list[float] | None]:
+        """Old log-probs of the response tokens of the latest update's samples.
+
+        Args:
+            sequences: token ids of prompt and response.
+
+        Returns:
+            For each those of a sample with the same tokens; None where this rank had none without
+            log-probs.
+        """
+        by_tokens = {tuple(item.sequences.tolist()): item for item in self._computed}
+        found = [by_tokens.get(tuple(tokens)) for tokens in sequences]
+        return [
+            item.action_log_probs[item.action_mask.bool()].tolist() if item is not None else None
+            for item in found
+        ]
+
+
+def _keep(items: list[Any], log_probs_BT: torch.Tensor) -> None:
+    """Rows of a batch, padded on the right, as the log-probs of its samples."""
+    for item, log_probs in zip(items, log_probs_BT.cpu(), strict=True):
+        item.action_log_probs = log_probs[: len(item.action_mask)].clone()
+
+
+def noisy(actor: Any) -> bool:
+    """Whether the actor's training pass draws at random, so that others give other log-probs."""
+    dropouts = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in actor.modules())
+    model = getattr(actor.model, "module", actor.model)
+    settings: dict[str, Any] = getattr(getattr(model, "config", None), "to_dict", dict)()
+    return dropouts or _sets_noise(settings)
+
+
+def _sets_noise(settings: dict[Any, Any]) -> bool:
+    for name, value in settings.items():
+        if isinstance(value, dict) and _sets_noise(value):
+            return True
+        # id2label has numbers for keys.
+        if any(part in str(name) for part in _NOISE) and isinstance(value, float) and value > 0:
+            return True
+    return False

@@ -1,0 +1,369 @@
+"""The pure losses of :mod:`sg_rlhf.algo` in the shape that upstream's trainer calls.
+
+:class:`PolicyLossWithStatistics` stands in for upstream's ``PolicyLoss`` module. For upstream's own
+loss types it calls that module unchanged and only watches; for ours it calls
+:func:`sg_rlhf.algo.policy_loss.policy_loss_terms`. Either way it refuses a non-finite loss before
+backward, so that no optimizer step is taken on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from sg_rlhf.algo.analysis.gradient_dead_zones import DeadZoneWarning
+from sg_rlhf.algo.analysis.token_statistics import (
+    TokenStatistics,
+    kl_statistics,
+    mismatch_statistics,
+)
+from sg_rlhf.algo.kl import kl_estimate
+from sg_rlhf.algo.lopti import in_pass
+from sg_rlhf.algo.nonfinite import rows_not_finite
+from sg_rlhf.algo.objectives import Objective
+from sg_rlhf.algo.objectives.ppo import WeightedPPO
+from sg_rlhf.algo.policy_loss import check_objective, policy_loss_terms
+from sg_rlhf.algo.rollout_correction import RolloutCorrectionConfig, rollout_correction
+from sg_rlhf.algo.token_weights import token_weights, weight_shift
+from sg_rlhf.algo.weightings import TokenContext, Uniform, Weighting, token_keys
+from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES
+from sg_rlhf.config.weighting_resolution import built_objective, built_weighting, check_update
+from sg_rlhf.overlay.reporting.errors import NonFiniteError
+
+
+def weighting_of(args: Any) -> Weighting:
+    """The token weighting of ``args.sg``.
+
+    Raises:
+        ValueError: a weight that cannot vary.
+    """
+    return built_weighting(args.sg.weighting)
+
+
+def check(args: Any) -> None:
+    """What the recipe's losses need of each other.
+
+    Raises:
+        ValueError: one line naming the key, its value and what was expected.
+    """
+    loss, kl = args.actor.policy_loss_type, args.algo.kl
+    is_ours = loss in POLICY_LOSS_TYPES
+    if args.sg.update == "lopti":
+        _check_lopti(args)
+    if not needs_weights(args):
+        return
+    weighting = weighting_of(args)
+    if is_ours:
+        check_objective(built_objective(loss, args.sg.objective), weighting)
+    ours = ", ".join(POLICY_LOSS_TYPES)
+    of_weighting = f"with sg.weighting.type={weighting.name}"
+    if not is_ours and weighting.reads:
+        raise ValueError(
+            f"algo.kl.estimator={kl.estimator}: {of_weighting} expected actor.policy_loss_type to "
+            f"be one of {ours}, whose weights the KL shares"
+        )
+    if weighting.reads and kl.estimator in KL_ESTIMATORS and not kl.use_loss:
+        raise ValueError(
+            f"algo.kl.use_loss=false: expected true {of_weighting} and "
+            f"algo.kl.estimator={kl.estimator}, or another estimator"
+        )
+    if weighting.normalize and kl.estimator in KL_ESTIMATORS and not (is_ours and kl.use_loss):
+        raise ValueError(
+            f"sg.weighting.normalize={weighting.normalize}: with algo.kl.estimator={kl.estimator} "
+            f"expected algo.kl.use_loss=true and actor.policy_loss_type to be one of {ours}, whose "
+            "weights, over the rollout's mean, the KL shares"
+        )
+    if "entropy" in weighting.reads and args.actor.entropy_coef is None:
+        raise ValueError(
+            f"actor.entropy_coef=null: sg.weighting.type={weighting.name} reads the entropy; "
+            "0 computes it"
+        )
+
+
+def _check_lopti(args: Any) -> None:
+    check_update(args.sg.update, args.actor.policy_loss_type)
+    if args.actor.entropy_coef:
+        raise ValueError(
+            f"actor.entropy_coef={args.actor.entropy_coef}: expected 0 with sg.update=lopti, "
+            "which has no entropy bonus per pass"
+        )
+    if not args.actor.lr_scheduler.startswith("constant"):
+        raise ValueError(
+            f"actor.lr_scheduler={args.actor.lr_scheduler}: expected constant or "
+            "constant_with_warmup with sg.update=lopti, which takes twice the optimizer steps "
+            "that a schedule is made for"
+        )
+
+
+def sequence_context(experience: Any, weighting: Weighting) -> TokenContext:
+    """What the weighting reads of a batch of rollouts before the update sees it."""
+    keys = None
+    if "keys" in weighting.reads:
+        keys = token_keys(experience.sequences, experience.attention_mask)
+    return TokenContext(
+        old_log_probs=experience.action_log_probs,
+        advantages=experience.advantages,
+        keys=keys,
+        engine_log_probs=experience.rollout_log_probs,
+    )
+
+
+def needs_weights(args: Any) -> bool:
+    """Whether the run's loss or KL weights tokens."""
+    return (
+        args.actor.policy_loss_type in POLICY_LOSS_TYPES or args.algo.kl.estimator in KL_ESTIMATORS
+    )
+
+
+class PolicyLossWithStatistics(nn.Module):
+    """Upstream's ``PolicyLoss``, or ours by name, with token statistics for every call.
+
+    Args:
+        upstream_loss: the module that upstream's trainer built from the same flags.
+        args: upstream's nested namespace with ``sg``.
+
+    Attributes:
+        weights_BT: weights of the latest call, for the weighted KL; None with a stock loss.
+        active_BT: the tokens of the latest call that take part in this pass of ``sg.update=lopti``;
+            None where all do.
+        objective, weighting: what the recipe names; PPO and w = 1 with a stock loss.
+        mean_weight: the rollout's mean weight for ``normalize=batch_mean``, set by the trainer.
+        context: what the weighting reads besides p (``sg_rlhf.algo.weightings``), set by the
+            trainer before each call.
+        old_BT: the old log-probs of the latest call: the current ones where it was given none.
+        prompts, step: of the call's samples and optimizer step, for the message of an error; set by
+            the trainer.
+        on_fault: what hears of a loss that is not finite, instead of ``NonFiniteError``: the
+            message, and which samples have a number that is not. Set by the trainer.
+        lopti_pass: the pass that is under way, or None; set by the trainer.
+        done_at: ``time.perf_counter()`` at the end of the latest call. The call has waited for the
+            device by then, to see whether the loss is finite.
+    """
+
+    def __init__(self, upstream_loss: Any, args: Any) -> None:
+        super().__init__()
+        # A run prints its dead zones when it starts.
+        warnings.filterwarnings("ignore", category=DeadZoneWarning)
+        self.upstream_loss = upstream_loss
+        self.is_ours = args.actor.policy_loss_type in POLICY_LOSS_TYPES
+        self.objective: Objective = WeightedPPO()
+        self.weighting: Weighting = Uniform()
+        if self.is_ours:
+            self.objective = built_objective(args.actor.policy_loss_type, args.sg.objective)
+            self.weighting = weighting_of(args)
+        self.correction = RolloutCorrectionConfig(
+            level=upstream_loss.is_correction_level,
+            mode=upstream_loss.is_correction_mode,
+            gating=upstream_loss.is_correction_gating,
+            threshold=tuple(upstream_loss.is_correction_threshold),
+        )
+        self.weights_BT: torch.Tensor | None = None
+        self.active_BT: torch.Tensor | None = None
+        self.mean_weight: float | None = None
+        self.context = TokenContext()
+        self.lopti_pass: str | None = None
+        self.done_at = 0.0
+        self.old_BT: torch.Tensor | None = None
+        self.prompts: list[str] = []
+        self.step = 0
+        self.on_fault: Callable[[str, list[bool]], None] | None = None
+        self._lopti_threshold = args.sg.lopti_threshold
+        self._mask_BT: torch.Tensor | None = None
+        self._statistics: TokenStatistics | None = None
+
+    def take_statistics(self) -> TokenStatistics:
+        """Statistics since the last call of this method."""
+        taken, self._statistics = self._statistics, None
+        assert taken is not None
+        return taken
+
+    def take_part_in_kl(self, kl_BT: torch.Tensor) -> torch.Tensor:
+        """The KL of the latest call's tokens, those of this pass alone; counts it."""
+        mask_BT = self._mask_BT
+        assert mask_BT is not None, "upstream computes the policy loss before the KL"
+        if self.active_BT is not None:
+            kl_BT = kl_BT.masked_fill(~self.active_BT, 0.0)
+            mask_BT = mask_BT.bool() & self.active_BT
+        self._add(kl_statistics(kl_BT, mask_BT))
+        return kl_BT
+
+    def forward(
+        self,
+        log_probs: torch.Tensor,
+        old_log_probs: torch.Tensor | None,
+        advantages: torch.Tensor,
+        action_mask: torch.Tensor,
+        rollout_log_probs: torch.Tensor | None = None,
+        **batch_info: Any,
+    ) -> tuple[Any, ...]:
+        """Upstream's signature and return value (loss, clip_ratio, ppo_kl, vllm_kl, is_filter).
+
+        Without old log-probs the policy is the one that sampled, so the current ones are the old.
+        """
+        loss = self.upstream_loss
+        if old_log_probs is None:
+            old_log_probs = log_probs.detach()
+            self.context = dataclasses.replace(self.context, old_log_probs=old_log_probs)
+        self.old_BT = old_log_probs
+        coefficient: torch.Tensor | None = None
+        correction: dict[str, torch.Tensor] = {}
+        if self.is_ours:
+            coefficient, correction = rollout_correction(
+                old_log_probs, rollout_log_probs, action_mask, self.correction
+            )
+        self.active_BT = None
+        if self.lopti_pass:
+            self.active_BT = in_pass(old_log_probs, self._lopti_threshold, self.lopti_pass)
+        # With a stock loss only its statistics are wanted, so that runs can be compared.
+        with torch.set_grad_enabled(self.is_ours and torch.is_grad_enabled()):
+            terms = policy_loss_terms(
+                log_probs,
+                old_log_probs,
+                advantages,
+                action_mask,
+                self.weighting,
+                loss.clip_eps_low,
+                loss.clip_eps_high,
+                loss.dual_clip,
+                token_level_loss=loss.token_level_loss,
+                mean_weight=self.mean_weight,
+                token_coef_BT=coefficient,
+                objective=self.objective,
+                context=self.context,
+                active_BT=self.active_BT,
+                **batch_info,
+            )
+        self._add(terms.statistics)
+        if rollout_log_probs is not None:
+            self._add(self._mismatch(old_log_probs, rollout_log_probs, advantages, action_mask))
+        self._mask_BT = action_mask
+        if self.is_ours:
+            self.weights_BT = terms.weights_BT
+            result: tuple[Any, ...] = (
+                terms.loss,
+                terms.statistics.mean("clip_ratio"),
+                terms.statistics.mean("ppo_kl"),
+                correction.get("vllm_kl"),
+                correction.get("is_filter_ratio"),
+            )
+        else:
+            result = loss(
+                log_probs,
+                old_log_probs,
+                advantages,
+                action_mask=action_mask,
+                rollout_log_probs=rollout_log_probs,
+                **batch_info,
+            )
+        # A log-prob that is not finite makes the loss so too: its ratio to itself is NaN.
+        if not bool(torch.isfinite(result[0])):
+            message = (
+                f"policy loss {float(result[0].detach())} before optimizer step {self.step}: "
+                f"{_describe(log_probs, old_log_probs, advantages, action_mask)}"
+                f"{self._first_bad(log_probs, action_mask)}; nothing was trained on it"
+            )
+            if self.on_fault is None:
+                raise NonFiniteError(message)
+            tensors = (log_probs, old_log_probs, advantages)
+            bad = [rows_not_finite(values.detach(), action_mask) for values in tensors]
+            self.on_fault(message, torch.stack(bad).any(0).tolist())
+        self.done_at = time.perf_counter()
+        return result
+
+    @torch.no_grad()
+    def _mismatch(
+        self,
+        old_BT: torch.Tensor,
+        engine_BT: torch.Tensor,
+        advantages_BT: torch.Tensor,
+        mask_BT: torch.Tensor,
+    ) -> TokenStatistics:
+        eps = (self.upstream_loss.clip_eps_low, self.upstream_loss.clip_eps_high)
+        context = dataclasses.replace(
+            self.context, old_log_probs=old_BT, advantages=advantages_BT, eps=eps
+        )
+        shift_BT = weight_shift(old_BT, engine_BT, self.weighting, mask_BT, context)
+        if self.active_BT is not None:
+            mask_BT = mask_BT.bool() & self.active_BT
+        return mismatch_statistics(old_BT, engine_BT, mask_BT, shift_BT)
+
+    def _first_bad(self, log_probs: torch.Tensor, mask: torch.Tensor) -> str:
+        """The prompt of the first sample with a log-prob that is not finite, if any."""
+        bad = (~torch.isfinite(log_probs) & mask.bool()).any(dim=1).tolist()
+        found = [prompt for prompt, is_bad in zip(self.prompts, bad, strict=False) if is_bad]
+        return f" (prompt: {found[0][-200:]!r})" if found else ""
+
+    def _add(self, statistics: TokenStatistics) -> None:
+        self._statistics = statistics if self._statistics is None else self._statistics + statistics
+
+
+def kl_dispatcher(args: Any, loss: PolicyLossWithStatistics | None) -> Callable[..., torch.Tensor]:
+    """A ``compute_approx_kl`` that knows our estimators and passes all others to upstream's.
+
+    Args:
+        args: upstream's nested namespace with ``sg``.
+        loss: the policy loss whose weights a weighted KL shares; None where there is none (KL in
+            the reward), or with a stock loss: then the weights come from the log-probs.
+    """
+    from openrlhf.models.utils import compute_approx_kl
+
+    def in_this_pass(kl: torch.Tensor) -> torch.Tensor:
+        return kl if loss is None else loss.take_part_in_kl(kl)
+
+    def dispatch(
+        log_probs: torch.Tensor,
+        log_probs_base: torch.Tensor,
+        log_probs_old: torch.Tensor | None = None,
+        kl_estimator: str = "k1",
+        unbiased_gradient: bool = False,
+    ) -> torch.Tensor:
+        if log_probs_old is None and loss is not None:
+            log_probs_old = loss.old_BT
+        if kl_estimator not in KL_ESTIMATORS:
+            stock: torch.Tensor = compute_approx_kl(
+                log_probs, log_probs_base, log_probs_old, kl_estimator, unbiased_gradient
+            )
+            return in_this_pass(stock)
+        weights = loss.weights_BT if loss is not None else None
+        if weights is None:
+            weights = token_weights(log_probs, weighting_of(args))
+        weighted = kl_estimate(
+            log_probs,
+            log_probs_base,
+            weights,
+            kl_estimator,
+            old_log_probs=log_probs_old,
+            unbiased_gradient=unbiased_gradient,
+        )
+        return in_this_pass(weighted)
+
+    return dispatch
+
+
+def _describe(
+    log_probs: torch.Tensor,
+    old_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+) -> str:
+    valid = mask.bool()
+    if not bool(valid.any()):
+        return "no token of the optimizer step takes part in it"
+    counts = {
+        name: int((~torch.isfinite(x[valid])).sum())
+        for name, x in (
+            ("log_probs", log_probs),
+            ("old log_probs", old_log_probs),
+            ("advantages", advantages),
+        )
+    }
+    found = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    return (
+        f"of {int(valid.sum())} tokens not finite are {found or 'none (an overflow in the loss)'}"
+    )

@@ -1,0 +1,345 @@
+"""Attention of samples packed into one row, with the kernel that PyTorch's own wheel brings.
+
+Upstream packs a micro-batch into one row of tokens whose positions restart at 0. On CUDA the kernel
+is ``torch.nn.attention.varlen.varlen_attn`` (FlashAttention 2, arXiv 2307.08691; torch >= 2.11), so
+flash-attn need not be compiled; elsewhere each sample has its own ``sdpa`` call. Both get the same
+:class:`PackedRow`, which is worked out once per row of tokens, not once per layer: it is
+remembered for its ``position_ids`` tensor. Every layer is handed that one tensor, and so is its
+recomputation in the backward pass, whatever was run in between.
+
+``attend_packed`` needs torch alone, a whole model transformers as well::
+
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    ALL_ATTENTION_FUNCTIONS.register(VARLEN, attention)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=VARLEN)
+    model(tokens, position_ids=position_ids)  # both [1, T]
+
+The name has no mask function, so transformers builds no mask, and does not look for packed samples
+with a host synchronisation of its own.
+
+Shapes: ``T`` tokens of all samples, ``S`` samples, ``H`` query heads, ``K`` key and value heads
+(H is a multiple of K), ``D`` head size.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from sg_rlhf.overlay.cpu import platform
+from sg_rlhf.overlay.settings.worker_settings import VARLEN as VARLEN
+
+_UNPACK = "set ds.packing_samples=false"
+
+
+class Keys(NamedTuple):
+    """What the samples of a row attend to, where that is more than their own tokens.
+
+    Attributes:
+        behind: for each sample the one whose tokens come before its own; -1 for none.
+        places: [T'] of the keys in the row, sample by sample, on the row's device.
+        cu_seq_lens: [S + 1] int32 there: 0, and where each sample's keys end.
+        max_length: of a sample with the one before it.
+        masks: for each sample [its tokens, its keys], True where it attends; None where it is
+            behind no other. Empty on CUDA, whose kernel has no mask.
+    """
+
+    behind: list[int]
+    places: Any
+    cu_seq_lens: Any
+    max_length: int
+    masks: list[Any]
+
+
+class PackedRow(NamedTuple):
+    """Where the samples of a packed row begin and end.
+
+    Attributes:
+        cu_seq_lens: [S + 1] int32 on the row's device: 0, and where each sample ends.
+        lengths: tokens of each sample, on the host.
+        max_length: the longest of them.
+        keys: None where each sample attends to itself alone.
+    """
+
+    cu_seq_lens: Any
+    lengths: list[int]
+    max_length: int
+    keys: Keys | None = None
+
+
+def chosen(asked: str, packing: bool, ring_attn_size: int) -> str:
+    """The attention that a run uses, of the one that its flags ask for.
+
+    Upstream replaces whatever is not flash-attn by flash-attn where samples are packed; here
+    :data:`VARLEN` takes that place. It knows packed rows alone, so padded ones get ``sdpa``. Ring
+    attention is made of flash-attn.
+    """
+    if ring_attn_size > 1:
+        return "flash_attention_2" if asked == VARLEN else asked
+    if not packing:
+        return "sdpa" if asked == VARLEN else asked
+    return asked if "flash_attention" in asked else VARLEN
+
+
+def packed_row(position_ids: Any) -> PackedRow:
+    """The samples of a row, from its positions; on CUDA with one host synchronisation.
+
+    Args:
+        position_ids: [1, T]; they count up by one and restart at 0 with each sample.
+
+    Raises:
+        ValueError: these are not the positions of packed samples.
+    """
+    import torch
+
+    if position_ids.ndim != 2 or len(position_ids) != 1:
+        raise ValueError(f"position ids {list(position_ids.shape)}: expected [1, T]")
+    positions = position_ids[0].cpu()
+    starts = (positions == 0).nonzero()[:, 0]
+    follows = (positions.diff() == 1) | (positions[1:] == 0)
+    if len(starts) == 0 or starts[0] != 0 or not follows.all():
+        raise ValueError("position ids do not restart at 0 and count up: expected packed samples")
+    ends = torch.cat([starts, torch.tensor([len(positions)])])
+    lengths = ends.diff().tolist()
+    return PackedRow(_on(ends.to(torch.int32), position_ids.device), lengths, max(lengths))
+
+
+def packed_keys(lengths: list[int], behind: list[int], device: Any) -> PackedRow:
+    """A row in which samples attend to another one before themselves, as to their own tokens.
+
+    Args:
+        lengths: tokens of each sample.
+        behind: see :class:`Keys`; an earlier sample that is behind no other itself.
+        device: of the row.
+    """
+    import torch
+
+    ends = torch.tensor([0, *lengths]).cumsum(0)
+    own = [torch.arange(int(start), int(end)) for start, end in itertools.pairwise(ends)]
+    keys = [
+        mine if before < 0 else torch.cat([own[before], mine])
+        for mine, before in zip(own, behind, strict=True)
+    ]
+    key_lengths = [len(of_sample) for of_sample in keys]
+    on_host = torch.device(device).type == "cpu"
+    masks = [
+        torch.ones(mine, of, dtype=torch.bool).tril(of - mine) if mine < of else None
+        for mine, of in zip(lengths, key_lengths, strict=True)
+    ]
+    return PackedRow(
+        _on(ends.to(torch.int32), device),
+        lengths,
+        max(lengths),
+        Keys(
+            behind,
+            _on(torch.cat(keys), device),
+            _on(torch.tensor([0, *key_lengths]).cumsum(0).to(torch.int32), device),
+            max(key_lengths),
+            masks if on_host else [],
+        ),
+    )
+
+
+def _on(tensor: Any, device: Any) -> Any:
+    """The tensor of the host on a device. From pinned memory the copy is queued: nobody waits."""
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def attend_packed(
+    query_THD: Any,
+    key_TKD: Any,
+    value_TKD: Any,
+    row: PackedRow,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+) -> Any:
+    """Causal attention of each sample to itself, and to the one it is behind, with a gradient.
+
+    Args:
+        query_THD: on CUDA bfloat16 or float16, with D a multiple of 8 up to 256.
+        key_TKD: as the query.
+        value_TKD: as the query.
+        row: of :func:`packed_row` or :func:`packed_keys`.
+        scale: of the scores; None for 1 / sqrt(D).
+        window: tokens that each one attends to, itself included; None for all before it.
+
+    Returns:
+        [T, H, D], in the query's dtype.
+
+    Raises:
+        RuntimeError: on CUDA, another dtype, or what the kernel itself refuses.
+    """
+    if window is not None and window >= (row.keys or row).max_length:
+        window = None
+    of_device = _attend_on_cuda if query_THD.is_cuda else _attend_one_by_one
+    return of_device(query_THD, key_TKD, value_TKD, row, scale, window)
+
+
+@functools.cache
+def _kernel() -> Callable[..., Any]:
+    """torch's function. Before 2.13 it takes grouped heads as they come, and has no argument."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        return functools.partial(varlen_attn, enable_gqa=True)
+    return varlen_attn
+
+
+def _attend_on_cuda(
+    query: Any, key: Any, value: Any, row: PackedRow, scale: float | None, window: int | None
+) -> Any:
+    import torch
+
+    if query.dtype not in (torch.bfloat16, torch.float16):
+        raise RuntimeError(f"packed attention of {query.dtype}: bfloat16 or float16; {_UNPACK}")
+    ends, longest = row.cu_seq_lens, row.max_length
+    key_ends, longest_keys = ends, longest
+    if row.keys is not None:
+        # The kernel lays a causal mask so that the last query sees the last key.
+        key_ends, longest_keys = row.keys.cu_seq_lens, row.keys.max_length
+        key, value = key[row.keys.places], value[row.keys.places]
+    # To the left as many as the window leaves beside the token itself, -1 for all.
+    sizes = (-1 if window is None else window - 1, 0)
+    return _kernel()(
+        query, key, value, ends, key_ends, longest, longest_keys, scale=scale, window_size=sizes
+    )
+
+
+def _attend_one_by_one(
+    query: Any, key: Any, value: Any, row: PackedRow, scale: float | None, window: int | None
+) -> Any:
+    """Without padding no product is computed for it (bench/packing_on_cpu.py)."""
+    import torch
+
+    dtype = query.dtype
+    if dtype == torch.bfloat16 and not platform.has_bf16_units():
+        # See platform.attend_in_float32.
+        query, key, value = query.float(), key.float(), value.float()
+    outputs = []
+    queries, keys, values = (x.split(row.lengths) for x in (query, key, value))
+    for i, (q, k, v) in enumerate(zip(queries, keys, values, strict=True)):
+        mask = None
+        if row.keys is not None and (before := row.keys.behind[i]) >= 0:
+            k, v = torch.cat([keys[before], k]), torch.cat([values[before], v])
+            mask = row.keys.masks[i]
+        if window is not None and len(k) > window:
+            mask = q.new_ones(len(q), len(k), dtype=torch.bool)
+            mask = mask.tril(len(k) - len(q)).triu(len(k) - len(q) + 1 - window)
+        output = torch.nn.functional.scaled_dot_product_attention(
+            q.transpose(0, 1)[None],
+            k.transpose(0, 1)[None],
+            v.transpose(0, 1)[None],
+            attn_mask=mask,
+            is_causal=mask is None and len(q) > 1,
+            scale=scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
+        outputs.append(output[0].transpose(0, 1))
+    return torch.cat(outputs).to(dtype)
+
+
+@functools.cache
+def _rows() -> Any:
+    from torch.utils.weak import WeakTensorKeyDictionary
+
+    return WeakTensorKeyDictionary()
+
+
+def remember(position_ids: Any, row: PackedRow) -> None:
+    """Make :func:`row_of` answer this row for these positions, which do not tell it."""
+    _rows()[position_ids] = row
+
+
+def row_of(position_ids: Any) -> PackedRow:
+    """:func:`packed_row`, worked out once in the life of this tensor."""
+    rows = _rows()
+    if position_ids not in rows:
+        rows[position_ids] = packed_row(position_ids)
+    found: PackedRow = rows[position_ids]
+    return found
+
+
+def attention(
+    layer: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    position_ids: Any = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Any, None]:
+    """:func:`attend_packed` as transformers calls an attention function.
+
+    Args:
+        layer: the attention layer, for messages.
+        query: [1, H, T, D].
+        key: [1, K, T, D].
+        value: [1, K, T, D].
+        attention_mask: None.
+        scaling: of the scores.
+        dropout: 0.
+        position_ids: [1, T], of packed samples.
+        sliding_window: as ``window`` there.
+
+    Returns:
+        ``([1, T, H, D], None)``.
+
+    Raises:
+        RuntimeError: the row is padded, or the model wants of its attention what this has not.
+    """
+    name = type(layer).__name__
+    if position_ids is None or attention_mask is not None or len(query) != 1:
+        raise RuntimeError(f"{name} gives no packed row; {_UNPACK}")
+    for what in ("softcap", "s_aux"):
+        if others.get(what) is not None:
+            raise RuntimeError(f"{name} has {what}, which {VARLEN} attention has not; {_UNPACK}")
+    if dropout:
+        raise RuntimeError(f"{name} has dropout, which {VARLEN} attention has not; {_UNPACK}")
+    try:
+        row = row_of(position_ids)
+    except ValueError as error:
+        raise RuntimeError(f"{name} gives no packed row ({error}); {_UNPACK}") from None
+    query_THD, key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (query, key, value))
+    output = attend_packed(query_THD, key_TKD, value_TKD, row, scale=scaling, window=sliding_window)
+    return output[None], None
+
+
+def with_lengths_known(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Transformers' ``flash_attention_2``, told where packed samples begin.
+
+    Otherwise it works that out from the positions in every layer, with three host synchronisations.
+    """
+
+    @functools.wraps(original)
+    def flash_attention(
+        layer: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any
+    ) -> Any:
+        positions = kwargs.get("position_ids")
+        known = attention_mask is not None or kwargs.get("cu_seq_lens_q") is not None
+        if not known and positions is not None and len(positions) == len(query) == 1:
+            try:
+                row = row_of(positions)
+            except ValueError:  # a row that is not packed
+                return original(layer, query, key, value, attention_mask, **kwargs)
+            kwargs |= {
+                "position_ids": None,
+                "cu_seq_lens_q": row.cu_seq_lens,
+                "cu_seq_lens_k": row.cu_seq_lens,
+                "max_length_q": row.max_length,
+                "max_length_k": row.max_length,
+            }
+        return original(layer, query, key, value, attention_mask, **kwargs)
+
+    return flash_attention

@@ -1,0 +1,262 @@
+"""Every name of another package that the overlay replaces, in one table, with the reason.
+
+Nothing else in the overlay assigns to a name of upstream, torch, DeepSpeed or transformers. A row
+takes effect at the import of its module, in the driver and, through Ray's
+``worker_process_setup_hook``, in every worker, on one node or many, as long as ``sg_rlhf`` is
+installed on each. A process that never imports the module does not pay for the row.
+:mod:`sg_rlhf.overlay.patches.contract` checks that upstream still has each name.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import wrapt
+
+from sg_rlhf.overlay.cpu import platform
+from sg_rlhf.overlay.model import packed_attention, rotary
+from sg_rlhf.overlay.patches import flash_attn_shim, op_builds
+from sg_rlhf.overlay.settings import cuda_toolkit, worker_settings
+
+WORKER_SETUP_HOOK = "sg_rlhf.overlay.patches.table.install"
+
+
+def _always() -> bool:
+    return True
+
+
+class Patch(NamedTuple):
+    """One replaced name.
+
+    Attributes:
+        module: whose name it is; the row takes effect when this module has been imported.
+        name: dotted inside the module; ``REGISTRY[key]`` is an entry of a mapping.
+        replacement: ``module:name`` of ours.
+        why: what the original does not do.
+        when: asked once the module is imported; False leaves the original.
+        wraps: ``replacement`` is a function that makes the new object of the original one.
+    """
+
+    module: str
+    name: str
+    replacement: str
+    why: str
+    when: Callable[[], bool] = _always
+    wraps: bool = False
+
+    def owner(self) -> tuple[Any, str]:
+        """The object whose attribute or entry ``name`` is, and the last part of ``name``."""
+        *parents, last = re.findall(r"\w+", self.name)
+        return functools.reduce(getattr, parents, sys.modules[self.module]), last
+
+    def current(self) -> Any:
+        """What the name stands for now; None for an entry that is not there."""
+        owner, last = self.owner()
+        return owner.get(last) if self.name.endswith("]") else getattr(owner, last)
+
+
+_OURS = "sg_rlhf.overlay"
+_CPU = f"{_OURS}.cpu.platform"
+
+PATCHES = (
+    # The classes that upstream starts as Ray actors, by subclasses of them.
+    Patch("openrlhf.cli.train_ppo_ray", "PolicyModelActor",
+          f"{_OURS}.learner.policy_actor:RemotePolicyModelActor",
+          "can be asked for the log-probs of fixed texts, which check each weight sync"),
+    Patch("openrlhf.trainer.ray.vllm_engine", "RolloutRayActor",
+          f"{_OURS}.rollout.engine:RemoteRolloutActor",
+          "stops the run on a missing reward; takes vLLM's settings for the CPU; can be asked too"),
+    Patch("openrlhf.trainer.ppo_trainer", "PPOTrainer",
+          f"{_OURS}.controller.trainer:RemotePPOTrainer",
+          "writes the run directory, evaluates before and after, resumes whole, checks the sync"),
+    Patch("openrlhf.trainer.ppo_trainer_async", "PPOTrainerAsync",
+          f"{_OURS}.controller.trainer:RemotePPOTrainer",
+          "two controllers with other logs and no bound; ours samples ahead (async_buffer)"),
+    Patch("openrlhf.trainer.ray.launcher", "BaseDistributedActor._get_free_port",
+          f"{_OURS}.patches.free_port:free_port",
+          "a port of the kernel's own range is often somebody else's when it is opened"),
+    # Where those are placed.
+    Patch("openrlhf.cli.train_ppo_ray", "RayActorGroup",
+          f"{_OURS}.cluster.actor_groups:PlacedActorGroup",
+          "a model of one process on each machine waits for a place outside of any group"),
+    Patch("openrlhf.cli.train_ppo_ray", "placement_group",
+          f"{_OURS}.cluster.placement:placement_group",
+          "groups asked for one after the other, each waited for without end or word"),
+    Patch("openrlhf.trainer.ray.vllm_engine", "placement_group",
+          f"{_OURS}.cluster.placement:placement_group", "the same of the engines"),
+    # What those look up by name in their own modules.
+    Patch("openrlhf.trainer.ray.ppo_actor", "ActorPPOTrainer",
+          f"{_OURS}.learner.policy_actor:SGActorPPOTrainer",
+          "losses by name, a row per optimizer step, no bad step, old log-probs without a pass"),
+    Patch("openrlhf.trainer.ray.ppo_actor", "compute_approx_kl",
+          f"{_OURS}.learner.kl:compute_approx_kl",
+          "a KL loss that shares the policy loss's weights"),
+    Patch("openrlhf.trainer.ray.ppo_actor", "DataLoader",
+          f"{_OURS}.learner.micro_batches:in_order",
+          "shuffles what has been dealt to the ranks by length", wraps=True),
+    Patch("openrlhf.trainer.ppo_utils.experience_maker", "compute_approx_kl",
+          f"{_OURS}.learner.kl:compute_approx_kl",
+          "our estimators of the KL in the reward"),
+    Patch("openrlhf.trainer.ppo_trainer", "compute_eval_metrics",
+          f"{_OURS}.controller.evaluation:compute_eval_metrics",
+          "upstream reports the mean reward as pass1: accuracy instead, with an interval"),
+    Patch("openrlhf.trainer.ppo_trainer", "WandbLogger",
+          f"{_OURS}.controller.wandb_resume:WandbLogger",
+          "logs every earlier rollout's sample again with each new one"),
+    Patch("openrlhf.trainer.ppo_trainer", "PromptDataset",
+          f"{_OURS}.controller.prompt_dataset:PromptDataset",
+          "refuses prompts in another family's chat form; one BOS where the model expects it"),
+    Patch("openrlhf.trainer.ppo_trainer", "balance_experiences",
+          f"{_OURS}.learner.micro_batches:as_dealt",
+          "gives an optimizer step samples by their lengths", wraps=True),
+    Patch("openrlhf.trainer.ppo_trainer", "RemoteExperienceMaker",
+          f"{_OURS}.learner.experience_maker:SGExperienceMaker",
+          "deals samples by length; no needless pass, no log-prob that is not finite; Eq. 4's std"),
+    Patch("openrlhf.trainer.ppo_trainer", "SamplesGenerator",
+          f"{_OURS}.rollout.generator:SGSamplesGenerator",
+          "whole rollouts only, in order of prompts; counts a dialogue's own tokens"),
+    Patch("openrlhf.trainer.ray.vllm_engine", "SingleTurnAgentExecutor",
+          f"{_OURS}.rollout.engine:StrictSingleTurnExecutor",
+          "upstream swallows what a reward function raises; it is kept, as the run's end"),
+    Patch("openrlhf.models.actor", "Actor.__init__",
+          f"{_OURS}.model.rotary:with_float32_frequencies",
+          "ZeRO-3 loads rotary frequencies in bf16, another model than the one that samples",
+          when=rotary.wanted, wraps=True),
+    Patch("openrlhf.models.actor", "Actor.forward",
+          f"{_OURS}.model.log_prob_head:without_logits",
+          "float32 logits of every token take half of a GPU's memory at 3B and 7B",
+          when=worker_settings.fused_log_probs, wraps=True),
+    Patch("transformers.dynamic_module_utils", "get_cached_module_file",
+          f"{_OURS}.patches.remote_code:only_named",
+          "upstream trusts the code of any model that it is given", wraps=True),
+    Patch("openrlhf.utils.deepspeed.deepspeed", "DeepspeedStrategy.save_ckpt",
+          f"{_OURS}.checkpoints.store:save",
+          "deletes what a resumed run would start from, then writes under the final name"),
+    Patch("openrlhf.utils.deepspeed.deepspeed", "DeepspeedStrategy.load_ckpt",
+          f"{_OURS}.checkpoints.store:load_whole",
+          "loads what is torn; a resumed optimizer offloads its moments to the GPU", wraps=True),
+    Patch("openrlhf.utils.deepspeed.deepspeed", "DeepspeedStrategy.save_model",
+          f"{_OURS}.checkpoints.store:whole_model",
+          "writes under the final name, where a kill leaves half a model", wraps=True),
+    Patch("torch.utils.cpp_extension", "load",
+          f"{_OURS}.patches.op_builds:under_a_lock",
+          "a build killed half-way leaves a lock file that every later run waits for",
+          when=op_builds.wanted, wraps=True),
+    # Without flash-attn, which would have to be compiled.
+    Patch("transformers.modeling_utils", f"ALL_ATTENTION_FUNCTIONS[{packed_attention.VARLEN}]",
+          f"{_OURS}.model.packed_attention:attention",
+          "attention of packed samples with torch's own kernel"),
+    Patch("openrlhf.models.actor", "log_probs_from_logits",
+          "sg_rlhf.algo.log_probs.fused_log_probs:log_probs_from_logits",
+          "without flash-attn upstream's makes all logits' gradient for every 1,024 rows",
+          when=flash_attn_shim.absent),
+    # With it.
+    Patch("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS[flash_attention_2]",
+          f"{_OURS}.model.packed_attention:with_lengths_known",
+          "looks for the packed samples in every layer, waiting for the GPU three times",
+          when=flash_attn_shim.installed, wraps=True),
+    Patch("deepspeed.ops.adam.fused_adam", "FusedAdamBuilder",
+          f"{_OURS}.model.adam:FusedAdamBuilder",
+          "compiles what torch has; on a CPU a resumed step is rounded otherwise"),
+    Patch("deepspeed.ops.adam.cpu_adam", "CPUAdamBuilder", f"{_OURS}.model.adam:CPUAdamBuilder",
+          "the same of the Adam in host memory"),
+    # On CUDA.
+    Patch("deepspeed.ops.op_builder.builder", "assert_no_cuda_mismatch",
+          f"{_OURS}.settings.cuda_toolkit:within_a_major_version",
+          "refuses toolkits from 13.1 on, as its table of minor versions ends at 12",
+          when=platform.on_cuda, wraps=True),
+    # Without CUDA.
+    Patch("torch.cuda", "current_device", f"{_CPU}:current_device",
+          "upstream asks for the CUDA device and puts tensors on it", when=platform.active),
+    Patch("torch.cuda", "current_stream", f"{_CPU}:current_stream",
+          "upstream hands the stream to the weight sync's broadcast", when=platform.active),
+    Patch("torch.cuda", "set_device", f"{_CPU}:set_device",
+          "upstream calls it in every worker", when=platform.active),
+    Patch("torch.cuda", "empty_cache", f"{_CPU}:empty_cache",
+          "upstream calls it between phases", when=platform.active),
+    Patch("torch.cuda", "synchronize", f"{_CPU}:synchronize",
+          "upstream calls it at its barriers", when=platform.active),
+    Patch("torch.distributed.device_mesh", "init_device_mesh", f"{_CPU}:on_cpu_devices",
+          "upstream asks for a mesh of cuda devices by name", when=platform.active, wraps=True),
+    Patch("openrlhf.trainer.ray.ppo_actor", "stateless_init_process_group",
+          f"{_OURS}.cpu.gloo:stateless_init_process_group",
+          "upstream's weight sync is NCCL's", when=platform.active),
+    Patch("openrlhf.utils.utils", "convert_to_torch_dtype", f"{_CPU}:float32_too",
+          "knows bf16 and fp16 alone", when=platform.active, wraps=True),
+    Patch("deepspeed.accelerator.cpu_accelerator", "CPU_Accelerator.is_fp16_supported",
+          f"{_CPU}:has_fp16",
+          "asks for units of fp16, without which torch has it as well", when=platform.active),
+    Patch("deepspeed.comm.torch", "build_shm_op", f"{_CPU}:build_no_operator",
+          "compiles for 20 seconds what only tensor-parallel layers call", when=platform.active),
+    Patch("vllm.model_executor.models.registry", "_run_in_subprocess", f"{_CPU}:run_here",
+          "imports vLLM a second time, to leave CUDA untouched", when=platform.active),
+    Patch("deepspeed.runtime.zero.partition_parameters", "zero3_linear_wrap",
+          f"{_CPU}:multiply_in_float32",
+          "bf16 products without bf16 units are 29 times slower than converting",
+          when=platform.emulates_bf16, wraps=True),
+    Patch("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS[sdpa]",
+          f"{_CPU}:attend_in_float32",
+          "the same of attention", when=platform.emulates_bf16, wraps=True),
+)  # fmt: skip
+
+#: Modules to patch whose code has run to its end, and the rows that have been applied.
+_imported: set[str] = set()
+_applied: set[Patch] = set()
+
+
+def install() -> None:
+    """The overlay in this process; Ray runs it first in every worker."""
+    platform.install()
+    flash_attn_shim.install()
+    if platform.on_cuda():
+        cuda_toolkit.install()
+    op_builds.install()
+    apply_at_import(PATCHES)
+
+
+def apply_at_import(patches: Iterable[Patch]) -> None:
+    """Have the rows take effect once their modules are imported, or now if they are."""
+    for patch in patches:
+        ours = patch.replacement.partition(":")[0]
+        wrapt.register_post_import_hook(functools.partial(_on_upstream, patch), patch.module)
+        wrapt.register_post_import_hook(functools.partial(_on_ours, patch), ours)
+
+
+def install_driver() -> Any:
+    """:func:`install` in the driver; returns upstream's training module."""
+    install()
+    return importlib.import_module("openrlhf.cli.train_ppo_ray")
+
+
+def _on_upstream(patch: Patch, _module: Any) -> None:
+    """The module to patch is there. So is ours, or it is imported now; unless it is the one that
+    is importing upstream's: then :func:`_on_ours` follows at its end."""
+    _imported.add(patch.module)
+    ours, _, name = patch.replacement.partition(":")
+    # Imported first: its own import may already have applied the row.
+    there = patch.when() and hasattr(importlib.import_module(ours), name)
+    if there and patch not in _applied:
+        _apply(patch)
+
+
+def _on_ours(patch: Patch, _module: Any) -> None:
+    if patch not in _applied and patch.module in _imported and patch.when():
+        _apply(patch)
+
+
+def _apply(patch: Patch) -> None:
+    ours, _, name = patch.replacement.partition(":")
+    replacement = getattr(sys.modules[ours], name)
+    if patch.wraps:
+        replacement = replacement(patch.current())
+    owner, last = patch.owner()
+    if patch.name.endswith("]"):
+        owner[last] = replacement
+    else:
+        setattr(owner, last, replacement)
+    _applied.add(patch)

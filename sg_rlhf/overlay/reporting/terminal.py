@@ -1,0 +1,249 @@
+"""What the terminal shows of a run: what it waits for, a bar, and a line for each evaluation.
+
+Where standard error is a file, each rollout has a line instead of the bar.
+
+The workers' own output is long and interleaved, so it goes to files (``logs/`` in the run
+directory) unless ``sg.verbose=true``. A thread of the driver reads the run directory, which works
+wherever the trainer runs as long as the directory is shared.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+from sg_rlhf.common.redaction import redacted_text
+from sg_rlhf.overlay.reporting import activity
+from sg_rlhf.run_dir import jsonl_log
+
+PLAN = "plan.json"
+LOGS = "logs"
+POLL_SECONDS = 0.5
+#: Without a terminal, seconds after which a phase that goes on is named again.
+REPEAT_SECONDS = 15.0
+#: Seconds within which the same line of another process is not said again.
+SAME_SECONDS = 30.0
+#: Samples that a line names.
+NAMED = 4
+
+
+@dataclass
+class Busy:
+    """A process and what it does."""
+
+    who: str
+    what: str
+    since: float
+    done: int | None = None
+    of: int | None = None
+
+    def text(self, now: float) -> str:
+        counted = f" {self.done}/{self.of}" if self.of else ""
+        return f"{self.label()}{counted} ({now - self.since:.0f} s)"
+
+    def label(self) -> str:
+        return labelled(self.who, self.what)
+
+
+def labelled(who: str, text: str) -> str:
+    """With the name of who it is of; the driver is the command itself, and has none."""
+    return text if who == activity.DRIVER else f"{who}: {text}"
+
+
+class Progress:
+    """Follows a run directory until closed; use as a context manager.
+
+    While it is open, phases of this process are shown too.
+
+    Args:
+        run_dir: the run directory.
+        terminal: where the lines and the bar go. A live line only where it is a terminal.
+    """
+
+    def __init__(self, run_dir: Path, terminal: TextIO) -> None:
+        self._run_dir = run_dir
+        self._terminal = terminal
+        self._live = terminal.isatty()
+        self._started = time.time()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
+        self._bar: tqdm[Any] | None = None
+        self._status: tqdm[Any] | None = None
+        self._busy: dict[tuple[int, str], Busy] = {}
+        self._named: set[str] = set()
+        self._said: dict[str, float] = {}
+        self._spoke = self._started
+        (run_dir / PLAN).unlink(missing_ok=True)
+        self._phases_file = run_dir / LOGS / activity.FILE
+        self._phases_file.unlink(missing_ok=True)
+        self._phases = jsonl_log.Tail(self._phases_file)
+        self._rollouts = jsonl_log.Tail(run_dir / jsonl_log.METRICS)
+        self._evaluations = jsonl_log.Tail(run_dir / jsonl_log.EVALUATIONS)
+        self._nonfinite = jsonl_log.Tail(run_dir / jsonl_log.NONFINITE)
+
+    def __enter__(self) -> Progress:
+        os.environ[activity.VARIABLE] = str(self._phases_file)
+        # Here and not in the thread: both import, and beside a main thread that starts Ray, which
+        # forks, a thread that imports was seen to wait for Python's import lock for good.
+        tqdm.get_lock()
+        if self._live:
+            self._status = tqdm(bar_format="{desc}", file=self._terminal, leave=False)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.environ.pop(activity.VARIABLE, None)
+        self._stop.set()
+        self._thread.join()
+        self._read()
+        for bar in (self._status, self._bar):
+            if bar is not None:
+                bar.close()
+
+    def say(self, text: str) -> None:
+        """One line above the bar."""
+        self._spoke = time.time()
+        tqdm.write(f"[{self._spoke - self._started:5.0f}s] {text}", file=self._terminal)
+        self._terminal.flush()
+
+    def _follow(self) -> None:
+        while not self._stop.wait(POLL_SECONDS):
+            self._read()
+            self._show()
+
+    def _read(self) -> None:
+        for row in self._phases.new_rows():
+            self._note(row)
+        if self._bar is None and not self._open_bar():
+            return
+        assert self._bar is not None
+        for row in self._evaluations.new_rows():
+            self.say(evaluation_line(row))
+        for row in self._nonfinite.new_rows():
+            self.say(nonfinite_line(row))
+        rows = self._rollouts.new_rows()
+        for row in rows:
+            self._bar.set_postfix_str(rollout_line(row), refresh=False)
+            self._bar.update(row["global_step"] - self._bar.n)
+        if rows and not self._live:
+            # A resumed run begins with all of its earlier rows.
+            self.say(
+                f"rollout {rows[-1]['global_step']} of {self._bar.total}: {rollout_line(rows[-1])}"
+            )
+
+    def _open_bar(self) -> bool:
+        path = self._run_dir / PLAN
+        if not path.exists():
+            return False
+        plan = json.loads(path.read_text())
+        # A resumed run has rewritten its earlier rows before it writes the plan.
+        for remark in plan["remarks"]:
+            self.say(remark)
+        if self._status is not None:
+            self._status.close()
+            self._status = None
+        # In a file a bar would be one line of carriage returns.
+        self._bar = tqdm(
+            total=plan["rollouts"], desc="rollouts", file=self._terminal, disable=not self._live
+        )
+        return True
+
+    def _note(self, row: dict[str, Any]) -> None:
+        if "said" in row:
+            line = labelled(row["who"], row["said"])
+            if row["time"] - self._said.get(line, -math.inf) > SAME_SECONDS:
+                self._said[line] = row["time"]
+                self.say(redacted_text(line))
+            return
+        key = (row["pid"], row["who"])
+        before = self._busy.get(key)
+        if row["what"] is None:
+            if before is not None:
+                del self._busy[key]
+            return
+        if before is None or before.what != row["what"]:
+            before = self._busy[key] = Busy(row["who"], row["what"], row["time"])
+            # Once each: ranks do the same, and later evaluations have a line at their end.
+            if before.label() not in self._named:
+                self._named.add(before.label())
+                self.say(f"{before.label()} ...")
+        before.done, before.of = row.get("done"), row.get("of")
+
+    def waiting_for(self) -> str:
+        """What is going on now, the longest first."""
+        now = time.time()
+        latest = {busy.label(): busy for busy in self._busy.values()}
+        if len(latest) > 1 or self._bar is not None:
+            latest.pop(activity.WORKERS, None)
+        return "; ".join(b.text(now) for b in sorted(latest.values(), key=lambda b: b.since))
+
+    def _show(self) -> None:
+        text = self.waiting_for()
+        if self._bar is not None and self._live:
+            self._bar.set_description_str(text or "rollouts")
+        elif self._status is not None and text:
+            elapsed = time.time() - self._started
+            self._status.set_description_str(f"[{elapsed:5.0f}s] {text}")
+        elif (
+            text
+            and not self._bar
+            and not text.startswith(activity.PLACES)
+            and time.time() - self._spoke >= REPEAT_SECONDS
+        ):
+            self.say(f"still {text}")
+
+
+def rollout_line(row: dict[str, Any]) -> str:
+    """The figures of one rollout, short."""
+    parts = [f"reward {row['rollout/reward_mean']:+.2f}"]
+    if "rollout/accuracy" in row:
+        parts.append(f"accuracy {row['rollout/accuracy']:.2f}")
+    for key, name in (("actor_grad_norm_max", "grad"), ("kl", "kl")):
+        if row.get(key) is not None:
+            parts.append(f"{name} {row[key]:.3f}")
+    parts.append(f"tokens {row['rollout/response_length_mean']:.0f}")
+    return " ".join(parts)
+
+
+def evaluation_line(row: dict[str, Any]) -> str:
+    """The figures of one evaluation, short."""
+    text = f"held-out after rollout {row['global_step']}: "
+    if "eval_accuracy" in row:
+        text += f"accuracy {row['eval_accuracy']:.3f} +- {row['eval_accuracy_ci95']:.3f}, "
+    return (
+        text
+        + f"mean reward {row['eval_reward_mean']:+.2f} on {row['eval_num_prompts']:.0f} prompts"
+    )
+
+
+def nonfinite_line(row: dict[str, Any]) -> str:
+    """What was skipped or left out, and the samples."""
+    named = [f"prompt {s['prompt_index']} response {s['response_index']}" for s in row["samples"]]
+    more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
+    if row["optimizer_step"] is None:
+        what = f"{row['left_out']} responses left out of the update"
+    else:
+        what = f"optimizer step {row['optimizer_step']} skipped, {row['in_a_row']} in a row"
+    return (
+        f"rollout {row['global_step']}: {what}: {row['cause']} not finite: "
+        f"{', '.join(named[:NAMED])}{more} ({jsonl_log.NONFINITE})"
+    )
+
+
+def keep_worker_logs(session_dir: Path, run_dir: Path) -> None:
+    """Copy the workers' output of a local Ray session into ``logs/`` of the run directory."""
+    target = run_dir / LOGS
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted((session_dir / "logs").glob("worker-*")):
+        if path.stat().st_size:
+            text = path.read_bytes().decode("utf-8", "surrogateescape")
+            shown = redacted_text(text).encode("utf-8", "surrogateescape")
+            (target / path.name).write_bytes(shown)

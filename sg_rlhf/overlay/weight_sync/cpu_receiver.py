@@ -1,0 +1,73 @@
+"""The engine's side of the weight sync without NCCL.
+
+On the CPU the communicator is a gloo group (``gloo_group``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
+
+from sg_rlhf.overlay.cpu.gloo import GlooGroup
+from sg_rlhf.overlay.weight_sync.receiver import BucketWorkerWrap
+from sg_rlhf.sampling.seeded_sampler import DrawsBySeed
+
+
+class CpuWorkerWrap(BucketWorkerWrap, DrawsBySeed):
+    """Receives weights in a vLLM CPU worker, in buckets or in upstream's way, one by one."""
+
+    def init_process_group(
+        self,
+        master_address: str,
+        master_port: int,
+        rank_offset: int,
+        world_size: int,
+        group_name: str,
+        backend: str = "gloo",
+        use_ray: bool = False,
+    ) -> None:
+        """Join the gloo group; only ``sync_backend=gloo`` without Ray exists on the CPU."""
+        assert backend == "gloo" and not use_ray, (backend, use_ray)
+        rank = torch.distributed.get_rank() + rank_offset
+        self._model_update_group = GlooGroup(master_address, master_port, rank, world_size)
+        self._received: list[tuple[str, torch.Tensor]] = []
+
+    def update_weight(
+        self, name: str, dtype: torch.dtype, shape: Any, empty_cache: bool = False
+    ) -> None:
+        """Receive one parameter; ``empty_cache`` marks the last one of a sync, which loads all."""
+        weight = torch.empty(tuple(shape), dtype=dtype)
+        self._model_update_group.broadcast(weight, src=0)
+        self._received.append((name, weight))
+        if empty_cache:
+            received, self._received = self._received, []
+            self._load_tensors(received, first=True, last=True)
+
+    def _load_tensors(
+        self, tensors: list[tuple[str, torch.Tensor]], first: bool, last: bool
+    ) -> None:
+        super()._load_tensors(tensors, first, last)
+        if last:
+            repack_tied_heads(self.model_runner.get_model())
+
+
+def repack_tied_heads(model: torch.nn.Module) -> None:
+    """Let the output heads that share the embedding's matrix multiply by its present values.
+
+    vLLM's CPU head multiplies by a packed copy of its weight. A reload makes a layer's copy anew
+    when the layer's own tensors come; a tied head has none, and would stay as it was when the
+    engine started.
+    """
+    embeddings = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead)
+    }
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead) and id(module.weight) in embeddings:
+            module.quant_method.process_weights_after_loading(module)

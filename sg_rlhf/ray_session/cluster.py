@@ -1,0 +1,128 @@
+"""Joining a Ray cluster, or starting one here that leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import ray
+
+from sg_rlhf.data_io.records import one_line
+from sg_rlhf.ray_session import auth_token
+
+#: Since Ray 2.60 a cluster may ask for a token where nobody set one up.
+TOKEN_NEEDED = (
+    f" (if the cluster asks for a token, set {auth_token.MODE}=token, and {auth_token.TOKEN} or "
+    "~/.ray/auth_token to the cluster's)"
+)
+
+
+class ClusterError(ValueError):
+    """No Ray cluster, or one that is too small; the message says what to change."""
+
+
+def join(address: str, setting: str = "RAY_ADDRESS", **options: Any) -> None:
+    """Connect to a running cluster.
+
+    Args:
+        address: as `ray.init` takes it.
+        setting: where the address was given, for the message.
+
+    Raises:
+        ClusterError: nothing answers there.
+    """
+    try:
+        _check_that_someone_listens(address)
+        ray.init(address=address, **options)
+    except Exception as error:  # Ray raises plain ones
+        # Ray says of a missing token only that it failed to connect.
+        token = TOKEN_NEEDED
+        if isinstance(error, OSError) or auth_token.MODE in os.environ:
+            token = ""
+        raise ClusterError(
+            f"{setting}: Ray at {address}: cannot join: {one_line(error)}{token}"
+        ) from error
+
+
+def _check_that_someone_listens(address: str, timeout_seconds: float = 10.0) -> None:
+    """Refuse a `host:port` where nothing answers: Ray itself tries for many minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        with socket.create_connection((host.strip("[]"), int(port)), timeout_seconds):
+            pass
+
+
+def start(*, attempts: int = 3, seconds: float = 180.0, **options: Any) -> None:
+    """Start Ray here; again where the machine was too busy for the 30 seconds that Ray waits.
+
+    Args:
+        attempts: so often.
+        seconds: for each; Ray forks processes, and was seen to wait for one for good.
+
+    Raises:
+        ClusterError: it did not start, or the options are wrong.
+    """
+    for attempt in range(1, attempts + 1):
+        before = psutil.Process().children(recursive=True)
+        try:
+            with _at_most(seconds):
+                ray.init(address="local", include_dashboard=False, **options)
+            return
+        except Exception as error:  # Ray raises plain ones
+            started = {*psutil.Process().children(recursive=True)}
+            with contextlib.suppress(TimeoutError), _at_most(30.0):
+                ray.shutdown()
+            started |= {*psutil.Process().children(recursive=True)}
+            end([process for process in started if process not in before], grace_seconds=0.0)
+            if attempt == attempts or isinstance(error, ValueError):
+                raise ClusterError(
+                    f"Ray did not start (attempt {attempt}): {one_line(error)} (load average "
+                    f"{os.getloadavg()[0]:.0f} on {os.cpu_count()} cores)"
+                ) from error
+
+
+@contextlib.contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raises ``TimeoutError`` in the main thread where the seconds are over; others have no end.
+
+    Again and again: it may be raised where all errors are caught.
+    """
+
+    def over(_signum: int, _frame: Any) -> None:
+        raise TimeoutError(f"it was not there after {seconds:g} s")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds / 4)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def end(processes: list[psutil.Process], grace_seconds: float) -> None:
+    """Kill those that are still there after the grace period."""
+    deadline = time.time() + grace_seconds
+    alive = _alive(processes)
+    while alive and time.time() < deadline:
+        time.sleep(0.1)
+        alive = _alive(alive)
+    for process in alive:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]

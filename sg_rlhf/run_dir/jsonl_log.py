@@ -1,0 +1,105 @@
+"""The run directory's files: one JSON object a line, safe against interruption and resuming."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sg_rlhf.common.atomic_io import append_whole, write_whole
+from sg_rlhf.data_io import strict_json
+
+METRICS = "metrics.jsonl"
+OPTIMIZER_STEPS = "optimizer_steps.jsonl"
+SAMPLES = "samples.jsonl"
+EVALUATIONS = "eval/eval.jsonl"
+NONFINITE = "nonfinite.jsonl"
+STEP_FILES = (METRICS, OPTIMIZER_STEPS, SAMPLES, EVALUATIONS, NONFINITE)
+
+#: Names that earlier versions wrote -> today's, by file. Applied wherever rows are read.
+RENAMED = {
+    METRICS: {
+        "grad_norm_mean": "actor_grad_norm_mean",
+        "grad_norm_max": "actor_grad_norm_max",
+        "grad_norm_std": "actor_grad_norm_std",
+        "sg/mismatch_kl": "vllm_kl",
+    },
+    OPTIMIZER_STEPS: {
+        "grad_norm": "actor_grad_norm",
+        "lr": "actor_lr",
+        "entropy": "entropy_loss",
+        "sg/ppo_kl": "ppo_kl",
+        "sg/clip_ratio": "ppo_clip_ratio",
+        "sg/mismatch_kl": "vllm_kl",
+    },
+}
+
+
+def append(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Append rows and bring them to the disk, all of them or none.
+
+    Raises:
+        OSError: they cannot be written; the file is as it was before.
+    """
+    append_whole(path, "".join(strict_json.dumps(row) + "\n" for row in rows))
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All whole rows, by today's names; a line cut short by a kill is left out."""
+    return _renamed(path, _rows(path.read_bytes())) if path.exists() else []
+
+
+def damaged(path: Path) -> list[int]:
+    """Numbers, from 1, of the lines that :func:`read` leaves out."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [number for number, line in enumerate(lines, 1) if _row(line) is None]
+
+
+def _renamed(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for row in rows:
+        for old, new in RENAMED.get(path.name, {}).items():
+            if old in row:
+                row.setdefault(new, row.pop(old))
+    return rows
+
+
+def _rows(lines: bytes) -> list[dict[str, Any]]:
+    return [row for line in lines.splitlines() if (row := _row(line)) is not None]
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:  # of JSON or of UTF-8
+        return None
+    return row if isinstance(row, dict) else None
+
+
+class Tail:
+    """The rows that a growing file gains, each once and whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new_rows(self) -> list[dict[str, Any]]:
+        """Rows written since the last call; a line still being written waits for the next."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._offset += len(whole) + len(newline)
+        return _renamed(self._path, _rows(whole))
+
+
+def drop_after(run_dir: Path, global_step: int) -> None:
+    """Forget rows of rollouts after ``global_step``: a resumed run makes them again."""
+    for name in STEP_FILES:
+        path = run_dir / name
+        if not path.exists():
+            continue
+        kept = [row for row in _rows(path.read_bytes()) if row.get("global_step", 0) <= global_step]
+        text = "".join(strict_json.dumps(row) + "\n" for row in kept)
+        if text.encode() != path.read_bytes():
+            write_whole(path, text, sync=True)

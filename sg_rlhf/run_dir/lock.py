@@ -1,0 +1,145 @@
+"""One run to a run directory: a second one is refused, and told by whom.
+
+The kernel's lock on a file there dies with the process that holds it, however it ends. On file
+systems of several machines such a lock may hold on one machine alone, or not at all. So the owner
+also rewrites a file every few seconds: who finds it of another machine watches whether it goes on
+doing so, which needs no two clocks that agree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from sg_rlhf.common.atomic_io import write_whole
+
+LOCK, OWNER = ".owner.lock", "owner.json"
+#: How often an owner rewrites its file, and how many of them may be late.
+BEAT_SECONDS, PATIENCE = 5.0, 4
+
+
+class Owned(RuntimeError):
+    """Another run holds the directory."""
+
+
+@contextlib.contextmanager
+def owning(
+    run_dir: Path, say: Callable[[str], None] = print, beat_seconds: float = BEAT_SECONDS
+) -> Iterator[None]:
+    """Hold a run directory, which is there.
+
+    Args:
+        say: told once if it takes a while to find out whether the last owner is alive.
+
+    Raises:
+        Owned: one line that says who holds it and since when.
+        OSError: nothing can be written there.
+    """
+    lock, file = FileLock(run_dir / LOCK), run_dir / OWNER
+    locks = True
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise Owned(_held(run_dir)) from None
+    except (NotImplementedError, OSError) as error:
+        if isinstance(error, PermissionError):
+            raise
+        locks = False  # a file system without locks: the file alone decides
+    try:
+        last = _read(file)
+        # Between runs of one machine the lock alone decides.
+        here = last is not None and locks and last.get("host") == socket.gethostname()
+        if last is not None and not here and _beats(file, last, say, beat_seconds):
+            raise Owned(_held(run_dir))
+        beats = _Beats(file, beat_seconds)
+        try:
+            yield
+        finally:
+            beats.stop()
+    finally:
+        lock.release()
+
+
+class _Beats:
+    """Rewrites the owner's file until it is stopped, then removes it."""
+
+    def __init__(self, file: Path, seconds: float) -> None:
+        self._file, self._seconds = file, seconds
+        self._row: dict[str, Any] = {
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "command": shlex.join(sys.argv),
+            "beat": 0,
+        }
+        self._write()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._go_on, name="owner", daemon=True)
+        self._thread.start()
+
+    def _write(self) -> None:
+        write_whole(self._file, json.dumps(self._row, indent=1) + "\n")
+
+    def _go_on(self) -> None:
+        while not self._ended.wait(self._seconds):
+            self._row["beat"] += 1
+            # A full disk ends no run; the lock and the file as it was are still there.
+            with contextlib.suppress(OSError):
+                self._write()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+        with contextlib.suppress(OSError):
+            self._file.unlink()
+
+
+def _beats(
+    file: Path, last: dict[str, Any], say: Callable[[str], None], beat_seconds: float
+) -> bool:
+    """Whether the file's owner goes on rewriting it, watched for some beats."""
+    seconds = beat_seconds * PATIENCE
+    say(
+        f"{file.parent}: a run on {last.get('host')} was here and did not say that it ended; "
+        f"seeing for {seconds:g} s whether it is alive"
+    )
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(min(1.0, beat_seconds / 2))
+        # Opened anew each time, as a file system over a network answers from what it remembers.
+        now = _read(file)
+        if now is None:  # it ended
+            return False
+        if now != last:
+            return True
+    return False
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _held(run_dir: Path) -> str:
+    row = _read(run_dir / OWNER) or {}
+    who = (
+        f"process {row.get('process')} on {row.get('host')} since {row.get('since')} "
+        f"({row.get('command')})"
+        if row
+        else "another process"
+    )
+    return f"--run-dir {run_dir}: held by {who}; wait for its end, end it, or take another folder"

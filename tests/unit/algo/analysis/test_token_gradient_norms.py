@@ -1,0 +1,71 @@
+"""Token gradients: closed form of a linear softmax model, autograd at the logits, the bound."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sg_rlhf.algo.analysis.token_gradient_norms import logit_gradient_norms, token_gradient_norms
+from tests.unit.algo.batches import PROPERTY
+
+
+def random_logits(seed, tokens=6, vocabulary=9, scale=3.0):
+    generator = torch.Generator().manual_seed(seed)
+    logits = scale * torch.randn(tokens, vocabulary, generator=generator, dtype=torch.float64)
+    return logits, torch.randint(vocabulary, (tokens,), generator=generator)
+
+
+@given(st.integers(0, 10_000), st.floats(0.0, 30.0), st.integers(2, 40))
+@PROPERTY
+def test_at_the_logits_the_bound_of_the_proof_holds(seed, scale, vocabulary):
+    logits, targets = random_logits(seed, vocabulary=vocabulary, scale=scale)
+    rest, norm = logit_gradient_norms(logits, targets)
+    assert bool((rest <= norm * (1 + 1e-12)).all())
+    assert bool((norm <= math.sqrt(2) * rest * (1 + 1e-12)).all())
+    assert bool((rest >= 0).all()) and bool((rest <= 1 + 1e-12).all())
+
+
+def test_at_the_logits_it_is_autograds_norm():
+    logits, targets = random_logits(1)
+    logits.requires_grad_()
+    log_probs = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
+    rest, norm = logit_gradient_norms(logits, targets)
+    for token in range(len(targets)):
+        (gradient,) = torch.autograd.grad(log_probs[token], logits, retain_graph=True)
+        assert norm[token].item() == pytest.approx(gradient.norm().item(), rel=1e-12)
+        p = log_probs[token].exp().item()
+        assert rest[token].item() == pytest.approx(1 - p, rel=1e-9)
+
+
+def test_a_sure_token_keeps_its_digits():
+    """1 - p as a difference would be 0 here."""
+    rest, norm = logit_gradient_norms(torch.tensor([[50.0, 0.0, 0.0]]), torch.tensor([0]))
+    small = math.exp(-50)
+    assert rest.item() == pytest.approx(2 * small, rel=1e-9)
+    assert norm.item() == pytest.approx(small * math.sqrt(4 + 2), rel=1e-9)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4, 100])
+def test_a_linear_softmax_model_in_closed_form(chunk):
+    """h = W x + b: the gradient is (e_y - pi) x^T and e_y - pi, so its norm is a product."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(7, 5, generator=generator, dtype=torch.float64)
+    weight = torch.randn(9, 5, generator=generator, dtype=torch.float64).requires_grad_()
+    bias = torch.randn(9, generator=generator, dtype=torch.float64).requires_grad_()
+    unused = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(9, (7,), generator=generator)
+    logits = F.linear(x, weight, bias)
+    log_probs = -F.cross_entropy(logits, targets, reduction="none")
+    found = token_gradient_norms(log_probs, [weight, bias, unused], chunk=chunk)
+    _, at_logits = logit_gradient_norms(logits, targets)
+    expected = at_logits * (x.square().sum(1) + 1).sqrt()
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0.0)
+    assert weight.grad is None
+
+
+def test_chunks_are_counted_from_one():
+    with pytest.raises(ValueError, match="chunk=0: expected 1 or more"):
+        token_gradient_norms(torch.zeros(1, requires_grad=True), [], chunk=0)

@@ -1,0 +1,159 @@
+"""Dealing a rollout: every sample once, ranks alike, whatever was finished first."""
+
+from __future__ import annotations
+
+import random
+from itertools import chain
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sg_rlhf.batching import balance
+
+
+@st.composite
+def rollouts(draw: st.DrawFn) -> tuple[list[int], int, int, int]:
+    """(lengths, ranks, samples of a micro-batch, samples of an optimizer step)."""
+    ranks, size = draw(st.integers(1, 8)), draw(st.integers(1, 5))
+    step = ranks * size * draw(st.integers(1, 6))
+    count = step * draw(st.integers(1, 3))
+    return draw(st.lists(st.integers(1, 5000), min_size=count, max_size=count)), ranks, size, step
+
+
+@given(rollouts(), st.booleans(), st.integers(0, 5))
+def test_every_sample_is_dealt_once_and_ranks_and_steps_have_as_many(
+    rollout: tuple[list[int], int, int, int], packed: bool, number: int
+) -> None:
+    lengths, ranks, size, step = rollout
+    steps = balance.optimizer_steps(len(lengths), step, 42, number)
+    dealt = balance.deal_steps(lengths, steps, ranks, size, packed=packed)
+    assert [{len(samples) for samples in hand} for hand in dealt] == [{size}] * ranks
+    hands = [[i for samples in hand for i in samples] for hand in dealt]
+    own = step // ranks
+    for k, members in enumerate(steps):
+        trained = [i for hand in hands for i in hand[k * own : (k + 1) * own]]
+        assert sorted(trained) == sorted(members)
+    assert sorted(i for hand in hands for i in hand) == list(range(len(lengths)))
+
+
+@given(rollouts(), st.integers(0, 5))
+def test_a_single_rank_gets_neighbours_together_and_several_are_dealt_as_ever(
+    rollout: tuple[list[int], int, int, int], number: int
+) -> None:
+    lengths, ranks, size, step = rollout
+    steps = balance.optimizer_steps(len(lengths), step, 42, number)
+    together = balance.deal_steps(lengths, steps, ranks, size, packed=True, neighbours=True)
+    if ranks > 1:
+        in_order = [sorted(drawn) for drawn in steps]
+        assert together == balance.deal_steps(lengths, in_order, ranks, size, packed=True)
+        return
+    (hand,) = together
+    own = step // size
+    for k, drawn in enumerate(steps):
+        micro_batches = hand[k * own : (k + 1) * own]
+        assert [i for samples in micro_batches for i in samples] == sorted(drawn)
+        assert {len(samples) for samples in micro_batches} == {size}
+
+
+@given(rollouts(), st.integers(0, 5))
+def test_a_step_has_the_same_samples_on_any_number_of_ranks(
+    rollout: tuple[list[int], int, int, int], number: int
+) -> None:
+    """So a run that goes on with other ranks trains on the same in the same order."""
+    lengths, ranks, size, step = rollout
+    steps = balance.optimizer_steps(len(lengths), step, 42, number)
+
+    def of_steps(ranks: int) -> list[list[int]]:
+        dealt = balance.deal_steps(lengths, steps, ranks, size, packed=True)
+        own = step // size // ranks
+        return [
+            sorted(i for hand in dealt for samples in hand[k : k + own] for i in samples)
+            for k in range(0, len(dealt[0]), own)
+        ]
+
+    assert of_steps(ranks) == of_steps(1)
+
+
+@given(rollouts(), st.integers(0, 5), st.randoms(use_true_random=False))
+def test_which_samples_share_a_step_does_not_depend_on_their_lengths(
+    rollout: tuple[list[int], int, int, int], number: int, shuffler: random.Random
+) -> None:
+    lengths, ranks, size, step = rollout
+    steps = balance.optimizer_steps(len(lengths), step, 42, number)
+    others = shuffler.sample(lengths, len(lengths))
+    for of in (lengths, others):
+        dealt = balance.deal_steps(of, steps, ranks, size, packed=True)
+        own = step // ranks
+        for k, members in enumerate(steps):
+            hands = [list(chain.from_iterable(hand))[k * own : (k + 1) * own] for hand in dealt]
+            assert sorted(chain.from_iterable(hands)) == sorted(members)
+
+
+def test_each_rollout_and_each_seed_has_steps_of_its_own_for_ever() -> None:
+    steps = balance.optimizer_steps(8, 4, 42, 3)
+    assert steps == [[5, 2, 3, 0], [6, 1, 7, 4]]  # what runs before this one trained on
+    assert steps != balance.optimizer_steps(8, 4, 42, 4) != balance.optimizer_steps(8, 4, 43, 4)
+
+
+@given(rollouts())
+def test_padded_micro_batches_pad_and_wait_for_no_more_than_they_must(
+    rollout: tuple[list[int], int, int, int],
+) -> None:
+    """At each micro-batch all ranks' samples are the next ones by length, so the ranks differ, and
+    a micro-batch pads, by no more than those do."""
+    lengths, ranks, size, _ = rollout
+    dealt = balance.deal(lengths, ranks, size, packed=False)
+    by_length = sorted(lengths, reverse=True)
+    for m in range(len(dealt[0])):
+        at_once = [lengths[i] for hand in dealt for i in hand[m]]
+        assert sorted(at_once, reverse=True) == by_length[m * ranks * size : (m + 1) * ranks * size]
+        # Each rank has one of every round's samples.
+        longest = sorted((max(lengths[i] for i in hand[m]) for hand in dealt), reverse=True)
+        assert longest == by_length[m * ranks * size :][:ranks]
+
+
+@given(rollouts())
+def test_packed_micro_batches_of_two_differ_by_no_more_than_the_longest_sample(
+    rollout: tuple[list[int], int, int, int],
+) -> None:
+    lengths, ranks, size, _ = rollout
+    dealt = balance.deal(lengths, ranks, size, packed=True)
+    tokens = [[sum(lengths[i] for i in samples) for samples in hand] for hand in dealt]
+    every = sorted((t for hand in tokens for t in hand), reverse=True)
+    for m, at_once in enumerate(zip(*tokens, strict=True)):
+        assert sorted(at_once, reverse=True) == every[m * ranks : (m + 1) * ranks]
+    if size <= 2:  # a longer first sample has a shorter second one
+        assert max(every) - min(every) <= max(lengths)
+
+
+def test_packed_rows_have_fewer_tokens_at_the_peak_than_neighbours_by_length() -> None:
+    lengths = [4000, 3000, 2000, 1000, *[500] * 28]
+    packed, padded = (
+        max(
+            sum(lengths[i] for i in samples)
+            for hand in balance.deal(lengths, 2, 4, packed=is_packed)
+            for samples in hand
+        )
+        for is_packed in (True, False)
+    )
+    assert (packed, padded) == (5500, 6000)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_one_rank_may_have_a_smaller_batch(packed: bool) -> None:
+    (hand,) = balance.deal([5, 1, 4, 2, 3], 1, 2, packed=packed)
+    assert sorted(chain.from_iterable(hand)) == [0, 1, 2, 3, 4] and max(map(len, hand)) == 2
+    assert len(hand) == 3
+
+
+def test_ranks_wait_for_the_slowest_at_each_micro_batch() -> None:
+    assert balance.waiting([[4, 1], [2, 3]]) == pytest.approx(1 - 10 / (2 * (4 + 3)))
+    assert balance.waiting([[4, 1]]) == 0
+
+
+def test_what_does_not_divide_evenly_is_refused() -> None:
+    with pytest.raises(ValueError, match="5 samples: no multiple of 2 ranks times 2"):
+        balance.deal([1] * 5, 2, 2, packed=True)
+    with pytest.raises(ValueError, match="10 samples: no multiple of the 4"):
+        balance.optimizer_steps(10, 4, 0, 0)

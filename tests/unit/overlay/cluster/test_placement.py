@@ -1,0 +1,101 @@
+"""Which places a run asks a cluster for, and what is said of those that are missing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from sg_rlhf.config.topology import Group
+from sg_rlhf.overlay.cluster.placement import Machine, bundles_of, groups, shortage
+
+
+def run(
+    *, all_together: bool = False, actor_ref: bool = False, critic: bool = False,
+    critic_reward: bool = False, reward: bool = False, kl: float = 0.01, asynchronous: bool = False,
+) -> SimpleNamespace:  # fmt: skip
+    model = SimpleNamespace(num_nodes=2, num_gpus_per_node=2)
+    return SimpleNamespace(
+        actor=model,
+        ref=model,
+        critic=SimpleNamespace(num_nodes=1, num_gpus_per_node=3),
+        reward=SimpleNamespace(
+            num_nodes=1, num_gpus_per_node=3, remote_url=None if reward else "r.py"
+        ),
+        vllm=SimpleNamespace(num_engines=2, tensor_parallel_size=2),
+        algo=SimpleNamespace(
+            kl=SimpleNamespace(init_coef=kl),
+            advantage=SimpleNamespace(estimator="gae" if critic else "group_norm"),
+        ),
+        train=SimpleNamespace(
+            colocate_all=all_together,
+            colocate_actor_ref=actor_ref,
+            colocate_critic_reward=critic_reward,
+            async_enable=asynchronous,
+            agent_func_path=None,
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (run(all_together=True), [("policy, reference, engines", 4)]),
+        (run(all_together=True, kl=0.0), [("policy, engines", 4)]),
+        (run(all_together=True, asynchronous=True), [("policy, reference", 4), ("engines", 4)]),
+        (
+            run(all_together=True, critic=True, reward=True),
+            [("policy, reference, engines, critic, reward", 4)],
+        ),
+        (run(actor_ref=True), [("policy, reference", 4), ("engines", 4)]),
+        (run(), [("engines", 4), ("policy", 4), ("reference", 4)]),
+        (run(kl=0.0), [("engines", 4), ("policy", 4)]),
+        (
+            run(critic=True, reward=True),
+            [("engines", 4), ("policy", 4), ("reference", 4), ("critic", 3), ("reward", 3)],
+        ),
+        (
+            run(actor_ref=True, critic=True, reward=True, critic_reward=True),
+            [("policy, reference", 4), ("engines", 4), ("critic, reward", 3)],
+        ),
+    ],
+)
+def test_groups_are_upstreams_in_its_order(
+    args: SimpleNamespace, expected: list[tuple[str, int]]
+) -> None:
+    assert groups(args) == [Group(*one) for one in expected]
+
+
+def test_the_controller_has_a_place_behind_the_first_groups() -> None:
+    wanted = [Group("policy", 2), Group("engines", 1)]
+    place = {"GPU": 1.0, "CPU": 1.0}
+    assert bundles_of(0, wanted) == [place, place, {"CPU": 1.0}]
+    assert bundles_of(1, wanted) == [place]
+
+
+def machine(number: int, gpus: float, cpus: float, free_gpus: float, free_cpus: float) -> Machine:
+    return Machine(
+        f"10.0.0.{number}", {"GPU": gpus, "CPU": cpus}, {"GPU": free_gpus, "CPU": free_cpus}
+    )
+
+
+def test_what_is_missing() -> None:
+    places = bundles_of(0, [Group("policy", 4)])
+    there = [machine(1, 2, 4, 2, 4), machine(2, 1, 2, 0, 1), Machine("10.0.0.3", {"CPU": 1.0}, {})]
+    assert shortage(places, there) == (
+        "2 of 4 places of 1 GPU and 1 CPU missing, 1 of them in use (free: 10.0.0.1 "
+        "2 of 2 GPU and 4 of 4 CPU, 10.0.0.2 0 of 1 GPU and 1 of 2 CPU, 10.0.0.3 0 of 0 GPU and "
+        "0 of 1 CPU)"
+    )
+
+
+def test_the_controller_goes_where_no_gpu_is_waiting_for_a_cpu() -> None:
+    places = bundles_of(0, [Group("policy", 2)])
+    there = [machine(1, 2, 2, 2, 2), Machine("10.0.0.2", {"CPU": 1.0}, {"CPU": 1.0})]
+    assert "missing" not in shortage(places, there)
+    assert shortage(places, there[:1]).startswith("1 of 1 places of 1 CPU missing (free: ")
+
+
+def test_nothing_is_missing_but_ray_has_not_given_it_yet() -> None:
+    places = bundles_of(0, [Group("policy", 1)])
+    assert shortage(places, [machine(1, 1, 2, 1, 2)]).startswith("all are free, and not given yet")

@@ -1,0 +1,308 @@
+"""The controller's own decisions, without the models and engines that it controls."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from sg_rlhf.overlay.controller.trainer import TOKENS, SGPPOTrainer, _share_without_signal
+from sg_rlhf.overlay.driver import run as cli
+from sg_rlhf.overlay.reporting import status as now
+from sg_rlhf.overlay.reporting import terminal as progress
+from sg_rlhf.overlay.reporting.errors import (
+    CheckpointError,
+    NonFiniteError,
+    RunStopped,
+    SyncError,
+    TooFewPrompts,
+    UnfitPrompts,
+)
+from sg_rlhf.overlay.reporting.timing import StepClock
+from sg_rlhf.overlay.rollout.async_buffer import AHEAD
+from sg_rlhf.overlay.rollout.engine_pool import START_SECONDS
+from sg_rlhf.overlay.settings import layout_checks
+from sg_rlhf.overlay.settings.async_config import Lead
+from sg_rlhf.run_dir import jsonl_log
+
+UPSTREAM = SGPPOTrainer.__bases__[0]
+
+
+def trainer(prompts: int = 10, **sg: Any) -> Any:
+    """One that has just been built, over ``prompts`` prompts in rollouts of 4."""
+    made: Any = object.__new__(SGPPOTrainer)
+    made.args = SimpleNamespace(
+        rollout=SimpleNamespace(batch_size=4, n_samples_per_prompt=4),
+        train=SimpleNamespace(batch_size=8, num_episodes=3, max_epochs=1, enable_ema=False),
+        algo=SimpleNamespace(dynamic_filtering_enable=False),
+        vllm=SimpleNamespace(enable_sleep=False),
+        eval=SimpleNamespace(steps=2, temperature=1.0, n_samples_per_prompt=1),
+    )
+    made._sg = SimpleNamespace(engine_timeout=0.0, engine_restarts=3, **sg)
+    made.vllm_engines = []
+    made.actor_model_group = made.reference_model_group = None
+    made.critic_model_group = made.reward_model_group = None
+    made.samples_generator = SimpleNamespace(take_filtered=lambda: 0)
+    made.kl_ctl = SimpleNamespace(value=0.001)
+    made._tokens = {"generated_tokens": 0, "trained_tokens": 0}
+    made._plan = layout_checks.plan(prompts, made.args)
+    made.prompts_dataloader = SimpleNamespace(dataset=SimpleNamespace(check=lambda: None))
+    made._eval_sets, made.eval_dataloader = [], None
+    made._run_dir, made._probe, made._syncs = None, [], 0
+    made._evaluated = made._resumed = None
+    made._clock = StepClock()
+    return made
+
+
+def test_the_plan_has_whole_rollouts_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+    made = trainer()
+    assert made.get_max_steps() == 2 * 3 * 2
+    made._write_plan(tmp_path, {})
+    plan = json.loads((tmp_path / progress.PLAN).read_text())
+    assert plan["rollouts"] == 6
+    terminal = io.StringIO()
+    bar = progress.Progress(tmp_path, terminal)
+    (tmp_path / progress.PLAN).write_text(json.dumps(plan))
+    bar._read()
+    bar._read()
+    assert terminal.getvalue().count("2 of 10 prompts are left out of each epoch") == 1
+
+
+def test_too_few_prompts_for_one_rollout_are_bad_usage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*_args: Any) -> None:
+        trainer(3).get_max_steps()
+
+    with pytest.raises(TooFewPrompts):
+        run(argparse.Namespace())
+    monkeypatch.setattr(cli, "run", run)
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    assert cli.execute(argparse.Namespace()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: rollout.batch_size=4: the data set has only 3 prompts")
+    assert not issubclass(TooFewPrompts, RunStopped)  # which would be exit status 1
+
+
+def test_prompts_for_another_family_are_bad_usage_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def check() -> None:
+        raise UnfitPrompts("the prompts are Llama 3's")
+
+    def run(*_args: Any) -> None:
+        made = trainer()
+        made.prompts_dataloader.dataset.check = check
+        made.get_max_steps()
+
+    monkeypatch.setattr(cli, "run", run)
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    assert cli.execute(argparse.Namespace()) == 2
+    assert capsys.readouterr().err == "error: the prompts are Llama 3's\n"
+
+
+def test_a_run_that_stopped_says_when_and_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def run(*_args: Any) -> None:
+        raise error
+
+    (tmp_path / "checkpoints" / "_actor" / "global_step4").mkdir(parents=True)
+    now.tell(tmp_path, 5, "ppo_train")
+    args = argparse.Namespace(
+        sg=SimpleNamespace(run_dir=tmp_path), ckpt=SimpleNamespace(path=tmp_path / "checkpoints")
+    )
+    monkeypatch.setattr(cli, "run", run)
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    error: RunStopped = NonFiniteError("the gradient is NaN")
+    assert cli.execute(args) == 1
+    assert capsys.readouterr().err == (
+        "stopped: the gradient is NaN; this was while updating (rollout 5); the same command "
+        "resumes from the last checkpoint, global_step4\n"
+    )
+    error = CheckpointError("no checkpoint is whole")
+    assert cli.execute(args) == 1
+    assert capsys.readouterr().err == "stopped: no checkpoint is whole\n"
+
+
+@pytest.mark.parametrize(("every", "checked"), [(0, [1]), (1, [1, 2, 3, 4]), (2, [2, 4])])
+def test_a_resumed_run_checks_the_syncs_that_follow_a_rollout(
+    monkeypatch: pytest.MonkeyPatch, every: int, checked: list[int]
+) -> None:
+    made = trainer(sync_check_every=every)
+    found = []
+    monkeypatch.setattr(made, "_send_weights", lambda: None)
+    monkeypatch.setattr(made, "_check_sync", lambda: found.append(made._syncs) or {"sync": 0.0})
+    made.broadcast_to_vllm()  # on resuming, before any rollout
+    assert not found and not made._sync_metrics
+    made._probe = [([1, 2], [True])]
+    for _ in range(4):
+        made.broadcast_to_vllm()
+    assert found == checked
+
+
+@pytest.fixture
+def stopped_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Start again a run with these evaluations; its evaluations after it, and what was saved."""
+
+    def start(step: int, evaluated: list[int]) -> tuple[list[tuple[int, bool]], list[Any]]:
+        rows = [{"global_step": s, "again": False} for s in evaluated]
+        jsonl_log.append(tmp_path / jsonl_log.EVALUATIONS, rows)
+        made, saved = trainer(eval_at_start=True, eval_at_end=True), []
+        made._run_dir, made.eval_dataloader, made.generate_kwargs = tmp_path, [1], {}
+        made._wandb = made._tensorboard = None
+        monkeypatch.setattr(
+            made, "init_checkpoint_states", lambda: {"global_step": step, "episode": 0}
+        )
+        monkeypatch.setattr(made, "_send_weights", lambda: None)
+
+        def fit(self: Any, _global_step: int) -> None:
+            if step:
+                self.broadcast_to_vllm()
+            self._global_step = max(step, 1)
+
+        def evaluate(global_step: int, **_: Any) -> dict[str, float]:
+            made._write(jsonl_log.EVALUATIONS, [{"global_step": global_step, "again": True}])
+            made._evaluated = global_step
+            return {"eval_accuracy": 1.0}
+
+        monkeypatch.setattr(UPSTREAM, "fit", fit)
+        monkeypatch.setattr(made, "evaluate", evaluate)
+        monkeypatch.setattr(made, "save_best_checkpoint", lambda *given: saved.append(given))
+        made.fit()
+        rows = jsonl_log.read(tmp_path / jsonl_log.EVALUATIONS)
+        return [(row["global_step"], row["again"]) for row in rows], saved
+
+    return start
+
+
+def test_a_resumed_run_makes_up_for_the_evaluation_that_a_kill_lost(stopped_at: Any) -> None:
+    rows, saved = stopped_at(4, evaluated=[0, 2])
+    assert rows == [(0, False), (2, False), (4, True)]
+    assert saved == [({"eval_accuracy": 1.0}, 4, {"global_step": 4, "episode": 0})]
+
+
+def test_what_was_evaluated_is_not_evaluated_again(stopped_at: Any) -> None:
+    assert stopped_at(4, evaluated=[0, 2, 4]) == ([(0, False), (2, False), (4, False)], [])
+
+
+def test_between_evaluations_a_resumed_run_makes_the_last_one_only(stopped_at: Any) -> None:
+    assert stopped_at(3, evaluated=[0, 2]) == ([(0, False), (2, False), (3, True)], [])
+
+
+def test_a_run_that_starts_over_has_one_evaluation_before_its_first_rollout(
+    stopped_at: Any,
+) -> None:
+    assert stopped_at(0, evaluated=[0]) == ([(0, True), (1, True)], [])
+
+
+@pytest.mark.parametrize("made_by", ["asynchronous", "synchronous"])
+def test_the_best_checkpoint_of_a_lost_evaluation_holds_what_the_resumed_one_held(
+    monkeypatch: pytest.MonkeyPatch, made_by: str
+) -> None:
+    loader = StatefulDataLoader(range(8), batch_size=1)
+    rows = iter(loader)
+    next(rows)
+    place = loader.state_dict()
+    unit = {"number": 1, "drawn": [3, 4], "answered": {}, "last": False}
+    kept = {"units": [unit], "next": 2, "epochs": 0, "in_epoch": True, "drawn": 2}
+    states = {"global_step": 4, "episode": 0, "data_loader_state_dict": place}
+    if made_by == "asynchronous":
+        states[AHEAD] = kept
+    made, saved = trainer(), []
+    made._lead, made._resumed = Lead(1, 1, False, batch=4, unit=4), states
+    made.prompts_dataloader = StatefulDataLoader(range(8), batch_size=1)
+    made._engines = SimpleNamespace(ranks=threading.Condition())
+    made._sample_ahead(made._lead, states)
+    monkeypatch.setattr(made, "_evaluate_now", lambda _step: {"eval_accuracy": 1.0})
+    monkeypatch.setattr(UPSTREAM, "save_best_checkpoint", lambda *given: saved.append(given[-1]))
+    made._evaluate_resumed()
+    (client_states,) = saved
+    assert client_states["data_loader_state_dict"] == place
+    if made_by == "asynchronous":
+        assert client_states[AHEAD] == kept
+    else:
+        assert not client_states[AHEAD]["units"]
+
+
+@pytest.mark.parametrize(("empty", "found"), [(2, 2.0), (0, None)])
+def test_responses_without_a_token_are_counted(
+    monkeypatch: pytest.MonkeyPatch, empty: int, found: float | None
+) -> None:
+    made = trainer()
+    made.experience_maker = SimpleNamespace(empty_responses=empty, waiting_share=None)
+    made._engines = SimpleNamespace(newly_replaced=lambda: 0)
+    made._async_metrics, made._sync_metrics = {}, {}
+    monkeypatch.setattr(UPSTREAM, "train_step", lambda *_: ({}, 1))
+    status, _ = made.train_step([], 0)
+    assert status.get("rollout/empty_responses") == found
+
+
+@pytest.mark.parametrize(("of_ranks", "seconds"), [(120.0, 150.0), (float("inf"), START_SECONDS)])
+def test_connecting_engines_again_has_a_deadline(
+    monkeypatch: pytest.MonkeyPatch, of_ranks: float, seconds: float
+) -> None:
+    """A rank waits in the rendezvous for an engine that is lost meanwhile."""
+    made, waited = trainer(), []
+
+    def get(references: Any, timeout: float | None = None) -> Any:
+        if references == ["sync_deadline"]:
+            return [of_ranks]
+        waited.append((references, timeout))
+        raise ray.exceptions.GetTimeoutError
+
+    made._sync_deadline = None
+    made.actor_model_group = SimpleNamespace(async_run_method=lambda method_name: [method_name])
+    local = SimpleNamespace(get=get, exceptions=ray.exceptions)
+    monkeypatch.setattr("sg_rlhf.overlay.controller.trainer.ray", local)
+    with pytest.raises(SyncError, match=f"were not connected to the trainer .* {seconds:g} s"):
+        made._rejoin_engines()
+    assert waited == [(["join_engines"], seconds)]
+
+
+@pytest.mark.parametrize("replaced", [0, 2])
+def test_an_evaluations_row_counts_the_engines_that_were_replaced_in_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, replaced: int
+) -> None:
+    """No rollout's row is written after the last evaluation."""
+    made = trainer()
+    made._run_dir, made._wandb, made._tensorboard = tmp_path, None, None
+    made._engines = SimpleNamespace(newly_replaced=lambda: replaced)
+    monkeypatch.setattr(UPSTREAM, "evaluate", lambda *_, **__: {"eval_accuracy": 1.0})
+    made.evaluate(4, temperature=1.0, n_samples_per_prompt=1)
+    (row,) = jsonl_log.read(tmp_path / jsonl_log.EVALUATIONS)
+    assert row.get("engines/replaced", 0) == replaced
+
+
+def test_a_group_whose_rewards_are_all_equal_gives_no_signal() -> None:
+    rewards = [1.0, 1.0, 1.0, -1.0, 0.0, 1.0]  # of three prompts, two responses each
+    places = [[0, 2, 4], [3, 5, 1]]
+    experiences = [
+        SimpleNamespace(index=own, info={"reward": torch.tensor([rewards[i] for i in own])})
+        for own in places
+    ]
+    assert _share_without_signal(experiences, 2) == pytest.approx(1 / 3)
+
+
+def test_tokens_so_far_go_on_where_the_checkpoint_was() -> None:
+    made = trainer()
+    made.samples_generator = SimpleNamespace(take_filtered=lambda: 10)
+    made._async_metrics = {"async/dropped_tokens": 5.0}
+    made._tokens, made._rollouts = {"generated_tokens": 0, "trained_tokens": 0}, None
+    made._count_tokens(100, {"sg/n_tokens": 90.0})
+    kept = made._with_rollouts_ahead({"global_step": 1})[TOKENS]
+    resumed = trainer()
+    resumed.samples_generator = SimpleNamespace(take_filtered=lambda: 0)
+    resumed._async_metrics, resumed._tokens = {}, kept
+    assert resumed._count_tokens(100, {"sg/n_tokens": 100.0}) == {
+        "progress/generated_tokens": 215.0, "progress/trained_tokens": 190.0,
+    }  # fmt: skip

@@ -1,0 +1,330 @@
+"""A rollout through upstream's own classes: the passes before the update, its advantages, the
+buffers of the ranks and the loader of the update."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import openrlhf.trainer.ppo_trainer as upstream_trainer
+import openrlhf.trainer.ray.ppo_actor as upstream_actor
+import pytest
+import ray
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
+from openrlhf.trainer.ray.launcher import BaseModelActor, RayActorGroup
+
+from sg_rlhf.batching import balance, rounds
+from sg_rlhf.batching.padded_rounds import padded
+from sg_rlhf.config import load_config
+from sg_rlhf.overlay.driver import run
+from sg_rlhf.overlay.learner import micro_batches
+from sg_rlhf.overlay.learner.experience_maker import SGExperienceMaker
+from sg_rlhf.overlay.learner.replay_buffer import DealtBuffer
+from sg_rlhf.plan.shapes import shape_of
+from sg_rlhf.plan.time import sequence_flops
+from tests.unit.overlay.learner.test_policy_actor import CONFIGS
+
+RANKS, PROMPTS, GROUP, STEP, MICRO = 2, 4, 4, 8, 2
+PAD = 3
+SAMPLES = PROMPTS * GROUP
+DYNAMIC = ["train.dynamic_batch_enable=true", "train.max_tokens_per_gpu=128"]
+
+
+def arguments(*overrides: str) -> Any:
+    settings = [
+        f"train.batch_size={STEP}", f"train.micro_batch_size={MICRO}",
+        f"rollout.batch_size={PROMPTS}", f"rollout.n_samples_per_prompt={GROUP}",
+        "rollout.micro_batch_size=4", f"actor.num_gpus_per_node={RANKS}",
+        f"ref.num_gpus_per_node={RANKS}", f"vllm.num_engines={RANKS}",
+    ]  # fmt: skip
+    recipe = [CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml"]
+    return run.parse(load_config(recipe, [*settings, *overrides]).to_argv())
+
+
+def rollout(longest: int = 0) -> list[Experience]:
+    """Samples of one response each as the generator gives them; their first token is their place,
+    their lengths are in no order. The first may be longer than all others."""
+    lengths = random.Random(0).sample(range(5, 60), SAMPLES)
+    lengths[0] = max(lengths[0], longest)
+    samples = []
+    for place, length in enumerate(lengths):
+        sequence = torch.arange(length)[None] + 100
+        sequence[0, 0] = place
+        samples.append(
+            Experience(
+                sequences=sequence,
+                attention_mask=torch.ones_like(sequence),
+                action_mask=(torch.arange(length - 1) >= 2)[None].long(),
+                prompts=[f"prompt {place // GROUP}"], labels=[""], images=[None],
+                mm_train_inputs=[None],
+                rewards=torch.tensor([float(place**2 % 7)]),
+                scores=torch.tensor([1.0]),
+                response_length=torch.tensor([length - 3]),
+                truncated=torch.tensor([False]),
+                total_length=torch.tensor([torch.tensor(float(length))]),
+                info={"reward": torch.tensor([float(place**2 % 7)])},
+            )
+        )  # fmt: skip
+    return samples
+
+
+class Maker(SGExperienceMaker):
+    """With a policy and a reference whose log-probs are told by the tokens alone."""
+
+    def __init__(self, args: Any) -> None:
+        super().__init__(
+            None, None, None, None, SimpleNamespace(value=0.0),
+            SimpleNamespace(args=args), SimpleNamespace(pad_token_id=PAD),
+        )  # fmt: skip
+        self.passes: list[Any] = []
+
+    def make_experience(self, samples_list: list[Any]) -> list[Any]:
+        self.passes = samples_list
+        for sample in samples_list:
+            sample.action_log_probs = -0.01 * sample.sequences[:, 1:].float()
+            sample.base_action_log_probs = sample.action_log_probs - 0.1
+            sample.kl = torch.zeros_like(sample.action_log_probs)
+            sample.info["kl"] = sample.kl.sum(dim=-1)
+        return samples_list
+
+
+class Rank:
+    """An actor's rank: upstream's replay buffer behind upstream's remote calls."""
+
+    def __init__(self, args: Any) -> None:
+        kind = DealtBuffer if micro_batches.in_rounds(args) else NaiveReplayBuffer
+        self.buffer = kind(MICRO, packing_samples=args.ds.packing_samples)
+        self.buffer.in_order = micro_batches.dealt(args)
+        self.strategy = SimpleNamespace(is_rank_0=lambda: True)
+        self.execute_batch = SimpleNamespace(
+            remote=lambda name, data, start, end: BaseModelActor.execute_batch(
+                self, name, data, start, end
+            )
+        )
+
+    def append(self, experience: Any) -> None:
+        self.buffer.append(experience)
+
+    def trained(self) -> list[list[int]]:
+        """The samples of each micro-batch, in the order in which an update takes them."""
+        if isinstance(self.buffer, DealtBuffer):
+            place = [int(item.sequences[0]) for item in self.buffer.items]
+            return [[place[i] for i in samples] for samples in self.buffer._micro_batches]
+        loader = upstream_actor.DataLoader(
+            self.buffer, batch_size=MICRO, shuffle=True, drop_last=True,
+            collate_fn=self.buffer.collate_fn,
+        )  # fmt: skip
+        return [batch.sequences[:, 0].tolist() for batch in loader]
+
+
+@pytest.fixture(autouse=True)
+def without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "put", lambda value: value)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+
+def ranks_of(args: Any, experiences: list[Any], count: int = RANKS) -> list[Rank]:
+    """Upstream's hand-over to the ranks of an actor."""
+    ranks = [Rank(args) for _ in range(count)]
+    group = SimpleNamespace(_actor_handlers=ranks, duplicate_actors=1)
+    RayActorGroup.async_run_method_batch(group, "append", experience=experiences)
+    return ranks
+
+
+def places(experiences: list[Any]) -> list[int]:
+    return [place for e in experiences for place in e.sequences[:, 0].tolist()]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_each_rank_trains_what_it_was_dealt_in_that_order(packed: bool) -> None:
+    args = arguments(f"ds.packing_samples={packed}")
+    maker = Maker(args)
+    maker.rollout = 3
+    samples = rollout(longest=200)
+    lengths = [int(s.total_length) for s in samples]
+    ranks = ranks_of(args, maker.make_experience_batch(samples))
+    steps = balance.optimizer_steps(SAMPLES, STEP, args.train.seed, 3)
+    costs = [sequence_flops(shape_of(args.actor.model_name_or_path), n) for n in lengths]
+    dealt = rounds.deal_steps(lengths, steps, RANKS, MICRO, costs, packed=packed)
+    assert len({len(s) for of_step in dealt for hand in of_step for s in hand}) > 1
+    for r, rank in enumerate(ranks):
+        hands = [of_step[r] for of_step in dealt]
+        assert rank.trained() == list(itertools.chain(*hands)) == rank.trained()
+        assert rank.buffer._ends == [
+            k == len(hand) for hand in hands for k, _ in enumerate(hand, 1)
+        ]
+    for of_step, step in zip(dealt, steps, strict=True):
+        assert sorted(i for hand in of_step for s in hand for i in s) == sorted(step)
+    of = sum if packed else padded
+    tokens = [
+        [of(lengths[i] for i in samples) for of_step in dealt for samples in of_step[r]]
+        for r in range(RANKS)
+    ]
+    assert maker.waiting_share == pytest.approx(balance.waiting(tokens))
+
+
+def test_the_passes_before_the_update_are_dealt_alike() -> None:
+    args = arguments("ds.packing_samples=false")
+    maker = Maker(args)
+    maker.make_experience_batch(rollout())
+    of_ranks = [maker.passes[: len(maker.passes) // 2], maker.passes[len(maker.passes) // 2 :]]
+    tokens = [[e.attention_mask.numel() for e in hand] for hand in of_ranks]
+    lengths = [int(s.total_length) for s in rollout()]
+    fixed = [
+        [padded(lengths[i] for i in samples) for samples in hand]
+        for hand in balance.deal(lengths, RANKS, 4, packed=False)
+    ]
+    assert max(map(max, tokens)) <= max(map(max, fixed))
+    assert balance.waiting(tokens) < 0.2
+    assert sum(map(max, zip(*tokens, strict=True))) < sum(map(max, zip(*fixed, strict=True)))
+
+
+def by_place(ranks: list[Rank]) -> dict[int, Any]:
+    items = [item for rank in ranks for item in rank.buffer.items]
+    assert len(items) == SAMPLES
+    return {int(item.sequences[0]): item for item in items}
+
+
+def test_what_a_sample_is_trained_on_does_not_depend_on_the_dealing() -> None:
+    """Advantages are of whole groups of prompts; no field loses or gains a token."""
+    trained = {}
+    for way in ("balanced", "upstream"):
+        args = arguments(f"sg.batches={way}")
+        trained[way] = by_place(ranks_of(args, Maker(args).make_experience_batch(rollout())))
+    lengths = [int(s.total_length) for s in rollout()]
+    for place, ours in trained["balanced"].items():
+        theirs = trained["upstream"][place]
+        assert len(ours.sequences) == lengths[place] == len(ours.advantages) + 1
+        for field in (
+            "sequences", "attention_mask", "action_mask", "action_log_probs",
+            "base_action_log_probs", "advantages", "returns", "rewards", "scores",
+            "response_length", "truncated", "total_length",
+        ):  # fmt: skip
+            assert torch.equal(getattr(ours, field), getattr(theirs, field)), field
+        assert (ours.prompts, ours.labels) == (theirs.prompts, theirs.labels)
+        assert ours.info.keys() == theirs.info.keys()
+        assert {"kl", "reward", "return", "group_reward_std"} <= ours.info.keys()
+        for key, value in ours.info.items():
+            assert torch.equal(value, theirs.info[key]), key
+    advantages = [trained["balanced"][i].advantages[-1] for i in range(SAMPLES)]
+    for group in torch.stack(advantages).view(PROMPTS, GROUP):
+        assert abs(float(group.mean())) < 1e-6
+
+
+def test_a_resumed_run_forms_the_same_batches_and_the_next_rollout_others() -> None:
+    args = arguments()
+    found = []
+    for number in (5, 5, 6):
+        maker = Maker(args)
+        maker.rollout = number
+        found.append([r.trained() for r in ranks_of(args, maker.make_experience_batch(rollout()))])
+    assert found[0] == found[1] != found[2]
+
+
+def test_upstreams_way_is_a_setting_away() -> None:
+    args = arguments("sg.batches=upstream")
+    maker = Maker(args)
+    experiences = maker.make_experience_batch(rollout())
+    assert places(experiences) == list(range(SAMPLES))
+    assert [len(e.sequences) for e in experiences] == [4] * 4
+    assert maker.waiting_share is None
+    rank = ranks_of(args, experiences)[0]
+    torch.manual_seed(0)
+    first = rank.trained()
+    assert sorted(itertools.chain.from_iterable(first)) == list(range(SAMPLES // 2))
+    assert first != rank.trained()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ["sg.batches=upstream", *DYNAMIC],
+        ["ds.tensor_parallel_size=2"],
+        ["ds.ring_attn_size=2"],
+    ],
+    ids=["dynamic", "tensor parallel", "ring"],
+)
+def test_what_cuts_by_itself_is_left_to_upstream(other: list[str]) -> None:
+    args = arguments(*other)
+    assert not micro_batches.dealt(args)
+    cut = Maker(args).split_rollout_samples(rollout())
+    again = Maker(args).split_rollout_samples(rollout())
+    assert places(cut) == places(again) and sorted(places(cut)) == list(range(SAMPLES))
+
+
+def test_dynamic_batches_get_their_optimizer_steps_from_the_same_draw(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Upstream deals the longest and the shortest samples first; its cut by tokens stays."""
+    args = arguments(*DYNAMIC)
+    maker = Maker(args)
+    maker.rollout = 3
+    experiences = upstream_trainer.balance_experiences(maker.make_experience_batch(rollout()), args)
+    assert sorted(places(maker.passes)) == list(range(SAMPLES)) and maker.waiting_share is None
+    ranks = ranks_of(args, experiences)
+    steps = balance.optimizer_steps(SAMPLES, STEP, args.train.seed, 3)
+    own = STEP // RANKS
+    tokens = []
+    for k, step in enumerate(steps):
+        hands = [rank.buffer.items[k * own : (k + 1) * own] for rank in ranks]
+        assert sorted(int(i.sequences[0]) for hand in hands for i in hand) == sorted(step)
+        tokens.append([sum(int(i.total_length) for i in hand) for hand in hands])
+    assert all(max(of_ranks) - min(of_ranks) < 10 for of_ranks in tokens)
+
+    # Upstream's cut of one rank's buffer.
+    for name in ("all_reduce", "get_world_size"):
+        monkeypatch.setattr(torch.distributed, name, lambda *_, **__: RANKS)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
+    strategy = SimpleNamespace(
+        args=args,
+        ds_device_mesh={"dp": SimpleNamespace(get_group=lambda: None)},
+        all_reduce=lambda data, op: data,
+    )
+    buffer = ranks[0].buffer
+    buffer.setup_dynamic_batch(strategy)
+    ends = [i for i, last in enumerate(buffer.dynamic_optimizer_step) if last]
+    assert len(ends) == len(steps)
+    first = sorted(itertools.chain.from_iterable(buffer.dynamic_indices[: ends[0] + 1]))
+    assert first == list(range(own)), "the rank's first samples are its first step"
+
+
+def test_upstream_gives_a_dynamic_step_samples_by_their_lengths() -> None:
+    """Why it is replaced."""
+    args = arguments("sg.batches=upstream", *DYNAMIC)
+    experiences = Maker(args).make_experience_batch(rollout())
+    ranks = ranks_of(args, upstream_trainer.balance_experiences(experiences, args))
+    own = STEP // RANKS
+    lengths = [
+        sorted(int(i.total_length) for r in ranks for i in r.buffer.items[k * own : (k + 1) * own])
+        for k in range(2)
+    ]
+    assert lengths[0][0] < lengths[1][0] and lengths[0][-1] > lengths[1][-1]
+    ordered = sorted(itertools.chain(*lengths))
+    assert lengths[1] == ordered[STEP // 2 : -STEP // 2], "the middle is left for the last"
+
+
+def test_a_reference_on_half_of_the_ranks_has_two_hands_of_each() -> None:
+    """Upstream cuts one list of micro-batches for every model: here of four ranks, and of two."""
+    args = arguments(
+        "ds.packing_samples=false", "rollout.micro_batch_size=1", "actor.num_gpus_per_node=4",
+        "vllm.num_engines=4", "train.colocate_all=false",
+    )  # fmt: skip
+    samples = rollout()
+    order = [place for (place,) in micro_batches.forward_passes(samples, args)]
+    by_length = sorted(range(SAMPLES), key=lambda i: -int(samples[i].total_length))
+    for count in (4, 2):
+        hands = [order[i : i + SAMPLES // count] for i in range(0, SAMPLES, SAMPLES // count)]
+        for at_once in zip(*hands, strict=True):
+            found = sorted(by_length.index(place) for place in at_once)
+            assert found[-1] - found[0] < 4, "neighbours by length"
+
+
+def test_a_field_without_a_value_for_every_sample_is_named() -> None:
+    (whole,) = micro_batches.together(rollout(), [list(range(4))], PAD)
+    whole.info["odd"] = torch.zeros(3)
+    with pytest.raises(ValueError, match="info odd has 3 values for 4 samples"):
+        micro_batches.rows(whole)

@@ -1,0 +1,83 @@
+"""The plan's copies of the logits are those that upstream's forward pass makes."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from dataclasses import replace
+
+import pytest
+import torch
+from openrlhf.models import actor as upstream
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from sg_rlhf.algo.log_probs import fused_log_probs
+from sg_rlhf.algo.log_probs.fused_log_probs import log_probs_from_logits, selected_log_probs
+from sg_rlhf.plan import gpu_memory as gpu
+from tests.unit.peak import Peak
+from tests.unit.plan.runs import run_of
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_copies_of_the_logits_are_those_of_upstreams_forward_pass(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream, "log_probs_from_logits", log_probs_from_logits)
+    # Upstream's own, which the overlay wraps.
+    over_logits = inspect.unwrap(upstream.Actor.forward)
+    config = Qwen2Config(
+        vocab_size=20_000, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config).bfloat16()
+    model.config.use_cache = False
+    policy = upstream.Actor(model)
+    policy.temperature, policy.packing_samples = temperature, False
+    ids = torch.randint(0, 20_000, (1, 512))
+
+    def copies(grad: bool) -> float:
+        with Peak() as peak, contextlib.nullcontext() if grad else torch.no_grad():
+            log_probs, _output = over_logits(
+                policy,
+                ids,
+                torch.ones(1, 511),
+                attention_mask=torch.ones_like(ids),
+                return_output=True,
+            )
+            if grad:
+                log_probs.sum().backward()
+        return peak.most / (4 * 20_000 * 512)
+
+    shape = run_of(temperature=temperature, logits="full")
+    one = 4.0 * shape.model.vocab_size
+    planned = gpu.logits_of_update(shape) / shape.train_pass_tokens / one
+    assert copies(grad=True) == pytest.approx(planned, abs=0.1)
+    scored = gpu.logits_of_scoring(shape) / shape.rollout_pass_tokens / one
+    assert copies(grad=False) == pytest.approx(scored, abs=0.1)
+
+
+def test_a_fused_head_takes_what_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a GPU's blocks, in float32: the CPU's matrix products of 16 bits need copies."""
+    plans = {"_ROWS": gpu.FUSED_ROWS, "_COLUMNS": gpu.FUSED_COLUMNS, "_HEAD": gpu.FUSED_HEAD}
+    for name, value in plans.items():
+        sizes = getattr(fused_log_probs, name)
+        assert sizes["cuda"] == value
+        monkeypatch.setitem(sizes, "cpu", value)
+    tokens, hidden, vocabulary = 8192, 16, 20_000
+    config = Qwen2Config(
+        vocab_size=vocabulary, hidden_size=hidden, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    head = Qwen2ForCausalLM(config).lm_head.weight
+    states = torch.randn(tokens, hidden, requires_grad=True)
+    targets = torch.randint(0, vocabulary, (tokens,))
+    with Peak() as peak:
+        log_probs, _ = selected_log_probs(states, head, targets, temperature=0.7)
+        log_probs.sum().backward()
+    run = run_of()
+    shape = replace(run.model, hidden_size=hidden, vocab_size=vocabulary)
+    run = replace(run, model=shape, train_micro=1, max_len=tokens, logits="fused")
+    # The plan's hidden states are in bf16; of the head there is its own gradient beside.
+    planned = gpu.logits_of_update(run) + 4 * head.numel() + 4 * hidden * tokens
+    assert 0.5 * planned < peak.most < 1.1 * planned
+    assert peak.most < 0.2 * 4 * vocabulary * tokens

@@ -1,0 +1,319 @@
+"""The policy's trainer around upstream's update, with a policy of one table for a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from sg_rlhf.config import load_config
+from sg_rlhf.overlay.driver import run
+from sg_rlhf.overlay.learner.policy_actor import SGActorPPOTrainer
+from sg_rlhf.overlay.reporting.errors import NonFiniteError
+from sg_rlhf.run_dir.timing_keys import OF_THE_RANK
+from tests.unit.overlay.pretend_device import DEVICE, CurrentDevice, PretendDevice
+
+CONFIGS = Path(__file__).parents[4] / "configs"
+ALGORITHMS = sorted(path.stem for path in (CONFIGS / "algorithms").glob("*.yaml"))
+VOCABULARY, RESPONSES, MICRO_BATCH = 11, 8, 2
+
+
+class Table(torch.nn.Module):
+    """A policy whose next token depends on the present one alone, with upstream's signature."""
+
+    def __init__(self, device: Any) -> None:
+        super().__init__()
+        table = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(0))
+        self.table = table.to(device).requires_grad_()
+        #: Of each dynamic micro-batch: whether DeepSpeed was told that a step ends with it.
+        self.boundaries: list[bool] = []
+        self.model = SimpleNamespace(  # the engine
+            module=SimpleNamespace(named_parameters=lambda: [("table", self.table)]),
+            global_steps=0,
+            was_step_applied=lambda: True,
+            set_gradient_accumulation_boundary=self.boundaries.append,
+        )
+
+    def forward(
+        self, sequences: Any, action_mask: Any, *, return_entropy: bool = False, **_: Any
+    ) -> Any:
+        log_softmax = self.table[sequences[:, :-1]].log_softmax(-1)
+        log_probs = log_softmax.gather(-1, sequences[:, 1:, None])[..., 0]
+        entropy = -(log_softmax.exp() * log_softmax).sum(-1) if return_entropy else None
+        return log_probs * action_mask, SimpleNamespace(entropy=entropy)
+
+
+class Optimizer:
+    """DeepSpeed's gradient norm: -1 stands for one that is not finite."""
+
+    def get_grad_norm_direct(self, gradients: list[torch.Tensor], _params: Any) -> torch.Tensor:
+        norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+        return torch.where(norm.isfinite(), norm, -1.0)
+
+    def complete_grad_norm_calculation_for_cpu_offload(self, params: Any) -> torch.Tensor:
+        return self.get_grad_norm_direct([param.grad for param in params], params)
+
+
+class Strategy:
+    """What upstream's trainer asks of its strategy: one rank, plain gradient descent."""
+
+    ring_attn_group = None
+
+    def __init__(self, args: Any) -> None:
+        self.args = args
+        dynamic = args.train.dynamic_batch_enable
+        self.accumulated_gradient = 1 if dynamic else RESPONSES // MICRO_BATCH
+        self.ds_device_mesh = {"dp": SimpleNamespace(get_group=lambda: None)}
+        self.backwards, self.grad_norm = 0, 0.0
+
+    def is_rank_0(self) -> bool:
+        return True
+
+    def all_reduce(self, data: Any, op: str = "mean") -> Any:
+        return data
+
+    def backward(self, loss: torch.Tensor, *_: Any) -> None:
+        self.backwards += 1
+        (loss / self.accumulated_gradient).backward()
+
+    def optimizer_step(self, optimizer: Any, actor: Table, _scheduler: Any, name: str) -> None:
+        if self.backwards % self.accumulated_gradient:
+            return
+        gradient = actor.table.grad
+        assert gradient is not None
+        if self.args.train.dynamic_batch_enable:
+            assert len(actor.boundaries) == self.backwards
+            assert actor.boundaries[-1] and sum(actor.boundaries) == actor.model.global_steps + 1
+        self.grad_norm = float(optimizer.get_grad_norm_direct([gradient], [actor.table]))
+        with torch.no_grad():
+            actor.table -= 0.1 * gradient
+        actor.table.grad = None
+        actor.model.global_steps += 1
+
+    def get_grad_norm(self, actor: Table) -> float:
+        return self.grad_norm
+
+
+def arguments(algorithm: str, *overrides: str) -> Any:
+    recipes = [
+        CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml",
+        CONFIGS / "algorithms" / f"{algorithm}.yaml",
+    ]
+    settings = [
+        f"train.batch_size={RESPONSES}", f"train.micro_batch_size={MICRO_BATCH}",
+        f"rollout.batch_size={RESPONSES}", "rollout.n_samples_per_prompt=1",
+        "rollout.micro_batch_size=1",
+        "algo.dynamic_filtering_enable=false", "algo.advantage.estimator=reinforce",
+        "sg.check_trained=false",  # its optimizer is none of DeepSpeed's
+    ]  # fmt: skip
+    return run.parse(load_config(recipes, [*settings, *overrides]).to_argv())
+
+
+def rollout(actor: Table, **info: torch.Tensor) -> list[Experience]:
+    """Responses of different lengths, off the policy, on the CPU as upstream keeps them."""
+    generator = torch.Generator().manual_seed(1)
+    experiences = []
+    for index in range(RESPONSES):
+        length = 5 + 2 * index
+        sequence = torch.randint(VOCABULARY, (1, length), generator=generator)
+        mask = (torch.arange(length - 1) >= 2).unsqueeze(0)
+        with torch.no_grad():
+            log_probs, _ = actor(sequence.to(actor.table.device), mask.to(actor.table.device))
+        log_probs = log_probs.cpu()
+        old, base, sampled = (
+            log_probs + scale * torch.randn(log_probs.shape, generator=generator)
+            for scale in (0.3, 0.2, 0.01)
+        )
+        experiences.append(
+            Experience(
+                sequences=sequence,
+                attention_mask=torch.ones_like(sequence),
+                action_mask=mask,
+                action_log_probs=old,
+                base_action_log_probs=base,
+                rollout_log_probs=old + sampled - log_probs,
+                advantages=torch.full_like(log_probs, 1.0 if index % 2 else -0.7),
+                rewards=torch.zeros(1),
+                total_length=torch.tensor([length]),
+                response_length=torch.tensor([length - 3]),
+                info={name: values[index : index + 1] for name, values in info.items()},
+            )
+        )
+    return experiences
+
+
+@pytest.fixture(autouse=True)
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.distributed of a single rank; a reduction takes tensors of its own device alone."""
+
+    def all_reduce(tensor: Any, *_: Any, **__: Any) -> None:
+        assert tensor.device.type == str(torch.cuda.current_device())
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: CurrentDevice("cpu"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    for name, function in {
+        "all_reduce": all_reduce, "barrier": lambda *_: None,
+        "get_rank": lambda *_: 0, "get_world_size": lambda **_: 1,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.distributed, name, function)
+
+
+def policy_trainer(
+    strategy: Strategy, actor: Table, optimizer: Optimizer | None = None
+) -> SGActorPPOTrainer:
+    """The trainer of one rank."""
+    return SGActorPPOTrainer(
+        strategy, actor, ema_model=None, actor_optim=optimizer or Optimizer(),
+        actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.1]),
+        micro_train_batch_size=MICRO_BATCH, dataloader_pin_memory=False,
+    )  # fmt: skip
+
+
+def trained(
+    args: Any,
+    *,
+    actor: Table | None = None,
+    change: Callable[[int, Experience], None] = lambda _index, _sample: None,
+    **info: torch.Tensor,
+) -> tuple[dict[str, Any], torch.Tensor]:
+    """What ``ppo_train`` returns and the table after it; the samples may be changed before."""
+    actor = actor or Table("cpu")
+    trainer = policy_trainer(Strategy(args), actor)
+    for index, experience in enumerate(rollout(actor, **info)):
+        change(index, experience)
+        trainer.replay_buffer.append(experience)
+    torch.manual_seed(0)  # upstream shuffles them where it is let
+    status = trainer.ppo_train(args.algo.kl.init_coef)
+    return status, actor.table.detach().cpu()
+
+
+@pytest.mark.parametrize(
+    ("name", "correction"),
+    [*((name, "off") for name in ALGORITHMS), ("grpo_sg", "token"), ("grpo_sg", "seq")],
+)
+def test_no_operation_mixes_devices(
+    monkeypatch: pytest.MonkeyPatch, name: str, correction: str
+) -> None:
+    """The whole update with log-probs, statistics and rows, on a device that is not the CPU."""
+    args = arguments(
+        name,
+        f"algo.advantage.is_correction_level='{correction}'",
+        *(["sg.stapo_entropy=2.5"] if name == "stapo" else []),
+    )
+    expected, table = trained(args)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: CurrentDevice(DEVICE.type))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with PretendDevice():
+        found, moved = trained(args, actor=Table(DEVICE))
+    assert torch.equal(moved, table)
+    for status in (expected, found):
+        status.pop("memory/peak_rss_gib")  # this process's, which only grows
+        seconds = [status.pop(f"timing/{part}") for part in OF_THE_RANK]
+        assert seconds[0] == 0 and min(seconds[1:]) > 0
+    assert found == expected and len(found["sg_optimizer_steps"]) > 0
+
+
+def test_a_reward_kl_is_no_loss_term() -> None:
+    """Upstream then reports a number per response under the loss term's name."""
+    kl = torch.rand(RESPONSES, generator=torch.Generator().manual_seed(2))
+    status, _ = trained(arguments("grpo", "algo.kl.use_loss=false"), kl=kl)
+    (row,) = status["sg_optimizer_steps"]
+    assert "kl" not in row and {"policy_loss", "entropy_loss"} <= row.keys()
+    assert status["kl"] == pytest.approx(float(kl.mean()))
+
+
+def test_the_update_takes_the_samples_as_they_were_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths: list[int] = []
+    forward = Table.forward
+
+    def seen(self: Table, sequences: Any, *args: Any, **kwargs: Any) -> Any:
+        widths.append(sequences.shape[1])
+        return forward(self, sequences, *args, **kwargs)
+
+    monkeypatch.setattr(Table, "forward", seen)
+    in_order = [7, 11, 15, 19]  # the longer of each two
+    for way, expected in (("balanced", True), ("upstream", False)):
+        trained(arguments("grpo_sg", f"sg.batches={way}"))
+        assert (widths[-4:] == in_order) is expected, way
+
+
+def test_dynamic_micro_batches_have_the_rows_of_static_ones() -> None:
+    (static,) = trained(arguments("grpo_sg"))[0]["sg_optimizer_steps"]
+    longest = 5 + 2 * (RESPONSES - 1)
+    dynamic = ["train.dynamic_batch_enable=true", f"train.max_tokens_per_gpu={2 * longest}"]
+    status, _ = trained(arguments("grpo_sg", *dynamic))
+    (row,) = status["sg_optimizer_steps"]
+    assert 1 < row["micro_batches"] != static["micro_batches"]
+    for name in ("policy_loss", "kl", "entropy_loss", "actor_grad_norm"):
+        assert row[name] == pytest.approx(static[name], rel=1e-5), name
+
+
+def test_a_rollouts_figures_are_those_of_all_its_tokens() -> None:
+    """Lopti's two optimizer steps have different numbers of tokens, so means of means differ."""
+    status, _ = trained(arguments("lopti"))
+    rows = status["sg_optimizer_steps"]
+    tokens = [row["sg/n_tokens"] for row in rows]
+    assert len(set(tokens)) == 2
+    assert status["sg/n_tokens"] == sum(tokens)
+    for name in ("sg/prob_mean", "sg/weight_at_upper", "sg/quartile1_token_share"):
+        whole = sum(n * row[name] for n, row in zip(tokens, rows, strict=True)) / sum(tokens)
+        assert status[name] == pytest.approx(whole)
+    assert status["sg/prob_mean"] != pytest.approx(sum(r["sg/prob_mean"] for r in rows) / 2)
+
+
+def numbers(status: dict[str, Any]) -> dict[str, float]:
+    """Of an update and its optimizer steps, without times and memory."""
+    found = {k: float(v) for k, v in status.items() if not isinstance(v, list)}
+    for i, row in enumerate(status["sg_optimizer_steps"]):
+        found |= {f"{i}/{k}": v for k, v in row.items() if isinstance(v, (int, float))}
+    return {k: v for k, v in found.items() if not k.startswith(("timing/", "memory/"))}
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "grpo_sg", "gspo", "tr_grpo"])
+@pytest.mark.parametrize(
+    "field", ["action_log_probs", "base_action_log_probs", "rollout_log_probs"]
+)
+def test_a_nan_where_no_token_is_trained_reaches_neither_metrics_nor_weights(
+    algorithm: str, field: str
+) -> None:
+    def damage(_index: int, sample: Experience) -> None:
+        values = getattr(sample, field)
+        setattr(sample, field, values.masked_fill(sample.action_mask == 0, torch.nan))
+
+    args = arguments(algorithm, "algo.advantage.is_correction_level=token")
+    expected, table = trained(args)
+    found, moved = trained(args, change=damage)
+    assert torch.equal(moved, table)
+    assert numbers(found) == numbers(expected)
+    assert {"kl", "logprobs_diff"} <= found.keys()
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "grpo_sg", "gspo"])
+def test_a_micro_batch_of_responses_without_a_token_leaves_the_figures_finite(
+    algorithm: str,
+) -> None:
+    def empty(index: int, sample: Experience) -> None:
+        if index < MICRO_BATCH:
+            sample.action_mask = torch.zeros_like(sample.action_mask)
+
+    status, table = trained(arguments(algorithm), change=empty)
+    assert all(math.isfinite(value) for value in numbers(status).values())
+    assert bool(table.isfinite().all())
+    assert status["sg/n_tokens"] == sum(2 + 2 * i for i in range(MICRO_BATCH, RESPONSES))
+    (row,) = status["sg_optimizer_steps"]
+    assert status["kl"] == pytest.approx(row["kl"]) and row["kl"] > 0
+
+
+def test_a_loss_that_is_not_finite_names_its_tensor_and_its_optimizer_step() -> None:
+    def damage(index: int, sample: Experience) -> None:
+        if index == RESPONSES - 1:
+            sample.advantages[0, -1] = torch.nan
+
+    with pytest.raises(NonFiniteError, match=r"before optimizer step 1: .* 1 advantages"):
+        trained(arguments("grpo_sg"), change=damage)

@@ -1,0 +1,266 @@
+"""What of a rollout is left out because a reward or a log-prob is not finite, and what stays."""
+
+from __future__ import annotations
+
+import hashlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sg_rlhf.config import ConfigError
+from sg_rlhf.overlay.driver import run
+from sg_rlhf.overlay.learner import nonfinite
+from sg_rlhf.overlay.reporting.errors import RewardError
+from sg_rlhf.overlay.rollout.engine import SGRolloutActor
+from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
+from sg_rlhf.overlay.settings import worker_settings
+from tests.unit.overlay.learner.test_micro_batches import (
+    DYNAMIC,
+    GROUP,
+    SAMPLES,
+    Maker,
+    arguments,
+    ranks_of,
+    rollout,
+    without_a_cluster,
+)
+
+__all__ = ["without_a_cluster"]  # a fixture for every test here
+
+SKIP = "sg.on_nonfinite=skip"
+BAD = 5  # its group is 4 to 7
+MATES = range(4, 8)
+#: What is left of the advantages must be what a rollout without that group has.
+ESTIMATORS = ["group_norm", "dr_grpo", "rloo", "reinforce_baseline"]
+
+
+class Faulty(Maker):
+    """Whose models give log-probs that are not finite for one sample."""
+
+    bad_log_probs = ""
+
+    def make_experience(self, samples_list: list[Any]) -> list[Any]:
+        samples = super().make_experience(samples_list)
+        for sample in samples:
+            sample.rollout_log_probs = sample.action_log_probs - 0.01
+            sample.info["kl"] = sample.kl.sum(-1)
+            for row, first in enumerate(sample.sequences[:, 0].tolist()):
+                if self.bad_log_probs and first == BAD:
+                    # Behind the prompt: what stands before is nobody's business.
+                    getattr(sample, self.bad_log_probs)[row, 3] = -torch.inf
+                    sample.info["kl"][row] = torch.nan
+        return samples
+
+
+def with_bad_reward(value: float) -> list[Any]:
+    samples = rollout()
+    samples[BAD].rewards = torch.tensor([value])
+    samples[BAD].info["reward"] = torch.tensor([value])
+    return samples
+
+
+def by_place(maker: Maker, samples: list[Any]) -> dict[int, Any]:
+    """A rollout as its maker's arguments have it trained: the samples of all ranks as their buffers
+    have them, without padding.
+    """
+    ranks = ranks_of(maker.args, maker.make_experience_batch(samples))
+    items = [item for rank in ranks for item in rank.buffer.items]
+    return {int(item.sequences[0]): item for item in items}
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_reward_takes_its_group_along(estimator: str, value: float) -> None:
+    args = arguments(SKIP, f"algo.advantage.estimator={estimator}")
+    maker = Maker(args)
+    found = by_place(maker, with_bad_reward(value))
+    (row,) = maker.left_out
+    assert (row["cause"], row["left_out"], row["optimizer_step"]) == ("reward", GROUP, None)
+    assert row["samples"] == [
+        {
+            "prompt_index": 1, "response_index": 1, "prompt_end": "prompt 1",
+            "prompt_sha256": hashlib.sha256(b"prompt 1").hexdigest(),
+        }
+    ]  # fmt: skip
+    assert len(found) == SAMPLES
+    # Without the group in the rollout at all, in a run that stops at such a value.
+    rest = [sample for place, sample in enumerate(rollout()) if place not in MATES]
+    fewer = arguments(f"algo.advantage.estimator={estimator}", "sg.batches=upstream")
+    expected = {
+        int(sequence[0]): (advantages, mask)
+        for e in Maker(fewer).make_experience_batch(rest)
+        for sequence, advantages, mask in zip(e.sequences, e.advantages, e.action_mask, strict=True)
+    }
+    for place, item in found.items():
+        assert bool(item.advantages.isfinite().all()) and bool(item.rewards.isfinite())
+        assert int(item.info[nonfinite.PLACE]) == place
+        if place in MATES:
+            assert not item.action_mask.any()
+        else:
+            advantages, mask = expected[place]
+            length = int(mask.nonzero()[-1]) + 1
+            assert torch.equal(item.action_mask, mask[:length])
+            kept = item.action_mask.bool()
+            torch.testing.assert_close(item.advantages[kept], advantages[:length][kept])
+
+
+def test_the_rollouts_mean_reward_is_that_of_the_finite_ones() -> None:
+    maker = Maker(arguments(SKIP))
+    experiences = maker.make_experience_batch(with_bad_reward(float("nan")))
+    rewards = torch.cat([e.info["reward"] for e in experiences])
+    others = [float(s.rewards) for place, s in enumerate(rollout()) if place != BAD]
+    assert float(rewards.mean()) == pytest.approx(sum(others) / len(others))
+
+
+@pytest.mark.parametrize("batches", [[], DYNAMIC, ["sg.batches=upstream"]])
+@pytest.mark.parametrize(
+    ("field", "cause"),
+    [
+        ("action_log_probs", "log-probs of the policy"),
+        ("base_action_log_probs", "log-probs of the reference model"),
+        ("rollout_log_probs", "log-probs of the rollout engine"),
+        ("kl", "the KL to the reference model"),
+    ],
+)
+def test_log_probs_leave_out_their_response_alone(
+    field: str, cause: str, batches: list[str]
+) -> None:
+    maker = Faulty(arguments(SKIP, *batches))
+    maker.bad_log_probs = field
+    found = by_place(maker, rollout())
+    expected = by_place(Faulty(arguments(*batches)), rollout())
+    (row,) = maker.left_out
+    assert (row["cause"], row["left_out"]) == (cause, 1)
+    assert [(s["prompt_index"], s["response_index"]) for s in row["samples"]] == [(1, 1)]
+    for place, item in found.items():
+        for name in ("action_log_probs", "base_action_log_probs", "rollout_log_probs"):
+            assert bool(getattr(item, name).isfinite().all())
+        assert bool(item.info["kl"].isfinite())
+        if place == BAD:
+            assert not item.action_mask.any()
+        else:
+            # Its reward is still one of the group's.
+            assert torch.equal(item.advantages, expected[place].advantages)
+            assert torch.equal(item.action_mask, expected[place].action_mask)
+
+
+def test_a_sample_is_told_once_and_a_finite_rollout_not_at_all() -> None:
+    maker = Faulty(arguments(SKIP))
+    maker.bad_log_probs = "action_log_probs"
+    experiences = maker.make_experience_batch(with_bad_reward(float("nan")))
+    assert [row["cause"] for row in maker.left_out] == ["reward"]
+    maker.bad_log_probs = ""
+    maker.make_experience_batch(rollout())
+    assert maker.left_out == []
+    status: dict[str, Any] = {nonfinite.ROWS: [{"optimizer_step": 3, "in_a_row": 1}]}
+    rows = nonfinite.take(status, [{"optimizer_step": None, "left_out": GROUP}])
+    assert len(rows) == 2 and len(experiences) > 0
+    assert status == {nonfinite.SKIPPED_STEPS: 1.0, nonfinite.LEFT_OUT: float(GROUP)}
+
+
+def test_without_a_finite_reward_nothing_is_left() -> None:
+    samples = rollout()
+    for sample in samples:
+        sample.rewards = sample.info["reward"] = torch.tensor([float("nan")])
+    maker = Maker(arguments(SKIP))
+    experiences = maker.make_experience_batch(samples)
+    assert not any(e.action_mask.any() for e in experiences)
+    assert maker.left_out[0]["left_out"] == len(maker.left_out[0]["samples"]) == SAMPLES
+    assert all(bool(e.advantages.isfinite().all()) for e in experiences)
+
+
+def test_stopping_leaves_the_samples_as_they_are() -> None:
+    maker = Maker(arguments())
+    experiences = maker.make_experience_batch(rollout())
+    assert not maker.left_out
+    assert all(nonfinite.PLACE not in e.info for e in experiences)
+
+
+def test_a_micro_batch_without_a_part_leaves_upstreams_means() -> None:
+    nan = torch.tensor(float("nan"))
+    status = {
+        "metrics": {"policy_loss": nan, "reward": torch.tensor([1.0, 2.0]), "actor_lr": 0.1},
+        "num_samples": 2.0,
+        "num_action_tokens": 0.0,
+    }
+    nonfinite.without_part(status)
+    assert float(status["metrics"]["policy_loss"]) == 0.0 and status["metrics"]["actor_lr"] == 0.1
+    assert 0 < status["num_samples"] == status["num_action_tokens"] < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ("ds.zero_stage=0", "ds.zero_stage=0; use 1, 2 or 3"),
+        (
+            "ds.zero_stage=1 ds.grad_accum_dtype=fp32 ds.adam_offload=false",
+            "ds.zero_stage=1, ds.grad_accum_dtype=fp32; use ds.zero_stage=2",
+        ),
+        ("actor.optim=muon", "actor.optim=muon"),
+        (
+            "algo.advantage.estimator=gae critic.num_gpus_per_node=2",
+            "critic.model_name_or_path=",
+        ),
+    ],
+)
+def test_what_skipping_needs_is_one_line(overrides: str, words: str) -> None:
+    with pytest.raises(run.UsageError, match=rf"^sg.on_nonfinite=skip: not with {words}"):
+        arguments(SKIP, *overrides.split())
+    arguments(*overrides.split())
+    assert arguments(SKIP, "ds.zero_stage=1").sg.max_nonfinite == 3
+
+
+@pytest.mark.parametrize("override", ["sg.on_nonfinite=go on", "sg.max_nonfinite=0"])
+def test_a_value_that_is_none_is_one_line(override: str) -> None:
+    key, _, value = override.partition("=")
+    with pytest.raises(ConfigError, match=rf"{key}=.*{value}.*: Input should be") as error:
+        arguments(override)
+    assert "\n" not in str(error.value)
+
+
+class Engine(SGRolloutActor):
+    """The rollout engine without a model: of its outputs only the reward is looked at."""
+
+    def __init__(self) -> None:
+        self.executor, self._expects_reward = SimpleNamespace(), True
+
+
+class Letters:
+    def decode(self, tokens: list[int], **_: Any) -> str:
+        return "".join(map(chr, tokens))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), torch.tensor(float("inf")), None])
+def test_the_engine_hands_on_a_number_and_nothing_else(
+    value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = {
+        "reward": value, "scores": value, "label": "A", "prompt": "p",
+        "observation_tokens": [72, 105],
+    }  # fmt: skip
+    monkeypatch.delenv(worker_settings.SKIP_NONFINITE, raising=False)
+    with pytest.raises(RewardError, match="the reward function failed"):
+        Engine()._check_reward(output, Letters())
+    monkeypatch.setenv(worker_settings.SKIP_NONFINITE, "1")
+    if value is None:  # skipping is for numbers
+        with pytest.raises(RewardError, match="the reward function failed"):
+            Engine()._check_reward(output, Letters())
+    else:
+        Engine()._check_reward(output, Letters())
+        assert output["scores"] == 0.0
+        torch.testing.assert_close(output["reward"], float(value), equal_nan=True)
+
+
+def test_in_an_evaluation_such_a_reward_stops() -> None:
+    response = {
+        "observation_tokens": [1, 2, 3, 4], "action_ranges": [(2, 4)], "reward": float("nan"),
+        "scores": 0.0, "rollout_log_probs": None, "prompt": "the prompt", "label": "",
+    }  # fmt: skip
+    generator: Any = object.__new__(SGSamplesGenerator)
+    kept = generator._process_response_into_experience(response)
+    assert bool(kept.rewards.isnan())
+    generator._evaluated = 0
+    with pytest.raises(RewardError, match="gave nan in an evaluation .prompt: 'the prompt'"):
+        generator._process_response_into_experience(response, n_samples_per_prompt=1)

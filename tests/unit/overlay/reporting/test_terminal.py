@@ -1,0 +1,192 @@
+"""What the terminal says of a start: every phase with its seconds, live or as plain lines."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sg_rlhf.common.atomic_io import Lossy
+from sg_rlhf.overlay.reporting import activity
+from sg_rlhf.overlay.reporting import terminal as progress
+from sg_rlhf.run_dir import jsonl_log
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., progress.Progress]:
+    """A progress over a fresh run directory, and phases of this process in its file."""
+    monkeypatch.setattr(progress, "POLL_SECONDS", 0.02)
+    monkeypatch.delenv(activity.VARIABLE, raising=False)
+    return lambda terminal: progress.Progress(tmp_path, terminal)
+
+
+def wait_for(terminal: io.StringIO, text: str) -> None:
+    """A text of the terminal; seconds in it, as "(0 s)", may be more."""
+    pattern = re.escape(text).replace(re.escape("(0 s)"), r"\(\d+ s\)")
+    end = time.monotonic() + 300
+    while not re.search(pattern, terminal.getvalue()):
+        assert time.monotonic() < end, terminal.getvalue()
+        time.sleep(0.01)
+
+
+def test_each_phase_is_a_line_once_and_without_a_terminal_repeated(
+    busy: Callable[..., progress.Progress], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "REPEAT_SECONDS", 0.2)
+    terminal = io.StringIO()
+    with busy(terminal):
+        with activity.phase(activity.DRIVER, "starting Ray"):
+            wait_for(terminal, "starting Ray ...")
+            wait_for(terminal, "still starting Ray (0 s)")
+        for _ in range(2):
+            with activity.phase(activity.CONTROLLER, "syncing weights"):
+                wait_for(terminal, "controller: syncing weights ...")
+    said = terminal.getvalue()
+    assert said.count("starting Ray ...") == said.count("syncing weights ...") == 1
+    assert all(re.match(r"\[ {,4}\d+s\] ", line) for line in said.splitlines())
+    assert activity.VARIABLE not in os.environ
+
+
+def test_a_terminal_has_one_live_line_with_all_that_is_waited_for(
+    busy: Callable[..., progress.Progress], tmp_path: Path
+) -> None:
+    terminal = Screen()
+    with busy(terminal), activity.phase(activity.DRIVER, activity.WORKERS):
+        wait_for(terminal, f"] {activity.WORKERS} (0 s)")
+        with activity.phase(activity.TRAINER, "loading the model"):
+            # A worker is busy, which says more than that the workers start.
+            wait_for(terminal, "] trainer: loading the model (0 s)")
+            with activity.inside("building fused_adam"):
+                wait_for(terminal, "] trainer: building fused_adam (0 s)")
+        (tmp_path / progress.PLAN).write_text(json.dumps({"rollouts": 3, "remarks": []}))
+        wait_for(terminal, "rollouts:   0%")
+        with activity.phase(activity.CONTROLLER, "evaluating"):
+            activity.count(4, 4)
+            wait_for(terminal, "controller: evaluating 4/4 (0 s):   0%")
+    assert "still" not in terminal.getvalue()
+
+
+def test_in_a_file_each_rollout_is_a_line_without_carriage_returns(tmp_path: Path) -> None:
+    def rollouts(*steps: int) -> None:
+        rows = [
+            {"global_step": n, "rollout/reward_mean": n / 4, "rollout/response_length_mean": 9.0}
+            for n in steps
+        ]
+        jsonl_log.append(tmp_path / jsonl_log.METRICS, rows)
+
+    terminal = io.StringIO()
+    rollouts(1, 2)  # of the run before it was resumed
+    shown = progress.Progress(tmp_path, terminal)
+    (tmp_path / progress.PLAN).write_text(json.dumps({"rollouts": 4, "remarks": []}))
+    shown._read()
+    for step in (3, 4):
+        rollouts(step)
+        shown._read()
+    said = [line.partition("] ")[2] for line in terminal.getvalue().splitlines()]
+    assert said == [
+        f"rollout {n} of 4: reward {n / 4:+.2f} tokens 9" for n in (2, 3, 4)
+    ]  # fmt: skip
+    assert "\r" not in terminal.getvalue()
+
+
+def test_it_ends_where_nobody_reads_it_any_more(
+    busy: Callable[..., progress.Progress], tmp_path: Path
+) -> None:
+    """tqdm holds its lock while it writes, and an error there left it locked for good."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    try:
+        with busy(Lossy.over(writes)) as shown, activity.phase(activity.DRIVER, "starting Ray"):
+            (tmp_path / progress.PLAN).write_text(json.dumps({"rollouts": 3, "remarks": []}))
+            wait = time.monotonic() + 300
+            while shown.waiting_for() == "" and time.monotonic() < wait:
+                time.sleep(0.01)
+            shown.say("a line")
+        assert not shown._thread.is_alive()
+    finally:
+        os.close(writes)
+
+
+def test_what_was_skipped_is_a_line(tmp_path: Path) -> None:
+    terminal = io.StringIO()
+    shown = progress.Progress(tmp_path, terminal)
+    (tmp_path / progress.PLAN).write_text(json.dumps({"rollouts": 3, "remarks": []}))
+    samples = [{"prompt_index": i, "response_index": 1} for i in range(6)]
+    steps = {"optimizer_step": 9, "cause": "the gradient", "in_a_row": 2, "samples": samples}
+    left_out = {"optimizer_step": None, "cause": "reward", "left_out": 8, "samples": samples[:1]}
+    rows = [{"global_step": 4, **row} for row in (left_out, steps)]
+    jsonl_log.append(tmp_path / jsonl_log.NONFINITE, rows)
+    shown._read()
+    said = [line for line in terminal.getvalue().splitlines() if "not finite" in line]
+    assert said[0].endswith(
+        "rollout 4: 8 responses left out of the update: reward not finite: prompt 0 response 1 "
+        "(nonfinite.jsonl)"
+    )
+    assert said[1].endswith(
+        "rollout 4: optimizer step 9 skipped, 2 in a row: the gradient not finite: prompt 0 "
+        "response 1, prompt 1 response 1, prompt 2 response 1, prompt 3 response 1 and 2 more "
+        "(nonfinite.jsonl)"
+    )
+
+
+def test_other_processes_write_into_the_same_file_and_ranks_are_one(
+    busy: Callable[..., progress.Progress],
+) -> None:
+    script = "from sg_rlhf.overlay.reporting import activity as a\n"
+        "with a.phase(a.ENGINE, 'loading'): input()\n"
+    terminal = Screen()
+    with busy(terminal) as shown:
+        ranks = [
+            subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, text=True)
+            for _ in range(2)
+        ]
+        wait_for(terminal, "rollout engine: loading (0 s)")
+        for rank in ranks:
+            rank.communicate("\n", timeout=300)
+        end = time.monotonic() + 300
+        while shown.waiting_for():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    assert terminal.getvalue().count("rollout engine: loading ...") == 1
+
+
+def test_what_a_worker_says_is_a_line_and_the_same_of_another_is_not(
+    busy: Callable[..., progress.Progress], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = io.StringIO()
+    with busy(terminal):
+        for text in ("the retriever is away", "the retriever is away", "it is back"):
+            activity.say(activity.ENGINE, text)
+        wait_for(terminal, "] rollout engine: it is back\n")
+        assert terminal.getvalue().count("rollout engine: the retriever is away\n") == 1
+        # Later it is another outage.
+        monkeypatch.setattr(progress, "SAME_SECONDS", 0.0)
+        activity.say(activity.ENGINE, "the retriever is away")
+        activity.say(activity.ENGINE, "that was all")
+        wait_for(terminal, "that was all")
+    assert terminal.getvalue().count("rollout engine: the retriever is away\n") == 2
+
+
+def test_without_a_run_directory_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(activity.VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    with activity.phase(activity.DRIVER, "starting Ray"), activity.inside("more"):
+        activity.count(1, 1)
+    with activity.inside("nobody is busy"):
+        pass
+    assert not list(tmp_path.iterdir())

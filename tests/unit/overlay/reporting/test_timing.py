@@ -1,0 +1,114 @@
+"""Every second of a rollout belongs to one part."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sg_rlhf.overlay.reporting.timing import StepClock
+from sg_rlhf.run_dir.timing_keys import BESIDE, OF_THE_RANK, PARTS, WITHIN, disjoint
+
+
+class Hand:
+    """A clock's hand, moved by the test."""
+
+    def __init__(self) -> None:
+        self.at = 100.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+NAMES = (*PARTS[:-1], *BESIDE, *(n for part in PARTS for n in WITHIN.get(part, ())))
+TIMED = [name for name in NAMES if name not in OF_THE_RANK]
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 1e3), st.sampled_from(["open", "close", "between"]),
+                  st.sampled_from(TIMED)),
+        max_size=40,
+    )
+)  # fmt: skip
+def test_no_second_is_lost_or_counted_twice(events: list[tuple[float, str, str]]) -> None:
+    hand = Hand()
+    clock, blocks = StepClock(hand), []
+    for seconds, what, name in events:
+        hand.at += seconds
+        if what == "open":
+            blocks.append(clock.part(name))
+            blocks[-1].__enter__()
+        elif what == "close" and blocks:
+            blocks.pop().__exit__(None, None, None)
+        elif what == "between":
+            clock.between(name)
+    row = clock.take()
+    whole = row["timing/step_total"] + sum(row[f"timing/{name}"] for name in BESIDE)
+    assert whole == pytest.approx(hand.at - 100.0)
+    # The report reads the same seconds out of the row.
+    parts = disjoint(row)
+    assert sum(parts.values()) == pytest.approx(row["timing/step_total"])
+
+
+def test_a_part_inside_another_is_counted_once() -> None:
+    hand = Hand()
+    clock = StepClock(hand)
+    with clock.part("make_experience"):
+        hand.at += 1
+        with clock.part("old_log_probs"):
+            hand.at += 2
+    with clock.part("broadcast"):
+        hand.at += 4
+        with clock.part("evaluation"):  # of a run that resumes
+            hand.at += 8
+    hand.at += 16
+    row = clock.take()
+    assert row["timing/make_experience"] == 3 and row["timing/old_log_probs"] == 2
+    assert row["timing/broadcast"] == 4 and row["timing/evaluation"] == 8
+    assert row["timing/other"] == 16 and row["timing/step_total"] == 23
+    parts = disjoint(row)
+    assert parts["make_experience"] == 1 and parts["old_log_probs"] == 2
+
+
+def test_a_row_begins_where_the_last_one_ended_inside_a_block_too() -> None:
+    hand = Hand()
+    clock = StepClock(hand)
+    with clock.part("logging"):
+        hand.at += 1
+        clock.take()
+        hand.at += 2
+    assert clock.take()["timing/logging"] == 2
+
+    def fail() -> None:
+        with clock.part("ppo_train"):
+            hand.at += 3
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    hand.at += 4
+    row = clock.take()
+    assert row["timing/ppo_train"] == 3 and row["timing/other"] == 4
+
+
+def test_the_part_that_is_under_way_is_told_and_the_one_that_fails_stays() -> None:
+    told: list[str] = []
+    clock = StepClock(tell=told.append)
+    with clock.part("generation"), clock.part("engines_wake"):
+        pass
+    assert told == ["generation", "engines_wake", "generation", "other"]
+    with pytest.raises(RuntimeError), clock.part("ppo_train"), clock.part("logging"):
+        raise RuntimeError("a rank died")
+    assert told[4:] == ["ppo_train", "logging"]
+
+
+def test_what_is_known_afterwards_is_moved() -> None:
+    hand = Hand()
+    clock = StepClock(hand)
+    with clock.part("generation"):
+        hand.at += 10
+    clock.move(3, "generation", "longest_response")
+    row = clock.take()
+    assert row["timing/generation"] == 10 and row["timing/longest_response"] == 3
+    assert disjoint(row)["generation"] == 7

@@ -1,0 +1,163 @@
+"""Responses without a token that the policy sampled, as an agent gives them."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
+from tests.unit.overlay.learner.test_micro_batches import (
+    DYNAMIC,
+    GROUP,
+    SAMPLES,
+    Maker,
+    arguments,
+    rollout,
+    without_a_cluster,
+)
+
+__all__ = ["without_a_cluster"]  # a fixture for every test here
+
+EMPTY = 5  # its group is 4 to 7
+LEFT = [4, 6, 7]
+ESTIMATORS = ["group_norm", "dr_grpo", "rloo", "reinforce_baseline", "flash_reinforce"]
+
+
+def with_empty(*places: int) -> list[Any]:
+    samples = rollout()
+    for place in places:
+        samples[place].action_mask = torch.zeros_like(samples[place].action_mask)
+    return samples
+
+
+def advantages(maker: Maker, samples: list[Any]) -> dict[int, float]:
+    """Of each sample that has a token: its advantage, the same for all its tokens."""
+    found = {}
+    for e in maker.make_experience_batch(samples):
+        for sequence, row, mask in zip(
+            e.sequences, e.advantages, e.action_mask.bool(), strict=True
+        ):
+            assert bool(row.isfinite().all())
+            if mask.any():
+                assert len(set(row[mask].tolist())) == 1
+                found[int(sequence[0])] = float(row[mask][0])
+    return found
+
+
+def by_hand(estimator: str) -> dict[int, float]:
+    """Of the group's other responses, and of those of other groups, by plain arithmetic."""
+    samples = rollout()
+    reward = {place: float(sample.rewards) for place, sample in enumerate(samples)}
+    del reward[EMPTY]
+    groups = [[p for p in reward if p // GROUP == g] for g in range(SAMPLES // GROUP)]
+    found = {}
+    for group in groups:
+        of_group = [reward[p] for p in group]
+        mean, n = statistics.fmean(of_group), len(of_group)
+        for place in group:
+            found[place] = {
+                "group_norm": (reward[place] - mean) / (statistics.stdev(of_group) + 1e-9),
+                "rloo": reward[place] - (sum(of_group) - reward[place]) / (n - 1),
+                "flash_reinforce": reward[place] - statistics.fmean(reward.values()),
+            }.get(estimator, reward[place] - mean)
+    if estimator == "reinforce_baseline":  # over all tokens
+        tokens = {place: int(samples[place].action_mask.sum()) for place in found}
+        total = sum(tokens.values())
+        mean = sum(found[p] * tokens[p] for p in found) / total
+        variance = sum((found[p] - mean) ** 2 * tokens[p] for p in found) / total
+        found = {p: (value - mean) / variance**0.5 for p, value in found.items()}
+    return found
+
+
+@pytest.mark.parametrize("batches", [[], DYNAMIC, ["sg.batches=upstream"]])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_the_others_of_its_group_are_compared_among_themselves(
+    estimator: str, batches: list[str]
+) -> None:
+    maker = Maker(arguments(f"algo.advantage.estimator={estimator}", *batches))
+    found = advantages(maker, with_empty(EMPTY))
+    assert maker.empty_responses == 1
+    assert found == pytest.approx(by_hand(estimator), abs=1e-5)
+
+
+def test_its_reward_is_of_no_account() -> None:
+    for reward in (100.0, -100.0):
+        samples = with_empty(EMPTY)
+        samples[EMPTY].rewards = torch.tensor([reward])
+        found = advantages(Maker(arguments()), samples)
+        assert found == pytest.approx(by_hand("group_norm"), abs=1e-5)
+
+
+def test_a_response_that_is_left_alone_has_no_signal() -> None:
+    found = advantages(Maker(arguments()), with_empty(4, 5, 6))
+    assert found[7] == 0.0 and set(range(SAMPLES)) - set(found) == {4, 5, 6}
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("clip", [[], ["reward.clip_range=[-0.5,0.4]"]])
+def test_without_one_all_is_upstreams(
+    estimator: str, clip: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = arguments(
+        f"algo.advantage.estimator={estimator}", "reward.stop_properly_penalty_coef=0.5", *clip
+    )
+
+    def cut_off() -> list[Any]:
+        samples = rollout()
+        samples[2].truncated = torch.tensor([True])
+        return samples
+
+    upstreams = Maker(args)
+    expected = advantages(upstreams, cut_off())
+    assert upstreams.empty_responses == 0
+    ours = Maker(args)
+    monkeypatch.setattr(
+        ours, "compute_advantages_and_returns",
+        lambda es: ours._advantages_among(es, [torch.ones(len(e.index)).bool() for e in es]),
+    )  # fmt: skip
+    assert advantages(ours, cut_off()) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_filter_by_scores_does_not_look_at_it() -> None:
+    generator: Any = object.__new__(SGSamplesGenerator)
+    generator._filtered = deque()
+    generator.args = SimpleNamespace(algo=SimpleNamespace(dynamic_filtering_range=(0.0, 1.0)))
+
+    def sample(score: float, tokens: int) -> Any:
+        mask = torch.arange(3)[None] < tokens
+        return SimpleNamespace(scores=torch.tensor([score]), action_mask=mask)
+
+    assert not generator._is_filtered_out([sample(1.0, 2), sample(0.0, 2)])
+    assert generator._is_filtered_out([sample(1.0, 2), sample(0.0, 0)])
+    assert generator._is_filtered_out([sample(1.0, 0), sample(0.0, 0)])
+
+
+def response(tokens: int, *turns: tuple[int, int]) -> dict[str, Any]:
+    return {
+        "observation_tokens": list(range(tokens)), "action_ranges": list(turns), "reward": 0.0,
+        "scores": 0.0, "rollout_log_probs": None, "prompt": "", "label": "", "truncated": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "truncated"),
+    [
+        (response(12, (2, 5)), True),  # upstream's executor stops here, behind its feedback
+        (response(10, (2, 5)), True),
+        (response(9, (2, 5)), False),
+        (response(10, (2, 5), (7, 10)), False),  # the model's own last token
+        (response(12), True),  # the first prompt left no room
+    ],
+)
+def test_a_dialogue_whose_context_an_environment_fills_is_truncated(
+    given: dict[str, Any], truncated: bool
+) -> None:
+    generator: Any = object.__new__(SGSamplesGenerator)
+    generator._filtered = deque()
+    found = generator._process_response_into_experience(given, max_len=10)
+    assert bool(found.truncated) is truncated
