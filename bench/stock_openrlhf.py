@@ -61,8 +61,8 @@ def stock_run(argv: list[str], as_shipped: bool) -> None:
 
     run = train.load(train.parse_arguments(argv))
     args = cli.parse(run.argv)
-    cli.fit_platform(args)
-    cli.heed_interrupts()
+    cli.check_platform(args)
+    cli.install_signal_handlers()
     stock_platform.train(args)
 
 

@@ -50,7 +50,7 @@ def arguments(algorithm: str, responses: int, *overrides: str) -> Any:
         ],
     )  # fmt: skip
     args = run.parse(config.to_argv())
-    run.fit_platform(args)
+    run.check_platform(args)
     args.local_rank = -1
     return args
 

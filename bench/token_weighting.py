@@ -35,7 +35,7 @@ from openrlhf.models.loss import PolicyLoss
 from sg_rlhf.overlay.learner.policy_loss import (
     PolicyLossWithStatistics,
     kl_dispatcher,
-    sequence_context,
+    token_context,
 )
 
 RESPONSES, PROMPT_TOKENS, RESPONSE_TOKENS = 64, 40, 60
@@ -118,7 +118,7 @@ class Loss:
 
     def __call__(self) -> None:
         seen, self.log_probs.grad = self.experience, None
-        context = sequence_context(seen, self.loss.weighting)
+        context = token_context(seen, self.loss.weighting)
         self.loss.context = dataclasses.replace(
             context, entropy=self.entropy, entropy_threshold=0.5
         )

@@ -74,7 +74,7 @@ LAYOUTS = [
 ]
 #: Of the samples of a micro-batch, to what an update computes for them.
 Cost = Callable[[Sequence[int]], float]
-Way = Callable[[list[int], int, int, int, bool, random.Random], balance.Dealt]
+Way = Callable[[list[int], int, int, int, bool, random.Random], balance.Assignment]
 
 
 def drawn(count: int, spread: float, chance: random.Random) -> list[int]:
@@ -97,7 +97,7 @@ def cost_of(packed: bool) -> Cost:
 
 def upstream(
     lengths: list[int], ranks: int, size: int, step: int, packed: bool, chance: random.Random
-) -> balance.Dealt:
+) -> balance.Assignment:
     groups = [range(i, i + GROUP) for i in range(0, len(lengths), GROUP)]
     finished = sorted(groups, key=lambda group: max(lengths[i] for i in group))
     order = list(itertools.chain.from_iterable(finished))
@@ -110,30 +110,30 @@ def upstream(
 
 def fixed(
     lengths: list[int], ranks: int, size: int, step: int, packed: bool, chance: random.Random
-) -> balance.Dealt:
+) -> balance.Assignment:
     steps = balance.optimizer_steps(len(lengths), step, chance.randrange(2**31), 0)
-    return balance.deal_steps(lengths, steps, ranks, size, packed=packed)
+    return balance.balance_steps(lengths, steps, ranks, size, packed=packed)
 
 
 def balanced(
     lengths: list[int], ranks: int, size: int, step: int, packed: bool, chance: random.Random
-) -> balance.Dealt:
+) -> balance.Assignment:
     costs = [sequence_flops(SHAPES[-1], n) for n in lengths]
     steps = balance.optimizer_steps(len(lengths), step, chance.randrange(2**31), 0)
-    of_steps = rounds.deal_steps(lengths, steps, ranks, size, costs, packed=packed)
+    of_steps = rounds.variable_size_steps(lengths, steps, ranks, size, costs, packed=packed)
     return [list(itertools.chain.from_iterable(hands)) for hands in zip(*of_steps, strict=True)]
 
 
 def dynamic(
     lengths: list[int], ranks: int, size: int, step: int, packed: bool, chance: random.Random
-) -> balance.Dealt:
+) -> balance.Assignment:
     hands = fixed(lengths, ranks, step // ranks, step, packed, chance)
     return _cut([list(itertools.chain(*hand)) for hand in hands], lengths, size, step)
 
 
 def dynamic_upstream(
     lengths: list[int], ranks: int, size: int, step: int, packed: bool, chance: random.Random
-) -> balance.Dealt:
+) -> balance.Assignment:
     import torch
     from openrlhf.trainer.ppo_utils.experience import Experience, balance_experiences
 
@@ -150,7 +150,7 @@ def dynamic_upstream(
     return _cut(hands, lengths, size, step)
 
 
-def _cut(hands: list[list[int]], lengths: list[int], size: int, step: int) -> balance.Dealt:
+def _cut(hands: list[list[int]], lengths: list[int], size: int, step: int) -> balance.Assignment:
     """What ``NaiveReplayBuffer.setup_dynamic_batch`` does on each rank."""
     from openrlhf.utils.seqlen_balancing import (
         get_minimum_num_micro_batch_size,
@@ -160,7 +160,7 @@ def _cut(hands: list[list[int]], lengths: list[int], size: int, step: int) -> ba
     ranks = len(hands)
     mine = fixed(lengths, ranks, size, step, True, random.Random(0))
     budget = max(sum(lengths[i] for i in samples) for hand in mine for samples in hand)
-    dealt: balance.Dealt = [[] for _ in range(ranks)]
+    dealt: balance.Assignment = [[] for _ in range(ranks)]
     own = step // ranks
     for first in range(0, len(hands[0]), own):
         parts = [hand[first : first + own] for hand in hands]
@@ -190,7 +190,7 @@ def figures(
         used = [[[lengths[i] for i in samples] for samples in hand] for hand in dealt]
         assert sum(len(samples) for hand in used for samples in hand) == len(lengths)
         costs = [[cost(samples) for samples in hand] for hand in used]
-        waits.append(balance.waiting(costs))
+        waits.append(balance.idle_fraction(costs))
         slowest.append(sum(max(at_once) for at_once in zip(*costs, strict=True)))
         peaks.append(max(sum(s) if packed else max(s) * len(s) for hand in used for s in hand))
         counts.append(len(dealt[0]))
@@ -297,7 +297,7 @@ def one_rank(way: str, spread: float, repeats: int) -> None:
         costs = [[cost([lengths[i] for i in s]) for s in hand] for hand in dealt]
         found = {
             "waiting": round(float(sums[0] / sums.sum()), 4),
-            "waiting_by_the_model": round(balance.waiting(costs), 4),
+            "waiting_by_the_model": round(balance.idle_fraction(costs), 4),
             "seconds": round(float(sums.sum()) / ranks / repeats, 2),
         }
         print(json.dumps(found))

@@ -33,7 +33,12 @@ ROOMS = {
     "config": ("recipes, their keys, upstream's flags;", "imports neither torch nor ray"),
     "algo": ("the method as functions on tensors:", "weightings, losses, KL; torch alone"),
     "tasks": ("K&K, mathematics, search: data, prompts,", "rewards, grading; no torch"),
-    "common": ("files, rows, statistics, command lines,", "run directory, Ray"),
+    "batching": ("samples to ranks", "by their lengths"),
+    "sampling": ("request seeds,", "vLLM's settings"),
+    "run_dir": ("files, lock, names of", "a run directory"),
+    "data_io": ("records, downloads,", "model folders"),
+    "ray_session": ("join or start a", "Ray cluster"),
+    "common": ("atomic files, text,", "host, redaction"),
     "__main__": ("sg-rlhf: every command", "under one name"),
 }
 WIDTH, LEFT, TOP, ROW, GAP = 1120, 40, 96, 92, 14

@@ -30,10 +30,10 @@ from eval.model import (
 )
 from eval.sampling import sampled
 from eval.store import RESULTS, TABLE, Key, Row, Store
-from sg_rlhf.common.argument_types import OneLineParser, count, counts, not_negative
-from sg_rlhf.common.atomic_io import lossy_output
+from sg_rlhf.common.argument_types import OneLineParser, int_list, non_negative_int, positive_int
+from sg_rlhf.common.atomic_io import best_effort_output
 from sg_rlhf.common.environment import as_typed
-from sg_rlhf.common.redaction import redacted_text
+from sg_rlhf.common.redaction import redact_text
 from sg_rlhf.data_io import strict_json
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.questions import EvalError
@@ -111,23 +111,34 @@ def parse_arguments(argv: Sequence[str]) -> CommandLine:
     add("--engine", choices=ENGINES, default="vllm", help="[vllm], openai (a server), or hf")
     add("--base-url", metavar="U", help="of the server, such as http://localhost:8000/v1")
     add("--data-dir", metavar="D", type=Path, help="the original files; else they are downloaded")
-    add("--limit", metavar="N", type=count, help="questions of each benchmark")
-    add("--samples", metavar="N", type=count, help="responses to each question that is sampled")
-    add("--k", metavar="K,K", type=counts, help="the k of pass@k, of at most the samples: 1,8,64")
+    add("--limit", metavar="N", type=positive_int, help="questions of each benchmark")
+    add(
+        "--samples",
+        metavar="N",
+        type=positive_int,
+        help="responses to each question that is sampled",
+    )
+    add("--k", metavar="K,K", type=int_list, help="the k of pass@k, of at most the samples: 1,8,64")
     add(
         "--train-data", metavar="F", type=Path, nargs="+",
         help="files that the model was trained on; [those of its run, for a run's checkpoint]",
     )  # fmt: skip
-    add("--seed", metavar="S", type=not_negative, default=0, help="of sampling and intervals [0]")
+    add(
+        "--seed",
+        metavar="S",
+        type=non_negative_int,
+        default=0,
+        help="of sampling and intervals [0]",
+    )
     add("--resume", action="store_true", help="go on with the run in DIR")
-    add("--tensor-parallel", metavar="N", type=count, default=1, help="GPUs per engine [1]")
-    add("--replicas", metavar="N", type=count, default=1, help="engines, as Ray actors [1]")
+    add("--tensor-parallel", metavar="N", type=positive_int, default=1, help="GPUs per engine [1]")
+    add("--replicas", metavar="N", type=positive_int, default=1, help="engines, as Ray actors [1]")
     add("--revision", metavar="R", help="of a model on the hub [main]")
     add("--dtype", choices=DTYPES, default="auto", help="[auto]: the model's, float32 on a CPU")
     add(
         "--concurrency",
         metavar="N",
-        type=count,
+        type=positive_int,
         default=128,
         help="requests that a server gets at once [128]",
     )
@@ -158,10 +169,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if line.args.compare is not None:
             return compare_folders(line, console)
         suite, benchmarks = check(line)
-        with lossy_output():
+        with best_effort_output():
             return evaluate(line.args, suite, benchmarks, console)
     except (EvalError, OSError) as error:
-        said = as_typed(redacted_text(" ".join(str(error).split())))
+        said = as_typed(redact_text(" ".join(str(error).split())))
         print(f"error: {said}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -279,7 +290,7 @@ def evaluate(
             try:
                 suite.run(prepared, Answers(run, engine, store, args.replicas))
             except (EvalError, OSError) as error:
-                said = as_typed(redacted_text(str(error)))
+                said = as_typed(redact_text(str(error)))
                 print(f"error: {said}; go on with --resume --out {args.out}", file=sys.stderr)
                 return 1
         rows = list(store.begin(run.request).values())

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common.argument_types import OneLineParser
-from sg_rlhf.common.atomic_io import lossy_output, resolved, write_whole
+from sg_rlhf.common.atomic_io import best_effort_output, real_path, write_whole
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.host import versions
-from sg_rlhf.common.redaction import redacted_text, redacted_words
+from sg_rlhf.common.redaction import redact_argv, redact_text
 from sg_rlhf.config import (
     Config,
     ConfigError,
@@ -48,7 +48,7 @@ from sg_rlhf.overlay.reporting.graceful_stop import TerminatedNow
 from sg_rlhf.overlay.settings import layout_checks
 from sg_rlhf.plan.of_recipe import Plan, plan_of, write_predicted
 from sg_rlhf.run_dir.final_model import final_checkpoint
-from sg_rlhf.run_dir.lock import Owned, owning
+from sg_rlhf.run_dir.lock import RunLocked, hold_lock
 from sg_rlhf.weights.describe import describe_loss
 
 EXAMPLES = """\
@@ -146,7 +146,7 @@ def load(arguments: argparse.Namespace) -> Run:
     config = load_config(arguments.config, arguments.overrides)
     run_dir = topology.run_dir_of(arguments.run_dir, arguments.config, config)
     try:
-        run_dir = resolved(run_dir, "--run-dir")
+        run_dir = real_path(run_dir, "--run-dir")
     except ValueError as error:
         raise ConfigError(str(error)) from None
     config = resolve(config, run_dir)
@@ -175,7 +175,7 @@ def check(run: Run) -> argparse.Namespace:
     # Before the flags are fitted to it: a GPU whose driver is too old looks like none to torch.
     for line in before_run(run.config, run.directory):
         print(f"warning: {line}")
-    cli.fit_platform(args)
+    cli.check_platform(args)
     for line in input_checks.check_prompts(run.config):
         print(f"remark: {line}")
     layout_checks.check_prompts(layout_checks.plan(prompts_at_most(args.data), args), args)
@@ -274,7 +274,7 @@ def owned(run_dir: Path) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            held.enter_context(owning(run_dir))
+            held.enter_context(hold_lock(run_dir))
         except OSError as error:
             raise _unwritable(run_dir, error) from None
         yield
@@ -311,7 +311,7 @@ def prepare_run_dir(config: Config, run_dir: Path, allowed: Iterable[str] = ()) 
             )
         run_dir.mkdir(parents=True, exist_ok=True)
         write_whole(run_dir / "config.yaml", config.to_yaml())
-        resume.remember(config, run_dir)
+        resume.save_fingerprints(config, run_dir)
         write_whole(run_dir / "environment.json", json.dumps(environment(), indent=2) + "\n")
     except OSError as error:
         raise _unwritable(run_dir, error) from None
@@ -322,10 +322,10 @@ def _checkpoints(config: Config) -> list[str]:
     """What there is to resume from, the best choice first; leftovers of a killed save are gone."""
     path = Path(config.value("ckpt.path"))
     for folder in (path, path / "_actor", path / "_critic"):
-        for name in paths.remove_leftovers(folder):
+        for name in paths.remove_incomplete(folder):
             print(f"deleted {folder / name}, which an interrupted save left")
     paths.remove_partial_model(Path(config.value("ckpt.output_dir")))
-    return paths.candidates(path / "_actor")
+    return paths.resume_candidates(path / "_actor")
 
 
 def _check_unchanged(config: Config, run_dir: Path, allowed: Iterable[str]) -> None:
@@ -334,7 +334,7 @@ def _check_unchanged(config: Config, run_dir: Path, allowed: Iterable[str]) -> N
     except ConfigError as error:  # another version's words
         print(f"what the run was started with cannot be compared: {error}")
         return
-    refused = resume.not_allowed(changed, allowed)
+    refused = resume.disallowed(changed, allowed)
     if refused:
         shown = [str(change) for change in refused[:NAMED]]
         if len(refused) > NAMED:
@@ -394,8 +394,8 @@ def show(run: Run) -> None:
                 layout_checks.check_prompts(
                     layout_checks.plan(prompts_at_most(args.data), args), args
                 )
-            cli.fit_platform(args)
-        except cli.NotOnThisMachine as error:
+            cli.check_platform(args)
+        except cli.UnsupportedHere as error:
             print(f"# not on this machine: {error}")
         except UpstreamMissing:
             print("# not checked: OpenRLHF is not installed here, and has further rules for flags")
@@ -407,7 +407,7 @@ def show(run: Run) -> None:
     print(f"# {run.weighting}".replace("\n", "\n# "))
     print(*(f"# {line}".rstrip() for line in plan), sep="\n")
     print("# upstream command line")
-    print(shlex.join(["python", "-m", "sg_rlhf.overlay.driver.run", *redacted_words(run.argv)]))
+    print(shlex.join(["python", "-m", "sg_rlhf.overlay.driver.run", *redact_argv(run.argv)]))
     print(remarks.getvalue(), end="")
     for line in found:
         print(f"# remark: {line}")
@@ -438,7 +438,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _main(argv: list[str] | None, started: contextlib.ExitStack) -> int:
     """:func:`main`; what it starts beside itself is put on the stack."""
-    cli.heed_interrupts()
+    cli.install_signal_handlers()
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
     try:
         job_options = launch_options.options_of(arguments)
@@ -465,10 +465,10 @@ def _main(argv: list[str] | None, started: contextlib.ExitStack) -> int:
         TooFewPrompts,
         UnfitMachine,
         UpstreamChanged,
-        Owned,
+        RunLocked,
         launch_options.LaunchError,
     ) as error:
-        print(f"error: {as_typed(redacted_text(str(error)))}", file=sys.stderr)
+        print(f"error: {as_typed(redact_text(str(error)))}", file=sys.stderr)
         return 2
     except TerminatedNow:
         print("terminated by SIGTERM before the run began", file=sys.stderr)
@@ -476,7 +476,7 @@ def _main(argv: list[str] | None, started: contextlib.ExitStack) -> int:
     except KeyboardInterrupt:
         print("interrupted before the run began", file=sys.stderr)
         return 130
-    with lossy_output():
+    with best_effort_output():
         print(run.weighting, *(plan.brief() if plan else ()), sep="\n")
         print(f"run directory: {run.directory}", flush=True)
         return cli.execute(args, workers)

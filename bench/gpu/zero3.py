@@ -213,7 +213,7 @@ def load(engine: Any, folder: Path, record: Record) -> None:
 
     path, _ = engine.load_checkpoint(str(folder), "saved")
     record.check("a checkpoint is found", path is not None)
-    forgotten = store.forget_offload_buffers(engine.optimizer)
+    forgotten = store.drop_offload_buffers(engine.optimizer)
     record.figure("offload_buffers_in_the_checkpoint", forgotten)
     keys = list(state_devices(engine))
     left = [key for key in keys if key.endswith("_offload_buffer")]

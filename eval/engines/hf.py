@@ -163,8 +163,10 @@ def drawn(seeds: Sequence[int], prompt: int) -> Any:
     class Drawn(LogitsProcessor):  # type: ignore[misc]
         def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             positions = [input_ids.shape[1] - prompt] * len(seeds)
-            numbers = torch.from_numpy(seeded_sampler.uniforms(seeds, positions))
-            token = seeded_sampler.draw(scores.softmax(dim=-1, dtype=torch.float32), numbers)
+            numbers = torch.from_numpy(seeded_sampler.hash_uniforms(seeds, positions))
+            token = seeded_sampler.inverse_cdf_sample(
+                scores.softmax(dim=-1, dtype=torch.float32), numbers
+            )
             return torch.full_like(scores, -torch.inf).scatter_(1, token[:, None], 0.0)
 
     return Drawn()

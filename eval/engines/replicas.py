@@ -96,7 +96,7 @@ class Replicas:
     def __init__(self, options: EngineOptions, start_one: StartEngine) -> None:
         from sg_rlhf.ray_session import auth_token
 
-        auth_token.make()
+        auth_token.set_auth_token()
         import ray
 
         from sg_rlhf.ray_session import cluster

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 #: [rank][micro-batch] -> the places of its samples.
-Dealt = list[list[list[int]]]
+Assignment = list[list[list[int]]]
 
 
 def optimizer_steps(samples: int, step: int, seed: int, rollout: int) -> list[list[int]]:
@@ -38,9 +38,9 @@ def optimizer_steps(samples: int, step: int, seed: int, rollout: int) -> list[li
     return [places[i : i + step] for i in range(0, samples, step)]
 
 
-def deal(
+def balance(
     lengths: Sequence[int], ranks: int, size: int, *, packed: bool, neighbours: bool = False
-) -> Dealt:
+) -> Assignment:
     """Micro-batches of ``size`` samples for every rank, the longest first.
 
     Padded to its longest sample, a micro-batch should have samples of like length: they are dealt
@@ -74,7 +74,7 @@ def deal(
     by_length = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     if not packed:
         rounds = [by_length[i : i + ranks] for i in range(0, len(by_length), ranks)]
-        hands = _snake(rounds, ranks)
+        hands = _snake_order(rounds, ranks)
         return [[hand[i : i + size] for i in range(0, len(hand), size)] for hand in hands]
     count = -(-len(lengths) // size)
     micro_batches: list[list[int]] = [[] for _ in range(count)]
@@ -86,10 +86,10 @@ def deal(
             heapq.heappush(with_room, (tokens + lengths[sample], i))
     micro_batches.sort(key=lambda samples: -sum(lengths[i] for i in samples))
     rounds_of = [micro_batches[i : i + ranks] for i in range(0, count, ranks)]
-    return _snake(rounds_of, ranks)
+    return _snake_order(rounds_of, ranks)
 
 
-def waiting(costs: Sequence[Sequence[float]]) -> float:
+def idle_fraction(costs: Sequence[Sequence[float]]) -> float:
     """Share of the ranks' time in which they wait for the slowest, micro-batch by micro-batch.
 
     Args:
@@ -99,7 +99,7 @@ def waiting(costs: Sequence[Sequence[float]]) -> float:
     return 1 - sum(sum(of_rank) for of_rank in costs) / (len(costs) * slowest)
 
 
-def _snake(rounds: Sequence[Sequence[Any]], ranks: int) -> list[list[Any]]:
+def _snake_order(rounds: Sequence[Sequence[Any]], ranks: int) -> list[list[Any]]:
     """What each rank is dealt, one of every round, every second round from the last rank on."""
     hands: list[list[Any]] = [[] for _ in range(ranks)]
     for number, dealt in enumerate(rounds):
@@ -108,7 +108,7 @@ def _snake(rounds: Sequence[Sequence[Any]], ranks: int) -> list[list[Any]]:
     return hands
 
 
-def deal_steps(
+def balance_steps(
     lengths: Sequence[int],
     steps: Sequence[Sequence[int]],
     ranks: int,
@@ -116,12 +116,12 @@ def deal_steps(
     *,
     packed: bool,
     neighbours: bool = False,
-) -> Dealt:
+) -> Assignment:
     """:func:`deal` for each of the optimizer steps, one after the other; neighbours by place."""
-    dealt: Dealt = [[] for _ in range(ranks)]
+    dealt: Assignment = [[] for _ in range(ranks)]
     for drawn in steps:
         step = sorted(drawn) if neighbours else drawn
-        of_step = deal(
+        of_step = balance(
             [lengths[i] for i in step], ranks, size, packed=packed, neighbours=neighbours
         )
         for hand, micro_batches in zip(dealt, of_step, strict=True):

@@ -11,7 +11,7 @@ import bisect
 import itertools
 from collections.abc import Iterable, Sequence
 
-from sg_rlhf.batching.balance import Dealt
+from sg_rlhf.batching.balance import Assignment
 
 #: A stretch whose samples, without padding, cost this share of a round is good enough.
 ENOUGH = 0.99
@@ -34,7 +34,7 @@ def in_rounds(
     rounds: int,
     most: int,
     costs: Sequence[float],
-) -> Dealt | None:
+) -> Assignment | None:
     """So many rounds; None where a micro-batch would have more than ``most`` tokens.
 
     Args:

@@ -15,8 +15,8 @@ import heapq
 from collections.abc import Iterator, Sequence
 
 from sg_rlhf.batching import padded_rounds
-from sg_rlhf.batching.balance import Dealt
-from sg_rlhf.batching.balance import deal_steps as deal_fixed
+from sg_rlhf.batching.balance import Assignment
+from sg_rlhf.batching.balance import balance_steps as deal_fixed
 
 #: Steps in which costs are counted where a round is filled.
 GRAINS = 2048
@@ -30,7 +30,7 @@ PADDED_TRIED, PADDED_GROWTH = 6, 1.15
 WORTH = 0.01
 
 
-def deal_steps(
+def variable_size_steps(
     lengths: Sequence[int],
     steps: Sequence[Sequence[int]],
     ranks: int,
@@ -38,7 +38,7 @@ def deal_steps(
     costs: Sequence[float],
     *,
     packed: bool = True,
-) -> list[Dealt]:
+) -> list[Assignment]:
     """Micro-batches for every rank, step by step.
 
     None has more tokens, those of padding too, than the largest one of ``size`` samples would have
@@ -57,7 +57,7 @@ def deal_steps(
         once.
 
     Raises:
-        ValueError: of :func:`sg_rlhf.batching.balance.deal`.
+        ValueError: of :func:`sg_rlhf.batching.balance.balance`.
     """
     fixed = [deal_fixed(lengths, [step], ranks, size, packed=packed) for step in steps]
     if ranks == 1:
@@ -76,9 +76,9 @@ def _step(
     ranks: int,
     most: int,
     costs: Sequence[float],
-    fixed: Dealt,
+    fixed: Assignment,
     packed: bool,
-) -> Dealt:
+) -> Assignment:
     best, best_time, tried = fixed, _time(fixed, costs, packed), 0
     fewest = -(-sum(lengths[i] for i in step) // (most * ranks))
     numbers = range(fewest, len(fixed[0]) + 1)
@@ -106,7 +106,7 @@ def _spread_out(numbers: range) -> Iterator[int]:
         number = max(number + 1, round(number * PADDED_GROWTH))
 
 
-def _time(dealt: Dealt, costs: Sequence[float], packed: bool) -> float:
+def _time(dealt: Assignment, costs: Sequence[float], packed: bool) -> float:
     of = sum if packed else padded_rounds.padded
     of_ranks = [[of(costs[i] for i in samples) for samples in hand] for hand in dealt]
     return sum(max(at_once) for at_once in zip(*of_ranks, strict=True))
@@ -119,7 +119,7 @@ def _in_rounds(
     rounds: int,
     most: int,
     costs: Sequence[float],
-) -> Dealt | None:
+) -> Assignment | None:
     """So many rounds; None where a micro-batch would have more than ``most`` tokens."""
     left = sorted(step, key=lambda i: -costs[i])
     sizes = [-costs[i] for i in left]  # in order, to be searched

@@ -25,7 +25,7 @@ _FULL_TEXTS = re.compile(
 _PROBE_BYTES = 2**20
 
 
-def resolved(path: Path, what: str) -> Path:
+def real_path(path: Path, what: str) -> Path:
     """The path without links.
 
     Args:
@@ -52,7 +52,7 @@ def write_whole(path: Path, data: str | bytes, sync: bool = False) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with naming(path):
+        with disk_full_context(path):
             with temporary.open("wb") as file:
                 file.write(data.encode() if isinstance(data, str) else data)
                 if sync:
@@ -75,7 +75,7 @@ def append_whole(path: Path, text: str) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Unbuffered, as a buffer would keep what the disk did not take and write it when it is closed.
-    with naming(path), path.open("ab+", buffering=0) as file:
+    with disk_full_context(path), path.open("ab+", buffering=0) as file:
         before = file.seek(0, os.SEEK_END)
         if before and os.pread(file.fileno(), 1, before - 1) != b"\n":
             text = "\n" + text
@@ -100,7 +100,7 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
+def disk_full_context(path: Path) -> Iterator[None]:
     """Whatever finds the disk full in here raises an ``OSError`` that names ``path``.
 
     Of a file that it is writing Python says no name, and torch ("unexpected pos 704 vs 598") not
@@ -115,7 +115,7 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
 
 
-class Lossy(io.RawIOBase):
+class BestEffortStream(io.RawIOBase):
     """A file descriptor for lines: what a full disk does not take, or nobody reads, is lost.
 
     They come from everywhere, libraries' too, and none of them may be what ends a run.
@@ -148,7 +148,7 @@ class Lossy(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def lossy_output() -> Iterator[None]:
+def best_effort_output() -> Iterator[None]:
     """What this process prints in here goes through :class:`Lossy`.
 
     A run takes days: that what reads its lines has ended (``| tee`` in a window that was closed)
@@ -171,7 +171,7 @@ def lossy_output() -> Iterator[None]:
 def _lossily(stream: TextIO) -> TextIO:
     """The stream through :class:`Lossy`; as it is where it is no file of the system's."""
     try:
-        return Lossy.over(stream.fileno())
+        return BestEffortStream.over(stream.fileno())
     except (OSError, ValueError):
         return stream
 

@@ -18,12 +18,12 @@ SKIP = "--skip-room-check"
 MANY = 20_000
 
 
-class NoRoom(ValueError):
+class InsufficientSpace(ValueError):
     """What a command takes is not free; one line."""
 
 
 @dataclass(frozen=True)
-class Needs:
+class Requirements:
     """What a command takes at most, in bytes; and that in lines for people."""
 
     disk: int
@@ -33,7 +33,7 @@ class Needs:
     instead: str = ""
 
 
-def lacking(folder: Path, needs: Needs) -> tuple[str, int, int] | None:
+def shortage(folder: Path, needs: Requirements) -> tuple[str, int, int] | None:
     """What is not there: "disk" or "memory", needed, free. None if both are."""
     if needs.disk > (free := free_disk(folder)):
         return "disk", needs.disk, free
@@ -42,7 +42,7 @@ def lacking(folder: Path, needs: Needs) -> tuple[str, int, int] | None:
     return None
 
 
-def check(flag: str, folder: Path, what: str, needs: Needs) -> None:
+def check(flag: str, folder: Path, what: str, needs: Requirements) -> None:
     """Refuse what the disk of `folder`, or the memory that our cgroups leave, cannot hold.
 
     Args:
@@ -52,15 +52,15 @@ def check(flag: str, folder: Path, what: str, needs: Needs) -> None:
     Raises:
         NoRoom: naming what is needed, what is free, the folder and what goes ahead anyway.
     """
-    if (lack := lacking(folder, needs)) is not None:
+    if (lack := shortage(folder, needs)) is not None:
         name, needed, free = lack
-        raise NoRoom(
+        raise InsufficientSpace(
             f"{flag} {folder}: {what} takes {size(needed)} of {name}, {size(free)} are "
             f"free{needs.instead} ({SKIP} goes ahead anyway)"
         )
 
 
-def say(lines: Iterable[str], folder: Path) -> None:
+def print_requirements(lines: Iterable[str], folder: Path) -> None:
     """Print what is needed, and what is free."""
     for line in lines:
         print(line)

@@ -33,14 +33,14 @@ _A_KEY = re.compile(r"[\w.-]+").fullmatch
 _LEAST = 8
 
 
-class Secret(str):
+class SecretStr(str):
     """Text that is what it is to whoever uses it, and hidden to whoever prints what holds it.
 
     Upstream prints the namespace of all flags and sends it to wandb as text; both show `repr`.
     """
 
     def __repr__(self) -> str:
-        return repr(redacted_text(self) if _IN_ADDRESS.search(self) else HIDDEN)
+        return repr(redact_text(self) if _IN_ADDRESS.search(self) else HIDDEN)
 
 
 def is_secret(name: str) -> bool:
@@ -48,22 +48,22 @@ def is_secret(name: str) -> bool:
     return bool(_SECRET_NAME.search(name)) and name not in _NOT_SECRET
 
 
-def redacted(name: str, value: Any) -> Any:
+def redact(name: str, value: Any) -> Any:
     """A setting's value as it may be shown."""
     if value is None or value == "" or isinstance(value, bool):
         return value
     if is_secret(name):
         return HIDDEN
     if isinstance(value, str):
-        return redacted_text(value)
+        return redact_text(value)
     if isinstance(value, Mapping):
-        return {key: redacted(str(key), one) for key, one in value.items()}
+        return {key: redact(str(key), one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [redacted("", one) for one in value]
+        return [redact("", one) for one in value]
     return value
 
 
-def redacted_text(text: str, environment: Mapping[str, str] | None = None) -> str:
+def redact_text(text: str, environment: Mapping[str, str] | None = None) -> str:
     """A text without users and passwords of addresses, tokens, and the secrets of variables.
 
     Args:
@@ -78,34 +78,34 @@ def redacted_text(text: str, environment: Mapping[str, str] | None = None) -> st
     return text
 
 
-def redacted_words(words: Iterable[str]) -> list[str]:
+def redact_argv(words: Iterable[str]) -> list[str]:
     """A command line, ``--key value`` or ``key=value``, as it may be shown."""
     shown: list[str] = []
     before = ""
     for word in words:
         name, equals, value = word.lstrip("-").partition("=")
         if equals and _A_KEY(name):  # and not an address with a query
-            found = redacted(name, value)
+            found = redact(name, value)
             shown.append(word if found == value else f"{word.partition('=')[0]}={found}")
         else:
-            shown.append(redacted(before, word))
+            shown.append(redact(before, word))
         before = word[2:] if word.startswith("--") and not equals else ""
     return shown
 
 
-def hide(settings: Namespace | SimpleNamespace, prefix: str = "") -> None:
+def mask_namespace(settings: Namespace | SimpleNamespace, prefix: str = "") -> None:
     """Make secrets of a nested namespace, in place, such that printing it does not show them."""
     for name, value in vars(settings).items():
         key = f"{prefix}{name}"
         if isinstance(value, (Namespace, SimpleNamespace)):
-            hide(value, f"{key}.")
+            mask_namespace(value, f"{key}.")
         else:
             setattr(settings, name, _hidden(key, value))
 
 
 def _hidden(key: str, value: Any) -> Any:
-    if isinstance(value, str) and redacted(key, value) != value:
-        return Secret(value)
+    if isinstance(value, str) and redact(key, value) != value:
+        return SecretStr(value)
     if isinstance(value, dict):
         return {name: _hidden(f"{key}.{name}", one) for name, one in value.items()}
     if isinstance(value, list):

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from sg_rlhf.common.redaction import redacted
+from sg_rlhf.common.redaction import redact
 
 #: An option of OpenRLHF's own command line.
 _UPSTREAMS_FLAG = re.compile(r"--\w+(\.\w+)+").fullmatch
@@ -48,7 +48,7 @@ class OneLineParser(argparse.ArgumentParser):
             if _UPSTREAMS_FLAG(key):
                 following = words[place + 1]
                 value = value or ("true" if following.startswith("-") else following)
-                shown = redacted(key[2:], value)
+                shown = redact(key[2:], value)
                 return f"; write a recipe's key without dashes: {key[2:]}={shown}"
             loose = words[place - 1] != "--config" and not word.startswith("--")
             if loose and word.endswith((".yaml", ".yml")):

@@ -29,7 +29,9 @@ CORRECTIONS = {
 }
 
 
-def expand(name: str | None, values: dict[str, Any], origin: dict[str, str]) -> dict[str, Any]:
+def apply_preset(
+    name: str | None, values: dict[str, Any], origin: dict[str, str]
+) -> dict[str, Any]:
     """The recipe's values with the flags of ``sg.correction``.
 
     Raises:

@@ -13,7 +13,7 @@ from sg_rlhf.tasks.settings import DomainSettings
 
 
 @functools.cache
-def _owners() -> dict[str, Domain]:
+def _domains() -> dict[str, Domain]:
     try:
         found = registry.domains()
     except ValueError as error:
@@ -33,12 +33,12 @@ def _class(domain: Domain) -> type[DomainSettings]:
 
 def names() -> tuple[str, ...]:
     """The domains that have a section."""
-    return tuple(_owners())
+    return tuple(_domains())
 
 
 def settings_class(name: str) -> type[DomainSettings]:
     """The settings of a domain that has a section."""
-    return _class(_owners()[name])
+    return _class(_domains()[name])
 
 
 def keys() -> dict[str, str]:
@@ -50,10 +50,10 @@ def keys() -> dict[str, str]:
     }
 
 
-def split(key: str) -> tuple[str, str] | None:
+def parse_key(key: str) -> tuple[str, str] | None:
     """(domain, field) of a key of a section; None for any other key."""
     parts = key.split(".", 2)
-    return (parts[1], parts[2]) if len(parts) == 3 and parts[1] in _owners() else None
+    return (parts[1], parts[2]) if len(parts) == 3 and parts[1] in _domains() else None
 
 
 def check(sections: Mapping[str, DomainSettings]) -> None:
@@ -63,7 +63,7 @@ def check(sections: Mapping[str, DomainSettings]) -> None:
         ConfigError: one line for the user.
     """
     for name, settings in sections.items():
-        wanted = _owners()[name].check
+        wanted = _domains()[name].check
         if wanted is not None:
             try:
                 load(wanted)(settings)

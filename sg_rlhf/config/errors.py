@@ -7,5 +7,5 @@ class ConfigError(OneLineError):
     """A recipe or an override is wrong; the message is one line for the user."""
 
 
-class NotHere(ConfigError):
+class MissingFile(ConfigError):
     """A recipe names a file that is not on this machine, or names none yet."""

@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from sg_rlhf.common.redaction import redacted
-from sg_rlhf.config.errors import ConfigError, NotHere
+from sg_rlhf.common.redaction import redact
+from sg_rlhf.config.errors import ConfigError, MissingFile
 from sg_rlhf.config.recipe import Config, local_path
 from sg_rlhf.data_io import model_folder
 from sg_rlhf.data_io.prompt_validation import (
     SUFFIXES,
-    Fields,
-    Seen,
+    PromptIndex,
+    PromptSchema,
     checked,
-    room_for_prompt,
+    max_prompt_tokens,
     rows_of,
     too_long,
 )
-from sg_rlhf.data_io.records import DataError, short
+from sg_rlhf.data_io.records import DataError, truncate
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.domain import Domain
 
@@ -80,14 +80,14 @@ def look(config: Config) -> tuple[list[str], list[str]]:
     def there(check: Callable[[Any], None], checked: Any) -> bool:
         try:
             check(checked)
-        except NotHere as error:
+        except MissingFile as error:
             lacking.append(str(error))
             return False
         return True
 
     try:
         sets = [prompts for prompts in prompt_sets(config) if there(_check_there, prompts)]
-    except NotHere as error:
+    except MissingFile as error:
         lacking.append(str(error))
         sets = []
     for check in (check_models, check_code, check_places, check_names):
@@ -108,7 +108,7 @@ def check_names(config: Config) -> None:
         if len(name) > limit or not name.isprintable() or set(name) & set(refused):
             without = f" and none of {' '.join(refused)}" if refused else ""
             raise ConfigError(
-                f"{key}={redacted(key, name)!r}: expected up to {limit} characters of one line"
+                f"{key}={redact(key, name)!r}: expected up to {limit} characters of one line"
                 f"{without}"
             )
 
@@ -137,7 +137,7 @@ class PromptSet:
     @property
     def room(self) -> int:
         """Most tokens of a prompt."""
-        return room_for_prompt(self.max_len, self.response)
+        return max_prompt_tokens(self.max_len, self.response)
 
 
 def prompt_sets(config: Config) -> list[PromptSet]:
@@ -147,7 +147,7 @@ def prompt_sets(config: Config) -> list[PromptSet]:
         ConfigError: the prompts to train on are not set, or there is no room for one.
     """
     if not config.value("data.prompt_dataset"):
-        raise NotHere(
+        raise MissingFile(
             "data.prompt_dataset: not set; give the training prompts, JSON lines that "
             "`python -m sg_rlhf.data` makes or a data set's id"
         )
@@ -192,10 +192,10 @@ def check_prompts(config: Config, sets: list[PromptSet] | None = None) -> list[s
     _check_probabilities(config)
     fields = _fields(config)
     remarks: list[str] = []
-    trained: Seen | None = None
+    trained: PromptIndex | None = None
     tokens = functools.cache(lambda: token_counter(config))
     for prompts in prompt_sets(config) if sets is None else sets:
-        seen = Seen(keep=config.sg.contradicting_labels == "keep")
+        seen = PromptIndex(keep=config.sg.contradicting_labels == "keep")
         try:
             for name in prompts.names:
                 _check_set(name, prompts, fields, seen, tokens)
@@ -225,8 +225,8 @@ def check_prompts(config: Config, sets: list[PromptSet] | None = None) -> list[s
 def _check_set(
     name: str,
     prompts: PromptSet,
-    fields: Fields,
-    seen: Seen,
+    fields: PromptSchema,
+    seen: PromptIndex,
     tokens: Callable[[], Callable[[list[str]], list[int]] | None],
 ) -> None:
     path = file_of(prompts.key, name)
@@ -269,14 +269,14 @@ def file_of(key: str, name: str) -> Path | None:
     if path.suffix in SUFFIXES:
         if not path.is_file():
             if IN_A_JOB in os.environ:
-                raise NotHere(
+                raise MissingFile(
                     f"{key}={name}: no such file on this machine; a job's package leaves out what "
                     ".gitignore names, such as data/: put it on a folder that every machine of the "
                     "cluster sees, and give its absolute path"
                 )
             made = path.parts[0] == "data"  # where the recipes have what the data command makes
             hint = "; make it with `python -m sg_rlhf.data`" if made else f" (in {Path.cwd()})"
-            raise NotHere(f"{key}={name}: no such file{hint}")
+            raise MissingFile(f"{key}={name}: no such file{hint}")
         return None if path.suffix == ".arrow" else path
     if path.is_dir():
         if not any(path.iterdir()):
@@ -285,7 +285,7 @@ def file_of(key: str, name: str) -> Path | None:
     if os.path.lexists(path):
         raise ConfigError(f"{key}={name}: expected a file that ends in {', '.join(SUFFIXES)}")
     if not model_folder.is_hub_id(given):
-        raise NotHere(f"{key}={name}: no such file or folder, and no id of a hub")
+        raise MissingFile(f"{key}={name}: no such file or folder, and no id of a hub")
     return None
 
 
@@ -306,7 +306,7 @@ def _check_probabilities(config: Config) -> None:
         )
 
 
-def _fields(config: Config) -> Fields:
+def _fields(config: Config) -> PromptSchema:
     template, chat = config.value("data.input_template"), config.value("data.apply_chat_template")
     if template and chat:
         raise ConfigError(
@@ -321,7 +321,7 @@ def _fields(config: Config) -> Fields:
         if found.count("\0") != 1:
             raise ConfigError(f"data.input_template={template!r}: expected {{}} once, no other {{")
     domains = domains_of(config)
-    return Fields(
+    return PromptSchema(
         prompt=config.value("data.input_key"),
         label=config.value("data.label_key"),
         image=config.value("data.image_key"),
@@ -347,7 +347,7 @@ def domains_of(config: Config) -> list[Domain]:
 def label_fault(label: Any, domains: list[Domain]) -> str | None:
     """What is wrong with a label, by the graders that are to read it."""
     if domains and not isinstance(label, str):
-        return f"{short(label)}, expected text"
+        return f"{truncate(label)}, expected text"
     for domain in domains:
         try:
             domain.grade("", label)
@@ -387,7 +387,7 @@ def token_counter(config: Config) -> Callable[[list[str]], list[int]] | None:
 def check_models(config: Config) -> None:
     """Every model that a recipe names and that is a folder here; see :func:`check_files`."""
     if not config.value(MODELS[0]):
-        raise NotHere(f"{MODELS[0]}: not set; give a model id or a local folder")
+        raise MissingFile(f"{MODELS[0]}: not set; give a model id or a local folder")
     trusted = config.sg.trust_remote_code
     used = [config.value(key) for key in MODELS]
     unused = [name for name in trusted if name not in used]
@@ -404,7 +404,7 @@ def check_models(config: Config) -> None:
             continue
         if not Path(name).is_dir():
             if os.path.lexists(name) or not model_folder.is_hub_id(name):
-                raise NotHere(f"{key}={name}: no Hugging Face model folder there")
+                raise MissingFile(f"{key}={name}: no Hugging Face model folder there")
             continue
         try:
             model_folder.check(Path(name), trusted=given in trusted)
@@ -443,7 +443,7 @@ def _check_defines(key: str, name: str, wanted: str) -> None:
     try:
         tree = ast.parse(Path(name).read_bytes())
     except OSError as error:
-        kind = NotHere if isinstance(error, FileNotFoundError) else ConfigError
+        kind = MissingFile if isinstance(error, FileNotFoundError) else ConfigError
         raise kind(f"{key}={name}: cannot be read: {error.strerror}") from None
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         why = " ".join(str(error).split())
@@ -474,4 +474,4 @@ def check_places(config: Config) -> None:
         there = next(p for p in (path, *path.parents) if os.path.lexists(p))
         if not there.is_dir() or not os.access(there, os.W_OK):
             why = "no folder" if not there.is_dir() else "not writable"
-            raise NotHere(f"{key}={given}: cannot write there: {there} is {why}")
+            raise MissingFile(f"{key}={given}: cannot write there: {there} is {why}")

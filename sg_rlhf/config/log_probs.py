@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
 
 
-class OldLogProbs(NamedTuple):
+class OldLogProbRule(NamedTuple):
     """What the rule says of a recipe.
 
     Attributes:
@@ -28,7 +28,7 @@ class OldLogProbs(NamedTuple):
     why: str
 
 
-def old_log_probs(value: Callable[[str], Any]) -> OldLogProbs:
+def old_log_prob_rule(value: Callable[[str], Any]) -> OldLogProbRule:
     """The rule.
 
     Args:
@@ -36,14 +36,14 @@ def old_log_probs(value: Callable[[str], Any]) -> OldLogProbs:
     """
     reader = next((why for why, applies in _readers(value) if applies), None)
     if reader:
-        return OldLogProbs("all", 1.0, reader)
+        return OldLogProbRule("all", 1.0, reader)
     step = value("train.batch_size")
     samples = value("rollout.batch_size") * value("rollout.n_samples_per_prompt")
     steps = max(1, samples // step)
     if steps == 1:
-        return OldLogProbs("none", 0.0, "a rollout is one optimizer step")
+        return OldLogProbRule("none", 0.0, "a rollout is one optimizer step")
     why = f"a rollout is {steps} optimizer steps (train.batch_size={step} of {samples} samples)"
-    return OldLogProbs("later", (steps - 1) / steps, why)
+    return OldLogProbRule("later", (steps - 1) / steps, why)
 
 
 def _readers(value: Callable[[str], Any]) -> list[tuple[str, bool]]:

@@ -27,7 +27,7 @@ from sg_rlhf.algo.objectives import Objective
 from sg_rlhf.algo.weightings import Weighting, weighting_class
 from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS, parameter_of
 from sg_rlhf.common import module_paths
-from sg_rlhf.common.redaction import HIDDEN, redacted, redacted_text
+from sg_rlhf.common.redaction import HIDDEN, redact, redact_text
 from sg_rlhf.config import correction_presets, domain_settings, old_names, value_ranges
 from sg_rlhf.config.builtin_recipes import recipe_path
 from sg_rlhf.config.errors import ConfigError
@@ -44,7 +44,7 @@ from sg_rlhf.config.weighting_resolution import (
     LONG,
     OBJECTIVE,
     SHORT_TYPE,
-    Statements,
+    WeightingResolver,
     built_objective,
     built_weighting,
 )
@@ -71,7 +71,7 @@ class Config:
 
     def value(self, key: str) -> Any:
         """The value of a dotted key: the recipe's, else upstream's or ``sg``'s default."""
-        if (of_domain := domain_settings.split(key)) is not None:
+        if (of_domain := domain_settings.parse_key(key)) is not None:
             name, field = of_domain
             return getattr(
                 self.sg.domains.get(name) or domain_settings.settings_class(name)(), field
@@ -100,7 +100,7 @@ class Config:
         """The resolved recipe; feeding it back gives the same configuration, but for secrets: they
         are left out, and what stands in an address is hidden.
         """
-        flat = {k: redacted(k, v) for k, v in self.flat().items()}
+        flat = {k: redact(k, v) for k, v in self.flat().items()}
         shown = {k: v for k, v in flat.items() if v != HIDDEN}
         return OmegaConf.to_yaml(OmegaConf.create(_nest(shown)))
 
@@ -190,7 +190,7 @@ def load_config(
     flat: dict[str, Any] = {}
     origin: dict[str, str] = {}
     sources: list[str] = []
-    statements = Statements()
+    statements = WeightingResolver()
 
     def take(key: str, value: Any, where: str) -> None:
         key = BESIDE_UPSTREAMS.get(key, key)
@@ -224,7 +224,7 @@ def parsed_value(key: str, text: str) -> Any:
         return OmegaConf.to_container(OmegaConf.from_dotlist([f"x={text}"]))["x"]  # type: ignore[call-overload,index]
     except (OmegaConfBaseException, YAMLError, KeyError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"override {f'{key}={redacted(key, text)}'!r}: not a YAML value ({_one_line(error)})"
+            f"override {f'{key}={redact(key, text)}'!r}: not a YAML value ({_one_line(error)})"
         ) from None
 
 
@@ -257,7 +257,7 @@ def _read_chain(path: Path, seen: tuple[Path, ...]) -> Iterator[tuple[Path, dict
 
 
 def _one_line(error: Exception) -> str:
-    text = redacted_text(" ".join(str(error).split()))
+    text = redact_text(" ".join(str(error).split()))
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
@@ -285,7 +285,7 @@ def _check(
     flat: dict[str, Any],
     origin: dict[str, str],
     sources: tuple[str, ...],
-    statements: Statements,
+    statements: WeightingResolver,
 ) -> Config:
     table, known = flags(), sg_keys()
     values: dict[str, Any] = {}
@@ -305,12 +305,15 @@ def _check(
             f"{origin.get('eval.dataset', 'recipe')}: eval.dataset={values['eval.dataset']}: "
             "not used beside sg.eval_sets; set one of them to null or []"
         )
-    values = correction_presets.expand(settings.correction, values, origin)
+    values = correction_presets.apply_preset(settings.correction, values, origin)
     return Config(values=values, sg=settings, sources=sources)
 
 
 def sg_settings(
-    values: dict[str, Any], statements: Statements, loss: str, origin: dict[str, str] | None = None
+    values: dict[str, Any],
+    statements: WeightingResolver,
+    loss: str,
+    origin: dict[str, str] | None = None,
 ) -> SGSettings:
     """The ``sg`` section of dotted keys, with what the statements settle.
 
@@ -343,7 +346,7 @@ def sg_settings_of_flags(given: dict[str, str | None], loss: str) -> SGSettings:
     Raises:
         ConfigError: a value that its key does not take.
     """
-    statements, rest = Statements(), {}
+    statements, rest = WeightingResolver(), {}
     for key, text in given.items():
         if text is None:
             continue
@@ -368,7 +371,7 @@ def _unknown_key(key: str, where: str, known: list[str]) -> str:
 def _checked_value(flag: Flag, value: Any, where: str) -> Any:
     def fail() -> ConfigError:
         return ConfigError(
-            f"{where}: {flag.dest}={redacted(flag.dest, value)!r}: expected {flag.describe()}"
+            f"{where}: {flag.dest}={redact(flag.dest, value)!r}: expected {flag.describe()}"
         )
 
     if value is None:
@@ -386,7 +389,7 @@ def _checked_value(flag: Flag, value: Any, where: str) -> Any:
 
 
 def _in_range(flag: Flag, value: Any, where: str) -> Any:
-    expected = value_ranges.expected(flag.dest, value)
+    expected = value_ranges.violation(flag.dest, value)
     if expected is not None:
         raise ConfigError(f"{where}: {flag.dest}={value}: expected {expected}")
     return value

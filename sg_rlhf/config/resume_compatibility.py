@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sg_rlhf.common.atomic_io import write_whole
-from sg_rlhf.common.redaction import redacted
+from sg_rlhf.common.redaction import redact
 from sg_rlhf.config.recipe import Config, load_config, local_path
 from sg_rlhf.data_io.dataset_writer import sha256_of
 
@@ -23,7 +23,7 @@ from sg_rlhf.data_io.dataset_writer import sha256_of
 FILE = "started_with.json"
 #: Settings of how log-probs are computed (with logits, a pass of their own or without) and weights
 #: sent: the same but for rounding. And of what only stops a run, or lets it go on where it would.
-HOW = (
+NUMERICS_ONLY = (
     "sg.fused_logprobs", "sg.skip_old_log_probs", "sg.share_prompts", "sg.weight_sync",
     "sg.sync_bucket_mb", "sg.sync_timeout", "sg.check_trained", "sg.grace_seconds",
     "sg.cluster_wait",
@@ -31,7 +31,7 @@ HOW = (
     "sg.trust_remote_code", "sg.contradicting_labels", "sg.engine_log_probs",
 )  # fmt: skip
 #: Keys, or patterns of them, that may change: places, layout, what is logged and when.
-FREE = (
+MUTABLE = (
     "ckpt.*", "logger.*", "eval.*", "vllm.*", "*.num_nodes", "*.num_gpus_per_node", "*.offload",
     "*.micro_batch_size", "*.max_tokens_per_gpu", "train.colocate_*", "train.dynamic_batch_enable",
     "train.full_determinism_enable", "actor.gradient_checkpoint*", "ds.zero_stage", "ds.packing_*",
@@ -39,14 +39,14 @@ FREE = (
     "ds.ring_attn_*", "ds.tensor_parallel_size", "ds.deepcompile", "ds.use_liger_kernel",
     "ds.grad_accum_dtype", "ds.use_universal_ckpt", "data.dataloader_num_workers", "local_rank",
     "sg.run_dir", "sg.eval_*", "sg.samples_per_step", "sg.sync_check_*", "sg.verbose", "sg.wandb",
-    *HOW,
+    *NUMERICS_ONLY,
     # Of a server that an environment asks: where it is and how patient its client is.
     "sg.*.url", "sg.*.timeout_s", "sg.*.retries", "sg.*.backoff_s", "sg.*.outage_s",
     "sg.*.max_connections", "sg.*.max_batch", "sg.*.max_failure_rate", "sg.*.failure_window",
     "sg.*.min_searches",
 )  # fmt: skip
 #: Keys whose files are compared instead of their names, wherever both are known.
-OF_FILES = ("actor.model_name_or_path", "data.prompt_dataset", "reward.model_name_or_path")
+FINGERPRINTED = ("actor.model_name_or_path", "data.prompt_dataset", "reward.model_name_or_path")
 #: Of a model's folder what decides how it reads and what it is; of its weights the sizes.
 _OF_A_MODEL = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin")
 _LARGE = (".safetensors", ".bin")
@@ -68,7 +68,7 @@ class Change(NamedTuple):
         if isinstance(before, dict) and isinstance(after, dict):  # what differs of it
             keys = [k for k in {**before, **after} if before.get(k) != after.get(k)]
             before, after = ({k: d[k] for k in keys if k in d} for d in (before, after))
-        was, now = (str(redacted(self.key, value)) for value in (before, after))
+        was, now = (str(redact(self.key, value)) for value in (before, after))
         return f"{self.key}: was {_brief(was)}, now {_brief(now)}"
 
 
@@ -80,7 +80,7 @@ def _brief(text: str) -> str:
 def fingerprints(config: Config) -> dict[str, str]:
     """For each key of :data:`OF_FILES` that names files or a folder here, what is in them."""
     found = {}
-    for key in OF_FILES:
+    for key in FINGERPRINTED:
         names = str(config.value(key) or "")
         parts = [_contents(local_path(key, name.strip())) for name in names.split(",") if name]
         if parts and None not in parts:
@@ -101,7 +101,7 @@ def _contents(name: str) -> Any:
     ]
 
 
-def remember(config: Config, run_dir: Path) -> None:
+def save_fingerprints(config: Config, run_dir: Path) -> None:
     """Write what the run is started with."""
     write_whole(run_dir / FILE, json.dumps({"files": fingerprints(config)}, indent=1) + "\n")
 
@@ -126,7 +126,7 @@ def changes(config: Config, run_dir: Path) -> list[Change]:
     return found
 
 
-def not_allowed(found: Iterable[Change], allowed: Iterable[str]) -> list[Change]:
+def disallowed(found: Iterable[Change], allowed: Iterable[str]) -> list[Change]:
     """The changes whose keys are not in a list."""
     names = set(allowed)
     return [change for change in found if change.key not in names]
@@ -135,7 +135,7 @@ def not_allowed(found: Iterable[Change], allowed: Iterable[str]) -> list[Change]
 def _free(key: str, was: Any, now: Any) -> bool:
     # The same service at another address.
     served = all(str(value).startswith(("http://", "https://")) for value in (was, now))
-    return served or any(fnmatch.fnmatch(key, pattern) for pattern in FREE)
+    return served or any(fnmatch.fnmatch(key, pattern) for pattern in MUTABLE)
 
 
 def _of(config: Config, flat: Mapping[str, Any], key: str) -> Any:

@@ -17,9 +17,9 @@ from pydantic import (
 )
 
 from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS
-from sg_rlhf.common.redaction import redacted
+from sg_rlhf.common.redaction import redact
 from sg_rlhf.config import domain_settings
-from sg_rlhf.config.value_ranges import COLDEST
+from sg_rlhf.config.value_ranges import MIN_TEMPERATURE
 from sg_rlhf.tasks.settings import DomainSettings
 
 #: Keys of ours that stand beside upstream's, where a user looks for them, and what they are.
@@ -41,10 +41,10 @@ class EvalSet(BaseModel):
 
     @model_validator(mode="after")
     def _one_temperature(self) -> EvalSet:
-        if 0 < self.temperature < COLDEST:
+        if 0 < self.temperature < MIN_TEMPERATURE:
             raise ValueError(
-                f"vLLM samples at {COLDEST:g} what asks for less: set temperature to 0 or to "
-                f"{COLDEST:g} or more"
+                f"vLLM samples at {MIN_TEMPERATURE:g} what asks for less: set temperature to 0 or "
+                f"to {MIN_TEMPERATURE:g} or more"
             )
         if self.temperature == 0 and self.n_samples_per_prompt > 1:
             raise ValueError("temperature 0 gives the same response n times: set it above 0 or n=1")
@@ -279,4 +279,4 @@ def validation_message(error: ValidationError, section: str = "sg") -> tuple[str
     if first["type"] == "missing":
         return key, f"{key}: not set"
     why = first["msg"].removeprefix("Value error, ")
-    return key, f"{key}={redacted(key, first.get('input'))!r}: {why}"
+    return key, f"{key}={redact(key, first.get('input'))!r}: {why}"

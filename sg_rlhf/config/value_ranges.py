@@ -49,7 +49,7 @@ class Range(NamedTuple):
 
 _COUNT, _SHARE, _POSITIVE, _NOT_NEGATIVE = Range(1), Range(0, 1), Range(0, above=True), Range(0)
 #: vLLM samples at .01 what asks for less, so that trainer and table would name another policy.
-COLDEST = 0.01
+MIN_TEMPERATURE = 0.01
 #: -1 is upstream's word for "never".
 _STEPS = Range(1, also=-1)
 
@@ -85,10 +85,10 @@ RANGES: dict[str, Range] = {
     "algo.advantage.lambd": _SHARE,
     "algo.advantage.gamma": _SHARE,
     # 0 would sample each response n times over, and divide the log-probs by it.
-    "rollout.temperature": Range(COLDEST),
+    "rollout.temperature": Range(MIN_TEMPERATURE),
     "rollout.top_p": Range(0, 1, above=True),
     "rollout.n_samples_per_prompt": _COUNT,
-    "eval.temperature": Range(COLDEST, also=0),
+    "eval.temperature": Range(MIN_TEMPERATURE, also=0),
     "eval.n_samples_per_prompt": _COUNT,
     "train.seed": Range(0, 2**31 - 1),
     "algo.kl.init_coef": _NOT_NEGATIVE,
@@ -110,10 +110,10 @@ RANGES: dict[str, Range] = {
     "ds.ring_attn_head_stride": _COUNT,
 }
 #: Keys that may be infinite, which is upstream's word for "no limit".
-WITHOUT_LIMIT = ("ckpt.max_mem", "algo.advantage.is_correction_threshold", "*.clip_range")
+MAY_BE_INFINITE = ("ckpt.max_mem", "algo.advantage.is_correction_threshold", "*.clip_range")
 
 
-def expected(key: str, value: Any) -> str | None:
+def violation(key: str, value: Any) -> str | None:
     """What a number of a key should have been; None where it is right.
 
     Args:
@@ -121,7 +121,7 @@ def expected(key: str, value: Any) -> str | None:
     """
     numbers = [one for one in (value if isinstance(value, list) else [value]) if _is_number(one)]
     wanted = _range_of(key)
-    if any(math.isinf(one) for one in numbers) and not _matches(key, WITHOUT_LIMIT):
+    if any(math.isinf(one) for one in numbers) and not _matches(key, MAY_BE_INFINITE):
         return "a finite number"
     if all(wanted.has(one) for one in numbers):
         return None

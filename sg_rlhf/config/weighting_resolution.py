@@ -31,19 +31,19 @@ OBJECTIVE_OF_LOSS = {
 
 
 @dataclass(frozen=True)
-class _Given:
+class _Setting:
     key: str
     value: Any
     where: str
 
 
 @dataclass
-class Statements:
+class WeightingResolver:
     """What files and overrides say of the weighting and the objective, in their order."""
 
-    named: _Given = _Given(SHORT_TYPE, "grpo_sg", "default")
-    parameters: dict[str, _Given] = field(default_factory=dict)
-    objective: dict[str, _Given] = field(default_factory=dict)
+    named: _Setting = _Setting(SHORT_TYPE, "grpo_sg", "default")
+    parameters: dict[str, _Setting] = field(default_factory=dict)
+    objective: dict[str, _Setting] = field(default_factory=dict)
 
     def take(self, key: str, value: Any, where: str) -> bool:
         """Note a dotted key; False where it says nothing of these.
@@ -51,7 +51,7 @@ class Statements:
         Raises:
             ConfigError: a mapping was expected.
         """
-        given = _Given(key, value, where)
+        given = _Setting(key, value, where)
         if key == SHORT_TYPE:
             self.named = given
             self.parameters = {k: g for k, g in self.parameters.items() if not _is_long(g.key)}
@@ -64,7 +64,7 @@ class Statements:
             self.parameters[key] = given
         elif key == OBJECTIVE:
             self.objective = {
-                f"{key}.{name}": _Given(f"{key}.{name}", item, where)
+                f"{key}.{name}": _Setting(f"{key}.{name}", item, where)
                 for name, item in _mapping(given).items()
             }
         elif key.startswith(f"{OBJECTIVE}."):
@@ -75,7 +75,7 @@ class Statements:
 
     def _whole(self, value: Any, where: str) -> None:
         settings = (
-            {"type": value} if isinstance(value, str) else _mapping(_Given(LONG, value, where))
+            {"type": value} if isinstance(value, str) else _mapping(_Setting(LONG, value, where))
         )
         if "type" in settings or not settings:
             name = settings.pop("type", "grpo_sg")
@@ -109,7 +109,7 @@ class Statements:
             raise ConfigError(f"{self.named.where}: {LONG}: {error}") from None
         return {"type": self.named.value, **made.parameters(), "allow_constant": allowed}
 
-    def _used(self, cls: type[Weighting]) -> Iterable[tuple[str, _Given]]:
+    def _used(self, cls: type[Weighting]) -> Iterable[tuple[str, _Setting]]:
         for key, given in self.parameters.items():
             if _is_long(key):
                 yield key.removeprefix(f"{LONG}."), given
@@ -150,7 +150,7 @@ def _is_long(key: str) -> bool:
     return key.startswith(f"{LONG}.")
 
 
-def _mapping(given: _Given) -> dict[str, Any]:
+def _mapping(given: _Setting) -> dict[str, Any]:
     if given.value is None:
         return {}
     if not isinstance(given.value, dict):
@@ -161,7 +161,7 @@ def _mapping(given: _Given) -> dict[str, Any]:
     return {str(name): value for name, value in given.value.items()}
 
 
-def _refused(error: ParameterError, given: _Given, section: str) -> ConfigError:
+def _refused(error: ParameterError, given: _Setting, section: str) -> ConfigError:
     named = (
         given.key.rsplit(".", 1)[-1] == error.name or given.key.removeprefix("sg.") in SHORT_FORMS
     )

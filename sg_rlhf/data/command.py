@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from sg_rlhf import __version__
 from sg_rlhf.common import free_space
 from sg_rlhf.common.argument_types import path
-from sg_rlhf.common.atomic_io import resolved
+from sg_rlhf.common.atomic_io import real_path
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.data_io import model_folder
 from sg_rlhf.data_io.command_options import print_files
@@ -57,7 +57,7 @@ def make(task: str, command: DataCommand, args: argparse.Namespace) -> None:
     Raises:
         ValueError: bad arguments or data; the message is one line for the user.
     """
-    out: Path = resolved(args.out, "--out")
+    out: Path = real_path(args.out, "--out")
     plan = command.plan(args, _load_tokenizer)
     request = {"task": task, "version": __version__, **plan.request}
     manifest = current_manifest(out, request)
@@ -68,7 +68,7 @@ def make(task: str, command: DataCommand, args: argparse.Namespace) -> None:
         if plan.needs is not None:
             needs = plan.needs()
             if needs.lines:
-                free_space.say(needs.lines, out)
+                free_space.print_requirements(needs.lines, out)
             if not args.skip_room_check:
                 free_space.check("--out", out, "the data set", needs)
         made = plan.make()

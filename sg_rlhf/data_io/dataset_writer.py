@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.atomic_io import naming
+from sg_rlhf.common.atomic_io import disk_full_context
 
 MANIFEST = "manifest.json"
 MADE_BY = "sg_rlhf.data"
@@ -76,7 +76,10 @@ def write_dataset(
         and no absolute path, so that the same request gives the same bytes.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    with naming(out), tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as outer:
+    with (
+        disk_full_context(out),
+        tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as outer,
+    ):
         # Not the temporary folder itself: that one is readable by its owner only.
         new = Path(outer, "data")
         new.mkdir()

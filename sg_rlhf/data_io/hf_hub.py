@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sg_rlhf.common import free_space
-from sg_rlhf.data_io.records import DataError, one_line
+from sg_rlhf.data_io.records import DataError, single_line
 
 
 def download_from_hub(
@@ -51,14 +51,14 @@ def download_from_hub(
             size = get_hf_file_metadata(url).size or 0
             cache = Path(constants.HF_HUB_CACHE)
             free_space.check(
-                "HF_HUB_CACHE", cache, f"the download of {file}", free_space.Needs(size, 0)
+                "HF_HUB_CACHE", cache, f"the download of {file}", free_space.Requirements(size, 0)
             )
         path = hf_hub_download(repository, file, repo_type="dataset", revision=revision)
-    except free_space.NoRoom:
+    except free_space.InsufficientSpace:
         raise
     except (OSError, ValueError) as error:
         raise DataError(
-            f"hub:{repository}:{file} at {revision}: {one_line(error)}; "
+            f"hub:{repository}:{file} at {revision}: {single_line(error)}; "
             "or get the file by hand and give its path as --source"
         ) from None
     return Path(path)

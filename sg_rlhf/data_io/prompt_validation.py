@@ -16,7 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.data_io.records import DataError, numbered_json_lines, one_line, parquet_rows, short
+from sg_rlhf.data_io.records import (
+    DataError,
+    numbered_json_lines,
+    parquet_rows,
+    single_line,
+    truncate,
+)
 
 #: What upstream reads by its suffix; an Arrow file is a cache of `datasets`, and is taken as it is.
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
@@ -29,14 +35,14 @@ COMMON_LABELS = (
 LEAST_RESPONSE = 16
 
 
-def room_for_prompt(max_len: int, max_new_tokens: int | None) -> int:
+def max_prompt_tokens(max_len: int, max_new_tokens: int | None) -> int:
     """Most tokens of a prompt: `data.max_len` holds the prompt and its response."""
     return max_len - (max_new_tokens or LEAST_RESPONSE)
 
 
 def too_long(tokens: int, rows: int, max_len: int, max_new_tokens: int | None) -> str:
     """What is wrong with a prompt that leaves no room for its response, and what to do."""
-    room = room_for_prompt(max_len, max_new_tokens)
+    room = max_prompt_tokens(max_len, max_new_tokens)
     if max_new_tokens is None:
         response = f"{LEAST_RESPONSE} tokens, the least where rollout.max_new_tokens is not set"
         other = "set rollout.max_new_tokens"
@@ -62,7 +68,7 @@ def value_of(row: Mapping[str, Any], name: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Fields:
+class PromptSchema:
     """What a row must hold.
 
     Attributes:
@@ -98,7 +104,7 @@ class Fields:
 
 
 @dataclass
-class Seen:
+class PromptIndex:
     """What was seen of the rows so far, of one file or several.
 
     Attributes:
@@ -170,7 +176,7 @@ class Seen:
             return
         if known_answer != answer:
             raise DataError(
-                f"{place}: the prompt of {known} with another label, {short(label, 60)}: "
+                f"{place}: the prompt of {known} with another label, {truncate(label, 60)}: "
                 "a response cannot be right by both; keep one of the two rows, or "
                 "sg.contradicting_labels=keep"
             )
@@ -185,7 +191,7 @@ def _digest(*values: Any) -> bytes:
 
 
 def checked(
-    rows: Iterable[tuple[str, Any]], fields: Fields, seen: Seen
+    rows: Iterable[tuple[str, Any]], fields: PromptSchema, seen: PromptIndex
 ) -> Iterator[tuple[str, str | None]]:
     """(place, text) of each row once it is checked; None for a prompt of messages.
 
@@ -197,7 +203,7 @@ def checked(
     """
     for place, row in rows:
         if not isinstance(row, dict):
-            raise DataError(f"{place}: {short(row)}, expected an object with {fields.prompt!r}")
+            raise DataError(f"{place}: {truncate(row)}, expected an object with {fields.prompt!r}")
         flat = fields.flat(row)
         prompt = flat[fields.prompt]
         fault = _prompt_fault(prompt, fields)
@@ -228,7 +234,7 @@ def _has(row: Mapping[str, Any]) -> str:
     """The fields of a row that lacks one, and the settings for it if its form is a common one."""
     prompt = next((name for name in COMMON_PROMPTS if value_of(row, name) is not None), None)
     label = next((name for name in COMMON_LABELS if value_of(row, name) is not None), None)
-    has = f"; the row has {short([*row])}"
+    has = f"; the row has {truncate([*row])}"
     if prompt is None:
         return has
     settings = [f"data.input_key={prompt}"]
@@ -239,16 +245,16 @@ def _has(row: Mapping[str, Any]) -> str:
     return f"{has}: set {' '.join(settings)}"
 
 
-def _prompt_fault(prompt: Any, fields: Fields) -> str | None:
+def _prompt_fault(prompt: Any, fields: PromptSchema) -> str | None:
     if prompt is None:
         return "missing, expected the prompt's text"
     if fields.chat and isinstance(prompt, list):
         fine = prompt and all(isinstance(m, dict) and {"role", "content"} <= {*m} for m in prompt)
-        return None if fine else f"{short(prompt)}, expected messages with role and content"
+        return None if fine else f"{truncate(prompt)}, expected messages with role and content"
     if isinstance(prompt, list):
-        return f"{short(prompt)}, expected text, or messages with data.apply_chat_template=true"
+        return f"{truncate(prompt)}, expected text, or messages with data.apply_chat_template=true"
     if not isinstance(prompt, str):
-        return f"{short(prompt)}, expected text"
+        return f"{truncate(prompt)}, expected text"
     if not prompt.strip():
         return "empty, expected the prompt's text"
     try:
@@ -258,7 +264,7 @@ def _prompt_fault(prompt: Any, fields: Fields) -> str | None:
     return None
 
 
-def rows_of(path: Path, fields: Fields) -> Iterator[tuple[str, Any]]:
+def rows_of(path: Path, fields: PromptSchema) -> Iterator[tuple[str, Any]]:
     """(where it stands, row) of every row of a file, read as upstream reads its kind.
 
     Raises:
@@ -272,7 +278,7 @@ def rows_of(path: Path, fields: Fields) -> Iterator[tuple[str, Any]]:
         raise DataError(f"{path}: no rows, expected at least one prompt")
 
 
-def _numbered(path: Path, fields: Fields) -> Iterator[tuple[int, Any]]:
+def _numbered(path: Path, fields: PromptSchema) -> Iterator[tuple[int, Any]]:
     if path.suffix == ".parquet":
         yield from enumerate(parquet_rows(path, lambda names: _columns(names, fields)), start=1)
     elif path.suffix == ".csv":
@@ -283,7 +289,7 @@ def _numbered(path: Path, fields: Fields) -> Iterator[tuple[int, Any]]:
         yield from numbered_json_lines(path, skip_blank=True)
 
 
-def _columns(present: list[str], fields: Fields) -> list[str]:
+def _columns(present: list[str], fields: PromptSchema) -> list[str]:
     """The columns to read; all where one is missing, for the message about the first row."""
     wanted = {
         name if name in present else name.partition(".")[0]
@@ -299,7 +305,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, Any]]:
             for number, row in enumerate(csv.DictReader(file, strict=True), start=1):
                 yield number, {k: v or None for k, v in row.items() if k is not None}
     except (OSError, ValueError, csv.Error) as error:
-        raise DataError(f"{path}: not a readable CSV file in UTF-8: {one_line(error)}") from None
+        raise DataError(f"{path}: not a readable CSV file in UTF-8: {single_line(error)}") from None
 
 
 def _begins_with_a_list(path: Path) -> bool:
@@ -314,6 +320,6 @@ def _whole(path: Path) -> list[Any]:
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON: {one_line(error)}") from None
+        raise DataError(f"{path}: not JSON: {single_line(error)}") from None
     assert isinstance(found, list)
     return found

@@ -16,7 +16,7 @@ from sg_rlhf.common.text import OneLineError
 Raw = TypeVar("Raw")
 Row = TypeVar("Row")
 
-Tick = Callable[[], object]
+ProgressCallback = Callable[[], object]
 
 #: Bytes of one line; a file with a longer one is none of lines.
 LONGEST_LINE = 64 * 2**20
@@ -31,7 +31,7 @@ def read_each(
     items: Iterable[Raw],
     parse: Callable[[Raw, int], Row],
     kind: str,
-    on_row: Tick | None = None,
+    on_row: ProgressCallback | None = None,
 ) -> list[Row]:
     """Every item of a file, parsed.
 
@@ -105,7 +105,7 @@ def _refuse(constant: str) -> Any:
 def _why(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8 (byte {error.start} of the line)"
-    return one_line(error)
+    return single_line(error)
 
 
 def json_objects(path: Path) -> Iterator[dict[str, Any]]:
@@ -116,7 +116,7 @@ def json_objects(path: Path) -> Iterator[dict[str, Any]]:
     """
     for number, row in enumerate(json_lines(path), start=1):
         if not isinstance(row, dict):
-            raise DataError(f"{path}: row {number}: {short(row)}, expected a JSON object")
+            raise DataError(f"{path}: row {number}: {truncate(row)}, expected a JSON object")
         yield row
 
 
@@ -145,7 +145,7 @@ def parquet_rows(
             for batch in file.iter_batches(columns=columns):
                 yield from batch.to_pylist()
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a readable parquet file: {one_line(error)}") from None
+        raise DataError(f"{path}: not a readable parquet file: {single_line(error)}") from None
 
 
 def parquet_extent(path: Path, columns: Collection[str]) -> tuple[int, int]:
@@ -160,7 +160,7 @@ def parquet_extent(path: Path, columns: Collection[str]) -> tuple[int, int]:
     try:
         facts = pq.read_metadata(path)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a readable parquet file: {one_line(error)}") from None
+        raise DataError(f"{path}: not a readable parquet file: {single_line(error)}") from None
     groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
     parts = [group.column(number) for group in groups for number in range(group.num_columns)]
     wanted = [part for part in parts if part.path_in_schema.split(".")[0] in columns]
@@ -177,7 +177,7 @@ def check_fraction(test_fraction: float) -> None:
         raise DataError(f"test fraction must be at least 0 and below 1, got {test_fraction}")
 
 
-def hold_out(
+def split_held_out(
     items: Sequence[Row],
     group: Callable[[Row], Any],
     test_fraction: float,
@@ -201,12 +201,12 @@ def hold_out(
     return train, [item for i, item in enumerate(items) if i in held_out]
 
 
-def short(value: object, limit: int = 120) -> str:
+def truncate(value: object, limit: int = 120) -> str:
     """A value as an error message shows it."""
     text = repr(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def one_line(error: BaseException) -> str:
+def single_line(error: BaseException) -> str:
     """An error's message without line breaks."""
     return " ".join(str(error).split())

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-from sg_rlhf.common.argument_types import OneLineParser, count, positive
+from sg_rlhf.common.argument_types import OneLineParser, positive_float, positive_int
 
 
 def await_nodes(address: str, nodes: int, seconds: float, pause: float = 2.0) -> list[str]:
@@ -55,9 +55,14 @@ def await_nodes(address: str, nodes: int, seconds: float, pause: float = 2.0) ->
 def main(argv: list[str] | None = None) -> int:
     """Exit status 0; 1 when the machines are not there in time, 2 for wrong usage."""
     parser = OneLineParser(prog="python -m sg_rlhf.launch.await_nodes", description=__doc__)
-    parser.add_argument("--nodes", type=count, required=True, help="machines, the head among them")
     parser.add_argument(
-        "--seconds", type=positive, default=300.0, help="how long at most (default: %(default)g)"
+        "--nodes", type=positive_int, required=True, help="machines, the head among them"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=positive_float,
+        default=300.0,
+        help="how long at most (default: %(default)g)",
     )
     parser.add_argument(
         "--address",

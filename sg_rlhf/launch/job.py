@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 import sg_rlhf
-from sg_rlhf.common.redaction import redacted_words
+from sg_rlhf.common.redaction import redact_argv
 from sg_rlhf.config import Config, ConfigError, topology
 from sg_rlhf.launch import data_commands
 from sg_rlhf.launch.options import LaunchError, Options
@@ -119,7 +119,7 @@ def job_of(
     Raises:
         LaunchError: an override holds a secret.
     """
-    pairs = zip(overrides, redacted_words(overrides), strict=True)
+    pairs = zip(overrides, redact_argv(overrides), strict=True)
     secret = next((given for given, shown in pairs if given != shown), "")
     if secret:
         raise LaunchError(
@@ -128,8 +128,8 @@ def job_of(
         )
     on_cpu = config.value("vllm.sync_backend") == "gloo"
     nodes, ranks = machines(config)
-    size = gpu_size(config)
-    memory, disk, estimate = amounts(config, size, nodes, ranks)
+    size = gpu_memory(config)
+    memory, disk, estimate = resources(config, size, nodes, ranks)
     where = relative(run_dir)
     words = ["python", "-m", "sg_rlhf.train"]
     for file in configs:
@@ -174,7 +174,7 @@ def machines(config: Config) -> tuple[int, int]:
     return nodes, math.ceil(total / nodes)
 
 
-def amounts(config: Config, size: int, nodes: int, ranks: int) -> tuple[int, int, str]:
+def resources(config: Config, size: int, nodes: int, ranks: int) -> tuple[int, int, str]:
     """What the run takes, by its plan (`sg_rlhf.plan`) and with a margin.
 
     Args:
@@ -198,16 +198,16 @@ def amounts(config: Config, size: int, nodes: int, ranks: int) -> tuple[int, int
         plan = None
     if plan is None:
         return MEMORY_GIB_PER_GPU * ranks, DISK_GB, ""
-    memory = _up(MARGIN * plan.memory.host_gib, 16)
-    disk = _up(MARGIN * plan.memory.disk_gb + PACKAGES_GB, 50)
+    memory = _round_up(MARGIN * plan.memory.host_gib, 16)
+    disk = _round_up(MARGIN * plan.memory.disk_gb + PACKAGES_GB, 50)
     return memory, disk, plan.time.line() if plan.time else ""
 
 
-def _up(amount: float, step: int) -> int:
+def _round_up(amount: float, step: int) -> int:
     return step * math.ceil(amount / step)
 
 
-def gpu_size(config: Config) -> int:
+def gpu_memory(config: Config) -> int:
     """Memory in GB of the GPUs that the recipe is written for: 24, 40 or 80.
 
     By the last file of a folder ``hardware`` that it was made of; 80 where there is none.

@@ -25,7 +25,7 @@ from typing import Any
 from sg_rlhf.common.argument_types import OneLineParser
 from sg_rlhf.common.environment import script
 from sg_rlhf.config import Config, ConfigError, input_checks, load_config, topology
-from sg_rlhf.data_io.records import one_line
+from sg_rlhf.data_io.records import single_line
 
 #: Never uploaded, as well as what .gitignore and .rayignore name; Ray's own default.
 EXCLUDED = [".git", ".venv", "venv", "__pycache__"]
@@ -86,14 +86,14 @@ def pack(folder: Path, into: Path) -> Package:
     return Package(content, names, file.stat().st_size, folder)
 
 
-def places_of(config: Config) -> dict[str, str]:
+def input_paths(config: Config) -> dict[str, str]:
     """Key -> what it names, of keys that may name files; without ids of modules."""
     found = {key: str(config.value(key) or "") for key in input_checks.READ_FROM}
     found |= {f"sg.eval_sets, {one.name}": one.dataset for one in config.sg.eval_sets}
     return {k: v for k, v in found.items() if v and not v.startswith(("module:", "http"))}
 
 
-def beside_package(config: Config, package: Package) -> tuple[dict[str, str], list[str]]:
+def missing_from_package(config: Config, package: Package) -> tuple[dict[str, str], list[str]]:
     """What a job must be told of files that are here and are not uploaded.
 
     Returns:
@@ -103,7 +103,7 @@ def beside_package(config: Config, package: Package) -> tuple[dict[str, str], li
         SubmitError: a held-out set of ``sg.eval_sets`` is such a file, by a relative path.
     """
     overrides, lines = {}, []
-    for key, names in places_of(config).items():
+    for key, names in input_paths(config).items():
         parts = [name.strip() for name in names.split(",")]
         away = [p for p in parts if _is_here(p) and not package.holds(Path(p.partition("@")[0]))]
         if not away:
@@ -200,7 +200,7 @@ class Output:
             print(new, end="", flush=True)
 
 
-def follow(client: Any, job: str) -> int:
+def stream_logs(client: Any, job: str) -> int:
     """Print a job's output until it ends; its exit status.
 
     Raises:
@@ -218,7 +218,7 @@ def follow(client: Any, job: str) -> int:
             if time.monotonic() - silent_since > HEAD_SECONDS:
                 raise ClusterLost(
                     f"the cluster's head has not answered for {HEAD_SECONDS:g} s: "
-                    f"{one_line(error)}; the same command resumes the run on a new cluster"
+                    f"{single_line(error)}; the same command resumes the run on a new cluster"
                 ) from None
             time.sleep(LOOK_SECONDS)
             continue
@@ -282,7 +282,7 @@ def submit(arguments: Any) -> int:
                 ".gitignore must not name it"
             )
         configs = [os.path.relpath(f) for f in arguments.config]
-        overrides, lines = beside_package(config, package)
+        overrides, lines = missing_from_package(config, package)
         client = _client(arguments.address)
         print(
             f"uploading {package.folder}: {len(package.names)} files, "
@@ -300,12 +300,12 @@ def submit(arguments: Any) -> int:
                 runtime_env=runtime_env(config, package),
             )  # fmt: skip
         except Exception as error:  # the client's own, bare ones
-            raise SubmitError(f"{arguments.address}: {one_line(error)}") from None
+            raise SubmitError(f"{arguments.address}: {single_line(error)}") from None
     at, ray = f"--address {arguments.address}", script("ray")
     print(f"job {job}; to stop it after a checkpoint: {ray} job stop {at} {job}", flush=True)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        return follow(client, job)
+        return stream_logs(client, job)
     except KeyboardInterrupt:
         print(
             f"\nthe job goes on; {ray} job logs --follow {at} {job} follows it, "
@@ -326,7 +326,7 @@ def _client(address: str) -> Any:
         return JobSubmissionClient(address)
     except Exception as error:  # plain ones, and asyncio's
         raise SubmitError(
-            f"--address {address}: no Ray dashboard answers there: {one_line(error)}"
+            f"--address {address}: no Ray dashboard answers there: {single_line(error)}"
         ) from None
 
 

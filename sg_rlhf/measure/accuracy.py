@@ -24,7 +24,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sg_rlhf.common.argument_types import OneLineParser, count, not_negative, positive, progress_bar
+from sg_rlhf.common.argument_types import (
+    OneLineParser,
+    non_negative_int,
+    positive_float,
+    positive_int,
+    progress_bar,
+)
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.common.statistics import Z95, half_width
 from sg_rlhf.data_io import strict_json
@@ -69,13 +75,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--reward", default="module:sg_rlhf.tasks.kk.reward", metavar="FILE",
         help="file or module:NAME whose reward_func reports `correct` [Knights & Knaves]",
     )  # fmt: skip
-    add("--prompts", type=count, metavar="N", help="the first N of each file [all]")
-    add("--samples", type=count, default=8, metavar="N", help="responses to each [8]")
-    add("--temperature", type=positive, default=0.7, metavar="T", help="[0.7]")
-    add("--max-new-tokens", type=count, default=256, metavar="N", help="[256]")
-    add("--seed", type=not_negative, default=0, help="of all draws [0]")
+    add("--prompts", type=positive_int, metavar="N", help="the first N of each file [all]")
+    add("--samples", type=positive_int, default=8, metavar="N", help="responses to each [8]")
+    add("--temperature", type=positive_float, default=0.7, metavar="T", help="[0.7]")
+    add("--max-new-tokens", type=positive_int, default=256, metavar="N", help="[256]")
+    add("--seed", type=non_negative_int, default=0, help="of all draws [0]")
     add("--device", default="auto", help="auto, cpu or cuda [auto]")
-    add("--threads", type=count, metavar="N", help="CPU threads; 1 is best on busy cores")
+    add("--threads", type=positive_int, metavar="N", help="CPU threads; 1 is best on busy cores")
     add("--json", type=Path, metavar="FILE", help="everything, for a script")
     args = parser.parse_args(argv)
     options.check_outputs(parser, args)

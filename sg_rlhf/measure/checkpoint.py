@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 from sg_rlhf.algo.weightings import token_keys
 from sg_rlhf.config import local_path
 from sg_rlhf.data_io import model_folder
-from sg_rlhf.data_io.records import one_line
+from sg_rlhf.data_io.records import single_line
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 #: Tokens of prompts, responses and padding that go through the model at a time.
@@ -56,7 +56,7 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        why = one_line(error).partition(". ")[0]
+        why = single_line(error).partition(". ")[0]
         raise MeasureError(f"--device {name}: {why}; expected auto, cpu or cuda") from None
     return device
 
@@ -118,7 +118,7 @@ def _location(name: str) -> str:
 
 
 def _why(error: Exception) -> str:
-    text = one_line(error)
+    text = single_line(error)
     return text if len(text) <= 200 else text[:197] + "..."
 
 

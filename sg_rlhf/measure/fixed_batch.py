@@ -16,7 +16,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from sg_rlhf.common.atomic_io import write_whole
-from sg_rlhf.data_io.records import DataError, json_objects, short
+from sg_rlhf.data_io.records import DataError, json_objects, truncate
 from sg_rlhf.measure.checkpoint import MeasureError, TokenRow, vocabulary
 
 KIND = "sg_rlhf.measure batch"
@@ -217,7 +217,7 @@ def _ids(
     text = row.get(key)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) else []
     if not ids:
-        raise DataError(f"{where}: {key}={short(text)}: expected a text")
+        raise DataError(f"{where}: {key}={truncate(text)}: expected a text")
     return tuple(ids)
 
 
@@ -226,5 +226,5 @@ def _number(row: Mapping[str, Any], key: str, where: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise DataError(f"{where}: {key}={short(value)}: expected a finite number")
+        raise DataError(f"{where}: {key}={truncate(value)}: expected a finite number")
     return float(value)

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sg_rlhf.common.argument_types import count, not_negative, progress_bar
+from sg_rlhf.common.argument_types import non_negative_int, positive_int, progress_bar
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.config import Config, load_config
 from sg_rlhf.data_io import strict_json
@@ -86,14 +86,14 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--batches",
-        type=count,
+        type=positive_int,
         default=20,
         metavar="N",
         help="minibatches of --prompts x --group responses, of the next prompts each [20]",
     )
     parser.add_argument(
         "--warm-up",
-        type=not_negative,
+        type=non_negative_int,
         default=20,
         metavar="N",
         help="minibatches before those, of newly sampled responses, that AdamW's moments are made "

@@ -19,12 +19,18 @@ import torch
 
 from sg_rlhf.algo.weightings import Weighting
 from sg_rlhf.common import figures
-from sg_rlhf.common.argument_types import OneLineParser, count, not_negative, positive, progress_bar
+from sg_rlhf.common.argument_types import (
+    OneLineParser,
+    non_negative_int,
+    positive_float,
+    positive_int,
+    progress_bar,
+)
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.common.host import machine
 from sg_rlhf.config import Config, weighting_of
 from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
-from sg_rlhf.data_io.records import one_line
+from sg_rlhf.data_io.records import single_line
 from sg_rlhf.measure import fixed_batch, sample_batch
 from sg_rlhf.measure.checkpoint import (
     DTYPES,
@@ -76,26 +82,28 @@ def new_parser(
     batch.add_argument(
         "--sampler", metavar="CKPT", help=of_one("who answers prompts [the first --model]")
     )
-    batch.add_argument("--prompts", type=count, metavar="N", help="prompts to answer [8]")
-    batch.add_argument("--group", type=count, metavar="G", help="responses to each [the recipe, 8]")
+    batch.add_argument("--prompts", type=positive_int, metavar="N", help="prompts to answer [8]")
     batch.add_argument(
-        "--max-new-tokens", type=count, metavar="N", help="of a response [the recipe, 256]"
+        "--group", type=positive_int, metavar="G", help="responses to each [the recipe, 8]"
     )
     batch.add_argument(
-        "--temperature", type=positive, metavar="T", help="of the policy [the recipe, 1.0]"
+        "--max-new-tokens", type=positive_int, metavar="N", help="of a response [the recipe, 256]"
     )
-    batch.add_argument("--seed", type=not_negative, default=0, help="of all draws [0]")
+    batch.add_argument(
+        "--temperature", type=positive_float, metavar="T", help="of the policy [the recipe, 1.0]"
+    )
+    batch.add_argument("--seed", type=non_negative_int, default=0, help="of all draws [0]")
     batch.add_argument(
         "--reward", metavar="FILE", help="file or module:NAME with reward_func [the recipe]"
     )
     batch.add_argument(
         "--global-step",
-        type=not_negative,
+        type=non_negative_int,
         metavar="N",
         help=of_one("only this step's rows of a samples.jsonl"),
     )
     batch.add_argument(
-        "--limit", type=count, metavar="N", help=of_one("only the first N given responses")
+        "--limit", type=positive_int, metavar="N", help=of_one("only the first N given responses")
     )
     parser.add_argument(
         "--config", metavar="FILE", action="append", help="a recipe (YAML); the later file wins"
@@ -103,13 +111,16 @@ def new_parser(
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda [auto]")
     parser.add_argument(
         "--pass-tokens",
-        type=count,
+        type=positive_int,
         default=PASS_TOKENS,
         metavar="N",
         help=f"tokens in one forward pass; fewer need less memory [{PASS_TOKENS}]",
     )
     parser.add_argument(
-        "--threads", type=count, metavar="N", help="CPU threads; 1 is best on busy cores [torch's]"
+        "--threads",
+        type=positive_int,
+        metavar="N",
+        help="CPU threads; 1 is best on busy cores [torch's]",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="everything, for a script")
     parser.add_argument("--plot", type=Path, metavar="F.png", help="a picture")
@@ -306,7 +317,7 @@ def one_line_errors(prog: str) -> Iterator[list[str]]:
             "out of GPU memory; expected a smaller --pass-tokens, or --limit or --prompts"
         )
     except (ValueError, OSError) as error:
-        failed.append(one_line(error))
+        failed.append(single_line(error))
     for message in failed:
         print(f"{prog}: {message}", file=sys.stderr)
 

@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from sg_rlhf.algo.advantages import group_advantages
 from sg_rlhf.config import local_path
-from sg_rlhf.data_io.records import DataError, one_line, short
+from sg_rlhf.data_io.records import DataError, single_line, truncate
 from sg_rlhf.measure.checkpoint import MeasureError, pad_id, vocabulary
 from sg_rlhf.measure.fixed_batch import BatchRow, FixedBatch
 from sg_rlhf.measure.rollouts import left_pad
@@ -123,8 +123,8 @@ def text_of(path: Path, number: int, row: Mapping[str, Any], key: str) -> str:
     value = row.get(key)
     if not isinstance(value, str) or not value:
         raise DataError(
-            f"--data {path}: row {number}: {key}={short(value)}: expected a text (rows have prompt "
-            "and response, or input and answer as sg_rlhf.data writes them)"
+            f"--data {path}: row {number}: {key}={truncate(value)}: expected a text (rows have "
+            "prompt and response, or input and answer as sg_rlhf.data writes them)"
         )
     return value
 
@@ -158,8 +158,8 @@ def graded(
         return reward_fields(reward([prompt + response], [prompt], [label]))
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"--data {path}: row {number}: the reward does not take answer={short(label)}: "
-            f"{one_line(error)}"
+            f"--data {path}: row {number}: the reward does not take answer={truncate(label)}: "
+            f"{single_line(error)}"
         ) from None
 
 

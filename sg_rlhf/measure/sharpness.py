@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from sg_rlhf.algo.analysis.sharpness import Sharpness, parameter_norm, sharpness
-from sg_rlhf.common.argument_types import count, positive, progress_bar
+from sg_rlhf.common.argument_types import positive_float, positive_int, progress_bar
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.config import Config, load_config
 from sg_rlhf.data_io import strict_json
@@ -63,13 +63,15 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--model", nargs="+", required=True, metavar="CKPT", help="folders, hub ids or module:NAME"
     )
-    parser.add_argument("--rho", nargs="+", type=positive, required=True, metavar="R", help="radii")
+    parser.add_argument(
+        "--rho", nargs="+", type=positive_float, required=True, metavar="R", help="radii"
+    )
     parser.add_argument(
         "--relative", action="store_true", help="radii are shares of each model's ||theta||"
     )
     parser.add_argument("--loss", choices=("grpo", "nll"), default="grpo", help="L [grpo]")
     parser.add_argument(
-        "--steps", type=count, default=8, metavar="K", help="steps of the ascent [8]"
+        "--steps", type=positive_int, default=8, metavar="K", help="steps of the ascent [8]"
     )
     options.add_dtype(parser, "float32", "of the parameters and of all arithmetic")
     return options.parse(parser, argv)

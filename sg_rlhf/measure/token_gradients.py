@@ -30,7 +30,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from sg_rlhf.algo.analysis.token_gradient_norms import logit_gradient_norms, token_gradient_norms
 from sg_rlhf.algo.token_weights import token_weights
 from sg_rlhf.algo.weightings import Weighting
-from sg_rlhf.common.argument_types import count, progress_bar
+from sg_rlhf.common.argument_types import positive_int, progress_bar
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.config import load_config, weighting_of
 from sg_rlhf.data_io import strict_json
@@ -94,10 +94,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = options.new_parser("sg_rlhf.measure.token_gradients", __doc__, EXAMPLES)
     parser.add_argument("--model", required=True, metavar="CKPT", help="folder, id or module:NAME")
     parser.add_argument(
-        "--tokens", type=count, default=512, metavar="N", help="sampled tokens [512]"
+        "--tokens", type=positive_int, default=512, metavar="N", help="sampled tokens [512]"
     )
     parser.add_argument(
-        "--chunk", type=count, metavar="N", help="backward passes at a time [by memory]"
+        "--chunk", type=positive_int, metavar="N", help="backward passes at a time [by memory]"
     )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="one line for each token")
     options.add_dtype(parser, "float64", "of all arithmetic; float32 blurs 1 - p below 1e-6")

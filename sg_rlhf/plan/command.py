@@ -11,7 +11,7 @@ import argparse
 import sys
 from dataclasses import replace
 
-from sg_rlhf.common.argument_types import OneLineParser, positive
+from sg_rlhf.common.argument_types import OneLineParser, positive_float
 from sg_rlhf.config import ConfigError
 from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.data_io import strict_json
@@ -54,7 +54,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--response-tokens",
         metavar="N",
-        type=positive,
+        type=positive_float,
         help="mean length of a response for the time (default: a quarter of the longest)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")

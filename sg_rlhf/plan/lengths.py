@@ -93,7 +93,7 @@ def _dealt(tokens_N: Any, ranks: int, micro: int, step: int, draw: np.random.Gen
     mixed = draw.permutation(tokens_N)
     parts = []
     for part in _steps(mixed, ranks, micro, step):
-        parts.append(part[np.array(dealing.deal(part.tolist(), ranks, micro, packed=False))])
+        parts.append(part[np.array(dealing.balance(part.tolist(), ranks, micro, packed=False))])
     return np.concatenate(parts, axis=1)
 
 
@@ -104,7 +104,7 @@ def _share_in_rounds(mixed_N: Any, ranks: int, micro: int, step: int, packed: bo
     steps = [part.tolist() for part in _steps(np.arange(whole), ranks, micro, step)]
     of = sum if packed else padded
     slowest = 0.0
-    for dealt in rounds.deal_steps(tokens, steps, ranks, micro, tokens, packed=packed):
+    for dealt in rounds.variable_size_steps(tokens, steps, ranks, micro, tokens, packed=packed):
         for at_once in zip(*dealt, strict=True):
             slowest += max(of(tokens[i] for i in samples) for samples in at_once)
     return sum(tokens) / (ranks * slowest)

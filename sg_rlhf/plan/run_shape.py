@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from sg_rlhf.common import without_logits
 from sg_rlhf.config import Config, ConfigError, local_path, topology
-from sg_rlhf.config.log_probs import old_log_probs
+from sg_rlhf.config.log_probs import old_log_prob_rule
 from sg_rlhf.plan.shapes import ModelShape, shape_of
 
 #: Keys that count something of which there must be one.
@@ -260,7 +260,7 @@ def run_shape(config: Config) -> RunShape | None:
         reference_offload=bool(value("ref.offload")),
         reference=value("algo.kl.init_coef") > 0,
         reference_beside=bool(value("train.colocate_all") or value("train.colocate_actor_ref")),
-        old_share=old_log_probs(value).share,
+        old_share=old_log_prob_rule(value).share,
         ema=bool(value("train.enable_ema")),
         lora_rank=value("ds.lora.rank"),
         grad_bytes=4 if "fp32" in (value("ds.grad_accum_dtype"), value("ds.param_dtype")) else 2,

@@ -14,7 +14,7 @@ import sys
 MODE, TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 
 
-def make() -> None:
+def set_auth_token() -> None:
     """Have the Ray that this process will start ask for a token of its own.
 
     Nothing is changed where the user chose a mode, joins a cluster (`RAY_ADDRESS`), or where Ray

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import ray
 
-from sg_rlhf.data_io.records import one_line
+from sg_rlhf.data_io.records import single_line
 from sg_rlhf.ray_session import auth_token
 
 #: Since Ray 2.60 a cluster may ask for a token where nobody set one up.
@@ -47,7 +47,7 @@ def join(address: str, setting: str = "RAY_ADDRESS", **options: Any) -> None:
         if isinstance(error, OSError) or auth_token.MODE in os.environ:
             token = ""
         raise ClusterError(
-            f"{setting}: Ray at {address}: cannot join: {one_line(error)}{token}"
+            f"{setting}: Ray at {address}: cannot join: {single_line(error)}{token}"
         ) from error
 
 
@@ -72,24 +72,24 @@ def start(*, attempts: int = 3, seconds: float = 180.0, **options: Any) -> None:
     for attempt in range(1, attempts + 1):
         before = psutil.Process().children(recursive=True)
         try:
-            with _at_most(seconds):
+            with _timeout(seconds):
                 ray.init(address="local", include_dashboard=False, **options)
             return
         except Exception as error:  # Ray raises plain ones
             started = {*psutil.Process().children(recursive=True)}
-            with contextlib.suppress(TimeoutError), _at_most(30.0):
+            with contextlib.suppress(TimeoutError), _timeout(30.0):
                 ray.shutdown()
             started |= {*psutil.Process().children(recursive=True)}
-            end([process for process in started if process not in before], grace_seconds=0.0)
+            kill_all([process for process in started if process not in before], grace_seconds=0.0)
             if attempt == attempts or isinstance(error, ValueError):
                 raise ClusterError(
-                    f"Ray did not start (attempt {attempt}): {one_line(error)} (load average "
+                    f"Ray did not start (attempt {attempt}): {single_line(error)} (load average "
                     f"{os.getloadavg()[0]:.0f} on {os.cpu_count()} cores)"
                 ) from error
 
 
 @contextlib.contextmanager
-def _at_most(seconds: float) -> Iterator[None]:
+def _timeout(seconds: float) -> Iterator[None]:
     """Raises ``TimeoutError`` in the main thread where the seconds are over; others have no end.
 
     Again and again: it may be raised where all errors are caught.
@@ -110,7 +110,7 @@ def _at_most(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def end(processes: list[psutil.Process], grace_seconds: float) -> None:
+def kill_all(processes: list[psutil.Process], grace_seconds: float) -> None:
     """Kill those that are still there after the grace period."""
     deadline = time.time() + grace_seconds
     alive = _alive(processes)

@@ -10,8 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from sg_rlhf.common.argument_types import OneLineParser, count
-from sg_rlhf.common.atomic_io import resolved, write_whole
+from sg_rlhf.common.argument_types import OneLineParser, positive_int
+from sg_rlhf.common.atomic_io import real_path, write_whole
 from sg_rlhf.report.runs import RunError
 
 EXAMPLES = """\
@@ -47,7 +47,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--samples",
         metavar="N",
-        type=count,
+        type=positive_int,
         default=500,
         help="samples in the page, over all runs (default: 500)",
     )
@@ -68,7 +68,7 @@ def _check(arguments: argparse.Namespace) -> None:
     seen: dict[Path, Path] = {}
     for path in arguments.run_dirs:
         try:
-            found = resolved(path, "")
+            found = real_path(path, "")
         except ValueError as error:
             raise RunError(str(error)) from None
         if found in seen:

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from sg_rlhf.common.redaction import redacted
+from sg_rlhf.common.redaction import redact
 from sg_rlhf.config import Config, ConfigError, domain_settings, load_config
 from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.report.names import group_names, run_names
@@ -68,7 +68,7 @@ class Run:
     def setting(self, key: str) -> Any:
         """The value of a dotted key, upstream's default where the run does not set it."""
         if self.config is not None:
-            of_domain = domain_settings.split(key)
+            of_domain = domain_settings.parse_key(key)
             if of_domain is not None and of_domain[0] not in self.config.sg.domains:
                 return None
             try:
@@ -219,7 +219,7 @@ def _settings(run_dir: Path, notes: list[str]) -> tuple[dict[str, Any], Config |
         return {}, None
     try:
         found = flatten(OmegaConf.to_container(OmegaConf.load(path), resolve=True))
-        settings = {key: redacted(key, value) for key, value in found.items()}
+        settings = {key: redact(key, value) for key, value in found.items()}
     except (OmegaConfBaseException, YAMLError, OSError, ValueError):
         notes.append("config.yaml cannot be read: token weights and differences are not known.")
         return {}, None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sg_rlhf.config.log_probs import old_log_probs
+from sg_rlhf.config.log_probs import old_log_prob_rule
 
 Setting = Callable[[str], Any]
 
@@ -70,7 +70,7 @@ def _logits(setting: Setting) -> str:
 def _old(setting: Setting) -> str:
     if setting("train.batch_size") is None:
         return ""
-    rule = old_log_probs(setting)
+    rule = old_log_prob_rule(setting)
     if rule.of == "later":
         return f"a larger train.batch_size, as {rule.why}"
     return f"all samples need a pass for them, as {rule.why}" if rule.of == "all" else ""
@@ -152,8 +152,8 @@ def advice(seconds: Mapping[str, float], setting: Setting) -> str:
     """What takes most of a rollout and what to change, in one or a few sentences; "" of nothing.
 
     Args:
-        seconds: of a rollout by part, as :func:`sg_rlhf.run_dir.timing_keys.disjoint` has them.
-        setting: the run's value of a dotted key; None where it is not known.
+        seconds: of a rollout by part, as :func:`sg_rlhf.run_dir.timing_keys.exclusive_seconds` has
+        them. setting: the run's value of a dotted key; None where it is not known.
     """
     total = sum(seconds.values())
     if not total > 0:

@@ -16,7 +16,7 @@ from sg_rlhf.report.figures import Missing
 from sg_rlhf.report.runs import Group, Row, number
 from sg_rlhf.report.text import drawn
 from sg_rlhf.report.time_advice import advice
-from sg_rlhf.run_dir.timing_keys import OTHER, PREFIX, TOTAL, disjoint
+from sg_rlhf.run_dir.timing_keys import OTHER, PREFIX, TOTAL, exclusive_seconds
 
 #: More bars than this would be lines: neighbours are drawn as their mean.
 BARS = 60
@@ -63,7 +63,7 @@ def of_rollouts(group: Group) -> dict[int, dict[str, float]]:
     found: dict[int, list[dict[str, float]]] = defaultdict(list)
     for run in group.runs:
         for row in run.metrics:
-            if parts := disjoint(row):
+            if parts := exclusive_seconds(row):
                 found[int(row["global_step"])].append(parts)
     return {
         step: {name: statistics.fmean(row[name] for row in rows) for name in rows[0]}
@@ -195,7 +195,7 @@ def _later_rows(group: Group) -> list[Row]:
 def _medians(group: Group) -> dict[str, float]:
     """The median of each part; what they lack of the median rollout is ``other``."""
     rows = _later_rows(group)
-    found = [parts for row in rows if (parts := disjoint(row))]
+    found = [parts for row in rows if (parts := exclusive_seconds(row))]
     names = found[0] if found else [name for shown in SHOWN for name in shown.names]
     medians = {name: statistics.median([row[name] for row in found] or [0.0]) for name in names}
     totals = [v for row in rows if math.isfinite(v := number(row, PREFIX + TOTAL))]

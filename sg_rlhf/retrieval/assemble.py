@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from sg_rlhf.common.atomic_io import naming
+from sg_rlhf.common.atomic_io import disk_full_context
 from sg_rlhf.common.index_sizes import (
     BLOCK_BYTES,
     CODES_BYTES,
@@ -134,7 +134,7 @@ def _graph_so_far(spec: Spec, vectors: VectorFile, graph: Path) -> Any:
 def _save(index: Any, path: Path, flags: int = 0) -> None:
     """Write an index so that `path` never is half of one."""
     temporary = path.with_suffix(".tmp")
-    with naming(path):
+    with disk_full_context(path):
         try:
             faiss.write_index(index, os.fspath(temporary), flags)
         except RuntimeError as error:
@@ -212,7 +212,7 @@ def _train_codes(
     width = part * max(1, CODES_BYTES // (4 * len(rows) * part))
     lists = np.empty(len(rows), np.int64)
     near, product = torch.from_numpy(centres_LD), torch.empty(SLICE * TILE)
-    with naming(folder), TemporaryFile(dir=folder) as file:
+    with disk_full_context(folder), TemporaryFile(dir=folder) as file:
         for start in range(0, len(rows), SLICE):
             some = slice(start, start + SLICE)
             block = learnt_from.take(rows[some])
@@ -259,7 +259,7 @@ def _assign(
     """Each vector's list, int32 [rows]; kept in a file, where a killed build goes on."""
     coarse = faiss.downcast_index(index.quantizer)
     centres = torch.from_numpy(coarse.reconstruct_n(0, index.nlist))
-    with naming(path), path.open("ab+") as file:
+    with disk_full_context(path), path.open("ab+") as file:
         done = os.fstat(file.fileno()).st_size // 4
         # Whole slices, so that those to come are those of a build without a kill.
         done = spec.rows if done == spec.rows else done // SLICE * SLICE
@@ -332,7 +332,7 @@ def _write_at(file: Any, data: np.ndarray, position: int) -> None:
 def _written(path: Path) -> Iterator[Any]:
     """A file that is on the disk, under its name, when the block ends without an error."""
     temporary = path.with_suffix(".tmp")
-    with naming(path), temporary.open("wb") as file:
+    with disk_full_context(path), temporary.open("wb") as file:
         yield file
         file.flush()
         os.fsync(file.fileno())

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from sg_rlhf.common.argument_types import MOST, OneLineParser, shown, whole
+from sg_rlhf.common.argument_types import MAX_WHOLE_NUMBER, OneLineParser, parse_int, quoted
 
 #: More than a machine has cores; a number of another kind was meant.
 MOST_THREADS = 4096
@@ -29,25 +29,27 @@ class Parser(OneLineParser):
 def setting(text: str) -> tuple[str, int]:
     """An argument type: NAME=N, N an integer of at least 1."""
     name, _, number = text.partition("=")
-    value = whole(number)
-    if not name.isidentifier() or not 1 <= value <= MOST:
-        raise argparse.ArgumentTypeError(f"{shown(text)}: expected NAME=N, N a whole number from 1")
+    value = parse_int(number)
+    if not name.isidentifier() or not 1 <= value <= MAX_WHOLE_NUMBER:
+        raise argparse.ArgumentTypeError(
+            f"{quoted(text)}: expected NAME=N, N a whole number from 1"
+        )
     return name, value
 
 
 def port(text: str) -> int:
     """An argument type: a TCP port, or 0 for any free one."""
-    value = whole(text)
+    value = parse_int(text)
     if not 0 <= value <= 65535:
-        raise argparse.ArgumentTypeError(f"{shown(text)}: expected a port, 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{quoted(text)}: expected a port, 0 to 65535")
     return value
 
 
 def threads(text: str) -> int:
     """An argument type: how many threads or processes to start."""
-    value = whole(text)
+    value = parse_int(text)
     if not 1 <= value <= MOST_THREADS:
-        raise argparse.ArgumentTypeError(f"{shown(text)}: expected 1 to {MOST_THREADS}")
+        raise argparse.ArgumentTypeError(f"{quoted(text)}: expected 1 to {MOST_THREADS}")
     return value
 
 

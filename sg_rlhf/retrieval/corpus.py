@@ -20,7 +20,7 @@ from typing import TypedDict
 import numpy as np
 from tqdm import tqdm
 
-from sg_rlhf.common.atomic_io import naming
+from sg_rlhf.common.atomic_io import disk_full_context
 
 
 class Document(TypedDict):
@@ -184,7 +184,7 @@ def iterate_contents(path: Path) -> Iterator[str]:
 
 def save_offsets(path: Path, offsets: np.ndarray) -> None:
     """Write offsets so that `load_offsets` maps them."""
-    with naming(path), path.open("wb") as file:
+    with disk_full_context(path), path.open("wb") as file:
         np.save(file, offsets)
         os.fsync(file.fileno())
 

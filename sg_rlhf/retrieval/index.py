@@ -17,8 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from sg_rlhf.common.argument_types import count, path, word
-from sg_rlhf.common.atomic_io import lossy_output
+from sg_rlhf.common.argument_types import path, positive_int, printable_name
+from sg_rlhf.common.atomic_io import best_effort_output
 from sg_rlhf.common.index_sizes import KINDS, PRECISIONS, Spec, check_codes, spec
 from sg_rlhf.retrieval import contents, manifest, room, unfinished
 from sg_rlhf.retrieval.analysis import ANALYSES, LUCENE, of_revision
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = vars(_parser().parse_args(argv))
     for name in ("build", "search"):
         args[name] = dict(args[name])
-    with lossy_output():
+    with best_effort_output():
         return run(PROG, lambda: build(**args))
 
 
@@ -334,7 +334,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--corpus", type=path, required=True, metavar="FILE", help="passages, a JSON object a line")
-    add("--encoder", type=word, required=True, metavar="{bm25,MODEL}",
+    add("--encoder", type=printable_name, required=True, metavar="{bm25,MODEL}",
         help="bm25, or an E5 model: a Hugging Face id or a folder")  # fmt: skip
     add("--type", choices=KINDS, help="kind of dense index (flat)")
     add("--vectors", choices=PRECISIONS,
@@ -346,14 +346,25 @@ def _parser() -> argparse.ArgumentParser:
     add("--analysis", choices=ANALYSES,
         help="words of bm25: stems as in Lucene, or words as they are (lucene)")  # fmt: skip
     add("--out", type=path, required=True, metavar="DIR", help="folder to make")
-    add("--revision", type=word, help="commit or tag of a Hugging Face model (its newest)")
-    add("--max-length", type=count, default=256, help="tokens a text; the rest is cut off (256)")
-    add("--batch-size", type=count, help="passages a forward pass (64 on a CPU, 256 on a GPU)")
-    add("--shard-rows", type=count, default=16_384,
+    add(
+        "--revision", type=printable_name, help="commit or tag of a Hugging Face model (its newest)"
+    )
+    add(
+        "--max-length",
+        type=positive_int,
+        default=256,
+        help="tokens a text; the rest is cut off (256)",
+    )
+    add(
+        "--batch-size",
+        type=positive_int,
+        help="passages a forward pass (64 on a CPU, 256 on a GPU)",
+    )
+    add("--shard-rows", type=positive_int, default=16_384,
         help="passages between two points where a killed build can go on (16384)")  # fmt: skip
     add("--encoder-dtype", choices=("auto", "fp16", "bf16", "fp32"), default="auto",
         help="numbers that the encoder computes with (fp16 on a GPU, fp32 on a CPU)")  # fmt: skip
-    add("--device", "--devices", type=word, metavar="DEVICE[,DEVICE]",
+    add("--device", "--devices", type=printable_name, metavar="DEVICE[,DEVICE]",
         help="cpu, or GPUs as cuda:0,cuda:1; a process each (every GPU there is)")  # fmt: skip
     add("--workers", type=threads, metavar="N",
         help="processes on a CPU, sharing its cores (one for 8), or on each GPU (1)")  # fmt: skip

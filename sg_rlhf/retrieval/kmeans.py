@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from faiss.contrib.clustering import reassign_centroids
 
-from sg_rlhf.common.atomic_io import naming
+from sg_rlhf.common.atomic_io import disk_full_context
 from sg_rlhf.common.index_sizes import ROUND, SLICE, TILE
 from sg_rlhf.retrieval.scan import Workers
 from sg_rlhf.retrieval.vectors import VectorFile
@@ -47,7 +47,7 @@ def learn(
     for number in range(passes, PASSES):
         centres = _pass(vectors, centres, workers, np.random.RandomState(SEED + number))
         temporary = state.with_suffix(".tmp")
-        with naming(state), temporary.open("wb") as file:
+        with disk_full_context(state), temporary.open("wb") as file:
             np.savez(file, centres=centres, passes=number + 1)
             file.flush()
             os.fsync(file.fileno())

@@ -19,7 +19,7 @@ import bm25s  # type: ignore[import-untyped]
 import numpy as np
 
 from sg_rlhf.common import cgroup
-from sg_rlhf.common.atomic_io import naming
+from sg_rlhf.common.atomic_io import disk_full_context
 from sg_rlhf.retrieval import postings
 from sg_rlhf.retrieval.analysis import Analysis
 
@@ -62,7 +62,7 @@ def build(
     # The matrix comes after the rest of the folder.
     matrix = dict.fromkeys(("data", "indices", "indptr"), np.empty(0))
     model.scores = {**matrix, "num_docs": rows}
-    with naming(out):
+    with disk_full_context(out):
         model.save(out, show_progress=False)
     files = {name: out / f"{name}.csc.index.npy" for name in matrix}
     postings.fill(found, analysis, files, progress=progress)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from sg_rlhf.common.atomic_io import naming, write_whole
+from sg_rlhf.common.atomic_io import disk_full_context, write_whole
 from sg_rlhf.retrieval.analysis import Analysis
 from sg_rlhf.retrieval.corpus import iterate_contents
 from sg_rlhf.retrieval.job import SHARDS
@@ -118,7 +118,7 @@ class Split:
 
     def _append(self, name: str, data: bytes) -> None:
         path = self._folder / name
-        with naming(path), path.open("ab") as file:
+        with disk_full_context(path), path.open("ab") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -174,7 +174,7 @@ def fill(found: Split, analysis: Analysis, files: dict[str, Path], *, progress: 
     mean = total / found.rows
     place = np.concatenate(([0], np.cumsum(holders)))
     few = place[-1] <= np.iinfo(np.int32).max
-    with naming(files["indptr"]):
+    with disk_full_context(files["indptr"]):
         np.save(files["indptr"], place.astype(np.int32 if few else np.int64))
     # Of few different numbers; numpy's logarithm may have another last bit than C's.
     numbers, which = np.unique(holders, return_inverse=True)
@@ -204,7 +204,7 @@ def fill(found: Split, analysis: Analysis, files: dict[str, Path], *, progress: 
 
 def _mapped(path: Path, dtype: type, count: int) -> Any:
     """A new array in a file, which has its room on the disk: a page without any ends a process."""
-    with naming(path):
+    with disk_full_context(path):
         made = np.lib.format.open_memmap(path, "w+", dtype, (count,))
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)

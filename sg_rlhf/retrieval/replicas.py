@@ -17,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from sg_rlhf.common.argument_types import count, share, word
+from sg_rlhf.common.argument_types import non_negative_float, positive_int, printable_name
 from sg_rlhf.retrieval.command import Parser, run
 from sg_rlhf.retrieval.search import Retriever
 from sg_rlhf.retrieval.server import add_arguments, exposure, limits_of, loader
@@ -38,12 +38,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status (0, or 2 for bad input)."""
     parser = Parser(f"python -m {PROG}", "Serve an index from several processes.", EPILOG)
     add = parser.add_argument
-    add("--replicas", type=count, default=2, help="processes (2)")
-    add("--gpus-per-replica", type=share, default=0.0, help="0: its encoder runs on the CPU (0)")
-    add("--cpus-per-replica", type=share, default=1.0, help="that Ray sets aside (1)")
+    add("--replicas", type=positive_int, default=2, help="processes (2)")
+    add(
+        "--gpus-per-replica",
+        type=non_negative_float,
+        default=0.0,
+        help="0: its encoder runs on the CPU (0)",
+    )
+    add("--cpus-per-replica", type=non_negative_float, default=1.0, help="that Ray sets aside (1)")
     add(
         "--ray-address",
-        type=word,
+        type=printable_name,
         help="of a running Ray cluster; `auto`: this machine's (starts its own)",
     )
     add_arguments(parser)
@@ -66,7 +71,7 @@ def serve(args: argparse.Namespace) -> None:
     from sg_rlhf.ray_session import auth_token
 
     if not args.ray_address:
-        auth_token.make()  # before Ray is imported
+        auth_token.set_auth_token()  # before Ray is imported
     import ray
     from ray import serve as ray_serve
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sg_rlhf.common import cgroup, free_space, index_sizes
-from sg_rlhf.common.free_space import MANY, Needs
+from sg_rlhf.common.free_space import MANY, Requirements
 from sg_rlhf.common.index_sizes import KINDS, PRECISIONS, TRAIN_PER_LIST, Spec
 from sg_rlhf.retrieval.analysis import ANALYSES, LUCENE
 from sg_rlhf.retrieval.corpus import Corpus
@@ -37,19 +37,19 @@ BM25_VOCABULARY, BM25_SHARD = 300, 100
 BM25_PROCESS = 200 * 10**6
 
 
-def check(job: Build, needs: Needs, rows: int) -> None:
+def check(job: Build, needs: Requirements, rows: int) -> None:
     """Print what is needed if it is much, and refuse what is not there.
 
     Raises:
         ValueError: naming what is missing and what to do.
     """
     if rows >= MANY or job.dry_run:
-        free_space.say(needs.lines, job.out)
+        free_space.print_requirements(needs.lines, job.out)
     if not job.skip_room_check:
         free_space.check("--out", job.out, "the build", needs)
 
 
-def of_vectors(job: Build, spec: Spec, corpus: Corpus, model: Encoder) -> Needs:
+def of_vectors(job: Build, spec: Spec, corpus: Corpus, model: Encoder) -> Requirements:
     """Of an index of vectors."""
     from sg_rlhf.retrieval.dense_build import places
 
@@ -79,10 +79,10 @@ def of_vectors(job: Build, spec: Spec, corpus: Corpus, model: Encoder) -> Needs:
             + (f", very roughly {free_space.duration(made)} to make the index" if made else "")
         )
     instead = _instead(job, spec, model, len(where))
-    return Needs(max(0, disk - there), max(encode, after), tuple(lines), instead)
+    return Requirements(max(0, disk - there), max(encode, after), tuple(lines), instead)
 
 
-def of_bm25(job: Build, corpus: Corpus) -> Needs:
+def of_bm25(job: Build, corpus: Corpus) -> Requirements:
     """Of an index of words, from those of some passages spread over the corpus."""
     analysis = ANALYSES[job.analysis or LUCENE.name]
     rows = _spread(len(corpus), BM25_SAMPLE)
@@ -106,7 +106,7 @@ def of_bm25(job: Build, corpus: Corpus) -> Needs:
         f"  time    {free_space.duration(1.25 * seconds)} to split words (measured now) and to "
         "score them; a killed build goes on where it was",
     )
-    return Needs(max(0, 2 * index - there), memory, lines)
+    return Requirements(max(0, 2 * index - there), memory, lines)
 
 
 def _vocabulary(found: Sequence[Sequence[str]], rows: int) -> int:
@@ -172,9 +172,9 @@ def _assemble_seconds(spec: Spec) -> float:
     return (learning + spec.rows) * lists * a_pair
 
 
-def _of_build(job: Build, spec: Spec, model: Encoder, workers: int) -> Needs:
+def _of_build(job: Build, spec: Spec, model: Encoder, workers: int) -> Requirements:
     memory = index_sizes.build_memory(spec, model.size, workers, job.shard_rows, cgroup.cores())
-    return Needs(index_sizes.build_disk(spec), memory)
+    return Requirements(index_sizes.build_disk(spec), memory)
 
 
 def _instead(job: Build, spec: Spec, model: Encoder, workers: int) -> str:
@@ -183,7 +183,7 @@ def _instead(job: Build, spec: Spec, model: Encoder, workers: int) -> str:
     for kind in KINDS:
         for numbers in PRECISIONS:
             other = index_sizes.spec(kind, spec.rows, spec.dimension, numbers)
-            if free_space.lacking(job.out, _of_build(job, other, model, workers)) is None:
+            if free_space.shortage(job.out, _of_build(job, other, model, workers)) is None:
                 fit.append(f"--type {kind} --vectors {numbers}")
                 break
     return f"; {', '.join(fit)} would do" if fit else ""

@@ -17,7 +17,7 @@ from functools import partial
 
 import uvicorn
 
-from sg_rlhf.common.argument_types import count, not_negative, path, word
+from sg_rlhf.common.argument_types import non_negative_int, path, positive_int, printable_name
 from sg_rlhf.retrieval import connections
 from sg_rlhf.retrieval.app import LAST_SECONDS, create_app
 from sg_rlhf.retrieval.command import Parser, port, run, setting, threads
@@ -215,12 +215,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what("--faiss-index", type=path, metavar="FILE",
         help="a plain faiss file, such as Search-R1's e5_Flat.index")  # fmt: skip
     what("--corpus", type=path, metavar="FILE", help="its corpus (that of --index: if it moved)")
-    what("--encoder", type=word, metavar="MODEL", help="its encoder (that of --index: if it moved)")
-    what("--max-length", type=count, default=256,
+    what(
+        "--encoder",
+        type=printable_name,
+        metavar="MODEL",
+        help="its encoder (that of --index: if it moved)",
+    )
+    what("--max-length", type=positive_int, default=256,
         help="tokens a query, of a --faiss-index (256)")  # fmt: skip
     what("--verify", action="store_true",
         help="check every byte of index and corpus first, about 1 s a GB and core")  # fmt: skip
-    what("--device", type=word, help="torch device of the encoder (a GPU if there is one)")
+    what(
+        "--device", type=printable_name, help="torch device of the encoder (a GPU if there is one)"
+    )
     what("--encoder-dtype", choices=("auto", "fp16", "bf16", "fp32"), default="auto",
         help="numbers that the encoder computes with (fp16 on a GPU, fp32 on a CPU)")  # fmt: skip
     what("--search", type=setting, nargs="+", default=[], metavar="NAME=N",
@@ -230,36 +237,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what("--faiss-gpu", action="store_true",
         help="search a flat or IVF index on all GPUs; needs faiss-gpu")  # fmt: skip
     where = parser.add_argument_group("where").add_argument
-    where("--host", type=word, default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    where(
+        "--host", type=printable_name, default="127.0.0.1", help="address to listen on (127.0.0.1)"
+    )
     where("--port", type=port, default=8000, help="0: any free one (8000)")
-    where("--shutdown-seconds", type=count, default=120,
+    where("--shutdown-seconds", type=positive_int, default=120,
         help="how long SIGTERM waits for the answers under way (120)")  # fmt: skip
     limit = parser.add_argument_group("limits of a request").add_argument
-    limit("--topk", type=count, default=limits.default_topk,
+    limit("--topk", type=positive_int, default=limits.default_topk,
         help="passages a query, if a request does not say, or says 0 (%(default)s)")  # fmt: skip
-    limit("--max-topk", type=count, default=limits.max_topk,
+    limit("--max-topk", type=positive_int, default=limits.max_topk,
         help="422 beyond it (%(default)s)")  # fmt: skip
-    limit("--max-queries", type=count, default=limits.max_queries,
+    limit("--max-queries", type=positive_int, default=limits.max_queries,
         help="queries a request, 422 beyond it (%(default)s)")  # fmt: skip
-    limit("--max-query-chars", type=count, default=limits.max_query_chars,
+    limit("--max-query-chars", type=positive_int, default=limits.max_query_chars,
         help="characters of a query that are read; the rest is cut off (%(default)s)")  # fmt: skip
-    limit("--max-body-mb", type=count, default=limits.max_body_mb,
+    limit("--max-body-mb", type=positive_int, default=limits.max_body_mb,
         help="MiB a request, 413 beyond it (%(default)s)")  # fmt: skip
-    limit("--receive-seconds", type=count, default=int(limits.receive_seconds),
+    limit("--receive-seconds", type=positive_int, default=int(limits.receive_seconds),
         help="how long a request may take to arrive, 408 beyond it (%(default)s)")  # fmt: skip
     speed = parser.add_argument_group("batching").add_argument
-    speed("--max-batch", type=count, default=limits.max_batch,
+    speed("--max-batch", type=positive_int, default=limits.max_batch,
         help="queries searched together (%(default)s)")  # fmt: skip
-    speed("--max-wait-ms", type=not_negative, default=int(limits.max_wait_ms),
+    speed("--max-wait-ms", type=non_negative_int, default=int(limits.max_wait_ms),
         help="a query waits for others, or a tenth of the last search (%(default)s)",
     )  # fmt: skip
-    speed("--max-pending", type=count, default=limits.max_pending,
+    speed("--max-pending", type=positive_int, default=limits.max_pending,
         help="queries waiting, beyond which a request is refused (%(default)s)")  # fmt: skip
-    speed("--busy-status", type=not_negative, choices=(429, 503), default=limits.busy_status,
+    speed("--busy-status", type=non_negative_int, choices=(429, 503), default=limits.busy_status,
         help="with this status; 503 for clients that retry 5xx alone (%(default)s)")  # fmt: skip
-    speed("--cache-size", type=not_negative, default=limits.cache_size,
+    speed("--cache-size", type=non_negative_int, default=limits.cache_size,
         help="answers kept; 0: none (%(default)s)")  # fmt: skip
-    speed("--cache-mb", type=not_negative, default=limits.cache_mb,
+    speed("--cache-mb", type=non_negative_int, default=limits.cache_mb,
         help="MiB that they may need (%(default)s)")  # fmt: skip
 
 

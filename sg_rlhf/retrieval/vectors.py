@@ -19,7 +19,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from sg_rlhf.common.atomic_io import naming
+from sg_rlhf.common.atomic_io import disk_full_context
 from sg_rlhf.common.index_sizes import Precision
 
 DTYPES: dict[str, Any] = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2")}
@@ -71,7 +71,7 @@ class VectorFile:
 
     def create(self) -> None:
         """Write the header and give the file its size; rows that are not written take no room."""
-        with naming(self.path):
+        with disk_full_context(self.path):
             os.pwrite(self._file, self._header, 0)
             os.ftruncate(self._file, self.size)
 
@@ -79,7 +79,7 @@ class VectorFile:
         """Write [n, dimension] from row `first` on; they are on the disk when this returns."""
         data = np.ascontiguousarray(vectors, self.dtype).data.cast("B")
         position = len(self._header) + first * self._row_bytes
-        with naming(self.path):
+        with disk_full_context(self.path):
             while data:
                 written = os.pwrite(self._file, data, position)
                 data, position = data[written:], position + written

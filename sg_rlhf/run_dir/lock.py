@@ -29,12 +29,12 @@ LOCK, OWNER = ".owner.lock", "owner.json"
 BEAT_SECONDS, PATIENCE = 5.0, 4
 
 
-class Owned(RuntimeError):
+class RunLocked(RuntimeError):
     """Another run holds the directory."""
 
 
 @contextlib.contextmanager
-def owning(
+def hold_lock(
     run_dir: Path, say: Callable[[str], None] = print, beat_seconds: float = BEAT_SECONDS
 ) -> Iterator[None]:
     """Hold a run directory, which is there.
@@ -51,7 +51,7 @@ def owning(
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise Owned(_held(run_dir)) from None
+        raise RunLocked(_is_held(run_dir)) from None
     except (NotImplementedError, OSError) as error:
         if isinstance(error, PermissionError):
             raise
@@ -60,9 +60,9 @@ def owning(
         last = _read(file)
         # Between runs of one machine the lock alone decides.
         here = last is not None and locks and last.get("host") == socket.gethostname()
-        if last is not None and not here and _beats(file, last, say, beat_seconds):
-            raise Owned(_held(run_dir))
-        beats = _Beats(file, beat_seconds)
+        if last is not None and not here and _last_beat(file, last, say, beat_seconds):
+            raise RunLocked(_is_held(run_dir))
+        beats = _Heartbeat(file, beat_seconds)
         try:
             yield
         finally:
@@ -71,7 +71,7 @@ def owning(
         lock.release()
 
 
-class _Beats:
+class _Heartbeat:
     """Rewrites the owner's file until it is stopped, then removes it."""
 
     def __init__(self, file: Path, seconds: float) -> None:
@@ -105,7 +105,7 @@ class _Beats:
             self._file.unlink()
 
 
-def _beats(
+def _last_beat(
     file: Path, last: dict[str, Any], say: Callable[[str], None], beat_seconds: float
 ) -> bool:
     """Whether the file's owner goes on rewriting it, watched for some beats."""
@@ -134,7 +134,7 @@ def _read(file: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _held(run_dir: Path) -> str:
+def _is_held(run_dir: Path) -> str:
     row = _read(run_dir / OWNER) or {}
     who = (
         f"process {row.get('process')} on {row.get('host')} since {row.get('since')} "

@@ -19,7 +19,7 @@ PARTS = (
     "logging", OTHER,
 )  # fmt: skip
 #: What is known of some parts from within, and is counted in them as well.
-WITHIN: dict[str, tuple[str, ...]] = {
+SUBSECTIONS: dict[str, tuple[str, ...]] = {
     "generation": ("engines_wake", "longest_response"),
     "make_experience": ("old_log_probs", "reference_log_probs", "reward_model", "values"),
     "ppo_train": (
@@ -28,28 +28,28 @@ WITHIN: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 #: Of one rank, the first with `ds.enable_sleep`, else the last; the other parts are the
 #: controller's.
-OF_THE_RANK = WITHIN["ppo_train"]
+OF_THE_RANK = SUBSECTIONS["ppo_train"]
 #: Not in ``step_total``: they come after some rollouts only, and stand in the next rollout's row.
-BESIDE = ("evaluation", "checkpoint")
+EXTRA = ("evaluation", "checkpoint")
 
 #: The share of a rollout's prompts that are finished when ``longest_response`` begins.
-ALL_BUT_THE_LONGEST = 0.9
+TAIL_QUANTILE = 0.9
 
 
 def row(own: Mapping[str, float]) -> dict[str, float]:
     """The keys of ``metrics.jsonl`` of the seconds that each part took without those within it."""
     seconds = {}
     for part in PARTS:
-        inner = {name: own.get(name, 0.0) for name in WITHIN.get(part, ())}
+        inner = {name: own.get(name, 0.0) for name in SUBSECTIONS.get(part, ())}
         seconds[part] = own.get(part, 0.0) + sum(inner.values())
         if part != "ppo_train":
             seconds |= inner
     seconds[TOTAL] = sum(seconds[part] for part in PARTS)
-    seconds |= {name: own.get(name, 0.0) for name in BESIDE}
+    seconds |= {name: own.get(name, 0.0) for name in EXTRA}
     return {PREFIX + name: value for name, value in seconds.items()}
 
 
-def disjoint(metrics: Mapping[str, object]) -> dict[str, float]:
+def exclusive_seconds(metrics: Mapping[str, object]) -> dict[str, float]:
     """Seconds of a row of ``metrics.jsonl`` by name, none of them counted twice.
 
     What is within a part has its own name, the rest of it the part's. ``other`` is what is left of
@@ -68,7 +68,7 @@ def disjoint(metrics: Mapping[str, object]) -> dict[str, float]:
     for part in PARTS[:-1]:
         whole = seconds(part)
         left -= whole
-        for name in WITHIN.get(part, ()):
+        for name in SUBSECTIONS.get(part, ()):
             found[name] = min(whole, seconds(name))
             whole -= found[name]
         found[part] = whole
@@ -84,4 +84,4 @@ def longest_response(finished: list[float]) -> float:
     if not finished:
         return 0.0
     ordered = sorted(finished)
-    return ordered[-1] - ordered[max(1, int(ALL_BUT_THE_LONGEST * len(ordered))) - 1]
+    return ordered[-1] - ordered[max(1, int(TAIL_QUANTILE * len(ordered))) - 1]

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-Runs = Sequence[Sequence[int]]
+VersionRuns = Sequence[Sequence[int]]
 
 #: Keys of metrics.jsonl: behind the first stands the age in weight syncs.
 SHARE_OF_AGE, DROPPED_SHARE = "async/staleness_share_", "async/dropped_share"
 DROPPED_TOKENS = "async/dropped_tokens"
 
 
-def turned(runs: list[list[int]], tokens: int, version: int) -> None:
+def append_version(runs: list[list[int]], tokens: int, version: int) -> None:
     """Other weights sample what follows a response's first ``tokens``."""
     if runs and runs[-1][0] == tokens:  # the latest weights sampled none of it
         runs.pop()
@@ -25,12 +25,12 @@ def turned(runs: list[list[int]], tokens: int, version: int) -> None:
         runs.append([tokens, version])
 
 
-def oldest(runs: Runs) -> int:
+def oldest_version(runs: VersionRuns) -> int:
     """The oldest weights that sampled a token of the response."""
     return min(version for _, version in runs)
 
 
-def counts(runs: Runs, tokens: int) -> Counter[int]:
+def tokens_by_version(runs: VersionRuns, tokens: int) -> Counter[int]:
     """Version -> how many of the response's ``tokens`` it sampled."""
     found: Counter[int] = Counter()
     for (start, version), end in zip(
@@ -41,7 +41,7 @@ def counts(runs: Runs, tokens: int) -> Counter[int]:
 
 
 def staleness(
-    responses: Iterable[tuple[Runs, int]], version: int, bound: int, dropped: int
+    responses: Iterable[tuple[VersionRuns, int]], version: int, bound: int, dropped: int
 ) -> dict[str, float]:
     """The ``async/*`` values of a rollout's row.
 
@@ -57,7 +57,7 @@ def staleness(
     """
     by_age: Counter[int] = Counter()
     for runs, tokens in responses:
-        for sampled_by, count in counts(runs, tokens).items():
+        for sampled_by, count in tokens_by_version(runs, tokens).items():
             by_age[version - sampled_by] += count
     total = by_age.total()
     shares = {f"{SHARE_OF_AGE}{age}": by_age[age] / max(total, 1) for age in range(bound + 1)}

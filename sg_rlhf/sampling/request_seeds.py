@@ -13,7 +13,7 @@ from typing import NamedTuple
 LIMIT = 2**63
 
 
-class Draw(NamedTuple):
+class SeedKey(NamedTuple):
     """What identifies a prompt's responses in a run.
 
     Attributes:
@@ -29,7 +29,7 @@ class Draw(NamedTuple):
     prompt: int
 
 
-def seed_of(draw: Draw, response: int, turn: int = 0) -> int:
+def request_seed(draw: SeedKey, response: int, turn: int = 0) -> int:
     """The seed of one request to an engine: SHA-256 of its names, so that no two are alike.
 
     Args:

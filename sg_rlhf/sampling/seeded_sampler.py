@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import torch
 
 #: What :class:`SeededSampler` takes the place of: the parameters of vLLM's function.
-PARAMETERS = ("logits", "generators", "k", "p")
-EXTENSION = "sg_rlhf.sampling.seeded_sampler.DrawsBySeed"
+EXPECTED_SIGNATURE = ("logits", "generators", "k", "p")
+EXTENSION = "sg_rlhf.sampling.seeded_sampler.SeededSamplingExtension"
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -35,7 +35,7 @@ _BITS = 52
 _UNUSED = np.uint64(64 - _BITS)
 
 
-def uniforms(seeds: Sequence[int] | np.ndarray, positions: Sequence[int] | np.ndarray) -> Any:
+def hash_uniforms(seeds: Sequence[int] | np.ndarray, positions: Sequence[int] | np.ndarray) -> Any:
     """Numbers in [0, 1), each from its seed and position alone.
 
     Args:
@@ -46,18 +46,18 @@ def uniforms(seeds: Sequence[int] | np.ndarray, positions: Sequence[int] | np.nd
         float64 [N], multiples of 2**-52.
     """
     steps = np.asarray(positions, np.uint64) + np.uint64(1)
-    bits = _mixed(_mixed(np.asarray(seeds, np.uint64)) + steps * _GOLDEN)
+    bits = _splitmix64(_splitmix64(np.asarray(seeds, np.uint64)) + steps * _GOLDEN)
     return (bits >> _UNUSED) * 2.0**-_BITS
 
 
-def _mixed(bits: np.ndarray) -> np.ndarray:
+def _splitmix64(bits: np.ndarray) -> np.ndarray:
     """SplitMix64's finalizer, a bijection of 64 bits."""
     bits = (bits ^ (bits >> _S30)) * _FIRST
     bits = (bits ^ (bits >> _S27)) * _SECOND
     return bits ^ (bits >> _S31)
 
 
-def draw(probs_NV: torch.Tensor, uniforms_N: torch.Tensor) -> torch.Tensor:
+def inverse_cdf_sample(probs_NV: torch.Tensor, uniforms_N: torch.Tensor) -> torch.Tensor:
     """The token into whose part of the row's probability the row's number falls.
 
     Args:
@@ -100,7 +100,7 @@ class SeededSampler:
         found = tuple(inspect.signature(self._of_vllm).parameters)
         lengths = ("num_tokens_no_spec", "num_prompt_tokens", "generators")
         missing = [name for name in lengths if not hasattr(runner.input_batch, name)]
-        if found != PARAMETERS or missing:
+        if found != EXPECTED_SIGNATURE or missing:
             import vllm
 
             raise RuntimeError(
@@ -131,7 +131,7 @@ class SeededSampler:
         elif self._layer.logprobs_mode == "processed_logprobs":
             returned = logits.log_softmax(dim=-1, dtype=torch.float32)
         probs_NV = logits.softmax(dim=-1, dtype=torch.float32)
-        return draw(probs_NV, self._uniforms(generators, len(logits))), returned
+        return inverse_cdf_sample(probs_NV, self._uniforms(generators, len(logits))), returned
 
     def _uniforms(self, generators: Mapping[int, torch.Generator], count: int) -> torch.Tensor:
         import torch
@@ -144,11 +144,11 @@ class SeededSampler:
         all_seeded = len(rows) == count
         numbers_N = torch.empty if all_seeded else torch.rand
         found = numbers_N(count, dtype=torch.float64)
-        found.numpy()[rows] = uniforms(seeds, positions)
+        found.numpy()[rows] = hash_uniforms(seeds, positions)
         return found
 
 
-class DrawsBySeed:
+class SeededSamplingExtension:
     """An extension of vLLM's worker (``worker_extension_cls``), which adds it to its bases."""
 
     model_runner: Any

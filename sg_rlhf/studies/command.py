@@ -18,8 +18,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.argument_types import OneLineParser, count, progress_bar
-from sg_rlhf.common.atomic_io import lossy_output, write_whole
+from sg_rlhf.common.argument_types import OneLineParser, positive_int, progress_bar
+from sg_rlhf.common.atomic_io import best_effort_output, write_whole
 from sg_rlhf.config import ConfigError
 from sg_rlhf.data_io import strict_json
 from sg_rlhf.report.runs import RunError
@@ -57,7 +57,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         "--runs", type=Path, metavar="DIR", help="run directories and data [runs/<study>]"
     )
     parser.add_argument(
-        "--jobs", type=count, metavar="N", help="runs at a time [what the GPUs hold, or 1]"
+        "--jobs", type=positive_int, metavar="N", help="runs at a time [what the GPUs hold, or 1]"
     )
     parser.add_argument(
         "--only", metavar="PATTERNS", help="cells by name, as in 'base/*' or '*/grpo/s0,base/tau_*'"
@@ -201,7 +201,7 @@ def main(argv: list[str] | None = None) -> int:
     if not arguments.table:
         print(overview(list(states.values())))
         try:
-            with lossy_output():
+            with best_effort_output():
                 failures = run_cells(runner, todo)
         except ConfigError as error:
             print(f"sg_rlhf.studies: {error}", file=sys.stderr)

@@ -12,12 +12,12 @@ from typing import Any
 from sg_rlhf.algo.weightings import Weighting, weighting_class
 from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS, parameter_of
 from sg_rlhf.config import Config
-from sg_rlhf.config.resume_compatibility import HOW
+from sg_rlhf.config.resume_compatibility import NUMERICS_ONLY
 
 #: Where and how a run writes: the same run elsewhere is the same cell.
 PLACES = ("sg.run_dir", "ckpt.", "logger.")
 #: How it is computed: with or without padding, and the rest of that kind.
-LAYOUT = ("ds.packing_samples", *HOW)
+LAYOUT = ("ds.packing_samples", *NUMERICS_ONLY)
 #: Settings and parameters of every weighting that came later.
 ADDED = frozenset({
     "batches", "probability", "correction", "truncated_sampling", "batch_invariant",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from sg_rlhf.common.free_space import Needs
+from sg_rlhf.common.free_space import Requirements
 from sg_rlhf.data_io.dataset_writer import Records
 
 #: Model id or folder -> its tokenizer; passed in because the tasks do not import transformers.
@@ -47,7 +47,7 @@ class Plan:
 
     request: Mapping[str, Any]
     make: Callable[[], Made]
-    needs: Callable[[], Needs] | None = None
+    needs: Callable[[], Requirements] | None = None
 
 
 class DataCommand(ABC):

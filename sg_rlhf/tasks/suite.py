@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from sg_rlhf.data_io.records import DataError, json_objects, parquet_rows, read_each, short
+from sg_rlhf.data_io.records import DataError, json_objects, parquet_rows, read_each, truncate
 from sg_rlhf.tasks.contamination import Exposure
 from sg_rlhf.tasks.grade import Grade, Grader
 from sg_rlhf.tasks.overlap import Problem, Text
@@ -351,7 +351,7 @@ class Suite:
         def problem_of(row: Mapping[str, Any], number: int) -> Text:
             text = row.get(self.training_field)
             if not isinstance(text, str):
-                raise DataError(f"{self.training_field}: {short(text)}, expected text")
+                raise DataError(f"{self.training_field}: {truncate(text)}, expected text")
             return Text(f"row {number}", text)
 
         rows = parquet_rows(path) if path.suffix == ".parquet" else json_objects(path)

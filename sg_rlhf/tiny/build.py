@@ -30,7 +30,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from sg_rlhf.common.argument_types import OneLineParser, count, not_negative
+from sg_rlhf.common.argument_types import OneLineParser, non_negative_int, positive_int
 from sg_rlhf.measure.rollouts import sample_responses
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.domain import load
@@ -218,9 +218,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--domain", metavar="NAME", default="kk", help="what it learns [kk]")
-    parser.add_argument("--seed", type=not_negative, default=0, help="weights and data [0]")
-    parser.add_argument("--steps", type=count, help="optimizer steps [the domain's recipe]")
-    parser.add_argument("--threads", type=count, default=2, help="CPU threads [2]")
+    parser.add_argument("--seed", type=non_negative_int, default=0, help="weights and data [0]")
+    parser.add_argument("--steps", type=positive_int, help="optimizer steps [the domain's recipe]")
+    parser.add_argument("--threads", type=positive_int, default=2, help="CPU threads [2]")
     args = parser.parse_args(argv)
     try:
         domain = find(args.domain)

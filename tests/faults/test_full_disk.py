@@ -65,9 +65,9 @@ class Run:
         deadline = time.monotonic() + 1800
         plain = self.checkpoints.parent / f"{tag}_hf"
         while not (
-            paths.latest(self.checkpoints) == tag
+            paths.latest_tag(self.checkpoints) == tag
             and plain.is_dir()
-            and len(paths.candidates(self.checkpoints)) <= KEPT
+            and len(paths.resume_candidates(self.checkpoints)) <= KEPT
             and len([*plain.parent.glob("*_hf")]) <= KEPT
         ):
             assert process.poll() is None, process.communicate()[0]
@@ -81,10 +81,10 @@ class Run:
     def torn(self) -> list[str]:
         """What is not whole: leftovers, checkpoints that are altered, lines cut short."""
         found = [p.name for p in self.folder.rglob(".*") if p.name.endswith((".partial", ".tmp"))]
-        for tag in paths.candidates(self.checkpoints):
+        for tag in paths.resume_candidates(self.checkpoints):
             files = manifest.read(self.checkpoints / tag)
             assert files is not None and any("optim_states" in name for name in files)
-            wrong = manifest.problem(self.checkpoints / tag, files, files)
+            wrong = manifest.first_mismatch(self.checkpoints / tag, files, files)
             found += [wrong] if wrong else []
         for file in self.folder.glob("*.jsonl"):
             text = file.read_text()
@@ -110,7 +110,7 @@ def test_it_goes_on_when_there_is_room_again(disk: Path, data: Data) -> None:
     assert "; the same command resumes from the last checkpoint, global_step2; " in lines[-1]
     assert not [line for line in lines if "Traceback" in line or "Error" in line]
     assert run.torn() == [] and run.rows() == [1, 2, 3, 4]
-    assert paths.candidates(run.checkpoints) == ["global_step2"]
+    assert paths.resume_candidates(run.checkpoints) == ["global_step2"]
 
     # Room for nothing at all: the next rows do not fit.
     make_room(disk)
@@ -145,5 +145,5 @@ def test_it_goes_on_when_there_is_room_again(disk: Path, data: Data) -> None:
     status, lines = ended(run.start())
     assert status == 0, lines
     assert run.torn() == [] and run.rows() == list(range(1, ROLLOUTS + 1))
-    assert paths.candidates(run.checkpoints) == ["global_step6", "global_step4"]
+    assert paths.resume_candidates(run.checkpoints) == ["global_step6", "global_step4"]
     assert (final / "model.safetensors").is_file()

@@ -55,7 +55,7 @@ class Run:
     def while_it_samples(self) -> None:
         """Wait until it does."""
         deadline = time.monotonic() + 1800
-        while not now.told(self.folder).startswith(" while sampling "):
+        while not now.last_status(self.folder).startswith(" while sampling "):
             assert time.monotonic() < deadline
             time.sleep(0.01)
 

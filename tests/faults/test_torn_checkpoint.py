@@ -34,7 +34,7 @@ def test_a_run_goes_on_from_the_one_before_it_and_stops_without_one(
     checkpoints = folder / "checkpoints" / "deepspeed" / "_actor"
     first = train(folder, data, *QUIET, "train.num_episodes=1")
     assert first.returncode == 0, first.stdout + first.stderr
-    assert paths.candidates(checkpoints) == ["global_step2", "global_step1"]
+    assert paths.resume_candidates(checkpoints) == ["global_step2", "global_step1"]
     before = jsonl_log.read(folder / jsonl_log.METRICS)
     (checkpoints / ".global_step3.partial").mkdir()  # of a save that was killed
 
@@ -53,7 +53,7 @@ def test_a_run_goes_on_from_the_one_before_it_and_stops_without_one(
     # The rollout behind the one that is whole was made again.
     assert after[0] == before[0] and after[1]["time"] > before[1]["time"]
     assert not (checkpoints / ".global_step3.partial").exists()
-    tags = paths.candidates(checkpoints)
+    tags = paths.resume_candidates(checkpoints)
     assert tags[0] == "global_step4"
 
     for tag in tags:

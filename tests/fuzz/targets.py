@@ -18,11 +18,11 @@ from typing import Any
 from fastapi.testclient import TestClient
 from hypothesis import strategies as st
 
-from sg_rlhf.common.redaction import redacted_text
+from sg_rlhf.common.redaction import redact_text
 from sg_rlhf.config import ConfigError, load_config
 from sg_rlhf.data_io.model_folder import ModelError
 from sg_rlhf.data_io.model_folder import check as check_model
-from sg_rlhf.data_io.prompt_validation import Fields, Seen, checked, rows_of
+from sg_rlhf.data_io.prompt_validation import PromptIndex, PromptSchema, checked, rows_of
 from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.kk.domain import KK
@@ -137,13 +137,13 @@ def recipe(content: bytes) -> None:
 
 def prompts(content: bytes) -> None:
     """A file of prompts, by each suffix that is read."""
-    fields = Fields("input", "answer", label_fault=lambda label: None)
+    fields = PromptSchema("input", "answer", label_fault=lambda label: None)
     with tempfile.TemporaryDirectory() as folder:
         for suffix in (".jsonl", ".json", ".csv", ".parquet"):
             path = Path(folder, f"a{suffix}")
             path.write_bytes(content)
             try:
-                within(SECONDS, lambda: [*checked(rows_of(path, fields), fields, Seen())])  # noqa: B023
+                within(SECONDS, lambda: [*checked(rows_of(path, fields), fields, PromptIndex())])  # noqa: B023
             except DataError as error:
                 _is_one_line(error)
 
@@ -166,7 +166,7 @@ def model(content: bytes) -> None:
 
 def redaction(text: str) -> None:
     """No password of an address is left, whatever is around it."""
-    shown = within(SECONDS, lambda: redacted_text(f"{text} http://ann:opensesame@host/ {text}", {}))
+    shown = within(SECONDS, lambda: redact_text(f"{text} http://ann:opensesame@host/ {text}", {}))
     assert "opensesame" not in shown
 
 

@@ -47,7 +47,7 @@ def test_a_job_that_is_stopped_saves_and_goes_on(two: Cluster, tmp_path: Path, d
     homes = {who: at for at, machine in places.items() for who in machine}
     assert len(places) == 2 and homes["policy rank"] == homes["reference rank"]
     assert homes["rollout engine"] != homes["policy rank"]
-    for line in locations.lines(places):
+    for line in locations.format_lines(places):
         assert line in first.output
 
     again = Submitted(two, train(run_dir, data, "train.num_episodes=2"))

@@ -18,8 +18,8 @@ import ray
 from sg_rlhf.overlay.reporting import error_report
 from sg_rlhf.overlay.reporting.errors import EngineLost
 from sg_rlhf.overlay.rollout import engine_health
-from sg_rlhf.overlay.rollout.dispatch import Incarnation
-from sg_rlhf.overlay.rollout.engine_pool import RunEngines
+from sg_rlhf.overlay.rollout.dispatch import EngineInstance
+from sg_rlhf.overlay.rollout.engine_pool import EnginePool
 
 pytestmark = pytest.mark.integration
 
@@ -55,9 +55,9 @@ class SGRolloutActor:
         if self.error is not None:
             raise self.error
 
-    async def incarnation(self) -> Incarnation:
+    async def incarnation(self) -> EngineInstance:
         process = (os.getpid(), psutil.Process().create_time())
-        return Incarnation(self.name, ray.get_runtime_context().get_node_id(), (process,))
+        return EngineInstance(self.name, ray.get_runtime_context().get_node_id(), (process,))
 
 
 @ray.remote(num_cpus=0, max_retries=0)
@@ -86,7 +86,7 @@ def error_of(reference: Any) -> Exception:
 def test_what_a_worker_raised(error: Exception, line: str) -> None:
     engine = SGRolloutActor.remote()
     pid = ray.get(engine.process.remote())
-    said = error_report.describe(error_of(controller.remote(engine, "fail", error)))
+    said = error_report.summarize(error_of(controller.remote(engine, "fail", error)))
     assert said.startswith(line) and "\n" not in said
     assert f"(in rollout engine, process {pid} on " in said
 
@@ -95,14 +95,14 @@ def test_a_worker_that_was_killed() -> None:
     engine = SGRolloutActor.remote()
     pid = ray.get(engine.process.remote())
     os.kill(pid, signal.SIGKILL)
-    said = error_report.describe(error_of(controller.remote(engine, "process")))
+    said = error_report.summarize(error_of(controller.remote(engine, "process")))
     assert said.startswith(f"rollout engine (process {pid} on ")
     assert said.endswith(" died (killed, or crashed)")
 
 
 def test_a_worker_that_did_not_start() -> None:
     engine = SGRolloutActor.remote(OSError("no such port"))
-    said = error_report.describe(error_of(controller.remote(engine, "process")))
+    said = error_report.summarize(error_of(controller.remote(engine, "process")))
     assert said.startswith("rollout engine ") and "\n" not in said
     assert said.endswith("did not start: OSError: no such port")
 
@@ -110,16 +110,16 @@ def test_a_worker_that_did_not_start() -> None:
 def test_an_error_of_this_process() -> None:
     outer = RuntimeError("outer")
     outer.__cause__ = KeyError("inner")
-    assert error_report.describe(outer) == "KeyError: 'inner'"
+    assert error_report.summarize(outer) == "KeyError: 'inner'"
 
 
 def test_all_of_it_is_kept(tmp_path: Path) -> None:
     engine = SGRolloutActor.remote()
     error = error_of(controller.remote(engine, "fail", ValueError("first\nsecond")))
-    file = error_report.keep(error, tmp_path)
+    file = error_report.save_traceback(error, tmp_path)
     assert file == tmp_path / error_report.FILE
     assert "second" in file.read_text() and "Traceback" in file.read_text()
-    assert error_report.keep(error, file) is None  # a folder cannot be below a file
+    assert error_report.save_traceback(error, file) is None  # a folder cannot be below a file
 
 
 @ray.remote(num_cpus=0, max_retries=0)
@@ -127,7 +127,7 @@ def watches(
     engines: list[Any], seconds: float, run_dir: Path, for_seconds: float, start: float = 600.0
 ) -> str:
     engine_health.START_SECONDS = start
-    with engine_health.watching(RunEngines(engines, 0, lambda: None), seconds, run_dir):
+    with engine_health.monitor(EnginePool(engines, 0, lambda: None), seconds, run_dir):
         (run_dir / "watching").touch()
         time.sleep(for_seconds)
     return "through"
@@ -141,14 +141,14 @@ def test_an_engine_that_is_stopped_ends_its_controller_with_a_line(tmp_path: Pat
     reference = watches.remote(engines, 10.0, tmp_path, 3600.0)
     await_file(tmp_path / "watching")
     ready, _ = ray.wait([reference], timeout=4)
-    assert not ready and engine_health.told(tmp_path) is None
+    assert not ready and engine_health.failure_message(tmp_path) is None
     os.kill(pids[1], signal.SIGSTOP)
     try:
         with pytest.raises(ray.exceptions.WorkerCrashedError):
             ray.get(reference, timeout=1800)
     finally:
         os.kill(pids[1], signal.SIGKILL)
-    said = engine_health.told(tmp_path)
+    said = engine_health.failure_message(tmp_path)
     assert said is not None and "\n" not in said
     assert said.startswith("rollout engine 1 gave no sign of life for 10 s (sg.engine_timeout): ")
 
@@ -160,7 +160,7 @@ def test_an_engine_that_is_dead_and_that_nobody_misses_ends_it_too(tmp_path: Pat
     reference = watches.remote(engines, 8.0, tmp_path, 3600.0, start=0.0)
     with pytest.raises(ray.exceptions.WorkerCrashedError):
         ray.get(reference, timeout=1800)
-    said = engine_health.told(tmp_path)
+    said = engine_health.failure_message(tmp_path)
     assert said is not None and said.startswith("rollout engine 1 gave no sign of life for 8 s")
 
 
@@ -171,13 +171,13 @@ def test_engines_that_answer_or_die_end_nobody(tmp_path: Path) -> None:
     await_file(tmp_path / "watching")
     os.kill(pid, signal.SIGKILL)
     assert ray.get(reference, timeout=1800) == "through"
-    assert engine_health.told(tmp_path) is None
+    assert engine_health.failure_message(tmp_path) is None
 
 
 def test_a_lost_engine_is_replaced_as_often_as_allowed() -> None:
     engine = SGRolloutActor.options(max_restarts=3).remote()
     joined: list[None] = []
-    engines = RunEngines([engine], 2, lambda: joined.append(None))
+    engines = EnginePool([engine], 2, lambda: joined.append(None))
     engines.check()
     assert not joined and engines.newly_replaced() == 0
     for harm in (signal.SIGKILL, signal.SIGSTOP):
@@ -205,7 +205,7 @@ def test_engines_that_are_lost_together_are_all_there_before_any_is_connected() 
         found = ray.get([handle.incarnation.remote() for handle in handles], timeout=2)
         joined.append([incarnation.name for incarnation in found])
 
-    engines = RunEngines(handles, 3, rejoin)
+    engines = EnginePool(handles, 3, rejoin)
     first = list(engines.incarnations)
     for incarnation in first:
         os.kill(incarnation.processes[0][0], signal.SIGKILL)

@@ -21,7 +21,7 @@ from sg_rlhf.plan.of_recipe import PREDICTED
 from sg_rlhf.plan.run_shape import run_shape
 from sg_rlhf.run_dir import jsonl_log
 from sg_rlhf.run_dir.final_model import final_checkpoint
-from sg_rlhf.run_dir.timing_keys import BESIDE, TOTAL, disjoint
+from sg_rlhf.run_dir.timing_keys import EXTRA, TOTAL, exclusive_seconds
 from sg_rlhf.train import main
 from tests.integration.conftest import (
     ROOT,
@@ -130,7 +130,7 @@ def test_tokens_so_far_go_on_after_the_interruption(trained: Path) -> None:
 def test_the_parts_of_a_rollout_are_its_wall_clock(trained: Path) -> None:
     rows = jsonl_log.read(trained / jsonl_log.METRICS)
     for row in rows:
-        parts = disjoint(row)
+        parts = exclusive_seconds(row)
         assert sum(parts.values()) == pytest.approx(row["timing/step_total"])
         assert parts["other"] < 0.2 * row["timing/step_total"], parts  # .1 % on a quiet machine
         for part in ("generation", "make_experience", "update_forward", "update_backward"):
@@ -144,7 +144,7 @@ def test_the_parts_of_a_rollout_are_its_wall_clock(trained: Path) -> None:
         assert 0 < named < row["timing/ppo_train"]
     # Nothing is left out: from row to row there are a rollout, an evaluation and a checkpoint.
     for before, row in itertools.pairwise(rows[:2]):  # of one process, not yet interrupted
-        whole = sum(row[f"timing/{part}"] for part in (TOTAL, *BESIDE))
+        whole = sum(row[f"timing/{part}"] for part in (TOTAL, *EXTRA))
         assert whole == pytest.approx(row["time"] - before["time"], rel=0.02, abs=1.0)
         assert row["timing/checkpoint"] > 0
     assert rows[0]["timing/evaluation"] > 0 and rows[3]["timing/evaluation"] == 0

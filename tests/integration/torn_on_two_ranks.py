@@ -28,24 +28,24 @@ def main(folder: Path, shared: bool, out: Path) -> None:
     actor = folder / ("" if shared else f"disk{rank}") / "_actor"
     for step in (1, 2):
         tag = f"global_step{step}"
-        written = paths.partial(actor / tag)
+        written = paths.temp_path(actor / tag)
         written.mkdir(parents=True, exist_ok=True)
         shard = f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
         (written / shard).write_bytes(bytes([rank, step]) * 10_000)
         if rank == 0:
-            (written / "metric.json").write_text(json.dumps({consensus.HAS_MANIFEST: True}))
-        consensus.seal(written, actor / tag)
+            (written / "metric.json").write_text(json.dumps({consensus.MANIFEST_WRITTEN: True}))
+        consensus.finalize(written, actor / tag)
         if rank == 0:
-            paths.set_latest(actor, tag)
+            paths.write_latest(actor, tag)
     files = sorted(manifest.read(actor / "global_step2") or {})
-    chosen = [consensus.choose(actor)]
+    chosen = [consensus.select_intact(actor)]
     for step in (2, 1):
         torch.distributed.barrier()
         if rank == 1:
             (actor / f"global_step{step}" / shard).write_bytes(b"\x00" * 20_000)
         torch.distributed.barrier()
         try:
-            chosen.append(consensus.choose(actor))
+            chosen.append(consensus.select_intact(actor))
         except CheckpointError as error:
             chosen.append(str(error))
     hidden = [path.name for path in actor.iterdir() if path.name.startswith(".")]

@@ -240,13 +240,13 @@ def main(
             continue
         strategy.args = arguments(recipe, extra, micro_batch, more)
         micro_batches.take_rounds(strategy)
-        assert micro_batches.in_rounds_here(strategy.args) == in_rounds
+        assert micro_batches.variable_size_here(strategy.args) == in_rounds
         trainer = trainer_of(strategy, actor, optimizer, scheduler, micro_batch)
         mine = experiences[rank::ranks]
         if in_rounds:
-            mine = micro_batches.together(experiences, map(list, DEALT[rank]), pad_token_id=0)
+            mine = micro_batches.concat(experiences, map(list, DEALT[rank]), pad_token_id=0)
             for experience in mine:
-                setattr(experience, micro_batches.ENDS_STEP, experience is mine[-1])
+                setattr(experience, micro_batches.IS_LAST_OF_STEP, experience is mine[-1])
         for experience in mine:
             trainer.replay_buffer.append(experience)
         status = trainer.ppo_train(strategy.args.algo.kl.init_coef)

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 from bench import weight_sync as bench  # noqa: E402
 from sg_rlhf.overlay.cpu import platform  # noqa: E402
 from sg_rlhf.overlay.patches import table  # noqa: E402
-from sg_rlhf.overlay.rollout.dispatch import is_lost  # noqa: E402
+from sg_rlhf.overlay.rollout.dispatch import is_engine_failure  # noqa: E402
 from sg_rlhf.overlay.rollout.engine import SGRolloutActor  # noqa: E402
 from sg_rlhf.overlay.settings import worker_settings  # noqa: E402
 
@@ -124,7 +124,7 @@ def main(out: Path) -> None:
         ray.get(call, timeout=1800.0)
         messages["dead core"] = "answered"
     except ray.exceptions.RayError as error:
-        messages["dead core"] = "lost" if is_lost(error) else repr(error)
+        messages["dead core"] = "lost" if is_engine_failure(error) else repr(error)
     os.kill(pid, signal.SIGSTOP)
     outcome("stopped", DEADLINE)
     os.kill(pid, signal.SIGKILL)

@@ -39,7 +39,7 @@ class Kept(WeightSync):
     ) -> None:
         assert method == "receive_bucket"
         bucket = buckets.from_wire(wire)
-        assert buckets.damaged(bucket, sent) is None
+        assert buckets.corrupted_tensors(bucket, sent) is None
         self.tensors |= buckets.unpack(bucket, sent.clone())
         self.calls.append((first, last))
 

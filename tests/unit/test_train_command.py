@@ -19,7 +19,7 @@ from sg_rlhf.launch.submit import main as submit
 from sg_rlhf.overlay.driver import run
 from sg_rlhf.overlay.patches import contract
 from sg_rlhf.plan.command import main as plan
-from sg_rlhf.run_dir.lock import owning
+from sg_rlhf.run_dir.lock import hold_lock
 from sg_rlhf.train import main, prepare_run_dir, prompts_at_most, resolve, with_absolute_paths
 from sg_rlhf.weights.command import main as weights
 
@@ -144,7 +144,7 @@ def test_a_run_directory_of_another_run_is_refused_untouched(
     data, run_dir = tmp_path / "train.jsonl", tmp_path / "run"
     data.write_text(rows(16))
     run_dir.mkdir()
-    with owning(run_dir):
+    with hold_lock(run_dir):
         before = sorted(run_dir.iterdir())
         assert main([
             "--config", TINY, "--run-dir", str(run_dir),

@@ -18,10 +18,10 @@ from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting.errors import CheckpointError
 
 #: In ``metric.json`` of a checkpoint that has a manifest: one without it is no older one then.
-HAS_MANIFEST = "manifest"
+MANIFEST_WRITTEN = "manifest"
 
 
-def seal(written: Path, final: Path) -> None:
+def finalize(written: Path, final: Path) -> None:
     """Hash a checkpoint that all ranks have written, and give it its name.
 
     Each rank reads what it wrote. The lowest rank of those that share a file system writes the
@@ -34,24 +34,24 @@ def seal(written: Path, final: Path) -> None:
     Raises:
         OSError: the disk is full, or refuses.
     """
-    token = _everyone(_mark(written))[0]
+    token = _all_gather_objects(_write_token(written))[0]
     # A network's file system lists a folder from what it remembers, but asks its server for a name
     # that is new. So files are known by those who wrote them, too.
     key = "shared" if (written / token).exists() else socket.gethostname()
-    views = _everyone((key, manifest.names(written)))
+    views = _all_gather_objects((key, manifest.names(written)))
     ranks = [rank for rank, (of, _) in enumerate(views) if of == key]
     mine = _rank()
     present = {name for rank in ranks for name in views[rank][1]} - {token}
-    share = manifest.shares(present, len(ranks))[ranks.index(mine)]
-    found = _everyone(manifest.entries(written, share, sync=True))
+    share = manifest.assign_files(present, len(ranks))[ranks.index(mine)]
+    found = _all_gather_objects(manifest.hash_files(written, share, sync=True))
     if mine == ranks[0]:
         (written / token).unlink(missing_ok=True)
         manifest.write(written, {k: v for rank in ranks for k, v in found[rank].items()})
-        folders.put_in_place(written, final)
-    _everyone(None)
+        folders.publish(written, final)
+    _all_gather_objects(None)
 
 
-def _mark(written: Path) -> str:
+def _write_token(written: Path) -> str:
     token = f".{uuid.uuid4().hex}"
     if _rank() == 0:
         (written / token).touch()
@@ -64,7 +64,7 @@ def _rank() -> int:
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
-def _everyone(mine: Any) -> list[Any]:
+def _all_gather_objects(mine: Any) -> list[Any]:
     """What each rank has, in order; every rank must call it."""
     import torch
 
@@ -75,7 +75,7 @@ def _everyone(mine: Any) -> list[Any]:
     return found
 
 
-def choose(folder: Path) -> str | None:
+def select_intact(folder: Path) -> str | None:
     """The newest checkpoint that is whole; the file ``latest`` names it from then on.
 
     Every rank must call it, and gets the same. A critic takes what its policy took, which looked at
@@ -89,19 +89,21 @@ def choose(folder: Path) -> str | None:
     """
     policy = folder.parent / "_actor"
     if folder.name == "_critic" and policy.is_dir():
-        return str(_everyone(folders.latest(policy))[0]) or None
+        return str(_all_gather_objects(folders.latest_tag(policy))[0]) or None
     critic = folder.parent / "_critic"
-    with_critic = _everyone(folder.name == "_actor" and bool(folders.candidates(critic)))[0]
+    with_critic = _all_gather_objects(
+        folder.name == "_actor" and bool(folders.resume_candidates(critic))
+    )[0]
     wrong: list[str] = []
-    tags: list[str] = _everyone(folders.candidates(folder))[0]
+    tags: list[str] = _all_gather_objects(folders.resume_candidates(folder))[0]
     for tag in tags:
         with activity.phase(activity.TRAINER, f"reading checkpoint {tag}"):
             found = _problem(folder / tag) or (_problem(critic / tag) if with_critic else None)
         if found is None:
             if wrong and _rank() == 0:
                 _say(f"checkpoint {'; '.join(wrong)}; resuming from {tag}")
-                folders.set_latest(folder, tag)
-            _everyone(None)
+                folders.write_latest(folder, tag)
+            _all_gather_objects(None)
             return tag
         wrong.append(f"{folder / tag}: {found}")
     if wrong:
@@ -114,7 +116,7 @@ def choose(folder: Path) -> str | None:
 
 def names(checkpoint: Path) -> list[list[str]]:
     """The files of a checkpoint that each rank sees, by rank; every rank must call it."""
-    return _everyone(manifest.names(checkpoint))
+    return _all_gather_objects(manifest.names(checkpoint))
 
 
 def _problem(checkpoint: Path) -> str | None:
@@ -126,29 +128,29 @@ def _problem(checkpoint: Path) -> str | None:
     wrong: str | None = None
     try:
         expected = manifest.read(checkpoint)
-    except manifest.Unreadable as error:
+    except manifest.InvalidManifest as error:
         wrong = str(error)
     if not checkpoint.is_dir():
         wrong = "the folder is missing"
-    elif wrong is None and expected is None and _announced(checkpoint):
+    elif wrong is None and expected is None and _expects_manifest(checkpoint):
         wrong = f"{manifest.NAME} is missing"
-    text = None if expected is None else manifest.text_of(expected)
-    views = _everyone(text)
+    text = None if expected is None else manifest.render(expected)
+    views = _all_gather_objects(text)
     if text is None and wrong is None and any(views):
         wrong = f"{manifest.NAME} is missing on {socket.gethostname()}"
     elif expected is not None:
         ranks = [rank for rank, of in enumerate(views) if of == text]
-        share = manifest.shares(expected, len(ranks))[ranks.index(_rank())]
-        wrong = manifest.problem(checkpoint, expected, share)
-    first = next((of for of in _everyone(wrong) if of is not None), None)
+        share = manifest.assign_files(expected, len(ranks))[ranks.index(_rank())]
+        wrong = manifest.first_mismatch(checkpoint, expected, share)
+    first = next((of for of in _all_gather_objects(wrong) if of is not None), None)
     if first is None and text is None and _rank() == 0:
         _say(f"checkpoint {checkpoint.name} has no {manifest.NAME}, as older ones: not checked")
     return first
 
 
-def _announced(checkpoint: Path) -> bool:
+def _expects_manifest(checkpoint: Path) -> bool:
     try:
-        return bool(json.loads((checkpoint / "metric.json").read_bytes()).get(HAS_MANIFEST))
+        return bool(json.loads((checkpoint / "metric.json").read_bytes()).get(MANIFEST_WRITTEN))
     except (OSError, ValueError, AttributeError):
         return False
 

@@ -26,7 +26,7 @@ class Entry(NamedTuple):
     sha256: str
 
 
-class Unreadable(ValueError):
+class InvalidManifest(ValueError):
     """The manifest is not one; the message says what it is, without the folder's name."""
 
 
@@ -36,7 +36,7 @@ def names(folder: Path) -> list[str]:
     return sorted(name for name in found if name != NAME)
 
 
-def shares(names: Iterable[str], ranks: int) -> list[list[str]]:
+def assign_files(names: Iterable[str], ranks: int) -> list[list[str]]:
     """Who reads which file: each rank what it wrote by its name, the rest in turns.
 
     DeepSpeed names files ``zero_pp_rank_3_mp_rank_00_optim_states.pt``; a rank's own file is in its
@@ -50,7 +50,7 @@ def shares(names: Iterable[str], ranks: int) -> list[list[str]]:
     return dealt
 
 
-def entries(folder: Path, names: Iterable[str], sync: bool = False) -> dict[str, Entry]:
+def hash_files(folder: Path, names: Iterable[str], sync: bool = False) -> dict[str, Entry]:
     """Sizes and hashes of files in ``folder``.
 
     Args:
@@ -72,7 +72,7 @@ def entries(folder: Path, names: Iterable[str], sync: bool = False) -> dict[str,
         return dict(zip(names, threads.map(entry, names), strict=True))
 
 
-def text_of(entries: dict[str, Entry]) -> str:
+def render(entries: dict[str, Entry]) -> str:
     """A manifest, a line a file."""
     rows = {name: entry._asdict() for name, entry in sorted(entries.items())}
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
@@ -85,7 +85,7 @@ def write(folder: Path, entries: dict[str, Entry]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    write_whole(folder / NAME, text_of(entries), sync=True)
+    write_whole(folder / NAME, render(entries), sync=True)
 
 
 def read(folder: Path) -> dict[str, Entry] | None:
@@ -104,10 +104,10 @@ def read(folder: Path) -> dict[str, Entry] | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = error.strerror if isinstance(error, OSError) else "its text is cut short or altered"
-        raise Unreadable(f"{NAME} cannot be read: {why}") from None
+        raise InvalidManifest(f"{NAME} cannot be read: {why}") from None
 
 
-def problem(folder: Path, expected: dict[str, Entry], of: Collection[str]) -> str | None:
+def first_mismatch(folder: Path, expected: dict[str, Entry], of: Collection[str]) -> str | None:
     """What is wrong with the files ``of`` a folder, the first of them; None if they are whole.
 
     Sizes of all are compared before anything is read.
@@ -120,7 +120,7 @@ def problem(folder: Path, expected: dict[str, Entry], of: Collection[str]) -> st
         if size != expected[name].size:
             return f"{name} has {size} bytes and was written with {expected[name].size}"
     try:
-        found = entries(folder, of)
+        found = hash_files(folder, of)
     except OSError as error:
         return f"{error.filename or 'a file'} cannot be read: {error.strerror}"
     altered = [name for name in of if found[name] != expected[name]]

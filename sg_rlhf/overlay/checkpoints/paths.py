@@ -24,12 +24,12 @@ _LEFTOVER = re.compile(rf"\.({TAG.pattern}(?:_hf)?)\.(partial|replaced)")
 _CONFIG = "config.json"
 
 
-def partial(path: Path) -> Path:
+def temp_path(path: Path) -> Path:
     """Where a folder is written before it has its name."""
     return path.with_name(f".{path.name}.partial")
 
 
-def _replaced(path: Path) -> Path:
+def _backup_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.replaced")
 
 
@@ -40,13 +40,13 @@ def step_of(tag: str) -> int:
     return int(found[2])
 
 
-def latest(folder: Path) -> str:
+def latest_tag(folder: Path) -> str:
     """The checkpoint of the last save; "" without one."""
     named = folder / LATEST
     return named.read_text(errors="replace").strip() if named.is_file() else ""
 
 
-def set_latest(folder: Path, tag: str) -> None:
+def write_latest(folder: Path, tag: str) -> None:
     """Name the checkpoint to resume from.
 
     Raises:
@@ -55,7 +55,7 @@ def set_latest(folder: Path, tag: str) -> None:
     write_whole(folder / LATEST, tag, sync=True)
 
 
-def candidates(folder: Path) -> list[str]:
+def resume_candidates(folder: Path) -> list[str]:
     """Tags to resume from, the best choice first: the last save, then from the newest.
 
     The checkpoint of an evaluation was saved after the plain one of the same rollout. What the file
@@ -65,19 +65,19 @@ def candidates(folder: Path) -> list[str]:
         return []
     tags = [p.name for p in folder.iterdir() if TAG.fullmatch(p.name) and p.is_dir()]
     tags.sort(key=lambda tag: (step_of(tag), tag.startswith("best")), reverse=True)
-    named = latest(folder)
+    named = latest_tag(folder)
     first = [named] if TAG.fullmatch(named) else []
     return [*first, *(tag for tag in tags if tag != named)]
 
 
-def put_in_place(written: Path, final: Path) -> None:
+def publish(written: Path, final: Path) -> None:
     """Give a folder that is whole its name. One of that name goes, and only then.
 
     Raises:
         OSError: the disk refuses; one of the two is whole, see :func:`remove_leftovers`.
     """
     sync_folder(written)
-    aside = _replaced(final)
+    aside = _backup_path(final)
     if final.exists():
         shutil.rmtree(aside, ignore_errors=True)
         final.rename(aside)
@@ -88,13 +88,13 @@ def put_in_place(written: Path, final: Path) -> None:
 
 def remove(path: Path) -> None:
     """Delete a folder that has its name: that first, as what is half deleted is not whole."""
-    leftover = partial(path)
+    leftover = temp_path(path)
     shutil.rmtree(leftover, ignore_errors=True)
     path.rename(leftover)
     shutil.rmtree(leftover)
 
 
-def remove_leftovers(folder: Path) -> list[str]:
+def remove_incomplete(folder: Path) -> list[str]:
     """Delete what interrupted saves left in a folder of checkpoints.
 
     Returns:
@@ -114,12 +114,12 @@ def remove_leftovers(folder: Path) -> list[str]:
     return gone
 
 
-def place_of_model(final: Path) -> Path:
+def temp_model_path(final: Path) -> Path:
     """Where a plain Hugging Face folder is written before it has its name.
 
     Inside a folder that is there already, which may be a mount or a link; else beside it.
     """
-    return final / partial(final).name if final.is_dir() else partial(final)
+    return final / temp_path(final).name if final.is_dir() else temp_path(final)
 
 
 def tidy_model(final: Path) -> None:
@@ -129,7 +129,7 @@ def tidy_model(final: Path) -> None:
     LoRA adapters peft writes sets, whose order changes from run to run: they are sorted. Its README
     is an empty template with a path of this machine: it is deleted.
     """
-    written = place_of_model(final)
+    written = temp_model_path(final)
     probe = written / ".mode"
     probe.touch()
     mode = probe.stat().st_mode
@@ -153,13 +153,13 @@ def sync_model(final: Path) -> None:
     Raises:
         OSError: they do not fit, which some file systems say only now.
     """
-    for path in place_of_model(final).rglob("*"):
+    for path in temp_model_path(final).rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
 
 
-def put_model_in_place(final: Path) -> None:
+def publish_model(final: Path) -> None:
     """Give a plain Hugging Face folder that is whole its name.
 
     What else is in a folder of that name stays: it may be a folder of the user's, or have the
@@ -169,9 +169,9 @@ def put_model_in_place(final: Path) -> None:
     Raises:
         OSError: the disk refuses; what has the name is whole, or has no ``config.json``.
     """
-    written = place_of_model(final)
+    written = temp_model_path(final)
     if written.parent != final:
-        put_in_place(written, final)
+        publish(written, final)
         return
     (final / _CONFIG).unlink(missing_ok=True)
     sync_folder(final)
@@ -186,5 +186,5 @@ def put_model_in_place(final: Path) -> None:
 
 def remove_partial_model(final: Path) -> None:
     """Delete what an interrupted save of a plain folder left, beside it or in it."""
-    for path in (partial(final), final / partial(final).name):
+    for path in (temp_path(final), final / temp_path(final).name):
         shutil.rmtree(path, ignore_errors=True)

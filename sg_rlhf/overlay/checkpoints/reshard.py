@@ -28,7 +28,7 @@ _MODEL = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_model_states\.pt")
 _MASTER = "master"
 
 
-class Piece(NamedTuple):
+class ShardRange(NamedTuple):
     """A run of a tensor's elements that a rank has in one of its flat buffers.
 
     Attributes:
@@ -46,7 +46,7 @@ class Piece(NamedTuple):
     offset: int
 
 
-class Written(NamedTuple):
+class SavedLayout(NamedTuple):
     """Who wrote a checkpoint.
 
     Attributes:
@@ -62,14 +62,14 @@ class Written(NamedTuple):
     models: dict[int, str]
 
 
-def written_by(names: Iterable[str]) -> Written | None:
+def written_by(names: Iterable[str]) -> SavedLayout | None:
     """Who wrote a checkpoint, by its files; None for one that is not ZeRO's."""
     names = sorted(names)
     parts = [(int(m[1]), int(m[2]), m[0]) for m in map(_PART.fullmatch, names) if m]
     models = [(int(m[1]), m[0]) for m in map(_MODEL.fullmatch, names) if m and not int(m[2])]
     if not parts:
         return None
-    return Written(
+    return SavedLayout(
         ranks=1 + max(rank for rank, _, _ in parts),
         tensor_parallel=1 + max(shard for _, shard, _ in parts),
         parts={rank: name for rank, shard, name in parts if shard == 0},
@@ -77,7 +77,7 @@ def written_by(names: Iterable[str]) -> Written | None:
     )
 
 
-def by_parameter(groups: Sequence[Mapping[str, int]], rank: int, ranks: int) -> list[Piece]:
+def zero3_shards(groups: Sequence[Mapping[str, int]], rank: int, ranks: int) -> list[ShardRange]:
     """What a rank has under ZeRO-3: of each parameter one part, which is padded at its end.
 
     Args:
@@ -92,14 +92,14 @@ def by_parameter(groups: Sequence[Mapping[str, int]], rank: int, ranks: int) -> 
             part = -(-numel // ranks)
             own = min(part, numel - rank * part)
             if own > 0:
-                pieces.append(Piece(name, rank * part, own, buffer, offset))
+                pieces.append(ShardRange(name, rank * part, own, buffer, offset))
             offset += part
     return pieces
 
 
-def by_group(
+def zero12_shards(
     groups: Sequence[Mapping[str, int]], rank: int, ranks: int, alignment: int
-) -> list[Piece]:
+) -> list[ShardRange]:
     """What a rank has under ZeRO-1 and 2: of each group, all in a row, one part.
 
     Args:
@@ -114,7 +114,7 @@ def by_group(
         part = part_of_group(total, ranks, alignment)
         own = min(part, total - rank * part)
         if own > 0:
-            pieces.append(Piece(f"group {buffer}", rank * part, own, buffer, 0))
+            pieces.append(ShardRange(f"group {buffer}", rank * part, own, buffer, 0))
     return pieces
 
 
@@ -123,7 +123,9 @@ def part_of_group(total: int, ranks: int, alignment: int) -> int:
     return -(-total // (ranks * alignment)) * alignment
 
 
-def copies(source: Iterable[Piece], target: Iterable[Piece]) -> list[tuple[Piece, Piece]]:
+def overlapping_ranges(
+    source: Iterable[ShardRange], target: Iterable[ShardRange]
+) -> list[tuple[ShardRange, ShardRange]]:
     """Pairs of the same elements, as they lie at one rank and at another."""
     of_tensor = defaultdict(list)
     for piece in source:
@@ -138,12 +140,14 @@ def copies(source: Iterable[Piece], target: Iterable[Piece]) -> list[tuple[Piece
     return pairs
 
 
-def _from(piece: Piece, first: int, last: int) -> Piece:
+def _from(piece: ShardRange, first: int, last: int) -> ShardRange:
     offset = piece.offset + first - piece.start
     return piece._replace(start=first, numel=last - first, offset=offset)
 
 
-def refusal(written: Written, ranks: int, tensor_parallel: int, stage: int) -> str | None:
+def incompatibility(
+    written: SavedLayout, ranks: int, tensor_parallel: int, stage: int
+) -> str | None:
     """Why a checkpoint cannot be loaded by these ranks, in one line; None if it can."""
     if bool(written.models) != (stage == 3):
         was = "3" if written.models else "1 or 2"
@@ -167,7 +171,7 @@ def _count(ranks: int) -> str:
 
 
 @contextlib.contextmanager
-def on_these_ranks(model: Any, checkpoint: Path) -> Iterator[str]:
+def load_resharded(model: Any, checkpoint: Path) -> Iterator[str]:
     """While it lasts, the engine loads a checkpoint of any number of ranks. Every rank must enter.
 
     Args:
@@ -186,7 +190,7 @@ def on_these_ranks(model: Any, checkpoint: Path) -> Iterator[str]:
         yield ""
         return
     ranks, tensor_parallel = model.seq_dp_world_size, max(model.autotp_size(), model.mp_world_size)
-    why = refusal(written, ranks, tensor_parallel, model.zero_optimization_stage())
+    why = incompatibility(written, ranks, tensor_parallel, model.zero_optimization_stage())
     if why is not None:
         raise CheckpointError(f"checkpoint {checkpoint}: {why}")
     if written.ranks == ranks:
@@ -199,7 +203,7 @@ def on_these_ranks(model: Any, checkpoint: Path) -> Iterator[str]:
             f"{ranks}, and a machine lacks files of it: put all files on each machine, or set "
             "actor.num_nodes and actor.num_gpus_per_node as they were"
         )
-    reader, names = Reader(model, checkpoint, written), model._get_all_ckpt_names
+    reader, names = ReshardingReader(model, checkpoint, written), model._get_all_ckpt_names
     was = model.checkpoint_engine
     # A rank that did not write has no file of its own to look for: the reader makes its contents.
     first = checkpoint / written.models[0] if written.models else None
@@ -226,10 +230,10 @@ _ZERO_3 = _Keys("fp32_flat_groups", "optimizer_state_dict")
 _ZERO_12 = _Keys("single_partition_of_fp32_groups", "base_optimizer_state")
 
 
-class Reader:
+class ReshardingReader:
     """What DeepSpeed's checkpoint engine is asked for, as this rank would have written it."""
 
-    def __init__(self, model: Any, checkpoint: Path, written: Written) -> None:
+    def __init__(self, model: Any, checkpoint: Path, written: SavedLayout) -> None:
         import torch
 
         self._model, self._checkpoint, self._written = model, checkpoint, written
@@ -261,13 +265,13 @@ class Reader:
     def _frozen(self, of_rank_0: dict[str, Any]) -> dict[str, Any]:
         shapes = of_rank_0["frozen_param_shapes"]
         each_alone = [{name: shape.numel()} for name, shape in shapes.items()]
-        target = by_parameter(each_alone, self._rank, self._ranks)
+        target = zero3_shards(each_alone, self._rank, self._ranks)
         found = {
             name: fragment.new_zeros(-(-shapes[name].numel() // self._ranks))
             for name, fragment in of_rank_0["frozen_param_fragments"].items()
         }
         for rank in range(self._written.ranks):
-            pairs = copies(by_parameter(each_alone, rank, self._written.ranks), target)
+            pairs = overlapping_ranges(zero3_shards(each_alone, rank, self._written.ranks), target)
             if not pairs:
                 continue
             states = of_rank_0 if rank == 0 else self._read(self._written.models[rank])
@@ -291,7 +295,7 @@ class Reader:
         sizes = self._sizes(now, self._ranks)
         states, buffers = {}, {}
         for rank in range(self._written.ranks):
-            pairs = copies(self._pieces(saved, rank, self._written.ranks), target)
+            pairs = overlapping_ranges(self._pieces(saved, rank, self._written.ranks), target)
             # The first rank's has what all have the same, too.
             if rank and not pairs:
                 continue
@@ -308,10 +312,10 @@ class Reader:
                     _copy(of_name[of.buffer], of, buffers[name][to.buffer], to)
         return self._assembled(states, keys, buffers, saved, now)
 
-    def _pieces(self, groups: list[dict[str, int]], rank: int, ranks: int) -> list[Piece]:
+    def _pieces(self, groups: list[dict[str, int]], rank: int, ranks: int) -> list[ShardRange]:
         if self._is_zero_3:
-            return by_parameter(groups, rank, ranks)
-        return by_group(groups, rank, ranks, self._alignment)
+            return zero3_shards(groups, rank, ranks)
+        return zero12_shards(groups, rank, ranks, self._alignment)
 
     def _sizes(self, groups: list[dict[str, int]], ranks: int) -> list[int]:
         if self._is_zero_3:
@@ -394,5 +398,5 @@ def _shared(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in state.items() if getattr(value, "ndim", 0) == 0}
 
 
-def _copy(source: Any, of: Piece, target: Any, to: Piece) -> None:
+def _copy(source: Any, of: ShardRange, target: Any, to: ShardRange) -> None:
     target.narrow(0, to.offset, to.numel).copy_(source.narrow(0, of.offset, of.numel))

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.atomic_io import naming, write_whole
+from sg_rlhf.common.atomic_io import disk_full_context, write_whole
 from sg_rlhf.overlay.checkpoints import consensus, reshard
 from sg_rlhf.overlay.checkpoints import paths as folders
 from sg_rlhf.overlay.reporting.errors import CheckpointError
@@ -37,7 +37,7 @@ on_load: list[Callable[[Path], None]] = []
 
 
 @dataclass(frozen=True)
-class Saved:
+class CheckpointInfo:
     """A checkpoint on the disk.
 
     Attributes:
@@ -60,8 +60,8 @@ class Saved:
         return folders.step_of(self.tag)
 
 
-def superseded(
-    saved: Iterable[Saved], keep: int, max_bytes: float, needed: Collection[str]
+def to_prune(
+    saved: Iterable[CheckpointInfo], keep: int, max_bytes: float, needed: Collection[str]
 ) -> list[str]:
     """Tags that go, in upstream's order: without a metric first, then the worst, then the oldest.
 
@@ -86,7 +86,7 @@ def superseded(
     return [s.tag for s in gone]
 
 
-def superseded_weights(
+def hf_folders_to_prune(
     tags: Iterable[str], keep: int, resumable: Collection[str] | None
 ) -> list[str]:
     """Tags whose ``_hf`` folder goes: a folder stays as long as the checkpoint of its tag does.
@@ -97,7 +97,7 @@ def superseded_weights(
         resumable: tags of the checkpoints that are kept; None where none are written, and the
             newest folders stay.
     """
-    found = [Saved(tag) for tag in tags]
+    found = [CheckpointInfo(tag) for tag in tags]
     best = sorted((s for s in found if s.is_best), key=lambda s: s.step)
     regular = [s for s in found if not s.is_best]
     # A folder without its checkpoint is the first to go, but only when there are too many.
@@ -130,22 +130,22 @@ def save(
 
     folder = Path(save_dir)
     tag = tag or f"global_step{model.global_steps}"
-    written = folders.partial(folder / tag)
+    written = folders.temp_path(folder / tag)
 
     def make_room(keep: int, besides: str = "") -> None:
         saved = [s for s in saved_in(folder, self._read_ckpt_metric) if s.tag != besides]
-        for old in superseded(saved, keep, max_mem * 1024**3, {folders.latest(folder), str(tag)}):
+        for old in to_prune(saved, keep, max_mem * 1024**3, {folders.latest_tag(folder), str(tag)}):
             folders.remove(folder / old)
             self.print(f"deleted checkpoint {folder / old}")
 
     try:
-        with naming(folder / tag):
+        with disk_full_context(folder / tag):
             if self.is_rank_0():
                 folder.mkdir(parents=True, exist_ok=True)
                 make_room(max_num if tag.startswith("best") else max_num - 1, besides=tag)
             # What is being deleted looks like a leftover: two ranks would take it from each other.
             torch_dist_barrier_and_cuda_sync()
-            folders.remove_leftovers(folder)
+            folders.remove_incomplete(folder)
             torch_dist_barrier_and_cuda_sync()
             model.save_checkpoint(
                 save_dir, tag=written.name, client_state=client_state or {}, save_latest=False
@@ -155,33 +155,33 @@ def save(
             if self.is_rank_0():
                 self._write_ckpt_metric(str(written), metric_value, metric_key=metric_key)
                 _announce_manifest(Path(self._get_ckpt_metric_path(str(written))))
-            consensus.seal(written, folder / tag)
+            consensus.finalize(written, folder / tag)
     except Exception:
         # Now and not at the next save: what it takes may be all the room that the run's log needs.
         shutil.rmtree(written, ignore_errors=True)
         raise
     if self.is_rank_0():
         if save_latest:
-            folders.set_latest(folder, tag)
+            folders.write_latest(folder, tag)
         make_room(max_num)
     gc.collect()
 
 
 def _announce_manifest(metric: Path) -> None:
     found = json.loads(metric.read_text())
-    write_whole(metric, json.dumps(found | {consensus.HAS_MANIFEST: True}))
+    write_whole(metric, json.dumps(found | {consensus.MANIFEST_WRITTEN: True}))
 
 
-def saved_in(folder: Path, metric_of: Callable[[str], float | None]) -> list[Saved]:
+def saved_in(folder: Path, metric_of: Callable[[str], float | None]) -> list[CheckpointInfo]:
     """The checkpoints of a folder; nothing else in it is one."""
     return [
-        Saved(path.name, metric_of(str(path)), _size(path))
+        CheckpointInfo(path.name, metric_of(str(path)), _size(path))
         for path in folder.iterdir()
         if path.is_dir() and folders.TAG.fullmatch(path.name)
     ]
 
 
-def delete_superseded_weights(
+def delete_pruned_weights(
     folder: Path, keep: int, resumable: bool, output_dir: Path | None = None
 ) -> list[str]:
     """Delete ``_hf`` folders in ``ckpt.path`` that :func:`superseded_weights` names.
@@ -204,13 +204,13 @@ def delete_superseded_weights(
     }
     beside = folder / "_actor"
     kept = {path.name for path in beside.iterdir()} if resumable and beside.is_dir() else None
-    gone = superseded_weights(tags, keep, kept)
+    gone = hf_folders_to_prune(tags, keep, kept)
     for tag in gone:
         folders.remove(tags[tag])
     return [tags[tag].name for tag in gone]
 
 
-def load_whole(original: Callable[..., Any]) -> Callable[..., Any]:
+def load_newest_intact(original: Callable[..., Any]) -> Callable[..., Any]:
     """``DeepspeedStrategy.load_ckpt`` of the newest checkpoint that is whole, on all ranks, however
     many wrote it (:mod:`sg_rlhf.overlay.checkpoints.reshard`).
 
@@ -228,11 +228,11 @@ def load_whole(original: Callable[..., Any]) -> Callable[..., Any]:
         # A universal checkpoint is one that the user converted, under a name of its own.
         chosen = None
         if tag is None and not model.load_universal_checkpoint():
-            tag = chosen = consensus.choose(Path(load_dir))
+            tag = chosen = consensus.select_intact(Path(load_dir))
         if tag is None:
             loaded = original(self, model, load_dir, tag, *args, **more)
         else:
-            with reshard.on_these_ranks(model, Path(load_dir) / tag) as what:
+            with reshard.load_resharded(model, Path(load_dir) / tag) as what:
                 if what:
                     consensus.say(f"checkpoint {tag}: {what}")
                 loaded = original(self, model, load_dir, tag, *args, **more)
@@ -240,7 +240,7 @@ def load_whole(original: Callable[..., Any]) -> Callable[..., Any]:
             raise CheckpointError(
                 f"checkpoint {Path(load_dir) / chosen}: DeepSpeed finds nothing to load in it"
             )
-        forget_offload_buffers(model.optimizer)
+        drop_offload_buffers(model.optimizer)
         for read in on_load if tag is not None else ():
             read(Path(load_dir) / tag)
         return loaded
@@ -248,7 +248,7 @@ def load_whole(original: Callable[..., Any]) -> Callable[..., Any]:
     return load
 
 
-def whole_model(original: Callable[..., Any]) -> Callable[..., Any]:
+def atomic_save_model(original: Callable[..., Any]) -> Callable[..., Any]:
     """``DeepspeedStrategy.save_model`` whose folder has its name when it is whole.
 
     Raises:
@@ -259,11 +259,11 @@ def whole_model(original: Callable[..., Any]) -> Callable[..., Any]:
     def save_model(self: Any, model: Any, tokenizer: Any, output_dir: Any, **more: Any) -> None:
         final = Path(output_dir)
         try:
-            with naming(final):
+            with disk_full_context(final):
                 if self.is_rank_0():
                     folders.remove_partial_model(final)
                 # Others may look when the folder has its name already: they write nothing there.
-                original(self, model, tokenizer, str(folders.place_of_model(final)), **more)
+                original(self, model, tokenizer, str(folders.temp_model_path(final)), **more)
                 if self.is_rank_0():
                     folders.tidy_model(final)
                     folders.sync_model(final)
@@ -272,12 +272,12 @@ def whole_model(original: Callable[..., Any]) -> Callable[..., Any]:
                 folders.remove_partial_model(final)
             raise
         if self.is_rank_0():
-            folders.put_model_in_place(final)
+            folders.publish_model(final)
 
     return save_model
 
 
-def forget_offload_buffers(optimizer: Any) -> int:
+def drop_offload_buffers(optimizer: Any) -> int:
     """Drop the buffers from a DeepSpeed optimizer's state; returns how many there were.
 
     Args:

@@ -35,7 +35,7 @@ class PlacedController:
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Start it, in its place where one is reserved."""
-        place = placement.controllers_place()
+        place = placement.controller_bundle()
         if place is None:
             return self._actor.remote(*args, **kwargs)
         group, number = place

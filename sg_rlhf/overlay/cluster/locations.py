@@ -19,7 +19,7 @@ KEY = "placement"
 CONTROLLER = "controller"
 
 
-class Place(NamedTuple):
+class ProcessLocation(NamedTuple):
     """Where a process is.
 
     Attributes:
@@ -33,12 +33,12 @@ class Place(NamedTuple):
     process: int
 
 
-def here() -> Place:
+def this_process() -> ProcessLocation:
     """Where this process is."""
-    return Place(ray.util.get_node_ip_address(), socket.gethostname(), os.getpid())
+    return ProcessLocation(ray.util.get_node_ip_address(), socket.gethostname(), os.getpid())
 
 
-def ask(actors: Mapping[str, Iterable[Any]]) -> dict[str, list[Place]]:
+def query_locations(actors: Mapping[str, Iterable[Any]]) -> dict[str, list[ProcessLocation]]:
     """Where actors are.
 
     Args:
@@ -51,11 +51,11 @@ def ask(actors: Mapping[str, Iterable[Any]]) -> dict[str, list[Place]]:
     return {who: ray.get(of) for who, of in asked.items() if of}
 
 
-def _of_actor(_actor: Any) -> Place:
-    return here()
+def _of_actor(_actor: Any) -> ProcessLocation:
+    return this_process()
 
 
-def by_machine(places: Mapping[str, Sequence[Place]]) -> dict[str, dict[str, Any]]:
+def group_by_node(places: Mapping[str, Sequence[ProcessLocation]]) -> dict[str, dict[str, Any]]:
     """Address -> its host name, and who is there: the number and the process of each.
 
     Args:
@@ -69,7 +69,7 @@ def by_machine(places: Mapping[str, Sequence[Place]]) -> dict[str, dict[str, Any
     return {address: found[address] for address in sorted(found)}
 
 
-def lines(machines: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def format_lines(machines: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """A line for each machine, with who is there.
 
     Args:
@@ -86,7 +86,7 @@ def lines(machines: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return said
 
 
-def keep(machines: Mapping[str, Mapping[str, Any]], run_dir: Path) -> None:
+def save(machines: Mapping[str, Mapping[str, Any]], run_dir: Path) -> None:
     """Add them to what the run directory says of the run's environment."""
     file = run_dir / FILE
     row = json.loads(file.read_text()) if file.is_file() else {}

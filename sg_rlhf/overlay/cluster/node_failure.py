@@ -15,16 +15,21 @@ import ray
 
 from sg_rlhf.overlay.cluster import locations
 from sg_rlhf.overlay.reporting import error_report
-from sg_rlhf.overlay.reporting.errors import chain
+from sg_rlhf.overlay.reporting.errors import cause_chain
 
 #: How long a cluster may take to notice. Ray asks each machine every 3 s, and gives up after five
 #: answers that did not come.
 NOTICE_SECONDS = 30.0
 #: How gloo and NCCL say that another rank is gone.
-_CUT_OFF = ("Connection closed by peer", "Connection reset", "connection was closed", "NCCL error")
+_DISCONNECT_MARKERS = (
+    "Connection closed by peer",
+    "Connection reset",
+    "connection was closed",
+    "NCCL error",
+)
 
 
-def explain(error: BaseException, run_dir: Path | None, seconds: float = NOTICE_SECONDS) -> str:
+def diagnose(error: BaseException, run_dir: Path | None, seconds: float = NOTICE_SECONDS) -> str:
     """Who is lost, in one line; "" where an error is about something else.
 
     Args:
@@ -32,13 +37,13 @@ def explain(error: BaseException, run_dir: Path | None, seconds: float = NOTICE_
         run_dir: whose ``environment.json`` has who was where.
         seconds: how long the cluster may take to notice.
     """
-    errors = list(chain(error))
+    errors = list(cause_chain(error))
     actor = next(
         (e for e in errors if isinstance(e, ray.exceptions.RayActorError) and e.actor_id), None
     )
     if actor is not None and actor.actor_init_failed:
         return ""
-    if actor is None and not any(text in str(e) for e in errors for text in _CUT_OFF):
+    if actor is None and not any(text in str(e) for e in errors for text in _DISCONNECT_MARKERS):
         return ""
     machines = _machines(run_dir)
     deadline = time.monotonic() + seconds
@@ -66,10 +71,10 @@ def _machines(run_dir: Path | None) -> dict[str, Any]:
 
 
 def _gone(dead: list[str], machines: dict[str, Any]) -> str:
-    said = locations.lines({address: machines[address] for address in dead})
+    said = locations.format_lines({address: machines[address] for address in dead})
     return f"machine{'s' if len(said) > 1 else ''} gone: {', and '.join(said)}"
 
 
 def _died(row: dict[str, Any], how: str) -> str:
     where = f"process {row['Pid']} on {row['Address']['IPAddress']}"
-    return f"{error_report.role(row['ActorClassName'])} ({where}) {how}"
+    return f"{error_report.role_name(row['ActorClassName'])} ({where}) {how}"

@@ -124,10 +124,10 @@ def reserve(
     told = -every
     try:
         while pending := [
-            places for one, places in zip(made, asked, strict=True) if not _is_had(one)
+            places for one, places in zip(made, asked, strict=True) if not _is_ready(one)
         ]:
             waited = time.monotonic() - started
-            lacking = shortage([place for group in pending for place in group], machines())
+            lacking = missing_resources([place for group in pending for place in group], machines())
             if waited >= seconds:
                 raise NotEnoughMachines(
                     f"the cluster has no room for this run after {waited:.0f} s "
@@ -148,7 +148,7 @@ def reserve(
     return _reserved
 
 
-def _is_had(group: PlacementGroup) -> bool:
+def _is_ready(group: PlacementGroup) -> bool:
     return bool(placement_group_table(group)["state"] == "CREATED")
 
 
@@ -160,7 +160,7 @@ def placement_group(
     return create(bundles, strategy=strategy, **more) if found is None else found
 
 
-def controllers_place() -> tuple[PlacementGroup, int] | None:
+def controller_bundle() -> tuple[PlacementGroup, int] | None:
     """The group and the number of the controller's place; None where none is reserved."""
     if _reserved is None:
         return None
@@ -168,7 +168,7 @@ def controllers_place() -> tuple[PlacementGroup, int] | None:
     return first, first.bundle_count - 1
 
 
-def forget() -> None:
+def clear() -> None:
     """The cluster is left, and with it the groups are gone."""
     global _reserved
     _reserved = None
@@ -187,7 +187,7 @@ def machines() -> list[Machine]:
 # -- in words ----------------------------------------------------------------------------------
 
 
-def shortage(places: Sequence[Mapping[str, float]], there: Sequence[Machine]) -> str:
+def missing_resources(places: Sequence[Mapping[str, float]], there: Sequence[Machine]) -> str:
     """What of the places no machine has room for, and what there is, in one line."""
     wanted = Counter(map(_amounts, places))
     missing = Counter(map(_amounts, _unplaced(places, [machine.free for machine in there])))

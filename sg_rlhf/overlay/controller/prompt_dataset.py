@@ -9,10 +9,10 @@ from openrlhf.datasets import PromptDataset as Upstream
 
 from sg_rlhf.data_io.prompt_validation import (
     SUFFIXES,
-    Fields,
-    Seen,
+    PromptIndex,
+    PromptSchema,
     checked,
-    room_for_prompt,
+    max_prompt_tokens,
     too_long,
 )
 from sg_rlhf.data_io.records import DataError
@@ -34,9 +34,11 @@ class PromptDataset(Upstream):
         """Upstream's reading, with the BOS. What is wrong with a row is kept for `check`."""
         self._args = strategy.args
         data = self._args.data
-        fields = Fields(data.input_key, data.label_key, data.image_key, data.apply_chat_template)
+        fields = PromptSchema(
+            data.input_key, data.label_key, data.image_key, data.apply_chat_template
+        )
         keep = self._args.sg.contradicting_labels == "keep"
-        self._fault = _fault(dataset, fields, Seen(keep=keep))
+        self._fault = _fault(dataset, fields, PromptIndex(keep=keep))
         if self._fault is not None:
             # One that upstream can read in their place: it must get as far as `check`.
             dataset = [{fields.prompt: "-", fields.label or "": "-"}]
@@ -72,7 +74,7 @@ class PromptDataset(Upstream):
 
     def _check_room(self) -> None:
         limits = self._args.data.max_len, self._args.rollout.max_new_tokens
-        room = room_for_prompt(*limits)
+        room = max_prompt_tokens(*limits)
         # No tokenizer makes more tokens of a text than it has bytes. Images make more of it.
         places = [
             place
@@ -92,7 +94,7 @@ class PromptDataset(Upstream):
             raise UnfitPrompts(f"row {row} of the prompts: {why}")
 
 
-def _fault(dataset: Any, fields: Fields, seen: Seen) -> str | None:
+def _fault(dataset: Any, fields: PromptSchema, seen: PromptIndex) -> str | None:
     try:
         rows = ((f"row {number} of the prompts", row) for number, row in enumerate(dataset, 1))
         for _ in checked(rows, fields, seen):

@@ -17,7 +17,7 @@ import torch
 import transformers
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
-from sg_rlhf.common.atomic_io import naming, write_whole
+from sg_rlhf.common.atomic_io import disk_full_context, write_whole
 from sg_rlhf.config import EvalSet
 from sg_rlhf.overlay.cluster import locations
 from sg_rlhf.overlay.cluster.actor_groups import PlacedController
@@ -26,18 +26,18 @@ from sg_rlhf.overlay.learner import nonfinite
 from sg_rlhf.overlay.reporting import activity, graceful_stop, terminal
 from sg_rlhf.overlay.reporting import status as now
 from sg_rlhf.overlay.reporting.errors import NonFiniteError, RunStopped, SyncError, Terminated
-from sg_rlhf.overlay.reporting.timing import StepClock
+from sg_rlhf.overlay.reporting.timing import PhaseTimer
 from sg_rlhf.overlay.rollout import async_buffer, engine_health
-from sg_rlhf.overlay.rollout.engine_pool import START_SECONDS, RunEngines
+from sg_rlhf.overlay.rollout.engine_pool import START_TIMEOUT, EnginePool
 from sg_rlhf.overlay.settings import layout_checks
-from sg_rlhf.overlay.settings.async_config import Lead, lead_of
+from sg_rlhf.overlay.settings.async_config import AsyncConfig, async_config
 from sg_rlhf.overlay.weight_sync import log_prob_check, sender
 from sg_rlhf.run_dir import jsonl_log, timing_keys, weight_versions
 
 #: Response tokens so far, in a checkpoint's states; each is a metric ``progress/...`` too.
 TOKENS = "sg_tokens"
 #: Upstream's means over the update's micro-batches of what ``rollout/...`` says of the rollout.
-SAID_OF_THE_ROLLOUT = ("reward", "correct", "response_length", "truncated")
+LOGGED_SAMPLE_KEYS = ("reward", "correct", "response_length", "truncated")
 #: Prompts that an evaluation hands to the engines at a time, which queue what they cannot hold.
 EVALUATED = 1024
 
@@ -48,8 +48,8 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
     tensorboard_logger: Any
     wandb_logger: Any
     #: Of an asynchronous run.
-    _lead: Lead | None = None
-    _rollouts: async_buffer.RolloutsAhead | None = None
+    _lead: AsyncConfig | None = None
+    _rollouts: async_buffer.AsyncRolloutBuffer | None = None
     _partial = False
     #: Response tokens of the run so far, and of the latest rollout.
     _tokens: dict[str, int]
@@ -69,18 +69,18 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._evaluated: int | None = None
         self._resumed: dict[str, Any] | None = None
         if self._run_dir is not None and self._sg.wandb != "disabled":
-            wandb_resume.go_on(self._run_dir)
+            wandb_resume.resume_run(self._run_dir)
             if self._sg.wandb == "offline":
-                wandb_resume.offline_unless_asked(self._run_dir, always=True)
+                wandb_resume.default_to_offline(self._run_dir, always=True)
         # The order of the prompts is drawn by a generator that is seeded here, and that the
         # checkpoints hold. Upstream seeds the ranks alone.
         transformers.set_seed(strategy.args.train.seed)
         with activity.phase(activity.CONTROLLER, "reading the data"):
             super().__init__(pretrain, strategy, *args, **kwargs)
-        self._lead = lead_of(self.args)
+        self._lead = async_config(self.args)
         self._partial = self.args.train.partial_rollout_enable
         self._async_metrics: dict[str, float] = {}
-        self._clock = self.samples_generator.clock = self.experience_maker.clock = StepClock(
+        self._clock = self.samples_generator.clock = self.experience_maker.clock = PhaseTimer(
             tell=self._tell
         )
         sets = [EvalSet(**s) for s in self._sg.eval_sets]
@@ -94,8 +94,8 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
 
     def _tell(self, part: str) -> None:
         if self._run_dir is not None:
-            of_the_latest = part in timing_keys.BESIDE  # it is through, and is saved or evaluated
-            now.tell(self._run_dir, self._global_step + (not of_the_latest), part)
+            of_the_latest = part in timing_keys.EXTRA  # it is through, and is saved or evaluated
+            now.set_status(self._run_dir, self._global_step + (not of_the_latest), part)
 
     def get_max_steps(self) -> int:
         """Optimizer steps of the run; the first thing that upstream asks the trainer.
@@ -120,7 +120,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
     def _offline_wandb(self) -> Any:
         if self._sg.wandb == "disabled" or self._run_dir is None:
             return None
-        wandb_resume.offline_unless_asked(self._run_dir)
+        wandb_resume.default_to_offline(self._run_dir)
         return wandb_resume.WandbLogger(self.args)
 
     def _write(self, name: str, rows: list[dict[str, Any]]) -> None:
@@ -145,10 +145,10 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
 
     def fit(self, global_step: int = 0) -> None:
         """Upstream's loop between an evaluation before the first and one after the last update."""
-        engines = RunEngines(self.vllm_engines, self._sg.engine_restarts, self._rejoin_engines)
+        engines = EnginePool(self.vllm_engines, self._sg.engine_restarts, self._rejoin_engines)
         self._engines = self.samples_generator.engines = engines
         try:
-            with engine_health.watching(engines, self._sg.engine_timeout, self._run_dir):
+            with engine_health.monitor(engines, self._sg.engine_timeout, self._run_dir):
                 self._fit(global_step)
         finally:  # also where the run is stopped: what was logged is in their files
             for logger in (self._wandb, self._tensorboard):
@@ -162,7 +162,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         resumed_at = int(states["global_step"])
         machines = self._machines()
         if self._run_dir is not None:
-            locations.keep(machines, self._run_dir)
+            locations.save(machines, self._run_dir)
             # A run that starts over makes the evaluation before its first rollout again, too.
             jsonl_log.drop_after(self._run_dir, resumed_at or -1)
             self._write_plan(self._run_dir, machines)
@@ -176,7 +176,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
                 "train.enable_ema=true: upstream's checkpoints do not hold the moving average, "
                 "which would begin anew; set it to false"
             )
-        if self._lead is None and states.get(async_buffer.AHEAD, {}).get("units"):
+        if self._lead is None and states.get(async_buffer.BUFFER_KEY, {}).get("units"):
             raise RunStopped(
                 "train.async_enable=false: the checkpoint holds prompts that were drawn ahead, "
                 "which would not be trained; set it to true"
@@ -184,7 +184,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._clock.take()  # what was before the first rollout is none of it
         if self._sg.eval_at_start and not resumed_at:
             self._evaluate_now(0)
-        if graceful_stop.asked(self._run_dir):
+        if graceful_stop.stop_requested(self._run_dir):
             raise Terminated("before the first rollout")
         if self._lead is not None:
             self._sample_ahead(self._lead, states)
@@ -198,18 +198,18 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         if self._sg.eval_at_end:
             self._evaluate_now(self._global_step)
 
-    def _sample_ahead(self, lead: Lead, states: dict[str, Any]) -> None:
+    def _sample_ahead(self, lead: AsyncConfig, states: dict[str, Any]) -> None:
         generator = self.samples_generator
 
-        def sample(unit: async_buffer.Unit, answer: Any) -> None:
+        def sample(unit: async_buffer.PromptBatch, answer: Any) -> None:
             generator.sample_ahead(unit, answer, self._engines, **self.generate_kwargs)
 
         epochs = self.args.train.num_episodes - states["episode"]
-        rollouts = async_buffer.RolloutsAhead(
+        rollouts = async_buffer.AsyncRolloutBuffer(
             lead, self.prompts_dataloader, epochs, sample, self._engines.ranks
         )
         if loader := states.get("data_loader_state_dict"):  # upstream loads it after its first sync
-            rollouts.restore({**states.get(async_buffer.AHEAD, {}), "loader": loader})
+            rollouts.restore({**states.get(async_buffer.BUFFER_KEY, {}), "loader": loader})
         self._rollouts = generator.ahead = rollouts
 
     @contextlib.contextmanager
@@ -227,13 +227,13 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             "reward rank": self.reward_model_group,
         }
         actors = {who: group._actor_handlers for who, group in groups.items() if group is not None}
-        places = locations.ask({**actors, "rollout engine": self.vllm_engines or []})
-        return locations.by_machine({locations.CONTROLLER: [locations.here()], **places})
+        places = locations.query_locations({**actors, "rollout engine": self.vllm_engines or []})
+        return locations.group_by_node({locations.CONTROLLER: [locations.this_process()], **places})
 
     def _write_plan(self, run_dir: Path, machines: dict[str, dict[str, Any]]) -> None:
         remarks = [self._plan.remark()] if self._plan.remark() else []
         if len(machines) > 1:
-            remarks += locations.lines(machines)
+            remarks += locations.format_lines(machines)
         plan = {"rollouts": self._plan.rollouts, "remarks": remarks}
         write_whole(run_dir / terminal.PLAN, json.dumps(plan))
         for remark in remarks:
@@ -246,7 +246,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         in_rollout = sum(int(sample.action_mask.sum()) for sample in rollout_samples)
         with self._using_ranks():
             status, step = super().train_step(rollout_samples, global_step)
-        for name in SAID_OF_THE_ROLLOUT:
+        for name in LOGGED_SAMPLE_KEYS:
             status.pop(name, None)
         status.update(self._async_metrics)
         status.update(self._count_tokens(in_rollout, status))
@@ -280,7 +280,10 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         if rollouts is None or self._lead is None:
             return
         self._async_metrics = weight_versions.staleness(
-            async_buffer.responses(samples), global_step, self._lead.bound, rollouts.take_dropped()
+            async_buffer.version_runs_and_lengths(samples),
+            global_step,
+            self._lead.bound,
+            rollouts.take_dropped(),
         )
         rollouts.ask(global_step, global_step + 1)
 
@@ -296,7 +299,11 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         if rollouts is None or not client_states:
             return states
         kept = rollouts.state()
-        return {**states, "data_loader_state_dict": kept.pop("loader"), async_buffer.AHEAD: kept}
+        return {
+            **states,
+            "data_loader_state_dict": kept.pop("loader"),
+            async_buffer.BUFFER_KEY: kept,
+        }
 
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: Any = None, client_states: Any = None
@@ -315,14 +322,14 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             self._write(
                 jsonl_log.SAMPLES, [{"global_step": global_step, **s} for s in self._samples]
             )
-            with naming(Path(self.args.logger.tensorboard_dir or self._run_dir or ".")):
+            with disk_full_context(Path(self.args.logger.tensorboard_dir or self._run_dir or ".")):
                 self._log_optimizer_steps()
                 if global_step % self.args.logger.logging_steps == 0:
                     for logger in (self._wandb, self._tensorboard):
                         if logger:
                             logger.log_train(global_step, logs_dict)
         client_states = self._with_rollouts_ahead(client_states)
-        ending = graceful_stop.asked(self._run_dir)
+        ending = graceful_stop.stop_requested(self._run_dir)
         with self._clock.part("checkpoint"), self._saving_every_step(ending):
             super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
         if ending:
@@ -411,7 +418,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             for e, i in places
             if int(e.attention_mask[i].sum()) < self.args.data.max_len and e.action_mask[i].any()
         ]
-        for e, i in _spread(fitting, log_prob_check.PROBED_SEQUENCES):
+        for e, i in _spread(fitting, log_prob_check.CHECKED_SEQUENCES):
             valid = e.attention_mask[i].bool()
             is_response = e.action_mask[i].bool()[valid[1:]]
             self._probe.append((e.sequences[i][valid].tolist(), is_response.tolist()))
@@ -565,7 +572,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
     def _rejoin_engines(self) -> None:
         """Connect the engines anew, one of which is, and give them the policy's weights."""
         joined = self.actor_model_group.async_run_method(method_name="join_engines")
-        self._get(joined, "the engines were not connected to the trainer again", START_SECONDS)
+        self._get(joined, "the engines were not connected to the trainer again", START_TIMEOUT)
         self._send_to_engines()
 
     def _send_to_engines(self) -> None:

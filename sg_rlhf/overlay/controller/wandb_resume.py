@@ -33,7 +33,7 @@ class WandbLogger(upstream.WandbLogger):
         super().log_train(global_step, logs)
 
 
-def offline_unless_asked(run_dir: Path, always: bool = False) -> None:
+def default_to_offline(run_dir: Path, always: bool = False) -> None:
     """Without a key, keep wandb's files in the run directory and send nothing.
 
     Args:
@@ -46,7 +46,7 @@ def offline_unless_asked(run_dir: Path, always: bool = False) -> None:
     os.environ.setdefault("WANDB_SILENT", "true")
 
 
-def go_on(run_dir: Path) -> None:
+def resume_run(run_dir: Path) -> None:
     """Have wandb go on with the directory's run, or begin it under an id that is kept there.
 
     An id that the user exported (``WANDB_RUN_ID``) wins. Offline, the parts of a run are folders

@@ -113,7 +113,7 @@ def synchronize(_device: Any = None) -> None:
     """Of ``torch.cuda``: nothing runs aside."""
 
 
-def on_cpu_devices(original: Callable[..., Any]) -> Callable[..., Any]:
+def mesh_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
     """``init_device_mesh`` where "cuda", which upstream asks for by name, means the CPU."""
 
     @functools.wraps(original)
@@ -123,7 +123,7 @@ def on_cpu_devices(original: Callable[..., Any]) -> Callable[..., Any]:
     return init_device_mesh
 
 
-def build_no_operator() -> None:
+def skip_shm_build() -> None:
     """Of ``deepspeed.comm.torch``: no shared-memory operator, which nothing we use calls.
 
     It replaces gloo in ``inference_all_reduce`` alone, which only tensor-parallel layers call, and
@@ -131,7 +131,7 @@ def build_no_operator() -> None:
     """
 
 
-def run_here(function: Callable[[], Any]) -> Any:
+def run_in_process(function: Callable[[], Any]) -> Any:
     """Of vLLM's registry: ask a model class what it supports in this process.
 
     A process of its own leaves CUDA untouched; without CUDA it imports vLLM again for nothing: 10
@@ -153,7 +153,7 @@ def emulates_bf16() -> bool:
     return active() and not has_bf16_units()
 
 
-def float32_too(original: Callable[[str], Any]) -> Callable[[str], Any]:
+def dtype_with_fp32(original: Callable[[str], Any]) -> Callable[[str], Any]:
     """``convert_to_torch_dtype`` that knows ``ds.param_dtype=fp32``.
 
     With neither bf16 nor fp16 in its configuration DeepSpeed trains in float32. Without bf16 units
@@ -168,7 +168,7 @@ def float32_too(original: Callable[[str], Any]) -> Callable[[str], Any]:
     return convert_to_torch_dtype
 
 
-def has_fp16(_accelerator: Any) -> bool:
+def fp16_supported(_accelerator: Any) -> bool:
     """Of DeepSpeed's accelerator. On a CPU it is for trying the recipes of GPUs: slower than bf16,
     and with a loss scale."""
     return True
@@ -218,7 +218,7 @@ def attend_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
     return attention
 
 
-def unmet_settings(value: Any) -> list[str]:
+def unsupported_settings(value: Any) -> list[str]:
     """One sentence for each setting that cannot work here.
 
     Args:

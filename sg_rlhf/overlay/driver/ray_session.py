@@ -77,7 +77,7 @@ def connect(args: Any, workers: fork_server.ForkServer | None = None) -> bool:
     return False
 
 
-def claim_places(args: Any) -> None:
+def reserve_placement(args: Any) -> None:
     """Wait until the cluster that was joined has room for the run, have it, and look at it.
 
     Raises:
@@ -88,11 +88,11 @@ def claim_places(args: Any) -> None:
         places = placement.reserve(
             placement.groups(args),
             args.sg.cluster_wait,
-            say=lambda text: activity.say(activity.DRIVER, text),
+            say=lambda text: activity.show_message(activity.DRIVER, text),
             hint=_what_to_start(accelerators_needed(args), platform.active()),
         )
     with activity.phase(activity.DRIVER, "comparing the machines' packages"):
-        node_check.check(places.nodes(), Path(args.sg.run_dir) if args.sg.run_dir else None)
+        node_check.check_nodes(places.nodes(), Path(args.sg.run_dir) if args.sg.run_dir else None)
 
 
 def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
@@ -108,7 +108,7 @@ def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
             "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1"
         ),
     }
-    variables[engine_log_probs.VARIABLE] = "1" if engine_log_probs.wanted(args) else "0"
+    variables[engine_log_probs.VARIABLE] = "1" if engine_log_probs.enabled(args) else "0"
     variables[rotary.VARIABLE] = "1" if args.sg.rotary_fp32 else "0"
     variables[worker_settings.FUSED_LOG_PROBS] = (
         "1" if worker_settings.fused_log_probs_fit(args) else "0"
@@ -168,8 +168,8 @@ def shut_down(
             keep_worker_logs(session, Path(run_dir))
         except OSError as error:  # a full disk must not hide why the run ended
             print(f"the workers' logs stay in {session}: {error}")
-    placement.forget()
+    placement.clear()
     ray.shutdown()
     if workers is not None:
         workers.close()
-    cluster.end(children, grace_seconds)
+    cluster.kill_all(children, grace_seconds)

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common import redaction
-from sg_rlhf.common.atomic_io import Lossy, lossy_output
+from sg_rlhf.common.atomic_io import BestEffortStream, best_effort_output
 from sg_rlhf.common.environment import as_typed
-from sg_rlhf.common.redaction import redacted_text
+from sg_rlhf.common.redaction import redact_text
 from sg_rlhf.config import ConfigError, sg_keys
 from sg_rlhf.config.recipe import sg_settings_of_flags
 from sg_rlhf.config.sg_settings import BESIDE_UPSTREAMS
@@ -49,7 +49,7 @@ class UsageError(ValueError):
     """The flags cannot work together; the message is one line for the user."""
 
 
-class NotOnThisMachine(UsageError):
+class UnsupportedHere(UsageError):
     """The flags could work, but not here."""
 
 
@@ -82,7 +82,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     except AssertionError as error:
         raise UsageError(f"upstream refuses these flags: {error}") from None
     except ModuleNotFoundError as error:  # the only package that it asks for already here
-        raise NotOnThisMachine(
+        raise UnsupportedHere(
             "; ".join(optional_packages.missing(flat.__getitem__)) or str(error)
         ) from None
     except Exception as error:  # its checks take for granted that many flags are set
@@ -96,7 +96,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         known = "as a loss" in line and args.algo.kl.estimator in KL_ESTIMATORS
         if not known and "with flash_attention" not in line:
             print(line)
-    args.ds.attn_implementation = packed_attention.chosen(
+    args.ds.attn_implementation = packed_attention.resolve_attention(
         str(flat["ds.attn_implementation"]), args.ds.packing_samples, args.ds.ring_attn_size
     )
     args.sg = argparse.Namespace(**settings.model_dump())
@@ -148,7 +148,7 @@ def _check_lora(args: Any) -> None:
     for found, wrong, expected in (
         (args.ds.load_in_4bit, "ds.load_in_4bit=true", "set it to false"),
         (
-            not sender.in_buckets(args),
+            not sender.uses_buckets(args),
             f"sg.weight_sync={args.sg.weight_sync}, ds.tensor_parallel_size="
             f"{args.ds.tensor_parallel_size}",
             "use sg.weight_sync=buckets and ds.tensor_parallel_size=1",
@@ -161,7 +161,7 @@ def _check_lora(args: Any) -> None:
             )
 
 
-def fit_platform(args: Any) -> None:
+def check_platform(args: Any) -> None:
     """Refuse settings that cannot work on this machine. Without CUDA packed samples get the one
     attention that can, whatever is asked for.
 
@@ -173,7 +173,7 @@ def fit_platform(args: Any) -> None:
         return functools.reduce(getattr, key.split("."), args)
 
     if not platform.active():
-        problems = [*optional_packages.missing(value), *cuda_toolkit.unmet(value)]
+        problems = [*optional_packages.missing(value), *cuda_toolkit.unsupported_settings(value)]
         if "flash_attention_2" in args.ds.attn_implementation and flash_attn_shim.absent():
             problems.append(
                 f"ds.attn_implementation={args.ds.attn_implementation}: flash-attn is not "
@@ -183,18 +183,18 @@ def fit_platform(args: Any) -> None:
         if args.ds.param_dtype == "fp32":
             problems.append("ds.param_dtype=fp32: with CUDA use bf16 or fp16")
         if problems:
-            raise NotOnThisMachine("; ".join(problems))
+            raise UnsupportedHere("; ".join(problems))
         return
-    problems = platform.unmet_settings(value)
+    problems = platform.unsupported_settings(value)
     if args.sg.batch_invariant:
         problems.append("sg.batch_invariant=true: vLLM has such kernels for CUDA; use false")
     if problems:
-        raise NotOnThisMachine(
+        raise UnsupportedHere(
             "; ".join(problems) + " (no CUDA here; SG_PLATFORM=cuda if the cluster's nodes have it)"
         )
     problems = optional_packages.missing(value)
     if problems:
-        raise NotOnThisMachine("; ".join(problems))
+        raise UnsupportedHere("; ".join(problems))
     if args.ds.packing_samples:
         args.ds.attn_implementation = packed_attention.VARLEN
 
@@ -202,8 +202,8 @@ def fit_platform(args: Any) -> None:
 @contextlib.contextmanager
 def fork_server_for_cpu() -> Iterator[fork_server.ForkServer | None]:
     """What the workers are forked from where there is no CUDA; it imports from now on."""
-    auth_token.make()
-    if not (platform.active() and fork_server.wanted()):
+    auth_token.set_auth_token()
+    if not (platform.active() and fork_server.enabled()):
         yield None
         return
     workers = fork_server.ForkServer()
@@ -226,13 +226,13 @@ def run(args: argparse.Namespace, workers: fork_server.ForkServer | None = None)
         ClusterError: the cluster is too small.
     """
     from sg_rlhf.overlay.reporting import activity, status
-    from sg_rlhf.overlay.reporting.errors import LostProcess, raise_stop_cause
+    from sg_rlhf.overlay.reporting.errors import LostProcess, reraise_run_error
 
-    redaction.hide(args)  # upstream prints the flags, and wandb keeps them
+    redaction.mask_namespace(args)  # upstream prints the flags, and wandb keeps them
     local = True
     if args.sg.run_dir:
-        status.forget(Path(args.sg.run_dir))
-    with _output(args):
+        status.clear_status(Path(args.sg.run_dir))
+    with _redirect_output(args):
         from sg_rlhf.overlay.cluster import node_failure
         from sg_rlhf.overlay.driver import ray_session as session
         from sg_rlhf.overlay.fork_server import train_task
@@ -243,19 +243,19 @@ def run(args: argparse.Namespace, workers: fork_server.ForkServer | None = None)
             # Ray forks, and Python's import lock was seen to stay locked for good.
             with activity.phase(activity.DRIVER, "starting Ray"):
                 local = session.connect(args, workers)
-                heed_interrupts()  # Ray has put its own in their place
+                install_signal_handlers()  # Ray has put its own in their place
             if not local:
-                session.claim_places(args)
+                session.reserve_placement(args)
             with activity.phase(activity.DRIVER, "importing PyTorch, vLLM and OpenRLHF"):
                 train = table.install_driver().train if workers is None else train_task.train()
             with (
                 activity.phase(activity.DRIVER, activity.WORKERS),
-                graceful_stop.Grace(args.sg.run_dir, args.sg.grace_seconds),
+                graceful_stop.GracefulStop(args.sg.run_dir, args.sg.grace_seconds),
             ):
                 train(args)
         except Exception as error:
-            raise_stop_cause(error)
-            if not local and (lost := node_failure.explain(error, _path(args.sg.run_dir))):
+            reraise_run_error(error)
+            if not local and (lost := node_failure.diagnose(error, _path(args.sg.run_dir))):
                 raise LostProcess(lost) from error
             raise
         finally:
@@ -271,7 +271,7 @@ def _path(name: str | None) -> Path | None:
 
 
 @contextlib.contextmanager
-def _output(args: Any) -> Iterator[None]:
+def _redirect_output(args: Any) -> Iterator[None]:
     """A progress bar on the terminal, and whatever else is printed in ``logs/driver.log``.
 
     Compilers and Ray's own binaries write to the file descriptors, so those are redirected.
@@ -289,9 +289,9 @@ def _output(args: Any) -> Iterator[None]:
     try:
         with (
             (logs / "driver.log").open("a") as log,
-            Progress(Path(args.sg.run_dir), Lossy.over(kept[0])),
-            contextlib.redirect_stdout(Lossy.over(1)),
-            contextlib.redirect_stderr(Lossy.over(2)),
+            Progress(Path(args.sg.run_dir), BestEffortStream.over(kept[0])),
+            contextlib.redirect_stdout(BestEffortStream.over(1)),
+            contextlib.redirect_stderr(BestEffortStream.over(2)),
         ):
             for descriptor in (1, 2):
                 os.dup2(log.fileno(), descriptor)
@@ -304,7 +304,7 @@ def _output(args: Any) -> Iterator[None]:
             os.close(original)
 
 
-@lossy_output()
+@best_effort_output()
 def execute(args: argparse.Namespace, workers: fork_server.ForkServer | None = None) -> int:
     """Run what has been checked, and report.
 
@@ -321,24 +321,24 @@ def execute(args: argparse.Namespace, workers: fork_server.ForkServer | None = N
     )
     from sg_rlhf.ray_session.cluster import ClusterError
 
-    heed_interrupts()
+    install_signal_handlers()
     try:
         run(args, workers)
     except (UpstreamChanged, ClusterError, UnusablePrompts) as error:
-        print(f"error: {as_typed(redacted_text(str(error)))}", file=sys.stderr)
+        print(f"error: {as_typed(redact_text(str(error)))}", file=sys.stderr)
         return 2
     except (Terminated, graceful_stop.TerminatedNow) as error:
-        print(f"terminated by SIGTERM, {error}{_goes_on(args)}", file=sys.stderr)
+        print(f"terminated by SIGTERM, {error}{_resume_hint(args)}", file=sys.stderr)
         return 143
     except RunStopped as error:
-        said = as_typed(redacted_text(str(error)))
+        said = as_typed(redact_text(str(error)))
         if not isinstance(error, CheckpointError) and args.sg.run_dir:  # else there is none
-            during = status.told(Path(args.sg.run_dir))
-            said += f"{during and f'; this was{during}'}{_goes_on(args)}"
+            during = status.last_status(Path(args.sg.run_dir))
+            said += f"{during and f'; this was{during}'}{_resume_hint(args)}"
         print(f"stopped: {said}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"interrupted{_goes_on(args)}", file=sys.stderr)
+        print(f"interrupted{_resume_hint(args)}", file=sys.stderr)
         return 130
     except Exception as error:
         from sg_rlhf.overlay.reporting import error_report
@@ -346,22 +346,23 @@ def execute(args: argparse.Namespace, workers: fork_server.ForkServer | None = N
 
         if not args.sg.run_dir:
             raise
-        during = status.told(Path(args.sg.run_dir))
+        during = status.last_status(Path(args.sg.run_dir))
         details = (
-            error_report.keep(error, Path(args.sg.run_dir)) or "none: they could not be written"
+            error_report.save_traceback(error, Path(args.sg.run_dir))
+            or "none: they could not be written"
         )
-        line = engine_health.told(args.sg.run_dir) or error_report.describe(error)
-        said = redacted_text(f"failed: {line}{during}{_goes_on(args)}; details: {details}")
+        line = engine_health.failure_message(args.sg.run_dir) or error_report.summarize(error)
+        said = redact_text(f"failed: {line}{during}{_resume_hint(args)}; details: {details}")
         print(said, file=sys.stderr)
         return 1
     return 0
 
 
-def _goes_on(args: Any) -> str:
+def _resume_hint(args: Any) -> str:
     """What the same command does next, for the end of a line."""
     if not args.sg.run_dir:
         return ""
-    found = paths.candidates(Path(args.ckpt.path) / "_actor")
+    found = paths.resume_candidates(Path(args.ckpt.path) / "_actor")
     if not found:
         return "; there is no checkpoint: the same command begins again"
     return f"; the same command resumes from the last checkpoint, {found[0]}"
@@ -372,21 +373,21 @@ def main(argv: list[str] | None = None) -> int:
     try:
         contract.check()
         args = parse(sys.argv[1:] if argv is None else argv)
-        fit_platform(args)
+        check_platform(args)
     except (UsageError, UpstreamChanged) as error:
-        print(f"error: {as_typed(redacted_text(str(error)))}", file=sys.stderr)
+        print(f"error: {as_typed(redact_text(str(error)))}", file=sys.stderr)
         return 2
     with fork_server_for_cpu() as workers:
         return execute(args, workers)
 
 
-def heed_interrupts() -> None:
+def install_signal_handlers() -> None:
     """SIGINT and SIGTERM end the run, from now on.
 
     A shell starts background jobs with SIGINT ignored; whoever sends it means it.
     """
     signal.signal(signal.SIGINT, _interrupt)
-    signal.signal(signal.SIGTERM, graceful_stop.end_now)
+    signal.signal(signal.SIGTERM, graceful_stop.interrupt)
 
 
 def _interrupt(_signum: int, _frame: Any) -> None:

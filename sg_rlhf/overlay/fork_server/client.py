@@ -79,7 +79,7 @@ class ForkServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={worker_launcher.FIRST_VARIABLE: "1"} | os.environ | WITHOUT_THREADS,
+            env={worker_launcher.ENV_ANCHOR: "1"} | os.environ | WITHOUT_THREADS,
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )
@@ -97,7 +97,7 @@ class ForkServer:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def wanted(environment: Mapping[str, str] = os.environ) -> bool:
+def enabled(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this run's workers are to be forked: it starts a cluster of its own here."""
     return "RAY_ADDRESS" not in environment and environment.get(VARIABLE, "1") != "0"
 

@@ -32,7 +32,7 @@ def _import(modules: list[str]) -> None:
             importlib.import_module(name)
 
 
-def _find_title() -> None:
+def _locate_proctitle() -> None:
     """Have a process's title found in memory while the first variable is where it was at the start.
 
     It is looked for from there, once; Ray has a copy of the code that does it.
@@ -56,12 +56,12 @@ def _fork_alone() -> int:
 def _request(connection: socket.socket) -> dict[str, Any]:
     """What a stand-in sends; its files are open above :data:`stand_in.HIGH`."""
     connection.settimeout(10.0)
-    first, files, _, _ = socket.recv_fds(connection, 1, worker_launcher.MOST_FILES)
+    first, files, _, _ = socket.recv_fds(connection, 1, worker_launcher.MAX_FILES)
     if not first:
         raise ConnectionError("the other side is gone")
     held = []
     for file in files:
-        held.append(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, worker_launcher.HIGH))
+        held.append(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, worker_launcher.FD_OFFSET))
         os.close(file)
     with connection.makefile("rb") as lines:
         request: dict[str, Any] = json.loads(lines.readline())
@@ -70,7 +70,7 @@ def _request(connection: socket.socket) -> dict[str, Any]:
     return request
 
 
-def _become(request: dict[str, Any], keep: set[int]) -> None:
+def _apply_request(request: dict[str, Any], keep: set[int]) -> None:
     """Turn a fork of this process into what the request describes, up to running its code.
 
     Args:
@@ -88,7 +88,7 @@ def _become(request: dict[str, Any], keep: set[int]) -> None:
     for held, number in asked.items():
         os.dup2(held, number)
         os.close(held)
-    for name in set(os.environ) - set(request["environment"]) - {worker_launcher.FIRST_VARIABLE}:
+    for name in set(os.environ) - set(request["environment"]) - {worker_launcher.ENV_ANCHOR}:
         del os.environ[name]
     for name, value in request["environment"].items():
         if os.environ.get(name) != value:  # the others stay where they are: see _find_title
@@ -104,7 +104,7 @@ def _become(request: dict[str, Any], keep: set[int]) -> None:
         sys.modules["torch"].default_generator.seed()
 
 
-def _run_as_python(arguments: list[str]) -> None:
+def _run_python(arguments: list[str]) -> None:
     """What ``python ARGUMENTS`` runs: ``-c CODE``, ``-m MODULE`` or a file."""
     rest = list(arguments)
     while rest and rest[0].startswith("-") and rest[0] not in ("-c", "-m"):
@@ -244,7 +244,7 @@ def main(listener: int, folder: str, modules: list[str]) -> None:
     table.install()
     before = set(worker_launcher.open_files())
     _import(modules)
-    _find_title()
+    _locate_proctitle()
     gc.collect()
     gc.freeze()  # a collection would copy the pages that are shared
     opened = set(worker_launcher.open_files()) - before
@@ -258,8 +258,8 @@ def main(listener: int, folder: str, modules: list[str]) -> None:
             shutil.rmtree(folder, ignore_errors=True)
     if request is None:
         return
-    _become(request, opened)
-    _run_as_python(request["arguments"])
+    _apply_request(request, opened)
+    _run_python(request["arguments"])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 
 import ray
 
-from sg_rlhf.overlay.reporting.errors import raise_stop_cause
+from sg_rlhf.overlay.reporting.errors import reraise_run_error
 
 
 def train() -> Callable[[Any], None]:
@@ -33,5 +33,5 @@ def _train(args: Any) -> None:
     try:
         table.install_driver().train(args)
     except Exception as error:
-        raise_stop_cause(error)  # one level of Ray's errors around it, as without this process
+        reraise_run_error(error)  # one level of Ray's errors around it, as without this process
         raise

@@ -17,13 +17,13 @@ FORKED = b"\0"
 
 #: The first variable of the server's environment, which nobody changes: a process's title is looked
 #: for from where it is.
-FIRST_VARIABLE = "SG_FORK_SERVER_FIRST"
+ENV_ANCHOR = "SG_FORK_SERVER_FIRST"
 
 #: Linux sends at most this many open files in one message.
-MOST_FILES = 253
+MAX_FILES = 253
 
 #: The server holds them above the numbers that they are to have; a process may often open 1,024.
-HIGH = 600
+FD_OFFSET = 600
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -47,7 +47,7 @@ def main(address: str, arguments: list[str]) -> int:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     server = socket.socket(socket.AF_UNIX)
     try:
-        if len(files) > MOST_FILES or files[-1] >= HIGH:
+        if len(files) > MAX_FILES or files[-1] >= FD_OFFSET:
             raise OSError("too many open files to hand over")
         server.connect(address)
         request = {

@@ -26,7 +26,7 @@ from sg_rlhf.overlay.learner import (
     sample_mask,
 )
 from sg_rlhf.overlay.learner.policy_loss import kl_dispatcher
-from sg_rlhf.overlay.reporting.timing import StepClock
+from sg_rlhf.overlay.reporting.timing import PhaseTimer
 
 #: Stands for the results of a pass that is not made.
 _SKIPPED = object()
@@ -36,26 +36,28 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
     """Upstream's experience maker with checks where it hands data on to the update."""
 
     #: The controller's, once it is there.
-    clock: StepClock = StepClock()
+    clock: PhaseTimer = PhaseTimer()
     #: The number of the rollout in the run, which with the seed decides its optimizer steps.
     rollout = 0
-    #: Of the latest update, see :func:`sg_rlhf.overlay.learner.micro_batches.waiting_share`; None
-    # where unknown.
+    #: Of the latest update, see :func:`sg_rlhf.overlay.learner.micro_batches.dp_idle_fraction`;
+    # None where unknown.
     waiting_share: float | None = None
-    #: Of the latest rollout, see :func:`sg_rlhf.overlay.learner.sample_mask.from_rollout`.
+    #: Of the latest rollout, see :func:`sg_rlhf.overlay.learner.sample_mask.mask_nonfinite`.
     left_out: Sequence[dict[str, Any]] = ()
     #: Responses of the latest rollout without a token that the policy sampled.
     empty_responses = 0
     #: The latest rollout's, where they are computed during the update.
-    reference: overlapped_reference.Results | None = None
+    reference: overlapped_reference.PendingLogProbs | None = None
     _leaves_out = _late = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._kl = kl_dispatcher(self.args, None)
         self._waited_for: list[tuple[Any, str]] = []
-        self._skips = old_log_probs.needed(self.args).of != "all"
-        self._late = self.initial_model_group is not None and overlapped_reference.fits(self.args)
+        self._skips = old_log_probs.is_needed(self.args).of != "all"
+        self._late = self.initial_model_group is not None and overlapped_reference.can_overlap(
+            self.args
+        )
         self._leaves_out = self.args.sg.on_nonfinite == "skip"
         self._samples: list[Any] = []
 
@@ -107,22 +109,22 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
             return split
         for i, sample in enumerate(rollout_samples):
             sample.index = [i]
-        dealt = micro_batches.forward_passes(rollout_samples, self.args)
-        return micro_batches.together(rollout_samples, dealt, self.tokenizer.pad_token_id)
+        dealt = micro_batches.scoring_micro_batches(rollout_samples, self.args)
+        return micro_batches.concat(rollout_samples, dealt, self.tokenizer.pad_token_id)
 
     def make_experience_batch(self, rollout_samples: list[Any]) -> list[Any]:
         """Upstream's samples with log-probs and advantages, as the actor's ranks train them."""
         with self.clock.part("make_experience"):
             experiences: list[Any] = super().make_experience_batch(rollout_samples)
-            if micro_batches.dealt(self.args):
+            if micro_batches.is_balanced(self.args):
                 pad_token_id = self.tokenizer.pad_token_id
-                experiences = micro_batches.for_update(
+                experiences = micro_batches.training_micro_batches(
                     experiences, self.args, self.rollout, pad_token_id
                 )
                 if micro_batches.into_micro_batches(self.args):
-                    self.waiting_share = micro_batches.waiting_share(experiences, self.args)
+                    self.waiting_share = micro_batches.dp_idle_fraction(experiences, self.args)
             if self._late:
-                self.reference = overlapped_reference.dispatch(
+                self.reference = overlapped_reference.submit(
                     self.initial_model_group, experiences, self.args
                 )
             if self._leaves_out:
@@ -137,7 +139,7 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         With ``sg.on_nonfinite=skip`` such samples are left out with the advantages.
         """
         self._waited_for, self._samples = [], samples_list
-        with kl.computed_by(self._kl):
+        with kl.kl_context(self._kl):
             samples = super().make_experience(samples_list)
         for sample in samples:
             has_tokens = sample.action_mask.bool().any(dim=-1)
@@ -168,7 +170,7 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         self.empty_responses = sum(int((~rows).sum()) for rows in has_tokens)
         if self._leaves_out:
             group = self.args.rollout.n_samples_per_prompt
-            self.left_out = sample_mask.from_rollout(experiences, group)
+            self.left_out = sample_mask.mask_nonfinite(experiences, group)
         if self.empty_responses and self.args.algo.advantage.estimator in COMPARING:
             return self._advantages_among(experiences, has_tokens)
         experiences = super().compute_advantages_and_returns(experiences)

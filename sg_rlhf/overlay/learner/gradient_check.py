@@ -30,7 +30,7 @@ SHOWN = 3
 Named = Callable[[], Iterable[tuple[str, Any]]]
 
 
-class Faults:
+class GradientFaults:
     """Which parameters have a gradient that is not finite, read while the optimizer has it.
 
     Args:
@@ -101,7 +101,7 @@ def _is_finite(gradient: torch.Tensor | None) -> bool:
     return gradient is None or bool(torch.isfinite(gradient).all())
 
 
-class SkippingWatch:
+class StepSkipper:
     """Has the optimizer skip a step on all ranks where the loss of one was not finite.
 
     Args:
@@ -119,7 +119,7 @@ class SkippingWatch:
     """
 
     def __init__(self, optimizer: Any, named: Named, scheduler: Any, scaled: bool) -> None:
-        self.faults = Faults(optimizer, named)
+        self.faults = GradientFaults(optimizer, named)
         self._optimizer, self._scheduler, self._scaled = optimizer, scheduler, scaled
         self.at_fault = False
         self.skipped = False

@@ -16,23 +16,23 @@ from openrlhf.models import utils as upstream
 
 Dispatch = Callable[..., torch.Tensor]
 
-_under_way: contextvars.ContextVar[Dispatch | None] = contextvars.ContextVar("kl", default=None)
+_current: contextvars.ContextVar[Dispatch | None] = contextvars.ContextVar("kl", default=None)
 
 
 def compute_approx_kl(*args: Any, **kwargs: Any) -> torch.Tensor:
     """Upstream's signature; inside :func:`computed_by` that function, elsewhere upstream's own."""
-    return (_under_way.get() or upstream.compute_approx_kl)(*args, **kwargs)
+    return (_current.get() or upstream.compute_approx_kl)(*args, **kwargs)
 
 
 @contextlib.contextmanager
-def computed_by(dispatch: Dispatch) -> Iterator[None]:
+def kl_context(dispatch: Dispatch) -> Iterator[None]:
     """Have upstream's code in this block compute its KL by ``dispatch``.
 
     Args:
         dispatch: as ``losses.kl_dispatcher`` makes it.
     """
-    token = _under_way.set(dispatch)
+    token = _current.set(dispatch)
     try:
         yield
     finally:
-        _under_way.reset(token)
+        _current.reset(token)

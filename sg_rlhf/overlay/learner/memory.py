@@ -16,13 +16,13 @@ import torch
 GIB = 2**30
 
 
-def start() -> None:
+def reset_peak() -> None:
     """Forget the peak before this update."""
     if torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats()
 
 
-def used() -> dict[str, float]:
+def current_usage() -> dict[str, float]:
     """The metrics of this rank."""
     if not torch.cuda.is_initialized():
         return {"memory/peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
@@ -33,7 +33,7 @@ def used() -> dict[str, float]:
     }
 
 
-def of_all_ranks(strategy: Any) -> dict[str, float]:
+def max_over_ranks(strategy: Any) -> dict[str, float]:
     """The largest of all ranks; every rank must call it."""
-    largest: dict[str, float] = strategy.all_reduce(used(), op="max")
+    largest: dict[str, float] = strategy.all_reduce(current_usage(), op="max")
     return largest

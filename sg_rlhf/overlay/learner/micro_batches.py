@@ -27,12 +27,12 @@ from sg_rlhf.plan.shapes import ModelShape, shape_of
 from sg_rlhf.plan.time import sequence_flops
 
 #: Of an experience of :func:`for_update`: whether its rank's optimizer step ends with it.
-ENDS_STEP = "sg_ends_step"
+IS_LAST_OF_STEP = "sg_ends_step"
 #: Of ``args.sg``, see :func:`take_rounds`.
-_ROUNDS = "in_rounds"
+_VARIABLE_SIZE = "in_rounds"
 
 
-def dealt(args: Any) -> bool:
+def is_balanced(args: Any) -> bool:
     """Whether samples are dealt to the ranks of an update by length.
 
     Ranks that share samples (ring attention, tensor parallelism) must have them in one order, which
@@ -44,10 +44,10 @@ def dealt(args: Any) -> bool:
 
 def into_micro_batches(args: Any) -> bool:
     """Whether they are dealt to micro-batches as well; upstream cuts dynamic ones by tokens."""
-    return dealt(args) and (in_rounds_here(args) or not args.train.dynamic_batch_enable)
+    return is_balanced(args) and (variable_size_here(args) or not args.train.dynamic_batch_enable)
 
 
-def in_rounds(args: Any) -> bool:
+def variable_size(args: Any) -> bool:
     """Whether a micro-batch of the update may have any number of samples.
 
     A critic, whose buffer is upstream's, has to be told how many there are.
@@ -57,9 +57,9 @@ def in_rounds(args: Any) -> bool:
     return into_micro_batches(args) and several
 
 
-def in_rounds_here(args: Any) -> bool:
+def variable_size_here(args: Any) -> bool:
     """Whether this process trains such micro-batches (:func:`take_rounds`)."""
-    return bool(getattr(args.sg, _ROUNDS, False))
+    return bool(getattr(args.sg, _VARIABLE_SIZE, False))
 
 
 def take_rounds(strategy: Any) -> None:
@@ -68,12 +68,12 @@ def take_rounds(strategy: Any) -> None:
     Args:
         strategy: upstream's, before it prepares a model.
     """
-    if in_rounds(strategy.args):
-        setattr(strategy.args.sg, _ROUNDS, True)
+    if variable_size(strategy.args):
+        setattr(strategy.args.sg, _VARIABLE_SIZE, True)
         strategy.args.train.dynamic_batch_enable = strategy.use_dynamic_batch = True
 
 
-def forward_passes(samples: list[Any], args: Any) -> list[list[int]]:
+def scoring_micro_batches(samples: list[Any], args: Any) -> list[list[int]]:
     """The micro-batches of the passes before the update, in the order in which upstream takes them:
     all of the first rank, all of the second, and so on.
 
@@ -90,9 +90,9 @@ def forward_passes(samples: list[Any], args: Any) -> list[list[int]]:
     if len(ranks_of) == 1 and ranks > 1:
         whole = [range(len(samples))]
         costs = _costs(lengths, args)
-        (hands,) = rounds.deal_steps(lengths, whole, ranks, size, costs, packed=packed)
+        (hands,) = rounds.variable_size_steps(lengths, whole, ranks, size, costs, packed=packed)
         return list(itertools.chain.from_iterable(hands))
-    hands = dealing.deal(
+    hands = dealing.balance(
         lengths,
         ranks,
         size,
@@ -102,7 +102,9 @@ def forward_passes(samples: list[Any], args: Any) -> list[list[int]]:
     return list(itertools.chain.from_iterable(hands))
 
 
-def for_update(experiences: list[Any], args: Any, rollout: int, pad_token_id: int) -> list[Any]:
+def training_micro_batches(
+    experiences: list[Any], args: Any, rollout: int, pad_token_id: int
+) -> list[Any]:
     """The same samples as the actor's ranks train them: all micro-batches of the first rank, then
     of the second, and so on, with :data:`ENDS_STEP`. Where upstream cuts micro-batches, a rank's
     samples of an optimizer step are one.
@@ -113,20 +115,22 @@ def for_update(experiences: list[Any], args: Any, rollout: int, pad_token_id: in
         rollout: its number in the run.
         pad_token_id: of the sequences.
     """
-    by_place = {row.index[0]: row for experience in experiences for row in rows(experience)}
+    by_place = {row.index[0]: row for experience in experiences for row in unbatch(experience)}
     samples = [by_place[i] for i in range(len(by_place))]
     lengths = [int(sample.total_length) for sample in samples]
     steps = dealing.optimizer_steps(len(samples), args.train.batch_size, args.train.seed, rollout)
     ranks = layout_checks.data_parallel_ranks(args)["actor"]
     size = args.train.micro_batch_size if into_micro_batches(args) else len(steps[0]) // ranks
     packed = args.ds.packing_samples
-    if in_rounds(args):
+    if variable_size(args):
         costs = _costs(lengths, args)
-        of_steps = rounds.deal_steps(lengths, steps, ranks, size, costs, packed=packed)
+        of_steps = rounds.variable_size_steps(lengths, steps, ranks, size, costs, packed=packed)
     else:
         neighbours = worker_settings.shared_prompts_fit(args)
         of_steps = [
-            dealing.deal_steps(lengths, [step], ranks, size, packed=packed, neighbours=neighbours)
+            dealing.balance_steps(
+                lengths, [step], ranks, size, packed=packed, neighbours=neighbours
+            )
             for step in steps
         ]
     micro_batches, ends = [], []
@@ -134,9 +138,9 @@ def for_update(experiences: list[Any], args: Any, rollout: int, pad_token_id: in
         for hands in of_steps:
             micro_batches += hands[rank]
             ends += [False] * (len(hands[rank]) - 1) + [True]
-    found = together(samples, micro_batches, pad_token_id)
+    found = concat(samples, micro_batches, pad_token_id)
     for experience, is_last in zip(found, ends, strict=True):
-        setattr(experience, ENDS_STEP, is_last)
+        setattr(experience, IS_LAST_OF_STEP, is_last)
     return found
 
 
@@ -154,7 +158,7 @@ def _shape(model: str) -> ModelShape | None:
         return None
 
 
-def waiting_share(experiences: list[Any], args: Any) -> float:
+def dp_idle_fraction(experiences: list[Any], args: Any) -> float:
     """Share of the ranks' time in the update in which they wait for each other, by tokens.
 
     Args:
@@ -166,12 +170,10 @@ def waiting_share(experiences: list[Any], args: Any) -> float:
         for e in experiences
     ]
     own = len(tokens) // layout_checks.data_parallel_ranks(args)["actor"]
-    return dealing.waiting([tokens[i : i + own] for i in range(0, len(tokens), own)])
+    return dealing.idle_fraction([tokens[i : i + own] for i in range(0, len(tokens), own)])
 
 
-def together(
-    samples: list[Any], micro_batches: Iterable[list[int]], pad_token_id: int
-) -> list[Any]:
+def concat(samples: list[Any], micro_batches: Iterable[list[int]], pad_token_id: int) -> list[Any]:
     """Samples of one response each as one experience per micro-batch."""
     return [
         Experience.concat_experiences([samples[i] for i in places], pad_token_id)
@@ -179,7 +181,7 @@ def together(
     ]
 
 
-def rows(experience: Any) -> list[Any]:
+def unbatch(experience: Any) -> list[Any]:
     """An experience's samples as experiences of one each, without their padding.
 
     Raises:
@@ -219,7 +221,7 @@ def as_dealt(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def balance(experiences: list[Any], args: Any) -> Any:
-        return experiences if dealt(args) else original(experiences, args)
+        return experiences if is_balanced(args) else original(experiences, args)
 
     return balance
 

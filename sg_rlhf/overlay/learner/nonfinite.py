@@ -1,7 +1,7 @@
 """A run that goes on over a NaN or an infinity (``sg.on_nonfinite=skip``): its steps and rows.
 
 An optimizer step whose loss or gradient is not finite on any rank is not taken on all of them
-(:class:`sg_rlhf.overlay.learner.gradient_check.SkippingWatch`). A sample whose reward or log-prob
+(:class:`sg_rlhf.overlay.learner.gradient_check.StepSkipper`). A sample whose reward or log-prob
 is not
 finite before the update is left out of it (:mod:`sg_rlhf.overlay.learner.sample_mask`). Both leave
 a row in
@@ -25,12 +25,12 @@ PLACE = "place"
 ROWS, STOP = "sg_nonfinite", "sg_stop"
 SKIPPED_STEPS, LEFT_OUT = "nonfinite/skipped_steps", "nonfinite/samples"
 #: Characters of a prompt's end in a row.
-SHOWN_CHARACTERS = 200
+MAX_SHOWN_CHARACTERS = 200
 #: The weight in upstream's means of a micro-batch that has no part in them; it divides by the sum.
 NO_WEIGHT = 1e-9
 
 
-class BoundReached(Exception):
+class TooManySkips(Exception):
     """Leaves the update on every rank; the controller stops the run with its message."""
 
 
@@ -83,7 +83,7 @@ def sample(place: int | None, prompt: str, group: int, shown: bool = True) -> di
         "prompt_index": prompt_index,
         "response_index": response_index,
         "prompt_sha256": hashlib.sha256(prompt.encode()).hexdigest(),
-        **({"prompt_end": prompt[-SHOWN_CHARACTERS:]} if shown else {}),
+        **({"prompt_end": prompt[-MAX_SHOWN_CHARACTERS:]} if shown else {}),
     }
 
 
@@ -131,7 +131,7 @@ class RankSkips:
     ) -> None:
         self._group = args.rollout.n_samples_per_prompt
         self._bound = args.sg.max_nonfinite
-        self._watch = gradient_check.SkippingWatch(
+        self._watch = gradient_check.StepSkipper(
             optimizer, named, scheduler, scaled=args.ds.param_dtype == "fp16"
         )
         self.faulty = False
@@ -209,7 +209,7 @@ class RankSkips:
             }
         )
         if self._in_a_row > self._bound:
-            raise BoundReached(
+            raise TooManySkips(
                 f"{message}; {self._bound} optimizer steps in a row were skipped before it "
                 f"(sg.max_nonfinite={self._bound}; their samples: {jsonl_log.NONFINITE})"
             )

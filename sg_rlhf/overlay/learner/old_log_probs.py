@@ -1,7 +1,7 @@
 """Old log-probs without a pass of their own, where the update's own pass gives them.
 
 Upstream makes one over every sample before the update. Here, by
-:func:`sg_rlhf.config.log_probs.old_log_probs`, the samples of a rollout's first optimizer step
+:func:`sg_rlhf.config.log_probs.old_log_prob_rule`, the samples of a rollout's first optimizer step
 reach the ranks without; the loss takes the current log-probs, detached. Those of later steps get
 theirs on the rank that trains them before its first update, in the micro-batches of the update.
 """
@@ -17,16 +17,16 @@ from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_ba
 from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 
 from sg_rlhf.algo.nonfinite import rows_not_finite
-from sg_rlhf.config.log_probs import OldLogProbs, old_log_probs
+from sg_rlhf.config.log_probs import OldLogProbRule, old_log_prob_rule
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
 
 #: Parts of names in a model's configuration that make its training pass another than its others.
-_NOISE = ("dropout", "pdrop", "jitter")
+_NOISE_KEYS = ("dropout", "pdrop", "jitter")
 
 
-def needed(args: Any) -> OldLogProbs:
+def is_needed(args: Any) -> OldLogProbRule:
     """The rule for upstream's nested namespace with ``sg``."""
-    return old_log_probs(lambda key: functools.reduce(getattr, key.split("."), args))
+    return old_log_prob_rule(lambda key: functools.reduce(getattr, key.split("."), args))
 
 
 def check_finite(of: str, log_probs: torch.Tensor, mask: torch.Tensor, prompt: str) -> None:
@@ -79,7 +79,7 @@ class RankOldLogProbs:
             self._micro_batches = [range(i, min(i + size, count)) for i in range(0, count, size)]
             first_step = trainer.strategy.accumulated_gradient
         self._computed = without
-        if noisy(trainer.actor):
+        if has_train_time_noise(trainer.actor):
             first_step = 0
         later = self._micro_batches[first_step:]
         trainer.actor.eval()
@@ -167,7 +167,7 @@ def _keep(items: list[Any], log_probs_BT: torch.Tensor) -> None:
         item.action_log_probs = log_probs[: len(item.action_mask)].clone()
 
 
-def noisy(actor: Any) -> bool:
+def has_train_time_noise(actor: Any) -> bool:
     """Whether the actor's training pass draws at random, so that others give other log-probs."""
     dropouts = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in actor.modules())
     model = getattr(actor.model, "module", actor.model)
@@ -180,6 +180,10 @@ def _sets_noise(settings: dict[Any, Any]) -> bool:
         if isinstance(value, dict) and _sets_noise(value):
             return True
         # id2label has numbers for keys.
-        if any(part in str(name) for part in _NOISE) and isinstance(value, float) and value > 0:
+        if (
+            any(part in str(name) for part in _NOISE_KEYS)
+            and isinstance(value, float)
+            and value > 0
+        ):
             return True
     return False

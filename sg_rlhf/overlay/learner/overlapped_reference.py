@@ -19,10 +19,10 @@ from sg_rlhf.overlay.learner import micro_batches, old_log_probs
 from sg_rlhf.overlay.settings import layout_checks
 
 #: Of each optimizer step, for each rank of the policy, its reference log-probs by micro-batch.
-Results = list[list[Any]]
+PendingLogProbs = list[list[Any]]
 
 
-def fits(args: Any) -> bool:
+def can_overlap(args: Any) -> bool:
     """Whether the reference's passes of a run can be made during the update.
 
     Nothing may read its log-probs before (the KL in the reward, a sample that is left out), and
@@ -39,23 +39,24 @@ def fits(args: Any) -> bool:
         and args.sg.on_nonfinite != "skip"
         and micro_batches.into_micro_batches(args)
         # What reads old log-probs before the update has the policy's own pass before it.
-        and old_log_probs.needed(args).of != "all"
+        and old_log_probs.is_needed(args).of != "all"
         and ranks.get("ref") == ranks["actor"]
     )
 
 
-def dispatch(group: Any, experiences: list[Any], args: Any) -> Results:
+def submit(group: Any, experiences: list[Any], args: Any) -> PendingLogProbs:
     """Have the reference begin.
 
     Args:
         group: upstream's group of its ranks.
-        experiences: micro-batches as :func:`sg_rlhf.overlay.learner.micro_batches.for_update` has
+        experiences: micro-batches as
+        :func:`sg_rlhf.overlay.learner.micro_batches.training_micro_batches` has
         them. args: upstream's nested namespace.
     """
     ranks = layout_checks.data_parallel_ranks(args)["actor"]
     own = len(experiences) // ranks
     results, start = [], 0
-    ends = [i + 1 for i in range(own) if getattr(experiences[i], micro_batches.ENDS_STEP)]
+    ends = [i + 1 for i in range(own) if getattr(experiences[i], micro_batches.IS_LAST_OF_STEP)]
     for end in ends:
         of_step = [experiences[rank * own + i] for rank in range(ranks) for i in range(start, end)]
         start = end
@@ -77,7 +78,7 @@ class RankReference:
         self._coming: list[Any] = []
         self._there: dict[int, list[torch.Tensor]] = {}
 
-    def expect(self, results: Results) -> None:
+    def expect(self, results: PendingLogProbs) -> None:
         """The next update's."""
         rank = torch.distributed.get_rank()
         self._coming, self._there = [of_ranks[rank] for of_ranks in results], {}

@@ -35,19 +35,19 @@ RAN, REACHED, NON_ZERO, OWNED, TAKEN, UNLIKE = range(6)
 
 #: What stops a run, by what the ranks found together, of a tensor that has a rank's True in each
 #: of the first columns and in none of the second.
-FAULTS: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = (
+ERRORS: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = (
     ("no gradient comes back to", (RAN,), (REACHED,)),
     ("the optimizer has no part of", (), (OWNED,)),
     ("the gradient is lost before the optimizer's state of", (NON_ZERO, OWNED), (TAKEN,)),
     ("the model does not have the optimizer's numbers of", (UNLIKE,), ()),
 )
-REMARKS: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = (
+NOTES: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = (
     ("its module did not run", (), (RAN, REACHED)),
     ("a gradient of exactly zero", (REACHED,), (NON_ZERO,)),
 )
 
 
-class Watch:
+class UpdateWatch:
     """Hooks on a model's trainable tensors until its first step with a gradient."""
 
     def __init__(self, model: torch.nn.Module, optimizer: Any) -> None:
@@ -117,10 +117,10 @@ class Watch:
         found_by_all = torch.tensor(self._found, dtype=torch.int32, device=device)
         torch.distributed.all_reduce(found_by_all, op=torch.distributed.ReduceOp.MAX)
         names = [name for name, _ in self._parameters]
-        return judge(names, found_by_all.bool().tolist())
+        return evaluate(names, found_by_all.bool().tolist())
 
 
-def judge(names: Sequence[str], found: Sequence[Sequence[bool]]) -> list[str]:
+def evaluate(names: Sequence[str], found: Sequence[Sequence[bool]]) -> list[str]:
     """The remarks on tensors of which this was found; see :meth:`Watch.verdict`."""
 
     def matching(kinds: Any) -> dict[str, list[str]]:
@@ -133,7 +133,7 @@ def judge(names: Sequence[str], found: Sequence[Sequence[bool]]) -> list[str]:
             for what, there, absent in kinds
         }
 
-    frozen = matching(FAULTS)
+    frozen = matching(ERRORS)
     count = len(set().union(*frozen.values()))
     if count:
         lines = (f"{what} {_listed(n)}" for what, n in frozen.items() if n)
@@ -142,7 +142,7 @@ def judge(names: Sequence[str], found: Sequence[Sequence[bool]]) -> list[str]:
             f"{'; '.join(lines)}; freeze what shall not be trained, or set "
             "sg.check_trained=false to train the rest"
         )
-    return [f"{what}: {', '.join(n)}" for what, n in matching(REMARKS).items() if n]
+    return [f"{what}: {', '.join(n)}" for what, n in matching(NOTES).items() if n]
 
 
 def _listed(names: Sequence[str]) -> str:

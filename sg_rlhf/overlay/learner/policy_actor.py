@@ -25,19 +25,19 @@ from sg_rlhf.overlay.checkpoints import store
 from sg_rlhf.overlay.learner import gradient_check, kl, memory, nonfinite, parameter_update_check
 from sg_rlhf.overlay.learner import micro_batches as batches
 from sg_rlhf.overlay.learner.old_log_probs import RankOldLogProbs
-from sg_rlhf.overlay.learner.overlapped_reference import RankReference, Results
+from sg_rlhf.overlay.learner.overlapped_reference import PendingLogProbs, RankReference
 from sg_rlhf.overlay.learner.policy_loss import (
     PolicyLossWithStatistics,
     kl_dispatcher,
-    sequence_context,
+    token_context,
 )
-from sg_rlhf.overlay.learner.replay_buffer import DealtBuffer
+from sg_rlhf.overlay.learner.replay_buffer import BalancedBuffer
 from sg_rlhf.overlay.patches import free_port as ports
 from sg_rlhf.overlay.reporting import activity
-from sg_rlhf.overlay.rollout.async_buffer import AHEAD
+from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
 from sg_rlhf.overlay.weight_sync import sender
 from sg_rlhf.run_dir import timing_keys
-from sg_rlhf.sampling.request_seeds import Draw, seed_of
+from sg_rlhf.sampling.request_seeds import SeedKey, request_seed
 
 #: Loss terms that upstream reports per micro-batch.
 LOSS_TERMS = ("policy_loss", "kl", "entropy_loss")
@@ -66,12 +66,12 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         super().__init__(strategy, *args, **kwargs)
         self.actor_loss_fn = PolicyLossWithStatistics(self.actor_loss_fn, strategy.args)
         self._kl = kl_dispatcher(strategy.args, self.actor_loss_fn)
-        if batches.in_rounds_here(strategy.args):
+        if batches.variable_size_here(strategy.args):
             old = self.replay_buffer
-            self.replay_buffer = DealtBuffer(
+            self.replay_buffer = BalancedBuffer(
                 old.sample_batch_size, old.limit, old.cpu_offload, old.packing_samples
             )
-        self.replay_buffer.in_order = batches.dealt(strategy.args)
+        self.replay_buffer.in_order = batches.is_balanced(strategy.args)
         # Without a KL loss upstream's "kl" is the one in the reward, a number per response.
         self._terms = [
             name for name in LOSS_TERMS if name != "kl" or strategy.args.algo.kl.use_loss
@@ -93,9 +93,9 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
             )
             self.actor_loss_fn.on_fault = self.skips.fault
         else:
-            self._faults = gradient_check.Faults(self.actor_optim, self._named_parameters)
+            self._faults = gradient_check.GradientFaults(self.actor_optim, self._named_parameters)
         self._first_step = (
-            parameter_update_check.Watch(self.actor.model.module, self.actor_optim)
+            parameter_update_check.UpdateWatch(self.actor.model.module, self.actor_optim)
             if self.args.sg.check_trained
             else None
         )
@@ -109,9 +109,9 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         self._rollout_statistics = TokenStatistics.zeros()
         self._seconds.clear()
         # What is drawn here (dropout) depends on the run's place, not on its interruptions.
-        place = Draw(self.args.train.seed, "update", self.actor.model.global_steps, 0)
-        torch.manual_seed(seed_of(place, torch.distributed.get_rank()))
-        memory.start()
+        place = SeedKey(self.args.train.seed, "update", self.actor.model.global_steps, 0)
+        torch.manual_seed(request_seed(place, torch.distributed.get_rank()))
+        memory.reset_peak()
         started = time.perf_counter()
         if self.old_log_probs.before_update():
             self._seconds["update_old_log_probs"] = time.perf_counter() - started
@@ -124,7 +124,7 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
                 status = self._train_in_passes(kl_ctl)
             else:
                 status = super().ppo_train(kl_ctl)
-        except nonfinite.BoundReached as error:
+        except nonfinite.TooManySkips as error:
             # Not raised: the controller writes the rows before it stops the run.
             status = {nonfinite.STOP: str(error)}
         self.old_log_probs.after_update()
@@ -139,7 +139,7 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
             status["actor_grad_norm_std"] = statistics.pstdev(norms)
             # Upstream's own mean stays where it has one.
             status = _logged(self._rollout_statistics.metrics()) | status
-        status |= memory.of_all_ranks(self.strategy)
+        status |= memory.max_over_ranks(self.strategy)
         status |= {timing_keys.PREFIX + k: self._seconds[k] for k in timing_keys.OF_THE_RANK}
         status["sg_optimizer_steps"] = self._rows
         return status
@@ -151,7 +151,7 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
 
     def broadcast_to_vllm(self) -> None:
         """The weight sync, in buckets or as upstream does it."""
-        if sender.in_buckets(self.args):
+        if sender.uses_buckets(self.args):
             self.weight_sync.send()
         else:
             super().broadcast_to_vllm()
@@ -182,7 +182,7 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
         threshold = self.args.sg.lopti_threshold
         statuses = []
         for name in lopti.PASSES:
-            tokens = self._sum_over_rollout(functools.partial(_tokens_in_pass, threshold, name))
+            tokens = self._sum_over_rollout(functools.partial(_count_pass_tokens, threshold, name))
             if not float(tokens):
                 continue
             first_row, loss_fn.lopti_pass = len(self._rows), name
@@ -220,9 +220,9 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
             if (values := getattr(experience, name)) is not None:
                 setattr(experience, name, values.masked_fill(experience.action_mask == 0, 0.0))
         self.actor_loss_fn.context = dataclasses.replace(
-            sequence_context(experience, self._weighting), entropy_threshold=self._entropy_threshold
+            token_context(experience, self._weighting), entropy_threshold=self._entropy_threshold
         )
-        with kl.computed_by(self._kl):
+        with kl.kl_context(self._kl):
             status: dict[str, Any] = super().training_step(
                 experience, kl_ctl, step, loss_batch_info
             )
@@ -337,7 +337,7 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
                 item.action_log_probs,
                 self._weighting,
                 item.action_mask,
-                context=sequence_context(item, self._weighting),
+                context=token_context(item, self._weighting),
             )
         )
         return float(total[0] / total[1])
@@ -362,7 +362,7 @@ class SGActorPPOTrainer(upstream.ActorPPOTrainer):
             items = [buffer.items[i] for i in places]
             batch = make_experience_batch(items, self.args.ds.packing_samples)
             batch.to_device(device)
-            self.actor_loss_fn.context = sequence_context(batch, weighting)
+            self.actor_loss_fn.context = token_context(batch, weighting)
             with torch.no_grad():
                 _, output = self.actor(
                     batch.sequences,
@@ -429,7 +429,7 @@ def _logged(found: dict[str, float]) -> dict[str, float]:
     return {name: found[key] for key, name in UPSTREAM_NAMES.items()} | ours
 
 
-def _tokens_in_pass(threshold: float, name: str, item: Any) -> torch.Tensor:
+def _count_pass_tokens(threshold: float, name: str, item: Any) -> torch.Tensor:
     in_pass = lopti.in_pass(item.action_log_probs, threshold, name)
     return (in_pass & item.action_mask.bool()).sum()
 
@@ -461,7 +461,7 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
         if client_states and not self.strategy.is_rank_0():
             # ZeRO 3 writes a file for each rank. Only the first rank's states are read, and these
             # hold all samples that wait for their update.
-            client_states = {k: v for k, v in client_states.items() if k != AHEAD}
+            client_states = {k: v for k, v in client_states.items() if k != BUFFER_KEY}
         try:
             if save_hf:
                 self.disable_ds_ckpt = True
@@ -472,7 +472,7 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
             self.disable_ds_ckpt, self.save_hf_ckpt = disable_ds, save_hf
         if self.save_hf_ckpt and self.strategy.is_rank_0():
             ckpt = self.strategy.args.ckpt
-            store.delete_superseded_weights(
+            store.delete_pruned_weights(
                 Path(ckpt.path), ckpt.max_num, not ckpt.disable_ds, Path(ckpt.output_dir)
             )
 
@@ -481,7 +481,7 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
         found: list[list[float] | None] = self.trainer.old_log_probs.of_sequences(sequences)
         return found
 
-    def expect_reference(self, results: Results) -> None:
+    def expect_reference(self, results: PendingLogProbs) -> None:
         """Before an update whose samples have no reference log-probs yet."""
         self.trainer.reference.expect(results)
 
@@ -494,7 +494,7 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
     def sync_deadline(self) -> float:
         """Seconds that the engines have for a weight sync; none (infinity) in upstream's loop."""
         args = self.strategy.args
-        if not sender.in_buckets(args):
+        if not sender.uses_buckets(args):
             return float("inf")
         return float(self.trainer.weight_sync.deadline_seconds)
 

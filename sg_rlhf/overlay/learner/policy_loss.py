@@ -56,7 +56,7 @@ def check(args: Any) -> None:
     is_ours = loss in POLICY_LOSS_TYPES
     if args.sg.update == "lopti":
         _check_lopti(args)
-    if not needs_weights(args):
+    if not uses_token_weights(args):
         return
     weighting = weighting_of(args)
     if is_ours:
@@ -101,7 +101,7 @@ def _check_lopti(args: Any) -> None:
         )
 
 
-def sequence_context(experience: Any, weighting: Weighting) -> TokenContext:
+def token_context(experience: Any, weighting: Weighting) -> TokenContext:
     """What the weighting reads of a batch of rollouts before the update sees it."""
     keys = None
     if "keys" in weighting.reads:
@@ -114,7 +114,7 @@ def sequence_context(experience: Any, weighting: Weighting) -> TokenContext:
     )
 
 
-def needs_weights(args: Any) -> bool:
+def uses_token_weights(args: Any) -> bool:
     """Whether the run's loss or KL weights tokens."""
     return (
         args.actor.policy_loss_type in POLICY_LOSS_TYPES or args.algo.kl.estimator in KL_ESTIMATORS

@@ -10,7 +10,7 @@ from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from sg_rlhf.overlay.learner import micro_batches
 
 
-class DealtBuffer(NaiveReplayBuffer):
+class BalancedBuffer(NaiveReplayBuffer):
     """Upstream's, which keeps what it is given together; upstream itself cuts it by tokens.
 
     What upstream asks of its own cut is answered of this one: micro-batches, where an optimizer
@@ -23,8 +23,8 @@ class DealtBuffer(NaiveReplayBuffer):
         self._ends: list[int] = []
 
     def append(self, experience: Any) -> None:
-        """A micro-batch of :func:`sg_rlhf.overlay.learner.micro_batches.for_update`."""
-        first, ends = len(self.items), getattr(experience, micro_batches.ENDS_STEP)
+        """A micro-batch of :func:`sg_rlhf.overlay.learner.micro_batches.training_micro_batches`."""
+        first, ends = len(self.items), getattr(experience, micro_batches.IS_LAST_OF_STEP)
         super().append(experience)
         self._micro_batches.append(list(range(first, len(self.items))))
         self._ends.append(int(ends))

@@ -31,7 +31,7 @@ LOG_PROBS = {
 REWARD = "reward"
 
 
-def from_rollout(experiences: list[Any], group: int) -> list[dict[str, Any]]:
+def mask_nonfinite(experiences: list[Any], group: int) -> list[dict[str, Any]]:
     """Leave out of a rollout what is not finite, before its advantages are computed.
 
     Args:
@@ -69,7 +69,7 @@ def from_rollout(experiences: list[Any], group: int) -> list[dict[str, Any]]:
             row = {"optimizer_step": None, "cause": cause, "left_out": len(added)}
             found.append({**row, "samples": samples})
     for experience in experiences:
-        leave_out(experience, torch.tensor([i in left_out for i in experience.index]), mean)
+        mask_samples(experience, torch.tensor([i in left_out for i in experience.index]), mean)
     return found
 
 
@@ -82,7 +82,7 @@ def _groups(places: list[int], group: int) -> list[int]:
     return [prompt * group + i for prompt in sorted(prompts) for i in range(group)]
 
 
-def leave_out(experience: Any, rows: torch.Tensor, mean_reward: float) -> None:
+def mask_samples(experience: Any, rows: torch.Tensor, mean_reward: float) -> None:
     """Mask samples of an experience, and make finite what upstream multiplies by the mask.
 
     Args:

@@ -30,7 +30,7 @@ from sg_rlhf.overlay.settings import worker_settings
 
 
 @dataclass
-class _Request:
+class _HeadRequest:
     """What the head is asked for in one forward pass, and the entropy that it found.
 
     Attributes:
@@ -51,7 +51,7 @@ class _Request:
     entropy: Tensor | None = None
 
 
-def _head_of(actor: Any) -> Any:
+def _log_prob_head(actor: Any) -> Any:
     """The model's head, which can be asked for log-probs from now on; None if logits are needed.
 
     Looked for when it is first needed: until then DeepSpeed may have put another in its place.
@@ -63,7 +63,7 @@ def _head_of(actor: Any) -> Any:
             head = model.get_output_embeddings()
         # An exact match: a quantised or adapted head computes something else.
         if type(head) is torch.nn.Linear:
-            _teach(head)
+            _patch_head(head)
         else:
             head = None
         # Not as a submodule, which it is of the model.
@@ -71,14 +71,14 @@ def _head_of(actor: Any) -> Any:
     return actor.log_prob_head
 
 
-def _teach(head: Any) -> None:
+def _patch_head(head: Any) -> None:
     head.log_prob_request = None
     head.forward = functools.partial(_head_forward, head, head.forward)
 
 
 def _head_forward(head: Any, of_logits: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
     """The head's forward pass: logits, or [..., 1] log-probs where it was asked for them."""
-    request: _Request | None = head.log_prob_request
+    request: _HeadRequest | None = head.log_prob_request
     if request is None:
         return of_logits(hidden)
     rows = hidden.flatten(0, 1)
@@ -102,7 +102,7 @@ def _head_forward(head: Any, of_logits: Callable[[Tensor], Tensor], hidden: Tens
 
 
 @contextlib.contextmanager
-def _asking(head: Any, request: _Request) -> Iterator[_Request]:
+def _head_request(head: Any, request: _HeadRequest) -> Iterator[_HeadRequest]:
     head.log_prob_request = request
     try:
         yield request
@@ -110,7 +110,7 @@ def _asking(head: Any, request: _Request) -> Iterator[_Request]:
         head.log_prob_request = None
 
 
-def without_logits(original: Callable[..., Any]) -> Callable[..., Any]:
+def forward_without_logits(original: Callable[..., Any]) -> Callable[..., Any]:
     """Upstream's ``Actor.forward`` by the head's log-probs, wherever they are all it needs."""
 
     @functools.wraps(original)
@@ -128,7 +128,7 @@ def without_logits(original: Callable[..., Any]) -> Callable[..., Any]:
         **mm_inputs: Any,
     ) -> Any:
         asked = return_logprobs or action_mask is not None
-        head = _head_of(self) if asked and not mm_inputs else None
+        head = _log_prob_head(self) if asked and not mm_inputs else None
         if head is None:
             return original(
                 self,
@@ -145,17 +145,19 @@ def without_logits(original: Callable[..., Any]) -> Callable[..., Any]:
             )
         assert attention_mask is not None
         batch, length = sequences.shape
-        chosen = _before_actions(action_mask, sequences)
+        chosen = _action_positions(action_mask, sequences)
         shared = None
-        if chosen is not None and ring_attn_group is None and _shares_prompts(self):
-            shared = prefix_sharing.shared_row(sequences, attention_mask, chosen)
+        if chosen is not None and ring_attn_group is None and _uses_prefix_sharing(self):
+            shared = prefix_sharing.pack_with_shared_prompts(sequences, attention_mask, chosen)
         if shared is not None:
             assert chosen is not None
             tokens, positions, mask = shared.tokens, shared.positions, None
-            packed_attention.remember(positions, shared.row)
+            packed_attention.cache_row(positions, shared.row)
             at = chosen.flatten().nonzero()[:, 0]
             rows, targets = shared.places.flatten()[at], sequences.flatten()[at + 1]
-            request = _Request(rows, targets, at, sequences.shape, self.temperature, return_entropy)
+            request = _HeadRequest(
+                rows, targets, at, sequences.shape, self.temperature, return_entropy
+            )
         elif self.packing_samples:
             tokens, positions, targets, pad, indices = unpad_and_slice_tensor(
                 sequences, attention_mask, ring_attn_group
@@ -170,7 +172,7 @@ def without_logits(original: Callable[..., Any]) -> Callable[..., Any]:
             positions = attention_mask.long().cumsum(-1) - 1
             positions.masked_fill_(attention_mask == 0, 1)
             request = _request_at(chosen, targets, self.temperature, return_entropy)
-        with _asking(head, request):
+        with _head_request(head, request):
             output = self.model(tokens, attention_mask=mask, position_ids=positions)
 
         def per_response(values: Tensor) -> Tensor:
@@ -196,16 +198,16 @@ def without_logits(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _request_at(
     chosen: Tensor | None, targets: Tensor, temperature: float, with_entropy: bool
-) -> _Request:
+) -> _HeadRequest:
     """The request for the chosen positions of a row or a batch; None for all of them."""
     at = None if chosen is None else chosen.flatten().nonzero()[:, 0]
     wanted = targets.flatten()
     if at is not None:
         wanted = wanted[at]
-    return _Request(at, wanted, at, targets.shape, temperature, with_entropy)
+    return _HeadRequest(at, wanted, at, targets.shape, temperature, with_entropy)
 
 
-def _shares_prompts(actor: Any) -> bool:
+def _uses_prefix_sharing(actor: Any) -> bool:
     """Whether a prompt stands once in this actor's packed rows: its attention must know them."""
     if not (worker_settings.share_prompts() and actor.packing_samples):
         return False
@@ -213,7 +215,7 @@ def _shares_prompts(actor: Any) -> bool:
     return str(model.config._attn_implementation) == packed_attention.VARLEN
 
 
-def _before_actions(action_mask: Tensor | None, sequences: Tensor) -> Tensor | None:
+def _action_positions(action_mask: Tensor | None, sequences: Tensor) -> Tensor | None:
     """The positions [B, T] whose next token the policy sampled; None for all positions."""
     if action_mask is None:
         return None

@@ -70,7 +70,7 @@ class PackedRow(NamedTuple):
     keys: Keys | None = None
 
 
-def chosen(asked: str, packing: bool, ring_attn_size: int) -> str:
+def resolve_attention(asked: str, packing: bool, ring_attn_size: int) -> str:
     """The attention that a run uses, of the one that its flags ask for.
 
     Upstream replaces whatever is not flash-attn by flash-attn where samples are packed; here
@@ -84,7 +84,7 @@ def chosen(asked: str, packing: bool, ring_attn_size: int) -> str:
     return asked if "flash_attention" in asked else VARLEN
 
 
-def packed_row(position_ids: Any) -> PackedRow:
+def row_from_positions(position_ids: Any) -> PackedRow:
     """The samples of a row, from its positions; on CUDA with one host synchronisation.
 
     Args:
@@ -107,7 +107,7 @@ def packed_row(position_ids: Any) -> PackedRow:
     return PackedRow(_on(ends.to(torch.int32), position_ids.device), lengths, max(lengths))
 
 
-def packed_keys(lengths: list[int], behind: list[int], device: Any) -> PackedRow:
+def row_with_prefixes(lengths: list[int], behind: list[int], device: Any) -> PackedRow:
     """A row in which samples attend to another one before themselves, as to their own tokens.
 
     Args:
@@ -152,7 +152,7 @@ def _on(tensor: Any, device: Any) -> Any:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def attend_packed(
+def packed_attention(
     query_THD: Any,
     key_TKD: Any,
     value_TKD: Any,
@@ -179,7 +179,7 @@ def attend_packed(
     """
     if window is not None and window >= (row.keys or row).max_length:
         window = None
-    of_device = _attend_on_cuda if query_THD.is_cuda else _attend_one_by_one
+    of_device = _attend_on_cuda if query_THD.is_cuda else _per_sample_sdpa
     return of_device(query_THD, key_TKD, value_TKD, row, scale, window)
 
 
@@ -213,7 +213,7 @@ def _attend_on_cuda(
     )
 
 
-def _attend_one_by_one(
+def _per_sample_sdpa(
     query: Any, key: Any, value: Any, row: PackedRow, scale: float | None, window: int | None
 ) -> Any:
     """Without padding no product is computed for it (bench/packing_on_cpu.py)."""
@@ -253,16 +253,16 @@ def _rows() -> Any:
     return WeakTensorKeyDictionary()
 
 
-def remember(position_ids: Any, row: PackedRow) -> None:
+def cache_row(position_ids: Any, row: PackedRow) -> None:
     """Make :func:`row_of` answer this row for these positions, which do not tell it."""
     _rows()[position_ids] = row
 
 
-def row_of(position_ids: Any) -> PackedRow:
+def cached_row(position_ids: Any) -> PackedRow:
     """:func:`packed_row`, worked out once in the life of this tensor."""
     rows = _rows()
     if position_ids not in rows:
-        rows[position_ids] = packed_row(position_ids)
+        rows[position_ids] = row_from_positions(position_ids)
     found: PackedRow = rows[position_ids]
     return found
 
@@ -308,15 +308,17 @@ def attention(
     if dropout:
         raise RuntimeError(f"{name} has dropout, which {VARLEN} attention has not; {_UNPACK}")
     try:
-        row = row_of(position_ids)
+        row = cached_row(position_ids)
     except ValueError as error:
         raise RuntimeError(f"{name} gives no packed row ({error}); {_UNPACK}") from None
     query_THD, key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (query, key, value))
-    output = attend_packed(query_THD, key_TKD, value_TKD, row, scale=scaling, window=sliding_window)
+    output = packed_attention(
+        query_THD, key_TKD, value_TKD, row, scale=scaling, window=sliding_window
+    )
     return output[None], None
 
 
-def with_lengths_known(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_cu_seqlens(original: Callable[..., Any]) -> Callable[..., Any]:
     """Transformers' ``flash_attention_2``, told where packed samples begin.
 
     Otherwise it works that out from the positions in every layer, with three host synchronisations.
@@ -330,7 +332,7 @@ def with_lengths_known(original: Callable[..., Any]) -> Callable[..., Any]:
         known = attention_mask is not None or kwargs.get("cu_seq_lens_q") is not None
         if not known and positions is not None and len(positions) == len(query) == 1:
             try:
-                row = row_of(positions)
+                row = cached_row(positions)
             except ValueError:  # a row that is not packed
                 return original(layer, query, key, value, attention_mask, **kwargs)
             kwargs |= {

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sg_rlhf.overlay.model.packed_attention import PackedRow, packed_keys
+from sg_rlhf.overlay.model.packed_attention import PackedRow, row_with_prefixes
 
 
 class SharedRow(NamedTuple):
@@ -33,7 +33,9 @@ class SharedRow(NamedTuple):
     places: Tensor
 
 
-def shared_row(sequences_BL: Tensor, attention_BL: Tensor, chosen_BL: Tensor) -> SharedRow | None:
+def pack_with_shared_prompts(
+    sequences_BL: Tensor, attention_BL: Tensor, chosen_BL: Tensor
+) -> SharedRow | None:
     """The micro-batch with each prompt once; None where no two prompts are the same.
 
     Args:
@@ -80,6 +82,6 @@ def shared_row(sequences_BL: Tensor, attention_BL: Tensor, chosen_BL: Tensor) ->
     return SharedRow(
         sequences.flatten()[torch.cat(sources)][None].to(device),
         torch.cat(positions)[None].to(device),
-        packed_keys(lengths, behind, device),
+        row_with_prefixes(lengths, behind, device),
         places_BL.view(batch, length).to(device),
     )

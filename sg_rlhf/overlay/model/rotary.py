@@ -18,7 +18,7 @@ from typing import Any
 VARIABLE = "SG_ROTARY_FP32"
 
 
-def wanted() -> bool:
+def enabled() -> bool:
     """Whether this run's models get their frequencies in float32."""
     return os.environ.get(VARIABLE, "1") != "0"
 

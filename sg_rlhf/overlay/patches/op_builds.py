@@ -34,12 +34,12 @@ def install() -> None:
         os.environ[VARIABLE] = str(folder())
 
 
-def wanted() -> bool:
+def enabled() -> bool:
     """Whether builds go to our folder, where no other program waits for torch's own lock."""
     return os.environ.get(VARIABLE) == str(folder())
 
 
-def under_a_lock(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_file_lock(original: Callable[..., Any]) -> Callable[..., Any]:
     """torch's ``cpp_extension.load`` that waits for the kernel's lock and clears a dead one."""
     from filelock import FileLock
 
@@ -49,7 +49,7 @@ def under_a_lock(original: Callable[..., Any]) -> Callable[..., Any]:
         build.mkdir(parents=True, exist_ok=True)
         # Debug symbols double the compiler's work (17 MB of them) and change no instruction.
         flags = [flag for flag in kwargs.get("extra_cflags") or [] if flag != "-g"]
-        with activity.inside(f"DeepSpeed's operator {name}"), FileLock(build.with_suffix(".flock")):
+        with activity.nested(f"DeepSpeed's operator {name}"), FileLock(build.with_suffix(".flock")):
             (build / "lock").unlink(missing_ok=True)
             return original(name, *args, **{**kwargs, "extra_cflags": flags})
 

@@ -28,7 +28,7 @@ def trusted() -> list[str]:
     return names
 
 
-def only_named(original: Callable[..., str]) -> Callable[..., str]:
+def trust_named_repos_only(original: Callable[..., str]) -> Callable[..., str]:
     """``get_cached_module_file``, through which transformers gets any code of a model.
 
     Raises:

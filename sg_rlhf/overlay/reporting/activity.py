@@ -55,12 +55,12 @@ def phase(who: str, what: str) -> Iterator[None]:
         _write(*outer)
 
 
-def inside(what: str) -> contextlib.AbstractContextManager[None]:
+def nested(what: str) -> contextlib.AbstractContextManager[None]:
     """A phase of whoever is busy in this process; nothing if nobody is."""
     return phase(_open[-1][0], what) if _open else contextlib.nullcontext()
 
 
-def count(done: int, total: int) -> None:
+def show_progress(done: int, total: int) -> None:
     """How far the current phase is."""
     global _counted
     if _open and (done == total or time.monotonic() - _counted >= COUNT_EVERY):
@@ -68,7 +68,7 @@ def count(done: int, total: int) -> None:
         _write(*_open[-1], done=done, of=total)
 
 
-def say(who: str, text: str) -> None:
+def show_message(who: str, text: str) -> None:
     """One line for the terminal, and for the log of this process."""
     print(text, flush=True)
     _append({"who": who, "said": text})

@@ -13,8 +13,8 @@ from pathlib import Path
 import ray
 
 from sg_rlhf.common.atomic_io import is_full_disk
-from sg_rlhf.common.redaction import redacted_text
-from sg_rlhf.overlay.reporting.errors import LostProcess, chain
+from sg_rlhf.common.redaction import redact_text
+from sg_rlhf.overlay.reporting.errors import LostProcess, cause_chain
 
 #: In the run directory.
 FILE = Path("logs") / "failure.log"
@@ -32,38 +32,38 @@ _LONGEST = 400
 _WHERE = re.compile(r"ray::([\w.]+)[^\n]*?\(pid=(\d+), ip=([\w.:]+)").findall
 
 
-def describe(error: BaseException) -> str:
+def summarize(error: BaseException) -> str:
     """The cause of an error, in one line, and the process that it happened in."""
     if isinstance(error, LostProcess):
         return str(error)
-    errors = list(chain(error))
+    errors = list(cause_chain(error))
     cause = errors[-1]
     if isinstance(cause, ray.exceptions.RayActorError):
         return _dead_actor(cause)
-    line = _what(cause)
+    line = _cause_line(cause)
     # Ray writes a line for every process on the way, the innermost last.
     where = [
         w for e in errors if isinstance(e, ray.exceptions.RayTaskError) for w in _WHERE(str(e))
     ]
     if where:
         name, pid, ip = where[-1]
-        line += f" (in {role(name)}, process {pid} on {ip})"
+        line += f" (in {role_name(name)}, process {pid} on {ip})"
     return line
 
 
-def keep(error: BaseException, run_dir: Path) -> Path | None:
+def save_traceback(error: BaseException, run_dir: Path) -> Path | None:
     """Add the error with all its tracebacks to the run's file; None where it cannot be written."""
     file = run_dir / FILE
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a") as log:
-            log.write(redacted_text("".join(traceback.format_exception(error))) + "\n")
+            log.write(redact_text("".join(traceback.format_exception(error))) + "\n")
     except OSError:
         return None
     return file
 
 
-def _what(cause: BaseException) -> str:
+def _cause_line(cause: BaseException) -> str:
     if is_full_disk(cause):
         named = getattr(cause, "filename", None) or "the run"
         return f"no space left on the disk of {named}; make room"
@@ -79,13 +79,13 @@ def _what(cause: BaseException) -> str:
 def _dead_actor(error: ray.exceptions.RayActorError) -> str:
     text = str(error)
     found = dict(re.findall(r"^\t(class_name|pid|ip): (.+)$", text, re.MULTILINE))
-    who = role(found.get("class_name", "a worker"))
+    who = role_name(found.get("class_name", "a worker"))
     where = f"process {found['pid']} on {found.get('ip', 'its machine')}" if "pid" in found else ""
     if error.actor_init_failed:
         said = text.strip().splitlines()[-1].strip()
         named = re.search(r"pid=(\d+), ip=([\w.:]+), .*?repr=<[\w.]*?(\w+) object", text)
         if named:
-            who, where = role(named[3]), f"process {named[1]} on {named[2]}"
+            who, where = role_name(named[3]), f"process {named[1]} on {named[2]}"
         return f"{who}{f' ({where})' if where else ''} did not start: {said}"[:_LONGEST]
     # Ray's advice on common causes, after what it knows, speaks of nodes and memory in any case.
     known = text.split("common causes")[0]
@@ -95,6 +95,6 @@ def _dead_actor(error: ray.exceptions.RayActorError) -> str:
     return f"{who}{f' ({where})' if where else ''} died ({how})"
 
 
-def role(name: str) -> str:
+def role_name(name: str) -> str:
     """What a worker's class is to a user."""
     return next((role for part, role in ROLES.items() if part in name), name)

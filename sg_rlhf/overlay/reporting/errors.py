@@ -65,7 +65,7 @@ class SyncError(RunStopped):
     """The engine that samples and the policy that learns disagree about log-probabilities."""
 
 
-def chain(error: BaseException) -> Iterator[BaseException]:
+def cause_chain(error: BaseException) -> Iterator[BaseException]:
     """An error, what caused it, and so on to the innermost, through Ray's task errors."""
     seen: list[BaseException] = []
     current: BaseException | None = error
@@ -76,9 +76,9 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         current = inner if isinstance(inner, BaseException) else current.__cause__
 
 
-def raise_stop_cause(error: BaseException) -> None:
+def reraise_run_error(error: BaseException) -> None:
     """Raise the error of ours that is inside a nest of Ray's task errors; nothing if none is."""
-    for current in chain(error):
+    for current in cause_chain(error):
         for kind in (Terminated, CheckpointError, RunStopped, UnusablePrompts):
             if isinstance(current, kind):
                 raise kind(str(getattr(current, "cause", current))) from None

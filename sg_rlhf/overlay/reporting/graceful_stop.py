@@ -14,24 +14,24 @@ from typing import Any
 
 from sg_rlhf.overlay.reporting import activity
 
-REQUEST = ".end_asked_for"
+STOP_FILE = ".end_asked_for"
 
 
 class TerminatedNow(KeyboardInterrupt):
     """SIGTERM ends this process as Ctrl-C does: before there is anything to save, or at last."""
 
 
-def asked(run_dir: Path | None) -> bool:
+def stop_requested(run_dir: Path | None) -> bool:
     """Whether the run's driver has been told to end it."""
-    return run_dir is not None and (run_dir / REQUEST).exists()
+    return run_dir is not None and (run_dir / STOP_FILE).exists()
 
 
-def end_now(_signum: int, _frame: Any) -> None:
+def interrupt(_signum: int, _frame: Any) -> None:
     """SIGTERM where there is nothing to save."""
     raise TerminatedNow("before the first rollout")
 
 
-class Grace:
+class GracefulStop:
     """While it is entered, the first SIGTERM asks the controller to save and end.
 
     Args:
@@ -40,12 +40,12 @@ class Grace:
     """
 
     def __init__(self, run_dir: str | None, seconds: float) -> None:
-        self._request = Path(run_dir) / REQUEST if run_dir else None
+        self._request = Path(run_dir) / STOP_FILE if run_dir else None
         self._seconds = seconds
         self._asked = False
         self._shown = contextlib.ExitStack()
 
-    def __enter__(self) -> Grace:
+    def __enter__(self) -> GracefulStop:
         if self._request is not None:
             self._request.unlink(missing_ok=True)  # of a run that was killed before it heeded it
         signal.signal(signal.SIGTERM, self._ask)
@@ -54,7 +54,7 @@ class Grace:
 
     def __exit__(self, *_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGTERM, end_now)
+        signal.signal(signal.SIGTERM, interrupt)
         self._shown.close()
         if self._request is not None:
             self._request.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from sg_rlhf.run_dir import timing_keys
 
 FILE = Path("logs") / "now.json"
 #: The parts of a rollout in words.
-WORDS = {
+LABELS = {
     "generation": "sampling",
     "engines_wake": "waking the engines",
     "make_experience": "making the experience",
@@ -34,7 +34,7 @@ WORDS = {
 }
 
 
-def tell(run_dir: Path, rollout: int, part: str) -> None:
+def set_status(run_dir: Path, rollout: int, part: str) -> None:
     """Write what is under way.
 
     Args:
@@ -42,12 +42,12 @@ def tell(run_dir: Path, rollout: int, part: str) -> None:
         rollout: counted from 1.
         part: a name of :mod:`sg_rlhf.run_dir.timing_keys`.
     """
-    row = {"rollout": rollout, "doing": WORDS.get(part, part), "since": time.time()}
+    row = {"rollout": rollout, "doing": LABELS.get(part, part), "since": time.time()}
     with contextlib.suppress(OSError):  # a full disk is told by what needs it
         write_whole(run_dir / FILE, json.dumps(row) + "\n")
 
 
-def told(run_dir: Path) -> str:
+def last_status(run_dir: Path) -> str:
     """What was under way at last, for the end of a sentence; "" where nothing was told."""
     try:
         row = json.loads((run_dir / FILE).read_text())
@@ -56,7 +56,7 @@ def told(run_dir: Path) -> str:
         return ""
 
 
-def forget(run_dir: Path) -> None:
+def clear_status(run_dir: Path) -> None:
     """What an earlier start of the run was doing is no longer so."""
     with contextlib.suppress(OSError):
         (run_dir / FILE).unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from sg_rlhf.common.redaction import redacted_text
+from sg_rlhf.common.redaction import redact_text
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.run_dir import jsonl_log
 
@@ -36,7 +36,7 @@ NAMED = 4
 
 
 @dataclass
-class Busy:
+class Activity:
     """A process and what it does."""
 
     who: str
@@ -50,10 +50,10 @@ class Busy:
         return f"{self.label()}{counted} ({now - self.since:.0f} s)"
 
     def label(self) -> str:
-        return labelled(self.who, self.what)
+        return with_label(self.who, self.what)
 
 
-def labelled(who: str, text: str) -> str:
+def with_label(who: str, text: str) -> str:
     """With the name of who it is of; the driver is the command itself, and has none."""
     return text if who == activity.DRIVER else f"{who}: {text}"
 
@@ -77,7 +77,7 @@ class Progress:
         self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
         self._bar: tqdm[Any] | None = None
         self._status: tqdm[Any] | None = None
-        self._busy: dict[tuple[int, str], Busy] = {}
+        self._busy: dict[tuple[int, str], Activity] = {}
         self._named: set[str] = set()
         self._said: dict[str, float] = {}
         self._spoke = self._started
@@ -158,10 +158,10 @@ class Progress:
 
     def _note(self, row: dict[str, Any]) -> None:
         if "said" in row:
-            line = labelled(row["who"], row["said"])
+            line = with_label(row["who"], row["said"])
             if row["time"] - self._said.get(line, -math.inf) > SAME_SECONDS:
                 self._said[line] = row["time"]
-                self.say(redacted_text(line))
+                self.say(redact_text(line))
             return
         key = (row["pid"], row["who"])
         before = self._busy.get(key)
@@ -170,7 +170,7 @@ class Progress:
                 del self._busy[key]
             return
         if before is None or before.what != row["what"]:
-            before = self._busy[key] = Busy(row["who"], row["what"], row["time"])
+            before = self._busy[key] = Activity(row["who"], row["what"], row["time"])
             # Once each: ranks do the same, and later evaluations have a line at their end.
             if before.label() not in self._named:
                 self._named.add(before.label())
@@ -245,5 +245,5 @@ def keep_worker_logs(session_dir: Path, run_dir: Path) -> None:
     for path in sorted((session_dir / "logs").glob("worker-*")):
         if path.stat().st_size:
             text = path.read_bytes().decode("utf-8", "surrogateescape")
-            shown = redacted_text(text).encode("utf-8", "surrogateescape")
+            shown = redact_text(text).encode("utf-8", "surrogateescape")
             (target / path.name).write_bytes(shown)

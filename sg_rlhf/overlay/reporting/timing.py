@@ -19,7 +19,7 @@ def _nobody(_part: str) -> None:
     """Nobody asked."""
 
 
-class StepClock:
+class PhaseTimer:
     """Seconds by part since the latest row.
 
     Args:

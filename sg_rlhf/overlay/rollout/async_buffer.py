@@ -24,17 +24,17 @@ from typing import Any
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from sg_rlhf.overlay.reporting.errors import RunStopped
-from sg_rlhf.overlay.settings.async_config import Lead
-from sg_rlhf.run_dir.weight_versions import oldest
+from sg_rlhf.overlay.settings.async_config import AsyncConfig
+from sg_rlhf.run_dir.weight_versions import oldest_version
 
 #: What the rollouts ahead are called among the states of a checkpoint.
-AHEAD = "sg_rollouts_ahead"
+BUFFER_KEY = "sg_rollouts_ahead"
 #: How often the controller lets threads of its own use the ranks while it waits, seconds.
-INTERVAL_SECONDS = 0.05
+LOCK_YIELD_SECONDS = 0.05
 
 
 @dataclass
-class Unit:
+class PromptBatch:
     """Prompts that are asked for together.
 
     Attributes:
@@ -65,10 +65,10 @@ class Unit:
 
 
 #: Samples a unit: tells each answer to its second argument, which returns what to ask instead.
-Sampler = Callable[[Unit, Callable[[int, list[Any]], list[Any]]], None]
+SampleFn = Callable[[PromptBatch, Callable[[int, list[Any]], list[Any]]], None]
 
 
-class RolloutsAhead:
+class AsyncRolloutBuffer:
     """What has been drawn and is not trained yet.
 
     Args:
@@ -77,22 +77,22 @@ class RolloutsAhead:
         epochs: of the run.
         sample: see :data:`Sampler`; runs in a thread of its own.
         ranks: held by whoever gives the trainer's ranks work, as of
-            :class:`sg_rlhf.overlay.rollout.engine_pool.RunEngines`.
+            :class:`sg_rlhf.overlay.rollout.engine_pool.EnginePool`.
     """
 
     def __init__(
         self,
-        lead: Lead,
+        lead: AsyncConfig,
         loader: Any,
         epochs: int,
-        sample: Sampler,
+        sample: SampleFn,
         ranks: threading.Condition | None = None,
     ) -> None:
         self.lead = lead
         self.ranks = ranks or threading.Condition()
         self._loader, self._epochs, self._sample = loader, epochs, sample
         self._changed = threading.Condition()
-        self._units: list[Unit] = []
+        self._units: list[PromptBatch] = []
         self._next = 0
         self._rows: Iterator[Any] | None = None
         self._failure: BaseException | None = None
@@ -129,7 +129,7 @@ class RolloutsAhead:
                 return False
             self._epochs -= 1
             self._rows = iter(self._loader)
-        unit = Unit(self._next, [])
+        unit = PromptBatch(self._next, [])
         for row in self._rows:
             unit.drawn.append(row)
             if len(unit.drawn) == self.lead.unit:
@@ -144,7 +144,7 @@ class RolloutsAhead:
         self._start(unit)
         return True
 
-    def _leave_out_rest(self, unit: Unit) -> None:
+    def _leave_out_rest(self, unit: PromptBatch) -> None:
         """Prompts that fill no rollout, unless they may stand in for others."""
         if self.lead.drop:
             return
@@ -155,7 +155,7 @@ class RolloutsAhead:
             return
         del unit.drawn[max(0, len(unit.drawn) - rest) :]
 
-    def _start(self, unit: Unit) -> None:
+    def _start(self, unit: PromptBatch) -> None:
         if not unit.unanswered():
             unit.done = True
             return
@@ -163,7 +163,7 @@ class RolloutsAhead:
         run = threading.Thread(target=self._run, args=(unit, before), name="rollouts", daemon=True)
         run.start()
 
-    def _run(self, unit: Unit, before: list[Unit]) -> None:
+    def _run(self, unit: PromptBatch, before: list[PromptBatch]) -> None:
         try:
             with self._changed:
                 self._changed.wait_for(lambda: all(earlier.done for earlier in before))
@@ -175,7 +175,7 @@ class RolloutsAhead:
             unit.done = True
             self._changed.notify_all()
 
-    def _answer(self, unit: Unit, place: int, samples: list[Any]) -> list[Any]:
+    def _answer(self, unit: PromptBatch, place: int, samples: list[Any]) -> list[Any]:
         """Keep an answer; [] is a prompt without a signal, for which another is drawn."""
         with self._changed:
             unit.answered[place] = samples
@@ -197,7 +197,7 @@ class RolloutsAhead:
         """Wait until nothing is asked of the engines."""
         with self.ranks:
             while any(not unit.done for unit in self._units) and self._failure is None:
-                self.ranks.wait(INTERVAL_SECONDS)
+                self.ranks.wait(LOCK_YIELD_SECONDS)
         self._raise_failure()
 
     def _raise_failure(self) -> None:
@@ -226,7 +226,7 @@ class RolloutsAhead:
                 self._changed.wait(1.0)
 
     def _result(
-        self, taken: list[tuple[Unit, int]], version: int
+        self, taken: list[tuple[PromptBatch, int]], version: int
     ) -> tuple[list[Any], float | None, int, bool]:
         samples = [s for unit, place in taken for s in unit.answered[place]]
         for unit, place in taken:
@@ -251,12 +251,12 @@ class RolloutsAhead:
         """Units of which nothing is left; an epoch's last one says that it is over."""
         self._units = [u for u in self._units if not u.done or u.last or u.left()]
 
-    def _ready(self) -> list[tuple[Unit, int]] | None:
+    def _ready(self) -> list[tuple[PromptBatch, int]] | None:
         """The prompts of the next rollout; [] at the end of an epoch; None if they are not there.
 
         No rollout has prompts of two epochs.
         """
-        epoch: list[Unit] = []
+        epoch: list[PromptBatch] = []
         for unit in self._units:
             epoch.append(unit)
             if unit.last:
@@ -278,7 +278,7 @@ class RolloutsAhead:
     def _drop_stale(self, version: int) -> None:
         for unit in self._units:
             for place, samples in unit.answered.items():
-                ages = [version - oldest(s.weight_runs) for s in samples if s.weight_runs]
+                ages = [version - oldest_version(s.weight_runs) for s in samples if s.weight_runs]
                 if max(ages, default=0) <= self.lead.bound:
                     continue
                 if not self.lead.drop:
@@ -350,7 +350,7 @@ class RolloutsAhead:
                 place: [_experience(s) for s in samples]
                 for place, samples in kept["answered"].items()
             }
-            unit = Unit(kept["number"], kept["drawn"], answered, kept["last"])
+            unit = PromptBatch(kept["number"], kept["drawn"], answered, kept["last"])
             unit.asked, unit.passed = kept.get("counts", (0, 0))
             self._units.append(unit)
         for unit in self._units:
@@ -369,6 +369,6 @@ def _experience(values: dict[str, Any]) -> Any:
     return sample
 
 
-def responses(samples: Iterable[Any]) -> list[tuple[Any, int]]:
+def version_runs_and_lengths(samples: Iterable[Any]) -> list[tuple[Any, int]]:
     """(runs, own tokens) of each sample, for :func:`sg_rlhf.run_dir.weight_versions.staleness`."""
     return [(s.weight_runs or [[0, 0]], int(s.action_mask.sum())) for s in samples]

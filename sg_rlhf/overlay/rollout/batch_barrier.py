@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 #: Adds a request to the engine, and returns where its output will be.
-Add = Callable[[], Awaitable[Any]]
+AddRequest = Callable[[], Awaitable[Any]]
 
 
-class Gate:
+class BatchBarrier:
     """Holds the requests of one batch until all are there, then adds them by their keys.
 
     Args:
@@ -33,14 +33,14 @@ class Gate:
     ) -> None:
         self._missing = expected
         self._pause, self._resume = pause, resume
-        self._waiting: dict[Any, tuple[Add, asyncio.Future[Any]]] = {}
+        self._waiting: dict[Any, tuple[AddRequest, asyncio.Future[Any]]] = {}
         self._opening: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._complete = asyncio.Event()
         if not expected:
             self._complete.set()
 
-    async def enter(self, key: Any, add: Add) -> Any:
+    async def enter(self, key: Any, add: AddRequest) -> Any:
         """What ``add`` returns, once every request of the batch is there.
 
         Args:
@@ -73,7 +73,7 @@ class Gate:
             try:
                 await self._complete.wait()
                 for _, (add, entered) in sorted(self._waiting.items(), key=lambda one: one[0]):
-                    await _hand_over(add, entered)
+                    await _add_request(add, entered)
             finally:
                 await self._resume()
         except BaseException as error:  # a dead engine: all of them hear of it, the later ones too
@@ -85,7 +85,7 @@ class Gate:
                 raise
 
 
-async def _hand_over(add: Add, entered: asyncio.Future[Any]) -> None:
+async def _add_request(add: AddRequest, entered: asyncio.Future[Any]) -> None:
     try:
         added = await add()
     except Exception as error:

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple, Protocol
 
 import ray
 
-from sg_rlhf.overlay.reporting.errors import EngineReplaced, chain
-from sg_rlhf.sampling.request_seeds import Draw
+from sg_rlhf.overlay.reporting.errors import EngineReplaced, cause_chain
+from sg_rlhf.sampling.request_seeds import SeedKey
 
 #: What vLLM raises where the process of its core is gone (vllm.v1.engine.exceptions).
 DEAD_CORE = "EngineDeadError"
 
 
-class Asked(NamedTuple):
+class RequestTag(NamedTuple):
     """What an engine is told of a prompt beside it.
 
     Attributes:
@@ -35,13 +35,13 @@ class Asked(NamedTuple):
         expected: responses of the batch.
     """
 
-    draw: Draw
+    draw: SeedKey
     incarnation: str
     batch: str | None
     expected: int
 
 
-class Incarnation(NamedTuple):
+class EngineInstance(NamedTuple):
     """One start of an engine.
 
     Attributes:
@@ -63,7 +63,7 @@ class Engines(Protocol):
     handles: Sequence[Any]
 
     @property
-    def incarnations(self) -> list[Incarnation]:
+    def incarnations(self) -> list[EngineInstance]:
         """Which they are now."""
 
     def replace(self, number: int, lost: str) -> None:
@@ -89,13 +89,13 @@ class _Prompt:
     answered: bool = field(default=False)
 
 
-class Asking:
+class RolloutDispatcher:
     """The prompts of one rollout or evaluation.
 
     Args:
         engines: whom to ask.
         seed: of the run.
-        purpose: see :class:`sg_rlhf.sampling.request_seeds.Draw`, as is ``step``.
+        purpose: see :class:`sg_rlhf.sampling.request_seeds.SeedKey`, as is ``step``.
         numbers: of the prompts, in the order of asking; from 0 if None.
         together: whether an engine computes them as one batch, for which it is paused shortly; not
             where a weight sync pauses it.
@@ -111,7 +111,9 @@ class Asking:
         together: bool = True,
     ) -> None:
         self._engines = engines
-        self._draw_of: Callable[[int], Draw] = lambda number: Draw(seed, purpose, step, number)
+        self._draw_of: Callable[[int], SeedKey] = lambda number: SeedKey(
+            seed, purpose, step, number
+        )
         self._together = together
         self._numbers = itertools.count() if numbers is None else numbers
         self._prompts: list[_Prompt] = []
@@ -146,13 +148,15 @@ class Asking:
         """Ask what has been noted; the first time as one batch of each engine."""
         unsent, self._unsent = self._unsent, []
         if self._together and len(unsent) == len(self._prompts):
-            _in_batches(unsent)
+            _assign_batches(unsent)
         for prompt in unsent:
             self._send(prompt)
 
     def _send(self, prompt: _Prompt) -> None:
         prompt.meant = self._engines.incarnations[prompt.engine].name
-        asked = Asked(self._draw_of(prompt.number), prompt.meant, prompt.batch, prompt.expected)
+        asked = RequestTag(
+            self._draw_of(prompt.number), prompt.meant, prompt.batch, prompt.expected
+        )
         handle = self._engines.handles[prompt.engine]
         self._pending[handle.generate_responses.remote(asked=asked, **prompt.arguments)] = prompt
 
@@ -175,7 +179,7 @@ class Asking:
                 try:
                     responses = ray.get(reference)
                 except Exception as error:
-                    if not is_lost(error):
+                    if not is_engine_failure(error):
                         raise
                     lost[prompt.engine] = prompt.meant
                     continue
@@ -188,12 +192,12 @@ class Asking:
         again = [prompt for prompt in self._prompts if prompt.engine == engine]
         if not all(prompt.answered for prompt in again):
             if self._together:
-                _in_batches(again)
+                _assign_batches(again)
             for prompt in again:
                 self._send(prompt)
 
 
-def _in_batches(prompts: Sequence[_Prompt]) -> None:
+def _assign_batches(prompts: Sequence[_Prompt]) -> None:
     """Have each engine compute its prompts as one batch."""
     name = uuid.uuid4().hex
     responses: dict[int, int] = {}
@@ -204,10 +208,10 @@ def _in_batches(prompts: Sequence[_Prompt]) -> None:
         prompt.batch, prompt.expected = name, responses[prompt.engine]
 
 
-def is_lost(error: BaseException) -> bool:
+def is_engine_failure(error: BaseException) -> bool:
     """Whether an engine's answer says that its process, or that of its core, is gone."""
     return any(
         isinstance(e, (ray.exceptions.RayActorError, EngineReplaced))
         or type(e).__name__ == DEAD_CORE
-        for e in chain(error)
+        for e in cause_chain(error)
     )

@@ -19,39 +19,39 @@ from openrlhf.utils.agent import SingleTurnAgentExecutor
 from vllm import SamplingParams, TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
-from sg_rlhf.data_io.records import short
+from sg_rlhf.data_io.records import truncate
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.fork_server import client as fork_server
 from sg_rlhf.overlay.patches import remote_code
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting.errors import EngineReplaced, RewardError
-from sg_rlhf.overlay.rollout.batch_barrier import Gate
-from sg_rlhf.overlay.rollout.dispatch import Asked, Incarnation
+from sg_rlhf.overlay.rollout.batch_barrier import BatchBarrier
+from sg_rlhf.overlay.rollout.dispatch import EngineInstance, RequestTag
 from sg_rlhf.overlay.settings import engine_log_probs, worker_settings
-from sg_rlhf.run_dir.weight_versions import turned
+from sg_rlhf.run_dir.weight_versions import append_version
 from sg_rlhf.sampling import vllm_settings
-from sg_rlhf.sampling.request_seeds import Draw, seed_of
+from sg_rlhf.sampling.request_seeds import SeedKey, request_seed
 from sg_rlhf.tasks import chat, reward_values
 
 WORKER_EXTENSION = "sg_rlhf.overlay.weight_sync.receiver.BucketWorkerWrap"
 CPU_WORKER_EXTENSION = "sg_rlhf.overlay.weight_sync.cpu_receiver.CpuWorkerWrap"
-SHOWN_CHARACTERS = 600
+MAX_SHOWN_CHARACTERS = 600
 #: How soon the callers of a core that ended hear of it, seconds.
 DEAD_CORE_SECONDS = 0.5
 #: How often a paused engine looks for outputs that are still to be counted.
 PAUSED_SECONDS = 0.02
 #: How often Ray starts an engine again whose process ended; the run may allow fewer
 #: (``sg.engine_restarts``).
-MOST_RESTARTS = 3
+MAX_RESTARTS = 3
 
 
 @dataclass
 class _Response:
     """One response in the making."""
 
-    draw: Draw
+    draw: SeedKey
     number: int
-    gate: Gate | None
+    gate: BatchBarrier | None
     turn: int = 0
     #: Own tokens of its earlier turns, and the weights that sampled each
     #: (:mod:`sg_rlhf.run_dir.weight_versions`).
@@ -122,7 +122,7 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         self._incarnation = uuid.uuid4().hex
         # Elsewhere a batch's height is not all that rounding depends on.
         self._exact = platform.active() or bool(kwargs.get("full_determinism"))
-        self._gate: tuple[str, Gate] | None = None
+        self._gate: tuple[str, BatchBarrier] | None = None
         self._weights_version = 0
         #: Responses that vLLM is sampling, by its name for their requests.
         self._sampling: dict[str, _Response] = {}
@@ -152,7 +152,7 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         *args: Any,
         hf_tokenizer: Any,
         num_samples: int = 1,
-        asked: Asked | None = None,
+        asked: RequestTag | None = None,
         **kwargs: Any,
     ) -> Any:
         """Upstream's rollouts of one prompt, which end where a turn of its chat form does.
@@ -201,12 +201,12 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
             self._check_reward(output, hf_tokenizer)
         return outputs
 
-    def _gate_of(self, asked: Asked | None) -> Gate | None:
+    def _gate_of(self, asked: RequestTag | None) -> BatchBarrier | None:
         if asked is None or asked.batch is None or not self._exact:
             return None
         if self._gate is None or self._gate[0] != asked.batch:
             pause = functools.partial(self.llm.pause_generation, mode="keep", clear_cache=False)
-            gate = Gate(asked.expected, pause, self.llm.resume_generation)
+            gate = BatchBarrier(asked.expected, pause, self.llm.resume_generation)
             self._gate = (asked.batch, gate)
         return self._gate[1]
 
@@ -221,13 +221,13 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         if response is None:
             return await super().generate(prompt_token_ids, sampling_params, multi_modal_data)
         sampling_params = sampling_params.clone()
-        sampling_params.seed = seed_of(response.draw, response.number, response.turn)
+        sampling_params.seed = request_seed(response.draw, response.number, response.turn)
         gate, response.turn = None if response.turn else response.gate, response.turn + 1
         if multi_modal_data:
             if gate is not None:
                 gate.excuse()
             # Upstream's call does not tell the request's name: the weights are those of its start.
-            turned(response.runs, response.tokens, self._weights_version)
+            append_version(response.runs, response.tokens, self._weights_version)
             output = await super().generate(prompt_token_ids, sampling_params, multi_modal_data)
         else:
             output = await self._sample(prompt_token_ids, sampling_params, response, gate)
@@ -239,7 +239,7 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         prompt_token_ids: list[int],
         sampling_params: Any,
         response: _Response,
-        gate: Gate | None,
+        gate: BatchBarrier | None,
     ) -> Any:
         add = functools.partial(
             self.llm.add_request,
@@ -250,7 +250,7 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         outputs = await (
             add() if gate is None else gate.enter((response.draw, response.number), add)
         )
-        turned(response.runs, response.tokens, self._weights_version)
+        append_version(response.runs, response.tokens, self._weights_version)
         self._sampling[outputs.request_id] = response
         try:
             while True:
@@ -280,15 +280,15 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
             # It may be finished, and its output not yet read.
             if (state := states.get(request)) is not None:
                 sampled = state.detokenizer.num_output_tokens()
-                turned(response.runs, response.tokens + sampled, version)
+                append_version(response.runs, response.tokens + sampled, version)
 
-    async def incarnation(self) -> Incarnation:
+    async def incarnation(self) -> EngineInstance:
         """This engine, and not one that is started in its place."""
         own = psutil.Process()
         processes = tuple((p.pid, p.create_time()) for p in (own, *own.children(recursive=True)))
         node = ray.get_runtime_context().get_node_id()
         group = ray.util.get_current_placement_group()
-        return Incarnation(self._incarnation, node, processes, group and group.id.hex())
+        return EngineInstance(self._incarnation, node, processes, group and group.id.hex())
 
     def _check_reward(self, output: dict[str, Any], tokenizer: Any) -> None:
         """Make floats of a response's reward, score and logs.
@@ -308,8 +308,9 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         elif cause is not None:
             why = f"{type(cause).__name__}: {cause}"
         raise RewardError(
-            f"the reward function failed on a rollout ({why}); label {short(output['label'])}; "
-            f"prompt {short(output['prompt'])}; the sample ends: {text[-SHOWN_CHARACTERS:]!r}"
+            f"the reward function failed on a rollout ({why}); label {truncate(output['label'])}; "
+            f"prompt {truncate(output['prompt'])}; "
+            f"the sample ends: {text[-MAX_SHOWN_CHARACTERS:]!r}"
         )
 
     def _take_numbers(self, output: dict[str, Any]) -> None:
@@ -354,4 +355,4 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         return [float(entry[token].logprob) for token, entry in pairs]
 
 
-RemoteRolloutActor = ray.remote(max_restarts=MOST_RESTARTS)(SGRolloutActor)
+RemoteRolloutActor = ray.remote(max_restarts=MAX_RESTARTS)(SGRolloutActor)

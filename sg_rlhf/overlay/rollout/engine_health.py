@@ -23,7 +23,7 @@ import ray
 
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.overlay.reporting import error_report
-from sg_rlhf.overlay.rollout.engine_pool import START_SECONDS, RunEngines
+from sg_rlhf.overlay.rollout.engine_pool import START_TIMEOUT, EnginePool
 
 FILE = Path("logs") / "lost_engine.txt"
 #: How often an engine is asked; a fraction of a shorter limit.
@@ -31,7 +31,7 @@ INTERVAL_SECONDS = 5.0
 
 
 @contextlib.contextmanager
-def watching(engines: RunEngines | None, seconds: float, run_dir: Path | None) -> Iterator[None]:
+def monitor(engines: EnginePool | None, seconds: float, run_dir: Path | None) -> Iterator[None]:
     """Watch the engines meanwhile.
 
     Args:
@@ -46,7 +46,7 @@ def watching(engines: RunEngines | None, seconds: float, run_dir: Path | None) -
     (run_dir / FILE).unlink(missing_ok=True)
     ended = threading.Event()
     thread = threading.Thread(
-        target=_keep_watching,
+        target=_monitor_forever,
         args=(engines, seconds, run_dir, ended),
         name="engine watch",
         daemon=True,
@@ -59,25 +59,25 @@ def watching(engines: RunEngines | None, seconds: float, run_dir: Path | None) -
         thread.join()
 
 
-def told(run_dir: str | Path | None) -> str | None:
+def failure_message(run_dir: str | Path | None) -> str | None:
     """The line of a run that was ended for an engine's silence; None if it was not."""
     file = Path(run_dir) / FILE if run_dir else None
     return file.read_text().strip() if file is not None and file.is_file() else None
 
 
-def _keep_watching(
-    engines: RunEngines, seconds: float, run_dir: Path, ended: threading.Event
+def _monitor_forever(
+    engines: EnginePool, seconds: float, run_dir: Path, ended: threading.Event
 ) -> None:
     """Watch, and begin anew after an error of the watch itself."""
     while not ended.is_set():
         try:
             _watch(engines, seconds, run_dir, ended)
         except Exception as error:
-            print(f"the watch of the rollout engines begins anew: {error_report.describe(error)}")
+            print(f"the watch of the rollout engines begins anew: {error_report.summarize(error)}")
             ended.wait(min(INTERVAL_SECONDS, seconds / 4))
 
 
-def _watch(engines: RunEngines, seconds: float, run_dir: Path, ended: threading.Event) -> None:
+def _watch(engines: EnginePool, seconds: float, run_dir: Path, ended: threading.Event) -> None:
     #: Until when each may be silent.
     patience = dict.fromkeys(range(len(engines.handles)), time.monotonic() + seconds)
     asked: dict[int, Any] = {}
@@ -96,7 +96,7 @@ def _watch(engines: RunEngines, seconds: float, run_dir: Path, ended: threading.
                 # Whoever waits for it hears so too and replaces it; this may take a while, once.
                 if number not in dead:
                     dead.add(number)
-                    patience[number] = time.monotonic() + seconds + START_SECONDS
+                    patience[number] = time.monotonic() + seconds + START_TIMEOUT
             else:
                 patience[number] = time.monotonic() + seconds
                 ended_here.discard(number)
@@ -105,15 +105,15 @@ def _watch(engines: RunEngines, seconds: float, run_dir: Path, ended: threading.
         if not silent or ended.is_set():
             continue
         if any(n in ended_here or not engines.may_replace(n) for n in silent):
-            _end(silent, seconds, run_dir)
+            _abort_run(silent, seconds, run_dir)
         for number in silent:
             print(f"rollout engine {number} is silent for {seconds:g} s: ended", flush=True)
             ended_here.add(number)
-            patience[number] = time.monotonic() + START_SECONDS
+            patience[number] = time.monotonic() + START_TIMEOUT
             engines.end(number)
 
 
-def _end(silent: Sequence[int], seconds: float, run_dir: Path) -> None:
+def _abort_run(silent: Sequence[int], seconds: float, run_dir: Path) -> None:
     names = f"engine{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent))}"
     line = (
         f"rollout {names} gave no sign of life for {seconds:g} s (sg.engine_timeout): stopped, "

@@ -1,7 +1,7 @@
 """The rollout engines of a run: which they are now, and another in the place of one that is lost.
 
 Ray starts an engine's process again under the same handle, as often as
-:data:`sg_rlhf.overlay.rollout.engine.MOST_RESTARTS` says. What it starts is an engine with the
+:data:`sg_rlhf.overlay.rollout.engine.MAX_RESTARTS` says. What it starts is an engine with the
 model's first weights and without a connection to the trainer: nothing may be asked of it until both
 are mended, so every engine has a name that changes (its incarnation).
 """
@@ -22,20 +22,20 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from sg_rlhf.overlay.cluster import placement
 from sg_rlhf.overlay.reporting import error_report
 from sg_rlhf.overlay.reporting.errors import EngineLost
-from sg_rlhf.overlay.rollout.dispatch import Incarnation, is_lost
+from sg_rlhf.overlay.rollout.dispatch import EngineInstance, is_engine_failure
 
 #: An engine that is started again loads its model and compiles anew.
-START_SECONDS = 600.0
+START_TIMEOUT = 600.0
 #: An engine whose machine is gone gets a place on another within this, or there is none.
-PLACE_SECONDS = 20.0
+PLACEMENT_TIMEOUT = 20.0
 #: Between two looks for it.
-LOOK_SECONDS = 2.0
+POLL_INTERVAL = 2.0
 #: For a worker that ends processes: it may have to be started itself.
-END_SECONDS = 120.0
+KILL_TIMEOUT = 120.0
 
 
 @ray.remote(num_cpus=0, max_retries=0)
-def _end_processes(processes: Sequence[tuple[int, float]]) -> None:
+def _kill_processes(processes: Sequence[tuple[int, float]]) -> None:
     for pid, started in processes:
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
@@ -43,7 +43,7 @@ def _end_processes(processes: Sequence[tuple[int, float]]) -> None:
                 process.kill()
 
 
-class RunEngines:
+class EnginePool:
     """The engines of a run (:class:`sg_rlhf.overlay.rollout.dispatch.Engines`).
 
     Args:
@@ -59,7 +59,7 @@ class RunEngines:
     def __init__(self, handles: Sequence[Any], allowed: int, rejoin: Callable[[], None]) -> None:
         self.handles = handles
         asked = [handle.incarnation.remote() for handle in handles]
-        self.incarnations: list[Incarnation] = ray.get(asked) if asked else []
+        self.incarnations: list[EngineInstance] = ray.get(asked) if asked else []
         self.ranks = threading.Condition()
         #: How often each was replaced, and since when the last question.
         self.replaced = [0] * len(handles)
@@ -113,7 +113,7 @@ class RunEngines:
                 if now.name != self.incarnations[number].name:
                     found.append(number)
             except ray.exceptions.RayError as error:
-                if not is_lost(error):
+                if not is_engine_failure(error):
                     raise
                 found.append(number)
         return found
@@ -140,43 +140,43 @@ class RunEngines:
         """
         lost = self.incarnations[number]
         on_its_node = NodeAffinitySchedulingStrategy(lost.node, soft=False)
-        ending = _end_processes.options(scheduling_strategy=on_its_node)
+        ending = _kill_processes.options(scheduling_strategy=on_its_node)
         with contextlib.suppress(ray.exceptions.RayError):  # its node is gone too
-            ray.get(ending.remote(lost.processes), timeout=END_SECONDS)
+            ray.get(ending.remote(lost.processes), timeout=KILL_TIMEOUT)
 
-    def _started_again(self, number: int) -> Incarnation:
+    def _started_again(self, number: int) -> EngineInstance:
         """The engine that took the place."""
         handle, lost = self.handles[number], self.incarnations[number]
-        deadline, homeless_until = time.monotonic() + START_SECONDS, None
+        deadline, homeless_until = time.monotonic() + START_TIMEOUT, None
         asked = handle.incarnation.remote()
         while (now := time.monotonic()) < deadline:
             # A question to one that has no place yet waits, or fails at once.
-            if _has_place(lost):
+            if _has_placement(lost):
                 homeless_until = None
-            elif now > (homeless_until := homeless_until or now + PLACE_SECONDS):
-                raise EngineLost(_nowhere_to_go(number, lost))
-            answered, _ = ray.wait([asked], timeout=min(LOOK_SECONDS, deadline - now))
+            elif now > (homeless_until := homeless_until or now + PLACEMENT_TIMEOUT):
+                raise EngineLost(_no_capacity_message(number, lost))
+            answered, _ = ray.wait([asked], timeout=min(POLL_INTERVAL, deadline - now))
             if not answered:
                 continue
             try:
-                found: Incarnation = ray.get(asked)
+                found: EngineInstance = ray.get(asked)
             except ray.exceptions.ActorUnavailableError:
                 found = lost
             except ray.exceptions.RayActorError as error:
                 raise EngineLost(
                     f"rollout engine {number} could not be started again: "
-                    f"{error_report.describe(error)}"
+                    f"{error_report.summarize(error)}"
                 ) from None
             if found.name != lost.name:
                 return found
             time.sleep(0.5)  # it is about to end
             asked = handle.incarnation.remote()
         raise EngineLost(
-            f"rollout engine {number} was not there again after {START_SECONDS:g} s (logs/)"
+            f"rollout engine {number} was not there again after {START_TIMEOUT:g} s (logs/)"
         )
 
 
-def _has_place(engine: Incarnation) -> bool:
+def _has_placement(engine: EngineInstance) -> bool:
     """Whether the place that an engine had is still one, here or on another machine.
 
     Ray takes a group for whole again and again while it looks for a place of a machine that is
@@ -189,9 +189,9 @@ def _has_place(engine: Incarnation) -> bool:
     return found.get("state") == "CREATED" and {*found["bundles_to_node_id"].values()} <= alive
 
 
-def _nowhere_to_go(number: int, engine: Incarnation) -> str:
+def _no_capacity_message(number: int, engine: EngineInstance) -> str:
     address = next((n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == engine.node), "")
-    lacking = placement.shortage([placement.PLACE], placement.machines())
+    lacking = placement.missing_resources([placement.PLACE], placement.machines())
     return (
         f"rollout engine {number} is lost with its machine {address}, and no other has a place for "
         f"it: {lacking}"

@@ -15,9 +15,9 @@ import torch
 
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting.errors import RewardError
-from sg_rlhf.overlay.reporting.timing import StepClock
-from sg_rlhf.overlay.rollout.async_buffer import RolloutsAhead, Unit
-from sg_rlhf.overlay.rollout.dispatch import Asking, Engines
+from sg_rlhf.overlay.reporting.timing import PhaseTimer
+from sg_rlhf.overlay.rollout.async_buffer import AsyncRolloutBuffer, PromptBatch
+from sg_rlhf.overlay.rollout.dispatch import Engines, RolloutDispatcher
 from sg_rlhf.overlay.settings import engine_log_probs
 from sg_rlhf.run_dir import timing_keys
 
@@ -36,7 +36,7 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
     args: Any
     vllm_engines: Any
     #: The controller's, once it is there.
-    clock: StepClock = StepClock()
+    clock: PhaseTimer = PhaseTimer()
     #: The controller's, with which a lost engine is replaced.
     engines: Engines
     #: What the next prompts are asked for, and after how many rollouts: their responses' seeds.
@@ -46,9 +46,9 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
     #: When each response of the current rollout reached the controller; None in between.
     _arrived: list[float] | None = None
     #: Whom the prompts go to.
-    _asking: Asking | None = None
+    _asking: RolloutDispatcher | None = None
     #: Of an asynchronous run: who draws the prompts, and has the samples.
-    ahead: RolloutsAhead | None = None
+    ahead: AsyncRolloutBuffer | None = None
     #: The names in ``extra_logs`` of the first response.
     _log_names: set[str] | None = None
 
@@ -119,7 +119,9 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
     ) -> tuple[list[Any], int, bool]:
         """Samples in order of their prompts, how many prompts of ``more`` took the place of those
         that dynamic filtering left out, and whether there was none left."""
-        self._asking = asking = Asking(self.engines, self.args.train.seed, self.purpose, self.step)
+        self._asking = asking = RolloutDispatcher(
+            self.engines, self.args.train.seed, self.purpose, self.step
+        )
         accepted: dict[int, list[Any]] = {}
         replaced, exhausted = 0, False
         try:
@@ -139,7 +141,7 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
 
     def sample_ahead(
         self,
-        unit: Unit,
+        unit: PromptBatch,
         answer: Callable[[int, list[Any]], list[Any]],
         engines: Engines,
         **kw: Any,
@@ -156,7 +158,7 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
         todo = unit.unanswered()
         numbers = itertools.chain(todo, itertools.count(len(unit.drawn)))
         train = self.args.train
-        apart._asking = asking = Asking(
+        apart._asking = asking = RolloutDispatcher(
             engines, train.seed, "rollout", unit.number, numbers, not train.partial_rollout_enable
         )
         apart._ask([unit.drawn[place] for place in todo], **kw)
@@ -206,7 +208,7 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
     def _asked_for_log_probs(self) -> Iterator[None]:
         """Upstream asks for the engine's log-probs only where a correction reads them."""
         args: Any = self.args
-        if not engine_log_probs.wanted(args):
+        if not engine_log_probs.enabled(args):
             yield
             return
         self.args = copy.copy(args)
@@ -232,7 +234,7 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
         if self._evaluated is not None:
             self._evaluated += 1
             samples = generate_kwargs["n_samples_per_prompt"]
-            activity.count(self._evaluated, len(self.eval_dataloader) * samples)
+            activity.show_progress(self._evaluated, len(self.eval_dataloader) * samples)
         return experience
 
     def _check_log_names(self, response: Any) -> None:

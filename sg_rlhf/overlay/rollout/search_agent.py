@@ -15,7 +15,7 @@ from typing import Any
 
 from openrlhf.utils.agent import AgentExecutorBase
 
-from sg_rlhf.overlay.reporting.activity import ENGINE, say
+from sg_rlhf.overlay.reporting.activity import ENGINE, show_message
 from sg_rlhf.overlay.reporting.errors import RetrievalError, RewardError
 from sg_rlhf.tasks.search.client import FailureRate, RetrieverClient, RetrieverError
 from sg_rlhf.tasks.search.codec import TokenizerCodec
@@ -35,7 +35,7 @@ class AgentExecutor(AgentExecutorBase):
     def __init__(self, settings: SearchSettings | None = None) -> None:
         self.settings = settings or SearchSettings.from_environment()
         chosen = self.settings
-        self.client = RetrieverClient.from_settings(chosen, tell=partial(say, ENGINE))
+        self.client = RetrieverClient.from_settings(chosen, tell=partial(show_message, ENGINE))
         self.failure_rate = FailureRate(
             chosen.max_failure_rate, chosen.failure_window, chosen.min_searches
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 
-class Lead(NamedTuple):
+class AsyncConfig(NamedTuple):
     """How far ahead.
 
     Attributes:
@@ -28,14 +28,14 @@ class Lead(NamedTuple):
     filters: bool = False
 
 
-def lead_of(args: Any) -> Lead | None:
+def async_config(args: Any) -> AsyncConfig | None:
     """The settings of a run; None of a synchronous one."""
     if not args.train.async_enable:
         return None
     bound, queue = args.sg.max_staleness, args.train.async_queue_size
     drop = args.sg.stale == "drop"
     batch = args.rollout.batch_size
-    return Lead(
+    return AsyncConfig(
         rollouts=queue if drop else min(bound, queue),
         bound=bound,
         drop=drop,

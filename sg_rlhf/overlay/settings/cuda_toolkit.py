@@ -41,7 +41,7 @@ def release(home: Path) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def unmet(value: Callable[[str], Any]) -> list[str]:
+def unsupported_settings(value: Callable[[str], Any]) -> list[str]:
     """:func:`problem` of this machine; none for a cluster, whose nodes have their own toolkits.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Any
 VARIABLE = "SG_ENGINE_LOG_PROBS"
 
 
-def wanted(args: Any) -> bool:
+def enabled(args: Any) -> bool:
     """Whether the run reads the engine's log-probs, beside a correction of upstream's."""
     return bool(args.sg.engine_log_probs or args.sg.weighting.get("probability") == "engine")
 

@@ -16,7 +16,7 @@ from typing import Any
 from sg_rlhf.config import topology
 from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
 from sg_rlhf.overlay.reporting.errors import TooFewPrompts
-from sg_rlhf.overlay.settings.async_config import lead_of
+from sg_rlhf.overlay.settings.async_config import async_config
 
 #: Upstream's flags that count something of which there must be one.
 COUNTS = (
@@ -153,7 +153,7 @@ def check(args: Any) -> None:
 
 def _check_async(args: Any) -> None:
     """Refuse what the bound on the samples' age would never let through, or nobody corrects for."""
-    lead = lead_of(args)
+    lead = async_config(args)
     if lead is None:
         return
     partial = lead.overlaps

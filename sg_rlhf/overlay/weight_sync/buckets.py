@@ -38,7 +38,7 @@ class Tensor(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class Slot(NamedTuple):
+class TensorSlot(NamedTuple):
     """A tensor's place in a bucket: its first byte."""
 
     tensor: Tensor
@@ -53,7 +53,7 @@ class Slot(NamedTuple):
 class Bucket(NamedTuple):
     """The tensors of one message."""
 
-    slots: tuple[Slot, ...]
+    slots: tuple[TensorSlot, ...]
 
     @property
     def rows(self) -> int:
@@ -76,13 +76,13 @@ def split(tensors: Iterable[Tensor], most_bytes: int) -> list[Bucket]:
         As many as needed; none for no tensors.
     """
     buckets: list[Bucket] = []
-    slots: list[Slot] = []
+    slots: list[TensorSlot] = []
     for tensor in tensors:
         start = _aligned(slots[-1].end) if slots else 0
         if slots and start + tensor.nbytes > most_bytes:
             buckets.append(Bucket(tuple(slots)))
             slots, start = [], 0
-        slots.append(Slot(tensor, start))
+        slots.append(TensorSlot(tensor, start))
     return [*buckets, Bucket(tuple(slots))] if slots else buckets
 
 
@@ -119,7 +119,7 @@ def unpack(bucket: Bucket, buffer: torch.Tensor) -> list[tuple[str, torch.Tensor
     ]
 
 
-def damaged(bucket: Bucket, buffer: torch.Tensor) -> list[str] | None:
+def corrupted_tensors(bucket: Bucket, buffer: torch.Tensor) -> list[str] | None:
     """What a buffer's sums say.
 
     Returns:
@@ -143,7 +143,7 @@ def _sums(bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
     return torch.cat([table.sum(1), table.sum(0)])
 
 
-def to_wire(bucket: Bucket) -> list[tuple[str, str, tuple[int, ...], int]]:
+def metadata(bucket: Bucket) -> list[tuple[str, str, tuple[int, ...], int]]:
     """A bucket as plain values: name, type, shape and first byte of each tensor."""
     return [
         (tensor.name, str(tensor.dtype).removeprefix("torch."), tensor.shape, start)
@@ -157,5 +157,5 @@ def from_wire(values: Iterable[Sequence[object]]) -> Bucket:
     for name, dtype, shape, start in values:
         assert isinstance(name, str) and isinstance(dtype, str) and isinstance(start, int)
         assert isinstance(shape, (tuple, list))
-        slots.append(Slot(Tensor(name, getattr(torch, dtype), tuple(shape)), start))
+        slots.append(TensorSlot(Tensor(name, getattr(torch, dtype), tuple(shape)), start))
     return Bucket(tuple(slots))

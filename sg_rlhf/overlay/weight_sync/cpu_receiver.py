@@ -15,10 +15,10 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 
 from sg_rlhf.overlay.cpu.gloo import GlooGroup
 from sg_rlhf.overlay.weight_sync.receiver import BucketWorkerWrap
-from sg_rlhf.sampling.seeded_sampler import DrawsBySeed
+from sg_rlhf.sampling.seeded_sampler import SeededSamplingExtension
 
 
-class CpuWorkerWrap(BucketWorkerWrap, DrawsBySeed):
+class CpuWorkerWrap(BucketWorkerWrap, SeededSamplingExtension):
     """Receives weights in a vLLM CPU worker, in buckets or in upstream's way, one by one."""
 
     def init_process_group(

@@ -10,16 +10,18 @@ import torch
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 from sg_rlhf.overlay.reporting.errors import SyncError
-from sg_rlhf.overlay.rollout.dispatch import Engines, is_lost
+from sg_rlhf.overlay.rollout.dispatch import Engines, is_engine_failure
 
 #: Sequences whose log-probs are compared. bf16 moves one token in hundreds by up to 1, so that a
 #: few short responses would pass or fail by such a token.
-PROBED_SEQUENCES = 16
+CHECKED_SEQUENCES = 16
 #: Token ids of a sequence, and of each token but the first whether it is of a response.
-Probe = Sequence[tuple[list[int], list[bool]]]
+CheckBatch = Sequence[tuple[list[int], list[bool]]]
 
 
-def check(policy: Any, engines: Engines, probe: Probe, args: Any, sync: int) -> dict[str, float]:
+def check(
+    policy: Any, engines: Engines, probe: CheckBatch, args: Any, sync: int
+) -> dict[str, float]:
     """Compare the log-probs of trainer and engines, who compute them side by side.
 
     Args:
@@ -81,7 +83,7 @@ def _of_engines(engines: Engines, sequences: list[list[int]]) -> list[list[list[
             try:
                 found[number] = ray.get(references)
             except Exception as error:
-                if not is_lost(error):
+                if not is_engine_failure(error):
                     raise
                 lost.append(number)
         for number in lost:  # which gives it the policy's weights, and the others again

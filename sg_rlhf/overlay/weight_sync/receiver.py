@@ -60,12 +60,12 @@ class BucketWorkerWrap(WorkerWrap):
                 gpu = get_physical_gpu_id()
                 if gpu not in handles:
                     return f"no policy rank is on its GPU {gpu} (of {', '.join(handles)})"
-                self._opened_buffer = _opened(handles[gpu], self.device.index)
+                self._opened_buffer = _open_ipc_handle(handles[gpu], self.device.index)
         buffer = self._opened_buffer
         if buffer is None:
             buffer = torch.empty(bucket.words, dtype=torch.int64, device=self.device)
             self._take_broadcast(buffer)
-        damaged = buckets.damaged(bucket, buffer)
+        damaged = buckets.corrupted_tensors(bucket, buffer)
         if damaged is not None:
             return (
                 f"{', '.join(damaged)}: not what was sent (the checksum is another); take another "
@@ -101,7 +101,7 @@ class BucketWorkerWrap(WorkerWrap):
             torch.cuda.synchronize()
 
 
-def _opened(handle: Any, device_index: int) -> torch.Tensor:
+def _open_ipc_handle(handle: Any, device_index: int) -> torch.Tensor:
     """Another process's tensor on this worker's GPU, which may have another number there."""
     rebuild, given = handle
     given = list(given)

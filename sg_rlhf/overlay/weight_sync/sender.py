@@ -36,7 +36,7 @@ from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 from torch.multiprocessing.reductions import reduce_tensor
 
 from sg_rlhf.overlay.reporting.errors import SyncError
-from sg_rlhf.overlay.rollout.dispatch import is_lost
+from sg_rlhf.overlay.rollout.dispatch import is_engine_failure
 from sg_rlhf.overlay.weight_sync import buckets as weight_buckets
 from sg_rlhf.overlay.weight_sync.tensors import engine_tensors
 
@@ -52,7 +52,7 @@ def deadline_seconds(setting: float, nbytes: int) -> float:
     return setting or LEAST_SECONDS + nbytes / BYTES_PER_SECOND
 
 
-def in_buckets(args: Any) -> bool:
+def uses_buckets(args: Any) -> bool:
     """Whether this run syncs in buckets; DeepSpeed's tensor parallelism keeps upstream's loop."""
     return args.sg.weight_sync == "buckets" and args.ds.tensor_parallel_size <= 1
 
@@ -134,9 +134,9 @@ class WeightSync:
         if torch.distributed.get_rank() == 0:
             assert buffer is not None
             self._await(
-                f"take bucket {index + 1} of {len(self.buckets)} ({_named(bucket)})",
+                f"take bucket {index + 1} of {len(self.buckets)} ({_bucket_label(bucket)})",
                 "receive_bucket",
-                weight_buckets.to_wire(bucket),
+                weight_buckets.metadata(bucket),
                 first=index == 0,
                 last=index == len(self.buckets) - 1,
                 handles=handles if index == 0 else None,
@@ -157,9 +157,11 @@ class WeightSync:
             left = self.deadline_seconds - (time.monotonic() - self._started)
             done, _ = ray.wait(list(answers), timeout=max(left, 0.0))
             if not done:
-                raise SyncError(_too_late(sorted(answers.values()), what, self.deadline_seconds))
+                raise SyncError(
+                    _timeout_message(sorted(answers.values()), what, self.deadline_seconds)
+                )
             number = answers.pop(done[0])
-            problem = _answer(done[0])
+            problem = _error_of(done[0])
             if problem:
                 raise SyncError(f"weight sync: engine {number} did not {what}: {problem}")
         if work is not None:
@@ -172,12 +174,12 @@ class WeightSync:
         return start(buffer, src=0, stream=torch.cuda.current_stream())
 
 
-def _answer(reference: Any) -> str | None:
+def _error_of(reference: Any) -> str | None:
     """What is wrong with an engine's answer: its workers each say None or a line."""
     try:
         said = ray.get(reference)
     except ray.exceptions.RayError as error:
-        if is_lost(error):
+        if is_engine_failure(error):
             return "it is lost (killed, or crashed)"
         cause = getattr(error, "cause", None) or error
         lines = str(cause).strip().splitlines()
@@ -185,7 +187,7 @@ def _answer(reference: Any) -> str | None:
     return next((line for line in said or [] if line), None)
 
 
-def _too_late(engines: Sequence[int], what: str, seconds: float) -> str:
+def _timeout_message(engines: Sequence[int], what: str, seconds: float) -> str:
     names = f"engine{'s' if len(engines) > 1 else ''} {', '.join(map(str, engines))}"
     return (
         f"weight sync: {names} did not {what} within {seconds:g} s: stopped, out of memory or cut "
@@ -193,6 +195,6 @@ def _too_late(engines: Sequence[int], what: str, seconds: float) -> str:
     )
 
 
-def _named(bucket: weight_buckets.Bucket) -> str:
+def _bucket_label(bucket: weight_buckets.Bucket) -> str:
     first, last = bucket.slots[0].tensor.name, bucket.slots[-1].tensor.name
     return first if first == last else f"{first} to {last}"

@@ -16,7 +16,7 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 
 
-class Source(NamedTuple):
+class TensorSource(NamedTuple):
     """Where a tensor of the engine comes from.
 
     Attributes:
@@ -29,7 +29,7 @@ class Source(NamedTuple):
     value: Callable[[], torch.Tensor]
 
 
-def engine_tensors(model: nn.Module, without_frozen: bool = False) -> dict[str, Source]:
+def engine_tensors(model: nn.Module, without_frozen: bool = False) -> dict[str, TensorSource]:
     """Every tensor of the engine's model by its name in a checkpoint, in the model's order.
 
     Args:
@@ -39,20 +39,20 @@ def engine_tensors(model: nn.Module, without_frozen: bool = False) -> dict[str, 
     """
     if not isinstance(model, PeftModel):
         return {
-            name: Source((parameter,), _value_of(parameter))
+            name: TensorSource((parameter,), _value_of(parameter))
             for name, parameter in model.named_parameters()
             if parameter.requires_grad or not without_frozen
         }
     plain = model.get_base_model()
     layers = {name: m for name, m in plain.named_modules() if isinstance(m, LoraLayer)}
-    found: dict[str, Source] = {}
+    found: dict[str, TensorSource] = {}
     for name, parameter in plain.named_parameters():
         layer, _, rest = name.partition(".base_layer.")
         if layer in layers:
             source = _merged(layers[layer], parameter) if rest == "weight" else None
-            found[f"{layer}.{rest}"] = source or Source((parameter,), _value_of(parameter))
+            found[f"{layer}.{rest}"] = source or TensorSource((parameter,), _value_of(parameter))
         elif ".lora_" not in name and (parameter.requires_grad or not without_frozen):
-            found[name] = Source((parameter,), _value_of(parameter))
+            found[name] = TensorSource((parameter,), _value_of(parameter))
     return found
 
 
@@ -60,7 +60,7 @@ def _value_of(parameter: nn.Parameter) -> Callable[[], torch.Tensor]:
     return lambda: parameter.data
 
 
-def _merged(layer: Any, weight: nn.Parameter) -> Source:
+def _merged(layer: Any, weight: nn.Parameter) -> TensorSource:
     (adapter,) = layer.active_adapters
     own = [parameter for name, parameter in layer.named_parameters() if "lora_" in name]
 
@@ -69,4 +69,4 @@ def _merged(layer: Any, weight: nn.Parameter) -> Source:
             merged: torch.Tensor = weight.data + layer.get_delta_weight(adapter).to(weight.dtype)
         return merged
 
-    return Source((weight, *own), value)
+    return TensorSource((weight, *own), value)

@@ -12,7 +12,7 @@ from typing import Any
 
 from sg_rlhf.common.argument_types import (
     fraction,
-    not_negative,
+    non_negative_int,
     progress_bar,
 )
 from sg_rlhf.data_io.command_options import file_entry, generate_options
@@ -90,7 +90,7 @@ class KnightsData(DataCommand):
             help="held-out files for --parquet",
         )
         add("--test-fraction", type=fraction, help="held out without --test-parquet [0.1]")
-        add("--seed", type=not_negative, help="seed of the held-out rows [0]")
+        add("--seed", type=non_negative_int, help="seed of the held-out rows [0]")
         add(
             "--chat-template",
             metavar="MODEL",

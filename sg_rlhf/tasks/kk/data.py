@@ -11,12 +11,12 @@ from typing import Any
 
 from sg_rlhf.data_io.records import (
     DataError,
-    Tick,
-    hold_out,
+    ProgressCallback,
     json_objects,
     parquet_rows,
     read_each,
-    short,
+    split_held_out,
+    truncate,
 )
 from sg_rlhf.tasks.kk.grading import READINGS, score
 from sg_rlhf.tasks.kk.prompt import build_prompt
@@ -59,7 +59,7 @@ def generate_splits(
     max_depth: int = 2,
     width: int = 2,
     distinct: str = "structure",
-    on_puzzle: Tick | None = None,
+    on_puzzle: ProgressCallback | None = None,
 ) -> Splits:
     """Generate `per_size` train and `test_per_size` test puzzles for each number of people.
 
@@ -92,7 +92,7 @@ def split(puzzles: Sequence[Puzzle], test_fraction: float, seed: int) -> Splits:
         DataError: the fraction is outside [0, 1).
     """
     unique = _drop_duplicates(puzzles)
-    train, test = hold_out(
+    train, test = split_held_out(
         unique,
         lambda puzzle: puzzle.n_people,
         test_fraction,
@@ -116,7 +116,7 @@ def check_splits(train: Sequence[Puzzle], test: Sequence[Puzzle]) -> Splits:
     if overlap:
         raise DataError(
             f"{len(overlap)} of {len(unique_test)} test puzzles are also in train, "
-            f"the first is {short(overlap[0].quiz)}; expected no overlap"
+            f"the first is {truncate(overlap[0].quiz)}; expected no overlap"
         )
     dropped = len(train) + len(test) - len(unique_train) - len(unique_test)
     return Splits(unique_train, unique_test, dropped)
@@ -132,7 +132,7 @@ def shuffled(puzzles: Sequence[Puzzle]) -> list[Puzzle]:
     return mixed
 
 
-def read_parquet(path: str | Path, on_row: Tick | None = None) -> list[Puzzle]:
+def read_parquet(path: str | Path, on_row: ProgressCallback | None = None) -> list[Puzzle]:
     """Read and validate a file of Logic-RL's shape (`.parquet`) or the official one (`.jsonl`).
 
     Every row must hold the columns of `COLUMNS`, have exactly one solution, the given one, and a
@@ -194,7 +194,7 @@ def _parse_row(row: Mapping[str, Any]) -> Puzzle:
     names, solution, quiz = row["names"], row["solution"], row["quiz"]
     gold = row["solution_text_format"]
     if not isinstance(quiz, str) or not quiz.strip():
-        raise DataError(f"quiz: {short(quiz)}, expected the puzzle's text")
+        raise DataError(f"quiz: {truncate(quiz)}, expected the puzzle's text")
     if (
         not isinstance(names, list)
         or not all(isinstance(name, str) and name for name in names)
@@ -202,18 +202,18 @@ def _parse_row(row: Mapping[str, Any]) -> Puzzle:
         or not MIN_PEOPLE <= len(names) <= MAX_PEOPLE
     ):
         raise DataError(
-            f"names: {short(names)}, expected {MIN_PEOPLE} to {MAX_PEOPLE} different names"
+            f"names: {truncate(names)}, expected {MIN_PEOPLE} to {MAX_PEOPLE} different names"
         )
     unnamed = [name for name in names if name not in quiz]
     if unnamed:
-        raise DataError(f"names: {unnamed[0]!r} does not occur in the quiz {short(quiz)}")
+        raise DataError(f"names: {unnamed[0]!r} does not occur in the quiz {truncate(quiz)}")
     if (
         not isinstance(solution, list)
         or not all(isinstance(value, bool) for value in solution)
         or len(solution) != len(names)
     ):
         raise DataError(
-            f"solution: {short(solution)}, expected true or false for each of {len(names)} names"
+            f"solution: {truncate(solution)}, expected true or false for each of {len(names)} names"
         )
     try:
         statements = parse_statements(row["statements"])
@@ -226,17 +226,17 @@ def _parse_row(row: Mapping[str, Any]) -> Puzzle:
     solutions = solve(statements)
     if solutions != [tuple(solution)]:
         raise DataError(
-            f"statements: {short(row['statements'])} have the solutions {short(solutions)}, "
+            f"statements: {truncate(row['statements'])} have the solutions {truncate(solutions)}, "
             f"expected exactly one, {tuple(solution)}"
         )
     puzzle = Puzzle(tuple(names), statements, tuple(solution), quiz)
     expected = puzzle.solution_text_format
     if gold != expected:
-        raise DataError(f"solution_text_format: {short(gold)}, expected {short(expected)}")
+        raise DataError(f"solution_text_format: {truncate(gold)}, expected {truncate(expected)}")
     # A name such as "knightly" or "Ann, Mia" would make the gold itself ungradable.
     response = f"</think><answer>{gold}</answer>"
     if not all(score(response, gold, reading=reading).correct for reading in READINGS):
-        raise DataError(f"names: {short(names)}, the reward cannot read an answer with these")
+        raise DataError(f"names: {truncate(names)}, the reward cannot read an answer with these")
     return puzzle
 
 

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from sg_rlhf.data_io.records import short
+from sg_rlhf.data_io.records import truncate
 
 Statement: TypeAlias = tuple[Any, ...]
 Assignment: TypeAlias = tuple[bool, ...]
@@ -57,13 +57,15 @@ def parse_statements(text: Any) -> tuple[Statement, ...]:
         try:
             value = ast.literal_eval(text)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            raise PuzzleError(f"statements are not a Python literal: {short(text, 80)}") from None
+            raise PuzzleError(
+                f"statements are not a Python literal: {truncate(text, 80)}"
+            ) from None
     else:
         value = text
     items = _as_sequence(value)
     if items is None or not items:
         raise PuzzleError(
-            f"statements must be a tuple of one statement per person: {short(value, 80)}"
+            f"statements must be a tuple of one statement per person: {truncate(value, 80)}"
         )
     if len(items) > MAX_PEOPLE:
         raise PuzzleError(f"{len(items)} people, at most {MAX_PEOPLE} are supported")
@@ -166,7 +168,7 @@ def _parse(value: Any, speaker: int, n: int) -> Statement:
     items = _as_sequence(value)
     if not items or not isinstance(items[0], str):
         raise PuzzleError(
-            f"statement of person {speaker}: expected (connective, ...), got {short(value, 80)}"
+            f"statement of person {speaker}: expected (connective, ...), got {truncate(value, 80)}"
         )
     tag, rest = str(items[0]), items[1:]
     if tag in LEAVES:
@@ -179,7 +181,7 @@ def _parse(value: Any, speaker: int, n: int) -> Statement:
                 return (tag, person)
         raise PuzzleError(
             f"statement of person {speaker}: '{tag}' needs one person, 0 to {n - 1}, "
-            f"got {short(value, 80)}"
+            f"got {truncate(value, 80)}"
         )
     if tag not in _ARITY:
         expected = ", ".join((*LEAVES, *_ARITY))
@@ -190,7 +192,7 @@ def _parse(value: Any, speaker: int, n: int) -> Statement:
     if len(rest) != arity if arity is not None else len(rest) < 2:
         raise PuzzleError(
             f"statement of person {speaker}: '{tag}' needs {arity or 'two or more'} statements, "
-            f"got {short(value, 80)}"
+            f"got {truncate(value, 80)}"
         )
     return (tag, *(_parse(part, speaker, n) for part in rest))
 

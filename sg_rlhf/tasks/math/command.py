@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common.argument_types import (
-    count,
     fraction,
-    not_negative,
+    non_negative_int,
+    positive_int,
     progress_bar,
 )
 from sg_rlhf.data_io.command_options import file_entry, generate_options
@@ -109,7 +109,7 @@ class MathData(DataCommand):
             help="get what is missing in --eval-dir: the paper's sets, or all that "
             "`python -m eval.run --list` shows [paper]",
         )
-        add("--ngram", type=count, default=NGRAM, help=f"words of a common run [{NGRAM}]")
+        add("--ngram", type=positive_int, default=NGRAM, help=f"words of a common run [{NGRAM}]")
         add(
             "--drop-overlap",
             nargs="?",
@@ -121,7 +121,7 @@ class MathData(DataCommand):
         )
         add("--dedup", action="store_true", help="keep the first row of each problem")
         add("--test-fraction", type=fraction, help="share of the problems to hold out [0]")
-        add("--seed", type=not_negative, help="seed of the held-out problems [0]")
+        add("--seed", type=non_negative_int, help="seed of the held-out problems [0]")
 
     def plan(self, args: argparse.Namespace, _load_tokenizer: LoadTokenizer) -> Plan:
         _check(args)

@@ -16,12 +16,12 @@ from typing import Any
 
 from sg_rlhf.data_io.records import (
     DataError,
-    Tick,
+    ProgressCallback,
     check_fraction,
     json_lines,
     parquet_rows,
     read_each,
-    short,
+    truncate,
 )
 from sg_rlhf.tasks.labels import golds_in, label_of
 from sg_rlhf.tasks.math.prompt import problem_of, prompt_of
@@ -55,7 +55,7 @@ def read_rows(
     *,
     source: str | None = None,
     allow_empty: bool = False,
-    on_row: Tick | None = None,
+    on_row: ProgressCallback | None = None,
 ) -> list[MathRow]:
     """Read and validate a local file of any of the shapes above.
 
@@ -103,7 +103,7 @@ def golds_of(label: str) -> tuple[str, ...]:
     """
     golds = golds_in(label)
     if golds is None:
-        raise ValueError(f"{short(label)}, expected a JSON array of gold answers as text")
+        raise ValueError(f"{truncate(label)}, expected a JSON array of gold answers as text")
     return golds
 
 
@@ -159,7 +159,7 @@ def _parse(item: Any, number: int, source: str | None, stem: str) -> MathRow:
     if isinstance(item, list):
         return _parse_conversation(item, f"{source or stem}-{number}", source or stem)
     if not isinstance(item, Mapping):
-        raise DataError(f"{short(item)}, expected a JSON object or Open-Reasoner-Zero's list")
+        raise DataError(f"{truncate(item)}, expected a JSON object or Open-Reasoner-Zero's list")
     if "reward_model" in item:
         return _parse_reference(item, number, source)
     if "input" in item:
@@ -173,7 +173,7 @@ def _parse(item: Any, number: int, source: str | None, stem: str) -> MathRow:
         problem = _without_asking(_text(item["prompt"], "prompt"))
         return MathRow(f"{name}-{number}", problem, _golds(item["answer"], "answer"), name)
     raise DataError(
-        f"fields {short(list(item))}, expected prompt and reward_model, or problem and answer, "
+        f"fields {truncate(list(item))}, expected prompt and reward_model, or problem and answer, "
         "or prompt and answer, or input, answer, datasource, id and problem"
     )
 
@@ -181,7 +181,7 @@ def _parse(item: Any, number: int, source: str | None, stem: str) -> MathRow:
 def _without_asking(prompt: str) -> str:
     if not prompt.endswith(_ASKED_FOR):
         raise DataError(
-            f"prompt: {short(prompt[-80:])}, expected a prompt that ends in {_ASKED_FOR!r}"
+            f"prompt: {truncate(prompt[-80:])}, expected a prompt that ends in {_ASKED_FOR!r}"
         )
     return _text(prompt.removesuffix(_ASKED_FOR), "prompt")
 
@@ -195,7 +195,7 @@ def _parse_reference(item: Mapping[str, Any], number: int, source: str | None) -
         or not isinstance(messages[0], Mapping)
         or messages[0].get("role") != "user"
     ):
-        raise DataError(f"prompt: {short(messages)}, expected a list of one message of the user")
+        raise DataError(f"prompt: {truncate(messages)}, expected a list of one message of the user")
     try:
         problem = problem_of(_text(messages[0].get("content"), "prompt[0].content"))
     except DataError:
@@ -204,7 +204,7 @@ def _parse_reference(item: Mapping[str, Any], number: int, source: str | None) -
         raise DataError(f"prompt[0].content: {error}") from None
     reward = item["reward_model"]
     if not isinstance(reward, Mapping) or "ground_truth" not in reward:
-        raise DataError(f"reward_model: {short(reward)}, expected an object with ground_truth")
+        raise DataError(f"reward_model: {truncate(reward)}, expected an object with ground_truth")
     extra = item.get("extra_info")
     index = extra.get("index") if isinstance(extra, Mapping) else None
     if not isinstance(index, int):
@@ -216,11 +216,13 @@ def _parse_reference(item: Mapping[str, Any], number: int, source: str | None) -
 def _parse_conversation(item: list[Any], row_id: str, name: str) -> MathRow:
     speakers = [turn.get("from") if isinstance(turn, Mapping) else None for turn in item]
     if speakers != ["human", "assistant"]:
-        raise DataError(f"from: {short(speakers)}, expected a turn of human and one of assistant")
+        raise DataError(
+            f"from: {truncate(speakers)}, expected a turn of human and one of assistant"
+        )
     problem = _text(item[0].get("value"), "value of the human")
     truth = item[1].get("ground_truth")
     if not isinstance(truth, Mapping) or "value" not in truth:
-        raise DataError(f"ground_truth: {short(truth)}, expected an object with value")
+        raise DataError(f"ground_truth: {truncate(truth)}, expected an object with value")
     return MathRow(row_id, problem, _golds(truth["value"], "ground_truth.value"), name)
 
 
@@ -228,7 +230,7 @@ def _parse_record(item: Mapping[str, Any], source: str | None) -> MathRow:
     name = source or _text(item.get("datasource"), "datasource")
     problem = _text(item.get("problem"), "problem")
     if item["input"] != prompt_of(problem):
-        raise DataError(f"input: {short(item['input'])}, expected the prompt of the problem")
+        raise DataError(f"input: {truncate(item['input'])}, expected the prompt of the problem")
     label = _text(item.get("answer"), "answer")
     try:
         golds = golds_of(label)
@@ -239,10 +241,10 @@ def _parse_record(item: Mapping[str, Any], source: str | None) -> MathRow:
 
 def _text(value: Any, field: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{field}: {short(value)}, expected text that is not empty")
+        raise DataError(f"{field}: {truncate(value)}, expected text that is not empty")
     # JSON can hold half a surrogate pair, which cannot be written as UTF-8 again.
     if any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise DataError(f"{field}: {short(value)}, expected valid Unicode text")
+        raise DataError(f"{field}: {truncate(value)}, expected valid Unicode text")
     return value
 
 
@@ -259,7 +261,7 @@ def _gold(value: Any, field: str) -> str:
     if isinstance(value, str):
         return _text(value, field) if value.strip() else ""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise DataError(f"{field}: {short(value)}, expected text, a finite number or a list")
+        raise DataError(f"{field}: {truncate(value)}, expected text, a finite number or a list")
     # AMC's golds are integers stored as floats. Above 2^53 the digits would be made up.
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return str(int(value))

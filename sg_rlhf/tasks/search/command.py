@@ -12,10 +12,10 @@ from typing import Any
 from sg_rlhf.common import cgroup, free_space, index_sizes
 from sg_rlhf.common.argument_types import (
     fraction,
-    not_negative,
+    non_negative_int,
     path,
+    printable_name,
     progress_bar,
-    word,
 )
 from sg_rlhf.data_io.command_options import file_entry, generate_options
 from sg_rlhf.data_io.dataset_writer import UsageError
@@ -107,11 +107,18 @@ class SearchData(DataCommand):
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        add("--source", type=word, required=True, nargs="+", metavar="SOURCE", help="see above")
+        add(
+            "--source",
+            type=printable_name,
+            required=True,
+            nargs="+",
+            metavar="SOURCE",
+            help="see above",
+        )
         add("--revision", metavar="COMMIT", help="the hub's commit for nq_hotpotqa, 40 hex digits")
         add("--test-file", nargs="+", metavar="FILE", type=path, help="held-out files for --source")
         add("--test-fraction", type=fraction, help="held out without --test-file [0.02]")
-        add("--seed", type=not_negative, help="seed of the held-out rows [0]")
+        add("--seed", type=non_negative_int, help="seed of the held-out rows [0]")
         add("--generate", nargs="*", metavar="KEY=VALUE", help="of the encyclopedia; keys above")
         add(
             "--prompt",
@@ -183,10 +190,10 @@ def _wiki_18(out: Path) -> Iterator[str]:
     for kind in index_sizes.KINDS:
         for numbers in index_sizes.PRECISIONS:
             made = index_sizes.spec(kind, WIKI_18_ROWS, E5_WIDTH, numbers)
-            needs = free_space.Needs(
+            needs = free_space.Requirements(
                 index_sizes.build_disk(made), index_sizes.build_memory(made, E5_BYTES)
             )
-            fits = "yes" if free_space.lacking(out, needs) is None else "no"
+            fits = "yes" if free_space.shortage(out, needs) is None else "no"
             after = index_sizes.finished_disk(made)
             sizes = [free_space.size(number) for number in (needs.disk, needs.memory, after)]
             yield f"  {kind:<7} {numbers:<9} {sizes[0]:>14} {sizes[1]:>16} {sizes[2]:>11}  {fits}"
@@ -250,7 +257,7 @@ def _encyclopedia(args: argparse.Namespace) -> Source:
     return Source({"kind": "encyclopedia", **options}, make, lambda: (rows, 200 * rows))
 
 
-def _needs(rows: int, text_bytes: int, style: Style) -> free_space.Needs:
+def _needs(rows: int, text_bytes: int, style: Style) -> free_space.Requirements:
     """What so many questions take when they are read and written."""
     disk = rows * (len(build_prompt("", style)) + RECORD_BYTES) + 2 * text_bytes
     memory = PROCESS_BYTES + rows * QUESTION_BYTES + 2 * text_bytes
@@ -262,7 +269,7 @@ def _needs(rows: int, text_bytes: int, style: Style) -> free_space.Needs:
             f"  memory  {free_space.size(memory)}",
             f"  time    about {free_space.duration(rows / ROWS_PER_SECOND)}",
         )
-    return free_space.Needs(disk, memory, lines)
+    return free_space.Requirements(disk, memory, lines)
 
 
 def _files(args: argparse.Namespace, style: Style) -> Source:

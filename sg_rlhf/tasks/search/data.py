@@ -14,13 +14,13 @@ from typing import Any
 
 from sg_rlhf.data_io.records import (
     DataError,
-    Tick,
-    hold_out,
+    ProgressCallback,
     json_objects,
     parquet_extent,
     parquet_rows,
     read_each,
-    short,
+    split_held_out,
+    truncate,
 )
 from sg_rlhf.tasks.labels import golds_in, label_of
 from sg_rlhf.tasks.search.prompt import Style, build_prompt
@@ -77,7 +77,7 @@ def split(questions: Sequence[Question], test_fraction: float, seed: int) -> Spl
         DataError: the fraction is outside [0, 1).
     """
     unique, duplicates, conflicts = _drop_duplicates(questions)
-    train, test = hold_out(
+    train, test = split_held_out(
         unique,
         lambda question: question.source,
         test_fraction,
@@ -126,7 +126,7 @@ def to_records(questions: Iterable[Question], style: Style) -> Iterator[dict[str
         }
 
 
-def read_questions(path: str | Path, on_row: Tick | None = None) -> list[Question]:
+def read_questions(path: str | Path, on_row: ProgressCallback | None = None) -> list[Question]:
     """Read and check a file: parquet or JSONL, of Search-R1's shape, FlashRAG's, or our own.
 
     A row needs `question` (not empty) and its golds: `golden_answers`,
@@ -181,7 +181,7 @@ def _columns(present: list[str]) -> list[str]:
 def _parse_row(row: Mapping[str, Any], default_id: str, default_source: str) -> Question:
     text = row.get("question")
     if not isinstance(text, str) or not text.strip():
-        raise DataError(f"question: {short(text)}, expected the question's text")
+        raise DataError(f"question: {truncate(text)}, expected the question's text")
     field, value = _golds(row)
     golds = [value] if isinstance(value, str) else value
     if (
@@ -189,10 +189,10 @@ def _parse_row(row: Mapping[str, Any], default_id: str, default_source: str) -> 
         or not golds
         or not all(isinstance(gold, str) and gold.strip() for gold in golds)
     ):
-        raise DataError(f"{field}: {short(value)}, expected one or more answers, none empty")
+        raise DataError(f"{field}: {truncate(value)}, expected one or more answers, none empty")
     source = row.get("data_source") or row.get("datasource") or default_source
     if not isinstance(source, str) or not re.fullmatch(r"[\w.-]+", source):
-        raise DataError(f"data_source: {short(source)}, expected a name such as nq")
+        raise DataError(f"data_source: {truncate(source)}, expected a name such as nq")
     distinct = tuple(dict.fromkeys(gold.strip() for gold in golds))
     return Question(str(row.get("id") or default_id), text.strip(), distinct, source)
 

@@ -27,7 +27,7 @@ def test_every_sample_is_dealt_once_and_ranks_and_steps_have_as_many(
 ) -> None:
     lengths, ranks, size, step = rollout
     steps = balance.optimizer_steps(len(lengths), step, 42, number)
-    dealt = balance.deal_steps(lengths, steps, ranks, size, packed=packed)
+    dealt = balance.balance_steps(lengths, steps, ranks, size, packed=packed)
     assert [{len(samples) for samples in hand} for hand in dealt] == [{size}] * ranks
     hands = [[i for samples in hand for i in samples] for hand in dealt]
     own = step // ranks
@@ -43,10 +43,10 @@ def test_a_single_rank_gets_neighbours_together_and_several_are_dealt_as_ever(
 ) -> None:
     lengths, ranks, size, step = rollout
     steps = balance.optimizer_steps(len(lengths), step, 42, number)
-    together = balance.deal_steps(lengths, steps, ranks, size, packed=True, neighbours=True)
+    together = balance.balance_steps(lengths, steps, ranks, size, packed=True, neighbours=True)
     if ranks > 1:
         in_order = [sorted(drawn) for drawn in steps]
-        assert together == balance.deal_steps(lengths, in_order, ranks, size, packed=True)
+        assert together == balance.balance_steps(lengths, in_order, ranks, size, packed=True)
         return
     (hand,) = together
     own = step // size
@@ -65,7 +65,7 @@ def test_a_step_has_the_same_samples_on_any_number_of_ranks(
     steps = balance.optimizer_steps(len(lengths), step, 42, number)
 
     def of_steps(ranks: int) -> list[list[int]]:
-        dealt = balance.deal_steps(lengths, steps, ranks, size, packed=True)
+        dealt = balance.balance_steps(lengths, steps, ranks, size, packed=True)
         own = step // size // ranks
         return [
             sorted(i for hand in dealt for samples in hand[k : k + own] for i in samples)
@@ -83,7 +83,7 @@ def test_which_samples_share_a_step_does_not_depend_on_their_lengths(
     steps = balance.optimizer_steps(len(lengths), step, 42, number)
     others = shuffler.sample(lengths, len(lengths))
     for of in (lengths, others):
-        dealt = balance.deal_steps(of, steps, ranks, size, packed=True)
+        dealt = balance.balance_steps(of, steps, ranks, size, packed=True)
         own = step // ranks
         for k, members in enumerate(steps):
             hands = [list(chain.from_iterable(hand))[k * own : (k + 1) * own] for hand in dealt]
@@ -103,7 +103,7 @@ def test_padded_micro_batches_pad_and_wait_for_no_more_than_they_must(
     """At each micro-batch all ranks' samples are the next ones by length, so the ranks differ, and
     a micro-batch pads, by no more than those do."""
     lengths, ranks, size, _ = rollout
-    dealt = balance.deal(lengths, ranks, size, packed=False)
+    dealt = balance.balance(lengths, ranks, size, packed=False)
     by_length = sorted(lengths, reverse=True)
     for m in range(len(dealt[0])):
         at_once = [lengths[i] for hand in dealt for i in hand[m]]
@@ -118,7 +118,7 @@ def test_packed_micro_batches_of_two_differ_by_no_more_than_the_longest_sample(
     rollout: tuple[list[int], int, int, int],
 ) -> None:
     lengths, ranks, size, _ = rollout
-    dealt = balance.deal(lengths, ranks, size, packed=True)
+    dealt = balance.balance(lengths, ranks, size, packed=True)
     tokens = [[sum(lengths[i] for i in samples) for samples in hand] for hand in dealt]
     every = sorted((t for hand in tokens for t in hand), reverse=True)
     for m, at_once in enumerate(zip(*tokens, strict=True)):
@@ -132,7 +132,7 @@ def test_packed_rows_have_fewer_tokens_at_the_peak_than_neighbours_by_length() -
     packed, padded = (
         max(
             sum(lengths[i] for i in samples)
-            for hand in balance.deal(lengths, 2, 4, packed=is_packed)
+            for hand in balance.balance(lengths, 2, 4, packed=is_packed)
             for samples in hand
         )
         for is_packed in (True, False)
@@ -142,18 +142,18 @@ def test_packed_rows_have_fewer_tokens_at_the_peak_than_neighbours_by_length() -
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_one_rank_may_have_a_smaller_batch(packed: bool) -> None:
-    (hand,) = balance.deal([5, 1, 4, 2, 3], 1, 2, packed=packed)
+    (hand,) = balance.balance([5, 1, 4, 2, 3], 1, 2, packed=packed)
     assert sorted(chain.from_iterable(hand)) == [0, 1, 2, 3, 4] and max(map(len, hand)) == 2
     assert len(hand) == 3
 
 
 def test_ranks_wait_for_the_slowest_at_each_micro_batch() -> None:
-    assert balance.waiting([[4, 1], [2, 3]]) == pytest.approx(1 - 10 / (2 * (4 + 3)))
-    assert balance.waiting([[4, 1]]) == 0
+    assert balance.idle_fraction([[4, 1], [2, 3]]) == pytest.approx(1 - 10 / (2 * (4 + 3)))
+    assert balance.idle_fraction([[4, 1]]) == 0
 
 
 def test_what_does_not_divide_evenly_is_refused() -> None:
     with pytest.raises(ValueError, match="5 samples: no multiple of 2 ranks times 2"):
-        balance.deal([1] * 5, 2, 2, packed=True)
+        balance.balance([1] * 5, 2, 2, packed=True)
     with pytest.raises(ValueError, match="10 samples: no multiple of the 4"):
         balance.optimizer_steps(10, 4, 0, 0)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sg_rlhf.batching.balance import Dealt, deal, optimizer_steps, waiting
+from sg_rlhf.batching.balance import Assignment, balance, idle_fraction, optimizer_steps
 from sg_rlhf.batching.padded_rounds import padded
-from sg_rlhf.batching.rounds import WORTH, deal_steps
+from sg_rlhf.batching.rounds import WORTH, variable_size_steps
 
 
 @st.composite
@@ -24,9 +24,11 @@ def steps(draw: st.DrawFn) -> tuple[list[int], int, int]:
 
 def deal_rounds(
     lengths: list[int], ranks: int, size: int, costs: list[float], packed: bool = True
-) -> Dealt:
+) -> Assignment:
     """One step."""
-    (dealt,) = deal_steps(lengths, [range(len(lengths))], ranks, size, costs, packed=packed)
+    (dealt,) = variable_size_steps(
+        lengths, [range(len(lengths))], ranks, size, costs, packed=packed
+    )
     return dealt
 
 
@@ -34,12 +36,14 @@ def costs_of(lengths: list[int]) -> list[float]:
     return [n * (1 + n / 40_000) for n in lengths]
 
 
-def sums(dealt: Dealt, values: list[int] | list[float], packed: bool = True) -> list[list[float]]:
+def sums(
+    dealt: Assignment, values: list[int] | list[float], packed: bool = True
+) -> list[list[float]]:
     of = sum if packed else padded
     return [[of(values[i] for i in samples) for samples in hand] for hand in dealt]
 
 
-def slowest(dealt: Dealt, values: list[float], packed: bool = True) -> float:
+def slowest(dealt: Assignment, values: list[float], packed: bool = True) -> float:
     return sum(max(at_once) for at_once in zip(*sums(dealt, values, packed), strict=True))
 
 
@@ -50,7 +54,7 @@ def test_every_sample_once_in_no_more_tokens_or_time_than_a_fixed_number_takes(
     lengths, ranks, size = step
     costs = costs_of(lengths)
     dealt = deal_rounds(lengths, ranks, size, costs, packed)
-    fixed = deal(lengths, ranks, size, packed=packed)
+    fixed = balance(lengths, ranks, size, packed=packed)
     assert sorted(i for hand in dealt for samples in hand for i in samples) == list(
         range(len(lengths))
     )
@@ -86,10 +90,10 @@ def test_the_share_of_the_time_that_ranks_wait(
         lengths = [round(600 * math.exp(scale * (x - z[count]))) for x in z]
         chance.shuffle(lengths)
         costs = costs_of(lengths)
-        of_steps = deal_steps(
+        of_steps = variable_size_steps(
             lengths, optimizer_steps(2 * count, count, seed, 0), ranks, size, costs, packed=packed
         )
-        shares += [waiting(sums(dealt, costs, packed)) for dealt in of_steps]
+        shares += [idle_fraction(sums(dealt, costs, packed)) for dealt in of_steps]
         passes += [len(dealt[0]) * ranks * size / count for dealt in of_steps]
     assert sum(shares) / len(shares) < most
     assert sum(passes) / len(passes) < 0.9
@@ -97,7 +101,7 @@ def test_the_share_of_the_time_that_ranks_wait(
 
 def test_a_rank_alone_has_what_it_had() -> None:
     lengths = [5, 1, 4, 2, 3]
-    assert deal_rounds(lengths, 1, 2, costs_of(lengths)) == deal(lengths, 1, 2, packed=True)
+    assert deal_rounds(lengths, 1, 2, costs_of(lengths)) == balance(lengths, 1, 2, packed=True)
 
 
 def test_short_samples_fill_what_a_long_one_leaves() -> None:

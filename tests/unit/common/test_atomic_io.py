@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from sg_rlhf.common.atomic_io import Lossy, append_whole, naming, write_whole
+from sg_rlhf.common.atomic_io import BestEffortStream, append_whole, disk_full_context, write_whole
 from tests.full_disk import BALLAST, fill, make_room, small_disk
 
 
@@ -63,7 +63,7 @@ def test_a_full_disk_is_named_and_the_file_stays(disk: Path, sync: bool) -> None
 def test_what_torch_says_of_a_full_disk(disk: Path) -> None:
     path = disk / "states.pt"
     fill(disk, leave=2**17)
-    with pytest.raises(OSError, match="No space left on device") as raised, naming(path):
+    with pytest.raises(OSError, match="No space left on device") as raised, disk_full_context(path):
         torch.save(torch.zeros(2**18), path)
     assert raised.value.filename == str(path)
 
@@ -71,24 +71,24 @@ def test_what_torch_says_of_a_full_disk(disk: Path) -> None:
 def test_what_numpy_says_of_a_full_disk(disk: Path) -> None:
     path = disk / "offsets.npy"
     fill(disk, leave=2**17)
-    with pytest.raises(OSError, match="No space left on device") as raised, naming(path):
+    with pytest.raises(OSError, match="No space left on device") as raised, disk_full_context(path):
         np.save(path, np.zeros(2**18))
     assert raised.value.filename == str(path)
 
 
 def test_other_errors_are_not_said_to_be_of_a_full_disk(disk: Path) -> None:
     error = RuntimeError("unexpected pos 704 vs 598")
-    with pytest.raises(RuntimeError) as raised, naming(disk / "states.pt"):
+    with pytest.raises(RuntimeError) as raised, disk_full_context(disk / "states.pt"):
         raise error
     assert raised.value is error and list(disk.iterdir()) == []
-    with pytest.raises(FileNotFoundError) as missing, naming(disk / "states.pt"):
+    with pytest.raises(FileNotFoundError) as missing, disk_full_context(disk / "states.pt"):
         (disk / "gone" / "file").write_text("")
     assert missing.value.filename == str(disk / "gone" / "file")
 
 
 def test_log_lines_that_the_disk_does_not_take_are_lost(disk: Path) -> None:
     with (disk / "log").open("wb") as file:
-        log = Lossy.over(file.fileno())
+        log = BestEffortStream.over(file.fileno())
         print("first", file=log)
         fill(disk)
         for _ in range(3):
@@ -104,7 +104,7 @@ def test_log_lines_that_the_disk_does_not_take_are_lost(disk: Path) -> None:
 def test_lines_that_nobody_reads_any_more_are_lost_and_the_status_stays() -> None:
     program = """
 import os, sys
-from sg_rlhf.common.files import lossy_output
+from sg_rlhf.common.atomic_io import best_effort_output as lossy_output
 print("read", flush=True)
 sys.stdin.read()
 with lossy_output():

@@ -27,4 +27,4 @@ def test_letters_without_a_picture_are_no_warning() -> None:
 def test_nothing_else_saves_figures() -> None:
     files = [*(ROOT / "sg_rlhf").rglob("*.py"), *(ROOT / "eval").rglob("*.py")]
     found = [file.name for file in files if re.search(r"\.savefig\(", file.read_text())]
-    assert found == ["pictures.py"]
+    assert found == ["figures.py"]

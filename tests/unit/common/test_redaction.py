@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 from wandb.util import json_friendly_val
 
-from sg_rlhf.common.redaction import HIDDEN, Secret, hide, is_secret, redacted_text, redacted_words
+from sg_rlhf.common.redaction import (
+    HIDDEN,
+    SecretStr,
+    is_secret,
+    mask_namespace,
+    redact_argv,
+    redact_text,
+)
 from sg_rlhf.config import load_config
 from sg_rlhf.config.resume_compatibility import Change
 from sg_rlhf.config.upstream_flags import flags
@@ -50,23 +57,23 @@ def test_of_upstreams_keys_one_is_a_secret() -> None:
     ],
 )
 def test_what_is_hidden_of_a_text(text: str, shown: str) -> None:
-    assert redacted_text(text, {"SOME_TOKEN": "correcthorse", "MY_KEY": "short"}) == shown
+    assert redact_text(text, {"SOME_TOKEN": "correcthorse", "MY_KEY": "short"}) == shown
 
 
 def test_a_command_line_shows_no_secret() -> None:
     words = ["--logger.wandb.key", KEY, "--train.seed", "1", *OVERRIDES, f"--token={TOKEN}"]
-    shown = redacted_words(words)
+    shown = redact_argv(words)
     assert hides(" ".join(shown)) and shown[2:4] == ["--train.seed", "1"]
     assert shown[1] == HIDDEN and shown[5] == f"reward.remote_url=http://{HIDDEN}@host:5000/score"
 
 
 def test_upstreams_namespace_works_and_prints_without_secrets() -> None:
     args = run.parse(load_config(TINY, OVERRIDES).to_argv())
-    hide(args)
+    mask_namespace(args)
     # Upstream prints it whole, and hands its sections to wandb, which makes text of them.
     assert hides(repr(args)) and hides(json.dumps(json_friendly_val(args.__dict__)))
     assert args.logger.wandb.key == KEY and PASSWORD in args.sg.domains["search"]["url"]
-    assert isinstance(args.logger.wandb.key, Secret)
+    assert isinstance(args.logger.wandb.key, SecretStr)
     assert args.train.seed == 42 and "ann" not in repr(args)
 
 
@@ -77,7 +84,7 @@ def test_the_files_of_a_run_hold_no_secret(tmp_path: Path) -> None:
     try:
         raise RuntimeError(f"cannot reach http://ann:{PASSWORD}@host with {TOKEN}")
     except RuntimeError as error:
-        error_report.keep(error, tmp_path)
+        error_report.save_traceback(error, tmp_path)
     session = tmp_path / "session"
     (session / "logs").mkdir(parents=True)
     (session / "logs" / "worker-1.out").write_bytes(f"{TOKEN} \xff\n".encode("latin-1"))

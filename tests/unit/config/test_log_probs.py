@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sg_rlhf.config import load_config
-from sg_rlhf.config.log_probs import OldLogProbs, old_log_probs
+from sg_rlhf.config.log_probs import OldLogProbRule, old_log_prob_rule
 from sg_rlhf.plan.hardware import of_gpus
 from sg_rlhf.plan.run_shape import run_shape
 from sg_rlhf.plan.time import scoring
@@ -18,9 +18,9 @@ RECIPES = Path(__file__).parents[3] / "configs"
 TINY = RECIPES / "kk" / "grpo_sg_tiny_cpu.yaml"
 
 
-def rule(*overrides: str, algorithm: str | None = None) -> OldLogProbs:
+def rule(*overrides: str, algorithm: str | None = None) -> OldLogProbRule:
     files = [TINY, *([RECIPES / "algorithms" / f"{algorithm}.yaml"] if algorithm else [])]
-    return old_log_probs(load_config(files, list(overrides)).value)
+    return old_log_prob_rule(load_config(files, list(overrides)).value)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from sg_rlhf.config import ConfigError, load_config
 from sg_rlhf.config.upstream_flags import flags
-from sg_rlhf.config.value_ranges import RANGES, _matches, expected
+from sg_rlhf.config.value_ranges import RANGES, _matches, violation
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_what_has_no_limit_may_be_infinite_and_every_default_is_in_range() -> No
     assert load_config(None, ["ckpt.save_steps=-1"]).value("ckpt.save_steps") == -1
     for key, flag in flags().items():
         default = list(flag.default) if isinstance(flag.default, tuple) else flag.default
-        assert default is None or expected(key, default) is None, key
+        assert default is None or violation(key, default) is None, key
     unused = [name for name in RANGES if not any(_matches(key, (name,)) for key in flags())]
     assert not unused
 

@@ -70,7 +70,7 @@ def test_amounts_are_the_plans_and_a_margin(recipe: Path) -> None:
     nodes, ranks = job.machines(config)
     plan = plan_of(config, hardware=of_gpus("h100", nodes=nodes, gpus_per_node=ranks))
     assert plan is not None
-    memory, disk, estimate = job.amounts(config, 80, nodes, ranks)
+    memory, disk, estimate = job.resources(config, 80, nodes, ranks)
     assert 1.2 * plan.memory.host_gib < memory < 1.3 * plan.memory.host_gib + 16
     assert plan.memory.disk_gb + 50 <= disk < 1.3 * plan.memory.disk_gb + 100
     assert ("s a rollout" in estimate) == (plan.time is not None)
@@ -79,7 +79,7 @@ def test_amounts_are_the_plans_and_a_margin(recipe: Path) -> None:
 def test_a_model_of_unknown_size_gets_what_a_large_one_needs() -> None:
     recipe = CONFIGS / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml"
     config = load_config(recipe, ["actor.model_name_or_path=someone/model"])
-    assert job.amounts(config, 80, 1, 8) == (512, 1000, "")
+    assert job.resources(config, 80, 1, 8) == (512, 1000, "")
 
 
 @pytest.mark.parametrize(
@@ -89,4 +89,4 @@ def test_a_model_of_unknown_size_gets_what_a_large_one_needs() -> None:
 def test_gpus_are_those_of_the_hardware(hardware: str, size: int) -> None:
     recipe = CONFIGS / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml"
     config = load_config([recipe, CONFIGS / "hardware" / f"{hardware}.yaml"])
-    assert job.gpu_size(config) == size
+    assert job.gpu_memory(config) == size

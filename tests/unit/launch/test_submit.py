@@ -103,7 +103,7 @@ def test_a_relative_path_that_is_not_uploaded_becomes_absolute(
             "actor.model_name_or_path": "Qwen/Qwen2.5-3B",
         }
     )
-    overrides, lines = submit.beside_package(config, package)
+    overrides, lines = submit.missing_from_package(config, package)
     away = checkout / "data" / "train.jsonl"
     assert overrides == {"data.prompt_dataset": f"{away},shipped/test.jsonl"}
     assert lines == [
@@ -115,7 +115,7 @@ def test_an_absolute_path_is_told_and_stays(checkout: Path, tmp_path: Path) -> N
     package = submit.pack(checkout, tmp_path)
     away = checkout / "data" / "train.jsonl"
     config = recipe(**{"data.prompt_dataset": str(away), "eval.dataset": "null"})
-    overrides, (line,) = submit.beside_package(config, package)
+    overrides, (line,) = submit.missing_from_package(config, package)
     assert not overrides and line.startswith("data.prompt_dataset: not uploaded; ")
 
 
@@ -181,13 +181,13 @@ def test_output_is_sent_and_shown_once(
     monkeypatch.setattr(submit, "PING_SECONDS", 0.01)
     parts = [f"line {i}\n" * 3 for i in range(100)]
     steady = Head(parts, [], silent=5)
-    assert submit.follow(steady, "job") == 3
+    assert submit.stream_logs(steady, "job") == 3
     text = "".join(parts)
     assert capsys.readouterr().out == f"{text}job job: FAILED, exit status 3\n"
     assert steady.sent == len(text) and steady.asked >= 5
     # After a broken connection Ray begins with the first line again.
     broken = Head(parts, [40, 0, 40, 70])
-    assert submit.follow(broken, "job") == 3
+    assert submit.stream_logs(broken, "job") == 3
     assert capsys.readouterr().out == f"{text}job job: FAILED, exit status 3\n"
 
 
@@ -195,7 +195,7 @@ def test_a_head_that_is_gone_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submit, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(submit, "HEAD_SECONDS", 0.1)
     with pytest.raises(submit.ClusterLost, match="has not answered for 0.1 s: closed; the same"):
-        submit.follow(Head(["a"], [1] * 1000), "job")
+        submit.stream_logs(Head(["a"], [1] * 1000), "job")
 
 
 def test_a_connection_that_stays_open_to_a_head_that_is_gone(
@@ -209,7 +209,7 @@ def test_a_connection_that_stays_open_to_a_head_that_is_gone(
         monkeypatch.setattr(submit, name, 0.01)
     monkeypatch.setattr(submit, "HEAD_SECONDS", 0.1)
     with pytest.raises(submit.ClusterLost, match="no route"):
-        submit.follow(Gone(["a"], [], silent=10**9), "job")
+        submit.stream_logs(Gone(["a"], [], silent=10**9), "job")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_each_process_makes_another_token(monkeypatch: pytest.MonkeyPatch) -> No
     tokens = set()
     for _ in range(2):
         monkeypatch.delenv(auth_token.MODE, raising=False)
-        auth_token.make()
+        auth_token.set_auth_token()
         assert auth_token.os.environ[auth_token.MODE] == "token"
         tokens.add(auth_token.os.environ[auth_token.TOKEN])
     assert len(tokens) == 2 and all(len(token) == 64 for token in tokens)
@@ -36,5 +36,5 @@ def test_nothing_changes_where_the_user_chose_or_it_is_too_late(
         monkeypatch.setitem(sys.modules, "ray", sys)
     else:
         monkeypatch.setenv(name, "theirs")
-    auth_token.make()
+    auth_token.set_auth_token()
     assert auth_token.TOKEN not in auth_token.os.environ

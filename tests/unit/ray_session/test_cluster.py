@@ -41,7 +41,7 @@ def test_a_process_that_does_not_end_is_killed() -> None:
     )  # fmt: skip
     assert child.stdout is not None
     child.stdout.readline()
-    cluster.end([psutil.Process(child.pid)], grace_seconds=0.2)
+    cluster.kill_all([psutil.Process(child.pid)], grace_seconds=0.2)
     assert child.wait(300) == -9
 
 

@@ -14,11 +14,11 @@ from sg_rlhf.report import timing_figures
 from sg_rlhf.report.runs import Group
 from sg_rlhf.report.time_advice import RULES, advice
 from sg_rlhf.report.timing_figures import SHOWN, of_rollouts, what_to_change
-from sg_rlhf.run_dir.timing_keys import PARTS, WITHIN
+from sg_rlhf.run_dir.timing_keys import PARTS, SUBSECTIONS
 from tests.unit.report.synthetic import RECIPES, write_run
 from tests.unit.report.test_page import page
 
-EVERY_PART = [*PARTS, *(name for names in WITHIN.values() for name in names)]
+EVERY_PART = [*PARTS, *(name for names in SUBSECTIONS.values() for name in names)]
 #: Seconds of a rollout in which nothing stands out.
 EVEN = {
     "generation": 30.0, "longest_response": 8.0, "update_forward": 15.0, "update_backward": 30.0,

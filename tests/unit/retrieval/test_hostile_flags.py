@@ -27,12 +27,12 @@ NUMBERS = ("", " ", "-1", "1.5", "1e3", "nan", "x", "1\n2", "9" * 20, "9" * 5000
 PATHS = ("", "\0", "a" * 300, "b/" * 3000, "\udcff", "c\0d")
 WORDS = ("", " ", "\n", "a\tb", "\0", "x" * 5000, "\udcff")
 REFUSED: dict[Any, tuple[str, ...]] = {
-    argument_types.count: (*NUMBERS, "0"),
-    argument_types.not_negative: NUMBERS,
-    argument_types.share: ("", "x", "-1", "nan", "inf", "1e999", "\udcff"),
+    argument_types.positive_int: (*NUMBERS, "0"),
+    argument_types.non_negative_int: NUMBERS,
+    argument_types.non_negative_float: ("", "x", "-1", "nan", "inf", "1e999", "\udcff"),
     argument_types.fraction: ("", "x", "-1", "1", "nan", "inf", "\0"),
     argument_types.path: PATHS,
-    argument_types.word: WORDS,
+    argument_types.printable_name: WORDS,
     command.port: (*NUMBERS, "65536"),
     command.threads: (*NUMBERS, "0", "4097"),
     command.setting: ("", "=", "a", "a=", "=1", "a=0", "a=-1", "a=x", "a=" + "9" * 20, "\udcff=1"),

@@ -14,12 +14,12 @@ import pytest
 from filelock import FileLock
 
 from sg_rlhf.run_dir import lock
-from sg_rlhf.run_dir.lock import LOCK, OWNER, Owned, owning
+from sg_rlhf.run_dir.lock import LOCK, OWNER, RunLocked, hold_lock
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from sg_rlhf.common.run_owner import owning
+from sg_rlhf.run_dir.lock import hold_lock as owning
 with owning(Path(sys.argv[1])):
     print("holds", flush=True)
     time.sleep(3600)
@@ -38,7 +38,7 @@ def holder(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 def test_a_second_one_is_told_who_holds_it(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
-    with pytest.raises(Owned) as refused, owning(tmp_path):
+    with pytest.raises(RunLocked) as refused, hold_lock(tmp_path):
         pass
     line = str(refused.value)
     assert "\n" not in line
@@ -53,15 +53,15 @@ def test_a_dead_one_holds_nothing(
     holder.send_signal(number)
     holder.wait()
     assert (tmp_path / OWNER).is_file()
-    with owning(tmp_path, say=pytest.fail):  # which would be said before it waits
+    with hold_lock(tmp_path, say=pytest.fail):  # which would be said before it waits
         assert json.loads((tmp_path / OWNER).read_text())["process"] != holder.pid
     assert not (tmp_path / OWNER).exists()
 
 
 def test_it_is_free_again_after_an_error(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), owning(tmp_path):
+    with pytest.raises(KeyError), hold_lock(tmp_path):
         raise KeyError
-    with owning(tmp_path):
+    with hold_lock(tmp_path):
         pass
 
 
@@ -82,8 +82,8 @@ def test_another_machine_that_goes_on_beating_holds_it(tmp_path: Path) -> None:
     thread.start()
     try:
         with (
-            pytest.raises(Owned, match="held by process 7 on elsewhere since 2026-01-01"),
-            owning(tmp_path, said.append, beat_seconds=60.0),  # it looks each second
+            pytest.raises(RunLocked, match="held by process 7 on elsewhere since 2026-01-01"),
+            hold_lock(tmp_path, said.append, beat_seconds=60.0),  # it looks each second
         ):
             pass
     finally:
@@ -104,7 +104,7 @@ def test_another_machine_that_died_or_ended_does_not(tmp_path: Path, removed: bo
             file.unlink()
 
     started, beat = time.monotonic(), 3600.0 if removed else 0.5  # nobody waits for the former
-    with owning(tmp_path, say, beat_seconds=beat):
+    with hold_lock(tmp_path, say, beat_seconds=beat):
         assert json.loads(file.read_text())["host"] != "elsewhere"
     assert len(said) == 1
     assert removed or time.monotonic() - started >= lock.PATIENCE * beat
@@ -116,18 +116,18 @@ def test_without_locks_the_file_alone_decides(
     def refuse(*_args: object, **_kwargs: object) -> None:
         raise NotImplementedError("no locks on this file system")
 
-    with owning(tmp_path, beat_seconds=0.1):
+    with hold_lock(tmp_path, beat_seconds=0.1):
         monkeypatch.setattr(FileLock, "acquire", refuse)
         with (
-            pytest.raises(Owned, match="held by process"),
-            owning(tmp_path, lambda _: None, beat_seconds=60.0),
+            pytest.raises(RunLocked, match="held by process"),
+            hold_lock(tmp_path, lambda _: None, beat_seconds=60.0),
         ):
             pass
 
 
 def test_it_beats(tmp_path: Path) -> None:
     deadline = time.monotonic() + 300
-    with owning(tmp_path, beat_seconds=0.05):
+    with hold_lock(tmp_path, beat_seconds=0.05):
         while json.loads((tmp_path / OWNER).read_text())["beat"] < 3:
             assert time.monotonic() < deadline
             time.sleep(0.05)

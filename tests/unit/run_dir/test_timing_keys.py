@@ -6,16 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sg_rlhf.run_dir.timing_keys import PARTS, TOTAL, WITHIN, disjoint, longest_response
+from sg_rlhf.run_dir.timing_keys import (
+    PARTS,
+    SUBSECTIONS,
+    TOTAL,
+    exclusive_seconds,
+    longest_response,
+)
 
-KEYS = [f"timing/{n}" for n in (*PARTS, TOTAL, *(n for names in WITHIN.values() for n in names))]
+KEYS = [
+    f"timing/{n}" for n in (*PARTS, TOTAL, *(n for names in SUBSECTIONS.values() for n in names))
+]
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), st.one_of(st.none(), st.floats(), st.just("x"))))
 def test_no_row_gives_a_negative_part_or_more_than_its_phases(row: dict[str, object]) -> None:
-    parts = disjoint(row)
+    parts = exclusive_seconds(row)
     assert all(seconds >= 0 for seconds in parts.values())
-    for part, inner in WITHIN.items():
+    for part, inner in SUBSECTIONS.items():
         if parts and isinstance(row.get(f"timing/{part}"), float):
             total = parts[part] + sum(parts[name] for name in inner)
             assert total == pytest.approx(row[f"timing/{part}"]) or total == 0
@@ -24,9 +32,9 @@ def test_no_row_gives_a_negative_part_or_more_than_its_phases(row: dict[str, obj
 def test_a_row_of_an_earlier_version_is_read() -> None:
     """Upstream's four phases, with their sum as the step."""
     row = {"generation": 40.0, "make_experience": 8.0, "ppo_train": 30.0, "broadcast": 3.0}
-    parts = disjoint({f"timing/{k}": v for k, v in {**row, TOTAL: 82.0}.items()})
+    parts = exclusive_seconds({f"timing/{k}": v for k, v in {**row, TOTAL: 82.0}.items()})
     assert {k: v for k, v in parts.items() if v} == {**row, "other": 1.0}
-    assert disjoint({f"timing/{k}": v for k, v in row.items()}) == {}
+    assert exclusive_seconds({f"timing/{k}": v for k, v in row.items()}) == {}
 
 
 @pytest.mark.parametrize(

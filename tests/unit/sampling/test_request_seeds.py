@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sg_rlhf.sampling.request_seeds import LIMIT, Draw, seed_of
+from sg_rlhf.sampling.request_seeds import LIMIT, SeedKey, request_seed
 
 
 def test_no_two_requests_of_a_run_share_a_seed() -> None:
     seeds = [
-        seed_of(Draw(42, purpose, step, prompt), response, turn)
+        request_seed(SeedKey(42, purpose, step, prompt), response, turn)
         for purpose in ("rollout", "eval/kk")
         for step in range(12)
         for prompt in range(12)
@@ -19,5 +19,7 @@ def test_no_two_requests_of_a_run_share_a_seed() -> None:
 
 
 def test_a_seed_is_what_it_was_in_the_runs_that_were_published() -> None:
-    assert seed_of(Draw(42, "rollout", 0, 0), 0) == 4289459534486724766
-    assert seed_of(Draw(42, "rollout", 1, 11), 1) != seed_of(Draw(42, "rollout", 11, 1), 1)
+    assert request_seed(SeedKey(42, "rollout", 0, 0), 0) == 4289459534486724766
+    assert request_seed(SeedKey(42, "rollout", 1, 11), 1) != request_seed(
+        SeedKey(42, "rollout", 11, 1), 1
+    )

@@ -15,7 +15,7 @@ import torch
 from scipy import stats
 
 from sg_rlhf.sampling import seeded_sampler
-from sg_rlhf.sampling.request_seeds import Draw, seed_of
+from sg_rlhf.sampling.request_seeds import SeedKey, request_seed
 
 MASK = 2**64 - 1
 VOCABULARY = 12
@@ -49,13 +49,13 @@ def test_the_hash_is_splitmix64() -> None:
         16408922859458223821,
     ]  # fmt: skip
     steps = np.arange(1, 6, dtype=np.uint64) * seeded_sampler._GOLDEN
-    assert seeded_sampler._mixed(np.uint64(1234567) + steps).tolist() == known
+    assert seeded_sampler._splitmix64(np.uint64(1234567) + steps).tolist() == known
 
 
 def test_each_number_is_its_seeds_and_positions() -> None:
-    seeds = [0, 1, 42, 2**63 - 1, 2**64 - 1, seed_of(Draw(42, "rollout", 0, 0), 0)]
+    seeds = [0, 1, 42, 2**63 - 1, 2**64 - 1, request_seed(SeedKey(42, "rollout", 0, 0), 0)]
     pairs = [(seed, position) for seed in seeds for position in (0, 1, 5000, 2**40)]
-    found = seeded_sampler.uniforms([s for s, _ in pairs], [p for _, p in pairs])
+    found = seeded_sampler.hash_uniforms([s for s, _ in pairs], [p for _, p in pairs])
     assert found.tolist() == [in_python(*pair) for pair in pairs]
     assert len(set(found)) == len(pairs)
 
@@ -65,13 +65,15 @@ def consecutive(count: int) -> list[int]:
 
 
 def of_responses(count: int) -> list[int]:
-    return [seed_of(Draw(42, "rollout", n // 128, n % 128 // 8), n % 8) for n in range(count)]
+    return [
+        request_seed(SeedKey(42, "rollout", n // 128, n % 128 // 8), n % 8) for n in range(count)
+    ]
 
 
 @pytest.mark.parametrize("seeds", [consecutive, of_responses])
 def test_the_numbers_are_uniform_and_independent(seeds: Any) -> None:
     count, length = 2000, 50
-    grid = seeded_sampler.uniforms(
+    grid = seeded_sampler.hash_uniforms(
         np.repeat(np.array(seeds(count), np.uint64), length), np.tile(np.arange(length), count)
     ).reshape(count, length)
     assert grid.min() >= 0.0 and grid.max() < 1.0
@@ -91,11 +93,11 @@ def test_a_changed_bit_of_the_seed_or_the_position_changes_half_of_the_bits() ->
     rng = np.random.default_rng(0)
     seeds = rng.integers(2**63, size=400, dtype=np.uint64)
     positions = rng.integers(8192, size=400)
-    plain = (seeded_sampler.uniforms(seeds, positions) * 2**52).astype(np.uint64)
+    plain = (seeded_sampler.hash_uniforms(seeds, positions) * 2**52).astype(np.uint64)
     others = [(seeds ^ np.uint64(1 << bit), positions) for bit in range(64)]
     others += [(seeds, positions ^ (1 << bit)) for bit in range(13)]
     for changed in others:
-        found = (seeded_sampler.uniforms(*changed) * 2**52).astype(np.uint64)
+        found = (seeded_sampler.hash_uniforms(*changed) * 2**52).astype(np.uint64)
         flipped = np.bitwise_count(plain ^ found).mean() / 52
         assert 0.47 < flipped < 0.53
 
@@ -103,8 +105,8 @@ def test_a_changed_bit_of_the_seed_or_the_position_changes_half_of_the_bits() ->
 def test_a_draw_has_the_rows_distribution() -> None:
     probs = torch.tensor([0.4, 0.0, 0.3, 0.2, 0.0, 0.08, 0.015, 0.005, 0.0])
     count = 40_000
-    numbers = torch.from_numpy(seeded_sampler.uniforms(range(count), [7] * count))
-    tokens = seeded_sampler.draw(probs.expand(count, -1), numbers)
+    numbers = torch.from_numpy(seeded_sampler.hash_uniforms(range(count), [7] * count))
+    tokens = seeded_sampler.inverse_cdf_sample(probs.expand(count, -1), numbers)
     counts = torch.bincount(tokens, minlength=len(probs))
     assert counts[probs == 0].sum() == 0
     expected = probs[probs > 0].double() * count
@@ -117,9 +119,9 @@ def test_no_number_reaches_a_token_of_probability_zero(total: float) -> None:
     range fall on tokens that have a part of the row."""
     probs = torch.tensor([[0.0, 0.25, 0.0, 0.5, 0.25, 0.0, 0.0]], dtype=torch.float64) * total
     for number, token in ((0.0, 1), (0.2, 1), (0.5, 3), (0.9, 4), (1 - 2**-52, 4)):
-        assert seeded_sampler.draw(probs, torch.tensor([number], dtype=torch.float64)).tolist() == [
-            token
-        ]
+        assert seeded_sampler.inverse_cdf_sample(
+            probs, torch.tensor([number], dtype=torch.float64)
+        ).tolist() == [token]
 
 
 class Engine:
@@ -144,7 +146,7 @@ class Engine:
                 logitsprocs=LogitsProcessors(),
             ),
         )
-        worker = seeded_sampler.DrawsBySeed()
+        worker = seeded_sampler.SeededSamplingExtension()
         worker.model_runner = self.runner
         worker.use_v2_model_runner = False
         worker.vllm_config = SimpleNamespace(speculative_config=None)
@@ -287,7 +289,7 @@ def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cudas_runner_and_speculation_are_left_alone() -> None:
     for v2, speculative in ((True, None), (False, object())):
-        worker = seeded_sampler.DrawsBySeed()
+        worker = seeded_sampler.SeededSamplingExtension()
         worker.use_v2_model_runner = v2
         worker.vllm_config = SimpleNamespace(speculative_config=speculative)
         worker.draw_by_seed()  # without a model_runner it would fail

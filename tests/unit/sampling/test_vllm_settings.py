@@ -11,7 +11,7 @@ import pytest
 import torch
 from vllm import SamplingParams
 
-from sg_rlhf.config.value_ranges import COLDEST
+from sg_rlhf.config.value_ranges import MIN_TEMPERATURE
 from sg_rlhf.plan import shapes
 from sg_rlhf.sampling import vllm_settings
 
@@ -145,8 +145,8 @@ def test_flashinfers_sampler_is_off_unless_asked_for(monkeypatch: pytest.MonkeyP
     assert vllm_settings.cuda_variables() == {"VLLM_USE_FLASHINFER_SAMPLER": "1"}
 
 
-@pytest.mark.parametrize("asked", [COLDEST, 0.7])
+@pytest.mark.parametrize("asked", [MIN_TEMPERATURE, 0.7])
 def test_vllm_samples_at_the_temperature_that_was_asked_for(asked: float) -> None:
     assert SamplingParams(temperature=asked).temperature == asked
     # Why recipes with less are refused.
-    assert SamplingParams(temperature=COLDEST / 2).temperature == COLDEST
+    assert SamplingParams(temperature=MIN_TEMPERATURE / 2).temperature == MIN_TEMPERATURE

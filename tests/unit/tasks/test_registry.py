@@ -33,10 +33,10 @@ PLACE = "tests.domains.reverse.domain:REVERSE"
 def outside(monkeypatch: pytest.MonkeyPatch):
     """The domain of the tests, registered as a user's own would be."""
     monkeypatch.setenv(registry.VARIABLE, PLACE)
-    for cached in (domain_settings._owners, sg_settings.sg_keys):
+    for cached in (domain_settings._domains, sg_settings.sg_keys):
         cached.cache_clear()
     yield
-    for cached in (domain_settings._owners, sg_settings.sg_keys):
+    for cached in (domain_settings._domains, sg_settings.sg_keys):
         cached.cache_clear()
 
 

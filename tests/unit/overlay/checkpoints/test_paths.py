@@ -22,7 +22,7 @@ def made(folder: Path, text: str) -> Path:
 
 
 def test_the_last_save_is_tried_first_then_the_newest(tmp_path: Path) -> None:
-    assert folders.candidates(tmp_path / "gone") == folders.candidates(tmp_path) == []
+    assert folders.resume_candidates(tmp_path / "gone") == folders.resume_candidates(tmp_path) == []
     for name in (
         "global_step9", "global_step10", "best_global_step9", "best_global_step2", "notes",
         ".global_step11.partial", ".global_step12.replaced", "global_step20_universal",
@@ -30,15 +30,15 @@ def test_the_last_save_is_tried_first_then_the_newest(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / "global_step99").touch()  # a file is no checkpoint
     newest = ["global_step10", "best_global_step9", "global_step9", "best_global_step2"]
-    assert folders.candidates(tmp_path) == newest
-    folders.set_latest(tmp_path, "global_step9")
-    assert folders.candidates(tmp_path) == [
+    assert folders.resume_candidates(tmp_path) == newest
+    folders.write_latest(tmp_path, "global_step9")
+    assert folders.resume_candidates(tmp_path) == [
         "global_step9", "global_step10", "best_global_step9", "best_global_step2"
     ]  # fmt: skip
-    folders.set_latest(tmp_path, "global_step30")  # somebody deleted it, and is told so
-    assert folders.candidates(tmp_path) == ["global_step30", *newest]
+    folders.write_latest(tmp_path, "global_step30")  # somebody deleted it, and is told so
+    assert folders.resume_candidates(tmp_path) == ["global_step30", *newest]
     (tmp_path / folders.LATEST).write_bytes(b"\xff\x00")
-    assert folders.candidates(tmp_path) == newest
+    assert folders.resume_candidates(tmp_path) == newest
 
 
 @given(text=st.text(max_size=30))
@@ -48,7 +48,7 @@ def test_whatever_latest_says_nothing_outside_is_a_candidate(text: str) -> None:
     with tempfile.TemporaryDirectory() as at:
         (Path(at) / "global_step1").mkdir()
         (Path(at) / folders.LATEST).write_text(text)
-        found = folders.candidates(Path(at))
+        found = folders.resume_candidates(Path(at))
         assert found[-1] == "global_step1"
         assert all(folders.TAG.fullmatch(tag) for tag in found)
 
@@ -56,7 +56,7 @@ def test_whatever_latest_says_nothing_outside_is_a_candidate(text: str) -> None:
 def test_a_folder_takes_the_place_of_another(tmp_path: Path) -> None:
     final = tmp_path / "global_step1"
     for text in ("first", "second"):
-        folders.put_in_place(made(folders.partial(final), text), final)
+        folders.publish(made(folders.temp_path(final), text), final)
         assert tree(tmp_path) == ["global_step1", "global_step1/file"]
         assert (final / "file").read_text() == text
 
@@ -76,8 +76,8 @@ def test_what_is_half_deleted_has_no_name(tmp_path: Path, monkeypatch: pytest.Mo
         patched.setattr(folders.shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             folders.remove(tmp_path / "global_step2")
-    assert folders.candidates(tmp_path) == []
-    assert folders.remove_leftovers(tmp_path) == [".global_step2.partial"]
+    assert folders.resume_candidates(tmp_path) == []
+    assert folders.remove_incomplete(tmp_path) == [".global_step2.partial"]
 
 
 def test_leftovers_go_and_nothing_else(tmp_path: Path) -> None:
@@ -88,8 +88,8 @@ def test_leftovers_go_and_nothing_else(tmp_path: Path) -> None:
     # Killed between two renames, and just behind them.
     made(tmp_path / ".global_step5.replaced", "the old one")
     made(tmp_path / ".global_step1.replaced", "the old one")
-    assert folders.remove_leftovers(tmp_path) == sorted([*gone, ".global_step1.replaced"])
+    assert folders.remove_incomplete(tmp_path) == sorted([*gone, ".global_step1.replaced"])
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*kept, "global_step5"])
     assert (tmp_path / "global_step5" / "file").read_text() == "the old one"
     assert (tmp_path / "global_step1" / "file").read_text() == "global_step1"
-    assert folders.remove_leftovers(tmp_path / "gone") == []
+    assert folders.remove_incomplete(tmp_path / "gone") == []

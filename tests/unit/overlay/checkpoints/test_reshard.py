@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from sg_rlhf.overlay.checkpoints import reshard
 from sg_rlhf.overlay.checkpoints.reshard import (
-    Written,
-    by_group,
-    by_parameter,
-    copies,
+    SavedLayout,
+    overlapping_ranges,
     part_of_group,
+    zero3_shards,
+    zero12_shards,
 )
 from sg_rlhf.overlay.reporting.errors import CheckpointError
 
@@ -45,7 +45,7 @@ def filled(layout: Any, values: dict[str, torch.Tensor], sizes: list[int]) -> li
 def moved(sources: list[tuple[Any, list[torch.Tensor]]], target: Any, sizes: list[int]) -> Any:
     buffers = [torch.full((size,), -1) for size in sizes]
     for layout, written in sources:
-        for of, to in copies(layout, target):
+        for of, to in overlapping_ranges(layout, target):
             reshard._copy(written[of.buffer], of, buffers[to.buffer], to)
     return buffers
 
@@ -62,10 +62,10 @@ def test_zero_3_every_rank_has_what_it_would_have_written(
 
     sources = [
         (layout, filled(layout, values, sizes(before, then)))
-        for layout in (by_parameter(before, rank, then) for rank in range(then))
+        for layout in (zero3_shards(before, rank, then) for rank in range(then))
     ]
     for rank in range(now):
-        target = by_parameter(after, rank, now)
+        target = zero3_shards(after, rank, now)
         expected = filled(target, values, sizes(after, now))
         found = moved(sources, target, sizes(after, now))
         assert all(map(torch.equal, found, expected))
@@ -84,10 +84,10 @@ def test_zero_2_every_rank_has_what_it_would_have_written(
 
     sources = [
         (layout, filled(layout, values, sizes(then)))
-        for layout in (by_group(groups, rank, then, 2) for rank in range(then))
+        for layout in (zero12_shards(groups, rank, then, 2) for rank in range(then))
     ]
     for rank in range(now):
-        target = by_group(groups, rank, now, 2)
+        target = zero12_shards(groups, rank, now, 2)
         found = moved(sources, target, sizes(now))
         assert all(map(torch.equal, found, filled(target, values, sizes(now))))
 
@@ -103,18 +103,18 @@ def test_ranks_and_their_files_are_known_by_names() -> None:
     assert written.parts[11] == "bf16_zero_pp_rank_11_mp_rank_00_optim_states.pt"
     assert written.models[11] == "zero_pp_rank_11_mp_rank_00_model_states.pt"
     two = ["mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"]
-    assert reshard.written_by(two) == Written(1, 1, {0: two[1]}, {})
+    assert reshard.written_by(two) == SavedLayout(1, 1, {0: two[1]}, {})
     assert reshard.written_by(["mp_rank_00_model_states.pt"]) is None
 
 
-def written(ranks: int, tensor_parallel: int = 1, zero_3: bool = True) -> Written:
+def written(ranks: int, tensor_parallel: int = 1, zero_3: bool = True) -> SavedLayout:
     parts = {rank: f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(ranks)}
     models = {rank: f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in range(ranks)}
-    return Written(ranks, tensor_parallel, parts, models if zero_3 else {})
+    return SavedLayout(ranks, tensor_parallel, parts, models if zero_3 else {})
 
 
 def test_what_cannot_be_loaded_is_refused_by_name() -> None:
-    refusal = reshard.refusal
+    refusal = reshard.incompatibility
     assert refusal(written(2), 1, 1, 3) is None and refusal(written(2), 2, 1, 3) is None
     assert refusal(written(2, 2), 2, 2, 3) is None
     assert refusal(written(2, zero_3=False), 4, 1, 1) is None
@@ -144,7 +144,7 @@ def test_as_many_ranks_load_as_ever(tmp_path: Path) -> None:
     for name in (*written(2).parts.values(), *written(2).models.values()):
         (tmp_path / name).touch()
     model = engine(2)
-    with reshard.on_these_ranks(model, tmp_path) as what:
+    with reshard.load_resharded(model, tmp_path) as what:
         assert what == "" and model.checkpoint_engine == "DeepSpeed's"
 
 
@@ -155,7 +155,7 @@ def test_a_part_on_another_machines_disk_is_missed(tmp_path: Path) -> None:
     model = engine(1)
     with (
         pytest.raises(CheckpointError, match="put all files on each machine, or set actor.num_n"),
-        reshard.on_these_ranks(model, tmp_path),
+        reshard.load_resharded(model, tmp_path),
     ):
         pass
     assert model.checkpoint_engine == "DeepSpeed's"

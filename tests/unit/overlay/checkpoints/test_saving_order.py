@@ -10,7 +10,7 @@ import pytest
 from openrlhf.trainer.ray import ppo_actor as upstream
 
 from sg_rlhf.overlay.learner.policy_actor import SGPolicyModelActor
-from sg_rlhf.overlay.rollout.async_buffer import AHEAD
+from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
 
 
 class Killed(BaseException):
@@ -83,6 +83,8 @@ def test_the_samples_that_wait_for_their_update_are_in_the_first_ranks_file_alon
     rank.actor, rank.tokenizer = SimpleNamespace(model=None), None
     rank.strategy = Disk(tmp_path, 1, is_first)
     rank.disable_ds_ckpt = rank.save_hf_ckpt = False
-    rank.save_checkpoint("global_step3", client_states={"global_step": 3, AHEAD: {"units": []}})
+    rank.save_checkpoint(
+        "global_step3", client_states={"global_step": 3, BUFFER_KEY: {"units": []}}
+    )
     assert rank.strategy.states["global_step"] == 3
-    assert (AHEAD in rank.strategy.states) is is_first
+    assert (BUFFER_KEY in rank.strategy.states) is is_first

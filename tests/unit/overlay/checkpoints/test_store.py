@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sg_rlhf.overlay.checkpoints import manifest, paths, store
-from sg_rlhf.overlay.checkpoints.store import Saved, superseded, superseded_weights
+from sg_rlhf.overlay.checkpoints.store import CheckpointInfo, hf_folders_to_prune, to_prune
 from sg_rlhf.overlay.reporting.errors import CheckpointError
 
 
@@ -144,21 +144,27 @@ def test_nothing_else_in_the_folder_is_a_checkpoint(
 
 def test_the_order_is_upstreams() -> None:
     saved = [
-        Saved("global_step1", 0.9), Saved("global_step2", 0.2), Saved("global_step3"),
-        Saved("global_step10"), Saved("global_step11", 0.2), Saved("best_global_step9", 0.95),
-    ]  # fmt: skip
-    order = superseded(saved, 0, 0, needed=())
+        CheckpointInfo("global_step1", 0.9),
+        CheckpointInfo("global_step2", 0.2),
+        CheckpointInfo("global_step3"),
+        CheckpointInfo("global_step10"),
+        CheckpointInfo("global_step11", 0.2),
+        CheckpointInfo("best_global_step9", 0.95),
+    ]
+    order = to_prune(saved, 0, 0, needed=())
     assert order == [
         "global_step3", "global_step10", "global_step2", "global_step11", "global_step1"
     ]  # fmt: skip
-    assert superseded(saved, 3, 1e9, needed=()) == order[:2]
-    assert superseded(saved, 3, 1e9, needed={"global_step3"}) == order[1:3]
+    assert to_prune(saved, 3, 1e9, needed=()) == order[:2]
+    assert to_prune(saved, 3, 1e9, needed={"global_step3"}) == order[1:3]
 
 
 def test_the_size_counts_best_ones_and_deletes_regular_ones() -> None:
-    saved = [Saved(f"global_step{i}", size=10) for i in (1, 2, 3)]
-    assert superseded([*saved, Saved("best_global_step2", size=25)], 3, 45, ()) == ["global_step1"]
-    assert superseded(saved, 3, 30, ()) == []
+    saved = [CheckpointInfo(f"global_step{i}", size=10) for i in (1, 2, 3)]
+    assert to_prune([*saved, CheckpointInfo("best_global_step2", size=25)], 3, 45, ()) == [
+        "global_step1"
+    ]
+    assert to_prune(saved, 3, 30, ()) == []
 
 
 @pytest.mark.parametrize(
@@ -179,7 +185,7 @@ def test_a_plain_folder_stays_as_long_as_its_checkpoint(
     tags: list[int], keep: int, resumable: list[int] | None, gone: list[int]
 ) -> None:
     named = None if resumable is None else {f"global_step{i}" for i in resumable}
-    found = superseded_weights([f"global_step{i}" for i in tags], keep, named)
+    found = hf_folders_to_prune([f"global_step{i}" for i in tags], keep, named)
     assert found == [f"global_step{i}" for i in gone]
 
 
@@ -197,7 +203,7 @@ def test_plain_folders_rotate_on_the_disk(
             if resumable:
                 store.save(one, Engine(), str(tmp_path / "_actor"), tag, 3)
             (tmp_path / f"{tag}_hf").mkdir()
-            store.delete_superseded_weights(tmp_path, 3, resumable)
+            store.delete_pruned_weights(tmp_path, 3, resumable)
             assert (tmp_path / f"{tag}_hf").is_dir()
     left = {"best_global_step200", "global_step220", "global_step240", "global_step260"}
     assert folders(tmp_path) - mine - {"_actor"} == {f"{tag}_hf" for tag in left}
@@ -209,8 +215,8 @@ def test_the_final_model_stays_wherever_it_is(tmp_path: Path) -> None:
         (tmp_path / f"global_step{step}_hf").mkdir()
     final = tmp_path / "elsewhere" / ".." / "global_step1_hf"
     (tmp_path / "elsewhere").mkdir()
-    assert store.delete_superseded_weights(tmp_path, 1, False, final) == []
-    assert store.delete_superseded_weights(tmp_path, 0, False, final) == ["global_step2_hf"]
+    assert store.delete_pruned_weights(tmp_path, 1, False, final) == []
+    assert store.delete_pruned_weights(tmp_path, 0, False, final) == ["global_step2_hf"]
 
 
 def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *tags: str) -> Any:
@@ -231,7 +237,7 @@ def load(one: Any, folder: Path) -> tuple[Engine, Any]:
         return engine.load_checkpoint(folder, tag)
 
     engine = Engine()
-    return engine, store.load_whole(upstream)(one, engine, str(folder))
+    return engine, store.load_newest_intact(upstream)(one, engine, str(folder))
 
 
 def test_a_save_is_whole_and_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +300,7 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_loaded(
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"checkpoint {tmp_path / 'global_step3'}: {said}")
     assert line.endswith("; resuming from best_global_step2")
-    assert paths.candidates(tmp_path)[0] == "best_global_step2"
+    assert paths.resume_candidates(tmp_path)[0] == "best_global_step2"
     # The same step is saved again, over what is torn.
     store.save(one, Engine(), str(tmp_path), "global_step3")
     assert load(one, tmp_path)[0].loaded == "global_step3"
@@ -384,7 +390,7 @@ def save_model(one: Any, model: Model, final: Path) -> None:
         if model.error is not None:
             raise model.error
 
-    store.whole_model(original)(one, model, None, str(final))
+    store.atomic_save_model(original)(one, model, None, str(final))
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -440,7 +446,7 @@ def test_saved_files_have_the_umasks_mode_and_adapters_are_written_the_same_each
             (written / "adapter_model.safetensors").touch(0o600)  # as safetensors does
 
         final = tmp_path / name
-        store.whole_model(original)(one, None, None, str(final))
+        store.atomic_save_model(original)(one, None, None, str(final))
         assert {path.stat().st_mode & 0o777 for path in final.iterdir()} == {0o666 & ~umask}
         return contents(final)
 

@@ -27,11 +27,11 @@ from sg_rlhf.overlay.reporting.errors import (
     TooFewPrompts,
     UnfitPrompts,
 )
-from sg_rlhf.overlay.reporting.timing import StepClock
-from sg_rlhf.overlay.rollout.async_buffer import AHEAD
-from sg_rlhf.overlay.rollout.engine_pool import START_SECONDS
+from sg_rlhf.overlay.reporting.timing import PhaseTimer
+from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
+from sg_rlhf.overlay.rollout.engine_pool import START_TIMEOUT
 from sg_rlhf.overlay.settings import layout_checks
-from sg_rlhf.overlay.settings.async_config import Lead
+from sg_rlhf.overlay.settings.async_config import AsyncConfig
 from sg_rlhf.run_dir import jsonl_log
 
 UPSTREAM = SGPPOTrainer.__bases__[0]
@@ -59,7 +59,7 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
     made._eval_sets, made.eval_dataloader = [], None
     made._run_dir, made._probe, made._syncs = None, [], 0
     made._evaluated = made._resumed = None
-    made._clock = StepClock()
+    made._clock = PhaseTimer()
     return made
 
 
@@ -117,7 +117,7 @@ def test_a_run_that_stopped_says_when_and_how_to_go_on(
         raise error
 
     (tmp_path / "checkpoints" / "_actor" / "global_step4").mkdir(parents=True)
-    now.tell(tmp_path, 5, "ppo_train")
+    now.set_status(tmp_path, 5, "ppo_train")
     args = argparse.Namespace(
         sg=SimpleNamespace(run_dir=tmp_path), ckpt=SimpleNamespace(path=tmp_path / "checkpoints")
     )
@@ -217,9 +217,9 @@ def test_the_best_checkpoint_of_a_lost_evaluation_holds_what_the_resumed_one_hel
     kept = {"units": [unit], "next": 2, "epochs": 0, "in_epoch": True, "drawn": 2}
     states = {"global_step": 4, "episode": 0, "data_loader_state_dict": place}
     if made_by == "asynchronous":
-        states[AHEAD] = kept
+        states[BUFFER_KEY] = kept
     made, saved = trainer(), []
-    made._lead, made._resumed = Lead(1, 1, False, batch=4, unit=4), states
+    made._lead, made._resumed = AsyncConfig(1, 1, False, batch=4, unit=4), states
     made.prompts_dataloader = StatefulDataLoader(range(8), batch_size=1)
     made._engines = SimpleNamespace(ranks=threading.Condition())
     made._sample_ahead(made._lead, states)
@@ -229,9 +229,9 @@ def test_the_best_checkpoint_of_a_lost_evaluation_holds_what_the_resumed_one_hel
     (client_states,) = saved
     assert client_states["data_loader_state_dict"] == place
     if made_by == "asynchronous":
-        assert client_states[AHEAD] == kept
+        assert client_states[BUFFER_KEY] == kept
     else:
-        assert not client_states[AHEAD]["units"]
+        assert not client_states[BUFFER_KEY]["units"]
 
 
 @pytest.mark.parametrize(("empty", "found"), [(2, 2.0), (0, None)])
@@ -247,7 +247,7 @@ def test_responses_without_a_token_are_counted(
     assert status.get("rollout/empty_responses") == found
 
 
-@pytest.mark.parametrize(("of_ranks", "seconds"), [(120.0, 150.0), (float("inf"), START_SECONDS)])
+@pytest.mark.parametrize(("of_ranks", "seconds"), [(120.0, 150.0), (float("inf"), START_TIMEOUT)])
 def test_connecting_engines_again_has_a_deadline(
     monkeypatch: pytest.MonkeyPatch, of_ranks: float, seconds: float
 ) -> None:

@@ -23,20 +23,20 @@ def no_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_second_start_goes_on_with_the_run_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wandb_resume.go_on(tmp_path)
+    wandb_resume.resume_run(tmp_path)
     first = os.environ["WANDB_RUN_ID"]
     assert first and os.environ["WANDB_RESUME"] == "allow"
     monkeypatch.delenv("WANDB_RUN_ID")
-    wandb_resume.go_on(tmp_path)
+    wandb_resume.resume_run(tmp_path)
     assert os.environ["WANDB_RUN_ID"] == first
     monkeypatch.delenv("WANDB_RUN_ID")
-    wandb_resume.go_on(tmp_path / "another")
+    wandb_resume.resume_run(tmp_path / "another")
     assert os.environ["WANDB_RUN_ID"] != first
 
 
 def test_a_long_runs_samples_are_logged_once(tmp_path: Path) -> None:
-    wandb_resume.go_on(tmp_path)
-    wandb_resume.offline_unless_asked(tmp_path)
+    wandb_resume.resume_run(tmp_path)
+    wandb_resume.default_to_offline(tmp_path)
     named = SimpleNamespace(key=None, org=None, project="tests", group=None, run_name="run")
     logger = wandb_resume.WandbLogger(SimpleNamespace(logger=SimpleNamespace(wandb=named)))
     for step in range(1, 6):
@@ -54,20 +54,20 @@ def test_a_long_runs_samples_are_logged_once(tmp_path: Path) -> None:
 def test_wandb_is_offline_without_a_key_and_off_where_it_is_disabled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wandb_resume.offline_unless_asked(tmp_path)
+    wandb_resume.default_to_offline(tmp_path)
     assert os.environ["WANDB_MODE"] == "offline" and os.environ["WANDB_DIR"] == str(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    wandb_resume.offline_unless_asked(tmp_path)
+    wandb_resume.default_to_offline(tmp_path)
     assert os.environ["WANDB_MODE"] == "disabled"
     monkeypatch.setenv("WANDB_API_KEY", "a key")
     monkeypatch.setenv("WANDB_MODE", "online")
-    wandb_resume.offline_unless_asked(tmp_path)
+    wandb_resume.default_to_offline(tmp_path)
     assert os.environ["WANDB_MODE"] == "online"
-    wandb_resume.offline_unless_asked(tmp_path, always=True)  # sg.wandb=offline
+    wandb_resume.default_to_offline(tmp_path, always=True)  # sg.wandb=offline
     assert os.environ["WANDB_MODE"] == "offline"
 
 
 def test_an_exported_id_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_RUN_ID", "mine")
-    wandb_resume.go_on(tmp_path)
+    wandb_resume.resume_run(tmp_path)
     assert os.environ["WANDB_RUN_ID"] == "mine" and not list(tmp_path.iterdir())

@@ -117,12 +117,12 @@ print(before == (torch.cuda.current_device, torch.cuda.synchronize, torch.cuda.e
 def test_settings_that_need_cuda_are_named() -> None:
     values = {key: allowed[0] for key, allowed in platform.REQUIRED_SETTINGS.items()}
     values["ds.packing_samples"] = False
-    assert platform.unmet_settings(values.__getitem__) == []
+    assert platform.unsupported_settings(values.__getitem__) == []
     # Upstream asks for flash_attention_2 whenever samples are packed.
     values |= {"ds.attn_implementation": "flash_attention_2", "ds.packing_samples": True}
-    assert platform.unmet_settings(values.__getitem__) == []
+    assert platform.unsupported_settings(values.__getitem__) == []
     values |= {"ds.packing_samples": False, "vllm.enable_sleep": True}
-    problems = platform.unmet_settings(values.__getitem__)
+    problems = platform.unsupported_settings(values.__getitem__)
     assert problems == [
         "ds.attn_implementation=flash_attention_2: without CUDA use sdpa or eager",
         "vllm.enable_sleep=True: without CUDA use false",

@@ -14,11 +14,11 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from sg_rlhf.overlay.reporting.errors import EngineLost, RewardError
 from sg_rlhf.overlay.rollout import dispatch
-from sg_rlhf.overlay.rollout.async_buffer import RolloutsAhead
-from sg_rlhf.overlay.rollout.dispatch import Asked, Incarnation
+from sg_rlhf.overlay.rollout.async_buffer import AsyncRolloutBuffer
+from sg_rlhf.overlay.rollout.dispatch import EngineInstance, RequestTag
 from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
 from sg_rlhf.overlay.settings import layout_checks
-from sg_rlhf.overlay.settings.async_config import Lead
+from sg_rlhf.overlay.settings.async_config import AsyncConfig
 
 BATCH, RESPONSES = 4, 2
 ENGINES = 2
@@ -29,15 +29,15 @@ class Engines:
 
     def __init__(self) -> None:
         self.handles = [self.handle(number) for number in range(ENGINES)]
-        self.incarnations = [Incarnation(f"first {n}", "", ()) for n in range(ENGINES)]
+        self.incarnations = [EngineInstance(f"first {n}", "", ()) for n in range(ENGINES)]
         #: (engine, prompt, what it was told) of every request.
-        self.requests: list[tuple[int, Any, Asked]] = []
+        self.requests: list[tuple[int, Any, RequestTag]] = []
         #: Requests, by their number, whose answer is an error.
         self.errors: dict[int, Exception] = {}
         self.replaced: list[int] = []
 
     def handle(self, number: int) -> Any:
-        def generate(asked: Asked, prompt: Any, num_samples: int, **_: Any) -> Any:
+        def generate(asked: RequestTag, prompt: Any, num_samples: int, **_: Any) -> Any:
             self.requests.append((number, prompt, asked))
             assert num_samples == RESPONSES
             return self.errors.get(len(self.requests) - 1, [prompt] * num_samples)
@@ -51,7 +51,7 @@ class Engines:
         if number in self.replaced:
             raise EngineLost("lost again")
         self.replaced.append(number)
-        self.incarnations[number] = Incarnation(f"second {number}", "", ())
+        self.incarnations[number] = EngineInstance(f"second {number}", "", ())
 
 
 class Answer:
@@ -188,12 +188,12 @@ def test_with_filtering_a_bound_of_0_is_the_synchronous_run(solved: set[int]) ->
         generator = Generator(14, solved, filtering=True)
         generator.args.train.partial_rollout_enable = False
         if ahead:
-            lead = Lead(0, 0, False, batch=BATCH, unit=BATCH, filters=True)
+            lead = AsyncConfig(0, 0, False, batch=BATCH, unit=BATCH, filters=True)
 
             def sample(unit: Any, answer: Any) -> None:
                 generator.sample_ahead(unit, answer, generator.engines)
 
-            made = RolloutsAhead(lead, generator.prompts_dataloader, 2, sample)
+            made = AsyncRolloutBuffer(lead, generator.prompts_dataloader, 2, sample)
             generator.ahead = made
         found: list[Any] = []
         for _ in range(2):  # epochs

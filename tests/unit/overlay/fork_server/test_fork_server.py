@@ -166,7 +166,7 @@ def test_its_environment_is_the_requests_alone(server: ForkServer) -> None:
     environment = {"PATH": os.environ["PATH"], "OURS": "here"}
     found = json.loads(run(server, "-c", code, env=environment).stdout)
     # A shell and the interpreter set the first two for a plain one, too.
-    others = ("PWD", "LC_CTYPE", worker_launcher.FIRST_VARIABLE)
+    others = ("PWD", "LC_CTYPE", worker_launcher.ENV_ANCHOR)
     assert {k: v for k, v in found.items() if k not in others} == environment
 
 
@@ -285,9 +285,9 @@ def test_it_ends_with_the_driver_however_that_ends() -> None:
 
 
 def test_only_for_a_cluster_of_ones_own() -> None:
-    assert client.wanted({})
-    assert not client.wanted({"RAY_ADDRESS": "127.0.0.1:6379"})
-    assert not client.wanted({client.VARIABLE: "0"})
+    assert client.enabled({})
+    assert not client.enabled({"RAY_ADDRESS": "127.0.0.1:6379"})
+    assert not client.enabled({client.VARIABLE: "0"})
 
 
 @pytest.mark.parametrize("module", client.MODULES)

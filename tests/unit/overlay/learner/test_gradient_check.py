@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sg_rlhf.overlay.learner.gradient_check import Faults
+from sg_rlhf.overlay.learner.gradient_check import GradientFaults
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def test_gradients_of_a_group() -> None:
     params = list(net.parameters())
     gradients = [torch.ones(2) for _ in params]
     gradients[3][1], gradients[1][0] = torch.nan, torch.inf
-    faults = Faults(None, net.named_parameters)
+    faults = GradientFaults(None, net.named_parameters)
     faults.look(gradients, params)
     line = str(faults.error(7))
     assert "entries (1.weight, 3.weight), though" in line and "optimizer step 7:" in line
@@ -35,7 +35,7 @@ def test_gradients_of_a_group() -> None:
 def test_many_are_a_number() -> None:
     net = model()
     params = list(net.parameters())
-    faults = Faults(None, net.named_parameters)
+    faults = GradientFaults(None, net.named_parameters)
     faults.look([torch.full((2,), torch.nan) for _ in params], params)
     assert "(0.weight, 1.weight, 2.weight and 3 more)" in str(faults.error(1))
 
@@ -46,7 +46,7 @@ def test_norms_of_an_offloaded_group() -> None:
     ids = {p: i for i, p in enumerate(params)}
     norms: dict[int, Any] = {0: 1.0, 1: torch.tensor(float("nan")), 4: float("inf")}
     optimizer = SimpleNamespace(norm_for_param_grads=norms, get_param_id=ids.__getitem__)
-    faults = Faults(optimizer, net.named_parameters)
+    faults = GradientFaults(optimizer, net.named_parameters)
     faults.look(params)
     assert "(1.weight, 4.weight)" in str(faults.error(1))
 
@@ -67,7 +67,7 @@ class Skips:
 def test_a_step_that_deepspeed_skips_by_itself() -> None:
     net = model()
     optimizer: Any = Skips(list(net.parameters()), [None, *(torch.ones(2) for _ in range(5))])
-    faults = Faults(optimizer, net.named_parameters)
+    faults = GradientFaults(optimizer, net.named_parameters)
     assert not optimizer.has_overflow(partition_gradients=True)
     assert "weight" not in str(faults.error(1))
     optimizer.averaged_gradients[0][5][0] = torch.nan

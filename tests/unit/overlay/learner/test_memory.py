@@ -20,9 +20,9 @@ class Largest:
 
 
 def test_without_cuda_it_is_the_process() -> None:
-    memory.start()
+    memory.reset_peak()
     held = torch.ones(2**28)  # 1 GiB
-    ((name, used),) = memory.of_all_ranks(Largest()).items()
+    ((name, used),) = memory.max_over_ranks(Largest()).items()
     assert name == "memory/peak_rss_gib"
     assert used >= held.nbytes / memory.GIB
     assert used == pytest.approx(
@@ -42,6 +42,9 @@ def test_with_cuda_it_is_the_allocators_peak_and_the_device(
         "mem_get_info": lambda: (10 * 2**30, 80 * 2**30),
     }.items():
         monkeypatch.setattr(torch.cuda, name, answer)
-    memory.start()
+    memory.reset_peak()
     assert forgotten
-    assert memory.used() == {"memory/peak_allocated_gib": 3.0, "memory/device_used_gib": 70.0}
+    assert memory.current_usage() == {
+        "memory/peak_allocated_gib": 3.0,
+        "memory/device_used_gib": 70.0,
+    }

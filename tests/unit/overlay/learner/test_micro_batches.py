@@ -23,7 +23,7 @@ from sg_rlhf.config import load_config
 from sg_rlhf.overlay.driver import run
 from sg_rlhf.overlay.learner import micro_batches
 from sg_rlhf.overlay.learner.experience_maker import SGExperienceMaker
-from sg_rlhf.overlay.learner.replay_buffer import DealtBuffer
+from sg_rlhf.overlay.learner.replay_buffer import BalancedBuffer
 from sg_rlhf.plan.shapes import shape_of
 from sg_rlhf.plan.time import sequence_flops
 from tests.unit.overlay.learner.test_policy_actor import CONFIGS
@@ -96,9 +96,9 @@ class Rank:
     """An actor's rank: upstream's replay buffer behind upstream's remote calls."""
 
     def __init__(self, args: Any) -> None:
-        kind = DealtBuffer if micro_batches.in_rounds(args) else NaiveReplayBuffer
+        kind = BalancedBuffer if micro_batches.variable_size(args) else NaiveReplayBuffer
         self.buffer = kind(MICRO, packing_samples=args.ds.packing_samples)
-        self.buffer.in_order = micro_batches.dealt(args)
+        self.buffer.in_order = micro_batches.is_balanced(args)
         self.strategy = SimpleNamespace(is_rank_0=lambda: True)
         self.execute_batch = SimpleNamespace(
             remote=lambda name, data, start, end: BaseModelActor.execute_batch(
@@ -111,7 +111,7 @@ class Rank:
 
     def trained(self) -> list[list[int]]:
         """The samples of each micro-batch, in the order in which an update takes them."""
-        if isinstance(self.buffer, DealtBuffer):
+        if isinstance(self.buffer, BalancedBuffer):
             place = [int(item.sequences[0]) for item in self.buffer.items]
             return [[place[i] for i in samples] for samples in self.buffer._micro_batches]
         loader = upstream_actor.DataLoader(
@@ -149,7 +149,7 @@ def test_each_rank_trains_what_it_was_dealt_in_that_order(packed: bool) -> None:
     ranks = ranks_of(args, maker.make_experience_batch(samples))
     steps = balance.optimizer_steps(SAMPLES, STEP, args.train.seed, 3)
     costs = [sequence_flops(shape_of(args.actor.model_name_or_path), n) for n in lengths]
-    dealt = rounds.deal_steps(lengths, steps, RANKS, MICRO, costs, packed=packed)
+    dealt = rounds.variable_size_steps(lengths, steps, RANKS, MICRO, costs, packed=packed)
     assert len({len(s) for of_step in dealt for hand in of_step for s in hand}) > 1
     for r, rank in enumerate(ranks):
         hands = [of_step[r] for of_step in dealt]
@@ -164,7 +164,7 @@ def test_each_rank_trains_what_it_was_dealt_in_that_order(packed: bool) -> None:
         [of(lengths[i] for i in samples) for of_step in dealt for samples in of_step[r]]
         for r in range(RANKS)
     ]
-    assert maker.waiting_share == pytest.approx(balance.waiting(tokens))
+    assert maker.waiting_share == pytest.approx(balance.idle_fraction(tokens))
 
 
 def test_the_passes_before_the_update_are_dealt_alike() -> None:
@@ -176,10 +176,10 @@ def test_the_passes_before_the_update_are_dealt_alike() -> None:
     lengths = [int(s.total_length) for s in rollout()]
     fixed = [
         [padded(lengths[i] for i in samples) for samples in hand]
-        for hand in balance.deal(lengths, RANKS, 4, packed=False)
+        for hand in balance.balance(lengths, RANKS, 4, packed=False)
     ]
     assert max(map(max, tokens)) <= max(map(max, fixed))
-    assert balance.waiting(tokens) < 0.2
+    assert balance.idle_fraction(tokens) < 0.2
     assert sum(map(max, zip(*tokens, strict=True))) < sum(map(max, zip(*fixed, strict=True)))
 
 
@@ -250,7 +250,7 @@ def test_upstreams_way_is_a_setting_away() -> None:
 )
 def test_what_cuts_by_itself_is_left_to_upstream(other: list[str]) -> None:
     args = arguments(*other)
-    assert not micro_batches.dealt(args)
+    assert not micro_batches.is_balanced(args)
     cut = Maker(args).split_rollout_samples(rollout())
     again = Maker(args).split_rollout_samples(rollout())
     assert places(cut) == places(again) and sorted(places(cut)) == list(range(SAMPLES))
@@ -314,7 +314,7 @@ def test_a_reference_on_half_of_the_ranks_has_two_hands_of_each() -> None:
         "vllm.num_engines=4", "train.colocate_all=false",
     )  # fmt: skip
     samples = rollout()
-    order = [place for (place,) in micro_batches.forward_passes(samples, args)]
+    order = [place for (place,) in micro_batches.scoring_micro_batches(samples, args)]
     by_length = sorted(range(SAMPLES), key=lambda i: -int(samples[i].total_length))
     for count in (4, 2):
         hands = [order[i : i + SAMPLES // count] for i in range(0, SAMPLES, SAMPLES // count)]
@@ -324,7 +324,7 @@ def test_a_reference_on_half_of_the_ranks_has_two_hands_of_each() -> None:
 
 
 def test_a_field_without_a_value_for_every_sample_is_named() -> None:
-    (whole,) = micro_batches.together(rollout(), [list(range(4))], PAD)
+    (whole,) = micro_batches.concat(rollout(), [list(range(4))], PAD)
     whole.info["odd"] = torch.zeros(3)
     with pytest.raises(ValueError, match="info odd has 3 values for 4 samples"):
-        micro_batches.rows(whole)
+        micro_batches.unbatch(whole)

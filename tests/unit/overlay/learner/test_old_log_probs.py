@@ -16,7 +16,7 @@ from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
 from sg_rlhf.overlay.learner import old_log_probs, overlapped_reference
 from sg_rlhf.overlay.learner.experience_maker import SGExperienceMaker
-from sg_rlhf.overlay.learner.old_log_probs import noisy
+from sg_rlhf.overlay.learner.old_log_probs import has_train_time_noise
 from sg_rlhf.overlay.learner.policy_actor import SGActorPPOTrainer
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
 from tests.unit.overlay.learner.test_policy_actor import (
@@ -97,7 +97,7 @@ def trained(args: Any, *, skip: bool, twist: Any = None) -> tuple[Any, Counting,
 @pytest.mark.parametrize("name", WITHOUT_A_PASS)
 def test_the_update_is_the_same_bit_for_bit(name: str, batches: list[str], epochs: int) -> None:
     args = arguments(name, TWO_STEPS, f"train.max_epochs={epochs}", *batches)
-    assert old_log_probs.needed(args).of == "later"
+    assert old_log_probs.is_needed(args).of == "later"
     _, expected, rows = trained(args, skip=False)
     _, found, skipped = trained(args, skip=True)
     assert torch.equal(found.table, expected.table)
@@ -278,7 +278,7 @@ def test_a_models_configuration_tells_whether_it_draws(
     actor = Table("cpu")
     config = SimpleNamespace(to_dict=lambda: settings)
     actor.model.module = SimpleNamespace(config=config)
-    assert noisy(actor) is found
+    assert has_train_time_noise(actor) is found
 
 
 class Maker(SGExperienceMaker):
@@ -374,4 +374,4 @@ def test_noise_is_found_in_a_real_models_configuration(dropout: float) -> None:
     actor = torch.nn.Module()
     actor.model = torch.nn.Module()
     actor.model.config = Qwen2Config(attention_dropout=dropout, id2label={0: "a", 1: "b"})
-    assert noisy(actor) is bool(dropout)
+    assert has_train_time_noise(actor) is bool(dropout)

@@ -47,12 +47,12 @@ __all__ = ["one_rank"]
     ],
 )
 def test_where_nothing_reads_them_before_the_update(overrides: list[str], fits: bool) -> None:
-    assert overlapped_reference.fits(arguments("grpo", TWO_STEPS, *overrides)) is fits
+    assert overlapped_reference.can_overlap(arguments("grpo", TWO_STEPS, *overrides)) is fits
 
 
 def test_not_where_models_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "active", lambda: False)
-    assert not overlapped_reference.fits(arguments("grpo", TWO_STEPS))
+    assert not overlapped_reference.can_overlap(arguments("grpo", TWO_STEPS))
 
 
 def test_the_experience_is_handed_over_before_the_reference_has_answered(
@@ -76,7 +76,7 @@ def test_each_rank_finds_its_own(monkeypatch: pytest.MonkeyPatch, ranks: int) ->
     samples = rollout(Table("cpu"))
     for i, sample in enumerate(samples):
         sample.index, sample.prompts = [i], [f"prompt {i}"]
-    experiences = micro_batches.for_update(samples, args, 0, 0)
+    experiences = micro_batches.training_micro_batches(samples, args, 0, 0)
 
     def run(method_name: str, **inputs: list[Any]) -> list[Any]:
         """Upstream's, with what it was given as the answer."""
@@ -85,7 +85,7 @@ def test_each_rank_finds_its_own(monkeypatch: pytest.MonkeyPatch, ranks: int) ->
         return [inputs["sequences"][r * size : (r + 1) * size] for r in range(ranks)]
 
     group = SimpleNamespace(async_run_method_batch=run)
-    results = overlapped_reference.dispatch(group, experiences, args)
+    results = overlapped_reference.submit(group, experiences, args)
     assert len(results) == 2
     own = len(experiences) // ranks
     for rank in range(ranks):
@@ -104,7 +104,7 @@ def updated(monkeypatch: pytest.MonkeyPatch, *, late: bool, spoilt: bool = False
     samples = rollout(plain(actor))
     for i, sample in enumerate(samples):
         sample.index, sample.prompts = [i], [f"prompt {i}"]
-    experiences = micro_batches.for_update(samples, args, 0, 0)
+    experiences = micro_batches.training_micro_batches(samples, args, 0, 0)
     values = [e.base_action_log_probs.clone() for e in experiences]
     if spoilt:
         values[-1][0, 2] = float("nan")  # the first token of a response

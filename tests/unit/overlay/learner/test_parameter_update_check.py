@@ -16,7 +16,7 @@ from sg_rlhf.overlay.learner.parameter_update_check import (
     REACHED,
     TAKEN,
     UNLIKE,
-    judge,
+    evaluate,
     of_optimizer,
 )
 from sg_rlhf.overlay.reporting.errors import FrozenError, RunStopped
@@ -30,7 +30,7 @@ SANE = found(RAN, REACHED, NON_ZERO, OWNED, TAKEN)
 
 
 def test_a_sane_step_says_nothing() -> None:
-    assert judge(["a", "b"], [SANE, SANE]) == []
+    assert evaluate(["a", "b"], [SANE, SANE]) == []
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_sane_step_says_nothing() -> None:
     ],
 )
 def test_what_a_sane_run_may_have_is_a_remark(columns: tuple[int, ...], remark: str) -> None:
-    assert judge(["a", "b"], [SANE, found(*columns)]) == [remark]
+    assert evaluate(["a", "b"], [SANE, found(*columns)]) == [remark]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_what_a_sane_run_may_have_is_a_remark(columns: tuple[int, ...], remark: 
 )
 def test_a_fault_stops_the_run_with_the_name(columns: tuple[int, ...], line: str) -> None:
     with pytest.raises(FrozenError) as error:
-        judge(["a", "b"], [SANE, found(*columns)])
+        evaluate(["a", "b"], [SANE, found(*columns)])
     assert "did not train 1 of 2 tensors: " in str(error.value) and line in str(error.value)
     assert isinstance(error.value, RunStopped)
 
@@ -64,7 +64,7 @@ def test_a_fault_stops_the_run_with_the_name(columns: tuple[int, ...], line: str
 def test_hundreds_of_names_stay_one_line() -> None:
     names = [f"layer{i}" for i in range(417)]
     with pytest.raises(FrozenError) as error:
-        judge(names, [SANE] * 27 + [found(RAN, OWNED)] * 390)
+        evaluate(names, [SANE] * 27 + [found(RAN, OWNED)] * 390)
     assert "did not train 390 of 417 tensors" in str(error.value)
     assert "layer34 and 382 more;" in str(error.value) and "\n" not in str(error.value)
 

@@ -45,7 +45,7 @@ FAMILIES = {
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The rows whose bounds were worked out."""
-    original, seen = packed_attention.packed_row, []
+    original, seen = packed_attention.row_from_positions, []
 
     def count(position_ids: Any) -> Any:
         seen.append(position_ids)
@@ -127,7 +127,7 @@ def test_a_recomputation_gets_its_own_row_after_another_forward(
 def test_a_row_is_forgotten_with_its_positions() -> None:
     before = len(packed_attention._rows())
     positions = torch.tensor([[0, 1, 0]])
-    assert packed_attention.row_of(positions) is packed_attention.row_of(positions)
+    assert packed_attention.cached_row(positions) is packed_attention.cached_row(positions)
     assert len(packed_attention._rows()) == before + 1
     del positions
     gc.collect()
@@ -135,7 +135,7 @@ def test_a_row_is_forgotten_with_its_positions() -> None:
 
 
 def test_the_bounds_of_a_row() -> None:
-    row = packed_attention.packed_row(packed(samples(0))["position_ids"])
+    row = packed_attention.row_from_positions(packed(samples(0))["position_ids"])
     assert row.cu_seq_lens.tolist() == [0, 5, 6, 15, 16, 17, 20]
     assert row.cu_seq_lens.dtype == torch.int32
     assert row.lengths == list(LENGTHS) and row.max_length == 9
@@ -170,7 +170,7 @@ def test_what_the_kernel_has_not_is_refused(what: str) -> None:
 @pytest.mark.parametrize("window", [None, 4, 100])
 def test_cudas_kernel_takes_our_arguments(window: int | None) -> None:
     """Its shapes and types, forward and backward; the values need a GPU."""
-    row = packed_attention.packed_row(packed(samples(0))["position_ids"])
+    row = packed_attention.row_from_positions(packed(samples(0))["position_ids"])
     row = row._replace(cu_seq_lens=row.cu_seq_lens.to("meta"))
     new: dict[str, Any] = {"device": "meta", "dtype": torch.bfloat16, "requires_grad": True}
     query = torch.empty(sum(LENGTHS), 4, 64, **new)
@@ -189,7 +189,7 @@ def test_flash_attn_is_told_where_samples_begin() -> None:
     def record(*_arguments: Any, **kwargs: Any) -> None:
         seen.append(kwargs)
 
-    flash_attention = packed_attention.with_lengths_known(record)
+    flash_attention = packed_attention.with_cu_seqlens(record)
     query = torch.zeros(1, 2, 3, 8)
     flash_attention(None, query, query, query, None, position_ids=torch.tensor([[0, 0, 1]]))
     told = seen.pop()
@@ -242,13 +242,13 @@ def test_flash_attn_that_is_asked_for_and_absent_is_refused_on_cuda(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(platform.PLATFORM_VARIABLE, "cuda")
-    cli.fit_platform(cli.parse([*ARGUMENTS, "--ds.packing_samples"]))
+    cli.check_platform(cli.parse([*ARGUMENTS, "--ds.packing_samples"]))
     asked = [*ARGUMENTS, "--ds.packing_samples", "--ds.attn_implementation", "flash_attention_2"]
     if flash_attn_shim.installed():
-        cli.fit_platform(cli.parse(asked))
+        cli.check_platform(cli.parse(asked))
         return
-    with pytest.raises(cli.NotOnThisMachine) as error:
-        cli.fit_platform(cli.parse(asked))
+    with pytest.raises(cli.UnsupportedHere) as error:
+        cli.check_platform(cli.parse(asked))
     assert str(error.value) == (
         "ds.attn_implementation=flash_attention_2: flash-attn is not installed; use varlen, "
         "torch's own kernel, or install flash-attn==2.8.3 (docs/operations.md)"

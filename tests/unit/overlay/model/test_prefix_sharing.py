@@ -44,7 +44,7 @@ def batch_of(
 
 @pytest.fixture
 def row_counts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    original, seen = prefix_sharing.shared_row, []
+    original, seen = prefix_sharing.pack_with_shared_prompts, []
 
     def count(*args: Any) -> Any:
         seen.append(original(*args))
@@ -86,7 +86,9 @@ def test_a_row_in_full() -> None:
     batch = batch_of(((1, 2), (2, 1), (1, 1)))
     chosen = torch.zeros_like(batch["sequences"], dtype=torch.bool)
     chosen[:, :-1] = batch["action_mask"]
-    row = prefix_sharing.shared_row(batch["sequences"], batch["attention_mask"], chosen)
+    row = prefix_sharing.pack_with_shared_prompts(
+        batch["sequences"], batch["attention_mask"], chosen
+    )
     assert row is not None and row.row.keys is not None
     texts = batch["sequences"].tolist()
     assert row.tokens[0].tolist() == [5, 6, 7, *texts[0][3:], texts[2][3], 11, texts[1][1]]
@@ -103,7 +105,9 @@ def test_different_prompts_share_nothing() -> None:
     batch = batch_of(((0, 2), (1, 2)))
     chosen = torch.zeros_like(batch["sequences"], dtype=torch.bool)
     chosen[:, :-1] = batch["action_mask"]
-    found = prefix_sharing.shared_row(batch["sequences"], batch["attention_mask"], chosen)
+    found = prefix_sharing.pack_with_shared_prompts(
+        batch["sequences"], batch["attention_mask"], chosen
+    )
     assert found is None
 
 
@@ -112,11 +116,11 @@ def test_keys_on_a_gpu_are_those_on_the_host(window: int | None) -> None:
     """What the kernel gets, its causal mask laid as its authors describe it: the last query sees
     the last key."""
     torch.manual_seed(0)
-    row = packed_attention.packed_keys([3, 2, 4, 1], [-1, 0, 0, -1], "cpu")
+    row = packed_attention.row_with_prefixes([3, 2, 4, 1], [-1, 0, 0, -1], "cpu")
     assert row.keys is not None
     query = torch.randn(10, 4, 8)
     key, value = torch.randn(2, 10, 2, 8)
-    found = packed_attention.attend_packed(query, key, value, row, window=window)
+    found = packed_attention.packed_attention(query, key, value, row, window=window)
     keys, values = key[row.keys.places], value[row.keys.places]
     expected = []
     for i, length in enumerate(row.lengths):
@@ -140,7 +144,9 @@ def test_a_copy_of_the_positions_is_refused() -> None:
 
     model = model_of(FAMILIES["qwen2"], packed_attention.VARLEN)
     positions = torch.tensor([[0, 1, 2, 2]])
-    packed_attention.remember(positions, packed_attention.packed_keys([2, 1, 1], [-1, 0, 0], "cpu"))
+    packed_attention.cache_row(
+        positions, packed_attention.row_with_prefixes([2, 1, 1], [-1, 0, 0], "cpu")
+    )
     tokens = torch.tensor([[1, 2, 3, 4]])
     model(tokens, position_ids=positions)
     with pytest.raises(RuntimeError, match="gives no packed row"):

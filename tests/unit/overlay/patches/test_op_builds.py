@@ -20,13 +20,13 @@ def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_environment_builds_in_its_own_folder(prefix: Path) -> None:
     op_builds.install()
-    assert op_builds.wanted() and op_builds.folder() == prefix / "torch_extensions"
+    assert op_builds.enabled() and op_builds.folder() == prefix / "torch_extensions"
 
 
 def test_a_users_own_folder_is_left_alone(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(op_builds.VARIABLE, str(prefix / "shared"))
     op_builds.install()
-    assert not op_builds.wanted()
+    assert not op_builds.enabled()
 
 
 def test_a_dead_lock_is_cleared_and_debug_symbols_are_left_out(prefix: Path) -> None:
@@ -39,7 +39,7 @@ def test_a_dead_lock_is_cleared_and_debug_symbols_are_left_out(prefix: Path) -> 
         seen.append((name, sources, options, dead.exists()))
         return "module"
 
-    guarded = op_builds.under_a_lock(load)
+    guarded = op_builds.with_file_lock(load)
     flags = ["-O3", "-g", "-march=native", "-fopenmp"]
     assert guarded("op", ["a.cpp"], extra_cflags=flags, verbose=True) == "module"
     without = ["-O3", "-march=native", "-fopenmp"]

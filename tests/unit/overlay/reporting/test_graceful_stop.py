@@ -17,11 +17,11 @@ import sys, time
 from pathlib import Path
 from sg_rlhf.overlay.reporting import graceful_stop as termination
 try:
-    with termination.Grace(sys.argv[1] or None, float(sys.argv[2])):
+    with termination.GracefulStop(sys.argv[1] or None, float(sys.argv[2])):
         print("waits", flush=True)
         for _ in range(100_000):
             time.sleep(0.05)
-            if termination.asked(Path(sys.argv[1]) if sys.argv[1] else None):
+            if termination.stop_requested(Path(sys.argv[1]) if sys.argv[1] else None):
                 print("asked", flush=True)
                 if sys.argv[3] == "heeds":
                     break
@@ -40,12 +40,12 @@ def waiting(folder: Path | str, seconds: float, heeds: str) -> subprocess.Popen[
 
 
 def test_the_controller_is_asked_and_nothing_is_left(tmp_path: Path) -> None:
-    (tmp_path / graceful_stop.REQUEST).touch()  # of a run that was killed
+    (tmp_path / graceful_stop.STOP_FILE).touch()  # of a run that was killed
     process = waiting(tmp_path, 3600, "heeds")
-    assert not graceful_stop.asked(tmp_path)
+    assert not graceful_stop.stop_requested(tmp_path)
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=300)[0] == "asked\n"
-    assert not graceful_stop.asked(tmp_path)
+    assert not graceful_stop.stop_requested(tmp_path)
 
 
 def test_it_ends_when_the_time_is_over(tmp_path: Path) -> None:
@@ -73,4 +73,4 @@ def test_without_a_run_directory_at_once() -> None:
 
 def test_before_there_is_anything_to_save() -> None:
     with pytest.raises(KeyboardInterrupt, match="before the first rollout"):
-        graceful_stop.end_now(signal.SIGTERM, None)
+        graceful_stop.interrupt(signal.SIGTERM, None)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.common.atomic_io import Lossy
+from sg_rlhf.common.atomic_io import BestEffortStream
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting import terminal as progress
 from sg_rlhf.run_dir import jsonl_log
@@ -69,12 +69,12 @@ def test_a_terminal_has_one_live_line_with_all_that_is_waited_for(
         with activity.phase(activity.TRAINER, "loading the model"):
             # A worker is busy, which says more than that the workers start.
             wait_for(terminal, "] trainer: loading the model (0 s)")
-            with activity.inside("building fused_adam"):
+            with activity.nested("building fused_adam"):
                 wait_for(terminal, "] trainer: building fused_adam (0 s)")
         (tmp_path / progress.PLAN).write_text(json.dumps({"rollouts": 3, "remarks": []}))
         wait_for(terminal, "rollouts:   0%")
         with activity.phase(activity.CONTROLLER, "evaluating"):
-            activity.count(4, 4)
+            activity.show_progress(4, 4)
             wait_for(terminal, "controller: evaluating 4/4 (0 s):   0%")
     assert "still" not in terminal.getvalue()
 
@@ -109,7 +109,10 @@ def test_it_ends_where_nobody_reads_it_any_more(
     reads, writes = os.pipe()
     os.close(reads)
     try:
-        with busy(Lossy.over(writes)) as shown, activity.phase(activity.DRIVER, "starting Ray"):
+        with (
+            busy(BestEffortStream.over(writes)) as shown,
+            activity.phase(activity.DRIVER, "starting Ray"),
+        ):
             (tmp_path / progress.PLAN).write_text(json.dumps({"rollouts": 3, "remarks": []}))
             wait = time.monotonic() + 300
             while shown.waiting_for() == "" and time.monotonic() < wait:
@@ -145,8 +148,10 @@ def test_what_was_skipped_is_a_line(tmp_path: Path) -> None:
 def test_other_processes_write_into_the_same_file_and_ranks_are_one(
     busy: Callable[..., progress.Progress],
 ) -> None:
-    script = "from sg_rlhf.overlay.reporting import activity as a\n"
+    script = (
+        "from sg_rlhf.overlay.reporting import activity as a\n"
         "with a.phase(a.ENGINE, 'loading'): input()\n"
+    )
     terminal = Screen()
     with busy(terminal) as shown:
         ranks = [
@@ -169,13 +174,13 @@ def test_what_a_worker_says_is_a_line_and_the_same_of_another_is_not(
     terminal = io.StringIO()
     with busy(terminal):
         for text in ("the retriever is away", "the retriever is away", "it is back"):
-            activity.say(activity.ENGINE, text)
+            activity.show_message(activity.ENGINE, text)
         wait_for(terminal, "] rollout engine: it is back\n")
         assert terminal.getvalue().count("rollout engine: the retriever is away\n") == 1
         # Later it is another outage.
         monkeypatch.setattr(progress, "SAME_SECONDS", 0.0)
-        activity.say(activity.ENGINE, "the retriever is away")
-        activity.say(activity.ENGINE, "that was all")
+        activity.show_message(activity.ENGINE, "the retriever is away")
+        activity.show_message(activity.ENGINE, "that was all")
         wait_for(terminal, "that was all")
     assert terminal.getvalue().count("rollout engine: the retriever is away\n") == 2
 
@@ -185,8 +190,8 @@ def test_without_a_run_directory_nothing_is_written(
 ) -> None:
     monkeypatch.delenv(activity.VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
-    with activity.phase(activity.DRIVER, "starting Ray"), activity.inside("more"):
-        activity.count(1, 1)
-    with activity.inside("nobody is busy"):
+    with activity.phase(activity.DRIVER, "starting Ray"), activity.nested("more"):
+        activity.show_progress(1, 1)
+    with activity.nested("nobody is busy"):
         pass
     assert not list(tmp_path.iterdir())

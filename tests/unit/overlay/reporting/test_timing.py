@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sg_rlhf.overlay.reporting.timing import StepClock
-from sg_rlhf.run_dir.timing_keys import BESIDE, OF_THE_RANK, PARTS, WITHIN, disjoint
+from sg_rlhf.overlay.reporting.timing import PhaseTimer
+from sg_rlhf.run_dir.timing_keys import EXTRA, OF_THE_RANK, PARTS, SUBSECTIONS, exclusive_seconds
 
 
 class Hand:
@@ -20,7 +20,7 @@ class Hand:
         return self.at
 
 
-NAMES = (*PARTS[:-1], *BESIDE, *(n for part in PARTS for n in WITHIN.get(part, ())))
+NAMES = (*PARTS[:-1], *EXTRA, *(n for part in PARTS for n in SUBSECTIONS.get(part, ())))
 TIMED = [name for name in NAMES if name not in OF_THE_RANK]
 
 
@@ -33,7 +33,7 @@ TIMED = [name for name in NAMES if name not in OF_THE_RANK]
 )  # fmt: skip
 def test_no_second_is_lost_or_counted_twice(events: list[tuple[float, str, str]]) -> None:
     hand = Hand()
-    clock, blocks = StepClock(hand), []
+    clock, blocks = PhaseTimer(hand), []
     for seconds, what, name in events:
         hand.at += seconds
         if what == "open":
@@ -44,16 +44,16 @@ def test_no_second_is_lost_or_counted_twice(events: list[tuple[float, str, str]]
         elif what == "between":
             clock.between(name)
     row = clock.take()
-    whole = row["timing/step_total"] + sum(row[f"timing/{name}"] for name in BESIDE)
+    whole = row["timing/step_total"] + sum(row[f"timing/{name}"] for name in EXTRA)
     assert whole == pytest.approx(hand.at - 100.0)
     # The report reads the same seconds out of the row.
-    parts = disjoint(row)
+    parts = exclusive_seconds(row)
     assert sum(parts.values()) == pytest.approx(row["timing/step_total"])
 
 
 def test_a_part_inside_another_is_counted_once() -> None:
     hand = Hand()
-    clock = StepClock(hand)
+    clock = PhaseTimer(hand)
     with clock.part("make_experience"):
         hand.at += 1
         with clock.part("old_log_probs"):
@@ -67,13 +67,13 @@ def test_a_part_inside_another_is_counted_once() -> None:
     assert row["timing/make_experience"] == 3 and row["timing/old_log_probs"] == 2
     assert row["timing/broadcast"] == 4 and row["timing/evaluation"] == 8
     assert row["timing/other"] == 16 and row["timing/step_total"] == 23
-    parts = disjoint(row)
+    parts = exclusive_seconds(row)
     assert parts["make_experience"] == 1 and parts["old_log_probs"] == 2
 
 
 def test_a_row_begins_where_the_last_one_ended_inside_a_block_too() -> None:
     hand = Hand()
-    clock = StepClock(hand)
+    clock = PhaseTimer(hand)
     with clock.part("logging"):
         hand.at += 1
         clock.take()
@@ -94,7 +94,7 @@ def test_a_row_begins_where_the_last_one_ended_inside_a_block_too() -> None:
 
 def test_the_part_that_is_under_way_is_told_and_the_one_that_fails_stays() -> None:
     told: list[str] = []
-    clock = StepClock(tell=told.append)
+    clock = PhaseTimer(tell=told.append)
     with clock.part("generation"), clock.part("engines_wake"):
         pass
     assert told == ["generation", "engines_wake", "generation", "other"]
@@ -105,10 +105,10 @@ def test_the_part_that_is_under_way_is_told_and_the_one_that_fails_stays() -> No
 
 def test_what_is_known_afterwards_is_moved() -> None:
     hand = Hand()
-    clock = StepClock(hand)
+    clock = PhaseTimer(hand)
     with clock.part("generation"):
         hand.at += 10
     clock.move(3, "generation", "longest_response")
     row = clock.take()
     assert row["timing/generation"] == 10 and row["timing/longest_response"] == 3
-    assert disjoint(row)["generation"] == 7
+    assert exclusive_seconds(row)["generation"] == 7

@@ -12,16 +12,16 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from sg_rlhf.overlay.rollout.async_buffer import RolloutsAhead, Unit
-from sg_rlhf.overlay.settings.async_config import Lead
+from sg_rlhf.overlay.rollout.async_buffer import AsyncRolloutBuffer, PromptBatch
+from sg_rlhf.overlay.settings.async_config import AsyncConfig
 
 BATCH = 2
 Answer = Callable[[int, list[Any]], list[Any]]
 
 
-def lead(rollouts: int, **settings: Any) -> Lead:
+def lead(rollouts: int, **settings: Any) -> AsyncConfig:
     given = {"bound": rollouts, "drop": False, "unit": BATCH, **settings}
-    return Lead(rollouts=rollouts, batch=BATCH, **given)
+    return AsyncConfig(rollouts=rollouts, batch=BATCH, **given)
 
 
 class Run:
@@ -34,7 +34,7 @@ class Run:
         trained: (rollout, prompt, version that sampled it).
     """
 
-    def __init__(self, settings: Lead, prompts: int = 8, epochs: int = 1) -> None:
+    def __init__(self, settings: AsyncConfig, prompts: int = 8, epochs: int = 1) -> None:
         self.version = 0
         self.held: dict[int, threading.Event] = {}
         self.solved: set[int] = set()
@@ -43,9 +43,9 @@ class Run:
         self.loader = StatefulDataLoader(
             range(prompts), batch_size=1, collate_fn=lambda rows: rows[0]
         )
-        self.rollouts = RolloutsAhead(settings, self.loader, epochs, self.sample)
+        self.rollouts = AsyncRolloutBuffer(settings, self.loader, epochs, self.sample)
 
-    def sample(self, unit: Unit, answer: Answer) -> None:
+    def sample(self, unit: PromptBatch, answer: Answer) -> None:
         todo = [(place, unit.drawn[place], self.version) for place in unit.unanswered()]
         self.asked += [(unit.number, place, prompt) for place, prompt, _ in todo]
         while todo:
@@ -142,7 +142,7 @@ def test_dropping_leaves_out_what_is_too_old_and_fills_the_batch() -> None:
 
 @pytest.mark.parametrize("stopped_after", [1, 2, 3])
 @pytest.mark.parametrize("settings", [lead(1), lead(2), lead(1, unit=4), lead(1, filters=True)])
-def test_a_resumed_run_loses_and_repeats_nothing(settings: Lead, stopped_after: int) -> None:
+def test_a_resumed_run_loses_and_repeats_nothing(settings: AsyncConfig, stopped_after: int) -> None:
     def start(epochs: int) -> Run:
         run = Run(settings, prompts=9, epochs=epochs)
         run.solved = {2} if settings.filters else set()
@@ -208,7 +208,7 @@ def test_prompts_under_way_are_asked_again_by_their_own_numbers() -> None:
 
 @pytest.mark.parametrize("settings", [lead(2), lead(1, unit=4)])
 def test_a_checkpoint_before_the_first_prompt_of_a_resumed_run_is_the_one_it_resumed_from(
-    settings: Lead,
+    settings: AsyncConfig,
 ) -> None:
     """It makes a lost evaluation again before it samples, and saves its best checkpoint by it."""
     first = Run(settings, prompts=9)
@@ -245,10 +245,10 @@ def test_a_synchronous_runs_checkpoint_keeps_the_loaders_place() -> None:
 
 
 def test_what_fails_in_a_thread_ends_the_run() -> None:
-    def fail(unit: Unit, answer: Answer) -> None:
+    def fail(unit: PromptBatch, answer: Answer) -> None:
         raise RuntimeError("the engine is gone")
 
     loader = StatefulDataLoader(range(4), batch_size=1)
-    rollouts = RolloutsAhead(lead(1), loader, 1, fail)
+    rollouts = AsyncRolloutBuffer(lead(1), loader, 1, fail)
     with pytest.raises(RuntimeError, match="the engine is gone"):
         rollouts.take(0)

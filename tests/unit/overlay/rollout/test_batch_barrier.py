@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sg_rlhf.overlay.rollout.batch_barrier import Gate
+from sg_rlhf.overlay.rollout.batch_barrier import BatchBarrier
 
 
 class Engine:
@@ -37,7 +37,7 @@ def test_requests_enter_in_their_order_when_all_are_there(
     engine = Engine()
 
     async def batch() -> list[Any]:
-        gate = Gate(6, engine.pause, engine.resume)
+        gate = BatchBarrier(6, engine.pause, engine.resume)
 
         async def request(key: int) -> Any:
             for _ in range(arrivals.index(key)):
@@ -59,7 +59,7 @@ def test_nothing_is_computed_before_the_last_request_is_there() -> None:
     engine = Engine()
 
     async def batch() -> None:
-        gate = Gate(2, engine.pause, engine.resume)
+        gate = BatchBarrier(2, engine.pause, engine.resume)
         first = asyncio.create_task(gate.enter(0, lambda: engine.add(0)))
         await asyncio.sleep(0.05)
         assert engine.log == ["pause"] and not first.done()
@@ -78,13 +78,13 @@ def test_one_refused_request_holds_nobody_up_and_a_dead_engine_is_told_to_all() 
     async def dead() -> None:
         raise ConnectionError("the engine is dead")
 
-    async def batch(gate: Gate) -> list[Any]:
+    async def batch(gate: BatchBarrier) -> list[Any]:
         requests = [gate.enter(0, refused), gate.enter(1, lambda: engine.add(1))]
         return await asyncio.wait_for(asyncio.gather(*requests, return_exceptions=True), 300)
 
-    first, second = asyncio.run(batch(Gate(2, engine.pause, engine.resume)))
+    first, second = asyncio.run(batch(BatchBarrier(2, engine.pause, engine.resume)))
     assert isinstance(first, ValueError) and second == "output of 1"
-    found = asyncio.run(batch(Gate(2, dead, engine.resume)))
+    found = asyncio.run(batch(BatchBarrier(2, dead, engine.resume)))
     assert [type(error) for error in found] == [ConnectionError, ConnectionError]
 
 
@@ -93,7 +93,7 @@ def test_who_comes_after_the_engine_died_hears_of_it() -> None:
         raise ConnectionError("the engine is dead")
 
     async def batch() -> None:
-        gate = Gate(3, dead, Engine().resume)
+        gate = BatchBarrier(3, dead, Engine().resume)
         for key in range(3):  # the first one's task has found out when the second comes
             with pytest.raises(ConnectionError):
                 await asyncio.wait_for(gate.enter(key, dead), 300)
@@ -103,6 +103,6 @@ def test_who_comes_after_the_engine_died_hears_of_it() -> None:
 
 @pytest.mark.parametrize("missing", [1, 2])
 def test_all_may_be_excused(missing: int) -> None:
-    gate = Gate(missing, Engine().pause, Engine().resume)
+    gate = BatchBarrier(missing, Engine().pause, Engine().resume)
     for _ in range(missing):
         gate.excuse()

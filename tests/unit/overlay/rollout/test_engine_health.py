@@ -23,7 +23,7 @@ def test_an_error_of_the_watch_itself_is_said_and_does_not_end_it(
         ended.set()
 
     monkeypatch.setattr(engine_health, "_watch", watch)
-    engine_health._keep_watching("engines", 0.01, tmp_path, ended)  # type: ignore[arg-type]
+    engine_health._monitor_forever("engines", 0.01, tmp_path, ended)  # type: ignore[arg-type]
     assert looks == ["engines", "engines"]
     (line,) = capsys.readouterr().out.splitlines()
     assert line.endswith("begins anew: RuntimeError: what nobody expected")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 
-from sg_rlhf.overlay.rollout.dispatch import Incarnation
-from sg_rlhf.overlay.rollout.engine_pool import RunEngines
+from sg_rlhf.overlay.rollout.dispatch import EngineInstance
+from sg_rlhf.overlay.rollout.engine_pool import EnginePool
 
 
-class Engines(RunEngines):
+class Engines(EnginePool):
     """Without Ray; starting another takes as long as the test says."""
 
     def __init__(self, count: int) -> None:
         self.joined = 0
         super().__init__([], 3, self.join)
-        self.incarnations = [Incarnation(f"first {n}", "", ()) for n in range(count)]
+        self.incarnations = [EngineInstance(f"first {n}", "", ()) for n in range(count)]
         self.replaced = [0] * count
         self.starting, self.may_start = threading.Event(), threading.Event()
         #: Lost while others are started.
@@ -32,7 +32,7 @@ class Engines(RunEngines):
         assert self.may_start.wait(10)
         self.replaced[number] += 1
         name = f"{self.replaced[number]} after the first {number}"
-        self.incarnations[number] = Incarnation(name, "", ())
+        self.incarnations[number] = EngineInstance(name, "", ())
 
 
 def test_an_engine_that_two_threads_miss_is_replaced_once() -> None:

@@ -40,9 +40,9 @@ def test_every_tensor_arrives_once_and_in_order(tensors: list[wb.Tensor], most: 
         assert all(slot.start % wb.ALIGNMENT == 0 for slot in bucket.slots)
         buffer = torch.full((bucket.words,), 7)
         wb.pack(bucket, [sent[slot.tensor.name] for slot in bucket.slots], buffer)
-        arrived = wb.from_wire(wb.to_wire(bucket))
+        arrived = wb.from_wire(wb.metadata(bucket))
         assert arrived == bucket
-        assert wb.damaged(arrived, buffer) is None
+        assert wb.corrupted_tensors(arrived, buffer) is None
         found += wb.unpack(arrived, buffer)
     assert [name for name, _ in found] == list(sent)
     assert all(torch.equal(tensor, sent[name]) for name, tensor in found)
@@ -75,7 +75,7 @@ THREE = [wb.Tensor(name, torch.bfloat16, (100, 100)) for name in "abc"]
 def test_a_flipped_bit_is_noticed_and_named(byte: int, bit: int) -> None:
     bucket, buffer = packed(THREE)
     buffer.view(torch.uint8)[byte] ^= 1 << bit
-    names = wb.damaged(bucket, buffer)
+    names = wb.corrupted_tensors(bucket, buffer)
     assert names is not None and THREE[byte // 20_000].name in names
     assert len(names) <= 2  # a row of 8 KiB touches two of these at most
 
@@ -86,7 +86,7 @@ def test_exchanged_words_are_noticed(one: int, other: int) -> None:
     bucket, buffer = packed(THREE)
     words = buffer[[one, other]]
     buffer[[other, one]] = words
-    assert (wb.damaged(bucket, buffer) is None) == bool(words[0] == words[1])
+    assert (wb.corrupted_tensors(bucket, buffer) is None) == bool(words[0] == words[1])
 
 
 def test_words_that_differ_in_their_highest_bits_only_are_not_taken_for_each_other() -> None:
@@ -95,12 +95,12 @@ def test_words_that_differ_in_their_highest_bits_only_are_not_taken_for_each_oth
     buffer[0], buffer[2**16] = 1, 1 + 2**48
     table = buffer[: bucket.rows * wb.ROW].view(bucket.rows, wb.ROW)
     buffer[bucket.rows * wb.ROW :] = torch.cat([table.sum(1), table.sum(0)])
-    assert wb.damaged(bucket, buffer) is None
+    assert wb.corrupted_tensors(bucket, buffer) is None
     buffer[[0, 2**16]] = buffer[[2**16, 0]]
-    assert wb.damaged(bucket, buffer) == ["w"]
+    assert wb.corrupted_tensors(bucket, buffer) == ["w"]
 
 
 def test_damaged_sums_are_noticed_too() -> None:
     bucket, buffer = packed(THREE)
     buffer[-1] += 1
-    assert wb.damaged(bucket, buffer) is not None
+    assert wb.corrupted_tensors(bucket, buffer) is not None

@@ -50,7 +50,7 @@ def bucket() -> tuple[buckets.Bucket, torch.Tensor]:
 def test_a_worker_loads_what_was_sent() -> None:
     made, buffer = bucket()
     worker = Worker([buffer])
-    assert worker.receive_bucket(buckets.to_wire(made), first=True, last=True) is None
+    assert worker.receive_bucket(buckets.metadata(made), first=True, last=True) is None
     assert [(name, *rest) for name, _, *rest in worker.loaded] == [
         ("a", True, True), ("b", True, True),
     ]  # fmt: skip
@@ -63,7 +63,7 @@ def test_a_worker_loads_nothing_of_a_damaged_bucket() -> None:
     made, buffer = bucket()
     buffer[1] += 1
     worker = Worker([buffer])
-    said = worker.receive_bucket(buckets.to_wire(made), first=True, last=False)
+    said = worker.receive_bucket(buckets.metadata(made), first=True, last=False)
     assert said is not None and said.startswith("a, b: not what was sent")
     assert worker.loaded == []
 
@@ -148,7 +148,7 @@ def test_what_an_engine_raised_is_a_line(
         raise ray.exceptions.RayTaskError("receive_bucket", "", cause)
 
     monkeypatch.setattr(ray, "get", get)
-    assert sender._answer(None) == line
+    assert sender._error_of(None) == line
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,9 @@ def test_tensor_parallel_policies_keep_upstreams_loop() -> None:
             ds=SimpleNamespace(tensor_parallel_size=tensor_parallel),
         )
 
-    assert sender.in_buckets(args("buckets", 1))
-    assert not sender.in_buckets(args("upstream", 1))
-    assert not sender.in_buckets(args("buckets", 2))
+    assert sender.uses_buckets(args("buckets", 1))
+    assert not sender.uses_buckets(args("upstream", 1))
+    assert not sender.uses_buckets(args("buckets", 2))
 
 
 @pytest.mark.parametrize(
