@@ -19,10 +19,12 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from sg_rlhf.config import Config, ConfigError, load_config
-from sg_rlhf.studies.fingerprint import decisive
+from sg_rlhf.config.resume_compatibility import NUMERICS_ONLY
 from sg_rlhf.tasks import registry
 
 DATA = "{data}"
+#: Settings that leave what a run trains as it is: where it writes, and how it is laid out.
+WITHOUT_EFFECT = ("sg.run_dir", "ckpt.", "logger.", "ds.packing_samples", *NUMERICS_ONLY)
 
 
 class _Section(BaseModel):
@@ -181,11 +183,17 @@ class Study:
     def fingerprint(self, cell: Cell) -> str:
         """A hash of everything that decides what the cell trains, but not of where it writes."""
         config = self.config(cell, Path("data"))
-        parts = [decisive(config), self.file.data, self.file.revision]
-        if self.file.domain != "kk":
-            parts.append(self.file.domain)
+        parts = [_decisive(config), self.file.data, self.file.revision, self.file.domain]
         text = json.dumps(parts, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _decisive(config: Config) -> dict[str, Any]:
+    """Everything that decides what a recipe trains. A setting at its default is left out, so that
+    a setting that comes later does not ask for finished runs again."""
+    ours = config.sg.model_dump(mode="json", exclude_defaults=True)
+    settings = {**config.values, **{f"sg.{name}": value for name, value in ours.items()}}
+    return {key: v for key, v in settings.items() if not key.startswith(WITHOUT_EFFECT)}
 
 
 def overrides(settings: dict[str, Any], data: Path) -> list[str]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from bench import async_study_figures
 from sg_rlhf.common.index_sizes import KINDS, PROCESS_BYTES, assemble_memory, spec
 from sg_rlhf.plan import hardware, of_recipe
 from sg_rlhf.plan.memory import memory_plan
@@ -34,9 +33,13 @@ def read(name: str) -> Any:
     return json.loads((RESULTS / name).read_text())
 
 
+def of_study(name: str) -> Any:
+    return json.loads((ROOT / "experiments" / "kk_small" / name).read_text())
+
+
 def test_the_study() -> None:
     printed = subprocess.run(
-        [sys.executable, "bench/study_figures.py"],
+        [sys.executable, "experiments/kk_small/analyse.py"],
         cwd=ROOT,
         check=True,
         capture_output=True,
@@ -55,7 +58,10 @@ def test_the_study() -> None:
 
 
 def test_the_study_of_the_bound() -> None:
-    table = async_study_figures.table()
+    table = subprocess.run(
+        [sys.executable, "experiments/kk_async/analyse.py"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    ).stdout.splitlines()  # fmt: skip
     assert len(table) == 14
     page = rows("docs/async.md")
     assert [row for row in map(cells, table) if row not in page] == []
@@ -133,7 +139,7 @@ def figures(a: dict[str, Any]) -> list[str]:
 def test_gradients_and_steps_of_minibatches(result: str) -> None:
     page = rows("docs/sharpness.md")
     text = (ROOT / "docs/sharpness.md").read_text()
-    baseline, *others = read(f"kk_small/{result}.json")["algorithms"]
+    baseline, *others = of_study(f"{result}.json")["algorithms"]
     assert len(others) == 10
     for a in others:
         assert "|".join([a["algorithm"], *figures(a), *figures(a["update"])]) in page
@@ -148,12 +154,12 @@ def test_gradients_and_steps_of_minibatches(result: str) -> None:
 
 def test_steps_beside_each_other() -> None:
     text = " ".join((ROOT / "docs/sharpness.md").read_text().split())
-    both = read("kk_small/minibatch_updates_mask_only_grpo_sg.json")["algorithms"][1]
+    both = of_study("minibatch_updates_mask_only_grpo_sg.json")["algorithms"][1]
     assert f"{both['size']:.2f} times as long with cosine {short(both['cosine'])}" in text
     step = both["update"]
     assert f"its step {step['size']:.2f} times, {short(step['cosine'])} (" in text
-    name = "kk_small/minibatch_updates_grpo_sg_outside_grpo_sg_normalized.json"
-    both = read(name)["algorithms"][1]
+    name = "minibatch_updates_grpo_sg_outside_grpo_sg_normalized.json"
+    both = of_study(name)["algorithms"][1]
     assert f"gradients of 1 and {short(round(both['size'], 2))[:3]} and one step" in text
     assert abs(both["update"]["size"] - 1) < 0.0003
 
@@ -162,7 +168,7 @@ def test_noise_of_an_accuracy() -> None:
     text = " ".join((ROOT / "docs/sharpness.md").read_text().split())
     prompts, draws = [], []
     for samples in (8, 64):
-        trained = read(f"kk_small/accuracy_grpo_{samples}.json")["models"][1:]
+        trained = of_study(f"accuracy_grpo_{samples}.json")["models"][1:]
         found = [model["sets"]["held_out"]["all"] for model in trained]
         assert len(found) == 3
         prompts.append(sum(f["ci95"] for f in found) / 3)
@@ -173,7 +179,7 @@ def test_noise_of_an_accuracy() -> None:
 
 
 def test_minibatch_gradients_at_the_checkpoints() -> None:
-    results = [read(f"kk_small/minibatch_gradients_grpo_s{seed}.json") for seed in range(3)]
+    results = [of_study(f"minibatch_gradients_grpo_s{seed}.json") for seed in range(3)]
     page = [row.split("|") for row in rows("docs/sharpness.md")]
     for three in zip(*(result["algorithms"] for result in results), strict=True):
         found = [row for row in page if row[0] == three[0]["algorithm"]][-1]

@@ -142,30 +142,6 @@ def test_what_is_trained_decides_the_fingerprint(tmp_path: Path) -> None:
         assert all(other.fingerprint(cell) != prints[cell.name] for cell in other.cells())
 
 
-@pytest.mark.parametrize(("name", "runs"), [("kk_small", 111), ("kk_async", 36)])
-def test_the_committed_cells_are_those_of_a_shipped_study(
-    name: str, runs: int, tmp_path: Path
-) -> None:
-    """A new name or setting of ours must not ask for runs that are there."""
-    study = load_study(SHIPPED.with_name(f"{name}.yaml"))
-    runner = study_runner.Runner(study, ROOT / "bench" / "results" / name, tmp_path, 1)
-    states = {cell.name: runner.state(cell) for cell in runner.study.cells()}
-    assert len(states) == runs
-    assert [name for name, found in states.items() if found is not study_runner.State.DONE] == []
-
-
-def test_a_later_setting_counts_where_it_is_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sg_rlhf.studies.fingerprint.ADDED", {"samples_per_step"})
-    prints = []
-    for value in (4, 5):
-        study = load_study(write(tmp_path, set={**SMALL["set"], "sg.samples_per_step": value}))
-        prints.append(study.fingerprint(next(study.cells())))
-    without = load_study(write(tmp_path))
-    assert without.fingerprint(next(without.cells())) == prints[0] != prints[1]
-
-
 def test_every_parameter_of_a_weighting_decides_a_cell(tmp_path: Path) -> None:
     def fingerprint(**weighting: Any) -> str:
         path = write(tmp_path, set={**SMALL["set"], "sg.weighting": weighting})
