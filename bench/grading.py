@@ -42,10 +42,9 @@ from typing import Any
 import psutil
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).parent))
-from machine import processor
-from self_grading import FILES, Gold, read_golds
-
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from bench.machine import processor
+from experiments.graders.self_grading import FILES, Gold, read_golds
 from sg_rlhf.tasks.math.grading import Grade, Reason, WorkerPool, grade_many
 from sg_rlhf.tasks.math.notation import key, number, same, tidy
 

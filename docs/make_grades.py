@@ -15,7 +15,7 @@ from made_tables import main
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "evaluation.md"
-RESULTS = ROOT / "bench" / "results"
+RESULTS = ROOT / "experiments" / "graders" / "results"
 
 
 def _result(name: str) -> dict[str, Any]:

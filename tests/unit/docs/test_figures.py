@@ -33,6 +33,10 @@ def read(name: str) -> Any:
     return json.loads((RESULTS / name).read_text())
 
 
+def of_graders(name: str) -> Any:
+    return json.loads((ROOT / "experiments" / "graders" / "results" / name).read_text())
+
+
 def of_study(name: str) -> Any:
     return json.loads((ROOT / "experiments" / "kk_small" / name).read_text())
 
@@ -286,7 +290,7 @@ def test_step_times_of_the_tiny_model() -> None:
 
 def test_errors_of_the_grader() -> None:
     page = " ".join(rows("docs/results.md"))
-    suites = {k: v["suites"].values() for k, v in read("grader_cases.json")["runs"].items()}
+    suites = {k: v["suites"].values() for k, v in of_graders("grader_cases.json")["runs"].items()}
     cases = sum(suite["cases"] for suite in suites["after"])
     wrong, accepted = (
         {when: sum(suite[key] for suite in found) for when, found in suites.items()}
@@ -296,7 +300,7 @@ def test_errors_of_the_grader() -> None:
         f"|{cases} cases: ours is wrong on {wrong['after']} (was {wrong['before']}) and accepts "
         f"{accepted['after']} wrong answers (was {accepted['before']})|"
     ) in page
-    changes = read("mutations.json")["runs"]
+    changes = of_graders("mutations.json")["runs"]
     rejected, passed = (
         f"{changes['after'][kind]['errors']} of {changes['after'][kind]['made']:,} {kind} {verb} "
         f"(was {changes['before'][kind]['errors']:,})"

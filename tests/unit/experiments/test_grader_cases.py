@@ -6,9 +6,9 @@ import textwrap
 
 import pytest
 
-from bench.graders import outside_cases
-from bench.graders.cases import Case, read, the_formula
-from bench.graders.fetch_cases import SUITES, main
+from experiments.graders import outside_cases
+from experiments.graders.cases import Case, read, the_formula
+from experiments.graders.fetch_cases import SUITES, main
 from sg_rlhf.tasks.math.grading import grade
 
 PYTEST = """

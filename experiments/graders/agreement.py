@@ -1,9 +1,10 @@
 """Ours beside five other rules, on answers of known value and on responses.
 
-    python -m bench.graders.agreement --data-dir data/math --out bench/results/grader_agreement.json
-    python -m bench.graders.agreement ... --responses NAME=out/math/samples.jsonl
+    python -m experiments.graders.agreement --data-dir data/math --out FILE
+    python -m experiments.graders.agreement ... --responses NAME=out/math/samples.jsonl
 
-The answers are those of `bench/mutations.py`, fewer of them: rewrites are right, mutations wrong.
+The answers are those of `experiments/graders/mutations.py`, fewer of them: rewrites are right,
+mutations wrong.
 Responses are lines of JSON with `response` and `gold`, as `samples.jsonl` of an evaluation has
 them; nobody says which of them are right, so only agreement with ours is counted. A Markdown table
 is written beside the JSON. `--grader-sources` as in `python -m eval.run --suite math`.
@@ -20,8 +21,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bench.mutations import MUTATIONS, REWRITES, make
-from bench.self_grading import FILES, read_golds
+from experiments.graders.mutations import MUTATIONS, REWRITES, make
+from experiments.graders.self_grading import FILES, read_golds
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
 from sg_rlhf.tasks.math.other_graders import RULES, OtherGraders, find_sources
 
@@ -80,7 +81,7 @@ def read_responses(path: Path) -> list[Pair]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 with one line."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.graders.agreement",
+        prog="python -m experiments.graders.agreement",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -119,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     others.close()
     pool.close()
     result = {
-        "command": "python -m bench.graders.agreement --data-dir data/math",
+        "command": "python -m experiments.graders.agreement --data-dir data/math",
         "date": args.date,
         "seed": args.seed,
         "rules": {name: rule.identity() for name, rule in RULES.items()},

@@ -1,6 +1,6 @@
 """Both error rates of the grader: harmless rewrites and one-change mutations of the data's golds.
 
-    python bench/mutations.py --data-dir data/math --label before --out bench/results/mutations.json
+    python -m experiments.graders.mutations --data-dir data/math --label before --out FILE
 
 10,000 rewrites, each of which means what the gold means, and 5,000 mutations, each of which does
 not. Every mutation is certified: numbers by exact arithmetic, formulas at random rational points
@@ -16,7 +16,6 @@ import datetime
 import json
 import random
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,9 +24,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-from self_grading import FILES, Gold, read_golds
-
+from experiments.graders.self_grading import FILES, Gold, read_golds
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
 
 #: A family gives another text of a gold, or None where it does not apply.
@@ -383,7 +380,8 @@ def markdown(result: Mapping[str, Any]) -> str:
         "",
         f"{counts['mutations']} of {last['mutations']['made']:,} mutations accepted, "
         f"{counts['rewrites']} of {last['rewrites']['made']:,} rewrites rejected ({labels[-1]}). "
-        f"`python bench/mutations.py --data-dir data/math --label {labels[-1]}`, {last['date']}.",
+        f"`python -m experiments.graders.mutations --data-dir data/math --label {labels[-1]}`, "
+        f"{last['date']}.",
         "",
     ]
     for kind, error in (("mutations", "accepted"), ("rewrites", "rejected")):

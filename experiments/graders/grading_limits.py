@@ -1,6 +1,6 @@
 """How long the tests' hostile answers take by the wall clock, one after the other.
 
-    python bench/grading_limits.py --out bench/results/grading_limits.json
+    python -m experiments.graders.grading_limits --out FILE
 
 The limit of an answer is processor time (`sg_rlhf.tasks.math.worker_pool`); on a machine that is
 not starved the two should agree. What is above the limit is the pool's notice of a worker's end
@@ -16,11 +16,9 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(1, str(Path(__file__).parents[1]))
-from machine import provenance
 from tqdm import tqdm
 
+from bench.machine import provenance
 from sg_rlhf.tasks.math.grading import WorkerPool, grade
 from sg_rlhf.tasks.math.worker_pool import DEFAULT_WORKERS
 from tests.unit.tasks.math.test_grading_hostile import HOSTILE
@@ -29,7 +27,7 @@ from tests.unit.tasks.math.test_grading_hostile import HOSTILE
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(
-        prog="python bench/grading_limits.py", description=__doc__.split("\n")[0]
+        prog="python -m experiments.graders.grading_limits", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
     args = parser.parse_args()

@@ -7,8 +7,8 @@ from fractions import Fraction
 
 import pytest
 
-from bench.mutations import MUTATIONS, REWRITES, certified, exact, make
-from bench.self_grading import Gold
+from experiments.graders.mutations import MUTATIONS, REWRITES, certified, exact, make
+from experiments.graders.self_grading import Gold
 
 TEXTS = ("12", "-3", "1500", "3.25", "\\frac{3}{8}", "2n+1", "x^2-\\sqrt{3}x", "1,2,3", "[2,5)",
          "\\frac{\\pi}{4}", "(1, -2)")  # fmt: skip

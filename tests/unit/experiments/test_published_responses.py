@@ -2,11 +2,19 @@
 
 import pytest
 
-from bench.graders import cases
-from bench.graders.outside_cases import Verdict
-from bench.graders.real import GRADERS, Judged, differ, key, markdown, read_verdicts, result_of
-from bench.graders.responses import FILES, Response
-from bench.graders.suites import truth
+from experiments.graders import cases
+from experiments.graders.outside_cases import Verdict
+from experiments.graders.real import (
+    GRADERS,
+    Judged,
+    differ,
+    key,
+    markdown,
+    read_verdicts,
+    result_of,
+)
+from experiments.graders.responses import FILES, Response
+from experiments.graders.suites import truth
 
 
 def verdicts(*accept):

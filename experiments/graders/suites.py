@@ -1,13 +1,14 @@
 """Both error rates of the grader on every suite, and of an earlier commit's on the same answers.
 
     git worktree add ../before de9d238
-    python -m bench.graders.suites --data-dir data/math --before ../before \\
-        --out bench/results/grading_suites.json
+    python -m experiments.graders.suites --data-dir data/math --before ../before \\
+        --out experiments/graders/results/grading_suites.json
 
 A suite is a list of answers that are known to be right or wrong: the cases of other graders' tests
 as `verdicts.tsv` judges them (those out of scope left out), the tests' own tables, rewrites and
 certified mutations of the golds, changes of every gold, and published responses of models as
-`bench.graders.real` judges them, whose result is read from `--real`. The earlier grader runs in a
+`experiments.graders.real` judges them, whose result is read from `--real`. The earlier grader runs
+in a
 process of its own, from the checkout, with the packages of this one. `docs/make_grades.py` makes
 the table of docs/evaluation.md of the result.
 """
@@ -26,19 +27,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.grade_changes import HARMLESS, changes, more_than_a_number
-from bench.graders import cases, fetch_cases, responses
-from bench.graders.cases import Case
-from bench.graders.outside_cases import (
+from experiments.graders import cases, fetch_cases, responses
+from experiments.graders.cases import Case
+from experiments.graders.grade_changes import HARMLESS, changes, more_than_a_number
+from experiments.graders.mutations import MUTATIONS, REWRITES, make
+from experiments.graders.outside_cases import (
     ARGUABLE,
     OUT_OF_SCOPE,
     STATES_NONE,
     Verdict,
     read_verdicts,
 )
-from bench.graders.real import key
-from bench.mutations import MUTATIONS, REWRITES, make
-from bench.self_grading import FILES, read_golds
+from experiments.graders.real import key
+from experiments.graders.self_grading import FILES, read_golds
 from sg_rlhf.tasks.math.extraction import last_box
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
 from tests.unit.tasks.math import test_grading, test_grading_forms
@@ -194,7 +195,7 @@ def earlier(checkout: Path) -> Callable[[Sequence[Answer]], list[bool]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 with one line."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.graders.suites",
+        prog="python -m experiments.graders.suites",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -203,7 +204,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
     parser.add_argument("--cases", type=Path, default=fetch_cases.CACHE, metavar="DIR")
     parser.add_argument("--responses", type=Path, default=responses.CACHE, metavar="DIR")
-    parser.add_argument("--real", type=Path, default=Path("bench/results/real_responses.json"))
+    parser.add_argument(
+        "--real", type=Path, default=Path("experiments/graders/results/real_responses.json")
+    )
     parser.add_argument("--texts", type=Path, help="write the errors with their texts here")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--date", default=datetime.date.today().isoformat())
@@ -243,7 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ]
     versions = {name: metadata.version(name) for name in ("math-verify", "sympy")}
     result = {
-        "command": "python -m bench.graders.suites --data-dir data/math --before CHECKOUT",
+        "command": "python -m experiments.graders.suites --data-dir data/math --before CHECKOUT",
         "date": args.date,
         "versions": {**versions, "python": platform.python_version()},
         "before": commit.stdout.strip(),
