@@ -10,13 +10,13 @@ float32, on one thread and on two.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from arguments import as_json
 from machine import provenance
 
 from sg_rlhf.overlay.model.adam import CPUAdamBuilder
@@ -72,7 +72,7 @@ def main() -> None:
     own, other = (each.param_groups[0]["params"][0] for each in both.values())
     result["largest_difference"] = (own - other).abs().max().item()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+    arguments.out.write_text(as_json(result))
     for threads, of in result["threads"].items():
         print(f"threads {threads}: {of}")
 

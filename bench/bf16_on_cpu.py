@@ -10,13 +10,13 @@ then faster, and rounds once. See sg_rlhf/overlay/cpu/platform.py.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from arguments import as_json
 from machine import memory_gb, processor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -81,7 +81,7 @@ def main() -> None:
         },
     }
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=2) + "\n")
+    out.write_text(as_json(result))
     for part in ("linear", "attention"):
         print(
             "{}: bf16 {bf16_ms} ms, through float32 {float32_ms} ms, ratio {ratio}".format(

@@ -32,6 +32,7 @@ from typing import Any
 
 import bm25s
 import Stemmer
+from arguments import as_json
 from machine import provenance
 
 from sg_rlhf.common.atomic_io import write_whole
@@ -109,7 +110,7 @@ def main() -> None:
             "all_in_order": sum(mine == theirs for mine, theirs in pairs),
             "the_same_set": sum(set(mine) == set(theirs) for mine, theirs in pairs),
         }
-    write_whole(args.out, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    write_whole(args.out, as_json(result))
     print(json.dumps(result, indent=2, ensure_ascii=False))
 
 

@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from arguments import as_json
 from children import FLAG, child
 from machine import provenance
 from retrieval_load import enlarge_corpus, make_queries
@@ -118,7 +119,7 @@ def main() -> None:
                     ),
                 }
                 print(f"{rows:,} {analysis}: {json.dumps(entry[analysis])}", flush=True)
-            write_whole(args.out, json.dumps(result, indent=2) + "\n")
+            write_whole(args.out, as_json(result))
 
 
 if __name__ == "__main__":

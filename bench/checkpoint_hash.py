@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from arguments import as_json
 from machine import provenance
 
 from sg_rlhf.overlay.checkpoints import manifest
@@ -53,7 +54,7 @@ def main() -> None:
             "file_gb_per_s": speed(lambda: manifest.hash_files(folder, names), arguments.repeats),
             "memory_gb_per_s": speed(lambda: hashlib.sha256(data), arguments.repeats),
         }
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    arguments.out.write_text(as_json(result))
     print(json.dumps(result, indent=1))
 
 

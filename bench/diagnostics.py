@@ -11,7 +11,6 @@ sums of the loss and of the KL for each micro-batch, and the figures of the row 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from arguments import as_json
 from machine import memory_gb, processor
 from transformers import AutoModelForCausalLM
 
@@ -129,7 +129,7 @@ def main() -> None:
         "results": results,
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+    arguments.out.write_text(as_json(result))
     for row in results:
         print(
             f"{row['response_tokens']} response tokens: {100 * row['statistics_share']:.2f} % "

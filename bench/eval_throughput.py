@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from arguments import as_json
 from machine import processor
 
 from sg_rlhf.common.host import versions
@@ -240,7 +241,7 @@ def main() -> None:
         "rounds": rounds,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(report, indent=2) + "\n")
+    args.out.write_text(as_json(report))
     print(json.dumps({k: v for k, v in report.items() if k != "rounds"}, indent=2))
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from arguments import as_json
 from machine import provenance
 
 from sg_rlhf.report.summary import summarize
@@ -125,7 +126,7 @@ def main() -> None:
         "runs": runs,
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+    arguments.out.write_text(as_json(result))
     print(f"wrote {arguments.out}")
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from arguments import as_json
 from machine import provenance
 from retrieval import SHAPES, encoder
 from retrieval_load import make_queries
@@ -115,7 +116,7 @@ def main() -> None:
                 for row in encoders(Path(name), arguments.data, kind, arguments.turns)
             ],
         }
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    arguments.out.write_text(as_json(result))
     print(json.dumps(result, indent=1))
 
 

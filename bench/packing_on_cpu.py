@@ -11,7 +11,6 @@ Seconds per rollout are those of the run's own log, the first rollout of each ru
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from arguments import as_json
 from kk_cpu import PHASES, RECIPES, ROOT, median_seconds
 from machine import provenance
 
@@ -75,7 +75,7 @@ def main() -> None:
         },
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+    arguments.out.write_text(as_json(result))
     print(f"wrote {arguments.out}")
 
 

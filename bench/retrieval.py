@@ -23,12 +23,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from arguments import as_json
 from machine import provenance
 from retrieval_load import (
     ROOT,
@@ -173,7 +173,7 @@ def measure(args: argparse.Namespace, work: Path, result: dict[str, Any]) -> Non
             label = f"{rows:,} passages, {width} wide"
             entry = {"passages": rows, "width": width, "layers": layers}
             result["grid"].append({**entry, **cell(files, queries, args, label)})
-            write_whole(args.out, json.dumps(result, indent=2) + "\n")
+            write_whole(args.out, as_json(result))
             files["index"].unlink()
 
 

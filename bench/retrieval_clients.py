@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from arguments import as_json
 from machine import provenance
 from retrieval_load import make_queries
 
@@ -388,7 +389,7 @@ def main() -> None:
         }
         for client in CLIENTS
     }
-    write_whole(args.out, json.dumps(result, indent=2) + "\n")
+    write_whole(args.out, as_json(result))
 
 
 #: Packages of the clients, imported anew for each server.

@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from arguments import as_json
 from machine import provenance
 from retrieval_load import enlarge_corpus, make_queries
 
@@ -298,7 +299,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(args, Path(folder))
     result |= {"table": table(rows), "damages": rows}
-    write_whole(args.out, json.dumps(result, indent=1) + "\n")
+    write_whole(args.out, as_json(result))
     print("| file | damages | found at start | by --verify alone | no difference | not found |")
     for name, entry in result["table"].items():
         print(f"| {name} | {' | '.join(str(number) for number in entry.values())} |")

@@ -37,6 +37,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+from arguments import as_json
 from machine import provenance
 from retrieval_load import cpu_seconds, serving
 
@@ -265,7 +266,7 @@ def main() -> None:
         build(args.data / "corpus.jsonl", "bm25", index, progress=False)
         with serving("-m", "sg_rlhf.retrieval.server", "--index", index) as (url, pid):
             result["loads"] = asyncio.run(measure(url, pid, args.seconds))
-    write_whole(args.out, json.dumps(result, indent=2) + "\n")
+    write_whole(args.out, as_json(result))
     print(*rows(result["loads"]), f"wrote {args.out}", sep="\n")
 
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from arguments import as_json
 from children import FLAG, child
 from machine import provenance
 
@@ -223,7 +224,7 @@ def save(out: Path, result: dict[str, Any]) -> None:
     if any(before.get(key) != result[key] for key in ("rows", "width")):
         before = {}
     result = {**before, **result, "kinds": {**before.get("kinds", {}), **result.get("kinds", {})}}
-    write_whole(out, json.dumps(result, indent=2) + "\n")
+    write_whole(out, as_json(result))
 
 
 def main() -> None:

@@ -42,6 +42,7 @@ def main() -> None:
     if args.worker:
         print(json.dumps(asyncio.run(load(args))))
         return
+    from arguments import as_json
     from machine import provenance
 
     from sg_rlhf.common.atomic_io import write_whole
@@ -65,7 +66,7 @@ def main() -> None:
                 }
                 for mode in THINKS_S
             }
-    write_whole(args.out, json.dumps(result, indent=2) + "\n")
+    write_whole(args.out, as_json(result))
 
 
 def measured(

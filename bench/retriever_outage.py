@@ -41,6 +41,7 @@ _TIMES = ("seconds", "timing", "time", "throughput", "per_s", "memory")
 
 
 def main() -> None:
+    from arguments import as_json
     from machine import provenance
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
@@ -50,7 +51,7 @@ def main() -> None:
     result: dict[str, Any] = provenance("retriever_outage.py", "openrlhf", "aiohttp")
     with tempfile.TemporaryDirectory() as folder:
         result |= measure(Path(folder), args.outage)
-    write_whole(args.out, json.dumps(result, indent=2) + "\n")
+    write_whole(args.out, as_json(result))
     print(json.dumps(result, indent=2))
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from arguments import as_json
 from machine import provenance
 
 ROOT = Path(__file__).parents[1]
@@ -192,7 +193,7 @@ def main() -> None:
         "runs": runs,
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+    arguments.out.write_text(as_json(result))
     print(f"new over base: {result['new_over_base']}\nwrote {arguments.out}")
 
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from arguments import at_least
+from arguments import as_json, at_least
 from head_costs import WAYS, memory, seconds, why_not
 from machine import provenance
 from peer_heads import PEERS
@@ -244,7 +244,7 @@ def main() -> None:
         print(f"skipped: {way}: {why}")
     if arguments.out:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+        arguments.out.write_text(as_json(result))
         print(f"wrote {arguments.out}")
     if arguments.plot:
         plot(result, arguments.plot)

@@ -44,7 +44,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from arguments import at_least
+from arguments import as_json, at_least
 from machine import provenance
 from ranks import outputs
 
@@ -411,7 +411,7 @@ def main() -> None:
         if row["waiting"] > GOAL
     ]
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    arguments.out.write_text(as_json(result))
     print(f"wrote {arguments.out}; over {GOAL:.0%}: {len(result['not_met'])} of {len(mine)}")
     if arguments.plot:
         plot(rows, arguments.plot)
