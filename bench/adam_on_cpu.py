@@ -19,25 +19,20 @@ import torch
 from arguments import as_json
 from machine import provenance
 
-from sg_rlhf.overlay.model.adam import CPUAdamBuilder
-
 PARAMETERS = 50_000_000
 SETTINGS = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
 
 
-def optimizer(own: bool) -> torch.optim.Optimizer:
-    """DeepSpeed's class over its own kernel, or over torch's."""
-    from deepspeed.ops.adam import DeepSpeedCPUAdam, cpu_adam
-
-    builder = cpu_adam.CPUAdamBuilder
+def optimizer(compiled: bool) -> torch.optim.Optimizer:
+    """DeepSpeed's compiled Adam, or torch's fused one, over the same parameter and gradient."""
     generator = torch.Generator().manual_seed(0)
     parameter = torch.nn.Parameter(torch.randn(PARAMETERS, generator=generator))
     parameter.grad = torch.randn(PARAMETERS, generator=generator)
-    try:
-        cpu_adam.CPUAdamBuilder = builder if own else CPUAdamBuilder
-        return DeepSpeedCPUAdam([parameter], **SETTINGS)
-    finally:
-        cpu_adam.CPUAdamBuilder = builder
+    if not compiled:
+        return torch.optim.AdamW([parameter], fused=True, **SETTINGS)
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    return DeepSpeedCPUAdam([parameter], **SETTINGS)
 
 
 def timed(steps: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
@@ -59,7 +54,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--repeats", type=int, default=15, help="timed steps of each [15]")
     arguments = parser.parse_args()
-    both = {"deepspeed_ms": optimizer(own=True), "torch_ms": optimizer(own=False)}
+    both = {"deepspeed_ms": optimizer(compiled=True), "torch_ms": optimizer(compiled=False)}
     result = {
         **provenance("adam_on_cpu.py", "torch", "deepspeed"),
         "parameters": PARAMETERS,
