@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,8 +19,12 @@ from sg_rlhf.algo.log_probs.fused_log_probs import log_probs_from_logits, select
 from sg_rlhf.overlay.patches import flash_attn_shim
 from sg_rlhf.plan.shapes import shape_of
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.gpu.block_kernels import KERNELS  # noqa: E402
+
 TEMPERATURE = 0.7
-#: Ours by the kernels of `sg_rlhf.algo.log_probs.fused_log_probs`.
+#: `selected_log_probs` with the kernels of `bench.gpu.block_kernels`.
 OURS = {"ours": "torch", "ours_compile": "compile", "ours_triton": "triton"}
 WAYS = ("logits", *OURS, *PEERS)
 
@@ -37,7 +42,12 @@ def _ours(
     kernel: str, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor | None]:
     return selected_log_probs(
-        hidden, weight, targets, temperature=temperature, with_entropy=True, kernel=kernel
+        hidden,
+        weight,
+        targets,
+        temperature=temperature,
+        with_entropy=True,
+        kernel=KERNELS[kernel](),
     )
 
 
@@ -78,7 +88,9 @@ def _head(way: str, peers: Path) -> Head:
     def head(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Any:
         if torch.is_grad_enabled():
             return _ours(kernel, hidden, weight, targets, temperature)
-        return selected_log_probs(hidden, weight, targets, temperature=temperature, kernel=kernel)
+        return selected_log_probs(
+            hidden, weight, targets, temperature=temperature, kernel=KERNELS[kernel]()
+        )
 
     return head
 

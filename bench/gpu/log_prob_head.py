@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.gpu.block_kernels import KERNELS
 from bench.gpu.measure import GIB, costs, largest, relative
 from bench.gpu.result import Job, Record
 
@@ -51,7 +52,7 @@ def heads(record: Record) -> dict[str, Head]:
 
         def without_logits(kernel: str, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
             log_probs: Tensor = module.selected_log_probs(
-                hidden, weight, targets, temperature=TEMPERATURE, kernel=kernel
+                hidden, weight, targets, temperature=TEMPERATURE, kernel=KERNELS[kernel]()
             )[0]
             return log_probs
 

@@ -27,8 +27,6 @@ Shape suffixes: ``N`` positions, ``H`` hidden size, ``V`` vocabulary.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +35,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sg_rlhf.algo.log_probs import online_softmax
-from sg_rlhf.algo.log_probs.online_softmax import Elementwise, RunningSoftmax
+from sg_rlhf.algo.log_probs.online_softmax import (
+    TORCH_KERNEL,
+    BlockKernel,
+    RunningSoftmax,
+    accumulation_dtype,
+    target_columns,
+)
 
 #: Rows and vocabulary of a block at most. On the CPU products are fastest where a block and its
 #: factors stay in the cache; a GPU wants enough of them for all of its cores.
@@ -46,14 +50,6 @@ _COLUMNS = {"cpu": 1024, "cuda": 4096}
 #: Numbers of the head in a block, of 16 bits, at most: their gradient is summed in float32, and on
 #: the CPU they are factors in float32.
 _HEAD = {"cpu": 2**21, "cuda": 2**22}
-#: What computes on a block between the products, made when it is asked for.
-KERNELS: dict[str, Callable[[], Elementwise]] = {
-    "torch": lambda: Elementwise(online_softmax.fold, online_softmax.slope),
-    "compile": online_softmax.compiled,
-    "triton": lambda: (
-        importlib.import_module("sg_rlhf.algo.log_probs.online_softmax_triton").KERNEL
-    ),
-}
 #: As many logits as are kept for the backward pass, in float32 32 MiB.
 _KEPT = 2**23
 
@@ -67,7 +63,7 @@ def selected_log_probs(
     temperature: float = 1.0,
     with_entropy: bool = False,
     chunk: int | None = None,
-    kernel: str = "torch",
+    kernel: BlockKernel = TORCH_KERNEL,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probabilities of ``targets_N`` under a language model's head, without its logits.
 
@@ -79,8 +75,7 @@ def selected_log_probs(
         temperature: the logits are divided by it, T > 0.
         with_entropy: whether to compute the entropy as well; it has a gradient.
         chunk: vocabulary of a block; None for the default.
-        kernel: what computes on a block between the products, a key of
-            :data:`KERNELS`.
+        kernel: element-wise operations on a block between its matrix products.
 
     Returns:
         ``(log_probs_N, entropy_N)`` in float32 (float64 for float64), in nats; the entropy is None
@@ -96,13 +91,11 @@ def selected_log_probs(
         ValueError: shapes, dtypes or values that do not fit together.
     """
     _check(hidden_NH, weight_VH, targets_N, bias, temperature, chunk)
-    if kernel not in KERNELS:
-        raise ValueError(f"kernel={kernel}: expected one of {', '.join(KERNELS)}")
     how = _How(
         float(temperature),
         with_entropy,
         chunk,
-        KERNELS[kernel](),
+        kernel,
         torch.is_grad_enabled(),
     )
     log_probs_N, entropy_N = _SelectedLogProbs.apply(  # type: ignore[no-untyped-call]
@@ -156,7 +149,7 @@ def _check(
 
 def _factor(tensor: Tensor) -> Tensor:
     """As :func:`_add_product` takes it: the CPU has no products of 16 bits summed in 32."""
-    return tensor if tensor.is_cuda else tensor.to(online_softmax.wide(tensor.dtype))
+    return tensor if tensor.is_cuda else tensor.to(accumulation_dtype(tensor.dtype))
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
@@ -192,7 +185,7 @@ def _blocks(hidden: Tensor, weight: Tensor, chunk: int | None) -> tuple[list[sli
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Of a block, not yet divided by the temperature; in float32 or float64."""
-    dtype = online_softmax.wide(hidden.dtype)
+    dtype = accumulation_dtype(hidden.dtype)
     if hidden.dtype == dtype:
         logits = torch.mm(hidden, weight.t())
     else:
@@ -209,7 +202,7 @@ class _How:
     temperature: float
     with_entropy: bool
     chunk: int | None
-    kernel: Elementwise
+    kernel: BlockKernel
     grad_enabled: bool
 
 
@@ -222,11 +215,11 @@ class _UnitGradient:
     """
 
     def __init__(self, rows: Tensor) -> None:
-        self.sum_NH = rows.new_zeros(rows.shape, dtype=online_softmax.wide(rows.dtype))
+        self.sum_NH = rows.new_zeros(rows.shape, dtype=accumulation_dtype(rows.dtype))
 
     def take(self, exponentials: Tensor, carried_N: Tensor, index_N: Tensor, head: Tensor) -> None:
         """The next block: exp(z - largest), and what its growth makes of the sum so far."""
-        inside, index_N1 = online_softmax.target_in(index_N, exponentials.shape[1])
+        inside, index_N1 = target_columns(index_N, exponentials.shape[1])
         without = exponentials.gather(1, index_N1).masked_fill_(inside[:, None], 0.0)
         exponentials.scatter_(1, index_N1, without)
         self.sum_NH *= carried_N[:, None]
@@ -234,9 +227,9 @@ class _UnitGradient:
 
     def finish(self, softmax: RunningSoftmax, weight: Tensor, targets: Tensor, t: float) -> Tensor:
         """[N, H] in the head's dtype."""
-        inside, index_N1 = online_softmax.target_in(targets, len(weight))
+        inside, index_N1 = target_columns(targets, len(weight))
         result = torch.empty_like(self.sum_NH, dtype=weight.dtype)
-        not_target = -torch.expm1(softmax.chosen_N - softmax.log_sum_exp())
+        not_target = -torch.expm1(softmax.target_N - softmax.log_sum_exp())
         not_target = torch.where(inside, not_target, 0.0)
         for part in _slices(len(result), 256):
             of_target = weight[index_N1[part, 0]].to(self.sum_NH.dtype)
@@ -258,7 +251,7 @@ class _SelectedLogProbs(torch.autograd.Function):
         units: list[_UnitGradient] | None = None
         if recorded and kept is None and needs_hidden and not (needs_weight or needs_bias):
             units = [_UnitGradient(hidden[part]) for part in parts]
-        softmaxes = [RunningSoftmax.of(hidden[part], how.with_entropy) for part in parts]
+        softmaxes = [RunningSoftmax.empty(hidden[part], how.with_entropy) for part in parts]
         for block in blocks:
             head = _factor(weight[block])
             of_block = None if bias is None else bias[block]
@@ -278,7 +271,7 @@ class _SelectedLogProbs(torch.autograd.Function):
                     del exponentials
                 del logits  # before the next block's are made
         lse_N = torch.cat([softmax.log_sum_exp() for softmax in softmaxes])
-        chosen_N = torch.cat([softmax.chosen_N for softmax in softmaxes])
+        chosen_N = torch.cat([softmax.target_N for softmax in softmaxes])
         entropy_N = torch.cat([s.entropy() for s in softmaxes]) if how.with_entropy else None
         unit_NH = None
         if units is not None:
@@ -305,7 +298,10 @@ class _SelectedLogProbs(torch.autograd.Function):
         if grad_log_probs_N is None:
             grad_log_probs_N = torch.zeros_like(lse_N)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        new: dict[str, Any] = {"dtype": online_softmax.wide(hidden.dtype), "device": hidden.device}
+        new: dict[str, Any] = {
+            "dtype": accumulation_dtype(hidden.dtype),
+            "device": hidden.device,
+        }
         grad_hidden = torch.empty(hidden.shape, **new) if needs_hidden else None
         grad_weight = torch.empty_like(weight) if needs_weight else None
         grad_bias = torch.zeros(len(weight), **new) if needs_bias else None
@@ -323,7 +319,7 @@ class _SelectedLogProbs(torch.autograd.Function):
             for part in parts:
                 rows = _factor(hidden[part])
                 logits = _logits(rows, head, of_block) if kept is None else next(kept).clone()
-                slope = ctx.how.kernel.slope(
+                slope = ctx.how.kernel.gradient(
                     logits,
                     targets[part] - block.start,
                     lse_N[part],

@@ -1,19 +1,16 @@
-"""What is done to a block of logits between its matrix products, in three ways.
+"""Softmax statistics of a row of logits, accumulated block by block over the vocabulary.
 
-:func:`fold` takes a block into the softmax of its rows, :func:`slope` turns it into the gradient in
-the logits; formulas in :mod:`sg_rlhf.algo.log_probs.fused_log_probs`. ``torch`` is PyTorch's
-operations one by one, in place, wherever PyTorch runs. ``compile`` is the same as pure functions by
-``torch.compile``, and ``triton`` two kernels of our own
-(:mod:`sg_rlhf.algo.log_probs.online_softmax_triton`):
-both read a block once and write it at most once, which is where the time goes on a GPU.
+:func:`fold` adds a block of logits to the running softmax of its rows (online softmax, arXiv
+1805.02867). :func:`logit_gradient` turns a block of logits into the gradient in these logits. The
+formulas are in :mod:`sg_rlhf.algo.log_probs.fused_log_probs`. Both work in place, with PyTorch's
+own operations, on every device.
 
-Shape suffixes: ``N`` rows of a block, ``C`` its columns; ``index_N`` is the target's column, which
-lies in another block where it is below 0 or not below C.
+Shape suffixes: ``N`` rows of a block, ``C`` columns of a block. ``index_N`` is the target's column
+relative to the block. It is below 0 or at least C where the target lies in another block.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,40 +18,56 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: exp of it is 0 in float32 and float64, and 0 times it is 0, which it is not for -inf.
+#: Lower limit of a shifted logit where it is multiplied by its exponential. exp of it is 0 in
+#: float32 and float64, and 0 * LOWEST is 0, while 0 * -inf is NaN.
 LOWEST = -1e4
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums: float32, or float64 for float64."""
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums for inputs of ``dtype``: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def target_in(index_N: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-    """Whether a row's target is in the block, [N], and where there (somewhere, if not), [N, 1]."""
+def target_columns(index_N: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    """Where a row's target is in a block of logits.
+
+    Args:
+        index_N: the target's column relative to the block, int64.
+        columns: C, the block's columns.
+
+    Returns:
+        ``(inside_N, index_N1)``: whether the target is in the block, bool, and its column, limited
+        to [0, C - 1], so that it is a valid index where it is not.
+    """
     return (index_N >= 0) & (index_N < columns), index_N.clamp(0, columns - 1)[:, None]
 
 
 @dataclass
 class RunningSoftmax:
-    """The softmax of some rows, from one block of the vocabulary after the other.
+    """The softmax of N rows of logits over the blocks seen so far.
 
     Attributes:
-        largest_N: logit so far.
-        sum_N: of exp(z - largest).
-        chosen_N: the target's logit; NaN until it is met, and where it is none of the vocabulary.
-        moment_N: sum of exp(z - largest) (z - largest), of which the entropy follows; or None.
+        max_N: the largest logit.
+        sum_N: sum of exp(z - max).
+        target_N: the target's logit; NaN until its block is seen, and where no block has it.
+        moment_N: sum of exp(z - max) (z - max), from which the entropy follows; None if the entropy
+            is not needed.
     """
 
-    largest_N: Tensor
+    max_N: Tensor
     sum_N: Tensor
-    chosen_N: Tensor
+    target_N: Tensor
     moment_N: Tensor | None
 
     @classmethod
-    def of(cls, rows: Tensor, with_entropy: bool) -> RunningSoftmax:
-        """Of no block yet."""
-        new: dict[str, Any] = {"dtype": wide(rows.dtype), "device": rows.device}
+    def empty(cls, rows: Tensor, with_entropy: bool) -> RunningSoftmax:
+        """The state before the first block.
+
+        Args:
+            rows: [N, ...]; gives N, the device and the dtype of the sums.
+            with_entropy: whether to keep ``moment_N``.
+        """
+        new: dict[str, Any] = {"dtype": accumulation_dtype(rows.dtype), "device": rows.device}
         n = len(rows)
         return cls(
             torch.full((n,), -torch.inf, **new),
@@ -64,72 +77,66 @@ class RunningSoftmax:
         )
 
     def log_sum_exp(self) -> Tensor:
-        """[N]."""
-        return self.largest_N + torch.log(self.sum_N)
+        """log sum_j exp(z_j), [N]."""
+        return self.max_N + torch.log(self.sum_N)
 
     def entropy(self) -> Tensor:
-        """[N], in nats."""
+        """Entropy of the softmax in nats, [N]; needs ``moment_N``."""
         assert self.moment_N is not None
-        # Not below 0 by rounding.
+        # Rounding could make it negative.
         return (torch.log(self.sum_N) - self.moment_N / self.sum_N).clamp(min=0.0)
 
 
-@dataclass(frozen=True)
-class Elementwise:
-    """One of the three ways.
+def rescaling(before_N: Tensor, max_N: Tensor) -> tuple[Tensor, Tensor]:
+    """What to subtract from the logits, and the factor of the sums so far.
 
-    Attributes:
-        fold: (logits [N, C], index_N, softmax, temperature): the softmax takes the block, whose
-            numbers may be overwritten.
-        slope: (logits [N, C], index_N, lse_N, grad_N of the log-probs, entropy_N or None, grad_N of
-            the entropy or None, temperature, dtype) -> [N, C] the gradient in the logits before
-            they were divided by the temperature, in ``dtype``; may overwrite the logits.
+    Args:
+        before_N: the largest logit before the block.
+        max_N: the largest logit with the block.
+
+    Returns:
+        ``(shift_N, scale_N)``. The shift is 0 where all logits so far are -inf: -inf - -inf is NaN.
     """
-
-    fold: Callable[..., Any]
-    slope: Callable[..., Tensor]
-
-
-def _rescaling(before_N: Tensor, largest_N: Tensor) -> tuple[Tensor, Tensor]:
-    """What to take off the logits, and the factor of the sums until now, both [N].
-
-    Where all logits so far are -inf there is nothing to shift, and -inf - -inf would be NaN.
-    """
-    shift = torch.where(largest_N == -torch.inf, 0.0, largest_N)
-    return shift, torch.exp(before_N - shift)
+    shift_N = torch.where(max_N == -torch.inf, 0.0, max_N)
+    return shift_N, torch.exp(before_N - shift_N)
 
 
 def fold(
     logits: Tensor, index_N: Tensor, softmax: RunningSoftmax, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """See :class:`Elementwise`; in place.
+    """Add a block of logits to the running softmax of its rows, in place.
+
+    Args:
+        logits: [N, C], before the division by the temperature; overwritten.
+        index_N: the target's column relative to the block, int64.
+        softmax: updated.
+        temperature: T > 0.
 
     Returns:
-        exp(z - largest) [N, C], and exp(largest before - largest) [N].
+        ``(exponentials, scale_N)``: exp(z - max), [N, C], and exp(max before - max), [N].
     """
     if temperature != 1.0:
         logits /= temperature
-    inside, index_N1 = target_in(index_N, logits.shape[1])
-    # Of the same product as the sum: so no log-prob is above 0.
-    found = logits.gather(1, index_N1)[:, 0]
-    softmax.chosen_N = torch.where(inside, found, softmax.chosen_N)
-    largest = torch.maximum(softmax.largest_N, logits.amax(dim=1))
-    shift, carried = _rescaling(softmax.largest_N, largest)
-    logits -= shift[:, None]
+    inside_N, index_N1 = target_columns(index_N, logits.shape[1])
+    # Taken from the same product as the sum, so that no log-prob is above 0.
+    softmax.target_N = torch.where(inside_N, logits.gather(1, index_N1)[:, 0], softmax.target_N)
+    max_N = torch.maximum(softmax.max_N, logits.amax(dim=1))
+    shift_N, scale_N = rescaling(softmax.max_N, max_N)
+    logits -= shift_N[:, None]
     if softmax.moment_N is None:
         exponentials = logits.exp_()
-        softmax.sum_N = carried * softmax.sum_N + exponentials.sum(dim=1)
+        softmax.sum_N = scale_N * softmax.sum_N + exponentials.sum(dim=1)
     else:
         exponentials = logits.clamp_(min=LOWEST).exp()
-        moved = torch.where(softmax.sum_N > 0, softmax.largest_N - shift, 0.0)
-        softmax.moment_N = carried * (softmax.moment_N + moved * softmax.sum_N)
-        softmax.sum_N = carried * softmax.sum_N + exponentials.sum(dim=1)
+        moved_N = torch.where(softmax.sum_N > 0, softmax.max_N - shift_N, 0.0)
+        softmax.moment_N = scale_N * (softmax.moment_N + moved_N * softmax.sum_N)
+        softmax.sum_N = scale_N * softmax.sum_N + exponentials.sum(dim=1)
         softmax.moment_N += logits.mul_(exponentials).sum(dim=1)
-    softmax.largest_N = largest
-    return exponentials, carried
+    softmax.max_N = max_N
+    return exponentials, scale_N
 
 
-def slope(
+def logit_gradient(
     logits: Tensor,
     index_N: Tensor,
     lse_N: Tensor,
@@ -139,7 +146,21 @@ def slope(
     temperature: float,
     dtype: torch.dtype,
 ) -> Tensor:
-    """See :class:`Elementwise`; in place."""
+    """The gradient in a block of logits, in place.
+
+    Args:
+        logits: [N, C], before the division by the temperature; overwritten.
+        index_N: the target's column relative to the block, int64.
+        lse_N: log-sum-exp of the whole rows, after the division by the temperature.
+        grad_N: gradient of the loss in the log-probs.
+        entropy_N: entropy of the rows; None if it has no gradient.
+        grad_entropy_N: gradient of the loss in the entropy, or None.
+        temperature: T > 0.
+        dtype: of the result.
+
+    Returns:
+        [N, C] in ``dtype``: the gradient in the logits before the division by the temperature.
+    """
     if temperature != 1.0:
         logits /= temperature
         grad_N = grad_N / temperature
@@ -152,77 +173,22 @@ def slope(
         log_p.clamp_(min=LOWEST).add_(entropy_N[:, None])
         log_p.mul_((grad_entropy_N / temperature)[:, None])
         log_p.add_(grad_N[:, None]).mul_(p).neg_()
-    inside, index_N1 = target_in(index_N, logits.shape[1])
-    at_target = torch.where(inside, grad_N, 0.0)
-    return log_p.scatter_add_(1, index_N1, at_target[:, None].to(log_p.dtype)).to(dtype)
+    inside_N, index_N1 = target_columns(index_N, logits.shape[1])
+    at_target_N = torch.where(inside_N, grad_N, 0.0)
+    return log_p.scatter_add_(1, index_N1, at_target_N[:, None].to(log_p.dtype)).to(dtype)
 
 
-def pure_fold(
-    logits: Tensor,
-    index_N: Tensor,
-    largest_N: Tensor,
-    sum_N: Tensor,
-    chosen_N: Tensor,
-    moment_N: Tensor | None,
-    temperature: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """(largest, sum, chosen, moment) of :class:`RunningSoftmax` with the block; changes nothing."""
-    z = logits / temperature
-    inside, index_N1 = target_in(index_N, logits.shape[1])
-    chosen = torch.where(inside, z.gather(1, index_N1)[:, 0], chosen_N)
-    largest = torch.maximum(largest_N, z.amax(dim=1))
-    shift, carried = _rescaling(largest_N, largest)
-    shifted = z - shift[:, None]
-    exponentials = shifted.exp()
-    total = carried * sum_N + exponentials.sum(dim=1)
-    if moment_N is None:
-        return largest, total, chosen, None
-    moved = torch.where(sum_N > 0, largest_N - shift, 0.0)
-    of_block = (exponentials * shifted.clamp(min=LOWEST)).sum(dim=1)
-    return largest, total, chosen, carried * (moment_N + moved * sum_N) + of_block
+@dataclass(frozen=True)
+class BlockKernel:
+    """The element-wise operations on a block of logits, between its matrix products.
+
+    Attributes:
+        fold: signature of :func:`fold`; its result is not used.
+        gradient: signature of :func:`logit_gradient`.
+    """
+
+    fold: Callable[..., Any]
+    gradient: Callable[..., Tensor]
 
 
-def pure_slope(
-    logits: Tensor,
-    index_N: Tensor,
-    lse_N: Tensor,
-    grad_N: Tensor,
-    entropy_N: Tensor | None,
-    grad_entropy_N: Tensor | None,
-    temperature: float,
-    dtype: torch.dtype,
-) -> Tensor:
-    """As :func:`slope`; changes nothing."""
-    log_p = logits / temperature - lse_N[:, None]
-    p = log_p.exp()
-    column = torch.arange(logits.shape[1], device=logits.device)
-    at_target = (column == index_N[:, None]).to(p.dtype)
-    gradient = (at_target - p) * grad_N[:, None]
-    if entropy_N is not None and grad_entropy_N is not None:
-        surprise = log_p.clamp(min=LOWEST) + entropy_N[:, None]
-        gradient = gradient - p * surprise * grad_entropy_N[:, None]
-    return (gradient / temperature).to(dtype)
-
-
-def of_pure(folded: Callable[..., Any], sloped: Callable[..., Tensor]) -> Elementwise:
-    """Of functions like :func:`pure_fold` and :func:`pure_slope`."""
-
-    def into(logits: Tensor, index_N: Tensor, softmax: RunningSoftmax, temperature: float) -> None:
-        softmax.largest_N, softmax.sum_N, softmax.chosen_N, softmax.moment_N = folded(
-            logits,
-            index_N,
-            softmax.largest_N,
-            softmax.sum_N,
-            softmax.chosen_N,
-            softmax.moment_N,
-            temperature,
-        )
-
-    return Elementwise(into, sloped)
-
-
-@functools.cache
-def compiled() -> Elementwise:
-    """Made, and then compiled for the shapes that come."""
-    # The number of rows differs from batch to batch; that is no reason to compile again.
-    return of_pure(torch.compile(pure_fold, dynamic=True), torch.compile(pure_slope, dynamic=True))
+TORCH_KERNEL = BlockKernel(fold, logit_gradient)

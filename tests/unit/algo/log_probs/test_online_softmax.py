@@ -1,14 +1,13 @@
-"""The three ways of computing on a block of logits give the same log-probs and gradients."""
+"""Log-probs and gradients block by block equal those over all logits."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 import torch
 
-from sg_rlhf.algo.log_probs import fused_log_probs, online_softmax
+from sg_rlhf.algo.log_probs import fused_log_probs
 from sg_rlhf.algo.log_probs.fused_log_probs import selected_log_probs
+from sg_rlhf.algo.log_probs.online_softmax import TORCH_KERNEL, BlockKernel
 from tests.unit.algo.log_probs.test_fused_log_probs import (
     GRADIENT,
     VALUE,
@@ -25,21 +24,12 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def _block_by_block(monkeypatch):
     monkeypatch.setattr(fused_log_probs, "_KEPT", 0)
     monkeypatch.setattr(fused_log_probs, "_ROWS", {"cpu": 3, "cuda": 3})
-    # Functions as they are, before a compiler of this machine turns them into something faster.
-    as_they_are = online_softmax.of_pure(online_softmax.pure_fold, online_softmax.pure_slope)
-    monkeypatch.setitem(fused_log_probs.KERNELS, "pure", lambda: as_they_are)
 
 
-@pytest.fixture(params=["torch", "pure", "compile", "triton"])
-def kernel(request):
-    """Compiled only on a GPU: on a CPU that takes a C++ compiler and half a minute."""
-    if request.param == "compile" and DEVICE == "cpu":
-        pytest.skip("torch.compile is for GPUs here")
-    if request.param == "triton":
-        if DEVICE == "cpu":
-            os.environ.setdefault("TRITON_INTERPRET", "1")
-        pytest.importorskip("triton", reason="triton is not installed")
-    return request.param
+@pytest.fixture
+def kernel() -> BlockKernel:
+    """Replaced by the tests of other kernels (tests/unit/bench/test_block_kernels.py)."""
+    return TORCH_KERNEL
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

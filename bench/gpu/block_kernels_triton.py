@@ -1,8 +1,7 @@
-"""What is done to a block of logits, as two Triton kernels: see
-:mod:`sg_rlhf.algo.log_probs.online_softmax`.
+"""Two Triton kernels for the operations on a block of logits (see ``block_kernels``).
 
-Imported when the kernel ``triton`` is asked for, and only then: ``triton`` comes with PyTorch for
-CUDA, not with that for the CPU. With ``TRITON_INTERPRET=1`` they run on a CPU, slowly, for tests.
+Triton comes with PyTorch for CUDA, not with PyTorch for the CPU. With ``TRITON_INTERPRET=1`` the
+kernels run on a CPU, slowly, for tests.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sg_rlhf.algo.log_probs import online_softmax
-from sg_rlhf.algo.log_probs.online_softmax import Elementwise, RunningSoftmax
+from sg_rlhf.algo.log_probs.online_softmax import BlockKernel, RunningSoftmax
 
 #: Columns that a program has at once.
 _BLOCK = 2048
@@ -61,7 +60,7 @@ def _fold(
 
 
 @triton.jit
-def _slope(
+def _gradient(
     logits, row_stride, columns, index, lse, grad, entropy, grad_entropy, inverse_temperature,
     result, result_stride, with_entropy: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
@@ -83,7 +82,7 @@ def _slope(
 
 
 def fold(logits: Tensor, index_N: Tensor, softmax: RunningSoftmax, temperature: float) -> None:
-    """Fold a block into the running softmax, in place (see ``online_softmax.Elementwise``)."""
+    """Fold a block into the running softmax, in place (see ``online_softmax.fold``)."""
     if logits.dtype != torch.float32:  # A kernel's numbers are float32.
         online_softmax.fold(logits, index_N, softmax, temperature)
         return
@@ -93,13 +92,13 @@ def fold(logits: Tensor, index_N: Tensor, softmax: RunningSoftmax, temperature: 
         kernel: Any = _fold[(rows,)]
         kernel(
             logits, logits.stride(0), columns, index_N.contiguous(),
-            softmax.largest_N, softmax.sum_N, softmax.chosen_N,
+            softmax.max_N, softmax.sum_N, softmax.target_N,
             softmax.moment_N if with_entropy else softmax.sum_N,
             1 / temperature, with_entropy, _BLOCK, num_warps=8,
         )  # fmt: skip
 
 
-def slope(
+def logit_gradient(
     logits: Tensor,
     index_N: Tensor,
     lse_N: Tensor,
@@ -109,9 +108,9 @@ def slope(
     temperature: float,
     dtype: torch.dtype,
 ) -> Tensor:
-    """See :class:`sg_rlhf.algo.log_probs.online_softmax.Elementwise`."""
+    """See :func:`sg_rlhf.algo.log_probs.online_softmax.logit_gradient`."""
     if logits.dtype != torch.float32:
-        return online_softmax.slope(
+        return online_softmax.logit_gradient(
             logits, index_N, lse_N, grad_N, entropy_N, grad_entropy_N, temperature, dtype
         )
     rows, columns = logits.shape
@@ -119,7 +118,7 @@ def slope(
     result = logits if dtype == logits.dtype else torch.empty_like(logits, dtype=dtype)
     with_entropy = entropy_N is not None and grad_entropy_N is not None
     if rows:
-        kernel: Any = _slope[(rows, triton.cdiv(columns, _BLOCK))]
+        kernel: Any = _gradient[(rows, triton.cdiv(columns, _BLOCK))]
         kernel(
             logits, logits.stride(0), columns, index_N.contiguous(), lse_N, grad_N.contiguous(),
             entropy_N if with_entropy else lse_N,
@@ -129,4 +128,4 @@ def slope(
     return result
 
 
-KERNEL = Elementwise(fold, slope)
+KERNEL = BlockKernel(fold, logit_gradient)
