@@ -21,7 +21,7 @@ from sg_rlhf.plan.shapes import shape_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.gpu.block_kernels import KERNELS  # noqa: E402
+from bench.gpu.block_kernels import KERNELS
 
 TEMPERATURE = 0.7
 #: `selected_log_probs` with the kernels of `bench.gpu.block_kernels`.
