@@ -4,6 +4,10 @@ By default DeepSpeed compiles its Adam at first use: ``fused_adam`` with nvcc, a
 ``ds.adam_offload`` ``cpu_adam`` with g++ against a CUDA toolkit of torch's version. ``cpu_adam``
 also multiplies up the powers b^t step by step in float32. A resumed process computes them anew,
 so its next step is rounded differently. ``torch.optim.AdamW(fused=True)`` has neither problem.
+
+``ds.enable_sleep`` moves ``exp_avg`` and ``exp_avg_sq`` to host memory. torch's Adam has the same
+two, but DeepSpeed asserts that the optimizer's class is its own ``FusedAdam``. That name therefore
+stands for torch's class. The step count, a tensor of no dimension, stays on the GPU.
 """
 
 from __future__ import annotations
@@ -11,6 +15,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import torch
+
+FusedAdam = torch.optim.AdamW
 
 
 def with_torch_adam(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -138,6 +138,8 @@ PATCHES = (
           f"{_OURS}.model.adam:with_torch_adam",
           "DeepSpeed compiles an Adam of its own; on a CPU it rounds a resumed step differently",
           wraps=True),
+    Patch("deepspeed.ops.adam.fused_adam", "FusedAdam", f"{_OURS}.model.adam:FusedAdam",
+          "ds.enable_sleep asserts this class, and works with torch's as well"),
     Patch("openrlhf.utils.deepspeed.deepspeed", "DeepspeedStrategy.save_ckpt",
           f"{_OURS}.checkpoints.store:save",
           "deletes what a resumed run would start from, then writes under the final name"),
