@@ -1,11 +1,34 @@
 """GRPO-SG as pure functions (arXiv 2511.00066): weights, loss, KL, advantages, statistics.
 
-Imports torch and the standard library, nothing else. No function here talks to the network, to
-other ranks or to the host: sums that must be added over micro-batches and ranks are returned as
-tensors.
+It needs PyTorch and nothing else. An update in a plain training loop::
+
+    from sg_rlhf.algo.advantages import group_advantages
+    from sg_rlhf.algo.aggregation import aggregate
+    from sg_rlhf.algo.kl import kl_estimate
+    from sg_rlhf.algo.policy_loss import policy_loss_terms
+    from sg_rlhf.algo.weightings import make_weighting
+
+    weighting = make_weighting("grpo_sg")  # Eq. 19; its parameters: make_weighting(name, {...})
+    advantages = group_advantages(rewards_BG).reshape(-1, 1).expand_as(response_mask)
+    log_probs = policy(sequences)  # [B, T], of the response tokens, with gradient
+    terms = policy_loss_terms(
+        log_probs, old_log_probs, advantages, response_mask, weighting, eps_low=0.2, eps_high=0.24
+    )
+    kl = kl_estimate(log_probs, ref_log_probs, terms.weights_BT, "wk3")
+    loss = terms.loss + 0.001 * aggregate(kl, response_mask)
+    loss.backward()
+    optimizer.step()
+    metrics = terms.statistics.metrics()  # {"weight_mean": ..., "clip_ratio": ..., ...}
+
+``log_probs.fused_log_probs`` computes the log-probs from hidden states without logits,
+``rollout_correction`` corrects for an engine that samples with slightly different probabilities,
+and ``lopti`` splits an update in two.
+
+No function here talks to the network or to other ranks, and none waits for the device unless its
+docstring says so. Sums to be added over micro-batches and ranks are returned as tensors.
 
 Shape suffixes: ``B`` responses in a micro-batch, ``T`` response tokens (right-padded), ``G``
-responses of one prompt. ``x_BT`` has shape [B, T]; a name without a suffix is a scalar, or a
+responses of one prompt. ``x_BT`` has shape [B, T]. A name without a suffix is a scalar, or a
 public argument whose shape its docstring gives. A mask is 1 (or True) on the tokens that the
 policy sampled.
 

@@ -12,11 +12,21 @@ COMPARING = ("rloo", "reinforce_baseline", "dr_grpo", "group_norm", "flash_reinf
 
 
 def group_advantages(rewards_BG: Tensor, std: str = "sample", eps: float = 1e-9) -> Tensor:
-    """A = (reward - mean) / (std + eps) within each row of G responses to one prompt; [B, G].
+    """Advantages of the responses to each prompt: A = (reward - mean) / (std + eps).
 
-    ``sample`` divides the squares by G - 1 (what OpenRLHF does), ``population`` by G (what the
-    proof of Theorem 3.3 assumes: the squares of a row sum to G). A row of equal rewards gives
-    zeros. Raises ``ValueError`` for G < 2 or another std.
+    GRPO, arXiv 2402.03300; Eq. 4 of arXiv 2511.00066. A row of equal rewards gives zeros.
+
+    Args:
+        rewards_BG: [B, G], rewards of the G responses to each of B prompts.
+        std: ``sample`` divides the sum of squares by G - 1, as OpenRLHF does. ``population``
+            divides by G, as the proof of Theorem 3.3 assumes: the squares of a row then sum to G.
+        eps: added to the standard deviation.
+
+    Returns:
+        [B, G].
+
+    Raises:
+        ValueError: G < 2, or another std.
     """
     if std not in ("sample", "population"):
         raise ValueError(f"std={std!r}: expected sample or population")
@@ -30,9 +40,15 @@ def group_advantages(rewards_BG: Tensor, std: str = "sample", eps: float = 1e-9)
 
 
 def population_std_correction(group_size: int) -> float:
-    """sqrt(G / (G - 1)): times this, an advantage by sample std is the one by population std.
+    """sqrt(G / (G - 1)), the factor from an advantage by sample std to one by population std.
 
-    1.0690 for G = 8. The two differ by eps besides, 1e-9 of the std. ``ValueError`` for G < 2.
+    1.0690 for G = 8. It ignores ``eps``, which is 1e-9 of the standard deviation.
+
+    Args:
+        group_size: G, responses per prompt.
+
+    Raises:
+        ValueError: G < 2.
     """
     if group_size < 2:
         raise ValueError(f"group_size={group_size!r}: expected 2 or more")
@@ -46,20 +62,31 @@ def compared_rewards(
     std: str = "sample",
     eps: float = 1e-9,
 ) -> Tensor:
-    """Each reward minus its baseline, over the responses that count; [B, G], 0 for all others.
+    """Each reward minus its baseline, over the responses that count.
 
-    With n responses of a prompt that count, m their mean and s their standard deviation:
-    ``reinforce_baseline`` and ``dr_grpo`` give r - m, ``rloo`` gives (r - m) n / (n - 1), which is
-    r minus the mean of the others, ``group_norm`` gives (r - m) / (s + eps), and
-    ``flash_reinforce`` gives r minus the mean of the whole batch. Where all count these are
-    OpenRLHF's. A response that counts alone gives 0, except with ``flash_reinforce``.
+    With n counted responses r of a prompt, their mean m and their standard deviation s::
+
+        reinforce_baseline, dr_grpo:   r - m
+        rloo:                          (r - m) n / (n - 1)    = r - mean of the other responses
+        group_norm:                    (r - m) / (s + eps)
+        flash_reinforce:               r - mean of the whole batch
+
+    If all responses count, these are OpenRLHF's. A prompt with a single counted response gives 0,
+    except with ``flash_reinforce``.
 
     Args:
-        rewards_BG: G responses to each prompt; those that do not count may hold anything.
-        counts_BG: bool.
+        rewards_BG: [B, G], rewards of G responses to each prompt; those that do not count may hold
+            anything.
+        counts_BG: bool [B, G], which responses count.
         estimator: one of :data:`COMPARING`.
-        std: of ``group_norm``: ``sample`` (n - 1) or ``population`` (n).
-        eps: of ``group_norm``.
+        std: for ``group_norm``: ``sample`` (divides by n - 1) or ``population`` (by n).
+        eps: for ``group_norm``, added to s.
+
+    Returns:
+        [B, G]; 0 for responses that do not count.
+
+    Raises:
+        ValueError: an unknown estimator.
     """
     if estimator not in COMPARING:
         raise ValueError(f"estimator={estimator!r}: expected one of {', '.join(COMPARING)}")
@@ -78,7 +105,16 @@ def compared_rewards(
 
 
 def counted_std(rewards_BG: Tensor, counts_BG: Tensor, std: str = "sample") -> Tensor:
-    """Standard deviation of the rewards that count of each prompt; [B, 1], 0 for fewer than two."""
+    """Standard deviation of the counted rewards of each prompt.
+
+    Args:
+        rewards_BG: [B, G].
+        counts_BG: bool [B, G], which rewards count.
+        std: ``sample`` or ``population``.
+
+    Returns:
+        [B, 1]; 0 for prompts with fewer than two counted rewards.
+    """
     n_B1 = counts_BG.sum(-1, keepdim=True)
     mean_B1 = torch.where(counts_BG, rewards_BG, 0.0).sum(-1, keepdim=True) / n_B1.clamp(min=1)
     squares_B1 = torch.where(counts_BG, rewards_BG - mean_B1, 0.0).square().sum(-1, keepdim=True)
@@ -86,10 +122,14 @@ def counted_std(rewards_BG: Tensor, counts_BG: Tensor, std: str = "sample") -> T
 
 
 def max_surrogate(eps_high: float, group_size: int) -> float:
-    """L = (1 + eps_high) * sqrt(G), the constant of Theorem 3.3 (arXiv 2511.00066).
+    """L = (1 + eps_high) sqrt(G), the constant of Theorem 3.3 (arXiv 2511.00066).
 
-    Bounds the surrogate from above for population-std advantages and a weight inside the clip. It
-    does not bound it from below: a token with A < 0 and a large w * r has min(w r A, clip(w r) A)
-    = w r A, which has no limit unless dual clip sets one, max(1 + eps_high, dual_clip) * sqrt(G).
+    It bounds the surrogate from above, for advantages by population std and a weight inside the
+    clip. It is no lower bound: with A < 0 and a large w r, min(w r A, clip(w r) A) = w r A is
+    unlimited, unless dual clip limits it to max(1 + eps_high, dual_clip) sqrt(G).
+
+    Args:
+        eps_high: upper clip range.
+        group_size: G, responses per prompt.
     """
     return (1 + eps_high) * math.sqrt(group_size)

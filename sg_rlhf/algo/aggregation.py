@@ -1,4 +1,4 @@
-"""From a per-token loss to one scalar, the same for every sharding of a batch."""
+"""Reduces a per-token loss to one scalar, exactly under every sharding of a batch."""
 
 from __future__ import annotations
 
@@ -14,17 +14,29 @@ def aggregate(
     batch_num_tokens: Tensor | float | None = None,
     global_batch_size: Tensor | float | None = None,
 ) -> Tensor:
-    """Mean over tokens, or over responses; equals OpenRLHF 0.11.2 bit for bit.
+    """Mean of a loss over tokens, or over responses.
 
-    token_level_loss: sum over masked tokens / number of tokens. Otherwise each response is
-    averaged first and the responses that have a token count alike. ``batch_num_tokens`` and
-    ``global_batch_size`` are the totals of the whole optimizer step over all ranks and
-    micro-batches; with them the shards' losses add up to the loss of the whole batch, times
-    ``dp_size`` because data parallelism averages gradients over ranks. Without them the totals of
-    this shard are used.
+    ::
 
-    Nothing at a masked position, not even NaN, reaches the value. A shard without any token gives 0
-    (upstream: 0 / 0 = NaN).
+        token level:      sum(loss * mask) / number of tokens
+        response level:   mean over responses of (sum_t(loss * mask) / tokens of the response)
+
+    With the totals of the whole optimizer step, the losses of its micro-batches and ranks add up to
+    the loss of the whole batch, times ``dp_size``, because data parallelism averages gradients over
+    ranks. Equal to OpenRLHF 0.11.2 bit for bit.
+
+    Args:
+        loss_BT: [B, T]. Masked positions may hold anything, also NaN.
+        mask_BT: [B, T], 1 or True on the tokens that count.
+        token_level_loss: mean over tokens (True) or over the responses that have a token (False).
+        dp_size: number of data-parallel ranks.
+        batch_num_tokens: tokens of the whole optimizer step, over all micro-batches and ranks; for
+            the token level. None for those of this batch, without ``dp_size``.
+        global_batch_size: responses of the whole optimizer step; for the response level. None for
+            those of this batch, without ``dp_size``.
+
+    Returns:
+        A scalar; 0 for a batch without tokens (upstream gives 0 / 0 = NaN).
     """
     loss_BT = loss_BT.masked_fill(mask_BT == 0, 0.0)
     if token_level_loss:

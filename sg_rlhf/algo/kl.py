@@ -33,25 +33,36 @@ def kl_estimate(
     old_log_probs: Tensor | None = None,
     unbiased_gradient: bool = False,
 ) -> Tensor:
-    """KL estimate of each sampled token; all tensors [B, T], weights from ``token_weights``.
+    """KL estimate of each sampled token.
 
-    k1, k2 and k3 equal OpenRLHF 0.11.2 bit for bit in float32 and bfloat16 (float64 stays float64
-    here). They take no notice of the weights.
+    The formulas are in the table above. Gradients in log pi, inside the limits::
 
-    Gradients in log pi, inside the limits: k1: 1; k2: d; k3: 1 - rho; wk3: w * (1 - rho);
-    wk3_eq11: 1 - w * rho, which weights one of the two terms and is 0 at rho = 1 / w, not at rho
-    = 1.
+        k1: 1     k2: d     k3: 1 - rho     wk3: w (1 - rho)     wk3_eq11: 1 - w rho
 
-    Limits: d is kept above -10 before exp, and values are held to [-10, 10]. wk3 limits k3 first
-    and weights the result, so that it is w times k3 in value and in gradient for every input, and
-    k3 itself where w = 1. wk3_eq11 with w = 1 is k3 too.
+    The last one weights one of two terms, and is 0 at rho = 1 / w instead of rho = 1.
 
-    ``unbiased_gradient``: the value stays, the gradient becomes that of the true reverse KL,
-    IS * d with IS = pi / pi_old held to 10 and constant (1 without old_log_probs); wk3: w * IS * d.
+    Limits: d is limited to at least -10 before exp, and values to [-10, 10]. wk3 limits k3 first
+    and then weights it, so it is w times k3 in value and gradient for every input. With w = 1, wk3
+    and wk3_eq11 are k3. k1, k2 and k3 equal OpenRLHF 0.11.2 bit for bit in float32 and bfloat16.
 
-    Raises ``ValueError`` for an unknown estimator, for wk3 or wk3_eq11 without weights, and for
-    wk3_eq11 with unbiased_gradient: that one is not w times a KL, so no unbiased gradient exists
-    for it.
+    Args:
+        log_probs: [B, T], log-probs of the current policy, with gradient.
+        ref_log_probs: [B, T], log-probs of the reference policy.
+        weights: [B, T], of :func:`~sg_rlhf.algo.token_weights.token_weights`; read without a
+            gradient, and only by wk3 and wk3_eq11.
+        estimator: one of :data:`ESTIMATORS`.
+        old_log_probs: [B, T], log-probs of the policy that sampled; only for the importance weight
+            of ``unbiased_gradient``.
+        unbiased_gradient: keep the value, but give it the gradient of the true reverse KL: w IS d
+            (w = 1 except for wk3), with the constant IS = pi / pi_old, at most 10, or 1 without
+            ``old_log_probs``.
+
+    Returns:
+        [B, T], float32 (float64 for float64 log-probs).
+
+    Raises:
+        ValueError: an unknown estimator, wk3 or wk3_eq11 without weights, or wk3_eq11 with
+            ``unbiased_gradient``: it is not w times a KL, so it has no unbiased gradient.
     """
     if estimator not in ESTIMATORS:
         raise ValueError(f"estimator={estimator!r}: expected one of {', '.join(ESTIMATORS)}")

@@ -1,15 +1,13 @@
-"""Low-probability token isolation (Lopti, arXiv 2505.12929): two updates in place of one.
+"""Low-probability token isolation (Lopti, arXiv 2505.12929): two updates instead of one.
 
-The tokens of a rollout whose probability under the policy that sampled them is below a threshold
-are updated first, over the whole rollout, and the rest after them. Both updates
-use the same old log-probabilities, advantages and denominators; in each of them a token of the
-other group gives neither policy gradient nor KL. The update costs about twice as much.
+First the policy is updated on the tokens of a rollout whose old probability is below a threshold,
+over the whole rollout, then on the other tokens. Both updates use the same old log-probs,
+advantages and denominators. In each of them the other tokens give neither policy gradient nor KL.
+The update costs about twice as much.
 
-The paper's threshold is 0.5, the default here. The authors' code has 0.5 together with AR, and 0.4
-for Lopti alone.
-
-With threshold 0 no token is in the first group: an update without a token is not made, so that
-this is GRPO bit for bit. So is any threshold above 1.
+The paper's threshold, 0.5, is the default here. The authors' code has 0.5 together with AR, and 0.4
+for Lopti alone. With threshold 0 or a threshold above 1, one of the updates has no token and is not
+made: this is GRPO bit for bit.
 """
 
 from __future__ import annotations
@@ -22,9 +20,18 @@ PASSES = ("low", "rest")
 
 
 def in_pass(old_log_probs_BT: Tensor, threshold: float, name: str) -> Tensor:
-    """bool [B, T]: the tokens of pass ``low`` (p_old < threshold) or ``rest``; disjoint, complete.
+    """The tokens of one of the two updates; each token is in exactly one.
 
-    Raises ``ValueError`` for another name.
+    Args:
+        old_log_probs_BT: [B, T], log-probs of the policy that sampled.
+        threshold: probability; p_old < threshold is in pass ``low``.
+        name: ``low`` or ``rest``.
+
+    Returns:
+        bool [B, T], for ``active_BT`` of the policy loss.
+
+    Raises:
+        ValueError: another name.
     """
     if name not in PASSES:
         raise ValueError(f"pass={name!r}: expected one of {', '.join(PASSES)}")

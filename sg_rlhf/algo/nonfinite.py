@@ -1,4 +1,4 @@
-"""Which samples of a batch have a number that is not finite."""
+"""Finds the samples of a batch that have a NaN or an infinity."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 def rows_not_finite(values: Tensor, mask_BT: Tensor | None = None) -> Tensor:
-    """Samples with a NaN or an infinity where it counts.
+    """Whether each sample has a NaN or an infinity where the mask is not 0.
 
     Args:
         values: [B, T] with a mask, [B] or [B, 1] without.
-        mask_BT: not 0 where a value counts; None where all do.
+        mask_BT: [B, T], not 0 where a value counts; None if all values count.
 
     Returns:
         bool [B].
@@ -23,6 +23,6 @@ def rows_not_finite(values: Tensor, mask_BT: Tensor | None = None) -> Tensor:
 
 
 def mean_of_finite(values: Tensor) -> float:
-    """The mean of the finite numbers of a tensor of any shape; 0 where there is none."""
+    """Mean of the finite values of a tensor of any shape; 0 if there are none."""
     finite = values[torch.isfinite(values)].double()
     return float(finite.mean()) if len(finite) else 0.0

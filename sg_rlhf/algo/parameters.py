@@ -1,8 +1,8 @@
-"""Parameters of a weighting or an objective: their ranges, checked where a value is given.
+"""Parameters of weightings and objectives, with their ranges.
 
 A class lists its parameters once, as fields of a frozen dataclass made by ``number``, ``integer``,
-``choice``, ``switch`` or ``numbers``. Constructing an instance is the check, so nothing can train
-on values that were never checked; the recipes, the help texts and the pages read the same fields.
+``choice``, ``switch`` or ``numbers``. Constructing an instance checks them, so no value is used
+unchecked. Recipes, help texts and documentation read the same fields.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ T = TypeVar("T", bound="Parameters")
 
 
 class ParameterError(ValueError):
-    """A parameter's value is refused; ``name``, ``value`` and what was ``expected``."""
+    """A parameter's value is refused.
+
+    Attributes:
+        name: the parameter.
+        value: the refused value.
+        expected: the values that it takes, in words.
+    """
 
     def __init__(self, name: str, value: object, expected: str) -> None:
         super().__init__(f"{name}={value!r}: expected {expected}")
@@ -30,11 +36,16 @@ class ParameterError(ValueError):
 
 @dataclass(frozen=True)
 class Range:
-    """What values a parameter takes.
+    """The values that a parameter takes.
 
-    kind: ``number``, ``integer``, ``switch``, ``choice`` or ``numbers`` (a tuple, None for none).
-    above, least and most bound a number; choices are those of a ``choice``. about: one line for
-    help texts. why: what goes wrong outside, for the message.
+    Attributes:
+        kind: ``number``, ``integer``, ``switch``, ``choice`` or ``numbers`` (a tuple, or None).
+        about: one line for help texts.
+        above: exclusive lower bound of a number, or None.
+        least: inclusive lower bound, or None.
+        most: inclusive upper bound, or None.
+        choices: the values of a ``choice``.
+        why: what goes wrong outside the range, for the error message.
     """
 
     kind: str
@@ -65,9 +76,9 @@ class Range:
         return noun + (f", {self.why}" if self.why else "")
 
     def normal(self, value: Any) -> Any:
-        """The value in the type that the field has: a list as a tuple, a whole number as a float.
+        """The value in the field's type: a list as a tuple, an int as a float for a ``number``.
 
-        What is no value of the range is left as it is, for the message.
+        Other values are returned unchanged, for the error message.
         """
         if self.kind == "numbers" and isinstance(value, list):
             return tuple(value)
@@ -76,7 +87,7 @@ class Range:
         return value
 
     def takes(self, value: object) -> bool:
-        """Whether this is one of the values."""
+        """Whether the value is in the range."""
         if self.kind == "choice":
             return value in self.choices
         if self.kind == "switch":
@@ -137,7 +148,7 @@ def _field(default: Any, allowed: Range) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """Base of what is chosen by name and has parameters. ``check`` is for what involves several."""
+    """Base of classes that are chosen by name and have parameters."""
 
     def __post_init__(self) -> None:
         for name, allowed in self.ranges().items():
@@ -147,13 +158,18 @@ class Parameters:
         self.check()
 
     def check(self) -> None:
-        """Raise ``ParameterError`` or ``ValueError`` for values that do not go together."""
+        """Check conditions on several parameters.
+
+        Raises:
+            ParameterError: values that cannot be combined.
+            ValueError: the same, without a single parameter to name.
+        """
 
     @classmethod
     def ranges(cls) -> dict[str, Range]:
         """The range of each parameter, in the order of the fields."""
-        found = {field.name: field.metadata.get("range") for field in dataclasses.fields(cls)}
-        return {name: allowed for name, allowed in found.items() if allowed is not None}
+        ranges = {field.name: field.metadata.get("range") for field in dataclasses.fields(cls)}
+        return {name: allowed for name, allowed in ranges.items() if allowed is not None}
 
     def parameters(self) -> dict[str, Any]:
         """name: value of every parameter."""
@@ -167,6 +183,11 @@ class Parameters:
 
 def find_class(name: object, registry: Mapping[str, type[T]], base: type[T]) -> type[T]:
     """The class of a registered name, or of ``package.module:Class``.
+
+    Args:
+        name: the name.
+        registry: name -> class.
+        base: a class from elsewhere must be a subclass of it.
 
     Raises:
         ParameterError: there is no such class; the nearest name is given.

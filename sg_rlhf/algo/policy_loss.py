@@ -28,7 +28,13 @@ _LOG_RATIO_LIMIT = 20.0
 
 @dataclass(frozen=True)
 class PolicyLossTerms:
-    """The scalar to differentiate, the weights (without a gradient) and the additive sums."""
+    """The result of :func:`policy_loss_terms`.
+
+    Attributes:
+        loss: the scalar to differentiate.
+        weights_BT: the token weights w, without a gradient.
+        statistics: sums over the tokens, additive over micro-batches and ranks.
+    """
 
     loss: Tensor
     weights_BT: Tensor
@@ -46,11 +52,15 @@ def sg_policy_loss(
     dual_clip: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """(loss, metrics) of one micro-batch: ``policy_loss_terms`` with its statistics finalised.
+    """The loss of one micro-batch and its metrics.
 
-    The metrics are float64 0-d tensors on the CPU, named by ``diagnostics.METRIC_NAMES``, so this
-    waits for the device; ``policy_loss_terms`` does not. They describe this
-    micro-batch alone; to merge micro-batches or ranks, add ``policy_loss_terms(...).statistics``.
+    As :func:`policy_loss_terms`, whose arguments it takes, with the statistics turned into metrics.
+    This waits for the device; ``policy_loss_terms`` does not. The metrics describe this micro-batch
+    alone. To merge micro-batches or ranks, add ``policy_loss_terms(...).statistics`` instead.
+
+    Returns:
+        ``(loss, metrics)``: the scalar to differentiate, and metric name
+        (``token_statistics.METRIC_NAMES``) -> float64 0-d tensor on the CPU.
     """
     terms = policy_loss_terms(
         log_probs,
@@ -86,25 +96,52 @@ def policy_loss_terms(
     context: TokenContext | None = None,
     active_BT: Tensor | None = None,
 ) -> PolicyLossTerms:
-    """Loss, weights and statistics of one micro-batch.
+    """Loss, token weights and statistics of one micro-batch.
 
-    log_probs (with gradient), old_log_probs, advantages and response_mask are [B, T]. r is
-    exp(log_probs - old_log_probs) with the difference held to [-20, 20]. dual_clip (arXiv
-    1912.09729) limits a token with A < 0 to dual_clip * A from below; inside, the limit holds for
-    w r A, outside, for r A before the weight. token_coef_BT multiplies the per-token loss, see
-    ``rollout_correction``. The aggregation arguments are those of ``aggregate``, mean_weight is
-    that of ``token_weights``.
+    With the ratio r = exp(log_probs - old_log_probs), the difference limited to [-20, 20], the
+    weight w of ``cfg`` and the objective ``ppo``::
 
-    objective: one, or its name for the one with default parameters. context: see ``weightings``;
-    old_log_probs, advantages and eps are filled in here. active_BT: where it is False a response
-    token keeps its share of the denominator and gives nothing to the loss, the gradient or the
-    statistics (one pass of ``lopti``).
+        inside the clip (Eq. 13):   J = min(w r A, clip(w r, 1 - eps_low, 1 + eps_high) A)
+        outside the clip:           J = w min(r A, clip(r, 1 - eps_low, 1 + eps_high) A)
+        loss = aggregate(-token_coef J)
 
-    The weight is rounded to the dtype of the ratio, so that a bfloat16 loss stays bfloat16. Masked
-    positions may hold anything, NaN included: they reach neither the loss nor the gradient. Raises
-    ``ValueError`` for dual_clip <= 1, an unknown objective, or a weight inside a clip that the
-    objective does not have. Warns once of a dead zone (``DeadZoneWarning``). Degenerate case: w = 1
-    with ``ppo`` is upstream's PPO loss bit for bit.
+    w is constant in the gradient, and rounded to the dtype of r, so that a bfloat16 loss stays
+    bfloat16. With w = 1 this is OpenRLHF 0.11.2's PPO loss bit for bit. Masked positions may hold
+    anything, also NaN: they reach neither the loss nor the gradient.
+
+    Args:
+        log_probs: [B, T], log-probs of the response tokens under the current policy, with gradient.
+        old_log_probs: [B, T], the same under the policy that sampled.
+        advantages: [B, T].
+        response_mask: [B, T], 1 or True on response tokens.
+        cfg: the token weighting, of :func:`~sg_rlhf.algo.weightings.make_weighting`.
+        eps_low: lower clip range, above 0.
+        eps_high: upper clip range, above 0.
+        dual_clip: None, or a number above 1: a token with A < 0 gives at least dual_clip A (arXiv
+            1912.09729). Inside the clip this limits w r A, outside it limits r A before the weight.
+        token_level_loss: see :func:`~sg_rlhf.algo.aggregation.aggregate`.
+        dp_size: see ``aggregate``.
+        batch_num_tokens: see ``aggregate``.
+        global_batch_size: see ``aggregate``.
+        mean_weight: see :func:`~sg_rlhf.algo.token_weights.token_weights`.
+        token_coef_BT: [B, T], factor of each token's loss without a gradient, as
+            :func:`~sg_rlhf.algo.rollout_correction.rollout_correction` gives it; None for 1.
+        objective: the objective, or its name for default parameters.
+        context: what else the weighting reads (``cfg.reads``). ``old_log_probs``, ``advantages``
+            and ``eps`` are filled in here.
+        active_BT: bool [B, T]. Where it is False a response token counts in the denominator but
+            gives nothing to the loss, the gradient or the statistics (a pass of
+            :mod:`~sg_rlhf.algo.lopti`). None for all tokens.
+
+    Returns:
+        The loss, the weights and the statistics; no host synchronisation.
+
+    Raises:
+        ValueError: dual_clip <= 1, an unknown objective, or a weight inside a clip that the
+            objective does not have.
+
+    Warns:
+        DeadZoneWarning: once, if the weight inside the clip leaves some tokens without a gradient.
     """
     if dual_clip is not None and dual_clip <= 1.0:
         raise ValueError(f"dual_clip={dual_clip!r}: expected a number above 1, or None")
@@ -165,7 +202,11 @@ def policy_loss_terms(
 
 
 def check_objective(objective: Objective, cfg: Weighting) -> None:
-    """``ValueError`` for an objective that does not go with the weighting."""
+    """Refuse an objective that cannot be combined with the weighting.
+
+    Raises:
+        ParameterError: a weight inside the clip, with an objective that has no such clip.
+    """
     if cfg.placement == "inside" and not objective.takes_inside:
         raise ParameterError(
             "placement",

@@ -20,11 +20,16 @@ _MASKED_LOG_PROB = -1.0  # not 0: in bfloat16 the floor does not keep p = 1 away
 
 @dataclass(frozen=True)
 class RolloutCorrectionConfig:
-    """What is corrected and within which limits; the defaults are upstream's.
+    """Settings of the correction; the defaults are OpenRLHF's.
 
-    level: ``off``, ``token`` or ``seq``. mode: ``mask`` drops a unit outside the threshold,
-    ``clip`` clamps its ratio. gating: the statistic that is compared, ``ratio``, ``binary_kl`` or
-    ``tv``. threshold: (low, high). Invalid combinations raise ``ValueError``.
+    Attributes:
+        level: ``off``, ``token`` or ``seq``: what is compared with the threshold as one unit.
+        mode: ``mask`` drops a unit outside the threshold, ``clip`` limits its ratio.
+        gating: the statistic that is compared: ``ratio``, ``binary_kl`` or ``tv``.
+        threshold: (low, high).
+
+    Raises:
+        ValueError: an unknown value, or settings that cannot be combined.
     """
 
     level: str = "off"
@@ -62,15 +67,29 @@ def rollout_correction(
     response_mask: Tensor,
     cfg: RolloutCorrectionConfig,
 ) -> tuple[Tensor | None, dict[str, Tensor]]:
-    """(coefficient [B, T] for the per-token loss, metrics); (None, {}) with level ``off``.
+    """Coefficient of each token's loss that corrects for the engine's other probabilities.
 
-    All inputs are [B, T]; the result has no gradient. With s the ratio exp(old - rollout), or its
-    geometric mean over a response at level ``seq``, or a divergence: ``mask`` gives the token's
-    ratio where low <= s <= high and 0 elsewhere, ``clip`` gives s held to [low, high].
+    With r = exp(old - rollout) and the statistic s, which is r, its geometric mean over a response
+    (level ``seq``), or a divergence between the two probabilities::
 
-    Metrics: ``vllm_kl``, the masked mean of rollout - old, and ``is_filter_ratio``, the share of
-    units outside the threshold. A response without tokens counts as outside at level ``seq`` (as
-    upstream has it) and contributes nothing to the loss.
+        mask:   r if low <= s <= high, else 0
+        clip:   s limited to [low, high]
+
+    Args:
+        old_log_probs: [B, T], log-probs of the policy that sampled, as the trainer computes them.
+        rollout_log_probs: [B, T], the same as the rollout engine computed them; None only with
+            level ``off``.
+        response_mask: [B, T], 1 or True on response tokens.
+        cfg: the settings.
+
+    Returns:
+        ``(coefficient, metrics)``: [B, T] without a gradient, for ``token_coef_BT`` of the policy
+        loss, and the scalars ``vllm_kl`` (masked mean of rollout - old) and ``is_filter_ratio``
+        (share of units outside the threshold). With level ``off``: ``(None, {})``. A response
+        without tokens counts as outside at level ``seq``, as upstream has it.
+
+    Raises:
+        ValueError: no ``rollout_log_probs``.
     """
     if cfg.level == "off":
         return None, {}

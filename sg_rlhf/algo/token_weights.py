@@ -1,4 +1,4 @@
-"""The weights of a batch of sampled tokens, before and after normalisation."""
+"""Token weights of a batch of sampled tokens, before and after normalisation."""
 
 from __future__ import annotations
 
@@ -16,19 +16,28 @@ def token_weights(
     mean_weight: Tensor | float | None = None,
     context: TokenContext | None = None,
 ) -> Tensor:
-    """Weights [B, T] of sampled tokens from their log-probabilities, without a gradient.
+    """Weights of sampled tokens, from their log-probs.
 
-    Computed in float32, or in float64 for float64 input. p is exp(log-prob) held to [0, 1], so 0,
-    -1e4, -inf and rounding above 0 all give a finite weight. Where mask_BT is 0 the
-    log-probability is not read and the weight there has no meaning. With
-    ``cfg.probability="engine"`` p is that of ``context.engine_log_probs`` instead.
+    w = cfg.weights(p) with p = exp(log-prob) limited to [0, 1], so that 0, -1e4, -inf and rounding
+    above 0 all give a finite weight. With ``cfg.normalize="batch_mean"`` the weights are divided by
+    their mean.
 
-    With ``normalize="batch_mean"`` the weights are divided by ``mean_weight``, or by the mean
-    over the masked tokens at hand when that is None. Gradient accumulation and data parallelism
-    need the mean over the whole optimizer step to stay exact: add ``weight_sum_and_count`` over
-    the shards and pass the quotient. The attainable range then depends on the data.
-    ``mean_weight`` is not used without normalisation. context: what else the weighting reads
-    (``cfg.reads``); ``ValueError`` where that is missing.
+    Args:
+        log_probs_BT: [B, T], log-probs of the tokens; read without a gradient. With
+            ``cfg.probability="engine"`` the weight reads ``context.engine_log_probs`` instead.
+        cfg: the token weighting.
+        mask_BT: [B, T], not 0 on the tokens that count; None for all. Elsewhere the log-prob is not
+            read, and the weight has no meaning.
+        mean_weight: the mean that ``batch_mean`` divides by; None for the mean of this batch. With
+            gradient accumulation or data parallelism it must be the mean over the whole optimizer
+            step: add :func:`weight_sum_and_count` over micro-batches and ranks, and divide.
+        context: what else the weighting reads (``cfg.reads``).
+
+    Returns:
+        [B, T] without a gradient, float32 (float64 for float64 log-probs).
+
+    Raises:
+        ValueError: the context lacks what the weighting reads.
     """
     raw_BT = unnormalized_weights(log_probs_BT, cfg, mask_BT, context=context)
     return normalize_weights(raw_BT, cfg, mask_BT, mean_weight=mean_weight)
@@ -41,7 +50,17 @@ def unnormalized_weights(
     *,
     context: TokenContext | None = None,
 ) -> Tensor:
-    """``token_weights`` before normalisation: within ``cfg.bounds()`` unless NaN."""
+    """:func:`token_weights` before normalisation; within ``cfg.bounds()`` unless NaN.
+
+    Args:
+        log_probs_BT: [B, T].
+        cfg: the token weighting.
+        mask_BT: [B, T], or None.
+        context: what else the weighting reads.
+
+    Returns:
+        [B, T] without a gradient.
+    """
     context = context or TokenContext()
     dtype = torch.float64 if log_probs_BT.dtype == torch.float64 else torch.float32
     log_p_BT = log_probs_BT.detach()
@@ -57,7 +76,18 @@ def weight_shift(
     mask_BT: Tensor,
     context: TokenContext,
 ) -> Tensor:
-    """abs(w(p_trainer) - w(p_engine)) [B, T] of the policy that sampled, before normalisation."""
+    """abs(w(p_trainer) - w(p_engine)) of the policy that sampled, before normalisation.
+
+    Args:
+        old_log_probs_BT: [B, T], log-probs as the trainer computes them.
+        engine_log_probs_BT: [B, T], log-probs as the rollout engine computed them.
+        cfg: the token weighting.
+        mask_BT: [B, T], not 0 on the tokens that count.
+        context: what else the weighting reads.
+
+    Returns:
+        [B, T], float64, without a gradient.
+    """
     pair = (old_log_probs_BT.detach(), engine_log_probs_BT.detach())
     ours, engines = (_weights_at(p, cfg, mask_BT, context, torch.float64) for p in pair)
     return (ours - engines).abs()
@@ -84,7 +114,17 @@ def normalize_weights(
     *,
     mean_weight: Tensor | float | None = None,
 ) -> Tensor:
-    """Divides by the mean weight if the weighting says so; returns the input itself if not."""
+    """Divide weights by their mean if ``cfg.normalize`` is ``batch_mean``.
+
+    Args:
+        weights_BT: [B, T], of :func:`unnormalized_weights`.
+        cfg: the token weighting.
+        mask_BT: [B, T], or None.
+        mean_weight: see :func:`token_weights`.
+
+    Returns:
+        [B, T]; the input itself without normalisation.
+    """
     if cfg.normalize is None:
         return weights_BT
     if mean_weight is None:
@@ -100,9 +140,18 @@ def weight_sum_and_count(
     *,
     context: TokenContext | None = None,
 ) -> Tensor:
-    """float64 [sum of unnormalised weights, number of tokens], additive over shards.
+    """Sum of the unnormalised weights and number of tokens, additive over micro-batches and ranks.
 
-    For the ``mean_weight`` of ``token_weights``.
+    Their quotient is the ``mean_weight`` of :func:`token_weights`.
+
+    Args:
+        log_probs_BT: [B, T].
+        cfg: the token weighting.
+        mask_BT: [B, T], or None.
+        context: what else the weighting reads.
+
+    Returns:
+        float64 [2].
     """
     weights_BT = unnormalized_weights(log_probs_BT, cfg, mask_BT, context=context)
     return torch.stack(_sum_and_count(weights_BT, mask_BT))

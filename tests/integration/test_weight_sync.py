@@ -35,7 +35,17 @@ def test_the_engine_has_the_trainers_weights_to_the_bit_of_upstreams_way(found: 
     assert changed == pytest.approx(trainers, abs=1e-3)
 
 
-def test_a_turned_bit_is_one_line_with_the_names(found: Any) -> None:
+def test_a_weight_in_a_wrong_layout_ends_the_run_at_the_log_prob_check(found: Any) -> None:
+    """All bytes arrive and no error is raised: only the log-probs show it."""
+    check = found["check"]
+    assert check["right"]["sync/log_prob_diff_mean"] < 1e-3
+    assert check["sent"].startswith("sent 2 buckets")
+    line = check["wrong"]
+    assert line.startswith("after weight sync 3 the rollout engine's log-probs differ from the tr")
+    assert "the policy that samples is not the policy that learns" in line and "\n" not in line
+
+
+def test_a_turned_bit_is_one_line(found: Any) -> None:
     line = found["messages"]["damaged"]
     assert line.startswith("weight sync: engine 0 did not take bucket 2 of 2 (model.layers.")
     assert ": not what was sent (the checksum is another)" in line and "\n" not in line

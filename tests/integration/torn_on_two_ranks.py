@@ -2,10 +2,10 @@
 
     python torn_on_two_ranks.py FOLDER SHARED OUT
 
-Each rank writes its shards by DeepSpeed's names, as its engine does, and the checkpoint is sealed.
-With SHARED=0 each rank has a folder of its own, as on machines that share none. Then rank 1's shard
-of the last checkpoint is altered, and the ranks choose. OUT.{rank} gets the choices, and what each
-saw as its folder's manifest.
+Each rank writes its shards by DeepSpeed's names, as its engine does, and the checkpoint is
+finalized. Then rank 1's shard of the last checkpoint is altered, and the ranks choose. OUT.{rank}
+gets the choices, and what each saw as its folder's manifest. With SHARED=0 each rank has a folder
+of its own, as on machines that share none: OUT.{rank} gets the error.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from sg_rlhf.overlay.reporting.errors import CheckpointError
 def main(folder: Path, shared: bool, out: Path) -> None:
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
-    # Ranks that do not share a disk are on machines of other names.
-    consensus.socket.gethostname = lambda: f"machine{rank}"  # type: ignore[attr-defined]
     actor = folder / ("" if shared else f"disk{rank}") / "_actor"
     for step in (1, 2):
         tag = f"global_step{step}"
@@ -34,7 +32,11 @@ def main(folder: Path, shared: bool, out: Path) -> None:
         (written / shard).write_bytes(bytes([rank, step]) * 10_000)
         if rank == 0:
             (written / "metric.json").write_text(json.dumps({consensus.MANIFEST_WRITTEN: True}))
-        consensus.finalize(written, actor / tag)
+        try:
+            consensus.finalize(written, actor / tag)
+        except CheckpointError as error:
+            out.with_suffix(f".{rank}").write_text(json.dumps(str(error)))
+            return
         if rank == 0:
             paths.write_latest(actor, tag)
     files = sorted(manifest.read(actor / "global_step2") or {})

@@ -3,8 +3,10 @@
     python weight_sync_faults.py OUT
 
 Writes to OUT: {"log_probs": [after a sync in buckets, after upstream's of the same weights, the
-trainer's own], "messages": fault -> the error's, "seconds": fault -> how long it took}. The fault
-"dead core" is one in a call that the engine's core has been sent.
+trainer's own], "messages": fault -> the error's, "seconds": fault -> how long it took, "check":
+{"right": the log-prob check's metrics after an honest sync, "sent": outcome of a sync into a layer
+whose processed weight gets its rows in another order, "wrong": the check's error after it}}. The
+fault "dead core" is one in a call that the engine's core has been sent.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -24,19 +27,47 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
 from bench import weight_sync as bench  # noqa: E402
+from sg_rlhf.config import load_config  # noqa: E402
 from sg_rlhf.overlay.cpu import platform  # noqa: E402
 from sg_rlhf.overlay.patches import table  # noqa: E402
+from sg_rlhf.overlay.reporting.errors import SyncError  # noqa: E402
 from sg_rlhf.overlay.rollout.dispatch import is_engine_failure  # noqa: E402
 from sg_rlhf.overlay.rollout.engine import SGRolloutActor  # noqa: E402
 from sg_rlhf.overlay.settings import worker_settings  # noqa: E402
+from sg_rlhf.overlay.weight_sync import log_prob_check  # noqa: E402
 
 MODEL = ROOT / "sg_rlhf" / "tiny" / "kk_tiny"
 DEADLINE = 5.0
 
 
+LAYER = "layers.0.mlp.down_proj"
+
+
+def reorder_rows(worker: Any) -> None:
+    """Have a layer's weight processed with its rows reversed: a layout its kernel does not expect.
+
+    It stands for a layer whose weights a reload leaves in the checkpoint's layout, as it would for
+    the reordered experts of an MoE, or for a packed, quantised weight of equal shape.
+    """
+    model = worker.model_runner.get_model()
+    (layer,) = (module for name, module in model.named_modules() if name.endswith(LAYER))
+    method = layer.quant_method
+    honest = method.process_weights_after_loading
+
+    def process(module: Any) -> None:
+        if module is layer:
+            module.weight.data = module.weight.data.flip(0).contiguous()
+        honest(module)
+
+    method.process_weights_after_loading = process
+
+
 class Engine(SGRolloutActor):
     def process(self) -> int:
         return os.getpid()
+
+    async def reorder_rows(self) -> None:
+        await self.llm.collective_rpc(reorder_rows)
 
 
 class Trainer(bench.Trainer):
@@ -51,9 +82,10 @@ class Trainer(bench.Trainer):
         log_probs = logits.log_softmax(-1)
         return log_probs.gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
 
-    def outcome(self, deadline: float, damage_bucket: int | None = None) -> tuple[str, float]:
-        from sg_rlhf.overlay.reporting.errors import SyncError
+    def prompt_log_probs(self, sequences: list[list[int]]) -> list[list[float]]:
+        return [self.own_log_probs(ids) for ids in sequences]
 
+    def outcome(self, deadline: float, damage_bucket: int | None = None) -> tuple[str, float]:
         self.args.sg.sync_timeout = deadline
         group = self._model_update_group
         honest, sent = group.start_broadcast, []
@@ -76,6 +108,26 @@ class Trainer(bench.Trainer):
         return said, time.monotonic() - started
 
 
+def checked(trainer: Any, engine: Any) -> Any:
+    """The log-prob check's metrics, or its error."""
+    policy = SimpleNamespace(
+        async_run_method=lambda method_name, sequences: [trainer.prompt_log_probs.remote(sequences)]
+    )
+    engines: Any = SimpleNamespace(
+        handles=[engine], incarnations=[SimpleNamespace(name="engine")], replace=None
+    )
+    args = SimpleNamespace(
+        vllm=SimpleNamespace(enable_sleep=False),
+        sg=SimpleNamespace(sync_check_tolerance=load_config(None, []).sg.sync_check_tolerance),
+    )
+    sequences = [list(range(start, start + 50)) for start in (5, 7, 9)]
+    batch = [(ids, [position >= 10 for position in range(1, len(ids))]) for ids in sequences]
+    try:
+        return log_prob_check.check(policy, engines, batch, args, sync=3)
+    except SyncError as error:
+        return str(error)
+
+
 def main(out: Path) -> None:
     ray.init(
         num_cpus=4, num_gpus=1, include_dashboard=False, log_to_driver=False,
@@ -85,6 +137,7 @@ def main(out: Path) -> None:
                 **platform.environment(),
                 worker_settings.PARAM_DTYPE: "fp32",
                 "PYTHONPATH": os.pathsep.join(sys.path),
+                "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # reorder_rows is sent to the worker
             },
             "worker_process_setup_hook": table.WORKER_SETUP_HOOK,
         },
@@ -100,6 +153,7 @@ def main(out: Path) -> None:
     ray.get(trainer.connect.remote())
     ids = list(range(5, 60))
     log_probs, messages, seconds = [], {}, {}
+    check: dict[str, Any] = {}
 
     def outcome(name: str, *args: Any) -> None:
         messages[name], seconds[name] = ray.get(trainer.outcome.remote(*args))
@@ -112,6 +166,11 @@ def main(out: Path) -> None:
     ray.get(trainer.send.remote(None))
     log_probs.append(ray.get(engine.prompt_log_probs.remote(ids)))
     log_probs.append(ray.get(trainer.own_log_probs.remote(ids)))
+    outcome("none", 0.0)
+    check["right"] = checked(trainer, engine)
+    ray.get(engine.reorder_rows.remote())
+    outcome("wrong layout", 0.0)
+    check |= {"sent": messages["wrong layout"], "wrong": checked(trainer, engine)}
     outcome("damaged", 1800.0, 1)
     core = psutil.Process(pid).children(recursive=True)
     for number in (signal.SIGSTOP, signal.SIGKILL):
@@ -129,7 +188,8 @@ def main(out: Path) -> None:
     outcome("stopped", DEADLINE)
     os.kill(pid, signal.SIGKILL)
     outcome("killed", 60.0)
-    out.write_text(json.dumps({"log_probs": log_probs, "messages": messages, "seconds": seconds}))
+    found = {"log_probs": log_probs, "messages": messages, "seconds": seconds, "check": check}
+    out.write_text(json.dumps(found))
     ray.shutdown()
 
 

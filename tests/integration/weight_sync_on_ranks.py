@@ -34,13 +34,14 @@ class Kept(WeightSync):
         self.tensors: dict[str, torch.Tensor] = {}
         self.calls: list[tuple[bool, bool]] = []
 
-    def _await(
-        self, _what: str, method: str, wire: Any, first: bool, last: bool, sent: Any, **_: Any
-    ) -> None:
+    def _call_engines(
+        self, _action: str, method: str, metadata: Any, first: bool, last: bool, broadcast: Any,
+        **_: Any,
+    ) -> None:  # fmt: skip
         assert method == "receive_bucket"
-        bucket = buckets.from_wire(wire)
-        assert buckets.corrupted_tensors(bucket, sent) is None
-        self.tensors |= buckets.unpack(bucket, sent.clone())
+        bucket = buckets.from_metadata(metadata)
+        assert buckets.is_intact(bucket, broadcast)
+        self.tensors |= buckets.unpack(bucket, broadcast.clone())
         self.calls.append((first, last))
 
 

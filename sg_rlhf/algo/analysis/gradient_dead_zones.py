@@ -1,4 +1,4 @@
-"""What a weighting can do over p in [0, 1], and where it leaves a token no policy gradient."""
+"""The range of a token weight over p in [0, 1], and where it leaves a token without gradient."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class WeightRange(NamedTuple):
-    """What a weighting can do, over p in [0, 1]; see ``weight_range``."""
+    """The result of :func:`weight_range`."""
 
     min: float
     max: float
@@ -36,10 +36,14 @@ class DeadZones(NamedTuple):
 class DeadZone(NamedTuple):
     """Tokens without a policy gradient on-policy (r = 1).
 
-    positive: the sign of their advantage, True for A > 0. relation, name and level: the weight
-    there, such as w ``>`` ``1 + eps_high`` = 1.24. zone: (first, last) p; None where the weight is
-    not a function of p, so that its value alone tells. gaps: some p in between is not dead, as
-    under a weight that rises and falls.
+    Attributes:
+        positive: whether their advantage is positive.
+        relation: ``>`` or ``<``; with ``name`` and ``level`` the condition on the weight, such as
+            w > 1 + eps_high = 1.24.
+        name: the limit, in words.
+        level: the limit's value.
+        zone: (first, last) p; None if the weight is not a function of p alone.
+        gaps: whether some p in the zone does have a gradient (a weight that rises and falls).
     """
 
     positive: bool
@@ -124,32 +128,42 @@ def dual_clip_zone(cfg: Weighting, dual_clip: float | None) -> tuple[float, floa
 def clip_levels(
     cfg: Weighting, eps_low: float, eps_high: float, dual_clip: float | None = None
 ) -> list[DeadZone]:
-    """What zeroes a token by its weight at r = 1, whether or not a weight reaches it."""
+    """The limits beyond which a weight zeroes a token's gradient at r = 1.
+
+    Args:
+        cfg: the token weighting.
+        eps_low: lower clip range.
+        eps_high: upper clip range.
+        dual_clip: see :func:`~sg_rlhf.algo.policy_loss.policy_loss_terms`.
+
+    Returns:
+        One entry per limit, whether or not a weight reaches it; none with the weight outside.
+    """
     if cfg.placement == "outside":
         return []
-    found = [
+    levels = [
         DeadZone(True, ">", "1 + eps_high", 1 + eps_high, None),
         DeadZone(False, "<", "1 - eps_low", 1 - eps_low, None),
     ]
     if dual_clip is not None:
-        found.append(DeadZone(False, ">", "dual_clip", dual_clip, None))
-    return found
+        levels.append(DeadZone(False, ">", "dual_clip", dual_clip, None))
+    return levels
 
 
 def reached_zones(
     cfg: Weighting, eps_low: float, eps_high: float, dual_clip: float | None = None
 ) -> list[DeadZone]:
-    """The ``clip_levels`` that a weight reaches, before normalisation."""
-    found = clip_levels(cfg, eps_low, eps_high, dual_clip)
-    if not found:
+    """The limits of :func:`clip_levels` that the unnormalised weight reaches."""
+    levels = clip_levels(cfg, eps_low, eps_high, dual_clip)
+    if not levels:
         return []
     if cfg.is_curve:
         zones = [*dead_zones(cfg, eps_low, eps_high), dual_clip_zone(cfg, dual_clip)]
-        return [_over(cfg, dead, zone) for dead, zone in zip(found, zones, strict=False) if zone]
+        return [_over(cfg, dead, zone) for dead, zone in zip(levels, zones, strict=False) if zone]
     if "advantages" in cfg.uses:  # the range says nothing of one sign
         return []
     low, high = cfg.bounds()
-    return [dead for dead in found if dead.holds(high if dead.relation == ">" else low)]
+    return [dead for dead in levels if dead.holds(high if dead.relation == ">" else low)]
 
 
 def _over(cfg: Weighting, dead: DeadZone, zone: tuple[float, float]) -> DeadZone:

@@ -1,11 +1,11 @@
-"""The gradient of a token's log-probability, exactly, beside the paper's bound for it.
+"""Exact norms of the gradient of a token's log-prob, for comparison with the paper's bound.
 
 Theorem 3.5 of arXiv 2511.00066 bounds the norm of one token's gradient by w (1 - p), Eq. 16:
 
     w (1 - p) * lower  <=  ||w * grad_theta log pi(y)||_2  <=  sqrt(2) * w (1 - p) * upper
 
-where ``lower`` and ``upper`` are products of the network's singular values at this token and are
-not computed by anybody. What the proof shows is the part at the output layer, without unknowns:
+where ``lower`` and ``upper`` are products of the network's singular values at this token, which
+nobody computes. The part at the output layer has no unknowns:
 
     grad_h log pi(y) = e_y - pi,     1 - p  <=  ||e_y - pi||_2  <=  sqrt(2) (1 - p)
 
@@ -23,10 +23,17 @@ from torch import Tensor
 
 
 def logit_gradient_norms(logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-    """(1 - p, ||e_y - pi||_2) of the targets, float64 [N], without a gradient.
+    """1 - p and ||e_y - pi||_2 of target tokens.
 
-    1 - p is the sum over the other tokens, not a difference, so that it is exact for sure tokens
-    too: 1e-20 stays 1e-20.
+    1 - p is the sum over the other tokens and not a difference, so it is exact near p = 1: 1e-20
+    stays 1e-20.
+
+    Args:
+        logits_NV: [N, V]; read without a gradient.
+        targets_N: [N], token ids.
+
+    Returns:
+        ``(one_minus_p_N, norm_N)``, float64.
     """
     probs_NV = logits_NV.detach().double().softmax(-1)
     others_NV = probs_NV.scatter(-1, targets_N[:, None], 0.0)
@@ -38,12 +45,20 @@ def logit_gradient_norms(logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, 
 def token_gradient_norms(
     log_probs_N: Tensor, params: Sequence[Tensor], *, chunk: int = 16
 ) -> Tensor:
-    """||grad_theta log pi(y)||_2 of each token, float64 [N].
+    """||grad_theta log pi(y)||_2 of each token.
 
-    log_probs_N carries the graph to ``params``, which are not changed and get no ``.grad``. The
-    forward pass is shared; the backward passes of ``chunk`` tokens run as one (``vmap`` over the
-    backward pass), with ``chunk`` gradients in memory. A chunk of 1 is one plain backward pass per
-    token, for models with an operation that cannot be batched. Raises ``ValueError`` for chunk < 1.
+    Args:
+        log_probs_N: [N], with the graph to ``params``.
+        params: the parameters theta; not changed, and their ``.grad`` is not set.
+        chunk: tokens whose backward passes run as one (``vmap``), with as many gradients in memory.
+            1 runs a plain backward pass per token, for models with an operation that cannot be
+            batched.
+
+    Returns:
+        float64 [N].
+
+    Raises:
+        ValueError: chunk < 1.
     """
     if chunk < 1:
         raise ValueError(f"chunk={chunk!r}: expected 1 or more")

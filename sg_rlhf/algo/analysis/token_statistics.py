@@ -1,8 +1,8 @@
-"""What the weights do to a batch, as sums that add up exactly.
+"""Statistics of a batch's tokens, weights and loss, kept as additive sums.
 
-Means of means are wrong as soon as micro-batches differ in length. So every quantity is kept as a
-sum over tokens; sums are added over micro-batches, optimizer-step windows and ranks (an
-all-reduce of ``TokenStatistics.sums``), and divided once at the end.
+A mean of means is wrong as soon as micro-batches differ in length. So every quantity is kept as a
+sum over tokens. Sums are added over micro-batches, optimizer steps and ranks (an all-reduce of
+``TokenStatistics.sums``), and divided once at the end.
 """
 
 from __future__ import annotations
@@ -157,13 +157,13 @@ class TokenStatistics:
         return TokenStatistics(self.sums + other.sums, next(iter(bounds), None), largest)
 
     def maxima(self) -> Tensor:
-        """The largest values, in the order of ``LARGEST_NAMES``."""
+        """The maxima, float64, in the order of ``LARGEST_NAMES``."""
         if self.largest is not None:
             return self.largest
         return self.sums.new_zeros(len(LARGEST_NAMES))
 
     def histogram(self, name: str) -> Tensor:
-        """One of the histograms, float64 [bins]: prob_hist, weight_hist or a mass per quarter."""
+        """A histogram, float64 [bins]: prob_hist, weight_hist, advantage_mass or weighted_mass."""
         first = _INDEX[f"{name}_0"]
         return self.sums[first : first + _HISTOGRAMS[name]]
 
@@ -172,9 +172,10 @@ class TokenStatistics:
         return self.sums[_INDEX[name]]
 
     def mean(self, metric: str) -> Tensor:
-        """One metric that is a plain mean, ``clip_ratio`` or ``ppo_kl`` say; no host sync.
+        """A metric that is a plain mean, such as ``clip_ratio`` or ``ppo_kl``.
 
-        A float64 0-d tensor on the device.
+        Returns:
+            A float64 0-d tensor on the device; no host synchronisation.
         """
         total, count, sign = _MEANS[metric]
         return sign * self._mean(total, count)
@@ -182,15 +183,15 @@ class TokenStatistics:
     def metric_tensors(self) -> dict[str, Tensor]:
         """Every metric of ``METRIC_NAMES`` as a float64 0-d tensor on the CPU.
 
-        Waits for the device once: there each of the many small operations would be a kernel, and
-        the quantiles' cumulative sum has no deterministic one.
+        Waits for the device once. On a GPU each of the many small operations would be a kernel, and
+        the cumulative sum of the quantiles has no deterministic one.
 
         weight_qNN: quantiles of the weight before normalisation, exact to a bin, 1/64 of its
         range. quartileN_*: the N-th quarter of p's range, [0, 1/4), [1/4, 1/2), ...; its share of
         the tokens, of sum |A| and of sum w |A|. A share is over its own tokens (``zeroed_pos``
         over those with A > 0, say). mismatch_*: see ``mismatch_statistics``; mismatch_ess is the
         effective sample size of the ratios as a share of the tokens. Where the count is 0 a mean,
-        std or share is 0.0, so read it beside its count.
+        std or share is 0.0, so read it together with its count.
         """
         here = TokenStatistics(self.sums.cpu(), self.weight_bounds, self.maxima().cpu())
         metrics = {metric: here[count] for metric, count in _COUNTS.items()}
@@ -223,7 +224,7 @@ class TokenStatistics:
         return list(torch.stack(shares, dim=-1).flatten().unbind())
 
     def metrics(self) -> dict[str, float]:
-        """``metric_tensors`` as numbers."""
+        """:func:`metric_tensors` as Python floats."""
         tensors = self.metric_tensors()
         return dict(zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True))
 
@@ -246,13 +247,23 @@ def token_statistics(
     zeroed_BT: Tensor,
     zeroed_at_ratio1_BT: Tensor,
 ) -> TokenStatistics:
-    """Sums over the tokens where mask_BT is not 0; all inputs [B, T], read without a gradient.
+    """The policy loss's statistics, summed over the tokens of a micro-batch.
 
-    probs: p. log_ratio: log p - log p_old, not limited. loss: the per-token loss that is
-    aggregated. weights: w as it enters the loss; raw_weights: before normalisation, within
-    weight_bounds. clipped: where the clipped surrogate is the smaller one; dual_clipped: where dual
-    clip replaces it. zeroed: no policy gradient is left; zeroed_at_ratio1: the same at r = 1.
-    Masked values are never added, so they may be infinite or NaN.
+    Inputs are read without a gradient. Masked values are never added: they may be infinite or NaN.
+
+    Args:
+        mask_BT: [B, T], not 0 on the tokens that count.
+        probs_BT: [B, T], p.
+        log_ratio_BT: [B, T], log p - log p_old, not limited.
+        advantages_BT: [B, T].
+        loss_BT: [B, T], the per-token loss that is aggregated.
+        weights_BT: [B, T], w as it enters the loss.
+        raw_weights_BT: [B, T], w before normalisation.
+        weight_bounds: (min, max) of the unnormalised weight, the range of its histogram.
+        clipped_BT: bool [B, T], where the clipped surrogate is the smaller one.
+        dual_clipped_BT: bool [B, T], where dual clip replaces the surrogate.
+        zeroed_BT: bool [B, T], where no policy gradient is left.
+        zeroed_at_ratio1_BT: bool [B, T], the same at r = 1.
     """
     valid_BT = mask_BT != 0
     pos_BT, neg_BT = advantages_BT > 0, advantages_BT < 0
@@ -303,7 +314,12 @@ def token_statistics(
 
 
 def kl_statistics(kl_BT: Tensor, mask_BT: Tensor) -> TokenStatistics:
-    """The KL's share of the statistics; add it to those of the policy loss."""
+    """The KL's statistics; add them to those of the policy loss.
+
+    Args:
+        kl_BT: [B, T], of :func:`~sg_rlhf.algo.kl.kl_estimate`.
+        mask_BT: [B, T], not 0 on the tokens that count.
+    """
     valid_BT = mask_BT != 0
     return _collect({"kl": kl_BT, "kl_tokens": valid_BT}, valid_BT)
 
@@ -314,22 +330,29 @@ def mismatch_statistics(
     mask_BT: Tensor,
     weight_shift_BT: Tensor | None = None,
 ) -> TokenStatistics:
-    """How far the trainer's log-probs are from those that the rollout engine sampled by.
+    """Statistics of the difference between the trainer's and the rollout engine's log-probs.
 
-    All [B, T], read without a gradient; add it to the statistics of the policy loss. With
-    d = log pi_trainer - log pi_engine and r = exp(d), limited to exp(+-20):
-    mismatch_kl is the mean of -d and mismatch_kl_k3 that of r - 1 - d, two estimates of
-    KL(engine || trainer) as the tokens are the engine's (k1 and k3 of
-    http://joschu.net/blog/kl-approx.html); mismatch_abs_mean and mismatch_max are of abs(d),
-    mismatch_ess is of r. weight_shift: what the engine's p would change of the token's weight,
-    absolute, for mismatch_weight_mean and mismatch_weight_max.
+    With d = log pi_trainer - log pi_engine and r = exp(d), limited to exp(+-20): mismatch_kl is the
+    mean of -d and mismatch_kl_k3 that of r - 1 - d, two estimates of KL(engine || trainer), since
+    the engine sampled the tokens (k1 and k3 of http://joschu.net/blog/kl-approx.html).
+    mismatch_abs_mean and mismatch_max are of abs(d), mismatch_ess is of r.
+
+    Args:
+        old_log_probs_BT: [B, T], as the trainer computes them.
+        engine_log_probs_BT: [B, T], as the engine computed them.
+        mask_BT: [B, T], not 0 on the tokens that count.
+        weight_shift_BT: [B, T], of :func:`~sg_rlhf.algo.token_weights.weight_shift`, for
+            mismatch_weight_mean and mismatch_weight_max; None for 0.
+
+    Returns:
+        Statistics to add to those of the policy loss.
     """
     valid_BT = mask_BT != 0
     d_BT = (old_log_probs_BT - engine_log_probs_BT).detach().double().masked_fill(~valid_BT, 0.0)
     ratio_BT = d_BT.clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO).exp()
     shift_BT = torch.zeros_like(d_BT) if weight_shift_BT is None else weight_shift_BT.double()
     shift_BT = shift_BT.masked_fill(~valid_BT, 0.0)
-    found = _collect(
+    statistics = _collect(
         {
             "mismatch": -d_BT,
             "mismatch_abs": d_BT.abs(),
@@ -344,16 +367,16 @@ def mismatch_statistics(
     tops = [values.flatten() for values in (d_BT.abs(), shift_BT)]
     # A batch may have no tokens at all.
     largest = torch.stack([torch.cat([top, top.new_zeros(1)]).max() for top in tops])
-    return TokenStatistics(found.sums, None, largest)
+    return TokenStatistics(statistics.sums, None, largest)
 
 
 def at_bound(weights_BT: Tensor, bound: float) -> Tensor:
-    """Where a weight sits at one end of its range, to float32's accuracy."""
+    """Whether a weight equals one end of its range, to float32's accuracy; bool [B, T]."""
     return (weights_BT - bound).abs() <= CONSTANT_TOLERANCE
 
 
 def _histogram(x_BT: Tensor, bins: int, mass_BT: Tensor) -> Tensor:
-    """float64 [bins]: the mass of x in equal bins of [0, 1]; no host sync. 1 is in the last."""
+    """Mass of x per equal bin of [0, 1], float64 [bins]; 1 is in the last. No host sync."""
     index = (x_BT * bins).nan_to_num(0.0).clamp(0, bins - 1).long().flatten()
     empty = torch.zeros(bins, dtype=torch.float64, device=x_BT.device)
     return empty.index_add_(0, index, mass_BT.flatten())
@@ -369,9 +392,9 @@ def _collect(
         for name, value_BT in values.items()
     }
     scalars = torch.stack([sums.get(name, zero) for name in SCALAR_SUMS])
-    found = histograms or {}
+    present = histograms or {}
     parts = [
-        found.get(name, torch.zeros(bins, dtype=torch.float64, device=valid_BT.device))
+        present.get(name, torch.zeros(bins, dtype=torch.float64, device=valid_BT.device))
         for name, bins in _HISTOGRAMS.items()
     ]
     return TokenStatistics(torch.cat([scalars, *parts]))

@@ -1,26 +1,24 @@
-"""Log-probabilities of given tokens: from hidden states without logits, or from logits at hand.
+"""Log-probs of given tokens, from hidden states without materialised logits, or from logits.
 
 With ``z = (h W^T + b) / T`` the logits of a position over V tokens:
 
     log p(target) = z_target - lse(z),        lse(z) = log sum_j exp(z_j)
     H             = lse(z) - sum_j p_j z_j,   p = softmax(z)
 
-and their gradients, which are computed from z again, block by block, instead of being stored:
+and their gradients, computed block by block from z, which is recomputed instead of stored:
 
     d log p / d z_j = [j = target] - p_j
     d H     / d z_j = -p_j (log p_j + H)
 
-A block is some rows times some of the vocabulary. Over the blocks of a row the sum of
-exponentials, the largest logit and the entropy's sum are carried along (online softmax,
-arXiv 1805.02867). What is done to a block between its products is in
-:mod:`sg_rlhf.algo.log_probs.online_softmax`.
+A block is some rows times a part of the vocabulary. Over the blocks of a row a running softmax is
+kept (:mod:`sg_rlhf.algo.log_probs.online_softmax`).
 
-Products, of 2 N H V operations each; the path over logits has 1 forward and 2 backward:
+Matrix products of 2 N H V operations each; with materialised logits it is 1 forward, 2 backward:
 
     no gradient                          1
-    hidden and weight                    1 forward; 3 backward, of which one makes z again
+    hidden and weight                    1 forward; 3 backward, one of which recomputes z
     hidden alone (a frozen head)         2 forward, 0 backward: see :class:`_UnitGradient`
-    few logits (:data:`_KEPT`)           1 forward, 2 backward: they are kept
+    few logits (:data:`_KEPT`)           1 forward, 2 backward: the logits are kept
 
 Shape suffixes: ``N`` positions, ``H`` hidden size, ``V`` vocabulary.
 """
@@ -43,14 +41,14 @@ from sg_rlhf.algo.log_probs.online_softmax import (
     target_columns,
 )
 
-#: Rows and vocabulary of a block at most. On the CPU products are fastest where a block and its
-#: factors stay in the cache; a GPU wants enough of them for all of its cores.
+#: Largest numbers of rows and columns of a block. On the CPU products are fastest while a block and
+#: its factors fit the cache; a GPU needs larger ones to occupy all of its cores.
 _ROWS = {"cpu": 1024, "cuda": 4096}
 _COLUMNS = {"cpu": 1024, "cuda": 4096}
-#: Numbers of the head in a block, of 16 bits, at most: their gradient is summed in float32, and on
-#: the CPU they are factors in float32.
+#: Largest number of head elements in a 16-bit block: their gradient is summed in float32,
+#: and on the CPU they are converted to float32.
 _HEAD = {"cpu": 2**21, "cuda": 2**22}
-#: As many logits as are kept for the backward pass, in float32 32 MiB.
+#: Largest number of logits that are kept for the backward pass; 32 MiB in float32.
 _KEPT = 2**23
 
 
@@ -65,27 +63,27 @@ def selected_log_probs(
     chunk: int | None = None,
     kernel: BlockKernel = TORCH_KERNEL,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probabilities of ``targets_N`` under a language model's head, without its logits.
+    """Log-probs of target tokens under a language model's head, without its logits.
+
+    Products are accumulated in float32 whatever the dtype. Equal to the log-probs of materialised
+    logits up to the order of sums. Additional memory: three blocks of logits, the gradients, and
+    for 16-bit dtypes their float32 accumulators, [N, H] and [chunk, H]; the logits themselves where
+    they are few (:data:`_KEPT`).
 
     Args:
-        hidden_NH: the last hidden states, float64, float32, bfloat16 or float16.
-        weight_VH: the head, of the same dtype; tied to the embedding or not.
-        targets_N: token ids, 0 <= target < V.
-        bias: the head's bias [V], if it has one.
-        temperature: the logits are divided by it, T > 0.
-        with_entropy: whether to compute the entropy as well; it has a gradient.
-        chunk: vocabulary of a block; None for the default.
+        hidden_NH: [N, H], the last hidden states; float64, float32, bfloat16 or float16.
+        weight_VH: [V, H], the head's weight in the same dtype; may be tied to the embedding.
+        targets_N: [N], token ids, 0 <= target < V.
+        bias: [V], the head's bias, or None.
+        temperature: T > 0, divides the logits.
+        with_entropy: also compute the entropy, with gradient.
+        chunk: columns of a block; None for the default.
         kernel: element-wise operations on a block between its matrix products.
 
     Returns:
-        ``(log_probs_N, entropy_N)`` in float32 (float64 for float64), in nats; the entropy is None
-        unless asked for. A log-probability is never above 0. A position with a logit that is NaN
-        has NaN; others do not notice.
-
-    Products are accumulated in float32 whatever the dtype. Gradients: hidden, weight, bias. Extra
-    memory: three blocks of logits, the gradients, and for 16 bits what sums them in float32, [N, H]
-    and [chunk, H]; where the logits are few (:data:`_KEPT`), they. Equal to the path over logits
-    but for the order of sums.
+        ``(log_probs_N, entropy_N)`` in float32 (float64 for float64), in nats, differentiable in
+        hidden, weight and bias. The entropy is None without ``with_entropy``. A log-prob is never
+        above 0. A position with a NaN logit has NaN; other positions are not affected.
 
     Raises:
         ValueError: shapes, dtypes or values that do not fit together.
@@ -105,14 +103,15 @@ def selected_log_probs(
 
 
 def log_probs_from_logits(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-probabilities of ``labels`` where the logits are there; upstream's name and arguments.
+    """Log-probs of target tokens from logits; OpenRLHF's name and arguments.
 
-    Without flash-attn upstream's own function makes, in its backward pass, a tensor of all logits
-    for every 1,024 rows. This one makes the gradient once and nothing else of that size.
+    Without flash-attn OpenRLHF's function allocates, in its backward pass, a tensor of the size of
+    all logits for every 1,024 rows. This one allocates the gradient once.
 
     Args:
         logits: [..., V]; divided by ``temperature`` in place unless that is 1, as upstream does.
         labels: [...], token ids.
+        temperature: T > 0.
 
     Returns:
         [...], in the dtype of the logits.
@@ -148,12 +147,12 @@ def _check(
 
 
 def _factor(tensor: Tensor) -> Tensor:
-    """As :func:`_add_product` takes it: the CPU has no products of 16 bits summed in 32."""
+    """A factor of :func:`_add_product`: the CPU cannot sum 16-bit products in float32."""
     return tensor if tensor.is_cuda else tensor.to(accumulation_dtype(tensor.dtype))
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
-    """Add a matrix product to ``total``, or put it there; sums in float32 or float64."""
+    """Add left @ right to ``total``, or overwrite it if ``first``; sums in float32 or float64."""
     beta = 0 if first else 1
     if total.dtype == left.dtype:
         torch.addmm(total, left, right, beta=beta, out=total)
@@ -166,12 +165,12 @@ def _slices(length: int, size: int) -> list[slice]:
 
 
 def _blocks(hidden: Tensor, weight: Tensor, chunk: int | None) -> tuple[list[slice], list[slice]]:
-    """Rows and vocabulary of the blocks; at least one of each."""
+    """Slices of rows and of the vocabulary; at least one of each."""
     device = "cuda" if hidden.is_cuda else "cpu"
     rows = len(hidden)
     columns = _COLUMNS[device]
     if device == "cpu" and rows < 512:
-        # A block of few rows is soon done: rather fewer blocks.
+        # With few rows per block the overhead per block matters: take fewer blocks.
         columns = max(columns, 2**19 // max(rows, 64))
     if hidden.dtype.itemsize == 2:
         # Multiples of 128 suit the products; 512 are enough for them to be efficient.
@@ -184,7 +183,7 @@ def _blocks(hidden: Tensor, weight: Tensor, chunk: int | None) -> tuple[list[sli
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Of a block, not yet divided by the temperature; in float32 or float64."""
+    """Logits of a block before the division by the temperature, in float32 or float64."""
     dtype = accumulation_dtype(hidden.dtype)
     if hidden.dtype == dtype:
         logits = torch.mm(hidden, weight.t())
@@ -197,7 +196,7 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class _How:
-    """Arguments that are no tensors, and whether gradients are recorded."""
+    """The arguments that are no tensors, and whether gradients are recorded."""
 
     temperature: float
     with_entropy: bool
@@ -207,26 +206,33 @@ class _How:
 
 
 class _UnitGradient:
-    """d log p / d hidden of some rows, in the forward pass: for a head that is not trained.
+    """d log p / d hidden of some rows, computed in the forward pass, for a frozen head.
 
-    ((1 - p_t) w_t - sum_{j != t} p_j w_j) / T, with w_j a row of the head and t the target: a
-    second product with the block that is there anyway, rescaled whenever a larger logit comes. The
-    target is left out of the sum since 1 - p_t would be lost in p_t's rounding where p_t is near 1.
+    ((1 - p_t) w_t - sum_{j != t} p_j w_j) / T, with w_j a row of the head and t the target. It is a
+    second product with the block that is in memory anyway, rescaled whenever the largest logit
+    grows. The target is not part of the sum: near p_t = 1, 1 - p_t would be lost in rounding.
     """
 
     def __init__(self, rows: Tensor) -> None:
         self.sum_NH = rows.new_zeros(rows.shape, dtype=accumulation_dtype(rows.dtype))
 
-    def take(self, exponentials: Tensor, carried_N: Tensor, index_N: Tensor, head: Tensor) -> None:
-        """The next block: exp(z - largest), and what its growth makes of the sum so far."""
+    def add(self, exponentials: Tensor, scale_N: Tensor, index_N: Tensor, head: Tensor) -> None:
+        """Add a block.
+
+        Args:
+            exponentials: [N, C], exp(z - max); overwritten.
+            scale_N: factor of the sum so far, exp(max before - max).
+            index_N: the target's column relative to the block.
+            head: [C, H], the block's rows of the head.
+        """
         inside, index_N1 = target_columns(index_N, exponentials.shape[1])
         without = exponentials.gather(1, index_N1).masked_fill_(inside[:, None], 0.0)
         exponentials.scatter_(1, index_N1, without)
-        self.sum_NH *= carried_N[:, None]
+        self.sum_NH *= scale_N[:, None]
         _add_product(self.sum_NH, exponentials.to(head.dtype), head, first=False)
 
     def finish(self, softmax: RunningSoftmax, weight: Tensor, targets: Tensor, t: float) -> Tensor:
-        """[N, H] in the head's dtype."""
+        """The gradient [N, H] in the head's dtype, after the last block."""
         inside, index_N1 = target_columns(targets, len(weight))
         result = torch.empty_like(self.sum_NH, dtype=weight.dtype)
         not_target = -torch.expm1(softmax.target_N - softmax.log_sum_exp())
@@ -264,12 +270,12 @@ class _SelectedLogProbs(torch.autograd.Function):
                 if units is None:
                     how.kernel.fold(logits, index_N, softmaxes[n], how.temperature)
                 else:
-                    exponentials, carried_N = online_softmax.fold(
+                    exponentials, scale_N = online_softmax.fold(
                         logits, index_N, softmaxes[n], how.temperature
                     )
-                    units[n].take(exponentials, carried_N, index_N, head)
+                    units[n].add(exponentials, scale_N, index_N, head)
                     del exponentials
-                del logits  # before the next block's are made
+                del logits  # before the next block is allocated
         lse_N = torch.cat([softmax.log_sum_exp() for softmax in softmaxes])
         chosen_N = torch.cat([softmax.target_N for softmax in softmaxes])
         entropy_N = torch.cat([s.entropy() for s in softmaxes]) if how.with_entropy else None
@@ -281,7 +287,7 @@ class _SelectedLogProbs(torch.autograd.Function):
                     softmaxes[n], weight, targets[part], how.temperature
                 )
         ctx.save_for_backward(hidden, weight, bias, targets, lse_N, entropy_N, unit_NH)
-        # An entropy that is only logged has no gradient, and costs nothing in backward.
+        # An entropy that is only logged then has gradient None and costs nothing in backward.
         ctx.set_materialize_grads(False)
         ctx.how, ctx.blocks, ctx.kept = how, (parts, blocks), kept
         return chosen_N - lse_N, entropy_N
@@ -306,10 +312,10 @@ class _SelectedLogProbs(torch.autograd.Function):
         grad_weight = torch.empty_like(weight) if needs_weight else None
         grad_bias = torch.zeros(len(weight), **new) if needs_bias else None
         kept = None if ctx.kept is None else iter(ctx.kept)
-        # Whether the head's gradient needs no sum in another dtype than its own.
+        # Whether the head's gradient can be summed in its own dtype.
         direct = weight.dtype == new["dtype"] or (len(parts) == 1 and weight.is_cuda)
-        # A block of the head after the other, so that its gradient is summed in float32 over all
-        # rows and no second tensor of the head's size is made.
+        # The outer loop is over the head, so that a block's gradient is summed in float32 over all
+        # rows, without a second tensor of the head's size.
         for block in blocks:
             head = _factor(weight[block])
             of_block = None if bias is None else bias[block]
@@ -319,7 +325,7 @@ class _SelectedLogProbs(torch.autograd.Function):
             for part in parts:
                 rows = _factor(hidden[part])
                 logits = _logits(rows, head, of_block) if kept is None else next(kept).clone()
-                slope = ctx.how.kernel.gradient(
+                grad_logits = ctx.how.kernel.gradient(
                     logits,
                     targets[part] - block.start,
                     lse_N[part],
@@ -332,13 +338,13 @@ class _SelectedLogProbs(torch.autograd.Function):
                 )
                 del logits
                 if grad_bias is not None:
-                    grad_bias[block] += slope.sum(dim=0, dtype=grad_bias.dtype)
-                slope = slope.to(head.dtype)
+                    grad_bias[block] += grad_logits.sum(dim=0, dtype=grad_bias.dtype)
+                grad_logits = grad_logits.to(head.dtype)
                 if grad_hidden is not None:
-                    _add_product(grad_hidden[part], slope, head, first=block.start == 0)
+                    _add_product(grad_hidden[part], grad_logits, head, first=block.start == 0)
                 if sum_weight is not None:
-                    _add_product(sum_weight, slope.t(), rows, first=part.start == 0)
-                del slope
+                    _add_product(sum_weight, grad_logits.t(), rows, first=part.start == 0)
+                del grad_logits
             if grad_weight is not None and sum_weight is not None and not direct:
                 grad_weight[block] = sum_weight
         return (

@@ -25,7 +25,11 @@ OBJECTIVES: dict[str, type[Objective]] = {objective.name: objective for objectiv
 
 
 def make_objective(type: str, parameters: Mapping[str, Any] | None = None) -> Objective:
-    """An objective by name with its parameters; what is not given has its default.
+    """An objective by name, with its parameters.
+
+    Args:
+        type: a key of :data:`OBJECTIVES`, or ``package.module:Class``.
+        parameters: name -> value; the others have their defaults.
 
     Raises:
         ParameterError: an unknown name or parameter (with the nearest one), or a bad value.

@@ -1,7 +1,6 @@
-"""What every objective is: the surrogate J of a token, given its ratio, weight and advantage.
+"""Base class of objectives: the surrogate J of a token, given its ratio, weight and advantage.
 
-torch is imported where a tensor is at hand and not at the top of these files, so that recipes are
-checked in milliseconds.
+torch is imported inside functions, so that checking a recipe takes milliseconds.
 """
 
 from __future__ import annotations
@@ -17,9 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Clip:
-    """The PPO clip: r, or w r with the weight inside, is held to [1 - eps_low, 1 + eps_high].
+    """The PPO clip: r, or w r with the weight inside, is limited to [1 - eps_low, 1 + eps_high].
 
-    dual_clip (arXiv 1912.09729): a token with A < 0 gives at least dual_clip * A; None without.
+    Attributes:
+        eps_low: lower clip range.
+        eps_high: upper clip range.
+        dual_clip: a token with A < 0 gives at least dual_clip A (arXiv 1912.09729), or None.
+        weight_inside: whether the weight is inside the clip.
     """
 
     eps_low: float
@@ -30,7 +33,14 @@ class Clip:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Sampled tokens, all [B, T]: r with a gradient, w without, A, and p_old."""
+    """Sampled tokens.
+
+    Attributes:
+        ratio_BT: [B, T], r, with gradient.
+        weights_BT: [B, T], w, without a gradient.
+        advantages_BT: [B, T], A.
+        old_log_probs_BT: [B, T], log p_old.
+    """
 
     ratio_BT: Tensor
     weights_BT: Tensor
@@ -40,7 +50,14 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Surrogate:
-    """J to maximise, where a clip acted, and where no policy gradient is left; all [B, T]."""
+    """What an objective returns.
+
+    Attributes:
+        value_BT: [B, T], J, to be maximised.
+        clipped_BT: bool [B, T], where the clip acted.
+        dual_clipped_BT: bool [B, T], where dual clip acted.
+        zeroed_BT: bool [B, T], where no policy gradient is left.
+    """
 
     value_BT: Tensor
     clipped_BT: Tensor
@@ -50,10 +67,15 @@ class Surrogate:
 
 @dataclass(frozen=True, kw_only=True)
 class Objective(Parameters):
-    """One policy objective. A subclass is a frozen dataclass with its parameters as fields, its
-    formula in the first line of its docstring, and ``surrogate``.
+    """One policy objective.
 
-    takes_inside: whether a weight may sit inside its clip.
+    A subclass is a frozen dataclass with its parameters as fields, its formula in the first line of
+    its docstring, and ``surrogate``.
+
+    Attributes:
+        name: as recipes spell it.
+        source: paper and equation.
+        takes_inside: whether a weight may be inside its clip.
     """
 
     name: ClassVar[str] = ""
@@ -61,7 +83,12 @@ class Objective(Parameters):
     takes_inside: ClassVar[bool] = False
 
     def surrogate(self, tokens: Tokens, clip: Clip) -> Surrogate:
-        """J of each token, weighted."""
+        """J of each token, weighted.
+
+        Args:
+            tokens: the sampled tokens.
+            clip: the clip range; an objective without a clip ignores it.
+        """
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""Token weightings: how strongly each sampled token takes part in the update. One file each.
+"""Token weightings: the factor of each sampled token in the update. One file each.
 
 To add one: its file, its line below, a recipe in ``configs/algorithms`` and a case in
 ``tests/unit/algo/test_algorithms.py``. One that lives elsewhere needs no line: its type is
@@ -55,26 +55,33 @@ WEIGHTINGS: dict[str, type[Weighting]] = {weighting.name: weighting for weightin
 
 
 def weighting_class(type: str) -> type[Weighting]:
-    """The weighting of a registered name, or of ``package.module:Class``.
+    """The class of a weighting.
+
+    Args:
+        type: a key of :data:`WEIGHTINGS`, or ``package.module:Class``.
 
     Raises:
         ParameterError: there is none, and the nearest name is given; or its class lacks something.
     """
-    found = find_class(type, WEIGHTINGS, Weighting)
-    if found not in _ALL:
-        check_class(type, found)
-    return found
+    cls = find_class(type, WEIGHTINGS, Weighting)
+    if cls not in _ALL:
+        check_class(type, cls)
+    return cls
 
 
 def make_weighting(type: str, parameters: Mapping[str, Any] | None = None) -> Weighting:
-    """A weighting by name with its parameters; what is not given has its default.
+    """A weighting by name, with its parameters.
+
+    Args:
+        type: a key of :data:`WEIGHTINGS`, or ``package.module:Class``.
+        parameters: name -> value; the others have their defaults.
 
     Raises:
         ParameterError: an unknown name or parameter (with the nearest one), or a bad value.
         ConstantWeightError: every token would get the same weight.
-        ValueError: a class of yours whose weights cannot be computed, or are negative.
+        ValueError: the weights of a class from elsewhere cannot be computed, or are negative.
     """
-    found, given = weighting_class(type), parameters or {}
-    if found not in _ALL:
-        check_weights(make(found, {**given, "allow_constant": True}))
-    return make(found, given)
+    cls, values = weighting_class(type), parameters or {}
+    if cls not in _ALL:
+        check_weights(make(cls, {**values, "allow_constant": True}))
+    return make(cls, values)

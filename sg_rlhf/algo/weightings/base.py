@@ -1,7 +1,6 @@
-"""What every token weighting is: parameters, what it reads besides p, its weights and bounds.
+"""Base class of token weightings: parameters, inputs besides p, weights and bounds.
 
-torch is imported where a tensor is at hand and not at the top of these files, so that recipes are
-checked in milliseconds.
+torch is imported inside functions, so that checking a recipe takes milliseconds.
 """
 
 from __future__ import annotations
@@ -27,13 +26,16 @@ class ConstantWeightError(ValueError):
 
 @dataclass(frozen=True)
 class TokenContext:
-    """What a weighting may know of each sampled token besides p; all [B, T] or None.
+    """What a weighting may read of each sampled token besides p. Nothing here has a gradient.
 
-    old_log_probs: log-probabilities under the policy that sampled, as the trainer computes them;
-    engine_log_probs: as the rollout engine did. advantages. entropy: of the current policy at the
-    position, in nats. keys: int64, one per token of a rollout, see ``token_keys``. eps: (eps_low,
-    eps_high) of the PPO clip. entropy_threshold: a scalar for the whole rollout, see
-    ``top_entropy``. Nothing here carries a gradient.
+    Attributes:
+        old_log_probs: [B, T], log-probs of the policy that sampled, as the trainer computes them.
+        advantages: [B, T].
+        entropy: [B, T], of the current policy at the position, in nats.
+        keys: int64 [B, T], one per token of a rollout, of :func:`token_keys`.
+        engine_log_probs: [B, T], log-probs as the rollout engine computed them.
+        eps: (eps_low, eps_high), the PPO clip range.
+        entropy_threshold: a scalar for the whole rollout, see ``top_entropy``.
     """
 
     old_log_probs: Tensor | None = None
@@ -45,14 +47,18 @@ class TokenContext:
     entropy_threshold: Tensor | float | None = None
 
     def require(self, name: str, weighting: str) -> Tensor:
-        """One of the tensors; ``ValueError`` where the caller has not got it."""
+        """One of the tensors, detached.
+
+        Raises:
+            ValueError: it is None.
+        """
         value: Tensor | None = getattr(self, name)
         if value is None:
             raise ValueError(f"weighting {weighting}: expected {name} of each token, got None")
         return value.detach()
 
     def old_p(self, like: Tensor, weighting: str) -> Tensor:
-        """Probabilities under the policy that sampled, in the dtype of ``like``."""
+        """p_old, probabilities under the policy that sampled, in the dtype of ``like``."""
         return self.require("old_log_probs", weighting).to(like.dtype).clamp(max=0.0).exp()
 
 
@@ -96,11 +102,19 @@ class Weighting(Parameters):
             cls.name = f"{cls.__module__}:{cls.__qualname__}"
 
     def weights(self, p_BT: Tensor, context: TokenContext) -> Tensor:
-        """w [B, T] of tokens with probability p_BT in [0, 1], float32 or float64."""
+        """The weights of sampled tokens.
+
+        Args:
+            p_BT: [B, T], probabilities in [0, 1], float32 or float64.
+            context: what else the weighting reads (``uses``).
+
+        Returns:
+            [B, T], 0 or more, in the dtype of ``p_BT``.
+        """
         raise NotImplementedError
 
     def prepare(self, context: TokenContext, mask_BT: Tensor) -> TokenContext:
-        """The context with what this weighting derives from all tokens at hand."""
+        """The context, completed by what this weighting computes from all tokens of the batch."""
         return context
 
     def __post_init__(self) -> None:
@@ -116,7 +130,7 @@ class Weighting(Parameters):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The fields of ``TokenContext`` that must be there."""
+        """The fields of :class:`TokenContext` that must not be None."""
         return (*self.uses, "engine_log_probs") if self.probability == "engine" else self.uses
 
     @property

@@ -1,6 +1,6 @@
-"""Training checkpoints: written atomically, verified, chosen by all ranks, resharded.
+"""Training checkpoints: written atomically, verified, and loadable on another number of ranks.
 
-``store`` saves and loads; ``paths`` names and publishes folders; ``manifest`` holds SHA-256 sums;
-``consensus`` lets all ranks load the same one; ``reshard`` reads another number of ranks.
-Called by ``learner.policy_actor``.
+``store`` saves, loads and prunes; ``paths`` names and publishes folders; ``manifest`` holds SHA-256
+sums; ``consensus`` makes all ranks load the same checkpoint; ``reshard`` loads one that another
+number of ranks wrote. ``store`` replaces methods of upstream's strategy (``patches.table``).
 """

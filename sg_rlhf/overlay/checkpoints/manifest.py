@@ -1,4 +1,4 @@
-"""What is in a checkpoint, by sizes and SHA-256: written into it, and asked before it is loaded."""
+"""The manifest of a checkpoint: size and SHA-256 of each file, verified before it is loaded."""
 
 from __future__ import annotations
 
@@ -14,50 +14,55 @@ from typing import NamedTuple
 from sg_rlhf.common.atomic_io import write_whole
 
 NAME = "manifest.json"
-#: Of one rank at a time; hashing frees Python's lock, and a rank has a few large files.
+#: Hashing threads of one rank; hashing releases the GIL, and a rank has a few large files.
 _THREADS = 4
 _RANK = re.compile(r"rank_?(\d+)")
 
 
 class Entry(NamedTuple):
-    """A file as it was written: bytes and SHA-256 (hexadecimal)."""
+    """A file as it was written: size in bytes and SHA-256 in hexadecimal."""
 
     size: int
     sha256: str
 
 
 class InvalidManifest(ValueError):
-    """The manifest is not one; the message says what it is, without the folder's name."""
+    """The manifest cannot be read; the message does not name the folder."""
 
 
 def names(folder: Path) -> list[str]:
-    """All files of a folder but the manifest, relative to it, sorted."""
-    found = (p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
-    return sorted(name for name in found if name != NAME)
+    """All files of a folder except the manifest, relative to it, sorted."""
+    files = (p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    return sorted(name for name in files if name != NAME)
 
 
 def assign_files(names: Iterable[str], ranks: int) -> list[list[str]]:
-    """Who reads which file: each rank what it wrote by its name, the rest in turns.
+    """Distribute the files of a checkpoint over the ranks that hash them.
 
-    DeepSpeed names files ``zero_pp_rank_3_mp_rank_00_optim_states.pt``; a rank's own file is in its
-    machine's memory still. Any assignment would be right.
+    A rank gets the files that it wrote, by the rank in their names, since they are still in its
+    machine's page cache (``zero_pp_rank_3_mp_rank_00_optim_states.pt``). Others go round-robin.
+
+    Returns:
+        Per rank, names of files.
     """
-    dealt: list[list[str]] = [[] for _ in range(ranks)]
-    for place, name in enumerate(sorted(names)):
-        found = _RANK.search(name)
-        rank = int(found[1]) if found else place
-        dealt[rank % ranks].append(name)
-    return dealt
+    assigned: list[list[str]] = [[] for _ in range(ranks)]
+    for index, name in enumerate(sorted(names)):
+        match = _RANK.search(name)
+        rank = int(match[1]) if match else index
+        assigned[rank % ranks].append(name)
+    return assigned
 
 
 def hash_files(folder: Path, names: Iterable[str], sync: bool = False) -> dict[str, Entry]:
-    """Sizes and hashes of files in ``folder``.
+    """Sizes and hashes of files.
 
     Args:
-        sync: bring each to the disk first.
+        folder: where they are.
+        names: relative to it.
+        sync: sync each file to disk first.
 
     Raises:
-        OSError: one cannot be read.
+        OSError: a file cannot be read.
     """
     names = list(names)
 
@@ -73,14 +78,14 @@ def hash_files(folder: Path, names: Iterable[str], sync: bool = False) -> dict[s
 
 
 def render(entries: dict[str, Entry]) -> str:
-    """A manifest, a line a file."""
+    """The text of a manifest, one line per file."""
     rows = {name: entry._asdict() for name, entry in sorted(entries.items())}
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
     return f'{{"files": {{\n{lines}\n}}}}\n'
 
 
 def write(folder: Path, entries: dict[str, Entry]) -> None:
-    """Write a folder's manifest and bring it to the disk.
+    """Write a folder's manifest and sync it to disk.
 
     Raises:
         OSError: it cannot be written.
@@ -92,13 +97,13 @@ def read(folder: Path) -> dict[str, Entry] | None:
     """A folder's manifest; None if it has none.
 
     Raises:
-        Unreadable: it is there and is no manifest.
+        InvalidManifest: the file exists and is no manifest.
     """
     try:
-        found = json.loads((folder / NAME).read_bytes())
+        content = json.loads((folder / NAME).read_bytes())
         return {
             str(name): Entry(int(row["size"]), str(row["sha256"]))
-            for name, row in found["files"].items()
+            for name, row in content["files"].items()
         }
     except FileNotFoundError:
         return None
@@ -107,12 +112,17 @@ def read(folder: Path) -> dict[str, Entry] | None:
         raise InvalidManifest(f"{NAME} cannot be read: {why}") from None
 
 
-def first_mismatch(folder: Path, expected: dict[str, Entry], of: Collection[str]) -> str | None:
-    """What is wrong with the files ``of`` a folder, the first of them; None if they are whole.
+def first_mismatch(folder: Path, expected: dict[str, Entry], names: Collection[str]) -> str | None:
+    """The first difference between files and their manifest, as a phrase; None if there is none.
 
-    Sizes of all are compared before anything is read.
+    All sizes are compared before any file is read.
+
+    Args:
+        folder: the checkpoint.
+        expected: its manifest.
+        names: the files to verify.
     """
-    for name in of:
+    for name in names:
         try:
             size = (folder / name).stat().st_size
         except OSError:
@@ -120,8 +130,8 @@ def first_mismatch(folder: Path, expected: dict[str, Entry], of: Collection[str]
         if size != expected[name].size:
             return f"{name} has {size} bytes and was written with {expected[name].size}"
     try:
-        found = hash_files(folder, of)
+        entries = hash_files(folder, names)
     except OSError as error:
         return f"{error.filename or 'a file'} cannot be read: {error.strerror}"
-    altered = [name for name in of if found[name] != expected[name]]
+    altered = [name for name in names if entries[name] != expected[name]]
     return f"{altered[0]} is not what was written (another SHA-256)" if altered else None

@@ -1,7 +1,7 @@
-"""The names of checkpoints on the disk: which count, in which order, and how one gets its name.
+"""Names of checkpoint folders, and how a folder gets its final name.
 
-A folder is written as ``.NAME.partial`` beside its final place and renamed when it is whole. So
-what has a final name is whole, and what has another is a leftover of a save that was interrupted.
+A folder is written as ``.NAME.partial`` next to its final path and renamed when it is complete. So
+every folder with a final name is complete; the others are left over from interrupted saves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CONFIG = "config.json"
 
 
 def temp_path(path: Path) -> Path:
-    """Where a folder is written before it has its name."""
+    """The temporary path at which a folder is written."""
     return path.with_name(f".{path.name}.partial")
 
 
@@ -34,60 +34,60 @@ def _backup_path(path: Path) -> Path:
 
 
 def step_of(tag: str) -> int:
-    """The rollout after which a checkpoint was saved."""
-    found = TAG.fullmatch(tag)
-    assert found is not None, tag
-    return int(found[2])
+    """The rollout step after which a checkpoint was saved."""
+    match = TAG.fullmatch(tag)
+    assert match is not None, tag
+    return int(match[2])
 
 
 def latest_tag(folder: Path) -> str:
-    """The checkpoint of the last save; "" without one."""
-    named = folder / LATEST
-    return named.read_text(errors="replace").strip() if named.is_file() else ""
+    """The tag of the last save; "" without one."""
+    latest = folder / LATEST
+    return latest.read_text(errors="replace").strip() if latest.is_file() else ""
 
 
 def write_latest(folder: Path, tag: str) -> None:
-    """Name the checkpoint to resume from.
+    """Write the tag to resume from.
 
     Raises:
-        OSError: it cannot be written; the name that was there is still there.
+        OSError: it cannot be written; the earlier tag is unchanged.
     """
     write_whole(folder / LATEST, tag, sync=True)
 
 
 def resume_candidates(folder: Path) -> list[str]:
-    """Tags to resume from, the best choice first: the last save, then from the newest.
+    """Tags to resume from, the best first: the last save, then from newest to oldest.
 
-    The checkpoint of an evaluation was saved after the plain one of the same rollout. What the file
-    ``latest`` names is among them though it be gone, so that somebody says so.
+    Of one rollout step, the best checkpoint was saved after the regular one. The tag in ``latest``
+    is included even if its folder is missing, so that this is reported.
     """
     if not folder.is_dir():
         return []
     tags = [p.name for p in folder.iterdir() if TAG.fullmatch(p.name) and p.is_dir()]
     tags.sort(key=lambda tag: (step_of(tag), tag.startswith("best")), reverse=True)
-    named = latest_tag(folder)
-    first = [named] if TAG.fullmatch(named) else []
-    return [*first, *(tag for tag in tags if tag != named)]
+    latest = latest_tag(folder)
+    first = [latest] if TAG.fullmatch(latest) else []
+    return [*first, *(tag for tag in tags if tag != latest)]
 
 
 def publish(written: Path, final: Path) -> None:
-    """Give a folder that is whole its name. One of that name goes, and only then.
+    """Rename a complete folder to its final name, and delete an earlier folder of that name.
 
     Raises:
-        OSError: the disk refuses; one of the two is whole, see :func:`remove_leftovers`.
+        OSError: the disk refuses; one of the two is complete, see :func:`remove_incomplete`.
     """
     sync_folder(written)
-    aside = _backup_path(final)
+    backup = _backup_path(final)
     if final.exists():
-        shutil.rmtree(aside, ignore_errors=True)
-        final.rename(aside)
+        shutil.rmtree(backup, ignore_errors=True)
+        final.rename(backup)
     written.rename(final)
     sync_folder(final.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(backup, ignore_errors=True)
 
 
 def remove(path: Path) -> None:
-    """Delete a folder that has its name: that first, as what is half deleted is not whole."""
+    """Delete a complete folder. It is renamed first: half deleted it is no longer complete."""
     leftover = temp_path(path)
     shutil.rmtree(leftover, ignore_errors=True)
     path.rename(leftover)
@@ -97,37 +97,39 @@ def remove(path: Path) -> None:
 def remove_incomplete(folder: Path) -> list[str]:
     """Delete what interrupted saves left in a folder of checkpoints.
 
+    A checkpoint that was about to be replaced gets its name back.
+
     Returns:
-        The names of what was deleted. A checkpoint that was about to be replaced has its own back.
+        Names of the deleted folders.
     """
-    gone = []
+    deleted = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        found = _LEFTOVER.fullmatch(path.name)
-        if found is None:
+        match = _LEFTOVER.fullmatch(path.name)
+        if match is None:
             continue
-        if path.name.endswith(".replaced") and not (folder / found[1]).exists():
+        if path.name.endswith(".replaced") and not (folder / match[1]).exists():
             with contextlib.suppress(FileNotFoundError):  # another rank was faster
-                path.rename(folder / found[1])
+                path.rename(folder / match[1])
         else:
             shutil.rmtree(path, ignore_errors=True)
-            gone.append(path.name)
-    return gone
+            deleted.append(path.name)
+    return deleted
 
 
 def temp_model_path(final: Path) -> Path:
-    """Where a plain Hugging Face folder is written before it has its name.
+    """The temporary path at which a Hugging Face folder is written.
 
-    Inside a folder that is there already, which may be a mount or a link; else beside it.
+    Inside ``final`` if that exists, since it may be a mount or a link; otherwise next to it.
     """
     return final / temp_path(final).name if final.is_dir() else temp_path(final)
 
 
 def tidy_model(final: Path) -> None:
-    """Correct what the libraries write into a plain Hugging Face folder.
+    """Correct files that the libraries write into a Hugging Face folder.
 
-    safetensors gives its files to their owner alone: they get the mode that the umask gives. Of
-    LoRA adapters peft writes sets, whose order changes from run to run: they are sorted. Its README
-    is an empty template with a path of this machine: it is deleted.
+    safetensors makes its files readable by their owner only: they get the umask's mode. peft writes
+    sets into an adapter's config, whose order changes from run to run: they are sorted. peft's
+    README is an empty template with a path of this machine: it is deleted.
     """
     written = temp_model_path(final)
     probe = written / ".mode"
@@ -148,10 +150,10 @@ def tidy_model(final: Path) -> None:
 
 
 def sync_model(final: Path) -> None:
-    """Bring the files of a plain Hugging Face folder to the disk.
+    """Sync the files of a Hugging Face folder to disk.
 
     Raises:
-        OSError: they do not fit, which some file systems say only now.
+        OSError: they do not fit, which some file systems report only now.
     """
     for path in temp_model_path(final).rglob("*"):
         if path.is_file():
@@ -160,14 +162,14 @@ def sync_model(final: Path) -> None:
 
 
 def publish_model(final: Path) -> None:
-    """Give a plain Hugging Face folder that is whole its name.
+    """Move a complete Hugging Face folder to its final path.
 
-    What else is in a folder of that name stays: it may be a folder of the user's, or have the
-    checkpoints in it. There, files take the place of those of their names, and ``config.json``,
-    without which nobody takes the folder for a model, goes first and comes last.
+    Other files in an existing folder stay: it may be a user's folder, or contain the checkpoints.
+    There files are replaced one by one. ``config.json``, without which nothing reads the folder as
+    a model, is deleted first and written last.
 
     Raises:
-        OSError: the disk refuses; what has the name is whole, or has no ``config.json``.
+        OSError: the disk refuses; the folder is complete, or has no ``config.json``.
     """
     written = temp_model_path(final)
     if written.parent != final:
@@ -185,6 +187,6 @@ def publish_model(final: Path) -> None:
 
 
 def remove_partial_model(final: Path) -> None:
-    """Delete what an interrupted save of a plain folder left, beside it or in it."""
+    """Delete what an interrupted save of a Hugging Face folder left, next to it or in it."""
     for path in (temp_path(final), final / temp_path(final).name):
         shutil.rmtree(path, ignore_errors=True)

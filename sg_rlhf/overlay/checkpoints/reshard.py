@@ -1,11 +1,12 @@
-"""A checkpoint of one number of ranks, loaded on another.
+"""Loads a checkpoint on another number of ranks than wrote it.
 
-Each rank of ZeRO holds a part of every flat buffer: master weights, Adam's moments, and with ZeRO-3
-the frozen weights too. DeepSpeed loads a part on the rank that wrote it and refuses another number
-of them. Its own way around, a universal checkpoint, takes twice the checkpoint's size on the disk,
-gives all groups of parameters the first one's settings (its weight decay) and forgets what is
-frozen. Here DeepSpeed loads as ever, and each file that it asks for is put together in memory of
-the parts that were written: numbers are copied and none is computed, so that each is bit-equal.
+Each ZeRO rank holds a shard of every flat buffer: master weights, Adam's moments, and with ZeRO-3
+also the frozen weights. DeepSpeed loads a shard on the rank that wrote it and refuses another
+number of ranks. Its universal checkpoint doubles the size on disk, gives all parameter groups the
+first one's settings (its weight decay) and loses frozen weights.
+
+Here DeepSpeed loads as usual, but each file that it reads is assembled in memory from the shards
+that were written. Values are copied and none is computed, so every value is bit-equal.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from sg_rlhf.overlay.reporting.errors import CheckpointError
 
 _PART = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _MODEL = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_model_states\.pt")
-#: What a rank's buffer of master weights is called here, beside the moments' own names.
+#: Name of the buffer of master weights; the other buffers have the moments' names.
 _MASTER = "master"
 
 
 class ShardRange(NamedTuple):
-    """A run of a tensor's elements that a rank has in one of its flat buffers.
+    """A contiguous range of a tensor's elements in one of a rank's flat buffers.
 
     Attributes:
-        tensor: a parameter, or a whole group of them.
-        start: the first element in it.
-        numel: how many.
-        buffer: which of the rank's buffers.
-        offset: where in that.
+        tensor: name of a parameter, or of a whole group of parameters.
+        start: first element of the tensor.
+        numel: number of elements.
+        buffer: index of the rank's buffer.
+        offset: first element of the buffer.
     """
 
     tensor: str
@@ -47,13 +48,13 @@ class ShardRange(NamedTuple):
 
 
 class SavedLayout(NamedTuple):
-    """Who wrote a checkpoint.
+    """The ranks that wrote a checkpoint, and their files.
 
     Attributes:
-        ranks: ZeRO ranks, over which weights or moments are spread.
-        tensor_parallel: ranks that share each layer.
-        parts: rank -> its file of the optimizer.
-        models: rank -> its file of the model; empty where one rank wrote it for all (ZeRO-1 and 2).
+        ranks: number of ZeRO ranks, over which weights or moments are sharded.
+        tensor_parallel: tensor-parallel size.
+        parts: rank -> its optimizer file.
+        models: rank -> its model file; empty for ZeRO-1 and 2, where one rank writes the model.
     """
 
     ranks: int
@@ -63,7 +64,7 @@ class SavedLayout(NamedTuple):
 
 
 def written_by(names: Iterable[str]) -> SavedLayout | None:
-    """Who wrote a checkpoint, by its files; None for one that is not ZeRO's."""
+    """The layout of a checkpoint, by its file names; None if it is not a ZeRO checkpoint."""
     names = sorted(names)
     parts = [(int(m[1]), int(m[2]), m[0]) for m in map(_PART.fullmatch, names) if m]
     models = [(int(m[1]), m[0]) for m in map(_MODEL.fullmatch, names) if m and not int(m[2])]
@@ -78,77 +79,92 @@ def written_by(names: Iterable[str]) -> SavedLayout | None:
 
 
 def zero3_shards(groups: Sequence[Mapping[str, int]], rank: int, ranks: int) -> list[ShardRange]:
-    """What a rank has under ZeRO-3: of each parameter one part, which is padded at its end.
+    """A rank's shards under ZeRO-3: one padded part of each parameter.
 
     Args:
-        groups: a buffer each: parameter -> elements, in the buffer's order.
-        rank: whose pieces.
-        ranks: that share each parameter.
+        groups: per buffer: parameter -> number of elements, in the buffer's order.
+        rank: the rank.
+        ranks: number of ranks.
     """
-    pieces = []
+    shards = []
     for buffer, group in enumerate(groups):
         offset = 0
         for name, numel in group.items():
             part = -(-numel // ranks)
-            own = min(part, numel - rank * part)
-            if own > 0:
-                pieces.append(ShardRange(name, rank * part, own, buffer, offset))
+            present = min(part, numel - rank * part)
+            if present > 0:
+                shards.append(ShardRange(name, rank * part, present, buffer, offset))
             offset += part
-    return pieces
+    return shards
 
 
 def zero12_shards(
     groups: Sequence[Mapping[str, int]], rank: int, ranks: int, alignment: int
 ) -> list[ShardRange]:
-    """What a rank has under ZeRO-1 and 2: of each group, all in a row, one part.
+    """A rank's shards under ZeRO-1 and 2: one part of each group of concatenated parameters.
 
     Args:
-        groups: as of :func:`by_parameter`.
-        rank: whose pieces.
-        ranks: that share each group.
-        alignment: a part's elements are a multiple of it.
+        groups: as in :func:`zero3_shards`.
+        rank: the rank.
+        ranks: number of ranks.
+        alignment: a part's number of elements is a multiple of it.
     """
-    pieces = []
+    shards = []
     for buffer, group in enumerate(groups):
         total = sum(group.values())
         part = part_of_group(total, ranks, alignment)
-        own = min(part, total - rank * part)
-        if own > 0:
-            pieces.append(ShardRange(f"group {buffer}", rank * part, own, buffer, 0))
-    return pieces
+        present = min(part, total - rank * part)
+        if present > 0:
+            shards.append(ShardRange(f"group {buffer}", rank * part, present, buffer, 0))
+    return shards
 
 
 def part_of_group(total: int, ranks: int, alignment: int) -> int:
-    """Elements of a rank's part of a group under ZeRO-1 and 2, the padding among them."""
+    """Number of elements of a rank's part of a group under ZeRO-1 and 2, with padding."""
     return -(-total // (ranks * alignment)) * alignment
 
 
 def overlapping_ranges(
     source: Iterable[ShardRange], target: Iterable[ShardRange]
 ) -> list[tuple[ShardRange, ShardRange]]:
-    """Pairs of the same elements, as they lie at one rank and at another."""
-    of_tensor = defaultdict(list)
-    for piece in source:
-        of_tensor[piece.tensor].append(piece)
+    """The elements that two ranks both have.
+
+    Args:
+        source: shards of the rank that wrote.
+        target: shards of the rank that loads.
+
+    Returns:
+        Pairs (in the source's buffers, in the target's buffers) of equal ranges.
+    """
+    by_tensor = defaultdict(list)
+    for shard in source:
+        by_tensor[shard.tensor].append(shard)
     pairs = []
     for to in target:
-        for of in of_tensor[to.tensor]:
-            first = max(of.start, to.start)
-            last = min(of.start + of.numel, to.start + to.numel)
+        for shard in by_tensor[to.tensor]:
+            first = max(shard.start, to.start)
+            last = min(shard.start + shard.numel, to.start + to.numel)
             if first < last:
-                pairs.append((_from(of, first, last), _from(to, first, last)))
+                pairs.append((_subrange(shard, first, last), _subrange(to, first, last)))
     return pairs
 
 
-def _from(piece: ShardRange, first: int, last: int) -> ShardRange:
-    offset = piece.offset + first - piece.start
-    return piece._replace(start=first, numel=last - first, offset=offset)
+def _subrange(shard: ShardRange, first: int, last: int) -> ShardRange:
+    offset = shard.offset + first - shard.start
+    return shard._replace(start=first, numel=last - first, offset=offset)
 
 
 def incompatibility(
     written: SavedLayout, ranks: int, tensor_parallel: int, stage: int
 ) -> str | None:
-    """Why a checkpoint cannot be loaded by these ranks, in one line; None if it can."""
+    """One line saying why these ranks cannot load a checkpoint; None if they can.
+
+    Args:
+        written: the checkpoint's layout.
+        ranks: ZeRO ranks now.
+        tensor_parallel: tensor-parallel size now.
+        stage: ZeRO stage now.
+    """
     if bool(written.models) != (stage == 3):
         was = "3" if written.models else "1 or 2"
         return f"it was written with ds.zero_stage={was}, and now it is {stage}: set it back"
@@ -172,27 +188,29 @@ def _count(ranks: int) -> str:
 
 @contextlib.contextmanager
 def load_resharded(model: Any, checkpoint: Path) -> Iterator[str]:
-    """While it lasts, the engine loads a checkpoint of any number of ranks. Every rank must enter.
+    """Within this context the engine loads a checkpoint of any number of ranks.
+
+    Every rank must enter it.
 
     Args:
         model: DeepSpeed's engine.
         checkpoint: the folder.
 
     Yields:
-        What is done to it, in words; "" for a checkpoint of as many ranks.
+        The change of ranks, in words; "" for the same number of ranks.
 
     Raises:
-        CheckpointError: it cannot be loaded by these ranks, with what to do.
+        CheckpointError: these ranks cannot load it; with what to do.
     """
-    views = consensus.names(checkpoint)
+    views = consensus.all_names(checkpoint)
     written = written_by(itertools.chain.from_iterable(views))
     if written is None:
         yield ""
         return
     ranks, tensor_parallel = model.seq_dp_world_size, max(model.autotp_size(), model.mp_world_size)
-    why = incompatibility(written, ranks, tensor_parallel, model.zero_optimization_stage())
-    if why is not None:
-        raise CheckpointError(f"checkpoint {checkpoint}: {why}")
+    error = incompatibility(written, ranks, tensor_parallel, model.zero_optimization_stage())
+    if error is not None:
+        raise CheckpointError(f"checkpoint {checkpoint}: {error}")
     if written.ranks == ranks:
         yield ""
         return
@@ -204,8 +222,8 @@ def load_resharded(model: Any, checkpoint: Path) -> Iterator[str]:
             "actor.num_nodes and actor.num_gpus_per_node as they were"
         )
     reader, names = ReshardingReader(model, checkpoint, written), model._get_all_ckpt_names
-    was = model.checkpoint_engine
-    # A rank that did not write has no file of its own to look for: the reader makes its contents.
+    engine = model.checkpoint_engine
+    # A rank that did not write has no file of its own: the reader assembles its contents.
     first = checkpoint / written.models[0] if written.models else None
     model.checkpoint_engine = reader
     if first is not None:
@@ -213,14 +231,14 @@ def load_resharded(model: Any, checkpoint: Path) -> Iterator[str]:
     try:
         yield f"written by {_count(written.ranks)}, loaded by {_count(ranks)}"
     finally:
-        model.checkpoint_engine = was
+        model.checkpoint_engine = engine
         if first is not None:
             model._get_all_ckpt_names = names
 
 
 @dataclass(frozen=True)
 class _Keys:
-    """Where ZeRO keeps a rank's master weights and what the optimizer has of them."""
+    """Keys of a rank's master weights and optimizer state in its file."""
 
     master: str
     optimizer: str
@@ -231,7 +249,7 @@ _ZERO_12 = _Keys("single_partition_of_fp32_groups", "base_optimizer_state")
 
 
 class ReshardingReader:
-    """What DeepSpeed's checkpoint engine is asked for, as this rank would have written it."""
+    """Replaces DeepSpeed's checkpoint engine: files as this rank would have written them."""
 
     def __init__(self, model: Any, checkpoint: Path, written: SavedLayout) -> None:
         import torch
@@ -244,7 +262,7 @@ class ReshardingReader:
         self._saved_shapes: list[Mapping[str, Any]] = []
 
     def load(self, path: str, map_location: Any = None) -> dict[str, Any]:
-        """A file's contents; DeepSpeed asks for the model's first.
+        """A file's contents; DeepSpeed loads the model's file first.
 
         Raises:
             CheckpointError: the checkpoint is of another model.
@@ -257,28 +275,28 @@ class ReshardingReader:
         states: dict[str, Any] = self._engine.load(path, map_location=map_location)
         self._saved_shapes = states["param_shapes"]
         states["dp_world_size"] = self._ranks
-        # ZeRO-1 and 2 have what is frozen whole on each rank.
+        # With ZeRO-1 and 2 each rank has whole frozen weights.
         if self._is_zero_3 and states.get("frozen_param_fragments"):
             states["frozen_param_fragments"] = self._frozen(states)
         return states
 
-    def _frozen(self, of_rank_0: dict[str, Any]) -> dict[str, Any]:
-        shapes = of_rank_0["frozen_param_shapes"]
-        each_alone = [{name: shape.numel()} for name, shape in shapes.items()]
-        target = zero3_shards(each_alone, self._rank, self._ranks)
-        found = {
+    def _frozen(self, rank_0: dict[str, Any]) -> dict[str, Any]:
+        shapes = rank_0["frozen_param_shapes"]
+        groups = [{name: shape.numel()} for name, shape in shapes.items()]
+        target = zero3_shards(groups, self._rank, self._ranks)
+        fragments = {
             name: fragment.new_zeros(-(-shapes[name].numel() // self._ranks))
-            for name, fragment in of_rank_0["frozen_param_fragments"].items()
+            for name, fragment in rank_0["frozen_param_fragments"].items()
         }
         for rank in range(self._written.ranks):
-            pairs = overlapping_ranges(zero3_shards(each_alone, rank, self._written.ranks), target)
+            pairs = overlapping_ranges(zero3_shards(groups, rank, self._written.ranks), target)
             if not pairs:
                 continue
-            states = of_rank_0 if rank == 0 else self._read(self._written.models[rank])
-            fragments = states["frozen_param_fragments"]
-            for of, to in pairs:
-                _copy(fragments[of.tensor].flatten(), of, found[to.tensor], to)
-        return found
+            states = rank_0 if rank == 0 else self._read(self._written.models[rank])
+            saved = states["frozen_param_fragments"]
+            for source, to in pairs:
+                _copy(saved[source.tensor].flatten(), source, fragments[to.tensor], to)
+        return fragments
 
     def _read(self, name: str) -> dict[str, Any]:
         loaded: dict[str, Any] = self._engine.load(str(self._checkpoint / name), map_location="cpu")
@@ -289,30 +307,30 @@ class ReshardingReader:
             [{name: shape.numel() for name, shape in group.items()} for group in groups]
             for groups in (self._saved_shapes, self._model._get_zero_param_shapes())
         )
-        self._refuse_another_model(saved, now)
+        self._check_same_parameters(saved, now)
         keys = _ZERO_3 if self._is_zero_3 else _ZERO_12
-        target = self._pieces(now, self._rank, self._ranks)
+        target = self._shards(now, self._rank, self._ranks)
         sizes = self._sizes(now, self._ranks)
         states, buffers = {}, {}
         for rank in range(self._written.ranks):
-            pairs = overlapping_ranges(self._pieces(saved, rank, self._written.ranks), target)
-            # The first rank's has what all have the same, too.
+            pairs = overlapping_ranges(self._shards(saved, rank, self._written.ranks), target)
+            # The first rank's file is needed for what is the same on all ranks.
             if rank and not pairs:
                 continue
-            found = self._read(self._written.parts[rank])["optimizer_state_dict"]
-            written = self._buffers(found, keys, self._sizes(saved, self._written.ranks))
+            rank_states = self._read(self._written.parts[rank])["optimizer_state_dict"]
+            written = self._buffers(rank_states, keys, self._sizes(saved, self._written.ranks))
             if rank == 0:
-                states = found
+                states = rank_states
                 buffers = {
-                    name: [of_name[0].new_zeros(size) for size in sizes]
-                    for name, of_name in written.items()
+                    name: [tensors[0].new_zeros(size) for size in sizes]
+                    for name, tensors in written.items()
                 }
-            for name, of_name in written.items():
-                for of, to in pairs:
-                    _copy(of_name[of.buffer], of, buffers[name][to.buffer], to)
+            for name, tensors in written.items():
+                for source, to in pairs:
+                    _copy(tensors[source.buffer], source, buffers[name][to.buffer], to)
         return self._assembled(states, keys, buffers, saved, now)
 
-    def _pieces(self, groups: list[dict[str, int]], rank: int, ranks: int) -> list[ShardRange]:
+    def _shards(self, groups: list[dict[str, int]], rank: int, ranks: int) -> list[ShardRange]:
         if self._is_zero_3:
             return zero3_shards(groups, rank, ranks)
         return zero12_shards(groups, rank, ranks, self._alignment)
@@ -326,8 +344,10 @@ class ReshardingReader:
     def _alignment(self) -> int:
         return int(self._model.optimizer.nccl_start_alignment_factor)
 
-    def _refuse_another_model(self, saved: list[dict[str, int]], now: list[dict[str, int]]) -> None:
-        # ZeRO-3 cuts groups by a rank's own elements: with other ranks the cuts may be elsewhere.
+    def _check_same_parameters(
+        self, saved: list[dict[str, int]], now: list[dict[str, int]]
+    ) -> None:
+        # ZeRO-3 splits groups by a rank's number of elements: other ranks may split elsewhere.
         if self._is_zero_3:
             same = _all(saved) == _all(now)
         else:
@@ -339,22 +359,22 @@ class ReshardingReader:
                 "that it was written with"
             )
 
-    def _buffers(self, found: Any, keys: _Keys, sizes: list[int]) -> dict[str, list[Any]]:
-        """What of a rank's file is spread over the ranks: name -> a tensor for each buffer.
+    def _buffers(self, states: Any, keys: _Keys, sizes: list[int]) -> dict[str, list[Any]]:
+        """The sharded tensors of a rank's file: name -> one tensor per buffer.
 
-        What DeepSpeed's offloading left beside the moments is none of it, and goes.
+        Offloading's host buffers are not part of it.
         """
-        kept = found[keys.optimizer]["state"]
-        names = [name for name, value in kept.get(0, {}).items() if _is_moment(name, value)]
-        moments = {name: [kept[i][name] for i in range(len(sizes))] for name in names}
-        wrong = [n for n, of in moments.items() if [t.numel() for t in of] != sizes]
-        if wrong:
+        state = states[keys.optimizer]["state"]
+        names = [name for name, value in state.get(0, {}).items() if _is_moment(name, value)]
+        moments = {name: [state[i][name] for i in range(len(sizes))] for name in names}
+        other = [n for n, tensors in moments.items() if [t.numel() for t in tensors] != sizes]
+        if other:
             raise CheckpointError(
                 f"checkpoint {self._checkpoint}: written by {_count(self._written.ranks)} in a way "
-                f"that {self._ranks} cannot load (its {wrong[0]} has another size than its "
+                f"that {self._ranks} cannot load (its {other[0]} has another size than its "
                 "weights): set actor.num_nodes and actor.num_gpus_per_node as they were"
             )
-        return {_MASTER: list(found[keys.master]), **moments}
+        return {_MASTER: list(states[keys.master]), **moments}
 
     def _assembled(
         self,
@@ -365,18 +385,18 @@ class ReshardingReader:
         now: list[dict[str, int]],
     ) -> dict[str, Any]:
         """The first rank's file with this rank's buffers."""
-        home = {name: i for i, group in enumerate(saved) for name in group}
+        group_of = {name: i for i, group in enumerate(saved) for name in group}
         optimizer = states[keys.optimizer]
         moments = [name for name in buffers if name != _MASTER]
-        shared = [_shared(optimizer["state"].get(home[next(iter(group))], {})) for group in now]
+        shared = [_shared(optimizer["state"].get(group_of[next(iter(group))], {})) for group in now]
         new_states = {
             i: rest | {name: buffers[name][i] for name in moments} for i, rest in enumerate(shared)
         }
         groups = [dict(group) for group in optimizer["param_groups"]]
         if self._is_zero_3:
-            of_group = self._model.optimizer.sub_group_to_group_id
-            for number, group in enumerate(groups):
-                group["params"] = [i for i in range(len(now)) if of_group[i] == number]
+            param_group_of = self._model.optimizer.sub_group_to_group_id
+            for index, group in enumerate(groups):
+                group["params"] = [i for i in range(len(now)) if param_group_of[i] == index]
         return states | {
             keys.master: buffers[_MASTER],
             keys.optimizer: optimizer | {"state": new_states, "param_groups": groups},
@@ -389,14 +409,14 @@ def _all(groups: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _is_moment(name: str, value: Any) -> bool:
-    # A step count may be a tensor too, of no dimension.
+    # The step count is a tensor of no dimension.
     return getattr(value, "ndim", 0) == 1 and not name.endswith("_offload_buffer")
 
 
 def _shared(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What every rank has the same of a buffer's state: its step count."""
+    """The part of a buffer's state that is the same on every rank: its step count."""
     return {name: value for name, value in state.items() if getattr(value, "ndim", 0) == 0}
 
 
-def _copy(source: Any, of: ShardRange, target: Any, to: ShardRange) -> None:
-    target.narrow(0, to.offset, to.numel).copy_(source.narrow(0, of.offset, of.numel))
+def _copy(source: Any, shard: ShardRange, target: Any, to: ShardRange) -> None:
+    target.narrow(0, to.offset, to.numel).copy_(source.narrow(0, shard.offset, shard.numel))

@@ -1,15 +1,12 @@
-"""How weights lie in the buckets of a weight sync, and the sums that tell a damaged bucket.
+"""The layout of a weight sync's buckets, and their checksum.
 
-A bucket is one flat buffer of int64 words: the tensors' bytes, each from a multiple of
-:data:`ALIGNMENT` on, zeros up to a whole row of :data:`ROW` words, then the sums of every row and
-of every column of that table of words, mod 2**64. The receiver forms the sums of what arrived and
-compares. Integer sums do not depend on their order, so every device finds the same.
+A bucket is one flat buffer of int64 words: the bytes of its tensors, each at a multiple of
+:data:`ALIGNMENT`, zeros in between, then one word with the sum of all words before it, mod 2**64.
+The receiver computes the sum of the words that arrived and compares. An integer sum does not depend
+on its order, so every device computes the same.
 
-One changed word changes its row's sum, two exchanged words the sums of two rows or of two columns:
-no change of up to three words, of whatever size, stays unseen, as a change that leaves all sums as
-they were has two changed words or none in each row and column, four at least. The rows whose sums
-differ say which tensors to name. Two sums over memory cost less than one of multiplied words, and
-the sums themselves 1/1024 of the bytes.
+The sum shows every change of a single word. It does not show exchanged words, or changes that
+cancel; the log-prob check compares the loaded weights themselves (:mod:`.log_prob_check`).
 """
 
 from __future__ import annotations
@@ -20,13 +17,12 @@ from typing import NamedTuple
 
 import torch
 
-ALIGNMENT = 16  #: bytes; no type of number is larger, and words are eight
-ROW = 1024  #: words
+ALIGNMENT = 16  #: bytes; at least the size of any dtype, and a multiple of a word
 WORD = 8  #: bytes
 
 
-class Tensor(NamedTuple):
-    """One tensor of the policy: its name in the checkpoint's form, its type and full shape."""
+class TensorSpec(NamedTuple):
+    """Name in the checkpoint, dtype and full shape of one tensor of the policy."""
 
     name: str
     dtype: torch.dtype
@@ -34,84 +30,89 @@ class Tensor(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its numbers."""
+        """Size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 class TensorSlot(NamedTuple):
-    """A tensor's place in a bucket: its first byte."""
+    """A tensor and the offset of its first byte in a bucket."""
 
-    tensor: Tensor
+    tensor: TensorSpec
     start: int
 
     @property
     def end(self) -> int:
-        """The byte after its last."""
+        """Offset of the byte after its last."""
         return self.start + self.tensor.nbytes
 
 
 class Bucket(NamedTuple):
-    """The tensors of one message."""
+    """The tensors that are sent in one message."""
 
     slots: tuple[TensorSlot, ...]
 
     @property
-    def rows(self) -> int:
-        """Rows of words that hold the tensors."""
-        return math.ceil(self.slots[-1].end / (ROW * WORD))
+    def data_words(self) -> int:
+        """Words that hold the tensors."""
+        return math.ceil(self.slots[-1].end / WORD)
 
     @property
     def words(self) -> int:
-        """Words of the whole buffer, its sums included."""
-        return self.rows * ROW + self.rows + ROW
+        """Words of the whole buffer, with the checksum."""
+        return self.data_words + 1
 
 
-def split(tensors: Iterable[Tensor], most_bytes: int) -> list[Bucket]:
-    """The tensors in buckets, in their order: a layer's stay together, as engines load them.
+def split(tensors: Iterable[TensorSpec], max_bytes: int) -> list[Bucket]:
+    """Distribute tensors over buckets, in their order, so that a layer's tensors stay together.
 
     Args:
-        most_bytes: of a bucket's tensors; a larger tensor has a bucket of its own.
+        tensors: in the order of the model.
+        max_bytes: limit of a bucket's tensors; a larger tensor has a bucket of its own.
 
     Returns:
-        As many as needed; none for no tensors.
+        The buckets; an empty list for no tensors.
     """
     buckets: list[Bucket] = []
     slots: list[TensorSlot] = []
     for tensor in tensors:
         start = _aligned(slots[-1].end) if slots else 0
-        if slots and start + tensor.nbytes > most_bytes:
+        if slots and start + tensor.nbytes > max_bytes:
             buckets.append(Bucket(tuple(slots)))
             slots, start = [], 0
         slots.append(TensorSlot(tensor, start))
     return [*buckets, Bucket(tuple(slots))] if slots else buckets
 
 
-def _aligned(position: int) -> int:
-    return -(-position // ALIGNMENT) * ALIGNMENT
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 def pack(bucket: Bucket, tensors: Iterable[torch.Tensor], buffer: torch.Tensor) -> None:
-    """Write the tensors and their sums into a buffer.
+    """Write tensors and their checksum into a buffer.
 
     Args:
-        tensors: of the bucket's slots, in order, with their shapes and types, on any device.
-        buffer: int64, ``bucket.words`` of them; whatever is in it is written over.
+        bucket: the layout.
+        tensors: one per slot, in order, with the slot's shape and dtype, on any device.
+        buffer: int64, at least ``bucket.words`` of them; overwritten.
+
+    Raises:
+        ValueError: a tensor has another shape or dtype than its slot.
     """
-    data = buffer[: bucket.rows * ROW].view(torch.uint8)
+    data = buffer[: bucket.data_words].view(torch.uint8)
     end = 0
     for slot, tensor in zip(bucket.slots, tensors, strict=True):
-        found = Tensor(slot.tensor.name, tensor.dtype, tuple(tensor.shape))
-        if found != slot.tensor:
-            raise ValueError(f"expected {slot.tensor}, found {found}")
+        actual = TensorSpec(slot.tensor.name, tensor.dtype, tuple(tensor.shape))
+        if actual != slot.tensor:
+            raise ValueError(f"expected {slot.tensor}, found {actual}")
         data[end : slot.start].zero_()
         data[slot.start : slot.end].view(tensor.dtype).view(tensor.shape).copy_(tensor)
         end = slot.end
     data[end:].zero_()
-    buffer[bucket.rows * ROW : bucket.words] = _sums(bucket, buffer)
+    buffer[bucket.data_words] = buffer[: bucket.data_words].sum()
 
 
 def unpack(bucket: Bucket, buffer: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """The tensors in a buffer, as views of it."""
+    """(name, tensor) of each slot, as views of the buffer."""
     data = buffer.view(torch.uint8)
     return [
         (tensor.name, data[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
@@ -119,43 +120,24 @@ def unpack(bucket: Bucket, buffer: torch.Tensor) -> list[tuple[str, torch.Tensor
     ]
 
 
-def corrupted_tensors(bucket: Bucket, buffer: torch.Tensor) -> list[str] | None:
-    """What a buffer's sums say.
-
-    Returns:
-        None if the buffer is as it was packed; else the names of the tensors in the rows whose sum
-        is another, or all names where only sums of columns are: words exchanged within a row.
-    """
-    sums = buffer[bucket.rows * ROW : bucket.words]
-    unlike = _sums(bucket, buffer) != sums
-    if not bool(unlike.any()):
-        return None
-    rows = unlike[: bucket.rows].nonzero().flatten().tolist() or range(bucket.rows)
-    return [
-        slot.tensor.name
-        for slot in bucket.slots
-        if any(slot.start < (row + 1) * ROW * WORD and row * ROW * WORD < slot.end for row in rows)
-    ]
-
-
-def _sums(bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
-    table = buffer[: bucket.rows * ROW].view(bucket.rows, ROW)
-    return torch.cat([table.sum(1), table.sum(0)])
+def is_intact(bucket: Bucket, buffer: torch.Tensor) -> bool:
+    """Whether the checksum of a buffer is that of its words; waits for the device."""
+    return bool(buffer[: bucket.data_words].sum() == buffer[bucket.data_words])
 
 
 def metadata(bucket: Bucket) -> list[tuple[str, str, tuple[int, ...], int]]:
-    """A bucket as plain values: name, type, shape and first byte of each tensor."""
+    """A bucket as plain values: name, dtype, shape and offset of each tensor."""
     return [
         (tensor.name, str(tensor.dtype).removeprefix("torch."), tensor.shape, start)
         for tensor, start in bucket.slots
     ]
 
 
-def from_wire(values: Iterable[Sequence[object]]) -> Bucket:
-    """The bucket of :func:`to_wire`."""
+def from_metadata(values: Iterable[Sequence[object]]) -> Bucket:
+    """The bucket of :func:`metadata`."""
     slots = []
     for name, dtype, shape, start in values:
         assert isinstance(name, str) and isinstance(dtype, str) and isinstance(start, int)
         assert isinstance(shape, (tuple, list))
-        slots.append(TensorSlot(Tensor(name, getattr(torch, dtype), tuple(shape)), start))
+        slots.append(TensorSlot(TensorSpec(name, getattr(torch, dtype), tuple(shape)), start))
     return Bucket(tuple(slots))

@@ -1,7 +1,4 @@
-"""The engine's side of the weight sync without NCCL.
-
-On the CPU the communicator is a gloo group (``gloo_group``).
-"""
+"""The engine's side of the weight sync on the CPU, over gloo instead of NCCL."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from sg_rlhf.sampling.seeded_sampler import SeededSamplingExtension
 
 
 class CpuWorkerWrap(BucketWorkerWrap, SeededSamplingExtension):
-    """Receives weights in a vLLM CPU worker, in buckets or in upstream's way, one by one."""
+    """Receives weights in a vLLM CPU worker: in buckets, or one by one as upstream sends them."""
 
     def init_process_group(
         self,
@@ -31,7 +28,7 @@ class CpuWorkerWrap(BucketWorkerWrap, SeededSamplingExtension):
         backend: str = "gloo",
         use_ray: bool = False,
     ) -> None:
-        """Join the gloo group; only ``sync_backend=gloo`` without Ray exists on the CPU."""
+        """Join the gloo group. On the CPU there is only ``sync_backend=gloo``, without Ray."""
         assert backend == "gloo" and not use_ray, (backend, use_ray)
         rank = torch.distributed.get_rank() + rank_offset
         self._model_update_group = GlooGroup(master_address, master_port, rank, world_size)
@@ -40,7 +37,7 @@ class CpuWorkerWrap(BucketWorkerWrap, SeededSamplingExtension):
     def update_weight(
         self, name: str, dtype: torch.dtype, shape: Any, empty_cache: bool = False
     ) -> None:
-        """Receive one parameter; ``empty_cache`` marks the last one of a sync, which loads all."""
+        """Receive one parameter. All are loaded with the last one of a sync (``empty_cache``)."""
         weight = torch.empty(tuple(shape), dtype=dtype)
         self._model_update_group.broadcast(weight, src=0)
         self._received.append((name, weight))
@@ -57,11 +54,11 @@ class CpuWorkerWrap(BucketWorkerWrap, SeededSamplingExtension):
 
 
 def repack_tied_heads(model: torch.nn.Module) -> None:
-    """Let the output heads that share the embedding's matrix multiply by its present values.
+    """Repack output heads that are tied to the embedding.
 
-    vLLM's CPU head multiplies by a packed copy of its weight. A reload makes a layer's copy anew
-    when the layer's own tensors come; a tied head has none, and would stay as it was when the
-    engine started.
+    vLLM's CPU head multiplies by a packed copy of its weight. A reload makes a new copy when the
+    layer's own tensors arrive. A tied head has no tensors of its own, and would keep the weights
+    that the engine started with.
     """
     embeddings = {
         id(module.weight)

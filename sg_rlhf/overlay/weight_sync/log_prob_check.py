@@ -1,4 +1,8 @@
-"""After a weight sync: does what samples give a token the probability that what learns gives it?"""
+"""The log-prob check after a weight sync: rollout engines and trainer must agree.
+
+Both compute the log-probs of the same sequences with the weights they have now. A weight that was
+not updated, or that was loaded in a wrong layout, changes the engine's log-probs.
+"""
 
 from __future__ import annotations
 
@@ -12,44 +16,48 @@ from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from sg_rlhf.overlay.reporting.errors import SyncError
 from sg_rlhf.overlay.rollout.dispatch import Engines, is_engine_failure
 
-#: Sequences whose log-probs are compared. bf16 moves one token in hundreds by up to 1, so that a
-#: few short responses would pass or fail by such a token.
+#: Sequences whose log-probs are compared. In bf16 one token in hundreds moves by up to 1: with a
+#: few short responses such a token alone would decide the check.
 CHECKED_SEQUENCES = 16
-#: Token ids of a sequence, and of each token but the first whether it is of a response.
+#: Per sequence: its token ids, and for each token but the first whether it is a response token.
 CheckBatch = Sequence[tuple[list[int], list[bool]]]
 
 
 def check(
-    policy: Any, engines: Engines, probe: CheckBatch, args: Any, sync: int
+    policy: Any, engines: Engines, batch: CheckBatch, args: Any, sync: int
 ) -> dict[str, float]:
-    """Compare the log-probs of trainer and engines, who compute them side by side.
+    """Compare the log-probs of trainer and engines; they compute them at the same time.
 
     Args:
-        policy: upstream's group of its ranks.
-        engines: of the run; one that is lost meanwhile is replaced and asked again.
-        probe: what they are asked.
+        policy: upstream's actor group of the policy's ranks.
+        engines: the run's engines; one that is lost meanwhile is replaced, and its log-probs are
+            requested again.
+        batch: the sequences to compare.
         args: upstream's nested namespace with ``sg``.
-        sync: its number, for the message.
+        sync: number of the weight sync, for the message.
 
     Returns:
-        ``sync/log_prob_diff_mean`` and ``_max`` over the tokens of all responses and engines.
+        ``sync/log_prob_diff_mean`` and ``sync/log_prob_diff_max``: mean and maximum of
+        abs(trainer's - engine's log-prob) over the response tokens of all engines, in nats.
 
     Raises:
-        SyncError: they differ by more than ``sg.sync_check_tolerance`` on average.
+        SyncError: the mean is above ``sg.sync_check_tolerance``.
         EngineLost: an engine is lost and cannot be replaced.
     """
-    sequences = [ids for ids, _ in probe]
-    of_ranks = policy.async_run_method(method_name="prompt_log_probs", sequences=sequences)
+    sequences = [ids for ids, _ in batch]
+    trainer_refs = policy.async_run_method(method_name="prompt_log_probs", sequences=sequences)
     sleeps = args.vllm.enable_sleep
     if sleeps:
-        # The engines' weights are awake. Their cache takes what the trainer needed until now.
-        ray.get(of_ranks)
+        # The engines' weights are awake. Their cache takes the memory that the trainer used.
+        ray.get(trainer_refs)
         batch_vllm_engine_call(engines.handles, "wake_up", tags=["kv_cache"])
-    of_engines = _of_engines(engines, sequences)
-    trainer = ray.get(of_ranks)[0]
+    per_engine = _engine_log_probs(engines, sequences)
+    trainer_log_probs = ray.get(trainer_refs)[0]
     differences = []
-    for found in of_engines:
-        for ours, theirs, (_, is_response) in zip(trainer, found, probe, strict=True):
+    for engine_log_probs in per_engine:
+        for ours, theirs, (_, is_response) in zip(
+            trainer_log_probs, engine_log_probs, batch, strict=True
+        ):
             difference = (torch.tensor(ours) - torch.tensor(theirs)).abs()
             differences.append(difference[torch.tensor(is_response)])
     if sleeps:
@@ -68,24 +76,25 @@ def check(
     return {"sync/log_prob_diff_mean": mean, "sync/log_prob_diff_max": largest}
 
 
-def _of_engines(engines: Engines, sequences: list[list[int]]) -> list[list[list[float]]]:
-    """What each engine answers, in their order."""
-    found: dict[int, list[list[float]]] = {}
-    while len(found) < len(engines.handles):
+def _engine_log_probs(engines: Engines, sequences: list[list[int]]) -> list[list[list[float]]]:
+    """Per engine, in their order: the log-probs of each sequence."""
+    results: dict[int, list[list[float]]] = {}
+    while len(results) < len(engines.handles):
         names = [incarnation.name for incarnation in engines.incarnations]
-        asked = {
-            number: [engine.prompt_log_probs.remote(ids) for ids in sequences]
-            for number, engine in enumerate(engines.handles)
-            if number not in found
+        pending = {
+            index: [engine.prompt_log_probs.remote(ids) for ids in sequences]
+            for index, engine in enumerate(engines.handles)
+            if index not in results
         }
         lost = []
-        for number, references in asked.items():
+        for index, references in pending.items():
             try:
-                found[number] = ray.get(references)
+                results[index] = ray.get(references)
             except Exception as error:
                 if not is_engine_failure(error):
                     raise
-                lost.append(number)
-        for number in lost:  # which gives it the policy's weights, and the others again
-            engines.replace(number, names[number])
-    return [found[number] for number in sorted(found)]
+                lost.append(index)
+        for index in lost:
+            # Gives the new engine the policy's weights; the loop requests its log-probs again.
+            engines.replace(index, names[index])
+    return [results[index] for index in sorted(results)]

@@ -1,9 +1,9 @@
 """The engine's side of the weight sync in buckets: an extension of vLLM's worker.
 
-After loading, vLLM changes the layout of weights: CPU linear layers and quantised ones are packed,
-the experts of an MoE are reordered for their kernel. Tensors of a checkpoint cannot be written into
-them. vLLM's layerwise reload rebuilds a layer once all of its tensors are there. It begins with the
-first tensors of a sync and ends after the last.
+After loading, vLLM changes the layout of weights: CPU linear layers and quantised layers are
+packed, the experts of an MoE are reordered for their kernel. Tensors of a checkpoint cannot be
+copied into such weights. vLLM's layerwise reload rebuilds a layer once all of its tensors have
+arrived. It begins with the first bucket of a sync and ends after the last.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from sg_rlhf.overlay.weight_sync import buckets
 
 
 class BucketWorkerWrap(WorkerWrap):
-    """Upstream's extension, which can take many tensors at a time; each is checked, then loaded.
+    """Upstream's worker extension that also receives buckets of tensors.
 
-    vLLM adds it to the bases of its worker and refuses names that the worker has.
+    vLLM adds it to the bases of its worker class and refuses names that the worker already has.
     """
 
     device: torch.device
@@ -37,23 +37,25 @@ class BucketWorkerWrap(WorkerWrap):
 
     def receive_bucket(
         self,
-        wire: Sequence[Any],
+        metadata: Sequence[Any],
         first: bool,
         last: bool,
         handles: dict[str, Any] | None = None,
     ) -> str | None:
-        """Take one bucket of a sync and load its tensors.
+        """Receive one bucket of a sync, verify its checksum and load its tensors.
 
         Args:
-            wire: ``weight_buckets.to_wire`` of it.
-            first: of the sync's buckets; those of a GPU shared with the trainer bring
-            handles: of the buffers that all of them come in, by GPU.
-            last: of the sync's buckets.
+            metadata: the bucket, as :func:`.buckets.metadata` gives it.
+            first: whether it is the first bucket of the sync.
+            last: whether it is the last bucket of the sync.
+            handles: on a GPU shared with the trainer, with the first bucket: physical GPU -> CUDA
+                IPC handle of the buffer that all buckets of the sync arrive in. None for a
+                broadcast.
 
         Returns:
-            None, or a line that says what is wrong with it: then nothing of it is loaded.
+            None, or one line with the error. Then nothing of the bucket is loaded.
         """
-        bucket = buckets.from_wire(wire)
+        bucket = buckets.from_metadata(metadata)
         if first:
             self._opened_buffer = None
             if handles is not None:
@@ -64,19 +66,18 @@ class BucketWorkerWrap(WorkerWrap):
         buffer = self._opened_buffer
         if buffer is None:
             buffer = torch.empty(bucket.words, dtype=torch.int64, device=self.device)
-            self._take_broadcast(buffer)
-        damaged = buckets.corrupted_tensors(bucket, buffer)
-        if damaged is not None:
+            self._receive_broadcast(buffer)
+        if not buckets.is_intact(bucket, buffer):
             return (
-                f"{', '.join(damaged)}: not what was sent (the checksum is another); take another "
-                "machine or link if it happens again"
+                "not what was sent (the checksum is another); take another machine or link if it "
+                "happens again"
             )
         self._load_tensors(buckets.unpack(bucket, buffer), first, last)
         if last:
             self._opened_buffer = None
         return None
 
-    def _take_broadcast(self, buffer: torch.Tensor) -> None:
+    def _receive_broadcast(self, buffer: torch.Tensor) -> None:
         group: Any = self._model_update_group
         group.broadcast(buffer, src=0, stream=torch.cuda.current_stream())
 
@@ -88,10 +89,10 @@ class BucketWorkerWrap(WorkerWrap):
             if first:
                 initialize_layerwise_reload(model)
             if self._opened_buffer is not None:
-                # The trainer writes over its buffer once this worker has answered, and a layer
-                # keeps its tensors until the last of them comes.
+                # The trainer overwrites its buffer once this worker has answered, and a layer
+                # keeps its tensors until the last of them has arrived.
                 tensors = [(name, tensor.clone()) for name, tensor in tensors]
-            # Loaders convert as they copy: an engine may be in float32, which holds every bf16.
+            # Loaders convert the dtype: an engine may be in float32, which represents every bf16.
             model.load_weights(tensors)
             if last:
                 finalize_layerwise_reload(model, self.model_config)
@@ -102,9 +103,9 @@ class BucketWorkerWrap(WorkerWrap):
 
 
 def _open_ipc_handle(handle: Any, device_index: int) -> torch.Tensor:
-    """Another process's tensor on this worker's GPU, which may have another number there."""
-    rebuild, given = handle
-    given = list(given)
-    given[6] = device_index  # of torch.multiprocessing.reductions.rebuild_cuda_tensor
-    tensor: torch.Tensor = rebuild(*given)
+    """Another process's tensor on this worker's GPU, which may have another index there."""
+    rebuild, arguments = handle
+    arguments = list(arguments)
+    arguments[6] = device_index  # of torch.multiprocessing.reductions.rebuild_cuda_tensor
+    tensor: torch.Tensor = rebuild(*arguments)
     return tensor

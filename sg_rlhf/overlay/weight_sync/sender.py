@@ -1,25 +1,22 @@
-"""The trainer's side of the weight sync: a few checked buckets instead of a message per tensor.
+"""The trainer's side of the weight sync: a few buckets instead of a message per tensor.
 
-Upstream sends tensor by tensor, each with a remote call to every engine, or on a shared GPU with
-a handle gathered from every rank and a barrier: 434 round trips for a model of 0.5B, whatever its
-size. Here tensors travel together in buckets of ``sg.sync_bucket_mb``: one call to every engine,
-one transfer and one load for each, with sums that show damage (:mod:`.weight_buckets`). The
-transports are upstream's: a broadcast by NCCL (or gloo, on the CPU) from rank 0 to all engines'
-workers, or on a shared GPU one handle of one buffer, opened once per sync.
+Upstream sends tensor by tensor, each with a remote call to every engine, or on a shared GPU with a
+handle gathered from every rank and a barrier: 434 round trips for a model of 0.5B, whatever its
+size. Here tensors travel in buckets of ``sg.sync_bucket_mb`` (:mod:`.buckets`): per bucket one call
+to every engine, one transfer and one load, with a checksum. The transports are upstream's: a
+broadcast by NCCL (gloo on the CPU) from rank 0 to the workers of all engines, or on a shared GPU
+one CUDA IPC handle of one buffer, opened once per sync.
 
-Why not vLLM's own weight transfer (0.29, ``vllm.distributed.weight_transfer``), which packs too:
+Why not vLLM's own weight transfer (``vllm.distributed.weight_transfer``), which also packs:
 
-- its backends are NCCL, CUDA IPC, sparse NCCL and RDMA: none for the CPU, where this overlay is
-  tested and its small runs train;
-- it has neither sums nor a deadline: its sender waits in the broadcast for a worker that never
-  comes, and its own comments say that an error leaves a thread behind;
-- its trainer iterates over parameters that are whole one after the other, so that ZeRO-3 would
-  gather as often as now; and its NCCL buffers are cut by size on both sides independently;
-- a backend of our own would register there what the worker extension below holds anyway, and a
-  second code path for every difference.
+- Its backends are NCCL, CUDA IPC, sparse NCCL and RDMA. None works on the CPU, where this overlay
+  is tested and its small runs train.
+- It has neither a checksum nor a deadline. Its sender waits in the broadcast for a worker that
+  never comes.
+- Its trainer iterates over whole parameters one by one, so ZeRO-3 would gather each separately.
+- A backend of our own would register there what the worker extension (:mod:`.receiver`) has anyway.
 
-What it does once a bucket is there, the layerwise reload, is what the CPU's worker uses as well
-(:mod:`sg_rlhf.overlay.weight_sync.cpu_receiver`).
+The layerwise reload of a received bucket is vLLM's own.
 """
 
 from __future__ import annotations
@@ -37,19 +34,24 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 from sg_rlhf.overlay.reporting.errors import SyncError
 from sg_rlhf.overlay.rollout.dispatch import is_engine_failure
-from sg_rlhf.overlay.weight_sync import buckets as weight_buckets
+from sg_rlhf.overlay.weight_sync import buckets
 from sg_rlhf.overlay.weight_sync.tensors import engine_tensors
 
-#: A deadline by size: what a start of everything may take, and the slowest transfer that is not
-#: taken for a hang. A tenth of gloo's rate between two processes of one old machine.
-LEAST_SECONDS, BYTES_PER_SECOND = 120.0, 100e6
-#: The controller waits this much longer than the trainer, which knows more to say.
+#: The default deadline: a constant for starting everything, plus the bytes at the slowest rate that
+#: is not taken for a hang (a tenth of gloo's between two processes of one old machine).
+BASE_SECONDS, BYTES_PER_SECOND = 120.0, 100e6
+#: The controller waits this much longer than the trainer, whose error message is more precise.
 GRACE_SECONDS = 30.0
 
 
 def deadline_seconds(setting: float, nbytes: int) -> float:
-    """Seconds that a sync may take: ``sg.sync_timeout``, or by the size of the weights if 0."""
-    return setting or LEAST_SECONDS + nbytes / BYTES_PER_SECOND
+    """Seconds that a sync may take.
+
+    Args:
+        setting: ``sg.sync_timeout`` in seconds; 0 for a deadline by size.
+        nbytes: size of all weights.
+    """
+    return setting or BASE_SECONDS + nbytes / BYTES_PER_SECOND
 
 
 def uses_buckets(args: Any) -> bool:
@@ -64,37 +66,40 @@ class WeightSync:
         """Plan the buckets.
 
         Args:
-            trainer: upstream's trainer of the policy, whose group of the sync exists.
+            trainer: upstream's trainer of the policy, whose sync group exists.
         """
         args = trainer.strategy.args
         self._trainer = trainer
         self._zero3 = args.ds.zero_stage == 3
         self._ipc = trainer.use_cuda_ipc
         self._clears_cache = args.vllm.enable_prefix_caching
-        # Upstream's choice: the vision part of a model of images is frozen, and the engine's own.
+        # As upstream: a vision-language model's vision part is frozen, and the engine has its own.
         is_vlm = getattr(trainer.actor, "is_vlm", False)
         self._sources = engine_tensors(trainer.actor.model.module, without_frozen=is_vlm)
-        firsts: dict[str, Any] = {n: source.parameters[0] for n, source in self._sources.items()}
+        parameters = {name: source.parameters[0] for name, source in self._sources.items()}
         tensors = [
-            weight_buckets.Tensor(name, p.dtype, tuple(p.ds_shape if self._zero3 else p.shape))
-            for name, p in firsts.items()
+            buckets.TensorSpec(name, p.dtype, tuple(self._full_shape(p)))
+            for name, p in parameters.items()
         ]
-        self.buckets = weight_buckets.split(tensors, args.sg.sync_bucket_mb * 2**20)
+        self.buckets = buckets.split(tensors, args.sg.sync_bucket_mb * 2**20)
         self.deadline_seconds = deadline_seconds(
             args.sg.sync_timeout, sum(tensor.nbytes for tensor in tensors)
         )
 
+    def _full_shape(self, parameter: Any) -> Any:
+        return parameter.ds_shape if self._zero3 else parameter.shape
+
     def send(self) -> None:
-        """One sync.
+        """Send all weights once.
 
         Raises:
             SyncError: on rank 0, in one line: an engine that did not answer in time, failed, or
-                received something else than was sent. The other ranks then wait for the run's end.
+                received something else than was sent. The other ranks then wait until the run ends.
         """
         self._started = time.monotonic()
         rank0 = torch.distributed.get_rank() == 0
         if rank0 and self._clears_cache:
-            self._await("clear its prefix cache", "reset_prefix_cache")
+            self._call_engines("clear its prefix cache", "reset_prefix_cache")
         torch.cuda.empty_cache()
         buffer = self._buffer() if rank0 or self._ipc else None
         handles = self._handles(buffer) if self._ipc else None
@@ -111,15 +116,16 @@ class WeightSync:
         return torch.empty(words, dtype=torch.int64, device=torch.cuda.current_device())
 
     def _handles(self, buffer: torch.Tensor | None) -> dict[str, Any]:
-        """Every rank's buffer, by the GPU that it is on; an engine opens that of its own."""
-        found: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(found, {get_physical_gpu_id(): reduce_tensor(buffer)})
-        return {gpu: handle for of_rank in found for gpu, handle in of_rank.items()}
+        """Physical GPU -> handle of the buffer of the rank on it; an engine opens its GPU's."""
+        per_rank: list[Any] = [None] * torch.distributed.get_world_size()
+        handle = {get_physical_gpu_id(): reduce_tensor(buffer)}
+        torch.distributed.all_gather_object(per_rank, handle)
+        return {gpu: handle for handles in per_rank for gpu, handle in handles.items()}
 
     def _send_bucket(
         self,
         index: int,
-        bucket: weight_buckets.Bucket,
+        bucket: buckets.Bucket,
         buffer: torch.Tensor | None,
         handles: dict[str, Any] | None,
     ) -> None:
@@ -127,74 +133,88 @@ class WeightSync:
         parameters = [parameter for source in sources for parameter in source.parameters]
         with deepspeed.zero.GatheredParameters(parameters, enabled=self._zero3):
             if buffer is not None:
-                # One after the other: merged tensors are copies.
-                weight_buckets.pack(bucket, (source.value() for source in sources), buffer)
-        if self._ipc:  # every engine reads what the rank on its own GPU has written
+                # A generator: merged tensors are copies, and one at a time is enough.
+                buckets.pack(bucket, (source.materialize() for source in sources), buffer)
+        if self._ipc:  # every engine reads what the rank on its GPU has written
             torch_dist_barrier_and_cuda_sync()
         if torch.distributed.get_rank() == 0:
             assert buffer is not None
-            self._await(
+            self._call_engines(
                 f"take bucket {index + 1} of {len(self.buckets)} ({_bucket_label(bucket)})",
                 "receive_bucket",
-                weight_buckets.metadata(bucket),
+                buckets.metadata(bucket),
                 first=index == 0,
                 last=index == len(self.buckets) - 1,
                 handles=handles if index == 0 else None,
-                sent=None if self._ipc else buffer[: bucket.words],
+                broadcast=None if self._ipc else buffer[: bucket.words],
             )
-        if self._ipc:  # before the next bucket takes its place
+        if self._ipc:  # before the next bucket overwrites this one
             torch_dist_barrier_and_cuda_sync()
 
-    def _await(self, what: str, method: str, *args: Any, sent: Any = None, **kwargs: Any) -> None:
-        """Call every engine, send a buffer meanwhile, and wait until all have answered."""
-        engines = self._trainer.vllm_engines
-        answers = {
-            getattr(engine, method).remote(*args, **kwargs): number
-            for number, engine in enumerate(engines)
+    def _call_engines(
+        self,
+        action: str,
+        method: str,
+        *args: Any,
+        broadcast: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Call a method of every engine, broadcast a buffer meanwhile, and wait for all answers.
+
+        Args:
+            action: what the engine should do, for error messages: "engine 0 did not {action}".
+            method: name of the engine's method.
+            *args: of the method.
+            broadcast: the buffer to send, or None.
+            **kwargs: of the method.
+        """
+        pending = {
+            getattr(engine, method).remote(*args, **kwargs): index
+            for index, engine in enumerate(self._trainer.vllm_engines)
         }
-        work = None if sent is None else self._start_broadcast(sent)
-        while answers:
-            left = self.deadline_seconds - (time.monotonic() - self._started)
-            done, _ = ray.wait(list(answers), timeout=max(left, 0.0))
+        work = None if broadcast is None else self._start_broadcast(broadcast)
+        while pending:
+            remaining = self.deadline_seconds - (time.monotonic() - self._started)
+            done, _ = ray.wait(list(pending), timeout=max(remaining, 0.0))
             if not done:
                 raise SyncError(
-                    _timeout_message(sorted(answers.values()), what, self.deadline_seconds)
+                    _timeout_message(sorted(pending.values()), action, self.deadline_seconds)
                 )
-            number = answers.pop(done[0])
-            problem = _error_of(done[0])
-            if problem:
-                raise SyncError(f"weight sync: engine {number} did not {what}: {problem}")
+            index = pending.pop(done[0])
+            error = _error_of(done[0])
+            if error:
+                raise SyncError(f"weight sync: engine {index} did not {action}: {error}")
         if work is not None:
             work.wait()
 
     def _start_broadcast(self, buffer: torch.Tensor) -> Any:
-        """Begin to send. NCCL's goes on in the stream that writes the next bucket."""
+        """Begin to send. NCCL's broadcast runs in the stream that writes the next bucket."""
         group = self._trainer._model_update_group
         start = getattr(group, "start_broadcast", group.broadcast)
         return start(buffer, src=0, stream=torch.cuda.current_stream())
 
 
 def _error_of(reference: Any) -> str | None:
-    """What is wrong with an engine's answer: its workers each say None or a line."""
+    """One line with the error in an engine's answer: each of its workers returns None or a line."""
     try:
-        said = ray.get(reference)
+        answers = ray.get(reference)
     except ray.exceptions.RayError as error:
         if is_engine_failure(error):
             return "it is lost (killed, or crashed)"
         cause = getattr(error, "cause", None) or error
         lines = str(cause).strip().splitlines()
         return ": ".join([type(cause).__name__, *lines[-1:]])
-    return next((line for line in said or [] if line), None)
+    return next((line for line in answers or [] if line), None)
 
 
-def _timeout_message(engines: Sequence[int], what: str, seconds: float) -> str:
+def _timeout_message(engines: Sequence[int], action: str, seconds: float) -> str:
     names = f"engine{'s' if len(engines) > 1 else ''} {', '.join(map(str, engines))}"
     return (
-        f"weight sync: {names} did not {what} within {seconds:g} s: stopped, out of memory or cut "
-        "off from the trainer (logs/); raise sg.sync_timeout if the link is that slow"
+        f"weight sync: {names} did not {action} within {seconds:g} s: stopped, out of memory or "
+        "cut off from the trainer (logs/); raise sg.sync_timeout if the link is that slow"
     )
 
 
-def _bucket_label(bucket: weight_buckets.Bucket) -> str:
+def _bucket_label(bucket: buckets.Bucket) -> str:
     first, last = bucket.slots[0].tensor.name, bucket.slots[-1].tensor.name
     return first if first == last else f"{first} to {last}"

@@ -1,8 +1,8 @@
-"""The policy's tensors as an engine loads them: plain ones, and LoRA's adapters merged into theirs.
+"""The policy's tensors as an engine loads them: plain parameters, with LoRA adapters merged.
 
-The engine holds the plain model. Upstream sends peft's parameters by peft's names, which vLLM does
-not know. Here an adapted layer is one tensor, W + scaling * B A, merged when it is sent and in the
-type of W as peft's ``merge`` does it; the adapters' own names are never sent.
+The engine holds the plain model. Upstream sends peft's parameters under peft's names, which vLLM
+does not know. Here an adapted layer is sent as one tensor, W + scaling * B A. It is merged when it
+is sent, in the dtype of W, as peft's ``merge`` does it. Adapters are never sent separately.
 """
 
 from __future__ import annotations
@@ -17,56 +17,58 @@ from torch import nn
 
 
 class TensorSource(NamedTuple):
-    """Where a tensor of the engine comes from.
+    """How a tensor of the engine is computed from the policy's parameters.
 
     Attributes:
-        parameters: of the policy; under ZeRO-3 they must be gathered around ``value``. The first
-            has the tensor's type and shape.
-        value: the tensor, of these parameters as they are now.
+        parameters: the policy's parameters that it depends on; under ZeRO-3 they must be gathered
+            around ``materialize``. The first has the tensor's dtype and shape.
+        materialize: returns the tensor of their present values.
     """
 
     parameters: tuple[nn.Parameter, ...]
-    value: Callable[[], torch.Tensor]
+    materialize: Callable[[], torch.Tensor]
 
 
 def engine_tensors(model: nn.Module, without_frozen: bool = False) -> dict[str, TensorSource]:
-    """Every tensor of the engine's model by its name in a checkpoint, in the model's order.
+    """Name in the checkpoint -> source, for every tensor of the engine's model, in its order.
 
     Args:
         model: a causal language model, or one in peft's wrapper.
-        without_frozen: leave parameters out that take no gradient and have no adapter: the vision
-            part of a model of images, which the engine has of its own.
+        without_frozen: leave out parameters that take no gradient and have no adapter: the vision
+            part of a vision-language model, which the engine has already.
     """
     if not isinstance(model, PeftModel):
         return {
-            name: TensorSource((parameter,), _value_of(parameter))
+            name: _plain(parameter)
             for name, parameter in model.named_parameters()
             if parameter.requires_grad or not without_frozen
         }
-    plain = model.get_base_model()
-    layers = {name: m for name, m in plain.named_modules() if isinstance(m, LoraLayer)}
-    found: dict[str, TensorSource] = {}
-    for name, parameter in plain.named_parameters():
-        layer, _, rest = name.partition(".base_layer.")
-        if layer in layers:
-            source = _merged(layers[layer], parameter) if rest == "weight" else None
-            found[f"{layer}.{rest}"] = source or TensorSource((parameter,), _value_of(parameter))
+    base = model.get_base_model()
+    adapted = {name: m for name, m in base.named_modules() if isinstance(m, LoraLayer)}
+    sources: dict[str, TensorSource] = {}
+    for name, parameter in base.named_parameters():
+        layer, _, suffix = name.partition(".base_layer.")
+        if layer in adapted:
+            is_weight = suffix == "weight"
+            sources[f"{layer}.{suffix}"] = (
+                _merged(adapted[layer], parameter) if is_weight else _plain(parameter)
+            )
         elif ".lora_" not in name and (parameter.requires_grad or not without_frozen):
-            found[name] = TensorSource((parameter,), _value_of(parameter))
-    return found
+            sources[name] = _plain(parameter)
+    return sources
 
 
-def _value_of(parameter: nn.Parameter) -> Callable[[], torch.Tensor]:
-    return lambda: parameter.data
+def _plain(parameter: nn.Parameter) -> TensorSource:
+    return TensorSource((parameter,), lambda: parameter.data)
 
 
 def _merged(layer: Any, weight: nn.Parameter) -> TensorSource:
     (adapter,) = layer.active_adapters
-    own = [parameter for name, parameter in layer.named_parameters() if "lora_" in name]
+    lora = [parameter for name, parameter in layer.named_parameters() if "lora_" in name]
 
-    def value() -> torch.Tensor:
+    def materialize() -> torch.Tensor:
         with torch.no_grad():
             merged: torch.Tensor = weight.data + layer.get_delta_weight(adapter).to(weight.dtype)
         return merged
 
-    return TensorSource((weight, *own), value)
+    return TensorSource((weight, *lora), materialize)

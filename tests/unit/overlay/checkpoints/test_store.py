@@ -109,14 +109,13 @@ def test_no_rank_clears_up_while_the_first_one_makes_room(
 
     store.save(one, Engine(), str(tmp_path), "global_step1", max_num=1)
     store.save(one, Engine(), str(tmp_path), "global_step2", max_num=2)
-    for name in ("remove", "remove_leftovers"):
-        there = getattr(paths, name)
-        monkeypatch.setattr(paths, name, recorded(name, there))
+    for name in ("remove", "remove_incomplete"):
+        monkeypatch.setattr(paths, name, recorded(name, getattr(paths, name)))
     monkeypatch.setattr(
         distributed_util, "torch_dist_barrier_and_cuda_sync", lambda: calls.append("all")
     )
     store.save(one, Engine(), str(tmp_path), "global_step3", max_num=2)
-    assert calls == ["remove", "all", "remove_leftovers", "all"]
+    assert calls == ["remove", "all", "remove_incomplete", "all"]
 
 
 def test_the_best_one_is_replaced_by_a_better_one_and_not_counted(
@@ -220,11 +219,8 @@ def test_the_final_model_stays_wherever_it_is(tmp_path: Path) -> None:
 
 
 def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *tags: str) -> Any:
-    """A folder of checkpoints, each with files of a rank and of a hook, and its strategy."""
+    """A folder of checkpoints and its strategy."""
     one = strategy(monkeypatch)
-    monkeypatch.setattr(
-        store, "on_save", [lambda folder: (folder / "rng_rank0.bin").write_bytes(b"r" * 50)]
-    )
     for tag in tags:
         store.save(one, Engine(), str(tmp_path), tag)
     return one
@@ -242,13 +238,11 @@ def load(one: Any, folder: Path) -> tuple[Engine, Any]:
 
 def test_a_save_is_whole_and_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = saved(tmp_path, monkeypatch, "global_step1", "global_step3")
-    read: list[Path] = []
-    monkeypatch.setattr(store, "on_load", [read.append])
     files = manifest.read(tmp_path / "global_step3")
-    assert files is not None and set(files) == {"metric.json", "rng_rank0.bin", "states.pt"}
+    assert files is not None and set(files) == {"metric.json", "states.pt"}
     engine, (path, states) = load(one, tmp_path)
     assert engine.loaded == "global_step3" and path == str(tmp_path / "global_step3")
-    assert states == {"global_step": 3} and read == [tmp_path / "global_step3"]
+    assert states == {"global_step": 3}
 
 
 def remove(path: Path) -> None:
@@ -275,7 +269,6 @@ def empty(path: Path) -> None:
         ("states.pt", remove, "states.pt is missing"),
         ("states.pt", cut, "states.pt has 7 bytes and was written with 1000"),
         ("states.pt", alter, "states.pt is not what was written (another SHA-256)"),
-        ("rng_rank0.bin", alter, "rng_rank0.bin is not what was written (another SHA-256)"),
         ("metric.json", empty, "metric.json has 0 bytes and was written with "),
         ("manifest.json", remove, "manifest.json is missing"),
         ("manifest.json", cut, "manifest.json cannot be read: its text is cut short or altered"),

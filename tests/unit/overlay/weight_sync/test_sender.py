@@ -32,7 +32,7 @@ class Worker(BucketWorkerWrap):
     def __init__(self, arriving: list[torch.Tensor]) -> None:
         self._arriving, self.loaded = arriving, []
 
-    def _take_broadcast(self, buffer: torch.Tensor) -> None:
+    def _receive_broadcast(self, buffer: torch.Tensor) -> None:
         buffer.copy_(self._arriving.pop(0))
 
     def _load_tensors(self, tensors: Any, first: bool, last: bool) -> None:
@@ -40,7 +40,7 @@ class Worker(BucketWorkerWrap):
 
 
 def bucket() -> tuple[buckets.Bucket, torch.Tensor]:
-    tensors = [buckets.Tensor(n, t.dtype, tuple(t.shape)) for n, t in SENT]
+    tensors = [buckets.TensorSpec(n, t.dtype, tuple(t.shape)) for n, t in SENT]
     (made,) = buckets.split(tensors, 2**20)
     buffer = torch.empty(made.words, dtype=torch.int64)
     buckets.pack(made, [t for _, t in SENT], buffer)
@@ -64,7 +64,7 @@ def test_a_worker_loads_nothing_of_a_damaged_bucket() -> None:
     buffer[1] += 1
     worker = Worker([buffer])
     said = worker.receive_bucket(buckets.metadata(made), first=True, last=False)
-    assert said is not None and said.startswith("a, b: not what was sent")
+    assert said is not None and said.startswith("not what was sent")
     assert worker.loaded == []
 
 
@@ -118,7 +118,7 @@ def test_a_layer_in_two_buckets_gets_its_kernels_layout(
     before = model.layer.weight.data_ptr()
     sent = {"layer.weight": torch.randn(4, 4), "layer.bias": torch.randn(4)}
     made = [
-        buckets.split([buckets.Tensor(n, t.dtype, tuple(t.shape))], 2**20)[0]
+        buckets.split([buckets.TensorSpec(n, t.dtype, tuple(t.shape))], 2**20)[0]
         for n, t in sent.items()
     ]
     one = torch.empty(max(bucket.words for bucket in made), dtype=torch.int64)

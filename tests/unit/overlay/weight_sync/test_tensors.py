@@ -21,8 +21,10 @@ def test_a_plain_model_as_it_is(tmp_path: Path) -> None:
     model = actor_of(model_folder(tmp_path, "qwen2")).model
     found = engine_tensors(model)
     assert list(found) == [name for name, _ in model.named_parameters()]
-    assert all(found[name].value() is not None for name in found)
-    assert all(torch.equal(found[name].value(), data) for name, data in plain_state(model).items())
+    assert all(found[name].materialize() is not None for name in found)
+    assert all(
+        torch.equal(found[name].materialize(), data) for name, data in plain_state(model).items()
+    )
 
 
 def test_frozen_parameters_are_left_out_where_asked(tmp_path: Path) -> None:
@@ -45,7 +47,7 @@ def test_adapters_are_merged_as_peft_merges_them(
         if "lora_" in name:  # B is zero at the start: nothing to merge
             torch.nn.init.normal_(parameter, std=0.3)
     sources = engine_tensors(model)
-    merged = {name: source.value().clone() for name, source in sources.items()}
+    merged = {name: source.materialize().clone() for name, source in sources.items()}
     before = {name: source.parameters[0].clone() for name, source in sources.items()}
     assert all(source.parameters[0].shape == merged[n].shape for n, source in sources.items())
     expected = plain_state(model.merge_and_unload())
