@@ -1,4 +1,6 @@
-"""How the policy computes log-probs: the head, packed attention, prefix sharing, rotary, Adam.
+"""How a model computes log-probs and is optimized; installed by ``patches.table``.
 
-Installed by ``patches.table`` in every process that builds a model. Knows no trainer.
+``log_prob_head`` computes log-probs without logits; ``packed_attention`` attends within packed
+rows; ``prefix_sharing`` computes a group's prompt once; ``rotary`` keeps rotary frequencies in
+float32; ``adam`` selects torch's fused Adam.
 """

@@ -1,14 +1,13 @@
-"""Log-probs of the policy, old and reference passes without the logits of a whole vocabulary.
+"""Log-probs of the policy, old and reference passes without materialising the logits.
 
-Upstream's ``Actor.forward`` has the model make logits [T, V], turns them into float32 and takes a
-number of each row: at 3B and 7B half of a GPU's memory. Here the model's head answers, while it is
-asked to, with the log-probs of given tokens (:func:`sg_rlhf.algo.log_probs.fused_log_probs`), of
-the response
-tokens alone. It is still the head's own forward pass: whatever is hooked to it runs as it does for
-logits, so that ZeRO-3 gathers the head once in forward and once in backward.
+Upstream's ``Actor.forward`` computes logits [T, V], converts them to float32 and selects one value
+per row: at 3B and 7B half of a GPU's memory. Here the model's head returns the log-probs of the
+response tokens instead (:mod:`sg_rlhf.algo.log_probs.fused_log_probs`), while a request is set.
+It is still the head's own forward pass, so its hooks run as they do for logits: ZeRO-3 gathers the
+head once in forward and once in backward.
 
-A model whose head is no plain linear layer, or that does something to its logits, keeps upstream's
-path, as does all of it with ``actor.fused_logprobs=false``.
+Models whose head is not a plain linear layer, or that transform their logits, keep upstream's path,
+as do all models with ``actor.fused_logprobs=false``.
 """
 
 from __future__ import annotations
@@ -31,15 +30,16 @@ from sg_rlhf.overlay.settings import worker_settings
 
 @dataclass
 class _HeadRequest:
-    """What the head is asked for in one forward pass, and the entropy that it found.
+    """The log-probs that the head computes in one forward pass.
 
     Attributes:
-        rows: [N] of the hidden states, from which a log-prob is wanted each; None for all of them.
-        targets: token ids [N], which follow them.
-        at: [N] their places in the answer, flattened; None for all of them.
-        shape: of the answer, (1 or B, T), which is 0 wherever no log-prob was wanted.
+        rows: [N], indices of the hidden states; None for all.
+        targets: [N], token ids that follow them.
+        at: [N], where the log-probs go in the flattened result; None for all positions.
+        shape: of the result, (1 or B, T); 0 where no log-prob is requested.
         temperature: of the policy.
-        entropy: of that shape; None unless it was asked for.
+        with_entropy: whether to compute the entropy as well.
+        entropy: set by the head, in ``shape``; None without ``with_entropy``.
     """
 
     rows: Tensor | None
@@ -52,9 +52,9 @@ class _HeadRequest:
 
 
 def _log_prob_head(actor: Any) -> Any:
-    """The model's head, which can be asked for log-probs from now on; None if logits are needed.
+    """The model's head, patched to compute log-probs on request; None if it must give logits.
 
-    Looked for when it is first needed: until then DeepSpeed may have put another in its place.
+    Resolved at first use: until then DeepSpeed may replace the module.
     """
     if not hasattr(actor, "log_prob_head"):
         model: Any = getattr(actor.model, "module", actor.model)
@@ -66,7 +66,7 @@ def _log_prob_head(actor: Any) -> Any:
             _patch_head(head)
         else:
             head = None
-        # Not as a submodule, which it is of the model.
+        # Bypasses Module.__setattr__: the head is a submodule of the model already.
         object.__setattr__(actor, "log_prob_head", head)
     return actor.log_prob_head
 
@@ -76,11 +76,11 @@ def _patch_head(head: Any) -> None:
     head.forward = functools.partial(_head_forward, head, head.forward)
 
 
-def _head_forward(head: Any, of_logits: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-    """The head's forward pass: logits, or [..., 1] log-probs where it was asked for them."""
+def _head_forward(head: Any, original: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+    """The head's forward pass: logits, or log-probs [..., 1] if a request is set."""
     request: _HeadRequest | None = head.log_prob_request
     if request is None:
-        return of_logits(hidden)
+        return original(hidden)
     rows = hidden.flatten(0, 1)
     log_probs, entropy = selected_log_probs(
         rows if request.rows is None else rows[request.rows],
@@ -91,14 +91,14 @@ def _head_forward(head: Any, of_logits: Callable[[Tensor], Tensor], hidden: Tens
         with_entropy=request.with_entropy,
     )
 
-    def in_place(values: Tensor) -> Tensor:
+    def scattered(values: Tensor) -> Tensor:
         if request.at is not None:
             values = values.new_zeros(request.shape.numel()).index_copy(0, request.at, values)
         return values.view(request.shape)
 
     if entropy is not None:
-        request.entropy = in_place(entropy)
-    return in_place(log_probs).unsqueeze(-1)
+        request.entropy = scattered(entropy)
+    return scattered(log_probs).unsqueeze(-1)
 
 
 @contextlib.contextmanager
@@ -111,7 +111,7 @@ def _head_request(head: Any, request: _HeadRequest) -> Iterator[_HeadRequest]:
 
 
 def forward_without_logits(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Upstream's ``Actor.forward`` by the head's log-probs, wherever they are all it needs."""
+    """Wrap upstream's ``Actor.forward``: take log-probs from the head if no logits are needed."""
 
     @functools.wraps(original)
     def forward(
@@ -127,8 +127,8 @@ def forward_without_logits(original: Callable[..., Any]) -> Callable[..., Any]:
         return_entropy: bool = False,
         **mm_inputs: Any,
     ) -> Any:
-        asked = return_logprobs or action_mask is not None
-        head = _log_prob_head(self) if asked and not mm_inputs else None
+        wants_log_probs = return_logprobs or action_mask is not None
+        head = _log_prob_head(self) if wants_log_probs and not mm_inputs else None
         if head is None:
             return original(
                 self,
@@ -145,16 +145,16 @@ def forward_without_logits(original: Callable[..., Any]) -> Callable[..., Any]:
             )
         assert attention_mask is not None
         batch, length = sequences.shape
-        chosen = _action_positions(action_mask, sequences)
+        actions_BL = _action_positions(action_mask, sequences)
         shared = None
-        if chosen is not None and ring_attn_group is None and _uses_prefix_sharing(self):
-            shared = prefix_sharing.pack_with_shared_prompts(sequences, attention_mask, chosen)
+        if actions_BL is not None and ring_attn_group is None and _uses_prefix_sharing(self):
+            shared = prefix_sharing.pack_with_shared_prompts(sequences, attention_mask, actions_BL)
         if shared is not None:
-            assert chosen is not None
+            assert actions_BL is not None
             tokens, positions, mask = shared.tokens, shared.positions, None
             packed_attention.cache_row(positions, shared.row)
-            at = chosen.flatten().nonzero()[:, 0]
-            rows, targets = shared.places.flatten()[at], sequences.flatten()[at + 1]
+            at = actions_BL.flatten().nonzero()[:, 0]
+            rows, targets = shared.positions_of_batch.flatten()[at], sequences.flatten()[at + 1]
             request = _HeadRequest(
                 rows, targets, at, sequences.shape, self.temperature, return_entropy
             )
@@ -163,15 +163,16 @@ def forward_without_logits(original: Callable[..., Any]) -> Callable[..., Any]:
                 sequences, attention_mask, ring_attn_group
             )
             mask = None
-            # A rank of a ring has a slice of the row: it answers for all of it.
-            if chosen is not None:
-                chosen = None if ring_attn_group else chosen.flatten()[indices][None]
-            request = _request_at(chosen, targets, self.temperature, return_entropy)
+            # A rank of ring attention has a slice of the row: it computes all of its log-probs.
+            actions = None
+            if actions_BL is not None and not ring_attn_group:
+                actions = actions_BL.flatten()[indices][None]
+            request = _request_at(actions, targets, self.temperature, return_entropy)
         else:
             tokens, targets, mask = sequences, sequences.roll(-1, dims=1), attention_mask
             positions = attention_mask.long().cumsum(-1) - 1
             positions.masked_fill_(attention_mask == 0, 1)
-            request = _request_at(chosen, targets, self.temperature, return_entropy)
+            request = _request_at(actions_BL, targets, self.temperature, return_entropy)
         with _head_request(head, request):
             output = self.model(tokens, attention_mask=mask, position_ids=positions)
 
@@ -197,18 +198,18 @@ def forward_without_logits(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _request_at(
-    chosen: Tensor | None, targets: Tensor, temperature: float, with_entropy: bool
+    actions: Tensor | None, targets: Tensor, temperature: float, with_entropy: bool
 ) -> _HeadRequest:
-    """The request for the chosen positions of a row or a batch; None for all of them."""
-    at = None if chosen is None else chosen.flatten().nonzero()[:, 0]
-    wanted = targets.flatten()
+    """The request for the marked positions of a row or a batch; None for all positions."""
+    at = None if actions is None else actions.flatten().nonzero()[:, 0]
+    flat_targets = targets.flatten()
     if at is not None:
-        wanted = wanted[at]
-    return _HeadRequest(at, wanted, at, targets.shape, temperature, with_entropy)
+        flat_targets = flat_targets[at]
+    return _HeadRequest(at, flat_targets, at, targets.shape, temperature, with_entropy)
 
 
 def _uses_prefix_sharing(actor: Any) -> bool:
-    """Whether a prompt stands once in this actor's packed rows: its attention must know them."""
+    """Whether this actor's packed rows contain each prompt once; needs :data:`VARLEN` attention."""
     if not (worker_settings.share_prompts() and actor.packing_samples):
         return False
     model: Any = getattr(actor.model, "module", actor.model)
@@ -216,10 +217,10 @@ def _uses_prefix_sharing(actor: Any) -> bool:
 
 
 def _action_positions(action_mask: Tensor | None, sequences: Tensor) -> Tensor | None:
-    """The positions [B, T] whose next token the policy sampled; None for all positions."""
+    """Positions whose next token the policy sampled, bool [B, L]; None for all positions."""
     if action_mask is None:
         return None
-    chosen = torch.zeros_like(sequences, dtype=torch.bool)
-    actions = action_mask.shape[1]
-    chosen[:, sequences.shape[1] - 1 - actions : -1] = action_mask.bool()
-    return chosen
+    actions_BL = torch.zeros_like(sequences, dtype=torch.bool)
+    length = action_mask.shape[1]
+    actions_BL[:, sequences.shape[1] - 1 - length : -1] = action_mask.bool()
+    return actions_BL

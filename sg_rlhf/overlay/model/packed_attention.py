@@ -1,21 +1,21 @@
-"""Attention of samples packed into one row, with the kernel that PyTorch's own wheel brings.
+"""Attention within samples packed into one row, with the kernel in PyTorch's own wheel.
 
 Upstream packs a micro-batch into one row of tokens whose positions restart at 0. On CUDA the kernel
 is ``torch.nn.attention.varlen.varlen_attn`` (FlashAttention 2, arXiv 2307.08691; torch >= 2.11), so
-flash-attn need not be compiled; elsewhere each sample has its own ``sdpa`` call. Both get the same
-:class:`PackedRow`, which is worked out once per row of tokens, not once per layer: it is
-remembered for its ``position_ids`` tensor. Every layer is handed that one tensor, and so is its
-recomputation in the backward pass, whatever was run in between.
+flash-attn need not be compiled. On the CPU each sample has its own ``sdpa`` call. Both take a
+:class:`PackedRow`, which is computed once per row of tokens and not once per layer: it is cached
+for its ``position_ids`` tensor. Every layer gets that one tensor, also in the recomputation of the
+backward pass.
 
-``attend_packed`` needs torch alone, a whole model transformers as well::
+:func:`packed_attention` needs only torch; a whole model also needs transformers::
 
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     ALL_ATTENTION_FUNCTIONS.register(VARLEN, attention)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=VARLEN)
     model(tokens, position_ids=position_ids)  # both [1, T]
 
-The name has no mask function, so transformers builds no mask, and does not look for packed samples
-with a host synchronisation of its own.
+The name has no mask function, so transformers builds no mask and does not look for packed samples
+with a host synchronisation.
 
 Shapes: ``T`` tokens of all samples, ``S`` samples, ``H`` query heads, ``K`` key and value heads
 (H is a multiple of K), ``D`` head size.
@@ -36,19 +36,19 @@ _UNPACK = "set ds.packing_samples=false"
 
 
 class Keys(NamedTuple):
-    """What the samples of a row attend to, where that is more than their own tokens.
+    """The keys of a row whose samples attend to more than their own tokens.
 
     Attributes:
-        behind: for each sample the one whose tokens come before its own; -1 for none.
-        places: [T'] of the keys in the row, sample by sample, on the row's device.
-        cu_seq_lens: [S + 1] int32 there: 0, and where each sample's keys end.
-        max_length: of a sample with the one before it.
-        masks: for each sample [its tokens, its keys], True where it attends; None where it is
-            behind no other. Empty on CUDA, whose kernel has no mask.
+        prefix_of: per sample, the index of the sample that is its prefix; -1 for none.
+        gather_index: [T'], index in the row of each key, sample by sample, on the row's device.
+        cu_seq_lens: [S + 1] int32, cumulative numbers of keys, on the row's device.
+        max_length: largest number of keys of a sample.
+        masks: per sample, bool [its tokens, its keys], True where it attends; None without a
+            prefix. Empty on CUDA, whose kernel has no mask.
     """
 
-    behind: list[int]
-    places: Any
+    prefix_of: list[int]
+    gather_index: Any
     cu_seq_lens: Any
     max_length: int
     masks: list[Any]
@@ -58,10 +58,10 @@ class PackedRow(NamedTuple):
     """Where the samples of a packed row begin and end.
 
     Attributes:
-        cu_seq_lens: [S + 1] int32 on the row's device: 0, and where each sample ends.
-        lengths: tokens of each sample, on the host.
-        max_length: the longest of them.
-        keys: None where each sample attends to itself alone.
+        cu_seq_lens: [S + 1] int32, cumulative numbers of tokens, on the row's device.
+        lengths: number of tokens per sample, on the host.
+        max_length: the largest of them.
+        keys: None if each sample attends only to itself.
     """
 
     cu_seq_lens: Any
@@ -70,28 +70,33 @@ class PackedRow(NamedTuple):
     keys: Keys | None = None
 
 
-def resolve_attention(asked: str, packing: bool, ring_attn_size: int) -> str:
-    """The attention that a run uses, of the one that its flags ask for.
+def resolve_attention(requested: str, packing: bool, ring_attn_size: int) -> str:
+    """The attention implementation that a run uses.
 
-    Upstream replaces whatever is not flash-attn by flash-attn where samples are packed; here
-    :data:`VARLEN` takes that place. It knows packed rows alone, so padded ones get ``sdpa``. Ring
-    attention is made of flash-attn.
+    Upstream replaces every implementation other than flash-attn by flash-attn if samples are
+    packed; here :data:`VARLEN` replaces it. It supports only packed rows, so padded ones get
+    ``sdpa``. Ring attention needs flash-attn.
+
+    Args:
+        requested: ``ds.attn_implementation``.
+        packing: ``ds.packing_samples``.
+        ring_attn_size: ``ds.ring_attn_size``.
     """
     if ring_attn_size > 1:
-        return "flash_attention_2" if asked == VARLEN else asked
+        return "flash_attention_2" if requested == VARLEN else requested
     if not packing:
-        return "sdpa" if asked == VARLEN else asked
-    return asked if "flash_attention" in asked else VARLEN
+        return "sdpa" if requested == VARLEN else requested
+    return requested if "flash_attention" in requested else VARLEN
 
 
 def row_from_positions(position_ids: Any) -> PackedRow:
-    """The samples of a row, from its positions; on CUDA with one host synchronisation.
+    """The packed row of position ids; on CUDA with one host synchronisation.
 
     Args:
         position_ids: [1, T]; they count up by one and restart at 0 with each sample.
 
     Raises:
-        ValueError: these are not the positions of packed samples.
+        ValueError: they are not the positions of packed samples.
     """
     import torch
 
@@ -107,34 +112,34 @@ def row_from_positions(position_ids: Any) -> PackedRow:
     return PackedRow(_on(ends.to(torch.int32), position_ids.device), lengths, max(lengths))
 
 
-def row_with_prefixes(lengths: list[int], behind: list[int], device: Any) -> PackedRow:
-    """A row in which samples attend to another one before themselves, as to their own tokens.
+def row_with_prefixes(lengths: list[int], prefix_of: list[int], device: Any) -> PackedRow:
+    """A row in which samples attend to a prefix sample as to their own earlier tokens.
 
     Args:
-        lengths: tokens of each sample.
-        behind: see :class:`Keys`; an earlier sample that is behind no other itself.
+        lengths: number of tokens per sample.
+        prefix_of: see :class:`Keys`; an earlier sample that has no prefix itself.
         device: of the row.
     """
     import torch
 
     ends = torch.tensor([0, *lengths]).cumsum(0)
-    own = [torch.arange(int(start), int(end)) for start, end in itertools.pairwise(ends)]
+    indices = [torch.arange(int(start), int(end)) for start, end in itertools.pairwise(ends)]
     keys = [
-        mine if before < 0 else torch.cat([own[before], mine])
-        for mine, before in zip(own, behind, strict=True)
+        index if prefix < 0 else torch.cat([indices[prefix], index])
+        for index, prefix in zip(indices, prefix_of, strict=True)
     ]
-    key_lengths = [len(of_sample) for of_sample in keys]
+    key_lengths = [len(index) for index in keys]
     on_host = torch.device(device).type == "cpu"
     masks = [
-        torch.ones(mine, of, dtype=torch.bool).tril(of - mine) if mine < of else None
-        for mine, of in zip(lengths, key_lengths, strict=True)
+        torch.ones(q, k, dtype=torch.bool).tril(k - q) if q < k else None
+        for q, k in zip(lengths, key_lengths, strict=True)
     ]
     return PackedRow(
         _on(ends.to(torch.int32), device),
         lengths,
         max(lengths),
         Keys(
-            behind,
+            prefix_of,
             _on(torch.cat(keys), device),
             _on(torch.tensor([0, *key_lengths]).cumsum(0).to(torch.int32), device),
             max(key_lengths),
@@ -144,7 +149,7 @@ def row_with_prefixes(lengths: list[int], behind: list[int], device: Any) -> Pac
 
 
 def _on(tensor: Any, device: Any) -> Any:
-    """The tensor of the host on a device. From pinned memory the copy is queued: nobody waits."""
+    """Copy a host tensor to a device, from pinned memory and without waiting."""
     import torch
 
     if torch.device(device).type != "cuda":
@@ -161,31 +166,31 @@ def packed_attention(
     scale: float | None = None,
     window: int | None = None,
 ) -> Any:
-    """Causal attention of each sample to itself, and to the one it is behind, with a gradient.
+    """Causal attention within each sample and to its prefix; differentiable.
 
     Args:
-        query_THD: on CUDA bfloat16 or float16, with D a multiple of 8 up to 256.
-        key_TKD: as the query.
-        value_TKD: as the query.
-        row: of :func:`packed_row` or :func:`packed_keys`.
-        scale: of the scores; None for 1 / sqrt(D).
-        window: tokens that each one attends to, itself included; None for all before it.
+        query_THD: [T, H, D]; on CUDA bfloat16 or float16, with D a multiple of 8 up to 256.
+        key_TKD: [T, K, D], in the query's dtype.
+        value_TKD: [T, K, D], in the query's dtype.
+        row: of :func:`row_from_positions` or :func:`row_with_prefixes`.
+        scale: factor of the scores; None for 1 / sqrt(D).
+        window: number of tokens that a token attends to, with itself; None for all earlier ones.
 
     Returns:
         [T, H, D], in the query's dtype.
 
     Raises:
-        RuntimeError: on CUDA, another dtype, or what the kernel itself refuses.
+        RuntimeError: on CUDA another dtype, or shapes that the kernel refuses.
     """
     if window is not None and window >= (row.keys or row).max_length:
         window = None
-    of_device = _attend_on_cuda if query_THD.is_cuda else _per_sample_sdpa
-    return of_device(query_THD, key_TKD, value_TKD, row, scale, window)
+    attend = _attend_on_cuda if query_THD.is_cuda else _per_sample_sdpa
+    return attend(query_THD, key_TKD, value_TKD, row, scale, window)
 
 
 @functools.cache
 def _kernel() -> Callable[..., Any]:
-    """torch's function. Before 2.13 it takes grouped heads as they come, and has no argument."""
+    """torch's function. Before 2.13 it supports grouped heads without an argument."""
     from torch.nn.attention.varlen import varlen_attn
 
     if "enable_gqa" in inspect.signature(varlen_attn).parameters:
@@ -203,10 +208,10 @@ def _attend_on_cuda(
     ends, longest = row.cu_seq_lens, row.max_length
     key_ends, longest_keys = ends, longest
     if row.keys is not None:
-        # The kernel lays a causal mask so that the last query sees the last key.
+        # The kernel's causal mask is aligned so that the last query sees the last key.
         key_ends, longest_keys = row.keys.cu_seq_lens, row.keys.max_length
-        key, value = key[row.keys.places], value[row.keys.places]
-    # To the left as many as the window leaves beside the token itself, -1 for all.
+        key, value = key[row.keys.gather_index], value[row.keys.gather_index]
+    # (left, right): the window without the token itself, or -1 for all; nothing to the right.
     sizes = (-1 if window is None else window - 1, 0)
     return _kernel()(
         query, key, value, ends, key_ends, longest, longest_keys, scale=scale, window_size=sizes
@@ -216,7 +221,7 @@ def _attend_on_cuda(
 def _per_sample_sdpa(
     query: Any, key: Any, value: Any, row: PackedRow, scale: float | None, window: int | None
 ) -> Any:
-    """Without padding no product is computed for it (bench/packing_on_cpu.py)."""
+    """One sdpa call per sample: no product is spent on padding (bench/packing_on_cpu.py)."""
     import torch
 
     dtype = query.dtype
@@ -227,8 +232,8 @@ def _per_sample_sdpa(
     queries, keys, values = (x.split(row.lengths) for x in (query, key, value))
     for i, (q, k, v) in enumerate(zip(queries, keys, values, strict=True)):
         mask = None
-        if row.keys is not None and (before := row.keys.behind[i]) >= 0:
-            k, v = torch.cat([keys[before], k]), torch.cat([values[before], v])
+        if row.keys is not None and (prefix := row.keys.prefix_of[i]) >= 0:
+            k, v = torch.cat([keys[prefix], k]), torch.cat([values[prefix], v])
             mask = row.keys.masks[i]
         if window is not None and len(k) > window:
             mask = q.new_ones(len(q), len(k), dtype=torch.bool)
@@ -254,17 +259,17 @@ def _rows() -> Any:
 
 
 def cache_row(position_ids: Any, row: PackedRow) -> None:
-    """Make :func:`row_of` answer this row for these positions, which do not tell it."""
+    """Make :func:`cached_row` return this row for these positions, which do not determine it."""
     _rows()[position_ids] = row
 
 
 def cached_row(position_ids: Any) -> PackedRow:
-    """:func:`packed_row`, worked out once in the life of this tensor."""
+    """:func:`row_from_positions`, computed once in the life of this tensor."""
     rows = _rows()
     if position_ids not in rows:
         rows[position_ids] = row_from_positions(position_ids)
-    found: PackedRow = rows[position_ids]
-    return found
+    row: PackedRow = rows[position_ids]
+    return row
 
 
 def attention(
@@ -280,7 +285,7 @@ def attention(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Any, None]:
-    """:func:`attend_packed` as transformers calls an attention function.
+    """:func:`packed_attention` with the signature of transformers' attention functions.
 
     Args:
         layer: the attention layer, for messages.
@@ -288,16 +293,17 @@ def attention(
         key: [1, K, T, D].
         value: [1, K, T, D].
         attention_mask: None.
-        scaling: of the scores.
+        scaling: factor of the scores.
         dropout: 0.
         position_ids: [1, T], of packed samples.
-        sliding_window: as ``window`` there.
+        sliding_window: the ``window``.
+        **others: ignored, except for features that this attention does not have.
 
     Returns:
         ``([1, T, H, D], None)``.
 
     Raises:
-        RuntimeError: the row is padded, or the model wants of its attention what this has not.
+        RuntimeError: the row is padded, or the model needs a feature that this attention lacks.
     """
     name = type(layer).__name__
     if position_ids is None or attention_mask is not None or len(query) != 1:
@@ -319,9 +325,9 @@ def attention(
 
 
 def with_cu_seqlens(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Transformers' ``flash_attention_2``, told where packed samples begin.
+    """Wrap transformers' ``flash_attention_2``: pass it the cumulative lengths of packed samples.
 
-    Otherwise it works that out from the positions in every layer, with three host synchronisations.
+    Otherwise it computes them from the positions in every layer, with three host synchronisations.
     """
 
     @functools.wraps(original)

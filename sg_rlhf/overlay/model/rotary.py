@@ -1,10 +1,10 @@
 """Rotary frequencies in float32 under ZeRO-3.
 
-Loading a bf16 model under ZeRO-3 builds it inside DeepSpeed's ``zero.Init``, which makes every
-float tensor bf16, the rotary ``inv_freq`` too (transformers keeps it in float32 everywhere else,
-and so does vLLM). Its entries are then off by up to 0.2 %, an angle error that grows with the
-position: the trainer scores another model than the one that sampled. The buffers are recomputed
-here after loading; DeepSpeed leaves float32 buffers alone from then on.
+Under ZeRO-3 a bf16 model is built inside DeepSpeed's ``zero.Init``, which converts every float
+tensor to bf16, also the rotary ``inv_freq``. Transformers keeps it in float32 otherwise, and so
+does vLLM. In bf16 its entries are off by up to 0.2 %, an angle error that grows with the position:
+the trainer then scores another model than the one that sampled. Here the buffers are recomputed
+after loading; DeepSpeed does not touch float32 buffers later.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ VARIABLE = "SG_ROTARY_FP32"
 
 
 def enabled() -> bool:
-    """Whether this run's models get their frequencies in float32."""
+    """Whether this run recomputes the frequencies in float32."""
     return os.environ.get(VARIABLE, "1") != "0"
 
 
 def with_float32_frequencies(original: Callable[..., None]) -> Callable[..., None]:
-    """Upstream's ``Actor.__init__`` that recomputes the buffers of the model it has loaded."""
+    """Wrap upstream's ``Actor.__init__``: recompute the buffers of the model that it loads."""
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -35,10 +35,13 @@ def with_float32_frequencies(original: Callable[..., None]) -> Callable[..., Non
 
 
 def restore(model: Any) -> int:
-    """Recompute rotary buffers that are not float32; returns how many modules had some.
+    """Recompute rotary buffers that are not float32.
 
     Args:
         model: a transformers model; its rotary modules have an ``inv_freq`` buffer and a config.
+
+    Returns:
+        The number of modules with such buffers.
     """
     import torch
 

@@ -94,11 +94,15 @@ def test_a_row_in_full() -> None:
     assert row.tokens[0].tolist() == [5, 6, 7, *texts[0][3:], texts[2][3], 11, texts[1][1]]
     assert row.positions[0].tolist() == [0, 1, 2, 3, 4, 3, 0, 1]
     assert row.row.lengths == [3, 2, 1, 1, 1]
-    assert row.row.keys.behind == [-1, 0, 0, -1, 3]
-    assert row.row.keys.places.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 5, 6, 6, 7]
+    assert row.row.keys.prefix_of == [-1, 0, 0, -1, 3]
+    assert row.row.keys.gather_index.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 5, 6, 6, 7]
     assert row.row.keys.cu_seq_lens.tolist() == [0, 3, 8, 12, 13, 15]
     assert (row.row.max_length, row.row.keys.max_length) == (3, 5)
-    assert row.places.tolist() == [[0, 1, 2, 3, 4], [6, 7, -1, -1, -1], [0, 1, 2, 5, -1]]
+    assert row.positions_of_batch.tolist() == [
+        [0, 1, 2, 3, 4],
+        [6, 7, -1, -1, -1],
+        [0, 1, 2, 5, -1],
+    ]
 
 
 def test_different_prompts_share_nothing() -> None:
@@ -121,7 +125,7 @@ def test_keys_on_a_gpu_are_those_on_the_host(window: int | None) -> None:
     query = torch.randn(10, 4, 8)
     key, value = torch.randn(2, 10, 2, 8)
     found = packed_attention.packed_attention(query, key, value, row, window=window)
-    keys, values = key[row.keys.places], value[row.keys.places]
+    keys, values = key[row.keys.gather_index], value[row.keys.gather_index]
     expected = []
     for i, length in enumerate(row.lengths):
         mine = slice(int(row.cu_seq_lens[i]), int(row.cu_seq_lens[i + 1]))
