@@ -1,4 +1,4 @@
-"""What is checked of a weighting that is not of this package, before anything trains with it."""
+"""Checks of a weighting that is defined outside this package, before anything trains with it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _TOLERANCE = 1e-5
 
 
 def check_class(name: str, cls: type[Weighting]) -> None:
-    """Refuse a class whose weights could not be computed.
+    """Refuse a class whose weights cannot be computed.
 
     Raises:
-        ParameterError: naming the class, its file, what is wrong and what to write.
+        ParameterError: with the class, its file, the error and what to write.
     """
     place = place_of(cls)
 
@@ -43,10 +43,10 @@ def check_class(name: str, cls: type[Weighting]) -> None:
 
 
 def check_weights(weighting: Weighting) -> None:
-    """Compute the weights of a few tokens, with the fields of ``uses`` and no others.
+    """Compute the weights of 33 tokens, with a context that has only the fields of ``uses``.
 
     Raises:
-        ValueError: it fails, or a weight is negative, not finite, or outside of ``bounds()``.
+        ValueError: it fails, or a weight is negative, not finite, or outside ``bounds()``.
     """
     import torch
 
@@ -61,13 +61,13 @@ def check_weights(weighting: Weighting) -> None:
         "keys": keys_BT,
         "engine_log_probs": p_BT.clamp(min=1e-6).log(),
     }
-    given = {name: known[name] for name in weighting.reads}
-    context = TokenContext(eps=(0.2, 0.24), **given)
+    inputs = {name: known[name] for name in weighting.reads}
+    context = TokenContext(eps=(0.2, 0.24), **inputs)
     try:
         low, high = map(float, weighting.bounds())
         weights_BT = weighting.weights(p_BT, weighting.prepare(context, torch.ones_like(p_BT)))
     except Exception as error:  # whatever the class does
-        missing = ", ".join(name for name in USABLE if name not in given)
+        missing = ", ".join(name for name in USABLE if name not in inputs)
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
             f"{place}: its weights cannot be computed: {reason} (context has what uses names; it "
@@ -75,9 +75,9 @@ def check_weights(weighting: Weighting) -> None:
         ) from error
     if not isinstance(weights_BT, torch.Tensor) or weights_BT.shape != p_BT.shape:
         shape = getattr(weights_BT, "shape", None)
-        found = type(weights_BT).__name__ if shape is None else f"a tensor of {list(shape)}"
+        shown = type(weights_BT).__name__ if shape is None else f"a tensor of {list(shape)}"
         raise ValueError(
-            f"{place}: weights() gave {found} for p_BT of {list(p_BT.shape)}; expected a tensor of "
+            f"{place}: weights() gave {shown} for p_BT of {list(p_BT.shape)}; expected a tensor of "
             "that shape, one weight per token"
         )
     least, most = float(weights_BT.min()), float(weights_BT.max())

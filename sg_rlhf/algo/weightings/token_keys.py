@@ -1,4 +1,4 @@
-"""A number for each token that neither padding, batches nor ranks can change."""
+"""A hash per token that does not depend on padding, batches or ranks."""
 
 from __future__ import annotations
 
@@ -10,42 +10,56 @@ if TYPE_CHECKING:
 
 
 def token_keys(sequences_BS: Tensor, attention_mask_BS: Tensor) -> Tensor:
-    """int64 keys [..., S - 1] of the tokens after the first: what ``random`` draws by.
+    """Keys of the tokens after the first, for the weighting ``random``.
 
-    A key is a hash of the whole sequence without its padding and of the position in it, so it
-    does not change with the padding, the order of a batch or the rank that holds it. Equal
-    sequences have equal keys.
+    A key is a hash of the whole sequence without its padding, and of the position in it. It does
+    not depend on the padding, the order of the batch or the rank. Equal sequences have equal keys.
+
+    Args:
+        sequences_BS: [..., S], token ids.
+        attention_mask_BS: [..., S], not 0 on tokens.
+
+    Returns:
+        int64 [..., S - 1].
     """
     valid_BS = attention_mask_BS != 0
     position_BS = valid_BS.long().cumsum(-1)
-    tokens_BS = mixed(sequences_BS.long() + mixed(position_BS))
+    tokens_BS = splitmix64(sequences_BS.long() + splitmix64(position_BS))
     sequence_B1 = tokens_BS.masked_fill(~valid_BS, 0).sum(-1, keepdim=True)
-    return mixed(mixed(sequence_B1) + position_BS)[..., 1:]
+    return splitmix64(splitmix64(sequence_B1) + position_BS)[..., 1:]
 
 
 def uniform_draws(keys_BT: Tensor, seed: int) -> Tensor:
-    """float64 draws in [0, 1), one per key, decided by the key and the seed alone."""
+    """Uniform numbers in [0, 1), one per key: a function of key and seed.
+
+    Args:
+        keys_BT: int64 [B, T], of :func:`token_keys`.
+        seed: of the run.
+
+    Returns:
+        float64 [B, T].
+    """
     # 53 bits make a double in [0, 1).
-    return _shifted(mixed(keys_BT + _mixed_seed(seed)), 11).double() * 2.0**-53
+    return _logical_shift(splitmix64(keys_BT + _splitmix64_of_seed(seed)), 11).double() * 2.0**-53
 
 
 @functools.lru_cache(maxsize=64)
-def _mixed_seed(seed: int) -> int:
-    """``mixed`` of one number, on the host: a tensor made there would wait for the device."""
+def _splitmix64_of_seed(seed: int) -> int:
+    """:func:`splitmix64` of one number, computed on the CPU, so that nothing waits for a device."""
     import torch
 
-    return int(mixed(torch.tensor(seed, dtype=torch.int64, device="cpu")))
+    return int(splitmix64(torch.tensor(seed, dtype=torch.int64, device="cpu")))
 
 
-def mixed(x: Tensor) -> Tensor:
+def splitmix64(x: Tensor) -> Tensor:
     """The finaliser of splitmix64 (doi 10.1145/2714064.2660195), in wrapping int64."""
     x = x + _INCREMENT
-    x = (x ^ _shifted(x, 30)) * _MULTIPLIERS[0]
-    x = (x ^ _shifted(x, 27)) * _MULTIPLIERS[1]
-    return x ^ _shifted(x, 31)
+    x = (x ^ _logical_shift(x, 30)) * _MULTIPLIERS[0]
+    x = (x ^ _logical_shift(x, 27)) * _MULTIPLIERS[1]
+    return x ^ _logical_shift(x, 31)
 
 
-def _shifted(x: Tensor, bits: int) -> Tensor:
+def _logical_shift(x: Tensor, bits: int) -> Tensor:
     """A logical right shift; torch's keeps the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 

@@ -1,5 +1,6 @@
 """Weight sync from the policy's ranks to the vLLM engines.
 
-``sender`` runs on the ranks and packs tensors into ``buckets``; ``receiver`` (``cpu_receiver``
-without CUDA) runs in the engines' workers; ``log_prob_check`` compares log-probs after a sync.
+``sender`` runs on the ranks: it takes the policy's tensors from ``tensors`` and packs them into
+``buckets``. ``receiver`` (``cpu_receiver`` without CUDA) runs in the engines' workers and loads
+them. ``log_prob_check`` compares the log-probs of ranks and engines after a sync.
 """
