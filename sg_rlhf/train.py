@@ -42,7 +42,7 @@ from sg_rlhf.doctor.before_run import UnfitMachine, before_run
 from sg_rlhf.launch import options as launch_options
 from sg_rlhf.overlay.checkpoints import paths
 from sg_rlhf.overlay.driver import run as cli
-from sg_rlhf.overlay.patches import contract
+from sg_rlhf.overlay.patches.version import check_version
 from sg_rlhf.overlay.reporting.errors import TooFewPrompts
 from sg_rlhf.overlay.reporting.graceful_stop import TerminatedNow
 from sg_rlhf.overlay.settings import layout_checks
@@ -169,7 +169,7 @@ def check(run: Run) -> argparse.Namespace:
         UnfitMachine: the machine lacks something, a line each.
         UpstreamChanged: the installed OpenRLHF is not the one that the overlay is written against.
     """
-    contract.check()
+    check_version()
     input_checks.check_files(run.config)
     args = cli.parse(run.argv)
     # Before the flags are fitted to it: a GPU whose driver is too old looks like none to torch.

@@ -17,7 +17,7 @@ from sg_rlhf.config import load_config
 from sg_rlhf.doctor.command import main as doctor
 from sg_rlhf.launch.submit import main as submit
 from sg_rlhf.overlay.driver import run
-from sg_rlhf.overlay.patches import contract
+from sg_rlhf.overlay.patches import version
 from sg_rlhf.plan.command import main as plan
 from sg_rlhf.run_dir.lock import hold_lock
 from sg_rlhf.train import main, prepare_run_dir, prompts_at_most, resolve, with_absolute_paths
@@ -245,7 +245,7 @@ def test_another_upstream_is_refused_before_anything_is_written(
 ) -> None:
     data = tmp_path / "train.jsonl"
     data.write_text("{}\n" * 16)
-    monkeypatch.setattr(contract, "UPSTREAM_VERSION", "0.12.0")
+    monkeypatch.setattr(version, "UPSTREAM_VERSION", "0.12.0")
     line = refused(capsys, tmp_path / "run", f"data.prompt_dataset={data}")
     assert line.startswith("error: OpenRLHF 0.11.2 is installed, but the overlay is written")
 

@@ -36,7 +36,8 @@ from sg_rlhf.overlay.checkpoints import paths
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.fork_server import client as fork_server
 from sg_rlhf.overlay.model import packed_attention
-from sg_rlhf.overlay.patches import contract, flash_attn_shim
+from sg_rlhf.overlay.patches import flash_attn_shim
+from sg_rlhf.overlay.patches.version import check_version
 from sg_rlhf.overlay.reporting import graceful_stop
 from sg_rlhf.overlay.settings import cuda_toolkit, layout_checks, optional_packages, worker_settings
 from sg_rlhf.ray_session import auth_token
@@ -371,7 +372,7 @@ def _resume_hint(args: Any) -> str:
 def main(argv: list[str] | None = None) -> int:
     """The command: parse, then :func:`execute`."""
     try:
-        contract.check()
+        check_version()
         args = parse(sys.argv[1:] if argv is None else argv)
         check_platform(args)
     except (UsageError, UpstreamChanged) as error:

@@ -4,7 +4,7 @@ Nothing else in the overlay assigns to a name of upstream, torch, DeepSpeed or t
 takes effect at the import of its module, in the driver and, through Ray's
 ``worker_process_setup_hook``, in every worker, on one node or many, as long as ``sg_rlhf`` is
 installed on each. A process that never imports the module does not pay for the row.
-:mod:`sg_rlhf.overlay.patches.contract` checks that upstream still has each name.
+A name that the module no longer has is an error when the row is applied.
 """
 
 from __future__ import annotations
@@ -253,8 +253,16 @@ def _on_ours(patch: Patch, _module: Any) -> None:
 def _apply(patch: Patch) -> None:
     ours, _, name = patch.replacement.partition(":")
     replacement = getattr(sys.modules[ours], name)
+    try:
+        original = patch.current()
+    except AttributeError:
+        from sg_rlhf.config.upstream_flags import UpstreamChanged
+
+        raise UpstreamChanged(
+            f"{patch.module}: {patch.name} is gone, and the overlay replaces it"
+        ) from None
     if patch.wraps:
-        replacement = replacement(patch.current())
+        replacement = replacement(original)
     owner, last = patch.owner()
     if patch.name.endswith("]"):
         owner[last] = replacement

@@ -1,23 +1,18 @@
-"""What the overlay expects of upstream, checked before anything starts.
+"""The signatures and the call order of upstream that the overlay relies on.
 
-The overlay subclasses upstream and replaces names of it (``register.PATCHES``). It is right only
-for the version it was written against, so :func:`check` compares upstream's version, signatures and
-call order with the tables below, looks for every replaced name in its package's source, and says in
-a sentence what moved. It reads source with :mod:`ast`; nothing of upstream is imported.
+Whoever ports the overlay to another version of OpenRLHF runs this first: each failed case names the
+function that changed. It reads the source of upstream with :mod:`ast` and imports nothing of it.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
-import importlib.util
-from importlib import metadata
-from pathlib import Path
+
+import pytest
 
 from sg_rlhf.config.upstream_flags import UpstreamChanged, upstream_root
-from sg_rlhf.overlay.patches.table import PATCHES
-
-UPSTREAM_VERSION = "0.11.2"
+from sg_rlhf.overlay.patches import version
 
 _POLICY_LOSS_FORWARD = (
     "self, log_probs, old_log_probs, advantages, action_mask, rollout_log_probs, "
@@ -233,99 +228,44 @@ CALL_ORDER: dict[tuple[str, str], tuple[str, ...]] = {
 }
 
 
-def check(root: Path | None = None, version: str | None = None) -> None:
-    """Raise unless upstream is what the overlay was written against.
-
-    Args:
-        root: directory of the ``openrlhf`` package; the installed one if None.
-        version: upstream's version; the installed distribution's if None.
-
-    Raises:
-        UpstreamChanged: one sentence naming the file, the name, what was expected and found.
-    """
-    root = root or upstream_root()
-    version = version or metadata.version("openrlhf")
-    if version != UPSTREAM_VERSION:
-        raise UpstreamChanged(
-            f"OpenRLHF {version} is installed, but the overlay is written against "
-            f"{UPSTREAM_VERSION}; run scripts/bootstrap.sh, or port sg_rlhf/overlay"
-        )
-    for (file, name), expected in SIGNATURES.items():
-        found = _parameters(_function(_parsed(root / file), file, name))
-        if found != expected:
-            raise UpstreamChanged(
-                f"openrlhf/{file}: {name} takes ({found}), but the overlay expects ({expected})"
-            )
-    for (file, name), names in CALL_ORDER.items():
-        _check_order(file, name, names, _used_names(_function(_parsed(root / file), file, name)))
-    for patch in PATCHES:
-        _check_name(patch.module, patch.name, root)
-    _parsed.cache_clear()  # large
+def test_another_version_is_refused() -> None:
+    version.check_version()
+    with pytest.raises(UpstreamChanged, match=r"OpenRLHF 0\.12\.0 is installed.*0\.11\.2"):
+        version.check_version("0.12.0")
 
 
-def _check_name(module: str, name: str, root: Path) -> None:
-    """Raise unless the source of ``module`` defines ``name``, or the registry it is an entry of."""
-    path = _source_of(module, root)
-    node: ast.AST | None = _parsed(path) if path.is_file() else None
-    for part in name.partition("[")[0].split("."):
-        node = node and _defined(node, path.parent).get(part)
-    if node is None:
-        raise UpstreamChanged(f"{module}: {name} is gone, and the overlay replaces it")
+@pytest.mark.parametrize("key", SIGNATURES, ids=lambda key: key[1])
+def test_a_function_takes_the_parameters_that_the_overlay_passes(key: tuple[str, str]) -> None:
+    assert parameters(function(*key)) == SIGNATURES[key]
 
 
-def _source_of(module: str, root: Path) -> Path:
-    package, *parts = module.split(".")
-    if package != root.name:
-        spec = importlib.util.find_spec(package)
-        if spec is None or not spec.submodule_search_locations:
-            raise UpstreamChanged(f"{package} is not installed; run scripts/bootstrap.sh")
-        root = Path(next(iter(spec.submodule_search_locations)))
-    path = root.joinpath(*parts)
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+@pytest.mark.parametrize("key", CALL_ORDER, ids=lambda key: key[1])
+def test_a_function_uses_these_names_in_this_order(key: tuple[str, str]) -> None:
+    position, used = 0, used_names(function(*key))
+    for name in CALL_ORDER[key]:
+        assert name in used[position:], f"{name} is gone or comes earlier"
+        position = used.index(name, position) + 1
 
 
 @functools.cache
-def _parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def parsed(file: str) -> ast.Module:
+    return ast.parse((upstream_root() / file).read_text())
 
 
-def _defined(scope: ast.AST, folder: Path) -> dict[str, ast.AST]:
-    """Names that a module or class defines or imports, in an `if` or a `try` too.
-
-    Args:
-        folder: the module's, for what it imports by a star from beside it.
-    """
-    found: dict[str, ast.AST] = {}
-    for node in getattr(scope, "body", []):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found[node.name] = node
-        elif isinstance(node, ast.ImportFrom) and node.names[0].name == "*" and node.level == 1:
-            beside = _parsed(folder / f"{str(node.module).replace('.', '/')}.py")
-            found |= _defined(beside, folder)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            found |= {alias.asname or alias.name: node for alias in node.names}
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found |= {target.id: node for target in targets if isinstance(target, ast.Name)}
-        elif isinstance(node, (ast.If, ast.Try)):
-            found |= _defined(node, folder) | _defined(ast.Module(node.orelse, []), folder)
-    return found
-
-
-def _function(tree: ast.Module, file: str, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
-    node: ast.AST = tree
+def function(file: str, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
+    """The definition of a function of OpenRLHF by its file and qualified name."""
+    node: ast.AST = parsed(file)
     for part in name.split("."):
-        body = getattr(node, "body", [])
-        matches = [n for n in body if getattr(n, "name", None) == part]
-        if not matches:
-            raise UpstreamChanged(f"openrlhf/{file}: {name} is gone, and the overlay relies on it")
+        matches = [n for n in getattr(node, "body", []) if getattr(n, "name", None) == part]
+        assert matches, f"openrlhf/{file}: {name} is gone"
         node = matches[0]
     assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)), name
     return node
 
 
-def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    a = function.args
+def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    """The names of a function's parameters, separated by commas."""
+    a = node.args
     names = [p.arg for p in (*a.posonlyargs, *a.args)]
     if a.vararg:
         names.append(f"*{a.vararg.arg}")
@@ -335,24 +275,12 @@ def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     return ", ".join(names)
 
 
-def _used_names(function: ast.AST) -> list[str]:
-    """Names and attributes in the order in which the source has them."""
-    found = [
-        (node.end_lineno or 0, node.end_col_offset or 0, text)
-        for node in ast.walk(function)
-        if (text := getattr(node, "id", None) or getattr(node, "attr", None))
-        and isinstance(node, (ast.Name, ast.Attribute))
+def used_names(node: ast.AST) -> list[str]:
+    """Names and attributes in a function, in source order."""
+    positions = [
+        (child.end_lineno or 0, child.end_col_offset or 0, text)
+        for child in ast.walk(node)
+        if isinstance(child, (ast.Name, ast.Attribute))
+        and (text := getattr(child, "id", None) or getattr(child, "attr", None))
     ]
-    return [text for _, _, text in sorted(found)]
-
-
-def _check_order(file: str, name: str, expected: tuple[str, ...], used: list[str]) -> None:
-    position = 0
-    for wanted in expected:
-        if wanted not in used[position:]:
-            after = f" after {expected[expected.index(wanted) - 1]}" if position else ""
-            raise UpstreamChanged(
-                f"openrlhf/{file}: {name} no longer uses {wanted}{after}, "
-                "and the overlay relies on it"
-            )
-        position = used.index(wanted, position) + 1
+    return [text for _, _, text in sorted(positions)]
