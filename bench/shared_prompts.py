@@ -39,7 +39,8 @@ def compare(prompt: int, response: int, turns: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {"1": [], "0": []}
     for turn in range(turns + 1):
         for shared in list(seconds) if turn % 2 else list(seconds)[::-1]:
-            os.environ[worker_settings.SHARE_PROMPTS] = shared
+            settings = worker_settings.WorkerSettings(share_prompts=shared == "1")
+            os.environ[worker_settings.VARIABLE] = settings.to_json()
             taken = tiny_update.step(trainer, responses)[1]
             if turn:  # the first ones warm up
                 seconds[shared].append(taken)

@@ -96,7 +96,7 @@ def milestones(run_dir: Path, started: float) -> dict[str, float]:
     for line in path.read_text().split("\n")[:-1] if path.exists() else []:
         row = json.loads(line)
         for name, (who, what) in MILESTONES.items():
-            if row["who"] == who and (row["what"] or "").startswith(what):
+            if row["who"] == who and (row.get("what") or "").startswith(what):
                 found.setdefault(name, row["time"] - started)
     plan = run_dir / "plan.json"
     if plan.exists():

@@ -22,7 +22,7 @@ class CpuRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
     ) -> None:
         kwargs["worker_extension_cls"] = CPU_WORKER_EXTENSION
         if os.environ.get(AS_SHIPPED) != "1":
-            kwargs["dtype"] = worker_settings.engine_dtype()
+            kwargs["dtype"] = worker_settings.current().engine_dtype
         if not platform.has_bf16_units():
             kwargs["dtype"] = "float32"
         await super().__init__(*args, **kwargs)

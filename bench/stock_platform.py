@@ -12,7 +12,7 @@ from typing import Any
 
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.model import packed_attention
-from sg_rlhf.overlay.patches import flash_attn_shim, op_builds, table
+from sg_rlhf.overlay.patches import flash_attn_shim, table
 
 HOOK = "bench.stock_platform.install"
 #: "1" leaves the engine in upstream's bfloat16, whatever ``ds.param_dtype`` says.
@@ -21,8 +21,6 @@ AS_SHIPPED = "BENCH_STOCK_AS_SHIPPED"
 PLATFORM = (
     *(p for p in table.PATCHES if p.when in (platform.active, platform.emulates_bf16)),
     *(p for p in table.PATCHES if p.name.endswith(f"[{packed_attention.VARLEN}]")),
-    # The environment's one build of DeepSpeed's Adam, not another with other flags over it.
-    *(p for p in table.PATCHES if p.module == "torch.utils.cpp_extension"),
     table.Patch("openrlhf.trainer.ray.vllm_engine", "RolloutRayActor",
                    "bench.stock_engine:RemoteCpuRolloutActor",
                    "takes vLLM's settings for the CPU"),
@@ -33,7 +31,6 @@ def install() -> None:
     """In the driver, and first in every worker."""
     platform.install()
     flash_attn_shim.install()
-    op_builds.install()
     table.apply_at_import(PLATFORM)
 
 

@@ -36,7 +36,6 @@ import psutil
 
 from sg_rlhf.common.host import machine
 from sg_rlhf.overlay.reporting import activity
-from sg_rlhf.overlay.reporting import status as now
 from sg_rlhf.run_dir import jsonl_log
 from tests.integration.conftest import Data, command, environment
 
@@ -49,7 +48,7 @@ PROCESSES = (
 TIMED = (
     "generation", "ppo_train", "broadcast", "sync_check", "checkpoint", "evaluation",
 )  # fmt: skip
-PARTS = tuple(now.LABELS[name] for name in TIMED)
+PARTS = tuple(activity.LABELS[name] for name in TIMED)
 #: Share of a part's time in which a kill may come, and how often it is tried again.
 WITHIN, TRIES = 0.7, 3
 #: An epoch is two rollouts.
@@ -102,7 +101,7 @@ class KilledRun:
 
     def start(self) -> None:
         """Start it, or go on with it."""
-        now.clear_status(self.folder)
+        activity.clear(self.folder)
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
                 self._command, stdout=output, stderr=subprocess.STDOUT, env=environment(),
@@ -142,7 +141,7 @@ class KilledRun:
         began = time.monotonic()
         victims = self._victims(process)  # which takes a while itself
         time.sleep(max(began + after - time.monotonic(), 0.0))
-        doing = now.last_status(self.folder).removeprefix(" while ")
+        doing = activity.last_status(self.folder).removeprefix(" while ")
         for victim in victims:
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.kill()
@@ -155,7 +154,7 @@ class KilledRun:
     def _wait_for(self, part: str) -> bool:
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
-            if now.last_status(self.folder).startswith(f" while {part} ("):
+            if activity.last_status(self.folder).startswith(f" while {part} ("):
                 return True
             if self.is_over():
                 return False

@@ -21,7 +21,6 @@ import psutil
 import pytest
 
 from sg_rlhf.overlay.reporting import activity, error_report
-from sg_rlhf.overlay.reporting import status as now
 from sg_rlhf.run_dir import jsonl_log
 from tests.integration.conftest import ROOT, Data, command, data, environment, is_alive
 
@@ -55,7 +54,7 @@ class Run:
     def while_it_samples(self) -> None:
         """Wait until it does."""
         deadline = time.monotonic() + 1800
-        while not now.last_status(self.folder).startswith(" while sampling "):
+        while not activity.last_status(self.folder).startswith(" while sampling "):
             assert time.monotonic() < deadline
             time.sleep(0.01)
 

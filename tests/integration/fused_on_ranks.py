@@ -15,7 +15,9 @@ from typing import Any
 
 from sg_rlhf.overlay.settings import worker_settings
 
-os.environ[worker_settings.FUSED_LOG_PROBS] = "1" if sys.argv[1] == "fused" else "0"
+os.environ[worker_settings.VARIABLE] = worker_settings.WorkerSettings(
+    fused_log_probs=sys.argv[1] == "fused"
+).to_json()
 
 import torch
 import update_on_ranks as update

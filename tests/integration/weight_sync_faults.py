@@ -135,7 +135,9 @@ def main(out: Path) -> None:
         runtime_env={
             "env_vars": {
                 **platform.environment(),
-                worker_settings.PARAM_DTYPE: "fp32",
+                worker_settings.VARIABLE: worker_settings.WorkerSettings(
+                    param_dtype="fp32"
+                ).to_json(),
                 "PYTHONPATH": os.pathsep.join(sys.path),
                 "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # reorder_rows is sent to the worker
             },

@@ -24,7 +24,6 @@ from sg_rlhf.overlay.cluster.actor_groups import PlacedController
 from sg_rlhf.overlay.controller import evaluation, wandb_resume
 from sg_rlhf.overlay.learner import nonfinite
 from sg_rlhf.overlay.reporting import activity, graceful_stop, terminal
-from sg_rlhf.overlay.reporting import status as now
 from sg_rlhf.overlay.reporting.errors import NonFiniteError, RunStopped, SyncError, Terminated
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
 from sg_rlhf.overlay.rollout import async_buffer, engine_health
@@ -95,7 +94,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
     def _tell(self, part: str) -> None:
         if self._run_dir is not None:
             of_the_latest = part in timing_keys.EXTRA  # it is through, and is saved or evaluated
-            now.set_status(self._run_dir, self._global_step + (not of_the_latest), part)
+            activity.set_status(self._global_step + (not of_the_latest), part)
 
     def get_max_steps(self) -> int:
         """Optimizer steps of the run; the first thing that upstream asks the trainer.

@@ -16,12 +16,11 @@ from sg_rlhf.config import domain_settings
 from sg_rlhf.overlay.cluster import node_check, placement
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.fork_server import client as fork_server
-from sg_rlhf.overlay.model import rotary
-from sg_rlhf.overlay.patches import remote_code
 from sg_rlhf.overlay.patches.table import WORKER_SETUP_HOOK
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting.terminal import keep_worker_logs
-from sg_rlhf.overlay.settings import engine_log_probs, worker_settings
+from sg_rlhf.overlay.settings import worker_settings
+from sg_rlhf.overlay.settings.worker_settings import WorkerSettings
 from sg_rlhf.ray_session import cluster
 from sg_rlhf.sampling import vllm_settings
 
@@ -49,7 +48,8 @@ def connect(args: Any, workers: fork_server.ForkServer | None = None) -> bool:
     """
     needed = accelerators_needed(args)
     on_cpu = platform.active()
-    os.environ[remote_code.VARIABLE] = json.dumps(args.sg.trust_remote_code)
+    # The driver loads tokenizers too.
+    os.environ[worker_settings.VARIABLE] = WorkerSettings.from_args(args).to_json()
     runtime: dict[str, Any] = {
         "env_vars": worker_variables(args, on_cpu),
         "worker_process_setup_hook": WORKER_SETUP_HOOK,
@@ -108,21 +108,9 @@ def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
             "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1"
         ),
     }
-    variables[engine_log_probs.VARIABLE] = "1" if engine_log_probs.enabled(args) else "0"
-    variables[rotary.VARIABLE] = "1" if args.sg.rotary_fp32 else "0"
-    variables[worker_settings.FUSED_LOG_PROBS] = (
-        "1" if worker_settings.fused_log_probs_fit(args) else "0"
-    )
-    variables[worker_settings.PARAM_DTYPE] = args.ds.param_dtype
-    variables[worker_settings.SHARE_PROMPTS] = (
-        "1" if worker_settings.shared_prompts_fit(args) else "0"
-    )
-    variables[worker_settings.SKIP_NONFINITE] = "1" if args.sg.on_nonfinite == "skip" else "0"
-    # Named for the workers: one without a GPU of its own must not take the machine for a CPU one.
-    variables[remote_code.VARIABLE] = json.dumps(args.sg.trust_remote_code)
+    variables[worker_settings.VARIABLE] = WorkerSettings.from_args(args).to_json()
+    # A worker without a GPU of its own must not take a GPU machine for a CPU machine.
     variables[platform.PLATFORM_VARIABLE] = "cpu" if on_cpu else "cuda"
-    if activity.VARIABLE in os.environ:
-        variables[activity.VARIABLE] = os.environ[activity.VARIABLE]
     variables |= domain_settings.worker_variables(args.sg.domains)
     variables |= platform.environment() if on_cpu else vllm_settings.cuda_variables()
     if args.sg.batch_invariant:

@@ -226,13 +226,15 @@ def run(args: argparse.Namespace, workers: fork_server.ForkServer | None = None)
         UnusablePrompts: the data set does not fill one rollout, or suits another model.
         ClusterError: the cluster is too small.
     """
-    from sg_rlhf.overlay.reporting import activity, status
+    from sg_rlhf.overlay.reporting import activity
     from sg_rlhf.overlay.reporting.errors import LostProcess, reraise_run_error
 
     redaction.mask_namespace(args)  # upstream prints the flags, and wandb keeps them
     local = True
     if args.sg.run_dir:
-        status.clear_status(Path(args.sg.run_dir))
+        run_dir = Path(args.sg.run_dir)
+        activity.clear(run_dir)
+        activity.write_to(activity.log_file(run_dir))
     with _redirect_output(args):
         from sg_rlhf.overlay.cluster import node_failure
         from sg_rlhf.overlay.driver import ray_session as session
@@ -313,7 +315,7 @@ def execute(args: argparse.Namespace, workers: fork_server.ForkServer | None = N
         The exit status: 0, 2 for bad usage, 1 when the run stopped, 130 interrupted, 143
         terminated (SIGTERM).
     """
-    from sg_rlhf.overlay.reporting import status
+    from sg_rlhf.overlay.reporting import activity
     from sg_rlhf.overlay.reporting.errors import (
         CheckpointError,
         RunStopped,
@@ -334,7 +336,7 @@ def execute(args: argparse.Namespace, workers: fork_server.ForkServer | None = N
     except RunStopped as error:
         said = as_typed(redact_text(str(error)))
         if not isinstance(error, CheckpointError) and args.sg.run_dir:  # else there is none
-            during = status.last_status(Path(args.sg.run_dir))
+            during = activity.last_status(Path(args.sg.run_dir))
             said += f"{during and f'; this was{during}'}{_resume_hint(args)}"
         print(f"stopped: {said}", file=sys.stderr)
         return 1
@@ -347,7 +349,7 @@ def execute(args: argparse.Namespace, workers: fork_server.ForkServer | None = N
 
         if not args.sg.run_dir:
             raise
-        during = status.last_status(Path(args.sg.run_dir))
+        during = activity.last_status(Path(args.sg.run_dir))
         details = (
             error_report.save_traceback(error, Path(args.sg.run_dir))
             or "none: they could not be written"

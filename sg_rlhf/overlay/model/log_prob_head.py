@@ -210,7 +210,7 @@ def _request_at(
 
 def _uses_prefix_sharing(actor: Any) -> bool:
     """Whether this actor's packed rows contain each prompt once; needs :data:`VARLEN` attention."""
-    if not (worker_settings.share_prompts() and actor.packing_samples):
+    if not (worker_settings.current().share_prompts and actor.packing_samples):
         return False
     model: Any = getattr(actor.model, "module", actor.model)
     return str(model.config._attn_implementation) == packed_attention.VARLEN

@@ -10,17 +10,8 @@ after loading; DeepSpeed does not touch float32 buffers later.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
-
-#: "0" keeps upstream's bf16 frequencies (``sg.rotary_fp32=false``).
-VARIABLE = "SG_ROTARY_FP32"
-
-
-def enabled() -> bool:
-    """Whether this run recomputes the frequencies in float32."""
-    return os.environ.get(VARIABLE, "1") != "0"
 
 
 def with_float32_frequencies(original: Callable[..., None]) -> Callable[..., None]:

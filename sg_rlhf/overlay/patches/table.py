@@ -14,13 +14,15 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import wrapt
 
 from sg_rlhf.overlay.cpu import platform
-from sg_rlhf.overlay.model import packed_attention, rotary
-from sg_rlhf.overlay.patches import flash_attn_shim, op_builds
+from sg_rlhf.overlay.model import packed_attention
+from sg_rlhf.overlay.patches import flash_attn_shim
+from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.settings import cuda_toolkit, worker_settings
 
 WORKER_SETUP_HOOK = "sg_rlhf.overlay.patches.table.install"
@@ -28,6 +30,14 @@ WORKER_SETUP_HOOK = "sg_rlhf.overlay.patches.table.install"
 
 def _always() -> bool:
     return True
+
+
+def _rotary_fp32() -> bool:
+    return worker_settings.current().rotary_fp32
+
+
+def _fused_log_probs() -> bool:
+    return worker_settings.current().fused_log_probs
 
 
 class Patch(NamedTuple):
@@ -126,11 +136,11 @@ PATCHES = (
     Patch("openrlhf.models.actor", "Actor.__init__",
           f"{_OURS}.model.rotary:with_float32_frequencies",
           "ZeRO-3 loads rotary frequencies in bf16, another model than the one that samples",
-          when=rotary.enabled, wraps=True),
+          when=_rotary_fp32, wraps=True),
     Patch("openrlhf.models.actor", "Actor.forward",
           f"{_OURS}.model.log_prob_head:forward_without_logits",
           "float32 logits of every token take half of a GPU's memory at 3B and 7B",
-          when=worker_settings.fused_log_probs, wraps=True),
+          when=_fused_log_probs, wraps=True),
     Patch("transformers.dynamic_module_utils", "get_cached_module_file",
           f"{_OURS}.patches.remote_code:trust_named_repos_only",
           "upstream trusts the code of any model that it is given", wraps=True),
@@ -149,10 +159,6 @@ PATCHES = (
     Patch("openrlhf.utils.deepspeed.deepspeed", "DeepspeedStrategy.save_model",
           f"{_OURS}.checkpoints.store:atomic_save_model",
           "writes under the final name, where a kill leaves half a model", wraps=True),
-    Patch("torch.utils.cpp_extension", "load",
-          f"{_OURS}.patches.op_builds:with_file_lock",
-          "a build killed half-way leaves a lock file that every later run waits for",
-          when=op_builds.enabled, wraps=True),
     # Without flash-attn, which would have to be compiled.
     Patch("transformers.modeling_utils", f"ALL_ATTENTION_FUNCTIONS[{packed_attention.VARLEN}]",
           f"{_OURS}.model.packed_attention:attention",
@@ -216,7 +222,8 @@ def install() -> None:
     flash_attn_shim.install()
     if platform.on_cuda():
         cuda_toolkit.install()
-    op_builds.install()
+    if log := worker_settings.current().activity_log:
+        activity.write_to(Path(log))
     apply_at_import(PATCHES)
 
 

@@ -1,10 +1,9 @@
-"""What the driver and the workers of a run are busy with, as lines of one file.
+"""What the processes of a run are doing, as rows of one file: ``logs/phases.jsonl``.
 
-Between the command and the first rollout several processes start at once, on other nodes too. Each
-says here what it is doing, and :mod:`sg_rlhf.overlay.reporting.terminal` shows it on the terminal.
-Only a
-process that finds the file's name in its environment writes, so that everything below may be used
-without a run directory.
+Each process appends its own rows, on every node: phases with their progress, messages, and the part
+of a rollout that the controller works on. :mod:`sg_rlhf.overlay.reporting.terminal` shows them, and
+the last line of a run that ended names the last part. A process writes nothing until
+:func:`write_to` has named the file, so the functions below also work without a run directory.
 """
 
 from __future__ import annotations
@@ -16,76 +15,130 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-#: Names the file, in the driver's and every worker's environment.
-VARIABLE = "SG_PHASES"
+from sg_rlhf.run_dir import jsonl_log, timing_keys
+
+#: In the ``logs`` folder of the run directory.
 FILE = "phases.jsonl"
 
-#: Who can be busy; each name is what the terminal shows.
+#: Processes, as the terminal names them.
 DRIVER = "driver"
 ENGINE = "rollout engine"
 TRAINER = "trainer"
 CONTROLLER = "controller"
 
-#: The driver's last phase, of which a worker's own phases say more as soon as there are any.
+#: The driver's last phase. The phases of the workers say more.
 WORKERS = "starting the workers"
 
-#: Of which there are lines of its own, and none that it goes on.
+#: This phase prints its own progress, so the terminal does not repeat it.
 PLACES = "asking the cluster for places"
 
-#: Seconds between two lines of :func:`count`.
-COUNT_EVERY = 0.5
+#: Minimal seconds between two rows of :func:`show_progress`.
+PROGRESS_SECONDS = 0.5
 
-_open: list[tuple[str, str]] = []
-_counted = 0.0
+#: The parts of a rollout (:mod:`sg_rlhf.run_dir.timing_keys`) -> what the user reads.
+LABELS = {
+    "generation": "sampling",
+    "engines_wake": "waking the engines",
+    "make_experience": "making the experience",
+    "old_log_probs": "scoring by the policy",
+    "reference_log_probs": "scoring by the reference",
+    "reward_model": "scoring by the reward model",
+    "values": "scoring by the critic",
+    "hand_over": "handing the experience over",
+    "ppo_train": "updating",
+    "broadcast": "syncing weights",
+    "sync_check": "checking the sync",
+    "checkpoint": "saving a checkpoint",
+    "evaluation": "evaluating",
+    "logging": "writing logs",
+    timing_keys.OTHER: "between two parts",
+}
+
+#: The file of this process.
+_log: Path | None = None
+#: The phases that this process is in, the innermost last.
+_phases: list[tuple[str, str]] = []
+_last_progress = 0.0
+
+
+def log_file(run_dir: Path) -> Path:
+    """The activity log of a run directory."""
+    return run_dir / "logs" / FILE
+
+
+def write_to(file: Path | None) -> None:
+    """Write this process's rows to ``file`` from now on; None writes nothing."""
+    global _log
+    _log = file
+
+
+def clear(run_dir: Path) -> None:
+    """Remove the log of an earlier start of the run."""
+    with contextlib.suppress(OSError):
+        log_file(run_dir).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def phase(who: str, what: str) -> Iterator[None]:
-    """A part of the work of this process that somebody may have to wait for.
+    """A part of this process's work that takes time. It hides the phase around it.
 
-    One inside another hides it until it ends.
+    Args:
+        who: the process, a name of this module.
+        what: the work, as the terminal shows it.
     """
-    _open.append((who, what))
-    _write(who, what)
+    _phases.append((who, what))
+    _append({"who": who, "what": what})
     try:
         yield
     finally:
-        _open.pop()
-        outer = _open[-1] if _open else (who, None)
-        _write(*outer)
-
-
-def nested(what: str) -> contextlib.AbstractContextManager[None]:
-    """A phase of whoever is busy in this process; nothing if nobody is."""
-    return phase(_open[-1][0], what) if _open else contextlib.nullcontext()
+        _phases.pop()
+        outer = _phases[-1] if _phases else (who, None)
+        _append({"who": outer[0], "what": outer[1]})
 
 
 def show_progress(done: int, total: int) -> None:
-    """How far the current phase is."""
-    global _counted
-    if _open and (done == total or time.monotonic() - _counted >= COUNT_EVERY):
-        _counted = time.monotonic()
-        _write(*_open[-1], done=done, of=total)
+    """Log how far the current phase is, at most every ``PROGRESS_SECONDS``."""
+    global _last_progress
+    if _phases and (done == total or time.monotonic() - _last_progress >= PROGRESS_SECONDS):
+        _last_progress = time.monotonic()
+        who, what = _phases[-1]
+        _append({"who": who, "what": what, "done": done, "of": total})
 
 
 def show_message(who: str, text: str) -> None:
-    """One line for the terminal, and for the log of this process."""
+    """Print a line in the output of this process and on the terminal."""
     print(text, flush=True)
     _append({"who": who, "said": text})
 
 
-def _write(who: str, what: str | None, **more: int) -> None:
-    _append({"who": who, "what": what, **more})
+def set_status(rollout: int, part: str) -> None:
+    """Log the part of a rollout that the controller begins.
+
+    Args:
+        rollout: counted from 1.
+        part: a name of :mod:`sg_rlhf.run_dir.timing_keys`.
+    """
+    _append({"who": CONTROLLER, "rollout": rollout, "doing": LABELS.get(part, part)})
+
+
+def last_status(run_dir: Path) -> str:
+    """The last row of :func:`set_status`, as the end of a sentence; "" if there is none."""
+    try:
+        rows = jsonl_log.read(log_file(run_dir))
+    except OSError:
+        return ""
+    for row in reversed(rows):
+        if "rollout" in row:
+            return f" while {row['doing']} (rollout {row['rollout']})"
+    return ""
 
 
 def _append(entry: dict[str, str | int | None]) -> None:
-    name = os.environ.get(VARIABLE)
-    if not name:
+    if _log is None:
         return
     row = {"time": time.time(), "pid": os.getpid(), **entry}
-    path = Path(name)
-    # Where the disk is full a line is missing on the terminal, and no run ends for that.
+    # If the disk is full, a row is missing. The run does not end for that.
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as file:  # short lines in append mode are not mixed
+        _log.parent.mkdir(parents=True, exist_ok=True)
+        with _log.open("a") as file:  # appended lines of this length are not interleaved
             file.write(json.dumps(row) + "\n")

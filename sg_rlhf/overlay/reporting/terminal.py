@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import threading
 import time
 from dataclasses import dataclass
@@ -82,15 +81,12 @@ class Progress:
         self._said: dict[str, float] = {}
         self._spoke = self._started
         (run_dir / PLAN).unlink(missing_ok=True)
-        self._phases_file = run_dir / LOGS / activity.FILE
-        self._phases_file.unlink(missing_ok=True)
-        self._phases = jsonl_log.Tail(self._phases_file)
+        self._phases = jsonl_log.Tail(activity.log_file(run_dir))
         self._rollouts = jsonl_log.Tail(run_dir / jsonl_log.METRICS)
         self._evaluations = jsonl_log.Tail(run_dir / jsonl_log.EVALUATIONS)
         self._nonfinite = jsonl_log.Tail(run_dir / jsonl_log.NONFINITE)
 
     def __enter__(self) -> Progress:
-        os.environ[activity.VARIABLE] = str(self._phases_file)
         # Here and not in the thread: both import, and beside a main thread that starts Ray, which
         # forks, a thread that imports was seen to wait for Python's import lock for good.
         tqdm.get_lock()
@@ -100,7 +96,6 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.environ.pop(activity.VARIABLE, None)
         self._stop.set()
         self._thread.join()
         self._read()
@@ -163,6 +158,8 @@ class Progress:
                 self._said[line] = row["time"]
                 self.say(redact_text(line))
             return
+        if "what" not in row:
+            return  # the part of a rollout: the bar and the phases show enough
         key = (row["pid"], row["who"])
         before = self._busy.get(key)
         if row["what"] is None:

@@ -22,12 +22,11 @@ from vllm.sampling_params import RequestOutputKind
 from sg_rlhf.data_io.records import truncate
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.fork_server import client as fork_server
-from sg_rlhf.overlay.patches import remote_code
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting.errors import EngineReplaced, RewardError
 from sg_rlhf.overlay.rollout.batch_barrier import BatchBarrier
 from sg_rlhf.overlay.rollout.dispatch import EngineInstance, RequestTag
-from sg_rlhf.overlay.settings import engine_log_probs, worker_settings
+from sg_rlhf.overlay.settings import worker_settings
 from sg_rlhf.run_dir.weight_versions import append_version
 from sg_rlhf.sampling import vllm_settings
 from sg_rlhf.sampling.request_seeds import SeedKey, request_seed
@@ -106,8 +105,9 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         self, *args: Any, remote_rm_url: Any = None, **kwargs: Any
     ) -> None:
         kwargs["worker_extension_cls"] = WORKER_EXTENSION
-        kwargs["dtype"] = worker_settings.engine_dtype()
-        kwargs["trust_remote_code"] = kwargs.get("model") in remote_code.trusted()
+        settings = worker_settings.current()
+        kwargs["dtype"] = settings.engine_dtype
+        kwargs["trust_remote_code"] = kwargs.get("model") in settings.trusted_models
         if platform.active():
             fork_server.use_for_subprocesses()  # the engine's core
             kwargs["worker_extension_cls"] = CPU_WORKER_EXTENSION
@@ -116,7 +116,9 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
                 kwargs["dtype"] = "float32"
             kwargs = vllm_settings.cpu_settings(kwargs["max_model_len"]) | kwargs
         kwargs = vllm_settings.engine_settings_here() | kwargs
-        kwargs |= engine_log_probs.engine_options()
+        if settings.engine_log_probs:
+            # After temperature and top-p, as upstream asks for them where it corrects with them.
+            kwargs |= {"logprobs_mode": "processed_logprobs", "max_logprobs": 1}
         kwargs["disable_log_stats"] = True  # nobody reads vLLM's own
         self._expects_reward = bool(remote_rm_url)
         self._incarnation = uuid.uuid4().hex
@@ -322,7 +324,7 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         output["extra_logs"] = reward_values.logs_of(output.get("extra_logs"))
         if math.isfinite(output["reward"]):
             return
-        if not worker_settings.skip_nonfinite():
+        if not worker_settings.current().skip_nonfinite:
             raise reward_values.RewardValueError(
                 f"`rewards` is {output['reward']}, expected a finite number"
             )

@@ -18,7 +18,7 @@ from sg_rlhf.overlay.reporting.errors import RewardError
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
 from sg_rlhf.overlay.rollout.async_buffer import AsyncRolloutBuffer, PromptBatch
 from sg_rlhf.overlay.rollout.dispatch import Engines, RolloutDispatcher
-from sg_rlhf.overlay.settings import engine_log_probs
+from sg_rlhf.overlay.settings import worker_settings
 from sg_rlhf.run_dir import timing_keys
 
 
@@ -208,7 +208,7 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
     def _asked_for_log_probs(self) -> Iterator[None]:
         """Upstream asks for the engine's log-probs only where a correction reads them."""
         args: Any = self.args
-        if not engine_log_probs.enabled(args):
+        if not worker_settings.needs_engine_log_probs(args):
             yield
             return
         self.args = copy.copy(args)

@@ -1,29 +1,95 @@
-"""Switches of a run that its workers read from their environment, before they import anything."""
+"""The settings of a run that its Ray workers need before upstream hands them the arguments.
+
+The driver writes them as JSON into one environment variable of every worker, ``SG_WORKER``. Patches
+and engines read them with :func:`current`. A process without the variable gets the defaults.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common import without_logits
+from sg_rlhf.overlay.reporting import activity
 
-#: "0" keeps upstream's path over logits (``actor.fused_logprobs=false``).
-FUSED_LOG_PROBS = "SG_FUSED_LOGPROBS"
-#: "1" lets a prompt stand once in a packed row (``sg.share_prompts``).
-SHARE_PROMPTS = "SG_SHARE_PROMPTS"
-#: "1" lets the engine hand on a reward that is not finite (``sg.on_nonfinite=skip``).
-SKIP_NONFINITE = "SG_SKIP_NONFINITE"
-
-#: ``ds.param_dtype``, for the engines, which are not handed the run's arguments.
-PARAM_DTYPE = "SG_PARAM_DTYPE"
-#: torch's own attention kernel over packed rows, as ``ds.attn_implementation`` names it.
+VARIABLE = "SG_WORKER"
+#: The value of ``ds.attn_implementation`` for torch's attention kernel over packed rows.
 VARLEN = "varlen"
-#: ``ds.param_dtype``'s values as vLLM and torch name them.
+#: The values of ``ds.param_dtype`` -> their names in vLLM and torch.
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
+@dataclasses.dataclass(frozen=True)
+class WorkerSettings:
+    """What a worker process reads from its environment.
+
+    Attributes:
+        fused_log_probs: compute log-probs without logits (``actor.fused_logprobs``).
+        share_prompts: a packed row holds each prompt once (``sg.share_prompts``).
+        rotary_fp32: keep rotary frequencies in float32 (``sg.rotary_fp32``).
+        engine_log_probs: the engine returns the log-probs that it sampled by.
+        skip_nonfinite: leave out a sample whose reward is not finite, and do not stop the run
+            (``sg.on_nonfinite=skip``).
+        param_dtype: ``ds.param_dtype``, which upstream does not pass to the engines.
+        trusted_models: models whose own code may run (``sg.trust_remote_code``).
+        activity_log: file that :mod:`sg_rlhf.overlay.reporting.activity` writes; "" for none.
+    """
+
+    fused_log_probs: bool = True
+    share_prompts: bool = False
+    rotary_fp32: bool = True
+    engine_log_probs: bool = False
+    skip_nonfinite: bool = False
+    param_dtype: str = "bf16"
+    trusted_models: tuple[str, ...] = ()
+    activity_log: str = ""
+
+    @classmethod
+    def from_args(cls, args: Any) -> WorkerSettings:
+        """The settings of a run.
+
+        Args:
+            args: upstream's nested namespace with ``sg``, fitted to the platform.
+        """
+        run_dir = args.sg.run_dir
+        return cls(
+            fused_log_probs=fused_log_probs_fit(args),
+            share_prompts=shared_prompts_fit(args),
+            rotary_fp32=args.sg.rotary_fp32,
+            engine_log_probs=needs_engine_log_probs(args),
+            skip_nonfinite=args.sg.on_nonfinite == "skip",
+            param_dtype=args.ds.param_dtype,
+            trusted_models=tuple(args.sg.trust_remote_code),
+            activity_log=str(activity.log_file(Path(run_dir))) if run_dir else "",
+        )
+
+    def to_json(self) -> str:
+        """The value of ``SG_WORKER``."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @property
+    def engine_dtype(self) -> str:
+        """The dtype of the engine's weights: the trainer's. Upstream always takes bfloat16."""
+        return DTYPES[self.param_dtype]
+
+
+def current() -> WorkerSettings:
+    """The settings of this process."""
+    return _parse(os.environ.get(VARIABLE) or "{}")
+
+
+@functools.lru_cache(maxsize=1)
+def _parse(text: str) -> WorkerSettings:
+    values = json.loads(text)
+    return WorkerSettings(**values | {"trusted_models": tuple(values.get("trusted_models", ()))})
+
+
 def fused_log_probs_fit(args: Any) -> bool:
-    """Whether the passes of a run go without logits.
+    """Whether a run computes log-probs without logits.
 
     Args:
         args: upstream's nested namespace with ``sg``.
@@ -34,7 +100,9 @@ def fused_log_probs_fit(args: Any) -> bool:
 
 
 def shared_prompts_fit(args: Any) -> bool:
-    """Whether a prompt can stand once in the rows of a run: its attention and its head must know.
+    """Whether the packed rows of a run hold each prompt once.
+
+    That needs the attention and the log-prob head of the overlay.
 
     Args:
         args: upstream's nested namespace with ``sg``, fitted to the platform.
@@ -43,24 +111,10 @@ def shared_prompts_fit(args: Any) -> bool:
     return bool(args.sg.share_prompts and packed and fused_log_probs_fit(args))
 
 
-def fused_log_probs() -> bool:
-    """Whether this process's passes go without logits."""
-    return os.environ.get(FUSED_LOG_PROBS, "1") != "0"
+def needs_engine_log_probs(args: Any) -> bool:
+    """Whether a run reads the engine's log-probs, with or without upstream's correction.
 
-
-def engine_dtype() -> str:
-    """What this process's engine holds its weights in, so that it samples as the trainer learns.
-
-    Upstream's is bfloat16 whatever the trainer's is.
+    Every run does by default (``sg.engine_log_probs``), to log how far engine and trainer differ.
+    A token weighting may read them too (``probability: engine``).
     """
-    return DTYPES[os.environ.get(PARAM_DTYPE, "bf16")]
-
-
-def share_prompts() -> bool:
-    """Whether a prompt stands once in this process's packed rows."""
-    return os.environ.get(SHARE_PROMPTS, "0") == "1"
-
-
-def skip_nonfinite() -> bool:
-    """Whether a sample whose reward is not finite is left out, and does not stop the run."""
-    return os.environ.get(SKIP_NONFINITE, "0") == "1"
+    return bool(args.sg.engine_log_probs or args.sg.weighting.get("probability") == "engine")

@@ -44,7 +44,6 @@ def test_its_rows_are_the_platforms() -> None:
     modules = {patch.replacement.partition(":")[0] for patch in PLATFORM}
     assert {name for name in modules if not name.startswith(CPU)} == {
         "bench.stock_engine",
-        "sg_rlhf.overlay.patches.op_builds",
         "sg_rlhf.overlay.model.packed_attention",
     }
     of_the_cpu = [patch for patch in table.PATCHES if patch.replacement.startswith(CPU)]

@@ -17,7 +17,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from sg_rlhf.overlay.controller.trainer import TOKENS, SGPPOTrainer, _share_without_signal
 from sg_rlhf.overlay.driver import run as cli
-from sg_rlhf.overlay.reporting import status as now
+from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting import terminal as progress
 from sg_rlhf.overlay.reporting.errors import (
     CheckpointError,
@@ -117,7 +117,9 @@ def test_a_run_that_stopped_says_when_and_how_to_go_on(
         raise error
 
     (tmp_path / "checkpoints" / "_actor" / "global_step4").mkdir(parents=True)
-    now.set_status(tmp_path, 5, "ppo_train")
+    activity.write_to(activity.log_file(tmp_path))
+    activity.set_status(5, "ppo_train")
+    activity.write_to(None)
     args = argparse.Namespace(
         sg=SimpleNamespace(run_dir=tmp_path), ckpt=SimpleNamespace(path=tmp_path / "checkpoints")
     )

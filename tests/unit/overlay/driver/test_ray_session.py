@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from ray.runtime_env.runtime_env import _merge_runtime_env
 
 from sg_rlhf.overlay.driver import ray_session
 from sg_rlhf.overlay.settings import worker_settings
+from sg_rlhf.overlay.settings.worker_settings import WorkerSettings
 
 ARGS = SimpleNamespace(
     sg=SimpleNamespace(
@@ -24,9 +26,10 @@ ARGS = SimpleNamespace(
         on_nonfinite="skip",
         trust_remote_code=[],
         batch_invariant=False,
+        run_dir=None,
     ),
     ds=SimpleNamespace(
-        tensor_parallel_size=1, deepcompile=False, packing_samples=False, param_dtype="bf16"
+        tensor_parallel_size=1, deepcompile=False, packing_samples=False, param_dtype="fp16"
     ),
 )
 
@@ -69,11 +72,23 @@ def test_the_engines_of_a_run_compile_no_sampler(
     assert name not in ray_session.worker_variables(ARGS, on_cpu=True)
 
 
-@pytest.mark.parametrize(("what", "expected"), [("skip", "1"), ("stop", "0")])
-def test_the_engines_know_what_a_reward_that_is_not_finite_does(what: str, expected: str) -> None:
+def test_a_worker_reads_the_settings_of_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert worker_settings.current() == WorkerSettings()
     args = copy.deepcopy(ARGS)
-    args.sg.on_nonfinite = what
-    assert ray_session.worker_variables(args, True)[worker_settings.SKIP_NONFINITE] == expected
+    args.sg.run_dir = str(tmp_path)
+    args.sg.trust_remote_code = ["org/model"]
+    for name, value in ray_session.worker_variables(args, True).items():
+        monkeypatch.setenv(name, value)
+    assert worker_settings.current() == WorkerSettings(
+        engine_log_probs=True,
+        skip_nonfinite=True,
+        param_dtype="fp16",
+        trusted_models=("org/model",),
+        activity_log=str(tmp_path / "logs" / "phases.jsonl"),
+    )
+    assert worker_settings.current().engine_dtype == "float16"
 
 
 def test_batch_invariant_kernels_are_asked_for_by_a_variable() -> None:

@@ -240,10 +240,11 @@ def test_the_engine_hands_on_a_number_and_nothing_else(
         "reward": value, "scores": value, "label": "A", "prompt": "p",
         "observation_tokens": [72, 105],
     }  # fmt: skip
-    monkeypatch.delenv(worker_settings.SKIP_NONFINITE, raising=False)
+    monkeypatch.delenv(worker_settings.VARIABLE, raising=False)
     with pytest.raises(RewardError, match="the reward function failed"):
         Engine()._check_reward(output, Letters())
-    monkeypatch.setenv(worker_settings.SKIP_NONFINITE, "1")
+    settings = worker_settings.WorkerSettings(skip_nonfinite=True)
+    monkeypatch.setenv(worker_settings.VARIABLE, settings.to_json())
     if value is None:  # skipping is for numbers
         with pytest.raises(RewardError, match="the reward function failed"):
             Engine()._check_reward(output, Letters())

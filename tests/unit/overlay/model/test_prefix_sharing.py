@@ -69,7 +69,8 @@ def test_log_probs_entropies_and_gradients(
     assert actor.packing_samples
     batch = batch_of(**more)
     apart = results(actor, type(actor).forward, batch, 0.1)
-    monkeypatch.setenv(worker_settings.SHARE_PROMPTS, "1")
+    settings = worker_settings.WorkerSettings(share_prompts=True)
+    monkeypatch.setenv(worker_settings.VARIABLE, settings.to_json())
     together = results(actor, type(actor).forward, batch, 0.1)
     (row,) = row_counts
     tokens = sum(len(PROMPTS[p]) for p in {p for p, _ in SAMPLES}) + sum(n for _, n in SAMPLES)

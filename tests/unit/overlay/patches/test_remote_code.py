@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from sg_rlhf.overlay.settings import worker_settings
+from sg_rlhf.overlay.settings.worker_settings import WorkerSettings
+
 ROOT = Path(__file__).parents[4]
 MODEL = ROOT / "sg_rlhf" / "tiny" / "kk_tiny"
 #: Loads what upstream loads in its workers, with the overlay or without, and says what came of it.
@@ -47,13 +50,13 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def load(model: Path, how: str, tmp_path: Path, trusted: str = "[]") -> str:
+def load(model: Path, how: str, tmp_path: Path, trusted: tuple[str, ...] = ()) -> str:
     run = subprocess.run(
         [sys.executable, "-c", LOADS, str(model), how],
         env={
             "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "SG_PLATFORM": "cpu",
             "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "HOME": str(tmp_path),
-            "SG_TRUST_REMOTE_CODE": trusted,
+            worker_settings.VARIABLE: WorkerSettings(trusted_models=trusted).to_json(),
         },
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
@@ -65,7 +68,7 @@ def test_a_models_code_runs_only_if_it_is_asked_for_by_name(model: Path, tmp_pat
     said = load(model, "overlay", tmp_path)
     assert said.startswith(f"ModelCodeError {model}: the model brings code of its own (own.py)")
     assert not mark.exists()
-    load(model, "overlay", tmp_path, trusted=json.dumps([str(model)]))
+    load(model, "overlay", tmp_path, trusted=(str(model),))
     assert mark.exists()  # so the mark is one
 
 
@@ -78,11 +81,11 @@ def test_code_of_another_repository_is_asked_for_beside_the_model(
     config = json.loads((model / "config.json").read_text())
     config["auto_map"] = {"AutoConfig": f"{other}--own.OwnConfig"}
     (model / "config.json").write_text(json.dumps(config))
-    said = load(model, "overlay", tmp_path, trusted=json.dumps([str(model)]))
+    said = load(model, "overlay", tmp_path, trusted=(str(model),))
     assert said.startswith(f"ModelCodeError {other}: the model brings code of its own (own.py)")
     assert said.endswith(f"sg.trust_remote_code=[{model},{other}]")
     assert not (tmp_path / "mark").exists()
-    load(model, "overlay", tmp_path, trusted=json.dumps([str(model), str(other)]))
+    load(model, "overlay", tmp_path, trusted=(str(model), str(other)))
     assert (tmp_path / "mark").exists()
 
 

@@ -29,7 +29,7 @@ class Screen(io.StringIO):
 def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., progress.Progress]:
     """A progress over a fresh run directory, and phases of this process in its file."""
     monkeypatch.setattr(progress, "POLL_SECONDS", 0.02)
-    monkeypatch.delenv(activity.VARIABLE, raising=False)
+    monkeypatch.setattr(activity, "_log", activity.log_file(tmp_path))
     return lambda terminal: progress.Progress(tmp_path, terminal)
 
 
@@ -57,7 +57,6 @@ def test_each_phase_is_a_line_once_and_without_a_terminal_repeated(
     said = terminal.getvalue()
     assert said.count("starting Ray ...") == said.count("syncing weights ...") == 1
     assert all(re.match(r"\[ {,4}\d+s\] ", line) for line in said.splitlines())
-    assert activity.VARIABLE not in os.environ
 
 
 def test_a_terminal_has_one_live_line_with_all_that_is_waited_for(
@@ -69,8 +68,8 @@ def test_a_terminal_has_one_live_line_with_all_that_is_waited_for(
         with activity.phase(activity.TRAINER, "loading the model"):
             # A worker is busy, which says more than that the workers start.
             wait_for(terminal, "] trainer: loading the model (0 s)")
-            with activity.nested("building fused_adam"):
-                wait_for(terminal, "] trainer: building fused_adam (0 s)")
+            with activity.phase(activity.TRAINER, "reading checkpoint global_step2"):
+                wait_for(terminal, "] trainer: reading checkpoint global_step2 (0 s)")
         (tmp_path / progress.PLAN).write_text(json.dumps({"rollouts": 3, "remarks": []}))
         wait_for(terminal, "rollouts:   0%")
         with activity.phase(activity.CONTROLLER, "evaluating"):
@@ -146,10 +145,12 @@ def test_what_was_skipped_is_a_line(tmp_path: Path) -> None:
 
 
 def test_other_processes_write_into_the_same_file_and_ranks_are_one(
-    busy: Callable[..., progress.Progress],
+    busy: Callable[..., progress.Progress], tmp_path: Path
 ) -> None:
     script = (
+        "from pathlib import Path\n"
         "from sg_rlhf.overlay.reporting import activity as a\n"
+        f"a.write_to(a.log_file(Path({str(tmp_path)!r})))\n"
         "with a.phase(a.ENGINE, 'loading'): input()\n"
     )
     terminal = Screen()
@@ -188,10 +189,26 @@ def test_what_a_worker_says_is_a_line_and_the_same_of_another_is_not(
 def test_without_a_run_directory_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(activity.VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
-    with activity.phase(activity.DRIVER, "starting Ray"), activity.nested("more"):
+    with activity.phase(activity.DRIVER, "starting Ray"):
         activity.show_progress(1, 1)
-    with activity.nested("nobody is busy"):
-        pass
+        activity.set_status(1, "generation")
     assert not list(tmp_path.iterdir())
+    assert activity.last_status(tmp_path) == ""
+
+
+def test_the_last_part_of_a_rollout_is_known_to_whoever_reads_the_directory(
+    busy: Callable[..., progress.Progress], tmp_path: Path
+) -> None:
+    terminal = io.StringIO()
+    with busy(terminal) as shown:
+        activity.set_status(3, "generation")
+        activity.set_status(4, "ppo_train")
+        with activity.phase(activity.CONTROLLER, "syncing weights"):
+            wait_for(terminal, "controller: syncing weights ...")
+        with activity.log_file(tmp_path).open("a") as log:
+            log.write('{"who": "controller", "rollout": 5, "doi')
+    assert activity.last_status(tmp_path) == " while updating (rollout 4)"
+    assert shown.waiting_for() == "" and "updating" not in terminal.getvalue()
+    activity.clear(tmp_path)
+    assert activity.last_status(tmp_path) == ""
