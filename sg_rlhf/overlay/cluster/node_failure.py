@@ -1,7 +1,7 @@
-"""What a cluster says of a failure: which machine is gone, or which process.
+"""Finds the node or the process whose loss ended a run.
 
-Whoever waits for an actor hears at once that the connection to it is gone, and so do ranks that
-wait for each other. Only some seconds later the cluster knows that a whole machine is.
+A caller sees at once that the connection to an actor is lost, and so do the other ranks. The
+cluster itself knows some seconds later whether a whole node is gone.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from sg_rlhf.overlay.cluster import locations
 from sg_rlhf.overlay.reporting import error_report
 from sg_rlhf.overlay.reporting.errors import cause_chain
 
-#: How long a cluster may take to notice. Ray asks each machine every 3 s, and gives up after five
-#: answers that did not come.
+#: Seconds that a cluster may take to notice. Ray asks each node every 3 s and gives up after five
+#: missing answers.
 NOTICE_SECONDS = 30.0
-#: How gloo and NCCL say that another rank is gone.
+#: Texts of gloo and NCCL when another rank is lost.
 _DISCONNECT_MARKERS = (
     "Connection closed by peer",
     "Connection reset",
@@ -30,11 +30,11 @@ _DISCONNECT_MARKERS = (
 
 
 def diagnose(error: BaseException, run_dir: Path | None, seconds: float = NOTICE_SECONDS) -> str:
-    """Who is lost, in one line; "" where an error is about something else.
+    """One line that names the lost node or process; "" if the error has another cause.
 
     Args:
-        error: that ended the run, whose cluster is still connected.
-        run_dir: whose ``environment.json`` has who was where.
+        error: the error that ended the run. The cluster must still be connected.
+        run_dir: its ``environment.json`` has the location of each process.
         seconds: how long the cluster may take to notice.
     """
     errors = list(cause_chain(error))
@@ -45,22 +45,22 @@ def diagnose(error: BaseException, run_dir: Path | None, seconds: float = NOTICE
         return ""
     if actor is None and not any(text in str(e) for e in errors for text in _DISCONNECT_MARKERS):
         return ""
-    machines = _machines(run_dir)
+    nodes = _nodes_of_run(run_dir)
     deadline = time.monotonic() + seconds
     while True:
-        dead = {n["NodeManagerAddress"] for n in ray.nodes() if not n["Alive"]} & {*machines}
+        dead = {n["NodeManagerAddress"] for n in ray.nodes() if not n["Alive"]} & {*nodes}
         if dead:
-            return _gone(sorted(dead), machines)
+            return _lost_nodes(sorted(dead), nodes)
         row = ray._private.state.actors(actor.actor_id) if actor is not None else {}
         if row and row["State"] != "ALIVE":
-            return _died(row, "died (killed, or crashed)")
+            return _lost_process(row, "died (killed, or crashed)")
         if time.monotonic() >= deadline:
-            return _died(row, "does not answer") if row else ""
+            return _lost_process(row, "does not answer") if row else ""
         time.sleep(0.5)
 
 
-def _machines(run_dir: Path | None) -> dict[str, Any]:
-    """Address of each machine of the run -> who is there."""
+def _nodes_of_run(run_dir: Path | None) -> dict[str, Any]:
+    """Address -> processes of each node of the run, or its host name alone if none were saved."""
     try:
         row = json.loads((run_dir / locations.FILE).read_text()) if run_dir else {}
     except (OSError, ValueError):
@@ -70,11 +70,11 @@ def _machines(run_dir: Path | None) -> dict[str, Any]:
     }
 
 
-def _gone(dead: list[str], machines: dict[str, Any]) -> str:
-    said = locations.format_lines({address: machines[address] for address in dead})
-    return f"machine{'s' if len(said) > 1 else ''} gone: {', and '.join(said)}"
+def _lost_nodes(dead: list[str], nodes: dict[str, Any]) -> str:
+    lines = locations.format_lines({address: nodes[address] for address in dead})
+    return f"machine{'s' if len(lines) > 1 else ''} gone: {', and '.join(lines)}"
 
 
-def _died(row: dict[str, Any], how: str) -> str:
-    where = f"process {row['Pid']} on {row['Address']['IPAddress']}"
-    return f"{error_report.role_name(row['ActorClassName'])} ({where}) {how}"
+def _lost_process(row: dict[str, Any], how: str) -> str:
+    process = f"process {row['Pid']} on {row['Address']['IPAddress']}"
+    return f"{error_report.role_name(row['ActorClassName'])} ({process}) {how}"

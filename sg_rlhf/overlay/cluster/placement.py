@@ -1,14 +1,14 @@
-"""The places of a run on a shared cluster: asked for at once, waited for in words, handed out.
+"""Reserves the GPUs and CPUs of a run on a shared cluster, and starts its actors there.
 
-Upstream asks for a placement group after the other and waits for each without end and without a
-word; a model with one accelerator on each machine it asks for in no group at all. On a cluster that
-a run joins, all of them are asked for first: an autoscaler sees the whole need, whoever waits reads
-what is missing, and from then on nobody else can take a part of it. Upstream is handed the groups
-as it asks for them.
+Upstream creates one placement group after the other and waits for each without limit and without a
+message. A model with one GPU per node gets no group at all. On a joined cluster, :func:`reserve`
+creates all groups first: an autoscaler sees the whole demand, the user reads what is missing, and
+no other job can take a part. Upstream then gets these groups from :func:`placement_group`.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 import time
 from collections import Counter
@@ -19,35 +19,36 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 from ray.util.placement_group import placement_group as create
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from sg_rlhf.config.topology import Group
 from sg_rlhf.config.topology import groups as groups_of
 from sg_rlhf.overlay.reporting.errors import RunStopped
 
-#: What each process of a model, and each worker of an engine, asks for.
-PLACE = {"GPU": 1.0, "CPU": 1.0}
-#: What upstream's controller asks for; its place is behind those of the first group.
-CONTROLLER = {"CPU": 1.0}
-#: Between two lines of a run that waits.
-EVERY_SECONDS = 60.0
-#: Before the first: Ray needs a moment for what is free, too.
-PATIENCE_SECONDS = 3.0
-#: Between two looks.
-LOOK_SECONDS = 0.5
+#: The resources of one process of a model, or of one worker of an engine.
+BUNDLE = {"GPU": 1.0, "CPU": 1.0}
+#: The resources of the controller. Its bundle is the last one of the first group.
+CONTROLLER_BUNDLE = {"CPU": 1.0}
+#: Seconds between two messages of a run that waits.
+MESSAGE_SECONDS = 60.0
+#: Seconds before the first message. Ray needs a moment to give free resources, too.
+FIRST_MESSAGE_SECONDS = 3.0
+#: Seconds between two looks at the groups.
+POLL_SECONDS = 0.5
 
 
 class NotEnoughMachines(RunStopped):
-    """The cluster did not have the places in time."""
+    """The cluster did not have the resources in time."""
 
 
 @dataclass(frozen=True)
-class Machine:
-    """A machine of the cluster.
+class Node:
+    """A node of the cluster.
 
     Attributes:
-        address: of its network.
-        total: what it has, by Ray's names.
-        free: what of it nobody has now.
+        address: in the network of the cluster.
+        total: its resources, by Ray's names.
+        free: its resources that nobody uses now.
     """
 
     address: str
@@ -56,45 +57,45 @@ class Machine:
 
 
 def groups(args: Any) -> list[Group]:
-    """The placement groups of a run, in the order in which upstream's ``train`` asks for them."""
+    """The placement groups of a run, in the order in which upstream's ``train`` creates them."""
     return groups_of(lambda key: operator.attrgetter(key)(args))
 
 
-def bundles_of(number: int, wanted: Sequence[Group]) -> list[dict[str, float]]:
-    """What the group of that number asks for; the first has the controller's place as well."""
-    return [dict(PLACE)] * wanted[number].size + [dict(CONTROLLER)] * (number == 0)
+def bundles(index: int, wanted: Sequence[Group]) -> list[dict[str, float]]:
+    """The bundles of group ``index``. The first group also has the controller's bundle."""
+    return [dict(BUNDLE)] * wanted[index].size + [dict(CONTROLLER_BUNDLE)] * (index == 0)
 
 
 # -- waiting -----------------------------------------------------------------------------------
 
 
 class Reservation:
-    """The groups of a run, which it has from now on.
+    """The placement groups that a run has reserved.
 
     Args:
-        made: the placement groups, in upstream's order.
-        wanted: what they are for.
+        groups: in upstream's order.
+        wanted: the use of each group.
     """
 
-    def __init__(self, made: Sequence[PlacementGroup], wanted: Sequence[Group]) -> None:
-        self._left = list(zip(made, wanted, strict=True))
-        self.made = list(made)
+    def __init__(self, groups: Sequence[PlacementGroup], wanted: Sequence[Group]) -> None:
+        self._remaining = list(zip(groups, wanted, strict=True))
+        self.groups = list(groups)
 
     def nodes(self) -> list[str]:
-        """Ray's ids of the machines that the places are on."""
-        found: dict[str, None] = {}
-        for one in self.made:
-            found |= dict.fromkeys(placement_group_table(one)["bundles_to_node_id"].values())
-        return list(found)
+        """Ray's ids of the nodes with a bundle of the run."""
+        ids: dict[str, None] = {}
+        for group in self.groups:
+            ids |= dict.fromkeys(placement_group_table(group)["bundles_to_node_id"].values())
+        return list(ids)
 
-    def take(self, size: int) -> PlacementGroup | None:
-        """The group that upstream asks for next; None if it is none of these."""
-        if not self._left or self._left[0][1].size != size:
+    def pop(self, size: int) -> PlacementGroup | None:
+        """The next group if it has this many bundles for upstream, else None."""
+        if not self._remaining or self._remaining[0][1].size != size:
             return None
-        return self._left.pop(0)[0]
+        return self._remaining.pop(0)[0]
 
 
-#: Of this process's run.
+#: The reservation of this process's run.
 _reserved: Reservation | None = None
 
 
@@ -103,48 +104,48 @@ def reserve(
     seconds: float,
     say: Callable[[str], None],
     hint: str = "",
-    every: float = EVERY_SECONDS,
+    every: float = MESSAGE_SECONDS,
 ) -> Reservation:
-    """Ask for all places, and wait for them.
+    """Create all placement groups of a run, and wait until the cluster has the resources.
 
     Args:
-        wanted: of :func:`groups`.
-        seconds: how long at most.
-        say: gets a line at once if there is something to wait for, and another every so often.
-        hint: what may be done, for the message.
-        every: seconds between two lines.
+        wanted: the result of :func:`groups`.
+        seconds: how long to wait at most.
+        say: gets a message while the run waits.
+        hint: what the user may do, for the error message.
+        every: seconds between two messages.
 
     Raises:
-        NotEnoughMachines: they are not there in time; the message says what is missing.
+        NotEnoughMachines: resources are still missing; the message says which.
     """
     global _reserved
-    asked = [bundles_of(number, wanted) for number in range(len(wanted))]
-    made = [create(bundles, strategy="PACK") for bundles in asked]
+    requested = [bundles(index, wanted) for index in range(len(wanted))]
+    created = [create(group, strategy="PACK") for group in requested]
     started = time.monotonic()
-    told = -every
+    last_message = -every
     try:
         while pending := [
-            places for one, places in zip(made, asked, strict=True) if not _is_ready(one)
+            group for group, made in zip(requested, created, strict=True) if not _is_ready(made)
         ]:
             waited = time.monotonic() - started
-            lacking = missing_resources([place for group in pending for place in group], machines())
+            missing = missing_resources([bundle for group in pending for bundle in group], nodes())
             if waited >= seconds:
                 raise NotEnoughMachines(
                     f"the cluster has no room for this run after {waited:.0f} s "
-                    f"(sg.cluster_wait={seconds:g}): {lacking}{hint and f': {hint}'}"
+                    f"(sg.cluster_wait={seconds:g}): {missing}{hint and f': {hint}'}"
                 )
-            if waited - told >= every and waited >= PATIENCE_SECONDS:
-                told = waited
+            if waited - last_message >= every and waited >= FIRST_MESSAGE_SECONDS:
+                last_message = waited
                 say(
                     f"waiting for the cluster, {waited:.0f} of at most {seconds:g} s "
-                    f"(sg.cluster_wait): {lacking}"
+                    f"(sg.cluster_wait): {missing}"
                 )
-            time.sleep(max(0.0, min(LOOK_SECONDS, seconds - waited)))
+            time.sleep(max(0.0, min(POLL_SECONDS, seconds - waited)))
     except BaseException:
-        for one in made:
-            remove_placement_group(one)
+        for group in created:
+            remove_placement_group(group)
         raise
-    _reserved = Reservation(made, wanted)
+    _reserved = Reservation(created, wanted)
     return _reserved
 
 
@@ -152,80 +153,119 @@ def _is_ready(group: PlacementGroup) -> bool:
     return bool(placement_group_table(group)["state"] == "CREATED")
 
 
-def placement_group(
-    bundles: list[dict[str, float]], strategy: str = "PACK", **more: Any
-) -> PlacementGroup:
-    """Of ``ray.util``, for upstream: the group that is reserved for this, else a new one."""
-    found = _reserved.take(len(bundles)) if _reserved is not None else None
-    return create(bundles, strategy=strategy, **more) if found is None else found
-
-
-def controller_bundle() -> tuple[PlacementGroup, int] | None:
-    """The group and the number of the controller's place; None where none is reserved."""
-    if _reserved is None:
-        return None
-    first = _reserved.made[0]
-    return first, first.bundle_count - 1
-
-
 def clear() -> None:
-    """The cluster is left, and with it the groups are gone."""
+    """Forget the reservation. Ray removes the groups when the driver disconnects."""
     global _reserved
     _reserved = None
 
 
-def machines() -> list[Machine]:
-    """Those of the cluster that are alive."""
+def nodes() -> list[Node]:
+    """The nodes of the cluster that are alive."""
     free = ray._private.state.available_resources_per_node()
     return [
-        Machine(node["NodeManagerAddress"], node["Resources"], free.get(node["NodeID"], {}))
+        Node(node["NodeManagerAddress"], node["Resources"], free.get(node["NodeID"], {}))
         for node in ray.nodes()
         if node["Alive"]
     ]
 
 
-# -- in words ----------------------------------------------------------------------------------
+# -- starting actors ---------------------------------------------------------------------------
 
 
-def missing_resources(places: Sequence[Mapping[str, float]], there: Sequence[Machine]) -> str:
-    """What of the places no machine has room for, and what there is, in one line."""
-    wanted = Counter(map(_amounts, places))
-    missing = Counter(map(_amounts, _unplaced(places, [machine.free for machine in there])))
-    nowhere = Counter(map(_amounts, _unplaced(places, [machine.total for machine in there])))
-    said = []
+def placement_group(
+    bundles: list[dict[str, float]], strategy: str = "PACK", **more: Any
+) -> PlacementGroup:
+    """Ray's ``placement_group`` for upstream: the next reserved group, else a new one."""
+    reserved = _reserved.pop(len(bundles)) if _reserved is not None else None
+    return create(bundles, strategy=strategy, **more) if reserved is None else reserved
+
+
+def always_in_a_group(original: Callable[..., None]) -> Callable[..., None]:
+    """Wrap ``RayActorGroup._initiate_actors``: its actors are always in a placement group.
+
+    Upstream creates one only if a node has several processes of the model.
+    """
+
+    @functools.wraps(original)
+    def _initiate_actors(self: Any, pg: Any, num_gpus_per_actor: float) -> None:
+        if pg is None:
+            size = self._num_nodes * self._num_gpus_per_node
+            pg = placement_group([dict(BUNDLE)] * size)
+        original(self, pg, num_gpus_per_actor)
+
+    return _initiate_actors
+
+
+def start_controller(actor_class: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Start the controller, in its reserved bundle if there is one.
+
+    Args:
+        actor_class: the controller's class, from ``ray.remote``.
+        args, kwargs: of its constructor.
+
+    Returns:
+        The handle of the actor.
+    """
+    if _reserved is None:
+        return actor_class.remote(*args, **kwargs)
+    first = _reserved.groups[0]
+    strategy = PlacementGroupSchedulingStrategy(
+        placement_group=first, placement_group_bundle_index=first.bundle_count - 1
+    )
+    return actor_class.options(scheduling_strategy=strategy).remote(*args, **kwargs)
+
+
+# -- messages ----------------------------------------------------------------------------------
+
+
+def missing_resources(requested: Sequence[Mapping[str, float]], available: Sequence[Node]) -> str:
+    """One line that says which bundles fit on no node, and which resources are free.
+
+    Args:
+        requested: bundles.
+        available: the nodes of the cluster.
+    """
+    wanted = Counter(map(_amounts, requested))
+    missing = Counter(map(_amounts, _unplaced(requested, [node.free for node in available])))
+    never = Counter(map(_amounts, _unplaced(requested, [node.total for node in available])))
+    sentences = []
     for amounts, count in missing.items():
-        taken = count - nowhere[amounts]
-        why = f", {taken} of them in use" if taken > 0 else ""
-        said.append(f"{count} of {wanted[amounts]} places of {amounts} missing{why}")
-    free = [f"{one.address} {_free(one)}" for one in there]
-    return f"{'; '.join(said) or 'all are free, and not given yet'} (free: {', '.join(free)})"
+        in_use = count - never[amounts]
+        why = f", {in_use} of them in use" if in_use > 0 else ""
+        sentences.append(f"{count} of {wanted[amounts]} places of {amounts} missing{why}")
+    free = [f"{node.address} {_free(node)}" for node in available]
+    return f"{'; '.join(sentences) or 'all are free, and not given yet'} (free: {', '.join(free)})"
 
 
 def _unplaced(
-    places: Sequence[Mapping[str, float]], room: Sequence[Mapping[str, float]]
+    requested: Sequence[Mapping[str, float]], resources: Sequence[Mapping[str, float]]
 ) -> list[Mapping[str, float]]:
-    """The places that fit nowhere, those with a GPU first, each where the fewest GPUs are."""
-    left = [dict(one) for one in room]
-    without = []
-    for place in sorted(places, key=lambda one: -one.get("GPU", 0.0)):
+    """The bundles that fit on no node.
+
+    Bundles with a GPU come first. Each takes the node with the fewest GPUs that fits.
+    """
+    remaining = [dict(node) for node in resources]
+    unplaced = []
+    for bundle in sorted(requested, key=lambda b: -b.get("GPU", 0.0)):
         fitting = [
-            one for one in left if all(one.get(n, 0.0) >= amount for n, amount in place.items())
+            node
+            for node in remaining
+            if all(node.get(name, 0.0) >= amount for name, amount in bundle.items())
         ]
         if not fitting:
-            without.append(place)
+            unplaced.append(bundle)
             continue
-        chosen = min(fitting, key=lambda one: one.get("GPU", 0.0))
-        for name, amount in place.items():
+        chosen = min(fitting, key=lambda node: node.get("GPU", 0.0))
+        for name, amount in bundle.items():
             chosen[name] -= amount
-    return without
+    return unplaced
 
 
-def _amounts(place: Mapping[str, float]) -> str:
-    return " and ".join(f"{amount:g} {name}" for name, amount in place.items())
+def _amounts(bundle: Mapping[str, float]) -> str:
+    return " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
 
 
-def _free(machine: Machine) -> str:
+def _free(node: Node) -> str:
     return " and ".join(
-        f"{machine.free.get(name, 0.0):g} of {machine.total.get(name, 0.0):g} {name}"
-        for name in PLACE
+        f"{node.free.get(name, 0.0):g} of {node.total.get(name, 0.0):g} {name}" for name in BUNDLE
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openrlhf.trainer.ppo_trainer as upstream
@@ -19,8 +21,7 @@ from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 from sg_rlhf.common.atomic_io import disk_full_context, write_whole
 from sg_rlhf.config import EvalSet
-from sg_rlhf.overlay.cluster import locations
-from sg_rlhf.overlay.cluster.actor_groups import PlacedController
+from sg_rlhf.overlay.cluster import locations, placement
 from sg_rlhf.overlay.controller import evaluation, wandb_resume
 from sg_rlhf.overlay.learner import nonfinite
 from sg_rlhf.overlay.reporting import activity, graceful_stop, terminal
@@ -619,4 +620,7 @@ def _spread(places: list[Any], wanted: int) -> list[Any]:
     return [places[k * len(places) // wanted] for k in range(wanted)]
 
 
-RemotePPOTrainer = PlacedController(ray.remote(SGPPOTrainer))
+#: Upstream starts the controller with ``PPOTrainer.remote(...)``.
+RemotePPOTrainer = SimpleNamespace(
+    remote=functools.partial(placement.start_controller, ray.remote(SGPPOTrainer))
+)

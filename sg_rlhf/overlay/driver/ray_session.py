@@ -1,4 +1,4 @@
-"""Starting or joining Ray, and leaving nothing behind."""
+"""Starts or joins a Ray cluster with the environment of the workers, and leaves it."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from sg_rlhf.overlay.settings.worker_settings import WorkerSettings
 from sg_rlhf.ray_session import cluster
 from sg_rlhf.sampling import vllm_settings
 
-#: Ray CPUs that upstream's controllers need beside one for each accelerator bundle.
+#: Ray CPUs for upstream's controllers, in addition to one per accelerator bundle.
 CONTROLLER_CPUS = 2
 
 
 def accelerators_needed(args: Any) -> int:
-    """GPUs (logical ones without CUDA) of all placement groups that upstream will ask for."""
+    """The number of GPUs in all placement groups of a run (logical GPUs without CUDA)."""
     return sum(group.size for group in placement.groups(args))
 
 
 def connect(args: Any, workers: fork_server.ForkServer | None = None) -> bool:
-    """Join the cluster named by ``RAY_ADDRESS`` (as ``ray job submit`` does) or start one here.
+    """Join the cluster at ``RAY_ADDRESS`` (``ray job submit`` sets it), or start a local one.
 
     Args:
         args: upstream's namespace with ``sg``.
-        workers: what the workers of a cluster started here are forked from.
+        workers: the fork server for the workers of a local cluster.
 
     Returns:
         Whether a local cluster was started, which :func:`shut_down` then ends.
 
     Raises:
-        ClusterError: no cluster is there, or the one started here has too few accelerators or CPUs.
+        ClusterError: there is no cluster, or the local one has too few accelerators or CPUs.
     """
     needed = accelerators_needed(args)
     on_cpu = platform.active()
@@ -78,28 +78,34 @@ def connect(args: Any, workers: fork_server.ForkServer | None = None) -> bool:
 
 
 def reserve_placement(args: Any) -> None:
-    """Wait until the cluster that was joined has room for the run, have it, and look at it.
+    """Reserve the resources of the run on a joined cluster, and check the nodes.
 
     Raises:
-        NotEnoughMachines: it has none in time.
-        ClusterError: its machines are not as this one.
+        NotEnoughMachines: resources are still missing after ``sg.cluster_wait`` seconds.
+        ClusterError: nodes have other packages than the driver, or do not see the run directory.
     """
     with activity.phase(activity.DRIVER, activity.PLACES):
-        places = placement.reserve(
+        reservation = placement.reserve(
             placement.groups(args),
             args.sg.cluster_wait,
             say=lambda text: activity.show_message(activity.DRIVER, text),
             hint=_what_to_start(accelerators_needed(args), platform.active()),
         )
     with activity.phase(activity.DRIVER, "comparing the machines' packages"):
-        node_check.check_nodes(places.nodes(), Path(args.sg.run_dir) if args.sg.run_dir else None)
+        node_check.check_nodes(
+            reservation.nodes(), Path(args.sg.run_dir) if args.sg.run_dir else None
+        )
 
 
 def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
-    """What every worker of this run finds in its environment.
+    """The environment variables of every worker of this run.
 
-    Ray refuses a variable that the runtime environment of the submitted job has as well, whatever
-    its value: such a one reaches the workers from there, and is left out here.
+    Variables of the submitted job's own runtime environment are left out. They reach the workers
+    anyway, and Ray refuses a variable that both have.
+
+    Args:
+        args: upstream's namespace with ``sg``, fitted to the platform.
+        on_cpu: whether the run is without CUDA.
     """
     variables = {
         "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true"),
@@ -112,7 +118,12 @@ def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
     # A worker without a GPU of its own must not take a GPU machine for a CPU machine.
     variables[platform.PLATFORM_VARIABLE] = "cpu" if on_cpu else "cuda"
     variables |= domain_settings.worker_variables(args.sg.domains)
-    variables |= platform.environment() if on_cpu else vllm_settings.cuda_variables()
+    if on_cpu:
+        variables |= platform.environment()
+    else:
+        variables |= vllm_settings.cuda_variables()
+        # DeepSpeed would refuse CUDA toolkits from 13.1 on: see settings.cuda_toolkit.
+        variables["DS_SKIP_CUDA_CHECK"] = os.environ.get("DS_SKIP_CUDA_CHECK", "1")
     if args.sg.batch_invariant:
         variables["VLLM_BATCH_INVARIANT"] = "1"
     job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR) or "{}")
@@ -122,11 +133,11 @@ def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
 
 def _check_resources(needed: int, on_cpu: bool) -> None:
     total = ray.cluster_resources()
-    for name, wanted in (("GPU", needed), ("CPU", needed + CONTROLLER_CPUS)):
-        if total.get(name, 0) < wanted:
+    for name, count in (("GPU", needed), ("CPU", needed + CONTROLLER_CPUS)):
+        if total.get(name, 0) < count:
             raise cluster.ClusterError(
                 f"the Ray cluster has {total.get(name, 0):g} {name}, "
-                f"but this run needs {wanted}: {_what_to_start(needed, on_cpu)}"
+                f"but this run needs {count}: {_what_to_start(needed, on_cpu)}"
             )
 
 
@@ -145,9 +156,13 @@ def shut_down(
     grace_seconds: float = 10.0,
     workers: fork_server.ForkServer | None = None,
 ) -> None:
-    """Disconnect; end a local cluster together with every process that this one started.
+    """Disconnect from Ray. End a local cluster and every process that this one started.
 
-    The workers' output of a local cluster is kept in ``logs/`` of the run directory.
+    Args:
+        local: whether :func:`connect` started a local cluster.
+        run_dir: its ``logs/`` folder gets the output of a local cluster's workers.
+        grace_seconds: time that processes have to end before they are killed.
+        workers: the fork server, which is ended too.
     """
     children = psutil.Process().children(recursive=True) if local else []
     if local and run_dir and ray.is_initialized():

@@ -1,5 +1,5 @@
-"""Replaced names of upstream packages, with a reason each (``table``).
+"""The table of replaced names in other packages (``table``), and the pinned version (``version``).
 
-Applied at import in every process of a run through Ray's worker setup hook. The other modules are
-the replacements that belong to no part of the trainer. No other file assigns to a foreign name.
+The table is applied at import in every process of a run, through Ray's worker setup hook. The other
+modules are replacements that belong to no part of the trainer.
 """

@@ -1,9 +1,8 @@
-"""Every name of another package that the overlay replaces, in one table, with the reason.
+"""The table of all names in other packages that the overlay replaces, with the reasons.
 
-Nothing else in the overlay assigns to a name of upstream, torch, DeepSpeed or transformers. A row
-takes effect at the import of its module, in the driver and, through Ray's
-``worker_process_setup_hook``, in every worker, on one node or many, as long as ``sg_rlhf`` is
-installed on each. A process that never imports the module does not pay for the row.
+No other module of the overlay assigns to a name of upstream, torch, DeepSpeed or transformers. A
+row takes effect when its module is imported: in the driver, and in every worker on every node
+through Ray's ``worker_process_setup_hook``. A process that never imports the module pays nothing.
 A name that the module no longer has is an error when the row is applied.
 """
 
@@ -44,12 +43,12 @@ class Patch(NamedTuple):
     """One replaced name.
 
     Attributes:
-        module: whose name it is; the row takes effect when this module has been imported.
-        name: dotted inside the module; ``REGISTRY[key]`` is an entry of a mapping.
-        replacement: ``module:name`` of ours.
-        why: what the original does not do.
-        when: asked once the module is imported; False leaves the original.
-        wraps: ``replacement`` is a function that makes the new object of the original one.
+        module: the module of the name. The row takes effect after its import.
+        name: dotted name in the module; ``REGISTRY[key]`` is an entry of a mapping.
+        replacement: our object, as ``module:name``.
+        why: the reason, mostly a fault of the original.
+        when: called after the import; False keeps the original.
+        wraps: ``replacement`` is a function from the original object to the new one.
     """
 
     module: str
@@ -60,12 +59,12 @@ class Patch(NamedTuple):
     wraps: bool = False
 
     def owner(self) -> tuple[Any, str]:
-        """The object whose attribute or entry ``name`` is, and the last part of ``name``."""
+        """The object that holds ``name`` as attribute or entry, and the last part of ``name``."""
         *parents, last = re.findall(r"\w+", self.name)
         return functools.reduce(getattr, parents, sys.modules[self.module]), last
 
     def current(self) -> Any:
-        """What the name stands for now; None for an entry that is not there."""
+        """The current value of the name; None for a missing entry of a mapping."""
         owner, last = self.owner()
         return owner.get(last) if self.name.endswith("]") else getattr(owner, last)
 
@@ -74,7 +73,7 @@ _OURS = "sg_rlhf.overlay"
 _CPU = f"{_OURS}.cpu.platform"
 
 PATCHES = (
-    # The classes that upstream starts as Ray actors, by subclasses of them.
+    # Classes that upstream starts as Ray actors. Ours are subclasses.
     Patch("openrlhf.cli.train_ppo_ray", "PolicyModelActor",
           f"{_OURS}.learner.policy_actor:RemotePolicyModelActor",
           "can be asked for the log-probs of fixed texts, which check each weight sync"),
@@ -89,17 +88,17 @@ PATCHES = (
           "two controllers with other logs and no bound; ours samples ahead (async_buffer)"),
     Patch("openrlhf.trainer.ray.launcher", "BaseDistributedActor._get_free_port",
           f"{_OURS}.patches.free_port:free_port",
-          "a port of the kernel's own range is often somebody else's when it is opened"),
-    # Where those are placed.
-    Patch("openrlhf.cli.train_ppo_ray", "RayActorGroup",
-          f"{_OURS}.cluster.actor_groups:PlacedActorGroup",
-          "a model of one process on each machine waits for a place outside of any group"),
+          "another program often takes a port of the kernel's range before it is opened"),
+    # Placement of these actors.
+    Patch("openrlhf.cli.train_ppo_ray", "RayActorGroup._initiate_actors",
+          f"{_OURS}.cluster.placement:always_in_a_group",
+          "a model with one process per node gets no placement group", wraps=True),
     Patch("openrlhf.cli.train_ppo_ray", "placement_group",
           f"{_OURS}.cluster.placement:placement_group",
-          "groups asked for one after the other, each waited for without end or word"),
+          "creates one group after the other, and waits without limit and without a message"),
     Patch("openrlhf.trainer.ray.vllm_engine", "placement_group",
-          f"{_OURS}.cluster.placement:placement_group", "the same of the engines"),
-    # What those look up by name in their own modules.
+          f"{_OURS}.cluster.placement:placement_group", "the same for the engines"),
+    # Names that these classes look up in their modules.
     Patch("openrlhf.trainer.ray.ppo_actor", "ActorPPOTrainer",
           f"{_OURS}.learner.policy_actor:SGActorPPOTrainer",
           "losses by name, a row per optimizer step, no bad step, old log-probs without a pass"),
@@ -143,7 +142,7 @@ PATCHES = (
           when=_fused_log_probs, wraps=True),
     Patch("transformers.dynamic_module_utils", "get_cached_module_file",
           f"{_OURS}.patches.remote_code:trust_named_repos_only",
-          "upstream trusts the code of any model that it is given", wraps=True),
+          "upstream runs the code of every model", wraps=True),
     Patch("openrlhf.utils.deepspeed.deepspeed", "get_train_ds_config",
           f"{_OURS}.model.adam:with_torch_adam",
           "DeepSpeed compiles an Adam of its own; on a CPU it rounds a resumed step differently",
@@ -159,29 +158,24 @@ PATCHES = (
     Patch("openrlhf.utils.deepspeed.deepspeed", "DeepspeedStrategy.save_model",
           f"{_OURS}.checkpoints.store:atomic_save_model",
           "writes under the final name, where a kill leaves half a model", wraps=True),
-    # Without flash-attn, which would have to be compiled.
+    # Without flash-attn, which must be compiled.
     Patch("transformers.modeling_utils", f"ALL_ATTENTION_FUNCTIONS[{packed_attention.VARLEN}]",
           f"{_OURS}.model.packed_attention:attention",
-          "attention of packed samples with torch's own kernel"),
+          "attention over packed samples by torch's kernel"),
     Patch("openrlhf.models.actor", "log_probs_from_logits",
           "sg_rlhf.algo.log_probs.fused_log_probs:log_probs_from_logits",
-          "without flash-attn upstream's makes all logits' gradient for every 1,024 rows",
+          "without flash-attn upstream's allocates the gradient of all logits per 1,024 rows",
           when=flash_attn_shim.absent),
-    # With it.
+    # With flash-attn.
     Patch("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS[flash_attention_2]",
           f"{_OURS}.model.packed_attention:with_cu_seqlens",
           "looks for the packed samples in every layer, waiting for the GPU three times",
           when=flash_attn_shim.installed, wraps=True),
-    # On CUDA.
-    Patch("deepspeed.ops.op_builder.builder", "assert_no_cuda_mismatch",
-          f"{_OURS}.settings.cuda_toolkit:within_a_major_version",
-          "refuses toolkits from 13.1 on, as its table of minor versions ends at 12",
-          when=platform.on_cuda, wraps=True),
     # Without CUDA.
     Patch("torch.cuda", "current_device", f"{_CPU}:current_device",
-          "upstream asks for the CUDA device and puts tensors on it", when=platform.active),
+          "upstream puts tensors on the CUDA device", when=platform.active),
     Patch("torch.cuda", "current_stream", f"{_CPU}:current_stream",
-          "upstream hands the stream to the weight sync's broadcast", when=platform.active),
+          "upstream passes the stream to the broadcast of the weight sync", when=platform.active),
     Patch("torch.cuda", "set_device", f"{_CPU}:set_device",
           "upstream calls it in every worker", when=platform.active),
     Patch("torch.cuda", "empty_cache", f"{_CPU}:empty_cache",
@@ -189,35 +183,35 @@ PATCHES = (
     Patch("torch.cuda", "synchronize", f"{_CPU}:synchronize",
           "upstream calls it at its barriers", when=platform.active),
     Patch("torch.distributed.device_mesh", "init_device_mesh", f"{_CPU}:mesh_on_cpu",
-          "upstream asks for a mesh of cuda devices by name", when=platform.active, wraps=True),
+          "upstream requests a mesh of cuda devices", when=platform.active, wraps=True),
     Patch("openrlhf.trainer.ray.ppo_actor", "stateless_init_process_group",
           f"{_OURS}.cpu.gloo:stateless_init_process_group",
-          "upstream's weight sync is NCCL's", when=platform.active),
+          "upstream's weight sync needs NCCL", when=platform.active),
     Patch("openrlhf.utils.utils", "convert_to_torch_dtype", f"{_CPU}:dtype_with_fp32",
-          "knows bf16 and fp16 alone", when=platform.active, wraps=True),
+          "accepts bf16 and fp16 only", when=platform.active, wraps=True),
     Patch("deepspeed.accelerator.cpu_accelerator", "CPU_Accelerator.is_fp16_supported",
           f"{_CPU}:fp16_supported",
-          "asks for units of fp16, without which torch has it as well", when=platform.active),
+          "requires fp16 units, but torch computes in fp16 without them", when=platform.active),
     Patch("deepspeed.comm.torch", "build_shm_op", f"{_CPU}:skip_shm_build",
-          "compiles for 20 seconds what only tensor-parallel layers call", when=platform.active),
+          "compiles for 20 seconds an operator of tensor-parallel layers", when=platform.active),
     Patch("vllm.model_executor.models.registry", "_run_in_subprocess", f"{_CPU}:run_in_process",
-          "imports vLLM a second time, to leave CUDA untouched", when=platform.active),
+          "imports vLLM a second time to leave CUDA uninitialised", when=platform.active),
     Patch("deepspeed.runtime.zero.partition_parameters", "zero3_linear_wrap",
           f"{_CPU}:multiply_in_float32",
-          "bf16 products without bf16 units are 29 times slower than converting",
+          "bf16 products on a CPU without bf16 units are 29 times slower",
           when=platform.emulates_bf16, wraps=True),
     Patch("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS[sdpa]",
           f"{_CPU}:attend_in_float32",
-          "the same of attention", when=platform.emulates_bf16, wraps=True),
+          "the same for attention", when=platform.emulates_bf16, wraps=True),
 )  # fmt: skip
 
-#: Modules to patch whose code has run to its end, and the rows that have been applied.
+#: Modules of the table that are imported, and the rows that have been applied.
 _imported: set[str] = set()
 _applied: set[Patch] = set()
 
 
 def install() -> None:
-    """The overlay in this process; Ray runs it first in every worker."""
+    """Install the overlay in this process. Ray calls this first in every worker."""
     platform.install()
     flash_attn_shim.install()
     if platform.on_cuda():
@@ -228,7 +222,7 @@ def install() -> None:
 
 
 def apply_at_import(patches: Iterable[Patch]) -> None:
-    """Have the rows take effect once their modules are imported, or now if they are."""
+    """Apply the rows when their modules are imported, or now if they already are."""
     for patch in patches:
         ours = patch.replacement.partition(":")[0]
         wrapt.register_post_import_hook(functools.partial(_on_upstream, patch), patch.module)
@@ -236,19 +230,22 @@ def apply_at_import(patches: Iterable[Patch]) -> None:
 
 
 def install_driver() -> Any:
-    """:func:`install` in the driver; returns upstream's training module."""
+    """Call :func:`install`, and return upstream's training module."""
     install()
     return importlib.import_module("openrlhf.cli.train_ppo_ray")
 
 
 def _on_upstream(patch: Patch, _module: Any) -> None:
-    """The module to patch is there. So is ours, or it is imported now; unless it is the one that
-    is importing upstream's: then :func:`_on_ours` follows at its end."""
+    """Apply a row after the import of its module.
+
+    This imports our module, too. If our module is the one that imports upstream's, its replacement
+    does not exist yet, and :func:`_on_ours` applies the row.
+    """
     _imported.add(patch.module)
     ours, _, name = patch.replacement.partition(":")
-    # Imported first: its own import may already have applied the row.
-    there = patch.when() and hasattr(importlib.import_module(ours), name)
-    if there and patch not in _applied:
+    # Check _applied after the import, which may have applied the row.
+    exists = patch.when() and hasattr(importlib.import_module(ours), name)
+    if exists and patch not in _applied:
         _apply(patch)
 
 

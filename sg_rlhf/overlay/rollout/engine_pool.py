@@ -191,7 +191,7 @@ def _has_placement(engine: EngineInstance) -> bool:
 
 def _no_capacity_message(number: int, engine: EngineInstance) -> str:
     address = next((n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == engine.node), "")
-    lacking = placement.missing_resources([placement.PLACE], placement.machines())
+    lacking = placement.missing_resources([placement.BUNDLE], placement.nodes())
     return (
         f"rollout engine {number} is lost with its machine {address}, and no other has a place for "
         f"it: {lacking}"

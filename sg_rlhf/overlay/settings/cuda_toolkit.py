@@ -1,14 +1,14 @@
 """The CUDA toolkit, for what still compiles with one: DeepSpeed's DeepCompile, FlashInfer.
 
 DeepSpeed builds such an operator for a toolkit of torch's very version, or of another minor one
-that its table lists. The table ends at CUDA 12, and torch is built for 13.0, so that 13.1 and later
-are refused; but CUDA is compatible within a major version, which is what the table stands for.
+that its table lists. The table ends at CUDA 12, and torch is built for 13.0, so DeepSpeed would
+refuse 13.1 and later. CUDA is compatible within a major version, so the driver turns that check off
+(``DS_SKIP_CUDA_CHECK=1``) and checks the major version here.
 Its Adam needs no toolkit (:mod:`sg_rlhf.overlay.model.adam`).
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import subprocess
@@ -83,20 +83,3 @@ def problem(
 def same_major(toolkit: tuple[int, int], torch_cuda: str) -> bool:
     """Whether code compiled by the toolkit runs with the libraries that torch brings."""
     return toolkit[0] == int(torch_cuda.split(".")[0])
-
-
-def within_a_major_version(original: Callable[..., bool]) -> Callable[..., bool]:
-    """DeepSpeed's ``assert_no_cuda_mismatch`` that accepts any minor version of torch's major."""
-
-    @functools.wraps(original)
-    def check(name: str = "") -> bool:
-        import torch
-        from deepspeed.ops.op_builder import builder
-
-        if torch.version.cuda and same_major(
-            builder.installed_cuda_version(name), torch.version.cuda
-        ):
-            return True
-        return original(name)
-
-    return check

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from sg_rlhf.config.topology import Group
-from sg_rlhf.overlay.cluster.placement import Machine, bundles_of, groups, missing_resources
+from sg_rlhf.overlay.cluster.placement import Node, bundles, groups, missing_resources
 
 
 def run(
@@ -69,19 +69,19 @@ def test_groups_are_upstreams_in_its_order(
 def test_the_controller_has_a_place_behind_the_first_groups() -> None:
     wanted = [Group("policy", 2), Group("engines", 1)]
     place = {"GPU": 1.0, "CPU": 1.0}
-    assert bundles_of(0, wanted) == [place, place, {"CPU": 1.0}]
-    assert bundles_of(1, wanted) == [place]
+    assert bundles(0, wanted) == [place, place, {"CPU": 1.0}]
+    assert bundles(1, wanted) == [place]
 
 
-def machine(number: int, gpus: float, cpus: float, free_gpus: float, free_cpus: float) -> Machine:
-    return Machine(
+def node(number: int, gpus: float, cpus: float, free_gpus: float, free_cpus: float) -> Node:
+    return Node(
         f"10.0.0.{number}", {"GPU": gpus, "CPU": cpus}, {"GPU": free_gpus, "CPU": free_cpus}
     )
 
 
 def test_what_is_missing() -> None:
-    places = bundles_of(0, [Group("policy", 4)])
-    there = [machine(1, 2, 4, 2, 4), machine(2, 1, 2, 0, 1), Machine("10.0.0.3", {"CPU": 1.0}, {})]
+    places = bundles(0, [Group("policy", 4)])
+    there = [node(1, 2, 4, 2, 4), node(2, 1, 2, 0, 1), Node("10.0.0.3", {"CPU": 1.0}, {})]
     assert missing_resources(places, there) == (
         "2 of 4 places of 1 GPU and 1 CPU missing, 1 of them in use (free: 10.0.0.1 "
         "2 of 2 GPU and 4 of 4 CPU, 10.0.0.2 0 of 1 GPU and 1 of 2 CPU, 10.0.0.3 0 of 0 GPU and "
@@ -90,14 +90,14 @@ def test_what_is_missing() -> None:
 
 
 def test_the_controller_goes_where_no_gpu_is_waiting_for_a_cpu() -> None:
-    places = bundles_of(0, [Group("policy", 2)])
-    there = [machine(1, 2, 2, 2, 2), Machine("10.0.0.2", {"CPU": 1.0}, {"CPU": 1.0})]
+    places = bundles(0, [Group("policy", 2)])
+    there = [node(1, 2, 2, 2, 2), Node("10.0.0.2", {"CPU": 1.0}, {"CPU": 1.0})]
     assert "missing" not in missing_resources(places, there)
     assert missing_resources(places, there[:1]).startswith("1 of 1 places of 1 CPU missing (free: ")
 
 
 def test_nothing_is_missing_but_ray_has_not_given_it_yet() -> None:
-    places = bundles_of(0, [Group("policy", 1)])
-    assert missing_resources(places, [machine(1, 1, 2, 1, 2)]).startswith(
+    places = bundles(0, [Group("policy", 1)])
+    assert missing_resources(places, [node(1, 1, 2, 1, 2)]).startswith(
         "all are free, and not given yet"
     )
