@@ -43,7 +43,7 @@ from sg_rlhf.launch import options as launch_options
 from sg_rlhf.overlay.checkpoints import paths
 from sg_rlhf.overlay.driver import run as cli
 from sg_rlhf.overlay.patches.version import check_version
-from sg_rlhf.overlay.reporting.errors import TooFewPrompts
+from sg_rlhf.overlay.reporting.errors import UnusablePrompts
 from sg_rlhf.overlay.reporting.graceful_stop import TerminatedNow
 from sg_rlhf.overlay.settings import layout_checks
 from sg_rlhf.plan.of_recipe import Plan, plan_of, write_predicted
@@ -165,7 +165,7 @@ def check(run: Run) -> argparse.Namespace:
         Upstream's nested namespace with ``sg``.
 
     Raises:
-        ConfigError, UsageError, TooFewPrompts: one line naming the key, its value and the remedy.
+        ConfigError, UsageError, UnusablePrompts: one line naming the key, its value and the remedy.
         UnfitMachine: the machine lacks something, a line each.
         UpstreamChanged: the installed OpenRLHF is not the one that the overlay is written against.
     """
@@ -384,7 +384,7 @@ def show(run: Run) -> None:
     Raises:
         ConfigError: a number that cannot be, or a file that the run would trip over.
         UsageError: flags that cannot work together.
-        TooFewPrompts: the prompts do not fill one rollout.
+        UnusablePrompts: the prompts do not fill one rollout.
     """
     remarks = io.StringIO()
     with contextlib.redirect_stdout(remarks):
@@ -462,7 +462,7 @@ def _main(argv: list[str] | None, started: contextlib.ExitStack) -> int:
     except (
         ConfigError,
         cli.UsageError,
-        TooFewPrompts,
+        UnusablePrompts,
         UnfitMachine,
         UpstreamChanged,
         RunLocked,

@@ -16,7 +16,7 @@ from sg_rlhf.data_io.prompt_validation import (
     too_long,
 )
 from sg_rlhf.data_io.records import DataError
-from sg_rlhf.overlay.reporting.errors import UnfitPrompts
+from sg_rlhf.overlay.reporting.errors import UnusablePrompts
 from sg_rlhf.tasks import chat
 
 
@@ -54,15 +54,15 @@ class PromptDataset(Upstream):
         response. Apart, as Ray loses the cause of a failed start.
 
         Raises:
-            UnfitPrompts: one line with the remedy.
+            UnusablePrompts: one line with the remedy.
         """
         if self._fault is not None:
-            raise UnfitPrompts(self._fault)
+            raise UnusablePrompts(self._fault)
         try:
             for prompt in self.prompts[:1]:  # they are all written by one template
                 chat.check_form(prompt, self._text_tokenizer)
         except ValueError as error:
-            raise UnfitPrompts(str(error)) from None
+            raise UnusablePrompts(str(error)) from None
         if not self._counted_before():
             self._check_room()
 
@@ -91,7 +91,7 @@ class PromptDataset(Upstream):
         if refused:
             tokens, row = max(refused)
             why = too_long(tokens, len(refused), *limits)
-            raise UnfitPrompts(f"row {row} of the prompts: {why}")
+            raise UnusablePrompts(f"row {row} of the prompts: {why}")
 
 
 def _fault(dataset: Any, fields: PromptSchema, seen: PromptIndex) -> str | None:

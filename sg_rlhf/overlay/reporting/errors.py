@@ -1,4 +1,4 @@
-"""Errors that stop a run on purpose; each carries its whole message, so that it survives Ray."""
+"""Errors that stop a run on purpose. Each carries its whole message, so that it survives Ray."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 class RunStopped(RuntimeError):
-    """Base: the run stopped because going on would train on something wrong."""
+    """Base class: the run stopped because further training would use something wrong."""
 
 
 class RewardError(RunStopped):
@@ -14,7 +14,7 @@ class RewardError(RunStopped):
 
 
 class RetrievalError(RunStopped):
-    """The search engine does not answer, or too often not."""
+    """The search engine does not answer, or fails too often."""
 
 
 class NonFiniteError(RunStopped):
@@ -22,15 +22,15 @@ class NonFiniteError(RunStopped):
 
 
 class FrozenError(RunStopped):
-    """An optimizer step did not train tensors that it should have."""
+    """An optimizer step left parameters unchanged that it should have trained."""
 
 
 class CheckpointError(RunStopped):
-    """No checkpoint is whole, or the one that is cannot be loaded."""
+    """No checkpoint is complete, or the complete one cannot be loaded."""
 
 
 class ModelCodeError(RunStopped):
-    """A model brings code of its own, and nobody asked for it by name."""
+    """A model brings its own code, and the recipe does not name the model."""
 
 
 class Terminated(RunStopped):
@@ -38,35 +38,27 @@ class Terminated(RunStopped):
 
 
 class UnusablePrompts(ValueError):
-    """Base: the data do not suit the run; a wrong setting, not a run that stopped."""
-
-
-class TooFewPrompts(UnusablePrompts):
-    """The data set does not fill one rollout."""
-
-
-class UnfitPrompts(UnusablePrompts):
-    """The prompts are written for another family of models."""
+    """The data set does not fill one rollout, or suits another model: a wrong setting."""
 
 
 class LostProcess(RuntimeError):
-    """A process of the run, or a machine with several, is gone; the message says which."""
+    """A process or a whole node of the run is lost; the message says which."""
 
 
 class EngineLost(RunStopped):
-    """A rollout engine died or hung, and there is none in its place."""
+    """A rollout engine died or hung, and could not be replaced."""
 
 
 class EngineReplaced(RuntimeError):
-    """A rollout engine was started in another one's place and does not have its weights yet."""
+    """A restarted rollout engine was called before it had its weights."""
 
 
 class SyncError(RunStopped):
-    """The engine that samples and the policy that learns disagree about log-probabilities."""
+    """Engine and trainer disagree about log-probabilities."""
 
 
 def cause_chain(error: BaseException) -> Iterator[BaseException]:
-    """An error, what caused it, and so on to the innermost, through Ray's task errors."""
+    """Yield an error, its cause, and so on to the innermost, through Ray's task errors."""
     seen: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and current not in seen:
@@ -77,7 +69,7 @@ def cause_chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def reraise_run_error(error: BaseException) -> None:
-    """Raise the error of ours that is inside a nest of Ray's task errors; nothing if none is."""
+    """Raise the error of this module inside Ray's task errors. Do nothing if there is none."""
     for current in cause_chain(error):
         for kind in (Terminated, CheckpointError, RunStopped, UnusablePrompts):
             if isinstance(current, kind):

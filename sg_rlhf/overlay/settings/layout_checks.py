@@ -15,7 +15,7 @@ from typing import Any
 
 from sg_rlhf.config import topology
 from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
-from sg_rlhf.overlay.reporting.errors import TooFewPrompts
+from sg_rlhf.overlay.reporting.errors import UnusablePrompts
 from sg_rlhf.overlay.settings.async_config import async_config
 
 #: Upstream's flags that count something of which there must be one.
@@ -75,10 +75,10 @@ def check_prompts(plan: Plan, args: Any) -> None:
     """Refuse a data set that does not fill one rollout.
 
     Raises:
-        TooFewPrompts: one line naming the keys and the values.
+        UnusablePrompts: one line naming the keys and the values.
     """
     if not plan.epoch_rollouts:
-        raise TooFewPrompts(
+        raise UnusablePrompts(
             f"rollout.batch_size={args.rollout.batch_size}: the data set has only {plan.prompts} "
             "prompts (data.prompt_dataset, data.max_samples)"
         )

@@ -24,8 +24,7 @@ from sg_rlhf.overlay.reporting.errors import (
     NonFiniteError,
     RunStopped,
     SyncError,
-    TooFewPrompts,
-    UnfitPrompts,
+    UnusablePrompts,
 )
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
 from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
@@ -83,21 +82,21 @@ def test_too_few_prompts_for_one_rollout_are_bad_usage(
     def run(*_args: Any) -> None:
         trainer(3).get_max_steps()
 
-    with pytest.raises(TooFewPrompts):
+    with pytest.raises(UnusablePrompts):
         run(argparse.Namespace())
     monkeypatch.setattr(cli, "run", run)
     monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
     assert cli.execute(argparse.Namespace()) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: rollout.batch_size=4: the data set has only 3 prompts")
-    assert not issubclass(TooFewPrompts, RunStopped)  # which would be exit status 1
+    assert not issubclass(UnusablePrompts, RunStopped)  # which would be exit status 1
 
 
 def test_prompts_for_another_family_are_bad_usage_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def check() -> None:
-        raise UnfitPrompts("the prompts are Llama 3's")
+        raise UnusablePrompts("the prompts are Llama 3's")
 
     def run(*_args: Any) -> None:
         made = trainer()

@@ -22,7 +22,7 @@ from vllm.transformers_utils.config import try_get_generation_config
 
 from sg_rlhf.config import local_path
 from sg_rlhf.overlay.controller.prompt_dataset import PromptDataset
-from sg_rlhf.overlay.reporting.errors import UnfitPrompts
+from sg_rlhf.overlay.reporting.errors import UnusablePrompts
 from sg_rlhf.overlay.rollout.engine import SGRolloutActor, StrictSingleTurnExecutor
 from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
 from sg_rlhf.tasks import chat
@@ -243,7 +243,7 @@ def test_a_question_goes_through_the_chat_template(folders: dict[str, Path], nam
 def test_prompts_in_another_familys_form_are_refused(folders: dict[str, Path], name: str) -> None:
     row = {"input": build_prompt(PUZZLE.quiz), "answer": GOLD}
     data = read([row], upstreams_tokenizer(folders[name]), apply_template=False)
-    with pytest.raises(UnfitPrompts) as refusal:
+    with pytest.raises(UnusablePrompts) as refusal:
         data.check()
     assert "written in ChatML (Qwen)'s form" in str(refusal.value)
     assert "no token <|im_start|>" in str(refusal.value) and "\n" not in str(refusal.value)
@@ -283,7 +283,7 @@ def test_rows_of_a_hub_are_checked_where_they_are_read(
     """The driver reads local files alone; `check` is asked before the first rollout."""
     tokenizer = upstreams_tokenizer(folders["qwen2.5-base"])
     prompts = read(rows, tokenizer, apply_template=False, max_len=max_len)
-    with pytest.raises(UnfitPrompts) as error:
+    with pytest.raises(UnusablePrompts) as error:
         prompts.check()
     assert words in str(error.value)
 
