@@ -1,1 +1,1 @@
-"""What OpenRLHF, vLLM and DeepSpeed need to run without CUDA. Inactive where there is a GPU."""
+"""Lets OpenRLHF, vLLM and DeepSpeed run without CUDA. Inactive on a machine with a GPU."""

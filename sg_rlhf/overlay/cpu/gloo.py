@@ -1,4 +1,4 @@
-"""The weight sync's communicator without NCCL: DeepSpeed's rank 0 and the engines over gloo."""
+"""The communicator of the weight sync without NCCL: rank 0 of the policy and the engines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from vllm.distributed.utils import stateless_init_torch_distributed_process_grou
 
 
 class GlooGroup:
-    """The two calls that upstream makes on its NCCL communicator, over gloo."""
+    """A gloo group with the calls that the weight sync makes on its NCCL communicator.
+
+    Args:
+        host: address of rank 0.
+        port: port of rank 0.
+        rank: of this process.
+        world_size: number of processes.
+    """
 
     def __init__(self, host: str, port: int, rank: int, world_size: int) -> None:
         self._group: Any = stateless_init_torch_distributed_process_group(
@@ -17,11 +24,15 @@ class GlooGroup:
         )
 
     def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
-        """Send ``tensor`` from group rank ``src`` to all, in place; returns when it is done."""
+        """Send ``tensor`` from rank ``src`` to all ranks, in place, and wait for the end."""
         self.start_broadcast(tensor, src, stream).wait()
 
     def start_broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> Any:
-        """Begin to; as NCCL's returns. The tensor is in use until the result's ``wait`` returns."""
+        """Start :meth:`broadcast`, as NCCL's does.
+
+        Returns:
+            A handle. The tensor is in use until its ``wait`` returns.
+        """
         del stream
         options = torch.distributed.BroadcastOptions()
         options.rootRank = src
@@ -32,6 +43,6 @@ class GlooGroup:
 def stateless_init_process_group(
     master_address: str, master_port: int, rank: int, world_size: int, device: Any
 ) -> GlooGroup:
-    """Gloo counterpart of upstream's function of this name (same arguments)."""
+    """Upstream's function of this name with gloo in place of NCCL; same arguments."""
     del device
     return GlooGroup(master_address, master_port, rank, world_size)

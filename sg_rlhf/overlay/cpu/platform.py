@@ -1,8 +1,7 @@
-"""The CPU platform: every difference from CUDA that upstream meets, in one place.
+"""The CPU platform: all replacements that upstream needs on a machine without CUDA.
 
-Upstream calls ``torch.cuda`` directly. Where there is no CUDA, those few calls get a CPU meaning:
-the functions below, which ``sg_rlhf.overlay.patches.table`` puts in their place. With CUDA nothing
-here runs.
+Upstream calls ``torch.cuda`` directly. Without CUDA, :mod:`sg_rlhf.overlay.patches.table` replaces
+these calls by the functions below. With CUDA none of them is used.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
-#: Set by the driver for every worker, so that workers need not ask torch again.
+#: "cpu" or "cuda". The driver sets it for every worker; a user may set it for the driver.
 PLATFORM_VARIABLE = "SG_PLATFORM"
 
-#: Upstream settings that cannot work without CUDA, and what to use instead.
+#: Settings of upstream -> the values that work without CUDA.
 REQUIRED_SETTINGS = {
     "ds.attn_implementation": ("sdpa", "eager"),
     "ds.load_in_4bit": (False,),
@@ -33,10 +32,10 @@ REQUIRED_SETTINGS = {
 
 
 class CpuDevice(str):
-    """``torch.cuda.current_device()`` of a machine without CUDA: the device ``cpu``.
+    """The result of ``torch.cuda.current_device()`` without CUDA: the device "cpu".
 
-    As an argument of ``.to()`` it is "cpu". Formatted into ``f"cuda:{device}"``, as upstream's
-    replay buffer does for a device that it then does not use, it is the valid index 0.
+    In an f-string it is "0". Upstream's replay buffer makes ``f"cuda:{device}"``, which must be a
+    valid name although the device is not used.
     """
 
     def __format__(self, spec: str) -> str:
@@ -45,9 +44,9 @@ class CpuDevice(str):
 
 def active() -> bool:
     """Whether this process trains without CUDA."""
-    named = os.environ.get(PLATFORM_VARIABLE)
-    if named:
-        return named == "cpu"
+    name = os.environ.get(PLATFORM_VARIABLE)
+    if name:
+        return name == "cpu"
     if metadata.version("torch").endswith("+cpu"):  # known without importing it
         return True
     import torch
@@ -61,60 +60,60 @@ def on_cuda() -> bool:
 
 
 def environment() -> dict[str, str]:
-    """Variables for every Ray worker; values that the user exported win."""
-    wanted = {
+    """Environment variables for every process of a CPU run. Values of the user are kept."""
+    defaults = {
         PLATFORM_VARIABLE: "cpu",
         "DS_ACCELERATOR": "cpu",
-        # Several processes share the cores, and products this small gain nothing from threads
-        # that wait for each other. For a larger model export OMP_NUM_THREADS.
+        # Several processes share the cores, and small matrix products gain nothing from threads.
+        # For a larger model export OMP_NUM_THREADS.
         "OMP_NUM_THREADS": "1",
-        # vLLM would pin its threads to the cores that the trainer's threads use as well.
+        # vLLM would pin its threads to cores that the trainer's threads also use.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        # The model runs in the engine's own process. In one beside it, each would wait for the
-        # other in a loop, on cores that the trainer needs. One engine has one worker here
-        # (REQUIRED_SETTINGS), and OMP_NUM_THREADS sets its threads, not vLLM.
+        # The model runs in the process of the engine. With two processes, each would wait for the
+        # other in a busy loop, on cores that the trainer needs. An engine has one worker here
+        # (REQUIRED_SETTINGS), and OMP_NUM_THREADS sets its number of threads.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "TOKENIZERS_PARALLELISM": "false",
-        # Upstream compiles the entropy anew for every shape of batch: longer than it saves.
+        # Upstream compiles the entropy for every shape of batch: that takes longer than it saves.
         "TORCHDYNAMO_DISABLE": "1",
     }
-    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+    return {name: os.environ.get(name, value) for name, value in defaults.items()}
 
 
 def install() -> None:
-    """What this process needs before upstream is imported; call it once, early."""
+    """Set the environment of this process; call it before upstream is imported."""
     if active():
         os.environ.update(environment())
 
 
-# torch.compile's tables want a function object of its own under each name.
+# One function per name, because torch.compile's tables need distinct function objects.
 
 
 def current_device() -> CpuDevice:
-    """Of ``torch.cuda``: the CPU."""
+    """``torch.cuda.current_device``: the CPU."""
     return CpuDevice("cpu")
 
 
 def current_stream(*_device: Any) -> SimpleNamespace:
-    """Of ``torch.cuda``: there is none; its handle is handed on and never used."""
+    """``torch.cuda.current_stream``: a handle that upstream passes on and never uses."""
     return SimpleNamespace(cuda_stream=0)
 
 
 def set_device(_device: Any) -> None:
-    """Of ``torch.cuda``: there is one device."""
+    """``torch.cuda.set_device``: does nothing, because there is one device."""
 
 
 def empty_cache() -> None:
-    """Of ``torch.cuda``: there is no cache."""
+    """``torch.cuda.empty_cache``: does nothing, because there is no cache."""
 
 
 def synchronize(_device: Any = None) -> None:
-    """Of ``torch.cuda``: nothing runs aside."""
+    """``torch.cuda.synchronize``: does nothing, because nothing runs asynchronously."""
 
 
 def mesh_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``init_device_mesh`` where "cuda", which upstream asks for by name, means the CPU."""
+    """Wrap ``init_device_mesh``: "cuda", which upstream passes by name, means the CPU."""
 
     @functools.wraps(original)
     def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> Any:
@@ -124,18 +123,18 @@ def mesh_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def skip_shm_build() -> None:
-    """Of ``deepspeed.comm.torch``: no shared-memory operator, which nothing we use calls.
+    """``deepspeed.comm.torch.build_shm_op``: does not compile the operator, which takes 20 seconds.
 
-    It replaces gloo in ``inference_all_reduce`` alone, which only tensor-parallel layers call, and
-    those need CUDA (:data:`REQUIRED_SETTINGS`). 20 seconds of compiling before the first start.
+    Only ``inference_all_reduce`` uses it, for tensor-parallel layers, and these need CUDA
+    (:data:`REQUIRED_SETTINGS`).
     """
 
 
 def run_in_process(function: Callable[[], Any]) -> Any:
-    """Of vLLM's registry: ask a model class what it supports in this process.
+    """``_run_in_subprocess`` of vLLM's model registry: calls ``function`` in this process.
 
-    A process of its own leaves CUDA untouched; without CUDA it imports vLLM again for nothing: 10
-    seconds of the first start, and of every start whose home directory keeps no cache.
+    vLLM inspects a model class in a subprocess to leave CUDA uninitialised. Without CUDA that only
+    imports vLLM a second time: 10 seconds of each start without vLLM's cache.
     """
     return function()
 
@@ -149,15 +148,15 @@ def has_bf16_units() -> bool:
 
 
 def emulates_bf16() -> bool:
-    """Whether this process trains on a processor that computes bf16 products by emulation."""
+    """Whether this process trains on a CPU that emulates bf16 products."""
     return active() and not has_bf16_units()
 
 
 def dtype_with_fp32(original: Callable[[str], Any]) -> Callable[[str], Any]:
-    """``convert_to_torch_dtype`` that knows ``ds.param_dtype=fp32``.
+    """Wrap ``convert_to_torch_dtype``: it also takes ``ds.param_dtype=fp32``.
 
-    With neither bf16 nor fp16 in its configuration DeepSpeed trains in float32. Without bf16 units
-    that is faster than bf16, and engine and trainer are the same policy to the last digits.
+    Without bf16 and fp16 in its configuration DeepSpeed trains in float32. On a CPU without bf16
+    units that is faster than bf16, and engine and trainer agree to the last digits.
     """
     import torch
 
@@ -169,17 +168,19 @@ def dtype_with_fp32(original: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def fp16_supported(_accelerator: Any) -> bool:
-    """Of DeepSpeed's accelerator. On a CPU it is for trying the recipes of GPUs: slower than bf16,
-    and with a loss scale."""
+    """``CPU_Accelerator.is_fp16_supported``: yes, to try the fp16 recipes of GPUs on a CPU.
+
+    It is slower than bf16 and needs a loss scale.
+    """
     return True
 
 
 def multiply_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Linear layers of bf16 weights as float32 products, rounded to bf16 once.
+    """Wrap a linear layer: bf16 inputs are multiplied in float32 and rounded to bf16 once.
 
-    On a processor without bf16 units torch's bf16 product is emulated: 29 times slower than
-    converting for this project's small model, forward and backward (bench/bf16_on_cpu.py). The
-    result is the bf16 product with float32 accumulation, which is what hardware units compute too.
+    A CPU without bf16 units emulates torch's bf16 product. For the tiny model that is 29 times
+    slower than converting, forward and backward (bench/bf16_on_cpu.py). The result is the bf16
+    product with float32 accumulation, as hardware units compute it.
     """
     import torch
 
@@ -195,10 +196,10 @@ def multiply_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def attend_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Transformers' ``sdpa`` attention of bf16 tensors in float32, rounded to bf16 once.
+    """Wrap transformers' ``sdpa`` attention: bf16 tensors are computed in float32, rounded once.
 
-    The same emulation makes torch's bf16 attention three times slower (the same bench). Its public
-    registry of attention functions is where a model looks the name up at each call.
+    The emulation makes torch's bf16 attention three times slower (same bench). A model looks up the
+    function in transformers' registry at each call.
     """
     import torch
 
@@ -219,15 +220,15 @@ def attend_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def unsupported_settings(value: Any) -> list[str]:
-    """One sentence for each setting that cannot work here.
+    """One sentence per setting that does not work without CUDA.
 
     Args:
-        value: a function from a dotted key to its resolved value.
+        value: function from a dotted key to its resolved value.
     """
     problems = []
     for key, allowed in REQUIRED_SETTINGS.items():
         if key == "ds.attn_implementation" and value("ds.packing_samples"):
-            continue  # replaced: see packed_attention
+            continue  # packed samples have one attention; see packed_attention
         if value(key) not in allowed:
             choices = " or ".join(str(a).lower() for a in allowed)
             problems.append(f"{key}={value(key)}: without CUDA use {choices}")

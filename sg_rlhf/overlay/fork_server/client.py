@@ -1,12 +1,11 @@
-"""The driver's side of the fork server: when there is one, its start and its end.
+"""The driver's side of the fork server: decides whether to use it, starts it and ends it.
 
-Six processes of a run on CPUs (driver, controller, policy, reference, engine and the engine's core)
-each spend 15 seconds of a core on the same imports. Here one process makes them, while the driver
-checks the recipe and starts Ray, and the others are forked from it
-(:mod:`sg_rlhf.overlay.fork_server.server`):
-:mod:`sg_rlhf.overlay.fork_server.worker_launcher` takes the
-place of the interpreter that Ray's workers and vLLM's core are started with. Only without CUDA,
-whose state does not survive a fork, and only on a cluster that this run starts.
+A CPU run has six processes: driver, controller, policy, reference, engine and the engine's core.
+Each would spend 15 seconds of a core on the same imports. The fork server
+(:mod:`sg_rlhf.overlay.fork_server.server`) imports once, while the driver checks the recipe and
+starts Ray. The other processes are forks of it: Ray and vLLM start their workers with
+:mod:`sg_rlhf.overlay.fork_server.worker_launcher` in place of ``python``. It is used only without
+CUDA, whose state does not survive a fork, and only on a cluster that this run starts.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from pathlib import Path
 
 from sg_rlhf.overlay.fork_server import worker_launcher
 
-#: 0 has Ray start its workers by itself.
+#: "0" turns the fork server off.
 VARIABLE = "SG_FORK_SERVER"
-#: The stand-in for ``python``, in the environment of a worker that was forked.
+#: Path of the launcher, in the environment of a forked worker.
 PYTHON_VARIABLE = "SG_FORK_SERVER_PYTHON"
 
-#: The module that the process runs.
+#: The module of the server process.
 SERVER = "sg_rlhf.overlay.fork_server.server"
 
-#: What workers import, but nothing of Ray and what imports Ray (0.7 s): Ray reads its settings from
-#: the environment at its import, and its generator of ids, once drawn from, would be shared.
+#: Modules that workers import. Ray, and modules that import Ray (0.7 s), are left out: Ray reads
+#: its settings from the environment at import, and forks would share its generator of ids.
 MODULES = (
     "transformers.trainer",
     "vllm.v1.worker.cpu_worker",
@@ -42,8 +41,8 @@ MODULES = (
     "torch.utils.tensorboard",
     "wandb",
 )
-#: Libraries that start threads at their import, where nothing runs yet: numpy's for products of
-#: matrices and pyarrow's for memory. Workers have their own environment back, not those threads.
+#: Keeps numpy (matrix products) and pyarrow (memory) from starting threads at import. Only the
+#: server has these variables; a worker gets its own environment back, but not the threads.
 WITHOUT_THREADS = {
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
@@ -51,14 +50,14 @@ WITHOUT_THREADS = {
 
 
 class ForkServer:
-    """The process that workers are forked from; it starts to import at once.
+    """The process that workers are forked from. It starts to import at once.
 
     Args:
-        modules: to import.
+        modules: modules to import.
 
     Attributes:
-        python: the stand-in for the interpreter.
-        pid: of the process.
+        python: path of the launcher, used in place of the interpreter.
+        pid: process id of the server.
     """
 
     def __init__(self, modules: Sequence[str] = MODULES) -> None:
@@ -73,7 +72,7 @@ class ForkServer:
         listener.listen(64)
         command = [sys.executable, "-m", SERVER, str(listener.fileno()), str(self._folder)]
         command += modules
-        # A group of its own: Ctrl-C is the driver's, which then ends the rest.
+        # In its own session: Ctrl-C must reach only the driver, which then ends the rest.
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -87,7 +86,7 @@ class ForkServer:
         self.pid = self._process.pid
 
     def close(self) -> None:
-        """End it, and what was forked of it if that is still there."""
+        """End the server and all of its forks that still run."""
         self._process.terminate()
         try:
             self._process.wait(5.0)
@@ -98,12 +97,12 @@ class ForkServer:
 
 
 def enabled(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this run's workers are to be forked: it starts a cluster of its own here."""
+    """Whether this run starts its own cluster and the user has not turned the fork server off."""
     return "RAY_ADDRESS" not in environment and environment.get(VARIABLE, "1") != "0"
 
 
 def use_for_subprocesses() -> None:
-    """In a worker that was forked: Python's multiprocessing starts its processes the same way."""
+    """In a forked worker: have Python's multiprocessing start its processes by the launcher."""
     import multiprocessing
 
     python = os.environ.get(PYTHON_VARIABLE)

@@ -1,8 +1,8 @@
-"""A process that imports what every worker of a run imports, once, and is forked for each of them.
+"""A process that imports the modules of all workers once, and forks itself for each worker.
 
-It has one thread and never joins Ray, so that nothing is running or locked at a fork: where an
-import has started a second thread it refuses, and the workers start as they do without it. It ends
-when the driver does, whatever ends that one: the driver holds the other end of its input.
+It has one thread and never joins Ray, so that nothing runs and no lock is held at a fork. If an
+import has started a second thread, it refuses, and the workers start as plain interpreters. It ends
+whenever the driver ends, because the driver holds the other end of its standard input.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from sg_rlhf.overlay.fork_server import worker_launcher
 
 def _import(modules: list[str]) -> None:
     for name in modules:
-        with contextlib.suppress(ImportError):  # a worker that needs it says so itself
+        with contextlib.suppress(ImportError):  # a worker that needs the module fails itself
             importlib.import_module(name)
 
 
 def _locate_proctitle() -> None:
-    """Have a process's title found in memory while the first variable is where it was at the start.
+    """Let setproctitle find the title of the process in memory, which it does once.
 
-    It is looked for from there, once; Ray has a copy of the code that does it.
+    It searches from the first variable of the environment, so no variable may have changed yet.
     """
     if "setproctitle" in sys.modules:
         sys.modules["setproctitle"].getproctitle()
 
 
 def _fork_alone() -> int:
-    """``os.fork`` where no other thread runs, whose locks would stay locked in the child.
+    """``os.fork``, but only while no other thread runs: its locks would stay locked in the child.
 
     Raises:
-        OSError: one runs, or the machine has no room for a process.
+        OSError: another thread runs, or the machine cannot start a process.
     """
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
@@ -54,50 +54,50 @@ def _fork_alone() -> int:
 
 
 def _request(connection: socket.socket) -> dict[str, Any]:
-    """What a stand-in sends; its files are open above :data:`stand_in.HIGH`."""
+    """Read a launcher's request. "received" has its open files, at ``FD_OFFSET`` and above."""
     connection.settimeout(10.0)
     first, files, _, _ = socket.recv_fds(connection, 1, worker_launcher.MAX_FILES)
     if not first:
         raise ConnectionError("the other side is gone")
-    held = []
+    received = []
     for file in files:
-        held.append(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, worker_launcher.FD_OFFSET))
+        received.append(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, worker_launcher.FD_OFFSET))
         os.close(file)
     with connection.makefile("rb") as lines:
         request: dict[str, Any] = json.loads(lines.readline())
     connection.settimeout(None)
-    request["held"] = held
+    request["received"] = received
     return request
 
 
 def _apply_request(request: dict[str, Any], keep: set[int]) -> None:
-    """Turn a fork of this process into what the request describes, up to running its code.
+    """Give a fork of this process the requested files, environment, folder, niceness and cores.
 
     Args:
-        request: see :func:`_request`.
-        keep: open files of the server that its imports opened, which the child may need.
+        request: the result of :func:`_request`.
+        keep: files that the server's imports opened, which the child may need.
     """
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
-    asked = dict(zip(request["held"], request["files"], strict=True))
+    numbers = dict(zip(request["received"], request["files"], strict=True))
     for file in worker_launcher.open_files():
-        if file not in asked and file not in keep:
+        if file not in numbers and file not in keep:
             os.close(file)
-    for held, number in asked.items():
-        os.dup2(held, number)
-        os.close(held)
+    for received, number in numbers.items():
+        os.dup2(received, number)
+        os.close(received)
     for name in set(os.environ) - set(request["environment"]) - {worker_launcher.ENV_ANCHOR}:
         del os.environ[name]
     for name, value in request["environment"].items():
-        if os.environ.get(name) != value:  # the others stay where they are: see _find_title
+        if os.environ.get(name) != value:  # equal ones must not move: _locate_proctitle
             os.environ[name] = value
     os.chdir(request["folder"])
-    with contextlib.suppress(OSError):  # less nice than the server needs a privilege
+    with contextlib.suppress(OSError):  # lower than the server's needs a privilege
         os.setpriority(os.PRIO_PROCESS, 0, request["niceness"])
     os.sched_setaffinity(0, request["cores"])
-    # Python's own generator seeds itself anew.
+    # Python's own generator seeds itself after a fork.
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     if "torch" in sys.modules:
@@ -105,7 +105,7 @@ def _apply_request(request: dict[str, Any], keep: set[int]) -> None:
 
 
 def _run_python(arguments: list[str]) -> None:
-    """What ``python ARGUMENTS`` runs: ``-c CODE``, ``-m MODULE`` or a file."""
+    """Run what ``python ARGUMENTS`` would run: ``-c CODE``, ``-m MODULE`` or a file."""
     rest = list(arguments)
     while rest and rest[0].startswith("-") and rest[0] not in ("-c", "-m"):
         option = rest.pop(0)
@@ -128,44 +128,48 @@ def _run_python(arguments: list[str]) -> None:
 
 
 class _Server:
-    """Forks on request, passes signals on, and reports how each process ended."""
+    """Forks on request, passes on signals, and reports the exit status of each process."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
-        self._over: list[bool] = []
+        self._terminated: list[bool] = []
         self._children: dict[int, socket.socket] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(0, selectors.EVENT_READ)
-        self._woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._wakeup, wakeup_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._wakeup, selectors.EVENT_READ)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: self._over.append(True))
-        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGTERM, lambda *_: self._terminated.append(True))
+        signal.set_wakeup_fd(wakeup_writer)
 
     def serve(self) -> dict[str, Any] | None:
-        """Until the driver is gone; in a forked process: what it is to be."""
+        """Serve until the driver ends.
+
+        Returns:
+            None in the server; in a forked process, its request.
+        """
         while True:
             for key, _ in self._selector.select():
-                if key.fileobj == 0 or self._over:
+                if key.fileobj == 0 or self._terminated:
                     return None
-                if key.fileobj == self._woken:
+                if key.fileobj == self._wakeup:
                     self._reap()
                 elif key.fileobj is self._listener:
                     request = self._fork()
                     if request is not None:
                         return request
                 else:
-                    self._pass_on(key.fileobj, key.data)
+                    self._forward(key.fileobj, key.data)
 
     def end_all(self) -> None:
-        """Kill what is still there."""
+        """Kill all forked processes that still run."""
         for pid in self._children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def _forget(self) -> None:
-        """In a forked process: close what is the server's."""
+    def _close(self) -> None:
+        """In a forked process: close the files of the server."""
         signal.set_wakeup_fd(-1)
         self._selector.close()
         for connection in (self._listener, *self._children.values()):
@@ -184,15 +188,15 @@ class _Server:
             answer = str(error).encode()
         else:
             if pid == 0:
-                # Ray kills the whole process group of a worker that died.
+                # In its own process group: Ray kills the whole group of a worker that died.
                 os.setpgid(0, 0)
                 connection.close()
-                self._forget()
+                self._close()
                 return request
             answer = worker_launcher.FORKED
-        for file in request["held"]:
+        for file in request["received"]:
             os.close(file)
-        with contextlib.suppress(OSError):  # it may be gone, as is noticed in its turn
+        with contextlib.suppress(OSError):  # the launcher may be gone; _forward sees that
             connection.sendall(answer)
         if answer != worker_launcher.FORKED:
             connection.close()
@@ -201,9 +205,9 @@ class _Server:
         self._selector.register(connection, selectors.EVENT_READ, pid)
         return None
 
-    def _pass_on(self, connection: Any, pid: int) -> None:
-        """A signal for the process; or its stand-in is gone, and with it the process's purpose."""
-        if pid not in self._children:  # reaped in this turn
+    def _forward(self, connection: Any, pid: int) -> None:
+        """Pass a launcher's signals on to its process. Kill the process if the launcher is gone."""
+        if pid not in self._children:  # reaped just before
             return
         try:
             signals = connection.recv(64)
@@ -217,10 +221,10 @@ class _Server:
 
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.read(self._woken, 4096)
+            os.read(self._wakeup, 4096)
         while True:
             try:
-                pid, how = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
@@ -228,7 +232,7 @@ class _Server:
             connection = self._children.pop(pid, None)
             if connection is None:
                 continue
-            code = os.waitstatus_to_exitcode(how)
+            code = os.waitstatus_to_exitcode(status)
             with contextlib.suppress(OSError):
                 connection.send(bytes([code if code >= 0 else 128 - code]))
             with contextlib.suppress(KeyError):
@@ -237,7 +241,13 @@ class _Server:
 
 
 def main(listener: int, folder: str, modules: list[str]) -> None:
-    """The server, and whatever is forked of it."""
+    """Run the server; in a forked process, run the requested program.
+
+    Args:
+        listener: file number of the socket that it listens on.
+        folder: deleted at the end.
+        modules: modules to import.
+    """
     from sg_rlhf.overlay.patches import table
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -246,7 +256,7 @@ def main(listener: int, folder: str, modules: list[str]) -> None:
     _import(modules)
     _locate_proctitle()
     gc.collect()
-    gc.freeze()  # a collection would copy the pages that are shared
+    gc.freeze()  # a collection would copy shared pages
     opened = set(worker_launcher.open_files()) - before
     server = _Server(socket.socket(fileno=listener))
     request = None

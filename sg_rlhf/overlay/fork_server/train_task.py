@@ -1,4 +1,4 @@
-"""Upstream's training loop in a forked process, which has its imports already."""
+"""Runs upstream's ``train`` in a forked Ray worker, which has the imports already."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from sg_rlhf.overlay.reporting.errors import reraise_run_error
 
 
 def train() -> Callable[[Any], None]:
-    """Upstream's ``train``, once such a process is there."""
+    """Import upstream in a worker.
+
+    Returns:
+        Upstream's ``train``, which runs in such a worker.
+    """
     ray.get(_import.remote())
     return lambda args: ray.get(_train.remote(args))
 
 
-# No CPUs: they wait for the others. No retries: half a run is not begun again.
+# Without CPUs, because these tasks only wait for others. Without retries, because Ray must not
+# start a run again that has failed.
 
 
 @ray.remote(num_cpus=0, max_retries=0)
@@ -33,5 +38,5 @@ def _train(args: Any) -> None:
     try:
         table.install_driver().train(args)
     except Exception as error:
-        reraise_run_error(error)  # one level of Ray's errors around it, as without this process
+        reraise_run_error(error)  # as many levels of Ray's errors as without this task
         raise

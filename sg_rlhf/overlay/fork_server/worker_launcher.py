@@ -1,9 +1,10 @@
-"""``python`` whose process is forked from one that has already imported what a worker imports.
+"""Takes the place of ``python``: has the fork server make the process.
 
-Run as a file, with the standard library alone: ``python -I -S stand_in.py SOCKET ARGUMENT...``
-hands its arguments, environment, folder and open files to the server that listens there, passes on
-the signals that it gets, and ends when the forked process does, with its exit status.
-Where there is no server, or it refuses, this becomes the plain interpreter and says so.
+Run as a file, with the standard library alone:
+``python -I -S worker_launcher.py SOCKET ARGUMENT...``. It sends its arguments, environment, folder
+and open files to the server on SOCKET, passes on the signals that it gets, and ends with the exit
+status of the forked process. If there is no server, or the server refuses, it becomes the plain
+interpreter and says so.
 """
 
 import json
@@ -12,39 +13,48 @@ import signal
 import socket
 import sys
 
-#: The server's answer when it has forked; anything else is the reason why it has not.
+#: The server's answer when it has forked. Any other answer is the reason why it has not.
 FORKED = b"\0"
 
-#: The first variable of the server's environment, which nobody changes: a process's title is looked
-#: for from where it is.
+#: The first variable of the server's environment, which nobody changes. setproctitle looks for the
+#: title of a process in memory from there.
 ENV_ANCHOR = "SG_FORK_SERVER_FIRST"
 
 #: Linux sends at most this many open files in one message.
 MAX_FILES = 253
 
-#: The server holds them above the numbers that they are to have; a process may often open 1,024.
+#: The server keeps received files at this number and above, so that their final numbers stay free.
+#: A process may often open 1,024 files.
 FD_OFFSET = 600
 
-PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def open_files() -> list[int]:
-    """Numbers of this process's open files."""
-    found = []
+    """The numbers of this process's open files, sorted."""
+    numbers = []
     for name in os.listdir("/proc/self/fd"):
         try:
             os.fstat(int(name))
-        except OSError:  # the listing's own
+        except OSError:  # the file of the listing itself
             continue
-        found.append(int(name))
-    return sorted(found)
+        numbers.append(int(name))
+    return sorted(numbers)
 
 
 def main(address: str, arguments: list[str]) -> int:
-    """Ask for a process and wait for its end; returns its exit status."""
+    """Request a process and wait for its end.
+
+    Args:
+        address: the socket of the server.
+        arguments: those of ``python``.
+
+    Returns:
+        The exit status of the process.
+    """
     files = open_files()
-    # From the fork on they are for the forked process: one before there is a handler waits.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+    # Signals after the fork are for the forked process, so they wait until there is a handler.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
     server = socket.socket(socket.AF_UNIX)
     try:
         if len(files) > MAX_FILES or files[-1] >= FD_OFFSET:
@@ -57,7 +67,7 @@ def main(address: str, arguments: list[str]) -> int:
             "files": files,
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
             "cores": sorted(os.sched_getaffinity(0)),
-            "blocked": [int(s) for s in before],
+            "blocked": [int(s) for s in blocked],
         }
         socket.send_fds(server, [b"?"], files)
         server.sendall(json.dumps(request).encode() + b"\n")
@@ -66,15 +76,15 @@ def main(address: str, arguments: list[str]) -> int:
             raise OSError((answer + server.recv(1024)).decode() or "it ended")
     except OSError as error:
         print(f"sg_rlhf: without the fork server: {error}", file=sys.stderr, flush=True)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         os.execv(sys.executable, [sys.executable, *arguments])
 
-    def pass_on(number: int, _frame: object) -> None:
+    def forward(number: int, _frame: object) -> None:
         server.send(bytes([number]))
 
-    for number in PASSED_ON:
-        signal.signal(number, pass_on)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    for number in FORWARDED_SIGNALS:
+        signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     status = server.recv(1)
     return status[0] if status else 1
 

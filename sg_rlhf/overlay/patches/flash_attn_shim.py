@@ -1,9 +1,10 @@
 """Satisfies upstream's module-level ``import flash_attn`` where flash-attn is not installed.
 
-``openrlhf/models/ring_attn_utils.py`` imports five helpers when it is loaded. The four that pack
-samples are arithmetic on indices; the fifth serves ring attention, which needs flash-attn itself.
-Only the two modules that it names are made, not ``flash_attn`` above them: ``find_spec`` and any
-other import find none, so transformers, vLLM and upstream fall back as they do without it.
+``openrlhf/models/ring_attn_utils.py`` imports five helpers at module level. Four of them pack
+samples, which is index arithmetic. The fifth serves ring attention, which needs flash-attn itself.
+The shim creates only the two modules that upstream names, and not their parent ``flash_attn``. So
+``find_spec`` and all other imports find no flash-attn, and transformers, vLLM and upstream use
+their fallbacks.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ PINNED = "flash-attn==2.8.3"
 
 
 def installed() -> bool:
-    """Whether flash-attn itself is there, compiled here or from a prebuilt wheel."""
+    """Whether flash-attn itself is installed, compiled here or from a wheel."""
     try:
         return bool(metadata.version("flash-attn"))
     except metadata.PackageNotFoundError:
@@ -27,42 +28,42 @@ def installed() -> bool:
 
 
 def absent() -> bool:
-    """The contrary."""
+    """Whether flash-attn is not installed."""
     return not installed()
 
 
 def unpad_input(hidden_states: Any, attention_mask: Any) -> tuple[Any, ...]:
-    """``[B, S, ...]`` -> ``[T, ...]`` of its T unmasked tokens, their indices, and the lengths."""
+    """``[B, S, ...]`` -> the T unmasked tokens ``[T, ...]``, their indices, and the lengths."""
     from transformers import modeling_flash_attention_utils as library
 
     return library._unpad_input(hidden_states, attention_mask)
 
 
 def pad_input(hidden_states: Any, indices: Any, batch: int, seqlen: int) -> Any:
-    """``[T, ...]`` -> ``[B, S, ...]``, zero where a token is masked."""
+    """``[T, ...]`` -> ``[B, S, ...]``, with zeros for masked tokens."""
     from transformers import modeling_flash_attention_utils as library
 
     return library._pad_input(hidden_states, indices, batch, seqlen)
 
 
 def index_first_axis(tensor: Any, indices: Any) -> Any:
-    """``[N, ...]`` -> ``[T, ...]``."""
+    """Select rows: ``[N, ...]`` and T indices -> ``[T, ...]``."""
     return tensor[indices]
 
 
 def rearrange(tensor: Any, pattern: str, **sizes: int) -> Any:
-    """flash-attn hands einops' function on."""
+    """``einops.rearrange``, which flash-attn re-exports."""
     import einops
 
     return einops.rearrange(tensor, pattern, **sizes)
 
 
 def all_gather(*_args: object, **_kwargs: object) -> NoReturn:
-    """Refuses: ring attention needs flash-attn."""
+    """Raise: ring attention needs flash-attn."""
     raise RuntimeError(f"ring attention needs {PINNED}; set ds.ring_attn_size=1")
 
 
-#: What upstream imports by name, in the modules it imports them from.
+#: Module -> the helpers that upstream imports from it.
 MODULES: dict[str, tuple[Callable[..., Any], ...]] = {
     "flash_attn.utils.distributed": (all_gather,),
     "flash_attn.bert_padding": (unpad_input, pad_input, index_first_axis, rearrange),
@@ -70,7 +71,7 @@ MODULES: dict[str, tuple[Callable[..., Any], ...]] = {
 
 
 def install() -> None:
-    """Put the stand-in into ``sys.modules`` unless the real package is there."""
+    """Put the modules into ``sys.modules`` unless the real package is installed."""
     if installed():
         return
     for name, helpers in MODULES.items():

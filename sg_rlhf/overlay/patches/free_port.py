@@ -1,9 +1,8 @@
-"""A port for a meeting point that is opened long after it is chosen: the ranks', the weight sync's.
+"""Chooses the ports of the process groups of the ranks and of the weight sync.
 
-Upstream asks the kernel for a free port, closes it, and rank 0 listens there once its model's
-process is up: seconds in which the kernel hands the same port to anybody who asks for one, vLLM and
-Ray among them, and the run ends with "address already in use". The kernel hands out ports of one
-range by itself; those below it go to who names them.
+Upstream asks the kernel for a free port and closes it. Rank 0 listens on it seconds later. Until
+then the kernel may give the same port to vLLM, Ray or another program, and the run ends with
+"address already in use". The kernel gives ports from one range, so this module takes a port below.
 """
 
 from __future__ import annotations
@@ -14,23 +13,27 @@ from pathlib import Path
 from typing import Any
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-#: Ray's workers have the ports from 10002 to 19999 unless told otherwise.
+#: The lowest port. Ray's workers use 10002 to 19999 by default.
 FIRST = 20_000
+#: Ports to try at most.
 _TRIES = 100
 
 
 def free_port(_actor: Any = None, first_of_kernel: int | None = None) -> int:
-    """A free port below those that the kernel hands out; any free one if there are none.
+    """A free port below the kernel's range; any free port if there is none.
 
     Args:
-        first_of_kernel: the first of the kernel's range; by default what this machine says.
+        first_of_kernel: first port of the kernel's range; read from the kernel by default.
+
+    Raises:
+        OSError: there is no free port.
     """
     if first_of_kernel is None:
         first_of_kernel = int(RANGE.read_text().split()[0]) if RANGE.is_file() else FIRST
     below = range(FIRST, first_of_kernel)
-    # Not from torch's or Python's seeded generators: two runs of one seed would meet here.
-    chosen = random.SystemRandom()
-    candidates = chosen.sample(below, min(_TRIES, len(below)))
+    # Not a seeded generator: two runs with one seed would choose the same ports.
+    generator = random.SystemRandom()
+    candidates = generator.sample(below, min(_TRIES, len(below)))
     for port in [*candidates, 0]:
         with socket.socket() as sock:
             try:

@@ -1,4 +1,4 @@
-"""What a run is doing and why it ended: activity, timing, terminal, errors, stops.
+"""Reports a run: activity log, terminal, timing, errors, graceful stop.
 
-Every process writes here; the driver's terminal reads it. The lowest package of the overlay.
+Every process writes the activity log; the driver shows it. The lowest package of the overlay.
 """

@@ -1,8 +1,9 @@
-"""SIGTERM: what schedulers send before they take a machine away. A last checkpoint, then the end.
+"""Ends a run on SIGTERM, which schedulers send before they take a machine away.
 
-The controller, which may run on another machine, saves between two rollouts alone. So the driver
-leaves a request in the run directory and waits; the controller looks for it after every rollout.
-What has not come to a checkpoint within the grace time ends without one, as does a second SIGTERM.
+The controller may run on another node, and it saves only between two rollouts. So the driver
+creates a file in the run directory and waits. The controller looks for the file after every
+rollout, saves a checkpoint and ends. If that takes longer than the grace time, or with a second
+SIGTERM, the run ends without a checkpoint.
 """
 
 from __future__ import annotations
@@ -18,53 +19,53 @@ STOP_FILE = ".end_asked_for"
 
 
 class TerminatedNow(KeyboardInterrupt):
-    """SIGTERM ends this process as Ctrl-C does: before there is anything to save, or at last."""
+    """SIGTERM ends this process at once, as Ctrl-C does."""
 
 
 def stop_requested(run_dir: Path | None) -> bool:
-    """Whether the run's driver has been told to end it."""
+    """Whether the driver of the run got a SIGTERM."""
     return run_dir is not None and (run_dir / STOP_FILE).exists()
 
 
 def interrupt(_signum: int, _frame: Any) -> None:
-    """SIGTERM where there is nothing to save."""
+    """Handle SIGTERM before there is anything to save."""
     raise TerminatedNow("before the first rollout")
 
 
 class GracefulStop:
-    """While it is entered, the first SIGTERM asks the controller to save and end.
+    """Inside this context, the first SIGTERM asks the controller to save and end.
 
     Args:
-        run_dir: of the run; without one SIGTERM ends it at once.
-        seconds: how long the driver waits for that.
+        run_dir: the run directory; without one SIGTERM ends the run at once.
+        seconds: how long the driver waits for the controller (``sg.grace_seconds``).
     """
 
     def __init__(self, run_dir: str | None, seconds: float) -> None:
-        self._request = Path(run_dir) / STOP_FILE if run_dir else None
+        self._stop_file = Path(run_dir) / STOP_FILE if run_dir else None
         self._seconds = seconds
-        self._asked = False
-        self._shown = contextlib.ExitStack()
+        self._requested = False
+        self._shown_phase = contextlib.ExitStack()
 
     def __enter__(self) -> GracefulStop:
-        if self._request is not None:
-            self._request.unlink(missing_ok=True)  # of a run that was killed before it heeded it
-        signal.signal(signal.SIGTERM, self._ask)
+        if self._stop_file is not None:
+            self._stop_file.unlink(missing_ok=True)  # left by a run that was killed
+        signal.signal(signal.SIGTERM, self._request_stop)
         signal.signal(signal.SIGALRM, self._end)
         return self
 
     def __exit__(self, *_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGTERM, interrupt)
-        self._shown.close()
-        if self._request is not None:
-            self._request.unlink(missing_ok=True)
+        self._shown_phase.close()
+        if self._stop_file is not None:
+            self._stop_file.unlink(missing_ok=True)
 
-    def _ask(self, _signum: int, _frame: Any) -> None:
-        if self._asked or self._request is None:
+    def _request_stop(self, _signum: int, _frame: Any) -> None:
+        if self._requested or self._stop_file is None:
             raise TerminatedNow("at once")
-        self._asked = True
-        self._request.touch()
-        self._shown.enter_context(
+        self._requested = True
+        self._stop_file.touch()
+        self._shown_phase.enter_context(
             activity.phase(
                 activity.DRIVER,
                 f"SIGTERM: a checkpoint after this rollout, then the end; at the latest in "

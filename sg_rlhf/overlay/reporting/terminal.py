@@ -1,10 +1,10 @@
-"""What the terminal shows of a run: what it waits for, a bar, and a line for each evaluation.
+"""Shows a run on the terminal: current phases, a progress bar, and one line per evaluation.
 
-Where standard error is a file, each rollout has a line instead of the bar.
+If standard error is a file, each rollout is a line and there is no bar.
 
-The workers' own output is long and interleaved, so it goes to files (``logs/`` in the run
-directory) unless ``sg.verbose=true``. A thread of the driver reads the run directory, which works
-wherever the trainer runs as long as the directory is shared.
+The output of the workers is long and interleaved, so it goes to files (``logs/`` in the run
+directory) unless ``sg.verbose=true``. A thread of the driver reads the run directory. That works
+with workers on other nodes, because the directory is shared.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from sg_rlhf.run_dir import jsonl_log
 PLAN = "plan.json"
 LOGS = "logs"
 POLL_SECONDS = 0.5
-#: Without a terminal, seconds after which a phase that goes on is named again.
+#: Without a terminal, seconds after which a phase that still runs is shown again.
 REPEAT_SECONDS = 15.0
-#: Seconds within which the same line of another process is not said again.
-SAME_SECONDS = 30.0
-#: Samples that a line names.
-NAMED = 4
+#: Seconds within which the same message of another process is not shown again.
+DUPLICATE_SECONDS = 30.0
+#: Samples that a line names at most.
+MAX_NAMED = 4
 
 
 @dataclass
 class Activity:
-    """A process and what it does."""
+    """The current phase of a process."""
 
     who: str
     what: str
@@ -53,18 +53,16 @@ class Activity:
 
 
 def with_label(who: str, text: str) -> str:
-    """With the name of who it is of; the driver is the command itself, and has none."""
+    """``text`` with the name of its process. The driver is the command itself and has no name."""
     return text if who == activity.DRIVER else f"{who}: {text}"
 
 
 class Progress:
     """Follows a run directory until closed; use as a context manager.
 
-    While it is open, phases of this process are shown too.
-
     Args:
         run_dir: the run directory.
-        terminal: where the lines and the bar go. A live line only where it is a terminal.
+        terminal: stream for the lines and the bar. The bar and a live line need a terminal.
     """
 
     def __init__(self, run_dir: Path, terminal: TextIO) -> None:
@@ -76,10 +74,10 @@ class Progress:
         self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
         self._bar: tqdm[Any] | None = None
         self._status: tqdm[Any] | None = None
-        self._busy: dict[tuple[int, str], Activity] = {}
-        self._named: set[str] = set()
-        self._said: dict[str, float] = {}
-        self._spoke = self._started
+        self._activities: dict[tuple[int, str], Activity] = {}
+        self._shown_phases: set[str] = set()
+        self._messages: dict[str, float] = {}
+        self._last_line = self._started
         (run_dir / PLAN).unlink(missing_ok=True)
         self._phases = jsonl_log.Tail(activity.log_file(run_dir))
         self._rollouts = jsonl_log.Tail(run_dir / jsonl_log.METRICS)
@@ -87,8 +85,8 @@ class Progress:
         self._nonfinite = jsonl_log.Tail(run_dir / jsonl_log.NONFINITE)
 
     def __enter__(self) -> Progress:
-        # Here and not in the thread: both import, and beside a main thread that starts Ray, which
-        # forks, a thread that imports was seen to wait for Python's import lock for good.
+        # Not in the thread: both import modules. While the main thread starts Ray, which forks, an
+        # importing thread once waited for Python's import lock forever.
         tqdm.get_lock()
         if self._live:
             self._status = tqdm(bar_format="{desc}", file=self._terminal, leave=False)
@@ -104,9 +102,9 @@ class Progress:
                 bar.close()
 
     def say(self, text: str) -> None:
-        """One line above the bar."""
-        self._spoke = time.time()
-        tqdm.write(f"[{self._spoke - self._started:5.0f}s] {text}", file=self._terminal)
+        """Print one line above the bar."""
+        self._last_line = time.time()
+        tqdm.write(f"[{self._last_line - self._started:5.0f}s] {text}", file=self._terminal)
         self._terminal.flush()
 
     def _follow(self) -> None:
@@ -116,7 +114,7 @@ class Progress:
 
     def _read(self) -> None:
         for row in self._phases.new_rows():
-            self._note(row)
+            self._handle_event(row)
         if self._bar is None and not self._open_bar():
             return
         assert self._bar is not None
@@ -129,7 +127,7 @@ class Progress:
             self._bar.set_postfix_str(rollout_line(row), refresh=False)
             self._bar.update(row["global_step"] - self._bar.n)
         if rows and not self._live:
-            # A resumed run begins with all of its earlier rows.
+            # A resumed run starts with all earlier rows, so only the last one is printed.
             self.say(
                 f"rollout {rows[-1]['global_step']} of {self._bar.total}: {rollout_line(rows[-1])}"
             )
@@ -139,51 +137,51 @@ class Progress:
         if not path.exists():
             return False
         plan = json.loads(path.read_text())
-        # A resumed run has rewritten its earlier rows before it writes the plan.
+        # The plan exists, so a resumed run has already dropped the rows after its checkpoint.
         for remark in plan["remarks"]:
             self.say(remark)
         if self._status is not None:
             self._status.close()
             self._status = None
-        # In a file a bar would be one line of carriage returns.
+        # In a file, a bar would be one long line with carriage returns.
         self._bar = tqdm(
             total=plan["rollouts"], desc="rollouts", file=self._terminal, disable=not self._live
         )
         return True
 
-    def _note(self, row: dict[str, Any]) -> None:
+    def _handle_event(self, row: dict[str, Any]) -> None:
         if "said" in row:
             line = with_label(row["who"], row["said"])
-            if row["time"] - self._said.get(line, -math.inf) > SAME_SECONDS:
-                self._said[line] = row["time"]
+            if row["time"] - self._messages.get(line, -math.inf) > DUPLICATE_SECONDS:
+                self._messages[line] = row["time"]
                 self.say(redact_text(line))
             return
         if "what" not in row:
             return  # the part of a rollout: the bar and the phases show enough
         key = (row["pid"], row["who"])
-        before = self._busy.get(key)
+        before = self._activities.get(key)
         if row["what"] is None:
             if before is not None:
-                del self._busy[key]
+                del self._activities[key]
             return
         if before is None or before.what != row["what"]:
-            before = self._busy[key] = Activity(row["who"], row["what"], row["time"])
-            # Once each: ranks do the same, and later evaluations have a line at their end.
-            if before.label() not in self._named:
-                self._named.add(before.label())
+            before = self._activities[key] = Activity(row["who"], row["what"], row["time"])
+            # Once per phase: all ranks do the same, and each evaluation prints its result.
+            if before.label() not in self._shown_phases:
+                self._shown_phases.add(before.label())
                 self.say(f"{before.label()} ...")
         before.done, before.of = row.get("done"), row.get("of")
 
-    def waiting_for(self) -> str:
-        """What is going on now, the longest first."""
+    def current_activity(self) -> str:
+        """The current phases of all processes, the longest first."""
         now = time.time()
-        latest = {busy.label(): busy for busy in self._busy.values()}
+        latest = {current.label(): current for current in self._activities.values()}
         if len(latest) > 1 or self._bar is not None:
             latest.pop(activity.WORKERS, None)
-        return "; ".join(b.text(now) for b in sorted(latest.values(), key=lambda b: b.since))
+        return "; ".join(a.text(now) for a in sorted(latest.values(), key=lambda a: a.since))
 
     def _show(self) -> None:
-        text = self.waiting_for()
+        text = self.current_activity()
         if self._bar is not None and self._live:
             self._bar.set_description_str(text or "rollouts")
         elif self._status is not None and text:
@@ -193,13 +191,13 @@ class Progress:
             text
             and not self._bar
             and not text.startswith(activity.PLACES)
-            and time.time() - self._spoke >= REPEAT_SECONDS
+            and time.time() - self._last_line >= REPEAT_SECONDS
         ):
             self.say(f"still {text}")
 
 
 def rollout_line(row: dict[str, Any]) -> str:
-    """The figures of one rollout, short."""
+    """The main metrics of one rollout."""
     parts = [f"reward {row['rollout/reward_mean']:+.2f}"]
     if "rollout/accuracy" in row:
         parts.append(f"accuracy {row['rollout/accuracy']:.2f}")
@@ -211,7 +209,7 @@ def rollout_line(row: dict[str, Any]) -> str:
 
 
 def evaluation_line(row: dict[str, Any]) -> str:
-    """The figures of one evaluation, short."""
+    """The result of one evaluation."""
     text = f"held-out after rollout {row['global_step']}: "
     if "eval_accuracy" in row:
         text += f"accuracy {row['eval_accuracy']:.3f} +- {row['eval_accuracy_ci95']:.3f}, "
@@ -222,16 +220,17 @@ def evaluation_line(row: dict[str, Any]) -> str:
 
 
 def nonfinite_line(row: dict[str, Any]) -> str:
-    """What was skipped or left out, and the samples."""
-    named = [f"prompt {s['prompt_index']} response {s['response_index']}" for s in row["samples"]]
-    more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
+    """One line about a skipped optimizer step or dropped samples."""
+    samples = [f"prompt {s['prompt_index']} response {s['response_index']}" for s in row["samples"]]
+    rest = len(samples) - MAX_NAMED
+    more = f" and {rest} more" if rest > 0 else ""
     if row["optimizer_step"] is None:
         what = f"{row['left_out']} responses left out of the update"
     else:
         what = f"optimizer step {row['optimizer_step']} skipped, {row['in_a_row']} in a row"
     return (
         f"rollout {row['global_step']}: {what}: {row['cause']} not finite: "
-        f"{', '.join(named[:NAMED])}{more} ({jsonl_log.NONFINITE})"
+        f"{', '.join(samples[:MAX_NAMED])}{more} ({jsonl_log.NONFINITE})"
     )
 
 

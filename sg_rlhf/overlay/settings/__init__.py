@@ -1,6 +1,5 @@
-"""What a run's arguments mean: layout, async rollouts, workers' settings, optional packages.
+"""Settings that follow from a run's arguments: layout, async rollouts, workers, optional packages.
 
 Each check refuses a combination before anything starts. ``worker_settings`` carries settings to
-Ray workers through environment variables. Read by every other sub-package; imports none of them
-but ``cpu`` and ``reporting``.
+Ray workers in one environment variable. Imports only ``cpu`` and ``reporting`` of the overlay.
 """

@@ -27,8 +27,8 @@ def in_process(code: str, name: str) -> str:
 
 def test_cuda_calls_mean_the_cpu() -> None:
     code = """
-from sg_rlhf.overlay.patches import table as register
-register.install()
+from sg_rlhf.overlay.patches import table
+table.install()
 import torch
 device = torch.cuda.current_device()
 torch.cuda.set_device(0); torch.cuda.empty_cache(); torch.cuda.synchronize()
@@ -41,10 +41,10 @@ print(torch.zeros(1).to(device).device, torch.device(f"cuda:{device}"), zero.dev
 
 def test_bf16_attention_is_computed_in_float32_without_bf16_units() -> None:
     code = """
-from sg_rlhf.overlay.patches import table as register
+from sg_rlhf.overlay.patches import table
 from sg_rlhf.overlay.cpu import platform
 platform.has_bf16_units = lambda: False
-register.install()
+table.install()
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 torch.manual_seed(0)
@@ -74,9 +74,9 @@ print(seen == [{torch.float32}, {torch.float32}], logits.dtype,
 
 def test_packed_samples_get_the_log_probs_and_gradients_of_padded_ones(tmp_path: Path) -> None:
     code = f"""
-from sg_rlhf.overlay.patches import table as register
+from sg_rlhf.overlay.patches import table
 from sg_rlhf.overlay.model.packed_attention import VARLEN
-register.install()
+table.install()
 import torch
 from openrlhf.models.actor import Actor
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -107,8 +107,8 @@ def test_nothing_changes_with_cuda() -> None:
     code = """
 import torch
 before = (torch.cuda.current_device, torch.cuda.synchronize, torch.cuda.empty_cache)
-from sg_rlhf.overlay.patches import table as register
-register.install()
+from sg_rlhf.overlay.patches import table
+table.install()
 print(before == (torch.cuda.current_device, torch.cuda.synchronize, torch.cuda.empty_cache))
 """
     assert in_process(code, "cuda").strip() == "True"

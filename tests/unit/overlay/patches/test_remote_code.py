@@ -20,8 +20,8 @@ LOADS = """
 import sys
 from types import SimpleNamespace
 if sys.argv[2] == "overlay":
-    from sg_rlhf.overlay.patches import table as register
-    register.install()
+    from sg_rlhf.overlay.patches import table
+    table.install()
 from openrlhf.utils.utils import get_tokenizer, is_vlm_model
 from transformers import AutoConfig, AutoModelForCausalLM
 folder = sys.argv[1]

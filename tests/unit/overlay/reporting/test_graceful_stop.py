@@ -15,17 +15,17 @@ from sg_rlhf.overlay.reporting import graceful_stop
 WAITS = """
 import sys, time
 from pathlib import Path
-from sg_rlhf.overlay.reporting import graceful_stop as termination
+from sg_rlhf.overlay.reporting import graceful_stop
 try:
-    with termination.GracefulStop(sys.argv[1] or None, float(sys.argv[2])):
+    with graceful_stop.GracefulStop(sys.argv[1] or None, float(sys.argv[2])):
         print("waits", flush=True)
         for _ in range(100_000):
             time.sleep(0.05)
-            if termination.stop_requested(Path(sys.argv[1]) if sys.argv[1] else None):
+            if graceful_stop.stop_requested(Path(sys.argv[1]) if sys.argv[1] else None):
                 print("asked", flush=True)
                 if sys.argv[3] == "heeds":
                     break
-except termination.TerminatedNow as error:
+except graceful_stop.TerminatedNow as error:
     print(f"ended: {error}", flush=True)
 """
 

@@ -1,4 +1,4 @@
-"""What the terminal says of a start: every phase with its seconds, live or as plain lines."""
+"""The terminal during a start: every phase with its seconds, live or as plain lines."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from sg_rlhf.common.atomic_io import BestEffortStream
-from sg_rlhf.overlay.reporting import activity
-from sg_rlhf.overlay.reporting import terminal as progress
+from sg_rlhf.overlay.reporting import activity, terminal
 from sg_rlhf.run_dir import jsonl_log
 
 
@@ -26,56 +25,56 @@ class Screen(io.StringIO):
 
 
 @pytest.fixture
-def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., progress.Progress]:
-    """A progress over a fresh run directory, and phases of this process in its file."""
-    monkeypatch.setattr(progress, "POLL_SECONDS", 0.02)
+def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., terminal.Progress]:
+    """Makes a display of a fresh run directory; this process writes to its activity log."""
+    monkeypatch.setattr(terminal, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(activity, "_log", activity.log_file(tmp_path))
-    return lambda terminal: progress.Progress(tmp_path, terminal)
+    return lambda stream: terminal.Progress(tmp_path, stream)
 
 
-def wait_for(terminal: io.StringIO, text: str) -> None:
-    """A text of the terminal; seconds in it, as "(0 s)", may be more."""
+def wait_for(stream: io.StringIO, text: str) -> None:
+    """Wait for a text on the terminal. Seconds like "(0 s)" may be more."""
     pattern = re.escape(text).replace(re.escape("(0 s)"), r"\(\d+ s\)")
     end = time.monotonic() + 300
-    while not re.search(pattern, terminal.getvalue()):
-        assert time.monotonic() < end, terminal.getvalue()
+    while not re.search(pattern, stream.getvalue()):
+        assert time.monotonic() < end, stream.getvalue()
         time.sleep(0.01)
 
 
 def test_each_phase_is_a_line_once_and_without_a_terminal_repeated(
-    busy: Callable[..., progress.Progress], monkeypatch: pytest.MonkeyPatch
+    busy: Callable[..., terminal.Progress], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "REPEAT_SECONDS", 0.2)
-    terminal = io.StringIO()
-    with busy(terminal):
+    monkeypatch.setattr(terminal, "REPEAT_SECONDS", 0.2)
+    stream = io.StringIO()
+    with busy(stream):
         with activity.phase(activity.DRIVER, "starting Ray"):
-            wait_for(terminal, "starting Ray ...")
-            wait_for(terminal, "still starting Ray (0 s)")
+            wait_for(stream, "starting Ray ...")
+            wait_for(stream, "still starting Ray (0 s)")
         for _ in range(2):
             with activity.phase(activity.CONTROLLER, "syncing weights"):
-                wait_for(terminal, "controller: syncing weights ...")
-    said = terminal.getvalue()
+                wait_for(stream, "controller: syncing weights ...")
+    said = stream.getvalue()
     assert said.count("starting Ray ...") == said.count("syncing weights ...") == 1
     assert all(re.match(r"\[ {,4}\d+s\] ", line) for line in said.splitlines())
 
 
 def test_a_terminal_has_one_live_line_with_all_that_is_waited_for(
-    busy: Callable[..., progress.Progress], tmp_path: Path
+    busy: Callable[..., terminal.Progress], tmp_path: Path
 ) -> None:
-    terminal = Screen()
-    with busy(terminal), activity.phase(activity.DRIVER, activity.WORKERS):
-        wait_for(terminal, f"] {activity.WORKERS} (0 s)")
+    stream = Screen()
+    with busy(stream), activity.phase(activity.DRIVER, activity.WORKERS):
+        wait_for(stream, f"] {activity.WORKERS} (0 s)")
         with activity.phase(activity.TRAINER, "loading the model"):
             # A worker is busy, which says more than that the workers start.
-            wait_for(terminal, "] trainer: loading the model (0 s)")
+            wait_for(stream, "] trainer: loading the model (0 s)")
             with activity.phase(activity.TRAINER, "reading checkpoint global_step2"):
-                wait_for(terminal, "] trainer: reading checkpoint global_step2 (0 s)")
-        (tmp_path / progress.PLAN).write_text(json.dumps({"rollouts": 3, "remarks": []}))
-        wait_for(terminal, "rollouts:   0%")
+                wait_for(stream, "] trainer: reading checkpoint global_step2 (0 s)")
+        (tmp_path / terminal.PLAN).write_text(json.dumps({"rollouts": 3, "remarks": []}))
+        wait_for(stream, "rollouts:   0%")
         with activity.phase(activity.CONTROLLER, "evaluating"):
             activity.show_progress(4, 4)
-            wait_for(terminal, "controller: evaluating 4/4 (0 s):   0%")
-    assert "still" not in terminal.getvalue()
+            wait_for(stream, "controller: evaluating 4/4 (0 s):   0%")
+    assert "still" not in stream.getvalue()
 
 
 def test_in_a_file_each_rollout_is_a_line_without_carriage_returns(tmp_path: Path) -> None:
@@ -86,23 +85,23 @@ def test_in_a_file_each_rollout_is_a_line_without_carriage_returns(tmp_path: Pat
         ]
         jsonl_log.append(tmp_path / jsonl_log.METRICS, rows)
 
-    terminal = io.StringIO()
+    stream = io.StringIO()
     rollouts(1, 2)  # of the run before it was resumed
-    shown = progress.Progress(tmp_path, terminal)
-    (tmp_path / progress.PLAN).write_text(json.dumps({"rollouts": 4, "remarks": []}))
+    shown = terminal.Progress(tmp_path, stream)
+    (tmp_path / terminal.PLAN).write_text(json.dumps({"rollouts": 4, "remarks": []}))
     shown._read()
     for step in (3, 4):
         rollouts(step)
         shown._read()
-    said = [line.partition("] ")[2] for line in terminal.getvalue().splitlines()]
+    said = [line.partition("] ")[2] for line in stream.getvalue().splitlines()]
     assert said == [
         f"rollout {n} of 4: reward {n / 4:+.2f} tokens 9" for n in (2, 3, 4)
     ]  # fmt: skip
-    assert "\r" not in terminal.getvalue()
+    assert "\r" not in stream.getvalue()
 
 
 def test_it_ends_where_nobody_reads_it_any_more(
-    busy: Callable[..., progress.Progress], tmp_path: Path
+    busy: Callable[..., terminal.Progress], tmp_path: Path
 ) -> None:
     """tqdm holds its lock while it writes, and an error there left it locked for good."""
     reads, writes = os.pipe()
@@ -112,9 +111,9 @@ def test_it_ends_where_nobody_reads_it_any_more(
             busy(BestEffortStream.over(writes)) as shown,
             activity.phase(activity.DRIVER, "starting Ray"),
         ):
-            (tmp_path / progress.PLAN).write_text(json.dumps({"rollouts": 3, "remarks": []}))
+            (tmp_path / terminal.PLAN).write_text(json.dumps({"rollouts": 3, "remarks": []}))
             wait = time.monotonic() + 300
-            while shown.waiting_for() == "" and time.monotonic() < wait:
+            while shown.current_activity() == "" and time.monotonic() < wait:
                 time.sleep(0.01)
             shown.say("a line")
         assert not shown._thread.is_alive()
@@ -123,16 +122,16 @@ def test_it_ends_where_nobody_reads_it_any_more(
 
 
 def test_what_was_skipped_is_a_line(tmp_path: Path) -> None:
-    terminal = io.StringIO()
-    shown = progress.Progress(tmp_path, terminal)
-    (tmp_path / progress.PLAN).write_text(json.dumps({"rollouts": 3, "remarks": []}))
+    stream = io.StringIO()
+    shown = terminal.Progress(tmp_path, stream)
+    (tmp_path / terminal.PLAN).write_text(json.dumps({"rollouts": 3, "remarks": []}))
     samples = [{"prompt_index": i, "response_index": 1} for i in range(6)]
     steps = {"optimizer_step": 9, "cause": "the gradient", "in_a_row": 2, "samples": samples}
     left_out = {"optimizer_step": None, "cause": "reward", "left_out": 8, "samples": samples[:1]}
     rows = [{"global_step": 4, **row} for row in (left_out, steps)]
     jsonl_log.append(tmp_path / jsonl_log.NONFINITE, rows)
     shown._read()
-    said = [line for line in terminal.getvalue().splitlines() if "not finite" in line]
+    said = [line for line in stream.getvalue().splitlines() if "not finite" in line]
     assert said[0].endswith(
         "rollout 4: 8 responses left out of the update: reward not finite: prompt 0 response 1 "
         "(nonfinite.jsonl)"
@@ -145,7 +144,7 @@ def test_what_was_skipped_is_a_line(tmp_path: Path) -> None:
 
 
 def test_other_processes_write_into_the_same_file_and_ranks_are_one(
-    busy: Callable[..., progress.Progress], tmp_path: Path
+    busy: Callable[..., terminal.Progress], tmp_path: Path
 ) -> None:
     script = (
         "from pathlib import Path\n"
@@ -153,37 +152,37 @@ def test_other_processes_write_into_the_same_file_and_ranks_are_one(
         f"a.write_to(a.log_file(Path({str(tmp_path)!r})))\n"
         "with a.phase(a.ENGINE, 'loading'): input()\n"
     )
-    terminal = Screen()
-    with busy(terminal) as shown:
+    stream = Screen()
+    with busy(stream) as shown:
         ranks = [
             subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, text=True)
             for _ in range(2)
         ]
-        wait_for(terminal, "rollout engine: loading (0 s)")
+        wait_for(stream, "rollout engine: loading (0 s)")
         for rank in ranks:
             rank.communicate("\n", timeout=300)
         end = time.monotonic() + 300
-        while shown.waiting_for():
+        while shown.current_activity():
             assert time.monotonic() < end
             time.sleep(0.01)
-    assert terminal.getvalue().count("rollout engine: loading ...") == 1
+    assert stream.getvalue().count("rollout engine: loading ...") == 1
 
 
 def test_what_a_worker_says_is_a_line_and_the_same_of_another_is_not(
-    busy: Callable[..., progress.Progress], monkeypatch: pytest.MonkeyPatch
+    busy: Callable[..., terminal.Progress], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terminal = io.StringIO()
-    with busy(terminal):
+    stream = io.StringIO()
+    with busy(stream):
         for text in ("the retriever is away", "the retriever is away", "it is back"):
             activity.show_message(activity.ENGINE, text)
-        wait_for(terminal, "] rollout engine: it is back\n")
-        assert terminal.getvalue().count("rollout engine: the retriever is away\n") == 1
+        wait_for(stream, "] rollout engine: it is back\n")
+        assert stream.getvalue().count("rollout engine: the retriever is away\n") == 1
         # Later it is another outage.
-        monkeypatch.setattr(progress, "SAME_SECONDS", 0.0)
+        monkeypatch.setattr(terminal, "DUPLICATE_SECONDS", 0.0)
         activity.show_message(activity.ENGINE, "the retriever is away")
         activity.show_message(activity.ENGINE, "that was all")
-        wait_for(terminal, "that was all")
-    assert terminal.getvalue().count("rollout engine: the retriever is away\n") == 2
+        wait_for(stream, "that was all")
+    assert stream.getvalue().count("rollout engine: the retriever is away\n") == 2
 
 
 def test_without_a_run_directory_nothing_is_written(
@@ -198,17 +197,17 @@ def test_without_a_run_directory_nothing_is_written(
 
 
 def test_the_last_part_of_a_rollout_is_known_to_whoever_reads_the_directory(
-    busy: Callable[..., progress.Progress], tmp_path: Path
+    busy: Callable[..., terminal.Progress], tmp_path: Path
 ) -> None:
-    terminal = io.StringIO()
-    with busy(terminal) as shown:
+    stream = io.StringIO()
+    with busy(stream) as shown:
         activity.set_status(3, "generation")
         activity.set_status(4, "ppo_train")
         with activity.phase(activity.CONTROLLER, "syncing weights"):
-            wait_for(terminal, "controller: syncing weights ...")
+            wait_for(stream, "controller: syncing weights ...")
         with activity.log_file(tmp_path).open("a") as log:
             log.write('{"who": "controller", "rollout": 5, "doi')
     assert activity.last_status(tmp_path) == " while updating (rollout 4)"
-    assert shown.waiting_for() == "" and "updating" not in terminal.getvalue()
+    assert shown.current_activity() == "" and "updating" not in stream.getvalue()
     activity.clear(tmp_path)
     assert activity.last_status(tmp_path) == ""
