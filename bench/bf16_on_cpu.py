@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from arguments import as_json
-from machine import memory_gb, processor
+from machine import machine, processor
 from torch.nn.functional import scaled_dot_product_attention
 
 from sg_rlhf.overlay.cpu import platform
@@ -67,7 +67,7 @@ def main() -> None:
     result = {
         "command": f"python bench/bf16_on_cpu.py --out {out}",
         "date": time.strftime("%Y-%m-%d"),
-        "machine": {"processor": processor(), "memory_gb": memory_gb()},
+        "machine": {"processor": processor(), "memory_gb": machine()["memory_gb"]},
         "bf16_units": platform.has_bf16_units(),
         "threads": 1,
         "torch": torch.__version__,

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from arguments import as_json
-from machine import memory_gb, processor
+from machine import machine, processor
 from transformers import AutoModelForCausalLM
 
 from sg_rlhf.algo import policy_loss
@@ -121,7 +121,7 @@ def main() -> None:
         "machine": {
             "processor": processor(),
             "cores": os.cpu_count(),
-            "memory_gb": memory_gb(),
+            "memory_gb": machine()["memory_gb"],
             "torch_threads": torch.get_num_threads(),
         },
         "versions": {name: metadata.version(name) for name in ("torch", "transformers")},

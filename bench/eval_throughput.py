@@ -24,7 +24,7 @@ from typing import Any
 from arguments import as_json
 from machine import processor
 
-from sg_rlhf.common.host import versions
+from sg_rlhf.common.environment import versions
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "sg_rlhf" / "tiny" / "kk_tiny"

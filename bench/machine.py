@@ -7,9 +7,9 @@ import time
 from importlib import metadata
 from typing import Any
 
-from sg_rlhf.common.host import machine, memory_gb, processor
+from sg_rlhf.common.resources import machine, processor
 
-__all__ = ["memory_gb", "processor", "provenance"]
+__all__ = ["machine", "processor", "provenance"]
 
 
 def provenance(script: str, *packages: str) -> dict[str, Any]:

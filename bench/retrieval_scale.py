@@ -33,7 +33,7 @@ from arguments import as_json
 from children import FLAG, child
 from machine import provenance
 
-from sg_rlhf.common import cgroup
+from sg_rlhf.common import resources
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.common.index_sizes import (
     KINDS,
@@ -116,7 +116,7 @@ def build(wanted: Spec, folder: Path) -> dict[str, Any]:
         assemble.assemble(wanted, file, out, progress=False)
     seconds = time.perf_counter() - start
     size = out.stat().st_size / 1e6
-    own = assemble_memory(wanted, 0, cgroup.cores()) - PROCESS_BYTES
+    own = assemble_memory(wanted, 0, resources.cores()) - PROCESS_BYTES
     return {
         "seconds": round(seconds, 1),
         "index_mb": round(size, 1),

@@ -13,7 +13,7 @@ from eval.compare import Compared, Comparison, Discordant, Side
 from eval.paired import Difference
 from sg_rlhf.common import figures
 from sg_rlhf.common.atomic_io import write_whole
-from sg_rlhf.common.markdown import table_head, table_row
+from sg_rlhf.common.text import table_head, table_row
 from sg_rlhf.data_io import strict_json
 
 JSON, MARKDOWN, PICTURE = "compare.json", "compare.md", "compare.png"

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sg_rlhf.common.markdown import EMPTY, table_head, table_row
+from sg_rlhf.common.text import EMPTY, table_head, table_row
 from sg_rlhf.tasks.suite import Results, Suite
 
 

@@ -24,8 +24,7 @@ from typing import Any
 
 from sg_rlhf.common.argument_types import OneLineParser
 from sg_rlhf.common.atomic_io import best_effort_output, real_path, write_whole
-from sg_rlhf.common.environment import as_typed
-from sg_rlhf.common.host import versions
+from sg_rlhf.common.environment import as_typed, versions
 from sg_rlhf.common.redaction import redact_argv, redact_text
 from sg_rlhf.config import (
     Config,

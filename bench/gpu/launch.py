@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.gpu.result import plain, summary
 from bench.gpu.stages import Stage
-from sg_rlhf.common.host import machine
+from sg_rlhf.common.resources import machine
 
 ROOT = Path(__file__).parents[2]
 #: Seconds to end by itself after SIGTERM; a training run needs a few to end Ray.

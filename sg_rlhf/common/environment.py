@@ -5,6 +5,7 @@ Needs the standard library alone, as it is imported before any package is known 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from types import TracebackType
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -89,3 +90,14 @@ def _short(path: str) -> str:
     """From here where it is below, else absolute."""
     here = os.getcwd() + os.sep
     return path[len(here) :] if path.startswith(here) else path
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Package -> its version here, of those that are installed."""
+    from importlib import metadata  # takes 20 ms, and few commands need it
+
+    installed = {}
+    for name in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            installed[name] = metadata.version(name)
+    return installed

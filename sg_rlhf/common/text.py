@@ -1,30 +1,37 @@
-"""Errors of one line, whatever stands in the names and values that they quote."""
+"""Text for people: one-line errors, values in messages, sizes and durations, Markdown tables.
+
+Standard library and Python 3.8 only: the doctor imports this before anything is installed.
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sg_rlhf.common.redaction import redact
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+#: A cell of a table for which there is no value.
+EMPTY = "–"
 #: An option of OpenRLHF's own command line.
-_UPSTREAMS_FLAG = re.compile(r"--\w+(\.\w+)+").fullmatch
+_UPSTREAM_FLAG = re.compile(r"--\w+(\.\w+)+").fullmatch
 
 
 class OneLineError(ValueError):
-    """An error whose message has no line breaks, also where a key or a value has some."""
+    """An error whose message has no line breaks, even if a key or value that it quotes has some."""
 
     def __init__(self, message: object = "") -> None:
         super().__init__(" ".join(str(message).splitlines()))
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, like all others of its command.
+    """An argument parser that reports an error in one line.
 
-    Of a command that takes a recipe, the line also says how a recipe and its keys are written.
+    If the command takes a recipe, the line also says how a recipe and its keys are written.
     """
 
     _words: Sequence[str] = ()
@@ -35,22 +42,59 @@ class OneLineParser(argparse.ArgumentParser):
         return super().parse_intermixed_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """One line on stderr, exit status 2."""
-        name = self.prog.replace("python -m ", "")  # the doctor runs on Python 3.8, too
-        self.exit(2, f"{name}: {message}{self._how_to_write()}; see --help\n")
+        """Print one line on stderr and exit with status 2."""
+        name = self.prog.replace("python -m ", "")
+        self.exit(2, f"{name}: {message}{self._recipe_hint()}; see --help\n")
 
-    def _how_to_write(self) -> str:
+    def _recipe_hint(self) -> str:
         if not any(action.dest == "overrides" for action in self._actions):
             return ""
         words = ["", *self._words, "-"]
-        for place, word in enumerate(words):
+        for index, word in enumerate(words):
             key, _, value = word.partition("=")
-            if _UPSTREAMS_FLAG(key):
-                following = words[place + 1]
+            if _UPSTREAM_FLAG(key):
+                following = words[index + 1]
                 value = value or ("true" if following.startswith("-") else following)
                 shown = redact(key[2:], value)
                 return f"; write a recipe's key without dashes: {key[2:]}={shown}"
-            loose = words[place - 1] != "--config" and not word.startswith("--")
+            loose = words[index - 1] != "--config" and not word.startswith("--")
             if loose and word.endswith((".yaml", ".yml")):
                 return f"; write a recipe as --config {word}"
         return ""
+
+
+def single_line(error: BaseException) -> str:
+    """An error's message without line breaks."""
+    return " ".join(str(error).split())
+
+
+def truncate(value: object, limit: int = 120) -> str:
+    """A value's repr for an error message, at most ``limit`` characters."""
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def format_bytes(number: float) -> str:
+    """Bytes for people, in steps of 1,000: 64.6 GB."""
+    units = ["bytes", "KB", "MB", "GB", "TB"]
+    while number >= 999.5 and len(units) > 1:
+        number /= 1000
+        units.pop(0)
+    return f"{number:.0f} {units[0]}" if number >= 100 else f"{number:.3g} {units[0]}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds for people: 40 s, 12 min, 3.5 h."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def table_head(cells: Sequence[str]) -> list[str]:
+    """The two lines of a Markdown table's head."""
+    return [table_row(cells), table_row(["---"] * len(cells))]
+
+
+def table_row(cells: Iterable[object]) -> str:
+    """One row of a Markdown table."""
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sg_rlhf.common.redaction import redact
+from sg_rlhf.common.text import truncate
 from sg_rlhf.config.errors import ConfigError, MissingFile
 from sg_rlhf.config.recipe import Config, local_path
 from sg_rlhf.data_io import model_folder
@@ -29,7 +30,7 @@ from sg_rlhf.data_io.prompt_validation import (
     rows_of,
     too_long,
 )
-from sg_rlhf.data_io.records import DataError, truncate
+from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.domain import Domain
 

@@ -1,9 +1,11 @@
-"""For which samples old log-probs need a forward pass of their own: one rule for run and plan.
+"""How a recipe's log-probs are computed: fused or from logits, and when with a separate pass.
 
-The old policy is the one that sampled. Until a rollout's first optimizer step it is the current
-policy, whose log-probs the update's own forward pass gives: detached, they are the old ones.
-Samples of later steps need theirs from before the first. A pass over all samples is left to what
-reads old log-probs before the update, and to where the two passes would not compute the same.
+Training and the memory plan both ask these rules.
+
+Old log-probs are those of the policy that sampled. Until the rollout's first optimizer step this is
+the current policy, so the update's own forward pass gives them (detached). Samples of later
+optimizer steps need them from before the first one. All samples need a separate pass where
+something reads old log-probs before the update, or where the two passes would differ.
 """
 
 from __future__ import annotations
@@ -13,14 +15,32 @@ from typing import Any, Literal, NamedTuple
 
 from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
 
+#: Model families whose logits are the head's output alone: nothing added, scaled or capped.
+FUSED_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+
+
+def fused_log_probs_supported(
+    requested: bool, tensor_parallel_size: int, deepcompile: bool
+) -> bool:
+    """Whether log-probs can be computed without materialising logits.
+
+    Not where the head is sharded over ranks, nor where the whole model is compiled.
+
+    Args:
+        requested: ``actor.fused_logprobs``.
+        tensor_parallel_size: ``ds.tensor_parallel_size``.
+        deepcompile: ``ds.deepcompile``.
+    """
+    return requested and tensor_parallel_size == 1 and not deepcompile
+
 
 class OldLogProbRule(NamedTuple):
-    """What the rule says of a recipe.
+    """Which samples of a recipe need a separate forward pass for old log-probs.
 
     Attributes:
-        of: the samples that need a pass: all, those of the rollout's later optimizer steps, none.
-        share: of the rollout's samples.
-        why: in a few words, with the keys that decide it.
+        of: the samples that need one: all, those of the rollout's later optimizer steps, none.
+        share: their share of the rollout's samples, 0 to 1.
+        why: a few words, with the keys that decide it.
     """
 
     of: Literal["all", "later", "none"]
@@ -29,10 +49,10 @@ class OldLogProbRule(NamedTuple):
 
 
 def old_log_prob_rule(value: Callable[[str], Any]) -> OldLogProbRule:
-    """The rule.
+    """Apply the rule to a recipe.
 
     Args:
-        value: of a dotted key of the recipe, upstream's or ``sg``'s default where it sets none.
+        value: dotted key -> its value in the recipe, or its default.
     """
     reader = next((why for why, applies in _readers(value) if applies), None)
     if reader:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sg_rlhf import __version__
-from sg_rlhf.common import free_space
+from sg_rlhf.common import resources
 from sg_rlhf.common.argument_types import path
 from sg_rlhf.common.atomic_io import real_path
 from sg_rlhf.common.environment import as_typed
@@ -68,9 +68,9 @@ def make(task: str, command: DataCommand, args: argparse.Namespace) -> None:
         if plan.needs is not None:
             needs = plan.needs()
             if needs.lines:
-                free_space.print_requirements(needs.lines, out)
+                resources.print_requirements(needs.lines, out)
             if not args.skip_room_check:
-                free_space.check("--out", out, "the data set", needs)
+                resources.check_requirements("--out", out, "the data set", needs)
         made = plan.make()
         manifest = write_dataset(out, made.files, request, made.facts)
         for line in command.report(manifest):
@@ -125,7 +125,7 @@ def _parser(domains: dict[str, Domain], asked: str, command: DataCommand | None)
             "--force", action="store_true", help="replace our files in a folder that is not empty"
         )
         sub.add_argument(
-            free_space.SKIP,
+            resources.SKIP,
             action="store_true",
             help="download or write what disk or memory may not hold",
         )

@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from sg_rlhf.common import free_space
-from sg_rlhf.data_io.records import DataError, single_line
+from sg_rlhf.common import resources
+from sg_rlhf.common.text import single_line
+from sg_rlhf.data_io.records import DataError
 
 
 def download_from_hub(
@@ -50,11 +51,11 @@ def download_from_hub(
             url = hf_hub_url(repository, file, repo_type="dataset", revision=revision)
             size = get_hf_file_metadata(url).size or 0
             cache = Path(constants.HF_HUB_CACHE)
-            free_space.check(
-                "HF_HUB_CACHE", cache, f"the download of {file}", free_space.Requirements(size, 0)
+            resources.check_requirements(
+                "HF_HUB_CACHE", cache, f"the download of {file}", resources.Requirements(size, 0)
             )
         path = hf_hub_download(repository, file, repo_type="dataset", revision=revision)
-    except free_space.InsufficientSpace:
+    except resources.InsufficientSpace:
         raise
     except (OSError, ValueError) as error:
         raise DataError(

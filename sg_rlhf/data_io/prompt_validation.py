@@ -16,13 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.data_io.records import (
-    DataError,
-    numbered_json_lines,
-    parquet_rows,
-    single_line,
-    truncate,
-)
+from sg_rlhf.common.text import single_line, truncate
+from sg_rlhf.data_io.records import DataError, numbered_json_lines, parquet_rows
 
 #: What upstream reads by its suffix; an Arrow file is a cache of `datasets`, and is taken as it is.
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sg_rlhf.common.text import OneLineError
+from sg_rlhf.common.text import OneLineError, single_line, truncate
 
 Raw = TypeVar("Raw")
 Row = TypeVar("Row")
@@ -199,14 +199,3 @@ def split_held_out(
         held_out.update(places[: round(test_fraction * len(places))])
     train = [item for i, item in enumerate(items) if i not in held_out]
     return train, [item for i, item in enumerate(items) if i in held_out]
-
-
-def truncate(value: object, limit: int = 120) -> str:
-    """A value as an error message shows it."""
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-def single_line(error: BaseException) -> str:
-    """An error's message without line breaks."""
-    return " ".join(str(error).split())

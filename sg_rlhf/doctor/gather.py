@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sg_rlhf.common import cgroup
+from sg_rlhf.common import resources
 from sg_rlhf.doctor import gpus, host, network
 from sg_rlhf.doctor.facts import ABSENT, Facts
 
@@ -80,7 +80,7 @@ def gather(wanted: Wanted, environment: Mapping[str, str] | None = None) -> Fact
         dev_shm_mib=host.dev_shm_mib(),
         disks=host.disks({"environment": folder, "run": wanted.run_dir, "models": cache}),
         ulimit_nofile=host.open_files(),
-        cores=cgroup.cores(),
+        cores=resources.cores(),
         ports_in_use=network.ports_in_use(RAY_PORTS),
         flash_attn=_is_installed("flash-attn"),
         written_gb=host.size_gb(wanted.run_dir),

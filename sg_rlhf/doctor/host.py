@@ -14,7 +14,7 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sg_rlhf.common import cgroup
+from sg_rlhf.common import resources
 from sg_rlhf.doctor.facts import NONE, Disk, Python
 from sg_rlhf.doctor.questions import Question
 
@@ -29,14 +29,14 @@ print(json.dumps([sys.version.split()[0], sys.executable, os.path.isfile(header)
 """
 
 
-def memory_gib(root: Path = cgroup.ROOT) -> float | None:
+def memory_gib(root: Path = resources.ROOT) -> float | None:
     """The machine's memory, GiB."""
-    return _gib(cgroup.memory(root))
+    return _gib(resources.memory(root))
 
 
-def cgroup_memory_gib(root: Path = cgroup.ROOT) -> float | None:
+def cgroup_memory_gib(root: Path = resources.ROOT) -> float | None:
     """The limit of this container or job, GiB; None without one, or with one above the memory."""
-    return _gib(cgroup.memory_limit(root))
+    return _gib(resources.memory_limit(root))
 
 
 def _gib(size: int | None) -> float | None:

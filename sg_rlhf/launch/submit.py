@@ -24,8 +24,8 @@ from typing import Any
 
 from sg_rlhf.common.argument_types import OneLineParser
 from sg_rlhf.common.environment import script
+from sg_rlhf.common.text import single_line
 from sg_rlhf.config import Config, ConfigError, input_checks, load_config, topology
-from sg_rlhf.data_io.records import single_line
 
 #: Never uploaded, as well as what .gitignore and .rayignore name; Ray's own default.
 EXCLUDED = [".git", ".venv", "venv", "__pycache__"]

@@ -20,9 +20,9 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from sg_rlhf.algo.weightings import token_keys
+from sg_rlhf.common.text import single_line
 from sg_rlhf.config import local_path
 from sg_rlhf.data_io import model_folder
-from sg_rlhf.data_io.records import single_line
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 #: Tokens of prompts, responses and padding that go through the model at a time.

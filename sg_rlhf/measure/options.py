@@ -27,10 +27,10 @@ from sg_rlhf.common.argument_types import (
     progress_bar,
 )
 from sg_rlhf.common.atomic_io import write_whole
-from sg_rlhf.common.host import machine
+from sg_rlhf.common.resources import machine
+from sg_rlhf.common.text import single_line
 from sg_rlhf.config import Config, weighting_of
 from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
-from sg_rlhf.data_io.records import single_line
 from sg_rlhf.measure import fixed_batch, sample_batch
 from sg_rlhf.measure.checkpoint import (
     DTYPES,

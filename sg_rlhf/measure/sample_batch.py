@@ -12,8 +12,9 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from sg_rlhf.algo.advantages import group_advantages
+from sg_rlhf.common.text import single_line, truncate
 from sg_rlhf.config import local_path
-from sg_rlhf.data_io.records import DataError, single_line, truncate
+from sg_rlhf.data_io.records import DataError
 from sg_rlhf.measure.checkpoint import MeasureError, pad_id, vocabulary
 from sg_rlhf.measure.fixed_batch import BatchRow, FixedBatch
 from sg_rlhf.measure.rollouts import left_pad

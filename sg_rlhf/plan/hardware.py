@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sg_rlhf.common import cgroup
-from sg_rlhf.common.host import visible_gpus
+from sg_rlhf.common import resources
+from sg_rlhf.common.resources import visible_gpus
 from sg_rlhf.plan.gpu_types import BY_SIZE, GPUS, Gpu, gpu_of
 
 #: Host memory that a machine is taken to have per GPU, GiB: about the smallest that clouds sell
@@ -83,7 +83,7 @@ def named(name: str) -> Hardware:
     if name == "cpu":
         return Hardware(
             nodes=1, gpus_per_node=0, gpu="", gpu_memory_gib=0.0,
-            host_memory_gib=cgroup.usable_memory() / 2**30, disk_free_gb=None, link="",
+            host_memory_gib=resources.usable_memory() / 2**30, disk_free_gb=None, link="",
         )  # fmt: skip
     known = OLDER_NAMES.get(name, name).lower()
     match = re.fullmatch(r"(?:(\d+)x)?(\d+)x(?:(\d+)gb|([a-z0-9-]+))", known)
@@ -170,7 +170,7 @@ def detected(folder: str | Path = ".") -> Hardware:
         [float(memory) for _, memory in rows],
         # One link per pair is printed as NV4, NV12, NV18.
         nvlink=bool(re.search(r"\bNV\d+\b", _query("topo", "-m"))) if len(rows) > 1 else True,
-        host_memory_gib=cgroup.usable_memory() / 2**30,
+        host_memory_gib=resources.usable_memory() / 2**30,
         disk_free_gb=shutil.disk_usage(there).free / 1e9,
     )
 

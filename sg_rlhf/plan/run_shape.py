@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sg_rlhf.common import without_logits
 from sg_rlhf.config import Config, ConfigError, local_path, topology
-from sg_rlhf.config.log_probs import old_log_prob_rule
+from sg_rlhf.config.log_probs import FUSED_FAMILIES, fused_log_probs_supported, old_log_prob_rule
 from sg_rlhf.plan.shapes import ModelShape, shape_of
 
 #: Keys that count something of which there must be one.
@@ -298,7 +297,7 @@ def _hardware(sources: tuple[str, ...]) -> str:
 
 
 def _logits(config: Config, model: ModelShape) -> Logits:
-    fused = model.family in without_logits.FAMILIES and without_logits.fits(
+    fused = model.family in FUSED_FAMILIES and fused_log_probs_supported(
         config.sg.fused_logprobs,
         config.value("ds.tensor_parallel_size"),
         config.value("ds.deepcompile"),

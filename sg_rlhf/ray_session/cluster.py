@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import ray
 
-from sg_rlhf.data_io.records import single_line
+from sg_rlhf.common.text import single_line
 from sg_rlhf.ray_session import auth_token
 
 #: Since Ray 2.60 a cluster may ask for a token where nobody set one up.

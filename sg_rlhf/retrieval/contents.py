@@ -21,7 +21,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from sg_rlhf.common import cgroup
+from sg_rlhf.common import resources
 
 BLOCK = 64 * 2**20
 #: A file up to this size is hashed at each start, which takes about 10 ms.
@@ -122,7 +122,7 @@ def _hash_all(
             total=sum(sizes.values()), unit="B", unit_scale=True, desc=f"{what} {folder.name}",
             disable=None if progress else True,
         ) as bar,
-        ThreadPoolExecutor(cgroup.cores()) as pool,
+        ThreadPoolExecutor(resources.cores()) as pool,
     ):  # fmt: skip
         jobs_done = pool.map(
             lambda job: _hash(folder / job[0], job[1], min(block, sizes[job[0]] - job[1]), bar),

@@ -31,7 +31,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from sg_rlhf.common import cgroup
+from sg_rlhf.common import resources
 from sg_rlhf.common.index_sizes import Precision
 from sg_rlhf.retrieval.corpus import Corpus, load_offsets
 from sg_rlhf.retrieval.encoder import Encoder, Tokens
@@ -97,7 +97,7 @@ class Done:
 def places(devices: Sequence[str], workers: int | None) -> list[Place]:
     """One place a GPU, or `workers` on a CPU that share its cores; several on each GPU if asked."""
     if devices[0] == "cpu":
-        cores = cgroup.cores()
+        cores = resources.cores()
         count = workers or max(1, cores // 8)
         return [Place("cpu", max(1, cores // count))] * count if count > 1 else [Place("cpu")]
     return [Place(device) for device in devices for _ in range(workers or 1)]

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import bm25s  # type: ignore[import-untyped]
 import numpy as np
 
-from sg_rlhf.common import cgroup
+from sg_rlhf.common import resources
 from sg_rlhf.common.atomic_io import disk_full_context
 from sg_rlhf.retrieval import postings
 from sg_rlhf.retrieval.analysis import Analysis
@@ -88,7 +88,7 @@ class BM25Backend:
         backend = backend or ("numba" if self._rows >= COMPILE_FROM else "numpy")
         self._model.backend = backend
         # Compiled, bm25s searches without the GIL and on all cores; numpy gains nothing by threads.
-        workers = cgroup.cores() if backend == "numba" else 1
+        workers = resources.cores() if backend == "numba" else 1
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="bm25")
         if backend == "numba":
             self._model.compile()

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sg_rlhf.common import cgroup, free_space, index_sizes
-from sg_rlhf.common.free_space import MANY, Requirements
+from sg_rlhf.common import index_sizes, resources
 from sg_rlhf.common.index_sizes import KINDS, PRECISIONS, TRAIN_PER_LIST, Spec
+from sg_rlhf.common.resources import MANY, Requirements
+from sg_rlhf.common.text import format_bytes, format_seconds
 from sg_rlhf.retrieval.analysis import ANALYSES, LUCENE
 from sg_rlhf.retrieval.corpus import Corpus
 from sg_rlhf.retrieval.job import DONE, Build
@@ -44,9 +45,9 @@ def check(job: Build, needs: Requirements, rows: int) -> None:
         ValueError: naming what is missing and what to do.
     """
     if rows >= MANY or job.dry_run:
-        free_space.print_requirements(needs.lines, job.out)
+        resources.print_requirements(needs.lines, job.out)
     if not job.skip_room_check:
-        free_space.check("--out", job.out, "the build", needs)
+        resources.check_requirements("--out", job.out, "the build", needs)
 
 
 def of_vectors(job: Build, spec: Spec, corpus: Corpus, model: Encoder) -> Requirements:
@@ -57,15 +58,15 @@ def of_vectors(job: Build, spec: Spec, corpus: Corpus, model: Encoder) -> Requir
     there = _on_disk(job)
     disk = index_sizes.build_disk(spec)
     encode = index_sizes.encode_memory(spec, len(where), model.size, job.shard_rows)
-    after = index_sizes.assemble_memory(spec, model.size, cgroup.cores())
+    after = index_sizes.assemble_memory(spec, model.size, resources.cores())
     lines = [
         f"{job.corpus}: {spec.rows:,} passages; {spec.kind} index, {spec.dimension} numbers each, "
         f"{_parameters(spec)}",
-        f"  disk    {free_space.size(disk)} while it is made"
-        + (f", {free_space.size(there)} of them there" if there else "")
-        + f"; {free_space.size(index_sizes.finished_disk(spec))} after",
-        f"  memory  {free_space.size(encode)} to encode, {free_space.size(after)} to make the "
-        f"index; to serve it from memory {free_space.size(spec.index_bytes)}, "
+        f"  disk    {format_bytes(disk)} while it is made"
+        + (f", {format_bytes(there)} of them there" if there else "")
+        + f"; {format_bytes(index_sizes.finished_disk(spec))} after",
+        f"  memory  {format_bytes(encode)} to encode, {format_bytes(after)} to make the "
+        f"index; to serve it from memory {format_bytes(spec.index_bytes)}, "
         "less from a fast disk",
     ]
     if spec.rows >= MANY:
@@ -73,10 +74,10 @@ def of_vectors(job: Build, spec: Spec, corpus: Corpus, model: Encoder) -> Requir
         rate = _rate(corpus, model, where[0].threads) * len(where)
         made = _assemble_seconds(spec)
         lines.append(
-            f"  time    {free_space.duration(left / rate)} to encode ({rate:,.0f} passages a second"
+            f"  time    {format_seconds(left / rate)} to encode ({rate:,.0f} passages a second"
             + (f" in {len(where)} processes, if each is as fast as one" if len(where) > 1 else "")
             + "; measured now)"
-            + (f", very roughly {free_space.duration(made)} to make the index" if made else "")
+            + (f", very roughly {format_seconds(made)} to make the index" if made else "")
         )
     instead = _instead(job, spec, model, len(where))
     return Requirements(max(0, disk - there), max(encode, after), tuple(lines), instead)
@@ -98,12 +99,12 @@ def of_bm25(job: Build, corpus: Corpus) -> Requirements:
     there = _on_disk(job)
     lines = (
         f"{job.corpus}: {len(corpus):,} passages; bm25, about {words:.0f} words each",
-        f"  disk    {free_space.size(2 * index)} while it is made"
-        + (f", {free_space.size(there)} of them there" if there else "")
-        + f"; {free_space.size(index)} after",
-        f"  memory  {free_space.size(memory)} to build; faster with {free_space.size(index)} more "
+        f"  disk    {format_bytes(2 * index)} while it is made"
+        + (f", {format_bytes(there)} of them there" if there else "")
+        + f"; {format_bytes(index)} after",
+        f"  memory  {format_bytes(memory)} to build; faster with {format_bytes(index)} more "
         "for what is mapped of the index",
-        f"  time    {free_space.duration(1.25 * seconds)} to split words (measured now) and to "
+        f"  time    {format_seconds(1.25 * seconds)} to split words (measured now) and to "
         "score them; a killed build goes on where it was",
     )
     return Requirements(max(0, 2 * index - there), memory, lines)
@@ -173,7 +174,7 @@ def _assemble_seconds(spec: Spec) -> float:
 
 
 def _of_build(job: Build, spec: Spec, model: Encoder, workers: int) -> Requirements:
-    memory = index_sizes.build_memory(spec, model.size, workers, job.shard_rows, cgroup.cores())
+    memory = index_sizes.build_memory(spec, model.size, workers, job.shard_rows, resources.cores())
     return Requirements(index_sizes.build_disk(spec), memory)
 
 
@@ -183,7 +184,7 @@ def _instead(job: Build, spec: Spec, model: Encoder, workers: int) -> str:
     for kind in KINDS:
         for numbers in PRECISIONS:
             other = index_sizes.spec(kind, spec.rows, spec.dimension, numbers)
-            if free_space.shortage(job.out, _of_build(job, other, model, workers)) is None:
+            if resources.shortage(job.out, _of_build(job, other, model, workers)) is None:
                 fit.append(f"--type {kind} --vectors {numbers}")
                 break
     return f"; {', '.join(fit)} would do" if fit else ""

@@ -17,8 +17,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from sg_rlhf.common import host
 from sg_rlhf.common.atomic_io import write_whole
+from sg_rlhf.common.resources import visible_gpus
 from sg_rlhf.config import ConfigError
 from sg_rlhf.data_io import strict_json
 from sg_rlhf.run_dir.final_model import final_checkpoint, final_checkpoint_complete
@@ -28,7 +28,7 @@ from sg_rlhf.studies.plan import DATA, Cell, Study, overrides
 
 def devices() -> list[str]:
     """The GPUs that this process may use, by what CUDA_VISIBLE_DEVICES calls them."""
-    visible = host.visible_gpus()
+    visible = visible_gpus()
     if visible is not None:
         return visible
     import torch

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from sg_rlhf.common.free_space import Requirements
+from sg_rlhf.common.resources import Requirements
 from sg_rlhf.data_io.dataset_writer import Records
 
 #: Model id or folder -> its tokenizer; passed in because the tasks do not import transformers.

@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from sg_rlhf.data_io.records import DataError, json_objects, parquet_rows, read_each, truncate
+from sg_rlhf.common.text import truncate
+from sg_rlhf.data_io.records import DataError, json_objects, parquet_rows, read_each
 from sg_rlhf.tasks.contamination import Exposure
 from sg_rlhf.tasks.grade import Grade, Grader
 from sg_rlhf.tasks.overlap import Problem, Text

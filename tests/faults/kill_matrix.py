@@ -34,7 +34,7 @@ from typing import Any
 
 import psutil
 
-from sg_rlhf.common.host import machine
+from sg_rlhf.common.resources import machine
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.run_dir import jsonl_log
 from tests.integration.conftest import Data, command, environment

@@ -20,7 +20,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from sg_rlhf.common.host import versions
+from sg_rlhf.common.environment import versions
 from sg_rlhf.overlay.reporting import error_report
 from sg_rlhf.ray_session.cluster import ClusterError
 

@@ -23,7 +23,7 @@ from openrlhf.models.ring_attn_utils import gather_and_pad_tensor, unpad_and_sli
 from torch import Tensor
 
 from sg_rlhf.algo.log_probs.fused_log_probs import selected_log_probs
-from sg_rlhf.common.without_logits import FAMILIES
+from sg_rlhf.config.log_probs import FUSED_FAMILIES
 from sg_rlhf.overlay.model import packed_attention, prefix_sharing
 from sg_rlhf.overlay.settings import worker_settings
 
@@ -59,7 +59,7 @@ def _log_prob_head(actor: Any) -> Any:
     if not hasattr(actor, "log_prob_head"):
         model: Any = getattr(actor.model, "module", actor.model)
         head: Any = None
-        if getattr(model.config, "model_type", None) in FAMILIES:
+        if getattr(model.config, "model_type", None) in FUSED_FAMILIES:
             head = model.get_output_embeddings()
         # An exact match: a quantised or adapted head computes something else.
         if type(head) is torch.nn.Linear:

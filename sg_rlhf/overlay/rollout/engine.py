@@ -19,7 +19,7 @@ from openrlhf.utils.agent import SingleTurnAgentExecutor
 from vllm import SamplingParams, TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
-from sg_rlhf.data_io.records import truncate
+from sg_rlhf.common.text import truncate
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.fork_server import client as fork_server
 from sg_rlhf.overlay.reporting import activity

@@ -13,7 +13,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common import without_logits
 from sg_rlhf.overlay.reporting import activity
 
 VARIABLE = "SG_WORKER"
@@ -94,7 +93,10 @@ def fused_log_probs_fit(args: Any) -> bool:
     Args:
         args: upstream's nested namespace with ``sg``.
     """
-    return without_logits.fits(
+    # For the driver: every worker imports this module, and none needs the recipes' modules.
+    from sg_rlhf.config.log_probs import fused_log_probs_supported
+
+    return fused_log_probs_supported(
         args.sg.fused_logprobs, args.ds.tensor_parallel_size, args.ds.deepcompile
     )
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.common.text import truncate
 from sg_rlhf.data_io.records import (
     DataError,
     ProgressCallback,
@@ -16,7 +17,6 @@ from sg_rlhf.data_io.records import (
     parquet_rows,
     read_each,
     split_held_out,
-    truncate,
 )
 from sg_rlhf.tasks.kk.grading import READINGS, score
 from sg_rlhf.tasks.kk.prompt import build_prompt

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from sg_rlhf.data_io.records import truncate
+from sg_rlhf.common.text import truncate
 
 Statement: TypeAlias = tuple[Any, ...]
 Assignment: TypeAlias = tuple[bool, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sg_rlhf.common.markdown import EMPTY, table_head, table_row
+from sg_rlhf.common.text import EMPTY, table_head, table_row
 from sg_rlhf.tasks.suite import Results, Suite, score_of
 
 #: People of a puzzle: all sizes, and those that the published runs trained on.

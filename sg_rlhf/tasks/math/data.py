@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.common.text import truncate
 from sg_rlhf.data_io.records import (
     DataError,
     ProgressCallback,
@@ -21,7 +22,6 @@ from sg_rlhf.data_io.records import (
     json_lines,
     parquet_rows,
     read_each,
-    truncate,
 )
 from sg_rlhf.tasks.labels import golds_in, label_of
 from sg_rlhf.tasks.math.prompt import problem_of, prompt_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sg_rlhf.common.markdown import EMPTY, table_head, table_row
+from sg_rlhf.common.text import EMPTY, table_head, table_row
 from sg_rlhf.tasks.suite import Results, Suite, score_of
 
 #: Table 1, per cent: OlympiadBench, Minerva, MATH-500, AMC avg@16, AIME pass@16, AIME avg@16, Avg.

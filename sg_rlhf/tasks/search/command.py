@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common import cgroup, free_space, index_sizes
+from sg_rlhf.common import index_sizes, resources
 from sg_rlhf.common.argument_types import (
     fraction,
     non_negative_int,
@@ -17,6 +17,7 @@ from sg_rlhf.common.argument_types import (
     printable_name,
     progress_bar,
 )
+from sg_rlhf.common.text import format_bytes, format_seconds
 from sg_rlhf.data_io.command_options import file_entry, generate_options
 from sg_rlhf.data_io.dataset_writer import UsageError
 from sg_rlhf.data_io.hf_hub import download_from_hub
@@ -180,22 +181,22 @@ COMMAND = SearchData()
 
 def _wiki_18(out: Path) -> Iterator[str]:
     """What an index of the recipe's corpus takes, kind by kind, and whether it fits here."""
-    disk, memory = free_space.free_disk(out), cgroup.free_memory()
+    disk, memory = resources.free_disk(out), resources.free_memory()
     yield (
         f"Its retriever searches wiki-18 ({WIKI_18_ROWS:,} passages, E5's {E5_WIDTH} numbers); an "
-        f"index of it, where {free_space.size(disk)} of disk and {free_space.size(memory)} of "
+        f"index of it, where {format_bytes(disk)} of disk and {format_bytes(memory)} of "
         "memory are free:"
     )
     yield "  --type  --vectors  disk to build  memory to build  disk after  fits here"
     for kind in index_sizes.KINDS:
         for numbers in index_sizes.PRECISIONS:
             made = index_sizes.spec(kind, WIKI_18_ROWS, E5_WIDTH, numbers)
-            needs = free_space.Requirements(
+            needs = resources.Requirements(
                 index_sizes.build_disk(made), index_sizes.build_memory(made, E5_BYTES)
             )
-            fits = "yes" if free_space.shortage(out, needs) is None else "no"
+            fits = "yes" if resources.shortage(out, needs) is None else "no"
             after = index_sizes.finished_disk(made)
-            sizes = [free_space.size(number) for number in (needs.disk, needs.memory, after)]
+            sizes = [format_bytes(number) for number in (needs.disk, needs.memory, after)]
             yield f"  {kind:<7} {numbers:<9} {sizes[0]:>14} {sizes[1]:>16} {sizes[2]:>11}  {fits}"
     yield (
         "python -m sg_rlhf.retrieval.index --dry-run measures the time, too, and refuses what "
@@ -257,19 +258,19 @@ def _encyclopedia(args: argparse.Namespace) -> Source:
     return Source({"kind": "encyclopedia", **options}, make, lambda: (rows, 200 * rows))
 
 
-def _needs(rows: int, text_bytes: int, style: Style) -> free_space.Requirements:
+def _needs(rows: int, text_bytes: int, style: Style) -> resources.Requirements:
     """What so many questions take when they are read and written."""
     disk = rows * (len(build_prompt("", style)) + RECORD_BYTES) + 2 * text_bytes
     memory = PROCESS_BYTES + rows * QUESTION_BYTES + 2 * text_bytes
     lines: tuple[str, ...] = ()
-    if rows >= free_space.MANY:
+    if rows >= resources.MANY:
         lines = (
             f"Search questions: about {rows:,}",
-            f"  disk    {free_space.size(disk)}",
-            f"  memory  {free_space.size(memory)}",
-            f"  time    about {free_space.duration(rows / ROWS_PER_SECOND)}",
+            f"  disk    {format_bytes(disk)}",
+            f"  memory  {format_bytes(memory)}",
+            f"  time    about {format_seconds(rows / ROWS_PER_SECOND)}",
         )
-    return free_space.Requirements(disk, memory, lines)
+    return resources.Requirements(disk, memory, lines)
 
 
 def _files(args: argparse.Namespace, style: Style) -> Source:
@@ -293,7 +294,7 @@ def _files(args: argparse.Namespace, style: Style) -> Source:
         def check_room() -> None:
             needs = _needs(NQ_HOTPOTQA_ROWS, NQ_HOTPOTQA_ROWS * NQ_HOTPOTQA_BYTES, style)
             if not args.skip_room_check:
-                free_space.check("--out", args.out, "the data set", needs)
+                resources.check_requirements("--out", args.out, "the data set", needs)
 
         skip = args.skip_room_check
         paths = [

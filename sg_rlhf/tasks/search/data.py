@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.common.text import truncate
 from sg_rlhf.data_io.records import (
     DataError,
     ProgressCallback,
@@ -20,7 +21,6 @@ from sg_rlhf.data_io.records import (
     parquet_rows,
     read_each,
     split_held_out,
-    truncate,
 )
 from sg_rlhf.tasks.labels import golds_in, label_of
 from sg_rlhf.tasks.search.prompt import Style, build_prompt

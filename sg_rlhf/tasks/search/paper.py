@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sg_rlhf.common.markdown import EMPTY, table_head, table_row
+from sg_rlhf.common.text import EMPTY, table_head, table_row
 from sg_rlhf.tasks.suite import Results, Suite, score_of
 
 #: Table 2, per cent exact match: NQ, TriviaQA, PopQA, HotpotQA, 2Wiki, MuSiQue, Bamboogle, Avg.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sg_rlhf.common.markdown import EMPTY
+from sg_rlhf.common.text import EMPTY
 from sg_rlhf.tasks.suite import ExtraTable, Results
 
 _HEADS = (

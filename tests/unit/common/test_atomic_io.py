@@ -104,10 +104,10 @@ def test_log_lines_that_the_disk_does_not_take_are_lost(disk: Path) -> None:
 def test_lines_that_nobody_reads_any_more_are_lost_and_the_status_stays() -> None:
     program = """
 import os, sys
-from sg_rlhf.common.atomic_io import best_effort_output as lossy_output
+from sg_rlhf.common.atomic_io import best_effort_output
 print("read", flush=True)
 sys.stdin.read()
-with lossy_output():
+with best_effort_output():
     for _ in range(3):
         print("unread", flush=True)
         print("unread", file=sys.stderr)

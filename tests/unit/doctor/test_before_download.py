@@ -25,7 +25,7 @@ def checkout(tree: Tree) -> Tree:  # noqa: F811
     shutil.copytree(ROOT / "sg_rlhf" / "doctor", tree.root / "sg_rlhf" / "doctor", ignore=data)
     (tree.root / "sg_rlhf" / "common").mkdir()
     shutil.copy(ROOT / "sg_rlhf" / "__init__.py", tree.root / "sg_rlhf" / "__init__.py")
-    for name in ("__init__", "cgroup", "environment", "text", "redaction"):
+    for name in ("__init__", "environment", "redaction", "resources", "text"):
         place = f"sg_rlhf/common/{name}.py"
         shutil.copy(ROOT / place, tree.root / place)
     stand_in = tree.tools / "python3.11"

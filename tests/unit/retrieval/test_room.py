@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.common import cgroup
-from sg_rlhf.common import free_space as disk_room
+from sg_rlhf.common import resources
 from sg_rlhf.common.index_sizes import (
     KINDS,
     PROCESS_BYTES,
@@ -76,8 +75,7 @@ def test_what_is_not_there_is_refused(
     what: str,
     name: str,
 ) -> None:
-    place = {"disk": disk_room, "memory": cgroup}[what]
-    monkeypatch.setattr(place, f"free_{what}", lambda *_: 1000)
+    monkeypatch.setattr(resources, f"free_{what}", lambda *_: 1000)
     arguments = (
         "--corpus", corpus, "--encoder", "bm25" if name == "bm25" else encoder,
         "--out", tmp_path / "index",

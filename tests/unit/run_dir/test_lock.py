@@ -19,8 +19,8 @@ from sg_rlhf.run_dir.lock import LOCK, OWNER, RunLocked, hold_lock
 HOLD = """
 import sys, time
 from pathlib import Path
-from sg_rlhf.run_dir.lock import hold_lock as owning
-with owning(Path(sys.argv[1])):
+from sg_rlhf.run_dir.lock import hold_lock
+with hold_lock(Path(sys.argv[1])):
     print("holds", flush=True)
     time.sleep(3600)
 """

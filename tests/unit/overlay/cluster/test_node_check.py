@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sg_rlhf.common.host import versions
+from sg_rlhf.common.environment import versions
 from sg_rlhf.overlay.cluster import node_check
 
 

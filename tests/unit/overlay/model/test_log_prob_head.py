@@ -10,7 +10,7 @@ import torch
 from openrlhf.models import Actor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from sg_rlhf.common import without_logits
+from sg_rlhf.config.log_probs import FUSED_FAMILIES
 
 VOCABULARY = 97
 SHAPE = {
@@ -179,4 +179,4 @@ def test_a_head_replaced_after_loading_is_noticed(
 
 
 def test_every_family_has_a_test() -> None:
-    assert set(FAMILIES) == set(without_logits.FAMILIES)
+    assert set(FAMILIES) == set(FUSED_FAMILIES)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sg_rlhf.common import cgroup
+from sg_rlhf.common import resources
 from sg_rlhf.data import command
 from sg_rlhf.tasks.search import encyclopedia
 from sg_rlhf.tasks.search.command import COMMAND
@@ -234,7 +234,7 @@ def test_what_a_cgroup_does_not_allow_is_refused(
     (limits / "memory.stat").write_text("file 0\n")
     (tmp_path / "root" / "proc/self").mkdir(parents=True)
     (tmp_path / "root" / "proc/self/cgroup").write_text("0::/job\n")
-    monkeypatch.setattr(cgroup.free_memory, "__defaults__", (tmp_path / "root",))
+    monkeypatch.setattr(resources.free_memory, "__defaults__", (tmp_path / "root",))
     source = many(tmp_path / "nq.jsonl", 10)
     error = refused(capsys, "--source", source, "--out", tmp_path / "out")
     assert " of memory, 90 MB are free (--skip-room-check goes ahead anyway)" in error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sg_rlhf.common import cgroup
+from sg_rlhf.common import resources
 
 
 def files(root: Path, **contents: str) -> Path:
@@ -19,7 +19,7 @@ def test_limits_of_a_cgroup_of_version_2(tmp_path: Path) -> None:
     root = files(
         tmp_path, proc__meminfo="MemTotal:       33554432 kB", proc__self__cgroup="0::/job/step",
     )  # fmt: skip
-    assert cgroup.memory_limit(root) is None
+    assert resources.memory_limit(root) is None
     group = root / "sys" / "fs" / "cgroup"
     for folder, memory, cpu in (
         ("job", str(8 * 2**30), "250000 100000"),
@@ -28,9 +28,9 @@ def test_limits_of_a_cgroup_of_version_2(tmp_path: Path) -> None:
         (group / folder).mkdir(parents=True)
         (group / folder / "memory.max").write_text(memory)
         (group / folder / "cpu.max").write_text(cpu)
-    assert cgroup.memory(root) == 32 * 2**30
-    assert cgroup.memory_limit(root) == 8 * 2**30  # of the one above ours
-    assert cgroup.cores(root, affinity=16) == 2
+    assert resources.memory(root) == 32 * 2**30
+    assert resources.memory_limit(root) == 8 * 2**30  # of the one above ours
+    assert resources.cores(root, affinity=16) == 2
 
 
 def test_limits_of_a_container_of_version_1(tmp_path: Path) -> None:
@@ -45,10 +45,10 @@ def test_limits_of_a_container_of_version_1(tmp_path: Path) -> None:
     # The path is the host's: inside, the container's own group is the top.
     (group / "memory" / "memory.limit_in_bytes").write_text(str(12 * 2**30))
     (group / "cpu" / "cpu.cfs_quota_us").write_text("-1")
-    assert cgroup.memory_limit(root) == 12 * 2**30
-    assert cgroup.cores(root, affinity=6) == 6
+    assert resources.memory_limit(root) == 12 * 2**30
+    assert resources.cores(root, affinity=6) == 6
     (group / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712")
-    assert cgroup.memory_limit(root) is None
+    assert resources.memory_limit(root) is None
 
 
 def test_what_is_free(tmp_path: Path) -> None:
@@ -58,22 +58,22 @@ def test_what_is_free(tmp_path: Path) -> None:
         proc__meminfo=f"MemTotal: 33554432 kB\nMemAvailable: {available // 1024} kB",
         proc__self__cgroup="0::/job",
     )
-    assert cgroup.free_memory(root) == available
+    assert resources.free_memory(root) == available
     group = root / "sys/fs/cgroup/job"
     group.mkdir(parents=True)
     (group / "memory.max").write_text("max\n")
     (group / "memory.current").write_text("2500\n")
-    assert (cgroup.free_memory(root), cgroup.usable_memory(root)) == (available, 32 * 2**30)
+    assert (resources.free_memory(root), resources.usable_memory(root)) == (available, 32 * 2**30)
     (group / "memory.max").write_text("3000\n")
     (group / "memory.stat").write_text("anon 1500\nfile 1000\nfile_mapped 7\n")
-    assert (cgroup.free_memory(root), cgroup.usable_memory(root)) == (1500, 3000)
+    assert (resources.free_memory(root), resources.usable_memory(root)) == (1500, 3000)
     # The one above allows less.
     (group.parent / "memory.max").write_text("2900\n")
     (group.parent / "memory.current").write_text("2800\n")
-    assert (cgroup.free_memory(root), cgroup.usable_memory(root)) == (100, 2900)
+    assert (resources.free_memory(root), resources.usable_memory(root)) == (100, 2900)
 
 
 def test_this_machine() -> None:
-    total = cgroup.memory()
-    assert total is not None and 0 < cgroup.free_memory() < cgroup.usable_memory() <= total
-    assert cgroup.cores() >= 1
+    total = resources.memory()
+    assert total is not None and 0 < resources.free_memory() < resources.usable_memory() <= total
+    assert resources.cores() >= 1

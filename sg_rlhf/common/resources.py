@@ -1,0 +1,228 @@
+"""Memory, cores, disk and GPUs that this process may use, and a refusal where they are too small.
+
+A container or a job sees the whole machine in `/proc/meminfo`, but is killed when it takes more
+than its cgroup allows. Cgroups of version 1 and 2 are read: ours and all above it.
+`examples/scripts/common.sh` reads the limits itself, because it runs before Python is installed.
+
+Standard library and Python 3.8 only: the doctor imports this before anything is installed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sg_rlhf.common.text import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+ROOT = Path("/")
+
+#: Control files of memory by cgroup version: limit, use, statistics, name of the file cache's
+#: statistic.
+_MEMORY = {
+    2: ("memory.max", "memory.current", "memory.stat", "file"),
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_cache"),
+}
+
+#: The flag of every command that checks disk and memory first.
+SKIP = "--skip-room-check"
+#: With fewer passages or questions than this a command takes minutes: it prints no estimate.
+MANY = 20_000
+
+
+# ------------------------------------------------------------------------------ memory and cores
+
+
+def memory(root: Path = ROOT) -> int | None:
+    """Bytes of the machine's memory; None where `/proc/meminfo` is missing."""
+    return _meminfo(root, "MemTotal")
+
+
+def memory_limit(root: Path = ROOT) -> int | None:
+    """Bytes that the cgroups allow; None without a limit below the machine's memory."""
+    limits = (_number(folder / _MEMORY[version][0]) for version, folder in _groups(root, "memory"))
+    lowest = min((limit for limit in limits if limit is not None), default=None)
+    total = memory(root)
+    return None if lowest is None or (total is not None and lowest >= total) else lowest
+
+
+def usable_memory(root: Path = ROOT) -> int:
+    """Bytes of memory that this process may use at most."""
+    limit = memory_limit(root) or memory(root)
+    return limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def free_memory(root: Path = ROOT) -> int:
+    """Bytes of memory that this process may still take."""
+    free = _meminfo(root, "MemAvailable")
+    if free is None:
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    for version, folder in _groups(root, "memory"):
+        limit_file, used_file, statistics, cached = _MEMORY[version]
+        limit, used = _number(folder / limit_file), _number(folder / used_file)
+        if limit is not None and used is not None:
+            # The file cache counts as used, but the kernel drops it when memory runs short.
+            cache = re.search(rf"^{cached} (\d+)$", _text(folder / statistics), re.MULTILINE)
+            free = min(free, max(0, limit - used + (int(cache[1]) if cache else 0)))
+    return free
+
+
+def cores(root: Path = ROOT, affinity: int | None = None) -> int:
+    """Cores that this process may use: by affinity and the cgroups' quota, at least 1."""
+    usable = float(affinity or len(os.sched_getaffinity(0)))
+    for version, folder in _groups(root, "cpu"):
+        if version == 2:
+            quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
+        else:
+            quota = _text(folder / "cpu.cfs_quota_us").strip()
+            period = _text(folder / "cpu.cfs_period_us").strip()
+        if quota.isdigit():
+            usable = min(usable, int(quota) / int(period or 100_000))
+    return max(1, int(usable))
+
+
+def _groups(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
+    """Version and folder of our cgroup of a controller and of its ancestors, the top first."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, names, path = (line.split(":", 2) + ["", ""])[:3]
+        if number == "0" and not names:
+            version, base = 2, root / "sys/fs/cgroup"
+        elif controller in names.split(","):
+            version, base = 1, root / "sys/fs/cgroup" / controller
+        else:
+            continue
+        # In a container the path is often the host's and does not exist: the top then is ours.
+        inside = [part for part in path.split("/") if part and part != ".."]
+        for depth in range(len(inside) + 1):
+            yield version, base.joinpath(*inside[:depth])
+
+
+def _meminfo(root: Path, name: str) -> int | None:
+    line = re.search(rf"^{name}:\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
+    return int(line[1]) * 1024 if line else None
+
+
+def _number(file: Path) -> int | None:
+    """The number in a control file; None where there is none, as in `max`."""
+    text = _text(file).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+# -------------------------------------------------------------------------- GPUs and the machine
+
+
+def visible_gpus() -> list[str] | None:
+    """The GPUs of CUDA_VISIBLE_DEVICES; None where it is not set and every GPU is visible.
+
+    As CUDA reads it: an empty name or -1 also hides everything after it.
+    """
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if variable is None:
+        return None
+    names = (name.strip() for name in variable.split(","))
+    return list(itertools.takewhile(lambda name: name not in ("", "-1"), names))
+
+
+def processor() -> str:
+    """The processor's model name."""
+    for line in _text(ROOT / "proc/cpuinfo").splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"
+
+
+def machine() -> dict[str, Any]:
+    """System, processor, cores and memory (in units of 2**30 bytes), as result files record them.
+
+    The whole machine's, whatever a cgroup allows.
+    """
+    total = memory() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "system": platform.platform(),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(total / 2**30, 1),
+    }
+
+
+# ------------------------------------------------------------------ checks before a long command
+
+
+class InsufficientSpace(ValueError):
+    """Disk or memory is too small for a command; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What a command needs at most.
+
+    Attributes:
+        disk: bytes.
+        memory: bytes.
+        lines: the same for people, printed before the command starts.
+        instead: what would need less, for the refusal; starts with a separator.
+    """
+
+    disk: int
+    memory: int
+    lines: tuple[str, ...] = ()
+    instead: str = ""
+
+
+def shortage(folder: Path, needs: Requirements) -> tuple[str, int, int] | None:
+    """("disk" or "memory", bytes needed, bytes free) of what is too small; None if both suffice."""
+    if needs.disk > (free := free_disk(folder)):
+        return "disk", needs.disk, free
+    if needs.memory > (free := free_memory()):
+        return "memory", needs.memory, free
+    return None
+
+
+def check_requirements(flag: str, folder: Path, what: str, needs: Requirements) -> None:
+    """Refuse a command that needs more than the disk of `folder` or the free memory.
+
+    Args:
+        flag: the option that names the folder.
+        what: what needs it, as "the build".
+
+    Raises:
+        InsufficientSpace: names what is needed, what is free, and the flag that skips this check.
+    """
+    lacking = shortage(folder, needs)
+    if lacking is not None:
+        name, needed, free = lacking
+        raise InsufficientSpace(
+            f"{flag} {folder}: {what} takes {format_bytes(needed)} of {name}, "
+            f"{format_bytes(free)} are free{needs.instead} ({SKIP} goes ahead anyway)"
+        )
+
+
+def print_requirements(lines: Iterable[str], folder: Path) -> None:
+    """Print what is needed, and what is free."""
+    for line in lines:
+        print(line)
+    disk, free = format_bytes(free_disk(folder)), format_bytes(free_memory())
+    print(f"  free    {disk} of disk, {free} of memory", flush=True)
+
+
+def free_disk(path: Path) -> int:
+    """Bytes free where `path` is or will be."""
+    existing = path.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    return shutil.disk_usage(existing).free
