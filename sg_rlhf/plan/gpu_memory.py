@@ -1,9 +1,9 @@
 """Memory of one GPU of a run, bytes: each function a line of the plan, with its formula and source.
 
 P is the number of parameters, P' of those that are trained, n of the ranks, V of the vocabulary, T
-of the tokens of a pass. What DeepSpeed does was read in 0.19.6 as OpenRLHF 0.11.2 configures it
+of the tokens of a pass. What DeepSpeed does was read in 0.19.8 as OpenRLHF 0.11.2 configures it
 (openrlhf/utils/deepspeed/deepspeed_utils.py: every bucket and limit "auto", which is DeepSpeed's
-default), vLLM in 0.29.0.
+default), vLLM in 0.32.0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Seeds of requests, a sampler that needs no generator state, and vLLM's settings.
+"""Seeds of requests, a sampler without generator state, and the settings of every vLLM engine.
 
-Shared by training and evaluation, so that both sample in the same way.
+Training and evaluation both use it, so both sample in the same way.
 """

@@ -1,7 +1,7 @@
-"""Seeds of sampling that depend on what is sampled, not on who samples it or when.
+"""Seeds of requests, derived from what is sampled and not from which engine samples it or when.
 
-An engine with one generator for all its requests gives a prompt other responses after every restart
-and with every other number of engines.
+With one generator for all requests of an engine, a prompt's responses would change with every
+restart and with the number of engines.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ LIMIT = 2**63
 
 
 class SeedKey(NamedTuple):
-    """What identifies a prompt's responses in a run.
+    """Identifies a prompt's responses in a run.
 
     Attributes:
-        seed: of the run (``train.seed``).
-        purpose: what they are sampled for: ``rollout``, or ``eval/NAME`` of a held-out set.
-        step: rollouts that the run has trained on before.
-        prompt: the prompt's place among those drawn for it.
+        seed: the run's seed (``train.seed``).
+        purpose: namespace of the seed: ``rollout``, or ``eval/NAME`` for a held-out set.
+        step: number of rollouts that the run was trained on before.
+        prompt: index of the prompt in its batch.
     """
 
     seed: int
@@ -30,12 +30,15 @@ class SeedKey(NamedTuple):
 
 
 def request_seed(draw: SeedKey, response: int, turn: int = 0) -> int:
-    """The seed of one request to an engine: SHA-256 of its names, so that no two are alike.
+    """Seed of one request to an engine: SHA-256 over the fields below, so that no two are equal.
 
     Args:
-        draw: the prompt's.
-        response: the response's place among the prompt's.
-        turn: requests that the response has made before; a dialogue makes several.
+        draw: of the prompt.
+        response: index of the response among the prompt's.
+        turn: number of earlier requests of this response; a dialogue makes several.
+
+    Returns:
+        0 to 2**63 - 1.
     """
     names = "/".join(map(str, (*draw, response, turn)))
     return int.from_bytes(hashlib.sha256(names.encode()).digest()[:8], "big") % LIMIT

@@ -1,6 +1,6 @@
-"""What every vLLM engine of this project is started with: rollouts and evaluation alike.
+"""Settings of every vLLM engine of this project, for rollouts and for evaluation.
 
-Read in vLLM 0.29.0 and FlashInfer 0.6.18; nothing here has run on a GPU yet.
+Read in the source of vLLM 0.32.0 and FlashInfer 0.7.0. Nothing here has run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -9,30 +9,30 @@ import importlib.util
 import os
 from typing import Any
 
-#: Mistral's repositories hold the model twice. vLLM prefers Mistral's own files: other tokenizer
-#: code than the trainer's, and a second download of the weights.
+#: Mistral's repositories hold the model twice. By default vLLM takes Mistral's own files, which
+#: means another tokenizer than the trainer's and a second download of the weights.
 HUGGING_FACE_FILES = {"tokenizer_mode": "hf", "config_format": "hf", "load_format": "hf"}
 DUAL_CHUNK = "dual_chunk_attention_config"
-#: FlashInfer's package of compiled kernels, which its own package has none of.
+#: The package with FlashInfer's compiled kernels. FlashInfer's main package has sources only.
 COMPILED_KERNELS = "flashinfer_jit_cache"
 
 
 def plain_attention(hf_config: Any) -> Any:
-    """Take dual chunk attention out of a model's configuration (vLLM's ``hf_overrides``).
+    """Remove dual chunk attention from a model's configuration (vLLM's ``hf_overrides``).
 
-    Qwen2.5-1M's ``config.json`` asks for it. vLLM hands the setting to its attention backends, of
-    which none takes it any more, so that the engine does not start. Up to
-    ``chunk_size - local_size`` tokens the first chunk holds everything and the attention is the
-    plain one, which is also what transformers computes at any length: the context is bounded by
-    that, and vLLM refuses a longer ``max_model_len`` by itself.
+    Qwen2.5-1M's ``config.json`` sets it. vLLM passes the setting to its attention backends, but
+    none accepts it any more, so the engine would not start. Up to ``chunk_size - local_size``
+    tokens everything is in the first chunk and the attention is plain attention, which transformers
+    computes at any length. The context is limited to that, and vLLM refuses a longer
+    ``max_model_len``.
 
     Args:
-        hf_config: the model's configuration as vLLM has read it; one of its own with nothing but a
-            ``model_type`` is passed too.
+        hf_config: the model's configuration as vLLM read it. vLLM also passes one that has only a
+            ``model_type``.
 
     Returns:
-        The same object. The attribute is deleted: with None vLLM's check of the model's sparse
-        attention file fails, and with {} its rotary embedding.
+        The same object, without the attribute. (None would break vLLM's check for a sparse
+        attention file, and {} its rotary embedding.)
     """
     chunks = getattr(hf_config, DUAL_CHUNK, None)
     if hasattr(hf_config, DUAL_CHUNK):
@@ -44,16 +44,15 @@ def plain_attention(hf_config: Any) -> Any:
 
 
 def engine_settings(capability: tuple[int, int] | None, compiled_kernels: bool) -> dict[str, Any]:
-    """Arguments of any vLLM engine.
+    """Arguments of every vLLM engine.
 
-    On compute capability 10.x (B200) vLLM prefers FlashInfer's attention without asking for a
-    compiler (``platforms/cuda.py``, ``_get_backend_priorities``). FlashInfer's wheel holds sources:
-    its kernels are built by nvcc at the first batch, and the fastest ones downloaded
-    (``flashinfer/jit/core.py``, ``build_and_load``). vLLM's own FlashAttention, next in its list,
-    needs neither.
+    On compute capability 10.x (B200) vLLM prefers FlashInfer's attention and does not check for a
+    compiler (``platforms/cuda.py``, ``_get_backend_priorities``). FlashInfer compiles its kernels
+    with nvcc at the first batch and downloads the fastest ones (``flashinfer/jit/core.py``,
+    ``build_and_load``). vLLM's own FlashAttention, next in its list, needs neither.
 
     Args:
-        capability: of the GPUs; None without one.
+        capability: compute capability of the GPUs; None without a GPU.
         compiled_kernels: whether FlashInfer's compiled kernels are installed.
     """
     settings: dict[str, Any] = {"hf_overrides": plain_attention, **HUGGING_FACE_FILES}
@@ -63,48 +62,49 @@ def engine_settings(capability: tuple[int, int] | None, compiled_kernels: bool) 
 
 
 def engine_settings_here() -> dict[str, Any]:
-    """:func:`engine_settings` of this machine."""
+    """:func:`engine_settings` for this machine."""
     has_compiled = importlib.util.find_spec(COMPILED_KERNELS) is not None
     return engine_settings(compute_capability(), has_compiled)
 
 
 def cpu_settings(context: int) -> dict[str, Any]:
-    """Arguments of any vLLM engine where there is no GPU.
+    """Arguments of every vLLM engine on a machine without a GPU.
 
     Args:
-        context: tokens of the longest prompt, which one step must hold.
+        context: the engine's ``max_model_len``, in tokens.
     """
     return {
-        # Compiling costs more than it saves where the model is small enough for a CPU.
+        # A model that is small enough for a CPU does not win back the time to compile it.
         "enforce_eager": True,
-        # The CPU's float32 exponential noise can be 0, which picks a token of any probability.
+        # float32 exponential noise can be 0 on a CPU, which selects a token of any probability.
         "use_fp64_gumbel": True,
-        # vLLM rewinds the generator of a seeded request whose prompt it has cut in two, and on a
-        # CPU that kills the engine ("CPU Generator does not use offset", 0.29.0). So prompts are
-        # not cut there, for which a step must hold the longest.
+        # After chunked prefill vLLM rewinds a seeded request's generator, which fails on a CPU
+        # and ends the engine ("CPU Generator does not use offset": `set_offset` in
+        # v1/worker/gpu_model_runner.py). Without it, one step must hold the longest prompt.
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(context, 4096),
-        # Of the whole machine's memory; the cache's size is VLLM_CPU_KVCACHE_SPACE instead.
+        # A share of the machine's memory. VLLM_CPU_KVCACHE_SPACE sets the cache's size.
         "gpu_memory_utilization": 0.1,
     }
 
 
 def cuda_variables() -> dict[str, str]:
-    """Variables of any vLLM engine on CUDA; values that the user exported win.
+    """Environment variables of every vLLM engine on CUDA; the user's own values win.
 
-    FlashInfer's sampler of top-p and top-k is compiled too, when the engine warms up
-    (``v1/worker/gpu/warmup.py`` samples with both), and without nvcc the engine dies there. vLLM's
-    own kernel is Triton's; the recipes sample with neither.
+    FlashInfer's sampler for top-p and top-k is compiled when the engine warms up
+    (``v1/worker/gpu/warmup.py`` samples with both). vLLM checks the GPU but not for nvcc
+    (``flashinfer_sampler_supported``), so without nvcc the engine would fail there. vLLM's own
+    kernel uses Triton. No recipe samples with top-p below 1 or with top-k.
     """
     name = "VLLM_USE_FLASHINFER_SAMPLER"
     return {name: os.environ.get(name, "0")}
 
 
 def compute_capability() -> tuple[int, int] | None:
-    """Of this node's first GPU; None without a driver.
+    """Compute capability of this node's first GPU, as (major, minor); None without a driver.
 
-    Asks the driver. vLLM's own question keeps its answer for the process, and would be asked before
-    the worker's CUDA_VISIBLE_DEVICES is set; torch's makes a CUDA context.
+    From the driver: vLLM caches its answer for the process, before the worker's
+    CUDA_VISIBLE_DEVICES is set, and torch would create a CUDA context.
     """
     import pynvml
 

@@ -14,7 +14,7 @@ def test_what_the_workers_need_is_found_with_all_that_it_needs() -> None:
 
 
 def test_equal_machines_have_nothing_said_of_them() -> None:
-    here = {"ray": "2.55.0", "torch": "2.13.0"}
+    here = {"ray": "2.60.0", "torch": "2.13.0"}
     assert node_check.diff("10.0.0.2", here, {**here, "more": "1"}) == ""
 
 
