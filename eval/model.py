@@ -53,7 +53,7 @@ def find_model(name: str, revision: str | None) -> Model:
         EvalError: no such folder, no weights in it, or the hub does not answer or know it.
     """
     try:
-        folder = Path(module_paths.place_of(name))
+        folder = Path(module_paths.resolve(name))
     except ModuleNotFoundError:
         raise EvalError(f"--model {name}: no such module is installed") from None
     if folder.is_dir():

@@ -1,4 +1,4 @@
-"""Types for command-line arguments, with errors of one line, and a progress bar."""
+"""Types of command-line arguments, whose errors are one line, and a progress bar."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from tqdm import tqdm
 
 from sg_rlhf.common.text import OneLineParser as OneLineParser
 
-#: Whole numbers that a flag may have: what floats count exactly, and no library's limit.
+#: Largest whole number of a flag: the largest that a float represents exactly.
 MAX_WHOLE_NUMBER = 2**53
-_MOST_DIGITS = 100
+_MAX_DIGITS = 100
 
 
 def positive_int(text: str) -> int:
-    """An argument type: how many of something."""
+    """Argument type: a whole number, 1 or more."""
     return _whole(text, 1)
 
 
 def int_list(text: str) -> tuple[int, ...]:
-    """An argument type: several counts with commas between them, in order and each once."""
-    found = [_whole(part.strip(), 1) for part in text.split(",")]
-    return tuple(sorted(set(found)))
+    """Argument type: whole numbers from 1 with commas between them; sorted, each once."""
+    return tuple(sorted({_whole(part.strip(), 1) for part in text.split(",")}))
 
 
 def non_negative_int(text: str) -> int:
-    """An argument type: a whole number from 0 on, as numpy and torch want their seeds."""
+    """Argument type: a whole number, 0 or more (such as a seed of numpy or torch)."""
     return _whole(text, 0)
 
 
@@ -45,22 +44,21 @@ def _whole(text: str, least: int) -> int:
 
 
 def parse_int(text: str) -> int:
-    """The whole number that a text is, from 0 on; -1 for anything else.
+    """The whole number from 0 that a text stands for; -1 for any other text.
 
-    Digits of other scripts are digits, as to Python; so many that Python refuses to convert them
-    are none.
+    As in Python, digits of other scripts count. More digits than Python converts give -1.
     """
-    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else -1
+    return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else -1
 
 
 def quoted(text: str) -> str:
-    """What was given, for a message of one line."""
+    """A text for a one-line message: shortened, and as a repr where it is not printable."""
     short = text if len(text) <= 60 else f"{text[:60]}..."
     return short if short and short.isprintable() else repr(short)
 
 
 def positive_float(text: str) -> float:
-    """An argument type: a number above 0, such as a temperature or seconds."""
+    """Argument type: a finite number above 0."""
     value = _number(text)
     if not 0.0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{quoted(text)}: expected a finite number above 0")
@@ -68,7 +66,7 @@ def positive_float(text: str) -> float:
 
 
 def non_negative_float(text: str) -> float:
-    """An argument type: how much of something, from 0 on."""
+    """Argument type: a finite number, 0 or more."""
     value = _number(text)
     if not 0.0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{quoted(text)}: expected a finite number, 0 or more")
@@ -76,7 +74,7 @@ def non_negative_float(text: str) -> float:
 
 
 def fraction(text: str) -> float:
-    """An argument type: a part of something, never all of it."""
+    """Argument type: a number from 0 to below 1."""
     value = _number(text)
     if not 0.0 <= value < 1.0:
         raise argparse.ArgumentTypeError(f"{quoted(text)}: expected at least 0 and below 1")
@@ -91,7 +89,7 @@ def _number(text: str) -> float:
 
 
 def path(text: str) -> Path:
-    """An argument type: a path that a file can have, whether there is one or not."""
+    """Argument type: a path that a file can have; it need not exist."""
     try:
         text.encode()
         os.lstat(text or "\0")
@@ -104,12 +102,12 @@ def path(text: str) -> Path:
 
 
 def printable_name(text: str) -> str:
-    """An argument type: a name; neither empty nor with characters that no name has."""
+    """Argument type: a name, not empty and printable."""
     if not text.strip() or not text.isprintable() or len(text) > 4096:
         raise argparse.ArgumentTypeError(f"{quoted(text)}: expected a name")
     return text
 
 
 def progress_bar(description: str, unit: str, total: int | None = None) -> Any:
-    """A bar on a terminal, and nothing where stderr is not one."""
+    """A progress bar on a terminal; nothing where stderr is no terminal."""
     return tqdm(desc=description, total=total, unit=f" {unit}", disable=None, leave=False)

@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all, and saying so in one line where the disk is full."""
+"""Atomic writes and appends, and one-line errors for a full disk."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-#: No room, and none left for this user.
+#: The disk is full, or this user's quota is used up.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-#: Nobody reads any more: the other end of a pipe has ended, a terminal is gone.
+#: The reader of a pipe has ended, or the terminal was closed.
 _UNREAD = (errno.EPIPE, errno.EIO)
-#: What libraries that are not written in Python make of the same.
-#: The last is numpy's, which gives no number of the error.
+#: Messages of libraries for a full disk. The last one is numpy's, which has no errno.
 _FULL_TEXTS = re.compile(
     r"No space left on device|Disk quota exceeded|\d+ requested and \d+ written"
 )
-#: Written to see whether there is room at all.
+#: Bytes of the test file that shows whether the disk is full.
 _PROBE_BYTES = 2**20
 
 
 def real_path(path: Path, what: str) -> Path:
-    """The path without links.
+    """Resolve a path's links.
 
     Args:
-        what: the option that gave it, for the message.
+        what: the option that named the path, for the message.
 
     Raises:
-        ValueError: a link that leads to itself, or no path at all.
+        ValueError: a circular link, or not a path.
     """
     try:
         return path.resolve()
@@ -41,13 +40,13 @@ def real_path(path: Path, what: str) -> Path:
 
 
 def write_whole(path: Path, data: str | bytes, sync: bool = False) -> None:
-    """Write a file so that it never holds half of its contents; a missing folder is made.
+    """Write a file atomically; create its folder if needed.
 
     Args:
-        sync: return when it is on the disk under its name, where a power failure leaves it.
+        sync: return only when the file and its name are on the disk (fsync).
 
     Raises:
-        OSError: it cannot be written; what was there before is still there.
+        OSError: it cannot be written. The old file is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -66,15 +65,15 @@ def write_whole(path: Path, data: str | bytes, sync: bool = False) -> None:
 
 
 def append_whole(path: Path, text: str) -> None:
-    """Append lines to a file and bring them to the disk, all of them or nothing.
+    """Append lines to a file and fsync: all of them or none.
 
-    A last line that a kill cut short is ended first, so that it damages no other.
+    If an earlier kill cut off the last line, that line is ended first.
 
     Raises:
-        OSError: they cannot be written; the file is as it was before.
+        OSError: they cannot be written. The file is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Unbuffered, as a buffer would keep what the disk did not take and write it when it is closed.
+    # Unbuffered: a buffer would keep what a full disk refused and write it on close.
     with disk_full_context(path), path.open("ab+", buffering=0) as file:
         before = file.seek(0, os.SEEK_END)
         if before and os.pread(file.fileno(), 1, before - 1) != b"\n":
@@ -90,7 +89,7 @@ def append_whole(path: Path, text: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring a folder's list of names to the disk; nothing on file systems that cannot."""
+    """Fsync a folder's list of names; does nothing where the file system cannot."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with contextlib.suppress(OSError):
@@ -101,24 +100,24 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def disk_full_context(path: Path) -> Iterator[None]:
-    """Whatever finds the disk full in here raises an ``OSError`` that names ``path``.
+    """Turn errors of a full disk into an ``OSError`` that names ``path``.
 
-    Of a file that it is writing Python says no name, and torch ("unexpected pos 704 vs 598") not
-    even that: so a ``RuntimeError`` counts too, where nothing can be written.
+    Python's error has no file name. torch raises a ``RuntimeError`` that does not mention the disk
+    ("unexpected pos 704 vs 598"), so this counts too if nothing can be written.
     """
     try:
         yield
     except Exception as error:
-        torchs = isinstance(error, RuntimeError) and not _has_room(path.parent)
-        if not (torchs or is_full_disk(error)):
+        from_torch = isinstance(error, RuntimeError) and not _can_write(path.parent)
+        if not (from_torch or is_full_disk(error)):
             raise
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
 
 
 class BestEffortStream(io.RawIOBase):
-    """A file descriptor for lines: what a full disk does not take, or nobody reads, is lost.
+    """Output that drops lines when the disk is full or the reader has gone, instead of failing.
 
-    They come from everywhere, libraries' too, and none of them may be what ends a run.
+    Our own lines and those of libraries pass through it. None of them may end a run.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -126,7 +125,7 @@ class BestEffortStream(io.RawIOBase):
 
     @classmethod
     def over(cls, descriptor: int) -> TextIO:
-        """A text file of it, line by line; closing it leaves the descriptor open."""
+        """A line-buffered text stream; closing it leaves the descriptor open."""
         return io.TextIOWrapper(io.BufferedWriter(cls(descriptor)), line_buffering=True)
 
     def writable(self) -> bool:
@@ -149,17 +148,17 @@ class BestEffortStream(io.RawIOBase):
 
 @contextlib.contextmanager
 def best_effort_output() -> Iterator[None]:
-    """What this process prints in here goes through :class:`Lossy`.
+    """Send this process's stdout and stderr through :class:`BestEffortStream`.
 
-    A run takes days: that what reads its lines has ended (``| tee`` in a window that was closed)
-    must neither end it nor change its status.
+    A run takes days. When the reader of its output ends (``| tee`` in a closed window), the run
+    must go on and keep its exit status.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BrokenPipeError):
             stream.flush()
     with (
-        contextlib.redirect_stdout(_lossily(sys.stdout)),
-        contextlib.redirect_stderr(_lossily(sys.stderr)),
+        contextlib.redirect_stdout(_best_effort(sys.stdout)),
+        contextlib.redirect_stderr(_best_effort(sys.stderr)),
     ):
         try:
             yield
@@ -168,8 +167,8 @@ def best_effort_output() -> Iterator[None]:
             sys.stderr.flush()
 
 
-def _lossily(stream: TextIO) -> TextIO:
-    """The stream through :class:`Lossy`; as it is where it is no file of the system's."""
+def _best_effort(stream: TextIO) -> TextIO:
+    """The stream through :class:`BestEffortStream`; unchanged if it has no file descriptor."""
     try:
         return BestEffortStream.over(stream.fileno())
     except (OSError, ValueError):
@@ -177,13 +176,14 @@ def _lossily(stream: TextIO) -> TextIO:
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Whether an error says that a disk is full, or a user's share of it."""
+    """Whether an error means that the disk or the user's quota is full."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _FULL
     return _FULL_TEXTS.search(str(error)) is not None
 
 
-def _has_room(folder: Path) -> bool:
+def _can_write(folder: Path) -> bool:
+    """Whether a file of 1 MiB can be written."""
     probe = folder / f".probe.{os.getpid()}.tmp"
     try:
         with probe.open("wb") as file:

@@ -1,6 +1,6 @@
-"""The Python that runs us: commands that we print work with it, and it may lack packages.
+"""The running Python environment: commands that work in it, missing packages, versions.
 
-Needs the standard library alone, as it is imported before any package is known to be there.
+Standard library and Python 3.8 only: it is imported before any package is known to be installed.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _ROOT = Path(__file__).resolve().parents[2]
-#: An import that fails in these is ours to explain.
+#: Failed imports in these folders get our own message.
 _OURS = (str(_ROOT / "sg_rlhf") + os.sep, str(_ROOT / "eval") + os.sep)
 _COMMAND = re.compile(r"(?<![\w./-])(?:python(?= -m (?:sg_rlhf|eval)\b)|sg-rlhf(?= [a-z]))")
 
 
 def as_typed(text: str) -> str:
-    """``text`` with its commands ``python -m sg_rlhf...``, ``python -m eval...``, ``sg-rlhf ...``.
+    """``text`` with its commands written so that they run in this environment.
 
-    They run this Python, whether its environment is activated or not.
+    ``python -m sg_rlhf...``, ``python -m eval...`` and ``sg-rlhf ...`` get the path of this
+    environment's program, unless PATH finds it.
     """
     return _COMMAND.sub(lambda found: script(found[0]), text)
 
 
 def script(name: str) -> str:
-    """A program of this environment as a user types it in the current folder, such as ``python``.
+    """How to type a program of this environment, such as ``python``, in the current folder.
 
-    Its bare name where PATH finds this environment's, or where there is none.
+    The bare name if PATH finds this environment's program, or if it has none.
     """
     folder = os.path.dirname(os.path.abspath(sys.executable))
     on_path = shutil.which(name)
@@ -46,7 +47,7 @@ def script(name: str) -> str:
 
 
 def explain_missing_packages() -> None:
-    """For ``python -m MODULE``: a package that is not installed is one line and exit status 2."""
+    """Report a missing package in one line with exit status 2, for ``python -m MODULE``."""
     sys.excepthook = _hook
 
 
@@ -56,11 +57,11 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
         sys.__excepthook__(kind, error, trace)
         return
     print(f"error: {line}", file=sys.stderr)
-    raise SystemExit(2)  # Python's exit status, though this is its hook
+    raise SystemExit(2)  # Python exits with this status, even from its hook
 
 
 def _missing(error: ModuleNotFoundError, trace: TracebackType | None) -> str:
-    """What is not installed, and the command that works; "" where no module of ours imports it."""
+    """The missing package and the command that works; "" if no module of ours imported it."""
     importer = ""
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
@@ -76,7 +77,7 @@ def _missing(error: ModuleNotFoundError, trace: TracebackType | None) -> str:
 
 
 def with_packages(words: Sequence[str]) -> str:
-    """How to run words of Python's command line with the packages that they need."""
+    """How to run a Python command line with the packages that it needs."""
     bootstrap, python = _ROOT / "scripts" / "bootstrap.sh", _ROOT / ".venv" / "bin" / "python"
     if not bootstrap.is_file():
         return "see docs/commands.md for what each command needs"
@@ -87,7 +88,7 @@ def with_packages(words: Sequence[str]) -> str:
 
 
 def _short(path: str) -> str:
-    """From here where it is below, else absolute."""
+    """Relative to the current folder if inside it, else absolute."""
     here = os.getcwd() + os.sep
     return path[len(here) :] if path.startswith(here) else path
 

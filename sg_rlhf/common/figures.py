@@ -8,10 +8,10 @@ from typing import IO, Any
 
 
 def save(figure: Any, to: str | Path | IO[Any], **options: Any) -> None:
-    """``figure.savefig``, without a warning for each letter that the font lacks and draws as a box.
+    """``figure.savefig`` without a warning for each character that the font lacks.
 
     Args:
-        options: of ``savefig``.
+        options: options of ``savefig``.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)

@@ -1,4 +1,6 @@
-"""What an index of vectors is made of and how large it is: pure arithmetic, from faiss's formats.
+"""Sizes of vector indexes on disk and in memory, computed from faiss's formats.
+
+Here and not in `retrieval`, because the data command of search estimates an index, too.
 
     kind     bytes of a vector's code   beside the codes
     flat     4 d (fp32), 2 d (fp16)
@@ -23,12 +25,11 @@ Precision = Literal["fp32", "fp16"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")
 KINDS = ("flat", "sq8", "hnsw", "ivf", "ivfsq8", "ivfpq")
 
-#: Vectors for k-means to learn one list's centre from; fewer than 39 make faiss warn.
+#: Vectors per list that k-means learns from; faiss warns below 39.
 TRAIN_PER_LIST = 48
-#: More lists than this at the least would have too few vectors to learn from.
-_LEAST_PER_LIST = 39
+_MIN_PER_LIST = 39
 
-#: What is set when an index is built, and what may be set again when it is searched.
+#: Parameters of each kind: set when it is built, and when it is searched.
 BUILD = {
     "flat": (),
     "sq8": (),
@@ -40,17 +41,17 @@ BUILD = {
 SEARCH = {"hnsw": ("efSearch",), "ivf": ("nprobe",), "ivfsq8": ("nprobe",), "ivfpq": ("nprobe",)}
 
 EF_SEARCH = 128
-#: Candidates that a graph is searched with; faiss counts them in 32 bits.
+#: Most candidates of a graph search; faiss counts them in 32 bits.
 MOST_EF = 2**20
-#: Lists probed: a quarter, and not more than this.
+#: By default a quarter of the lists is probed, at most this many.
 MOST_PROBES = 256
 
 
 @dataclass(frozen=True)
 class Spec:
-    """An index to build: its kind, the numbers of its vectors ("fp32", "fp16"), its parameters.
+    """An index to build: its kind, the precision of its vectors, its size, its parameters.
 
-    The vectors of sq8, ivfsq8 and ivfpq lie on the disk in that precision until the index is made.
+    Vectors of sq8, ivfsq8 and ivfpq are on the disk in that precision until the index is built.
     """
 
     kind: str
@@ -62,12 +63,12 @@ class Spec:
 
     @property
     def vector_bytes(self) -> int:
-        """Of all vectors as they are encoded."""
+        """Bytes of all encoded vectors."""
         return self.rows * self.dimension * (4 if self.vectors == "fp32" else 2)
 
     @property
     def code_bytes(self) -> int:
-        """Of one vector in the index."""
+        """Bytes of one vector in the index."""
         if self.kind in ("sq8", "ivfsq8"):
             return self.dimension
         if self.kind == "ivfpq":
@@ -76,7 +77,7 @@ class Spec:
 
     @property
     def graph_bytes(self) -> int:
-        """Of an HNSW graph, as expected over its random levels; 0 of other kinds."""
+        """Expected bytes of an HNSW graph over its random levels; 0 for other kinds."""
         if self.kind != "hnsw":
             return 0
         links = self.build["M"]
@@ -84,7 +85,7 @@ class Spec:
 
     @property
     def index_bytes(self) -> int:
-        """Of the finished file."""
+        """Bytes of the finished file."""
         size = self.rows * self.code_bytes + self.graph_bytes
         if self.kind.startswith("ivf"):
             size += 8 * self.rows + self.build["nlist"] * (4 * self.dimension + 8)
@@ -94,12 +95,12 @@ class Spec:
 
     @property
     def sample_rows(self) -> int:
-        """The vectors that k-means learns from."""
+        """Number of vectors that k-means learns from."""
         return min(self.rows, self.build.get("nlist", 0) * TRAIN_PER_LIST)
 
     @property
     def sample_bytes(self) -> int:
-        """Of their copy on the disk, which is not made if they are all."""
+        """Bytes of their copy on the disk; 0 if k-means learns from all vectors."""
         all_of_them = self.sample_rows == self.rows
         return 0 if all_of_them else self.sample_rows * self.vector_bytes // self.rows
 
@@ -112,10 +113,10 @@ def spec(
     build: Mapping[str, int] | None = None,
     search: Mapping[str, int] | None = None,
 ) -> Spec:
-    """An index of `rows` vectors, what is not given by its defaults.
+    """The index of `rows` vectors, with defaults for parameters that are not given.
 
     Raises:
-        ValueError: for a parameter that this kind has not, or a value that it cannot have.
+        ValueError: this kind has no such parameter, or the value is out of range.
     """
     build, search = dict(build or {}), dict(search or {})
     _known("--build", kind, build, BUILD.get(kind, ()))
@@ -126,7 +127,7 @@ def spec(
         made = {"M": 32, "efConstruction": 200}
         search = {"efSearch": EF_SEARCH, **search}
     elif kind.startswith("ivf"):
-        made = {"nlist": max(1, min(4 * math.isqrt(rows), rows // _LEAST_PER_LIST))}
+        made = {"nlist": max(1, min(4 * math.isqrt(rows), rows // _MIN_PER_LIST))}
         if kind == "ivfpq":
             # 8 numbers a byte; what does not divide the dimension is no product quantizer.
             made |= {"pq_m": math.gcd(dimension, max(1, dimension // 8)), "pq_bits": 8}
@@ -138,7 +139,7 @@ def spec(
 
 
 def probes(nlist: int) -> int:
-    """The lists that are probed if nobody says how many."""
+    """Default number of lists that are probed."""
     return max(1, min(nlist // 4, MOST_PROBES))
 
 
@@ -169,7 +170,7 @@ def _allowed(
 
 
 def check_codes(index: Spec) -> None:
-    """Refuse codes that have more values than there are vectors to learn them from.
+    """Refuse product-quantizer codes with more values than there are vectors to learn from.
 
     Raises:
         ValueError: naming the parameter.
@@ -182,11 +183,11 @@ def check_codes(index: Spec) -> None:
         )
 
 
-# ---------------------------------------------------------------------- what building one takes
+# ------------------------------------------------------------- disk and memory of building one
 
 #: A process with torch, transformers and faiss loaded, measured without an encoder's weights.
 PROCESS_BYTES = 800 * 10**6
-#: What torch and faiss take beyond that once they compute: code, and room for products.
+#: What torch and faiss take in addition when they compute: code and temporary products.
 COMPUTE_BYTES = 32 * 2**20
 #: Vectors that `assemble` works on at once, float32, of graphs and sq8 and of lists; and how many
 #: such blocks there are with the next, their codes and those in order.
@@ -201,36 +202,36 @@ SLICE, TILE, ROUND = 256, 1024, 4
 
 
 def build_disk(index: Spec) -> int:
-    """The most that a build has on the disk, with the passages' offsets."""
+    """Largest number of bytes of a build on the disk, with the passages' offsets."""
     size = index.vector_bytes + 8 * index.rows
     if index.kind == "flat":
         return size
     if index.kind.startswith("ivf"):
-        # What lists and codes learn from is gone before there is an index.
+        # The vectors that lists and codes learn from are deleted before the index is written.
         codes = min(CODES_SAMPLE, index.rows) * 4 * index.dimension
         return size + max(index.index_bytes + 4 * index.rows, index.sample_bytes + codes)
     return size + index.index_bytes + index.graph_bytes
 
 
 def finished_disk(index: Spec) -> int:
-    """What stays of it."""
+    """Bytes on the disk after the build."""
     return index.index_bytes + 8 * index.rows
 
 
 def encode_memory(index: Spec, workers: int, weights: int, chunk_rows: int) -> int:
-    """While vectors are made; each worker has the encoder, a chunk and what it reads ahead."""
+    """Bytes of memory while vectors are encoded: encoder, chunk and read-ahead of each worker."""
     processes = 1 if workers == 1 else 1 + workers
     return processes * (PROCESS_BYTES + weights) + workers * 3 * chunk_rows * index.dimension * 4
 
 
 def assemble_memory(index: Spec, weights: int, cores: int = 1) -> int:
-    """While the index is made of them."""
+    """Bytes of memory while the index is assembled from the vectors."""
     size = PROCESS_BYTES + weights
     if index.kind == "flat":
         return size
     size += COMPUTE_BYTES
     if index.kind == "hnsw":
-        # Each thread marks the vectors that it has seen.
+        # Each thread marks the vectors that it has visited.
         graph = index.vector_bytes + index.graph_bytes
         return size + GRAPH_BLOCKS * BLOCK_BYTES + graph + cores * index.rows
     vector = 4 * index.dimension
@@ -240,7 +241,7 @@ def assemble_memory(index: Spec, weights: int, cores: int = 1) -> int:
     codes = 2 * CODES_BYTES if index.kind == "ivfpq" else LISTS_BLOCK_BYTES
     if index.kind == "ivfsq8":
         codes += min(CODES_SAMPLE, index.rows) * vector
-    # Centres, sums of what is near to them, and a copy; the lists' places.
+    # Centres, the sums of their nearest vectors, a copy; the lists' offsets.
     lists = index.build["nlist"] * (3 * vector + 64)
     threads = cores * SLICE * (ROUND * 2 * vector + 4 * TILE)
     return size + lists + max(threads, codes, 4 * index.rows + LISTS_BLOCKS * LISTS_BLOCK_BYTES)
@@ -249,6 +250,6 @@ def assemble_memory(index: Spec, weights: int, cores: int = 1) -> int:
 def build_memory(
     index: Spec, weights: int, workers: int = 1, chunk_rows: int = 16_384, cores: int = 1
 ) -> int:
-    """The most that a build has in memory."""
+    """Largest number of bytes of memory of a build."""
     encoding = encode_memory(index, workers, weights, chunk_rows)
     return max(encoding, assemble_memory(index, weights, cores))

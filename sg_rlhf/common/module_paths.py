@@ -1,4 +1,4 @@
-"""`module:NAME`: the file or folder of an installed module, wherever it is installed."""
+"""`module:NAME` in a recipe or on a command line: the path of an installed module."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import importlib.util
 PREFIX = "module:"
 
 
-def place_of(value: str) -> str:
-    """`value`, or for `module:NAME` the module's file or folder, without importing it.
+def resolve(value: str) -> str:
+    """Replace `module:NAME` by the module's file or folder; do not import it.
+
+    Any other value is returned unchanged.
 
     Raises:
         ModuleNotFoundError: no such module is installed.

@@ -1,4 +1,4 @@
-"""The interval that a mean over prompts is printed with."""
+"""The 95 % interval of a mean over prompts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ Z95 = 1.959964
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Half of the normal 95 % interval of a mean over prompts; 0 for fewer than two values."""
+    """Half width of the normal 95 % interval of a mean; 0 for fewer than two values.
+
+    z s / sqrt(n), with the sample standard deviation s.
+    """
     if len(values) < 2:
         return 0.0
     mean = math.fsum(values) / len(values)

@@ -1,10 +1,10 @@
-"""Run a module in a process that ends with its parent.
+"""Run a module in a process that ends when its parent ends.
 
     python -m sg_rlhf.common.with_parent PARENT_PID MODULE ARGUMENTS...
 
-For servers that a command starts: SIGKILL leaves the command no time to stop them. Linux has a
-signal for that. It is asked for here, in the new process, as `preexec_fn` of `subprocess` may
-deadlock in a parent that has threads.
+For servers that a command starts: a command that gets SIGKILL cannot stop them. Linux can send a
+signal when the parent ends. The new process requests it here, because `preexec_fn` of `subprocess`
+may deadlock in a parent with threads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Ask for the signal, then be the module."""
+    """Request the signal, then run the module."""
     parent, *sys.argv = sys.argv[1:]
     with contextlib.suppress(OSError, AttributeError):  # not on Linux
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -157,7 +157,7 @@ def local_path(key: str, value: str) -> str:
         ConfigError: no such module is installed.
     """
     try:
-        return module_paths.place_of(value)
+        return module_paths.resolve(value)
     except ModuleNotFoundError:
         raise ConfigError(f"{key}={value}: no such module is installed") from None
 

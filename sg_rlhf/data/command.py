@@ -1,9 +1,9 @@
 """Make the JSONL files that a training run reads: `python -m sg_rlhf.data DOMAIN --out DIR ...`.
 
-Every domain writes `train.jsonl`, `test.jsonl` and `manifest.json` (see `common.dataset_folder`).
-Bad input is one line on stderr and exit status 2, and DIR stays as it was.
+Every domain writes `train.jsonl`, `test.jsonl` and `manifest.json` (`sg_rlhf.data_io`). Bad input
+is one line on stderr with exit status 2, and DIR is unchanged.
 
-The subcommands are the domains of `sg_rlhf.tasks.registry`, each with its `Domain.data`.
+The subcommands are the domains of `sg_rlhf.tasks.registry` that have a `Domain.data`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from sg_rlhf import __version__
 from sg_rlhf.common import resources
 from sg_rlhf.common.argument_types import path
 from sg_rlhf.common.atomic_io import real_path
 from sg_rlhf.common.environment import as_typed
+from sg_rlhf.common.text import OneLineParser, single_line
 from sg_rlhf.data_io import model_folder
 from sg_rlhf.data_io.command_options import print_files
 from sg_rlhf.data_io.dataset_writer import check_writable, current_manifest, write_dataset
@@ -34,28 +35,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         domains = registry.domains()
-        asked = next((word for word in arguments if not word.startswith("-")), "")
-        if ":" in asked:
-            domains[asked] = registry.find(asked)
-        # A domain's options are read when it is asked for: the list of all costs no import.
-        part = domains[asked].data if asked in domains else None
-        if part is None and asked in domains:
-            raise ValueError(f"{asked}: this domain has no data command (Domain.data)")
+        name = next((word for word in arguments if not word.startswith("-")), "")
+        if ":" in name:
+            domains[name] = registry.find(name)
+        # Only the named domain is imported, so that --help is fast.
+        part = domains[name].data if name in domains else None
+        if part is None and name in domains:
+            raise ValueError(f"{name}: this domain has no data command (Domain.data)")
         command = None if part is None else load(part)
-        args = _parser(domains, asked, command).parse_args(arguments)
-        assert command is not None  # argparse refuses another first word
-        make(domains[asked].name, command, args)
+        args = _parser(domains, name, command).parse_args(arguments)
+        assert command is not None  # argparse refuses any other first word
+        make(domains[name].name, command, args)
     except (ValueError, OSError) as error:
-        print(f"sg_rlhf.data: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"sg_rlhf.data: {single_line(error)}", file=sys.stderr)
         return 2
     return 0
 
 
 def make(task: str, command: DataCommand, args: argparse.Namespace) -> None:
-    """Read or generate a domain's data and write it, unless it is there already.
+    """Read or generate a domain's data and write it, unless it is up to date.
 
     Raises:
-        ValueError: bad arguments or data; the message is one line for the user.
+        ValueError: bad arguments or data; the message is one line.
     """
     out: Path = real_path(args.out, "--out")
     plan = command.plan(args, _load_tokenizer)
@@ -82,28 +83,23 @@ def make(task: str, command: DataCommand, args: argparse.Namespace) -> None:
 
 
 def _load_tokenizer(model: str) -> Any:
-    # Takes seconds to import, and only chat templates need it.
+    # Imported here: it takes seconds, and only chat templates need it.
     from transformers import AutoTokenizer
 
-    if Path(model).is_dir() and (named := model_folder.code_of(Path(model))):
+    if Path(model).is_dir() and (code := model_folder.code_of(Path(model))):
         raise ValueError(
-            f"--chat-template {model}: {named[0]} names code of the model ({named[1]}), which this "
+            f"--chat-template {model}: {code[0]} names code of the model ({code[1]}), which this "
             "command does not run"
         )
     return AutoTokenizer.from_pretrained(model, trust_remote_code=False)
 
 
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, like all others of the command."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see --help)\n")
-
-
-def _parser(domains: dict[str, Domain], asked: str, command: DataCommand | None) -> _Parser:
-    parser = _Parser(
+def _parser(
+    domains: dict[str, Domain], selected: str, command: DataCommand | None
+) -> OneLineParser:
+    parser = OneLineParser(
         prog=PROG,
-        description="Generate, convert and check the data sets that training reads.",
+        description="Generate, convert and check data sets for training.",
         epilog=f"`{PROG} DOMAIN --help` shows a domain's options with examples.",
         allow_abbrev=False,
     )
@@ -114,19 +110,23 @@ def _parser(domains: dict[str, Domain], asked: str, command: DataCommand | None)
         sub = tasks.add_parser(
             name,
             help=domain.title,
-            description=command.description if command is not None and name == asked else None,
+            description=command.description if command is not None and name == selected else None,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        sub.add_argument("--out", required=True, metavar="DIR", type=path, help="folder to write")
-        if command is not None and name == asked:
+        sub.add_argument(
+            "--out", required=True, metavar="DIR", type=path, help="folder to write the data set to"
+        )
+        if command is not None and name == selected:
             command.add_options(sub)
         sub.add_argument(
-            "--force", action="store_true", help="replace our files in a folder that is not empty"
+            "--force",
+            action="store_true",
+            help="write into a folder that is not empty",
         )
         sub.add_argument(
             resources.SKIP,
             action="store_true",
-            help="download or write what disk or memory may not hold",
+            help="do not check that disk and memory suffice",
         )
     return parser

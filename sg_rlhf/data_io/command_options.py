@@ -1,4 +1,4 @@
-"""Options and output that the data commands of all domains share."""
+"""Options and output shared by the data commands of all domains."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ def generate_options(
     defaults: Mapping[str, Any],
     readers: Mapping[str, Callable[[str], Any]] | None = None,
 ) -> dict[str, Any]:
-    """The KEY=VALUE pairs of `--generate` over their defaults.
+    """Parse the KEY=VALUE pairs of `--generate` and apply them to the defaults.
 
     Args:
-        readers: key -> what makes its value of the text; by default the type of the default.
+        tokens: the pairs.
+        defaults: every key with its default.
+        readers: key -> function from text to value; default: the type of the default value.
 
     Raises:
         UsageError: an unknown key, a key given twice, or a bad value.
@@ -47,7 +49,7 @@ def file_entry(path: Path, expected: str) -> dict[str, str]:
     """A source file's name and SHA-256, for the manifest.
 
     Raises:
-        DataError: no such file, and what was expected.
+        DataError: there is no such file; the message says what was expected.
     """
     if not path.is_file():
         raise DataError(f"{path}: no such file, expected {expected}")
@@ -55,7 +57,7 @@ def file_entry(path: Path, expected: str) -> dict[str, str]:
 
 
 def print_files(out: Path, manifest: Mapping[str, Any]) -> None:
-    """The files that were written."""
+    """Print the files that were written, with rows and SHA-256."""
     for name, entry in manifest["files"].items():
         print(f"  {out / name}  {entry['rows']} rows  sha256 {entry['sha256'][:12]}")
     print(f"  {out / MANIFEST}")

@@ -1,7 +1,7 @@
-"""A data set folder on disk: JSONL files with a manifest, written whole or not at all.
+"""Write a data set folder atomically: JSONL files and a manifest.
 
-Shared by the tasks of `python -m sg_rlhf.data`. Files are written to a temporary folder beside the
-target and moved at the end; the manifest records the request, so that the same one is done at once.
+Used by `python -m sg_rlhf.data`. Files are written to a temporary folder next to the target and
+moved at the end. The manifest records the request, so the same request need not run again.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Records = Iterable[Mapping[str, Any]]
 
 
 class UsageError(ValueError):
-    """Arguments that contradict each other or have a bad value; the message is one line."""
+    """Conflicting or invalid arguments; the message is one line."""
 
 
 def current_manifest(out: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The manifest, if `out` holds the complete result of the same request, its files unchanged."""
+    """The manifest if `out` has the complete, unchanged result of this request; else None."""
     manifest = _read_manifest(out)
     current = (
         manifest is not None
@@ -38,10 +38,10 @@ def current_manifest(out: Path, request: Mapping[str, Any]) -> dict[str, Any] | 
 
 
 def check_writable(out: Path, force: bool) -> None:
-    """Refuse a folder with somebody's files in it, or with our files changed by hand.
+    """Refuse a folder with files of other origin, or with our files after a change.
 
     Raises:
-        UsageError: saying why, and that `--force` replaces the files.
+        UsageError: why, and that `--force` replaces the files.
     """
     if not out.exists():
         return
@@ -64,16 +64,16 @@ def check_writable(out: Path, force: bool) -> None:
 def write_dataset(
     out: Path, files: Mapping[str, Records], request: Mapping[str, Any], facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write JSONL files and their manifest so that `out` never holds half of them.
+    """Write JSONL files and their manifest atomically.
 
     Args:
-        files: file name -> records, one JSON object a line.
-        request: what was asked for; the same request finds the result again (`current_manifest`).
-        facts: what came out (counts and the like), for the manifest.
+        files: file name -> records, one JSON object per line.
+        request: the arguments; `current_manifest` compares them.
+        facts: results such as counts, for the manifest.
 
     Returns:
-        The manifest: the request, the facts, and rows and SHA-256 of each file. It holds no date
-        and no absolute path, so that the same request gives the same bytes.
+        The manifest: request, facts, and rows and SHA-256 of each file. It has no date and no
+        absolute path, so the same request gives the same bytes.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -91,7 +91,7 @@ def write_dataset(
             new.rename(out)
             return manifest
         # An existing folder may hold other files (--force), so only ours are replaced. The manifest
-        # goes first and comes last: without it the folder does not count as complete.
+        # is removed first and written last: without it the folder is not complete.
         (out / MANIFEST).unlink(missing_ok=True)
         for name in (*files, MANIFEST):
             os.replace(new / name, out / name)

@@ -1,4 +1,4 @@
-"""Files of data sets on the Hugging Face hub."""
+"""Download files of data sets from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def download_from_hub(
     before: Callable[[], None] = lambda: None,
     skip_room_check: bool = False,
 ) -> Path:
-    """A file of a data set on the Hugging Face hub at one commit, from the hub's cache if there.
+    """Get a file of a data set at one commit, from the hub's cache or by download.
 
     Args:
-        revision: the full commit hash; a branch or a tag can move and is refused.
-        before: called if it has to be downloaded; may refuse.
-        skip_room_check: download what the cache's disk may not hold.
+        revision: the full commit hash; branches and tags can move and are refused.
+        before: called before a download; may raise to refuse it.
+        skip_room_check: do not check that the cache's disk has enough space.
 
     Raises:
         DataError: not a commit hash, or the hub does not give the file.
@@ -36,11 +36,11 @@ def download_from_hub(
             f"--revision {revision}: expected the 40 hex digits of a commit "
             f"(https://huggingface.co/datasets/{repository}/commits/main)"
         )
-    # Takes a second to import, and only this source needs it.
+    # Imported here: it takes a second, and only this source needs it.
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub import try_to_load_from_cache as in_cache
 
-    # Its retries come as warnings of two lines each; what failed in the end is our one line.
+    # Hides its warning about each retry; a final failure is our one line.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     if isinstance(in_cache(repository, file, repo_type="dataset", revision=revision), str):
         skip_room_check = True

@@ -1,7 +1,7 @@
-"""A folder with a Hugging Face model: whether it is whole, and whether it brings code of its own.
+"""Check a Hugging Face model folder: is it complete, and does it bring its own code?
 
-Looked at before anything loads it, with nothing but its files: a half-downloaded model fails
-minutes later in a worker, and code of a model runs with all that its user may do.
+The files are checked before anything loads them. An incomplete model would fail minutes later in a
+worker. A model's own code would run with the user's rights.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.text import OneLineError
+from sg_rlhf.common.text import OneLineError, single_line
 
-#: Files that may name code beside the model (`auto_map`), which transformers and vLLM would run.
+#: Files that may name a model's own code (`auto_map`), which transformers and vLLM would run.
 _NAMING_CODE = (
     "config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json",
     "generation_config.json", "video_preprocessor_config.json",
 )  # fmt: skip
-_TOKENIZERS = (
-    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
+#: A tokenizer has at least one of these; transformers writes it as the tokenizer's last file.
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
+    "sentencepiece.bpe.model", "tekken.json",
 )  # fmt: skip
 _WEIGHTS = ("*.safetensors", "*.bin")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-#: Of a folder with LoRA adapters, which are no model without the one that they belong to.
+#: Marks a folder with LoRA adapters, which need their base model.
 ADAPTER_CONFIG = "adapter_config.json"
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?").fullmatch
 
@@ -37,7 +39,7 @@ class ModelError(OneLineError):
 
 
 class BringsCode(ModelError):
-    """A model with code of its own, which nobody asked for."""
+    """A model with its own code, which the user did not allow."""
 
 
 def is_hub_id(name: str) -> bool:
@@ -46,15 +48,15 @@ def is_hub_id(name: str) -> bool:
 
 
 def check(folder: Path, *, trusted: bool = False, tokenizer: bool = True) -> None:
-    """Refuse a folder that is no whole model, or brings code that nobody asked for.
+    """Refuse a folder that is not a complete model, or has its own code without permission.
 
     Args:
-        trusted: the user named the model, so that its own code may run.
-        tokenizer: whether there has to be one.
+        trusted: the user named the model, so its own code may run.
+        tokenizer: whether the folder must have a tokenizer.
 
     Raises:
-        BringsCode: it has code of its own, and is not trusted.
-        ModelError: what else is wrong, without the folder's name.
+        BringsCode: it has its own code and is not trusted.
+        ModelError: another fault. The message does not contain the folder's name.
     """
     _check_config(folder)
     if not trusted:
@@ -65,20 +67,20 @@ def check(folder: Path, *, trusted: bool = False, tokenizer: bool = True) -> Non
                 "that is asked for by name"
             )
     _check_weights(folder)
-    if tokenizer and not any((folder / name).is_file() for name in _TOKENIZERS):
-        raise ModelError(f"no tokenizer there, expected one of {', '.join(_TOKENIZERS)}")
+    if tokenizer and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(f"no tokenizer there, expected one of {', '.join(TOKENIZER_FILES)}")
 
 
 def code_of(folder: Path) -> tuple[str, str] | None:
-    """(file, name) of the first code that a model's folder asks for; None without any.
+    """(file, name) of the first code that a model's folder names; None if there is none.
 
     Raises:
         ModelError: one of its files is not JSON.
     """
     for name in _NAMING_CODE:
-        found = _json_object(folder / name).get("auto_map")
-        if found:
-            first = next(iter(found.values())) if isinstance(found, dict) else found
+        auto_map = _json_object(folder / name).get("auto_map")
+        if auto_map:
+            first = next(iter(auto_map.values())) if isinstance(auto_map, dict) else auto_map
             return name, str(first[0] if isinstance(first, list) and first else first)[:80]
     return None
 
@@ -96,7 +98,7 @@ def merge_command(folder: Path) -> str | None:
 
 
 def merged_folder(folder: Path) -> Path:
-    """Where :func:`merge_command` puts what it made of a folder of adapters."""
+    """The folder that :func:`merge_command` writes for a folder of adapters."""
     folder = folder if folder.name.strip(".") else folder.resolve()
     return folder.with_name(f"{folder.name}-merged")
 
@@ -110,14 +112,14 @@ def _check_config(folder: Path) -> None:
 
 def _json_object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path.name} is not JSON: {' '.join(str(error).split())}") from None
-    if not isinstance(found, dict):
+        raise ModelError(f"{path.name} is not JSON: {single_line(error)}") from None
+    if not isinstance(value, dict):
         raise ModelError(f"{path.name} is no JSON object")
-    return found
+    return value
 
 
 def _check_weights(folder: Path) -> None:
@@ -130,19 +132,19 @@ def _check_weights(folder: Path) -> None:
     missing = [shard.name for shard in shards if not shard.is_file()]
     if missing:
         raise ModelError(f"{len(missing)} of {len(shards)} weight files are missing: {missing[0]}")
-    found = shards or next((f for p in _WEIGHTS if (f := sorted(folder.glob(p)))), [])
+    files = shards or next((f for p in _WEIGHTS if (f := sorted(folder.glob(p)))), [])
     merge = merge_command(folder)
     if merge is not None:
         raise ModelError(f"LoRA adapters without their model; merge the two first: {merge}")
-    if not found:
+    if not files:
         raise ModelError("no .safetensors or .bin weights there")
-    for path in found:
+    for path in files:
         if path.suffix == ".safetensors":
             _check_whole(path)
 
 
 def _check_whole(path: Path) -> None:
-    """A safetensors file says in its header where its last tensor ends."""
+    """Refuse a truncated safetensors file: its header says where the last tensor ends."""
     torn = ModelError(f"{path.name} is torn or no safetensors file; get it again")
     try:
         size = os.path.getsize(path)

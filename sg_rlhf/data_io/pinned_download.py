@@ -1,4 +1,4 @@
-"""Published files: pinned to a commit, checked, and never half there."""
+"""Download published files: pinned to a commit, verified, and written atomically."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Origin:
-    """A file in a public GitHub repository at one commit, and what proves that it is that file.
+    """A file in a public GitHub repository at one commit, with its checksum.
 
     Attributes:
-        sha256: of the file; "" where only its git id is known.
-        git_blob: git's id of the file's content (a SHA-1), from the commit's tree.
+        sha256: of the file; "" if only its git id is known.
+        git_blob: git's id of the content (a SHA-1), from the commit's tree.
     """
 
     repository: str
@@ -36,14 +36,14 @@ class Origin:
 
     @property
     def url(self) -> str:
-        """Where the file can be downloaded."""
+        """The download address."""
         return f"https://raw.githubusercontent.com/{self.repository}/{self.commit}/{self.path}"
 
     def check(self, path: Path) -> None:
-        """Compare a file with this one.
+        """Verify a file's checksum.
 
         Raises:
-            DataError: it is another file; both checksums are named.
+            DataError: the checksum differs; the message has both.
         """
         if self.sha256:
             kind, expected, actual = "SHA-256", self.sha256, sha256_of(path)
@@ -63,13 +63,13 @@ def git_blob_of(path: Path) -> str:
 
 
 def download(origin: Origin, folder: Path, name: str, by_hand: str | None = None) -> Path:
-    """Get a pinned file into `folder` under `name`, checked against its checksum.
+    """Download a pinned file to `folder / name` and verify it.
 
     Args:
-        by_hand: as `download_url`'s.
+        by_hand: see `download_url`.
 
     Raises:
-        DataError: no connection, or another file came; `folder` stays as it was.
+        DataError: no connection, or the checksum differs. `folder` is unchanged.
     """
     return download_url(origin.url, folder / name, origin.check, by_hand)
 
@@ -77,13 +77,14 @@ def download(origin: Origin, folder: Path, name: str, by_hand: str | None = None
 def download_url(
     url: str, path: Path, check: Callable[[Path], None], by_hand: str | None = None
 ) -> Path:
-    """Get `url` into `path`, which appears only when `check` accepts the whole file.
+    """Download `url` to `path`. The file appears only after `check` accepted it.
 
     Args:
-        by_hand: what to do with a file that the user got by hand; None: save it as `path`.
+        check: raises `DataError` for a wrong file.
+        by_hand: what the error tells a user who gets the file by hand; default: save it as `path`.
 
     Raises:
-        DataError: no connection, an HTTP error, or what `check` raises.
+        DataError: no connection, an HTTP error, or an error of `check`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
@@ -91,7 +92,7 @@ def download_url(
         try:
             with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer, part.open("wb") as file:
                 size = answer.headers.get("Content-Length")
-                # None: no bar where stderr is not a terminal.
+                # disable=None: no bar if stderr is not a terminal.
                 with tqdm(
                     desc=path.name,
                     total=int(size) if size else None,

@@ -1,8 +1,8 @@
-"""The rows that a run's prompts are read from, checked one by one.
+"""Validate the rows of a run's prompt files one by one.
 
-OpenRLHF takes a row as it comes: a missing field is a KeyError inside a worker, a prompt that
-leaves no room loses its beginning with a line in a log, and the same prompt with two answers is
-rewarded for both. Here each is a `DataError` with the row and what to do.
+OpenRLHF does not check rows: a missing field is a KeyError in a worker, the beginning of a too long
+prompt is cut off, and the same prompt with two labels is rewarded for both. Here each of these is a
+`DataError` with the row and the remedy.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from typing import Any
 from sg_rlhf.common.text import single_line, truncate
 from sg_rlhf.data_io.records import DataError, numbered_json_lines, parquet_rows
 
-#: What upstream reads by its suffix; an Arrow file is a cache of `datasets`, and is taken as it is.
+#: Suffixes that upstream reads. An Arrow file is a cache of `datasets` and is not checked.
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
-#: Fields of common data sets (TRL, verl, OpenRLHF), for the message about a field that is missing.
+#: Field names of TRL, verl and OpenRLHF, for the message about a missing field.
 COMMON_PROMPTS = ("prompt", "messages", "problem", "question", "instruction", "query", "input")
 COMMON_LABELS = (
     "reward_model.ground_truth", "ground_truth", "answer", "solution", "label", "target",
 )  # fmt: skip
-#: Fewest tokens for a response where `rollout.max_new_tokens` is not set.
+#: Minimum tokens left for a response if `rollout.max_new_tokens` is not set.
 LEAST_RESPONSE = 16
 
 
 def max_prompt_tokens(max_len: int, max_new_tokens: int | None) -> int:
-    """Most tokens of a prompt: `data.max_len` holds the prompt and its response."""
+    """Maximum tokens of a prompt: `data.max_len` includes the prompt and its response."""
     return max_len - (max_new_tokens or LEAST_RESPONSE)
 
 
 def too_long(tokens: int, rows: int, max_len: int, max_new_tokens: int | None) -> str:
-    """What is wrong with a prompt that leaves no room for its response, and what to do."""
+    """The error text for a prompt that leaves too few tokens for its response."""
     room = max_prompt_tokens(max_len, max_new_tokens)
     if max_new_tokens is None:
         response = f"{LEAST_RESPONSE} tokens, the least where rollout.max_new_tokens is not set"
@@ -51,28 +51,28 @@ def too_long(tokens: int, rows: int, max_len: int, max_new_tokens: int | None) -
 
 
 def value_of(row: Mapping[str, Any], name: str) -> Any:
-    """A field of a row; ``a.b`` is the field b of the object a, unless the row has a field ``a.b``.
+    """A field of a row, or None if it is missing.
 
-    None where the row has no such field.
+    ``a.b`` is the field b inside a, unless the row has a field with the name ``a.b``.
     """
     if name in row:
         return row[name]
     outer, dot, inner = name.partition(".")
-    found = row.get(outer)
-    return value_of(found, inner) if dot and isinstance(found, Mapping) else None
+    value = row.get(outer)
+    return value_of(value, inner) if dot and isinstance(value, Mapping) else None
 
 
 @dataclass(frozen=True)
 class PromptSchema:
-    """What a row must hold.
+    """Fields that a row must have.
 
     Attributes:
-        prompt: the field of the prompt; ``a.b`` for one inside of another.
-        label: the field of the label, in the same form; None: there is none.
-        image: the field of its images, which need not be there.
-        chat: a prompt may be a list of messages too, which a chat template makes text of.
-        template: what the prompt is put into, with ``{}`` in its place; None: nothing.
-        label_fault: label -> what is wrong with it, or None.
+        prompt: name of the prompt's field; ``a.b`` for a nested one.
+        label: name of the label's field, in the same form; None without labels.
+        image: name of the images' field, which is optional.
+        chat: whether a prompt may also be a list of messages for a chat template.
+        template: text with ``{}`` for the prompt; None for the prompt alone.
+        label_fault: label -> error text, or None if the label is valid.
     """
 
     prompt: str = "input"
@@ -83,35 +83,35 @@ class PromptSchema:
     label_fault: Callable[[Any], str | None] = lambda label: None
 
     def text(self, prompt: str) -> str:
-        """The prompt as the model gets it."""
+        """The prompt inside the template, as the model gets it."""
         return prompt if self.template is None else self.template.format(prompt)
 
     def flat(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A row with its prompt and its label under the names of their fields.
+        """The row with nested prompt and label copied to the top level.
 
-        A label that is a number becomes text, as a reward function compares texts.
+        A numeric label becomes text, because reward functions compare texts.
         """
-        found = {**row, self.prompt: value_of(row, self.prompt)}
+        flat = {**row, self.prompt: value_of(row, self.prompt)}
         if self.label is not None:
             label = value_of(row, self.label)
-            found[self.label] = str(label) if isinstance(label, (int, float)) else label
-        return found
+            flat[self.label] = str(label) if isinstance(label, (int, float)) else label
+        return flat
 
 
 @dataclass
 class PromptIndex:
-    """What was seen of the rows so far, of one file or several.
+    """Index of the rows read so far, from one or more files. Locations are "FILE: row N".
 
     Attributes:
-        prompts: digest of each different prompt -> (where it stands, digest of its label).
-        rows: how many rows.
-        repeated: how many of them repeat an earlier one, its label included.
-        first_repeated: where the first of them and the earlier one stand.
-        keep: take the same prompt with another label all the same, and count it.
-        contradicting: how many rows have another label than the first with their prompt.
-        first_contradicting: where the first of them and the earlier one stand.
-        numbers: how many labels are numbers.
-        first_number: where the first of them stands, and its text.
+        prompts: digest of each distinct prompt -> (location, digest of its label).
+        rows: number of rows.
+        repeated: number of rows that repeat an earlier prompt and label.
+        first_repeated: locations of the earlier row and the first that repeats it.
+        keep: count a prompt that has another label, instead of raising an error.
+        contradicting: number of rows whose prompt occurred with another label.
+        first_contradicting: locations of the earlier row and the first that contradicts it.
+        numbers: number of numeric labels.
+        first_number: location and text of the first of them.
     """
 
     prompts: dict[bytes, tuple[str, bytes]] = field(default_factory=dict)
@@ -125,38 +125,38 @@ class PromptIndex:
     first_number: tuple[str, str] = ("", "")
 
     def remarks(self) -> list[str]:
-        """What a user should know of them, a line each."""
-        found = []
+        """One line each about repeated rows, contradicting labels and numeric labels."""
+        lines = []
         if self.repeated:
             first, second = self.first_repeated
-            found.append(
+            lines.append(
                 f"{self.repeated} of {self.rows} rows repeat an earlier one (first: {second} "
                 f"repeats {first}): such prompts are trained on more often"
             )
         if self.contradicting:
             first, second = self.first_contradicting
-            found.append(
+            lines.append(
                 f"{self.contradicting} of {self.rows} rows have an earlier prompt with another "
                 f"label (first: {second}, of {first}): no response is right by both"
             )
         if self.numbers:
             place, text = self.first_number
-            found.append(
+            lines.append(
                 f"{self.numbers} of {self.rows} labels are numbers: the reward function gets them "
                 f"as text (first: {place}: {text!r})"
             )
-        return found
+        return lines
 
-    def take_number(self, place: str, text: str) -> None:
-        """Note a label that is a number."""
+    def add_number(self, place: str, text: str) -> None:
+        """Count a numeric label."""
         self.numbers += 1
         self.first_number = self.first_number if self.first_number[0] else (place, text)
 
-    def take(self, prompt: Any, label: Any, images: Any, place: str) -> None:
-        """Note one row.
+    def add(self, prompt: Any, label: Any, images: Any, place: str) -> None:
+        """Add one row.
 
         Raises:
-            DataError: the same prompt stands elsewhere with another label.
+            DataError: an earlier row has the same prompt with another label.
         """
         self.rows += 1
         key, answer = _digest(prompt, images), _digest(label)
@@ -188,10 +188,12 @@ def _digest(*values: Any) -> bytes:
 def checked(
     rows: Iterable[tuple[str, Any]], fields: PromptSchema, seen: PromptIndex
 ) -> Iterator[tuple[str, str | None]]:
-    """(place, text) of each row once it is checked; None for a prompt of messages.
+    """Check rows; yield (location, prompt as text, or None for a list of messages) of each.
 
     Args:
-        rows: (where it stands, row).
+        rows: (location, row) of each row.
+        fields: what a row must have.
+        seen: the index that the rows are added to.
 
     Raises:
         DataError: one line with the row, the field, its value and what was expected.
@@ -220,13 +222,13 @@ def checked(
             if fault is not None:
                 raise DataError(f"{place}: {fields.label}: {fault}")
             if isinstance(value_of(row, fields.label), (int, float)):
-                seen.take_number(place, label)
-        seen.take(prompt, label, row.get(fields.image), place)
+                seen.add_number(place, label)
+        seen.add(prompt, label, row.get(fields.image), place)
         yield place, fields.text(prompt) if isinstance(prompt, str) else None
 
 
 def _has(row: Mapping[str, Any]) -> str:
-    """The fields of a row that lacks one, and the settings for it if its form is a common one."""
+    """The row's fields, and the settings that fit if its form is a common one."""
     prompt = next((name for name in COMMON_PROMPTS if value_of(row, name) is not None), None)
     label = next((name for name in COMMON_LABELS if value_of(row, name) is not None), None)
     has = f"; the row has {truncate([*row])}"
@@ -260,10 +262,10 @@ def _prompt_fault(prompt: Any, fields: PromptSchema) -> str | None:
 
 
 def rows_of(path: Path, fields: PromptSchema) -> Iterator[tuple[str, Any]]:
-    """(where it stands, row) of every row of a file, read as upstream reads its kind.
+    """Yield (location, row) of every row of a file.
 
     Raises:
-        DataError: the file cannot be read as what its suffix says, or has no row.
+        DataError: the file cannot be read in the format of its suffix, or has no rows.
     """
     empty = True
     for number, row in _numbered(path, fields):
@@ -285,7 +287,7 @@ def _numbered(path: Path, fields: PromptSchema) -> Iterator[tuple[int, Any]]:
 
 
 def _columns(present: list[str], fields: PromptSchema) -> list[str]:
-    """The columns to read; all where one is missing, for the message about the first row."""
+    """The columns to read; all if one is missing, so that the error can list them."""
     wanted = {
         name if name in present else name.partition(".")[0]
         for name in filter(None, [fields.prompt, fields.label])
@@ -313,8 +315,8 @@ def _begins_with_a_list(path: Path) -> bool:
 
 def _whole(path: Path) -> list[Any]:
     try:
-        found = json.loads(path.read_bytes())
+        rows = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: not JSON: {single_line(error)}") from None
-    assert isinstance(found, list)
-    return found
+    assert isinstance(rows, list)
+    return rows

@@ -1,6 +1,6 @@
-"""Rows of a data set's files: reading, holding out, and one line for what is wrong with them.
+"""Read the rows of data set files, with one-line errors, and split off held-out rows.
 
-Shared by the readers of the tasks, which know what a row must hold.
+Used by the readers of the domains, which know what a row must have.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Row = TypeVar("Row")
 
 ProgressCallback = Callable[[], object]
 
-#: Bytes of one line; a file with a longer one is none of lines.
+#: Maximum bytes of one line of JSON.
 LONGEST_LINE = 64 * 2**20
 
 
@@ -33,15 +33,15 @@ def read_each(
     kind: str,
     on_row: ProgressCallback | None = None,
 ) -> list[Row]:
-    """Every item of a file, parsed.
+    """Parse every item of a file.
 
     Args:
-        parse: (item, row counted from 1) -> row; a `ValueError` says what is wrong with the item.
-        kind: what a row is, for a file without one.
+        parse: (item, row number from 1) -> row. It raises `ValueError` for a bad item.
+        kind: what a row is called in the message about an empty file.
         on_row: called after each row, for a progress bar.
 
     Raises:
-        DataError: one line with the file, the row, and what `parse` says.
+        DataError: one line with the file, the row number, and the error of `parse`.
     """
     rows = []
     for number, item in enumerate(items, start=1):
@@ -57,20 +57,20 @@ def read_each(
 
 
 def json_lines(path: Path) -> Iterator[Any]:
-    """The value of each line.
+    """Yield the JSON value of each line.
 
     Raises:
-        DataError: a line is not JSON in UTF-8, or longer than :data:`LONGEST_LINE`; or the file
+        DataError: a line is not JSON in UTF-8 or longer than :data:`LONGEST_LINE`, or the file
             cannot be read.
     """
     yield from (value for _, value in numbered_json_lines(path))
 
 
 def numbered_json_lines(path: Path, skip_blank: bool = False) -> Iterator[tuple[int, Any]]:
-    """(line counted from 1, its value) of each line; see :func:`json_lines`.
+    """Yield (line number from 1, JSON value) of each line; see :func:`json_lines`.
 
     Args:
-        skip_blank: pass over lines of white space, as Arrow's reader does.
+        skip_blank: ignore lines of white space, as Arrow's reader does.
     """
     for number, line in enumerate(_lines(path), start=1):
         if skip_blank and not line.strip():
@@ -109,7 +109,7 @@ def _why(error: Exception) -> str:
 
 
 def json_objects(path: Path) -> Iterator[dict[str, Any]]:
-    """The object of each line.
+    """Yield the JSON object of each line.
 
     Raises:
         DataError: a line is not a JSON object.
@@ -123,16 +123,16 @@ def json_objects(path: Path) -> Iterator[dict[str, Any]]:
 def parquet_rows(
     path: Path, choose: Callable[[list[str]], list[str]] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The rows of a parquet file, a batch in memory at a time.
+    """Yield the rows of a Parquet file, reading one batch at a time.
 
     Args:
-        choose: the file's columns -> those to read (all without it); a `DataError` of it, that one
-            is missing, gets the file's name.
+        choose: all columns -> columns to read; default: all. It raises `DataError` for a missing
+            column; the file's name is added.
 
     Raises:
-        DataError: not a readable parquet file, or what `choose` says.
+        DataError: not a readable Parquet file, or an error of `choose`.
     """
-    # pyarrow takes a while to load and the trainer's graders do not need it.
+    # Imported here: pyarrow loads slowly, and the trainer's graders do not need it.
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -149,10 +149,10 @@ def parquet_rows(
 
 
 def parquet_extent(path: Path, columns: Collection[str]) -> tuple[int, int]:
-    """Rows of a parquet file, and bytes of these columns in it, uncompressed: from its footer.
+    """Number of rows of a Parquet file and uncompressed bytes of some columns, from its footer.
 
     Raises:
-        DataError: not a readable parquet file.
+        DataError: not a readable Parquet file.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -168,7 +168,7 @@ def parquet_extent(path: Path, columns: Collection[str]) -> tuple[int, int]:
 
 
 def check_fraction(test_fraction: float) -> None:
-    """Refuse a share of rows to hold out that is not one.
+    """Check the fraction of rows to hold out.
 
     Raises:
         DataError: outside [0, 1).
@@ -183,10 +183,15 @@ def split_held_out(
     test_fraction: float,
     seed_of: Callable[[Any], str],
 ) -> tuple[list[Row], list[Row]]:
-    """Train and test items, in the order given: a fraction of each group is held out at random.
+    """Split items into train and test: a random fraction of each group is held out.
 
     Args:
-        seed_of: group -> seed of its draw, so that one group's size does not move another's.
+        group: item -> its group.
+        test_fraction: share of each group that is held out, from 0 to below 1.
+        seed_of: group -> seed of its draw, so that one group's size does not affect another's.
+
+    Returns:
+        Train and test items, each in the original order.
 
     Raises:
         DataError: the fraction is outside [0, 1).
@@ -194,8 +199,8 @@ def split_held_out(
     check_fraction(test_fraction)
     held_out: set[int] = set()
     for value in sorted({group(item) for item in items}):
-        places = [i for i, item in enumerate(items) if group(item) == value]
-        random.Random(seed_of(value)).shuffle(places)
-        held_out.update(places[: round(test_fraction * len(places))])
+        indices = [i for i, item in enumerate(items) if group(item) == value]
+        random.Random(seed_of(value)).shuffle(indices)
+        held_out.update(indices[: round(test_fraction * len(indices))])
     train = [item for i, item in enumerate(items) if i not in held_out]
     return train, [item for i, item in enumerate(items) if i in held_out]

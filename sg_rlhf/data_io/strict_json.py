@@ -1,4 +1,4 @@
-"""JSON as its standard has it: Python's own writes NaN and Infinity, which other readers refuse."""
+"""Standard JSON. Python's own writer emits NaN and Infinity, which other readers refuse."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ def dumps(value: Any, **options: Any) -> str:
     """``value`` as JSON, with null for numbers that are not finite.
 
     Args:
-        options: of :func:`json.dumps`.
+        options: options of :func:`json.dumps`.
     """
     return json.dumps(plain(value), allow_nan=False, **options)
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON can hold it: null for NaN and infinities, lists for arrays and tensors."""
+    """``value`` in JSON's types: null for NaN and infinities, lists for arrays and tensors."""
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,5 +1,6 @@
-"""What a machine has and what a run needs of it, a line a check, before anything is downloaded.
+"""Check a machine before anything is downloaded: what it has and what a run needs.
 
-Any Python of 3.8 or later runs all of it but `recipe` and `before_run`, with its standard library
-alone: the doctor speaks when nothing is installed yet.
+`gather` collects the facts; `checks` compares them with the needs; `report` prints one line per
+check. Python 3.8 with its standard library runs all of it except `recipe` and `before_run`, because
+the doctor runs before anything is installed.
 """

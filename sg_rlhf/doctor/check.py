@@ -17,12 +17,12 @@ class Check:
     """The outcome of one check.
 
     Attributes:
-        name: what was looked at.
-        status: ok; warning (works, but); failed (cannot work); skipped (not known, not needed).
-        found: what there is.
-        needed: what there must be.
-        remedy: what to do; "" where nothing is wrong.
-        remark: what else is to be known, with nothing to do.
+        name: what is checked.
+        status: ok; warning (works with a drawback); failed (cannot work); skipped (not known).
+        found: what the machine has.
+        needed: what it must have.
+        remedy: what to do; "" if nothing is wrong.
+        remark: further information.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Check:
             raise ValueError(f"{self.name}: ok, and yet {self.remedy}")
 
     def line(self) -> str:
-        """For a terminal or a log that shows this check alone."""
+        """The check as one line, for a terminal or a log."""
         needed = f", needed: {self.needed}" if self.needed else ""
         remedy = f": {self.remedy}" if self.remedy else ""
         remark = f" ({self.remark})" if self.remark else ""
@@ -49,6 +49,6 @@ class Check:
 
 
 def exit_status(checks: Iterable[Check]) -> int:
-    """0; 1 with warnings; 2 when it cannot work."""
+    """0 if all is fine, 1 with warnings, 2 with a failed check."""
     statuses = {check.status for check in checks}
     return 2 if FAILED in statuses else 1 if WARNING in statuses else 0

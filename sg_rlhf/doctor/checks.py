@@ -1,4 +1,4 @@
-"""Facts and needs -> checks, in the order of the report. Pure: everything was looked at before."""
+"""All checks of facts against needs, in the order of the report. Looks at nothing itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check(facts: Facts, needs: Needs) -> list[Check]:
-    """Every check that makes sense for these needs."""
+    """Every check that applies to these needs."""
     if needs.install:
         return gpu_checks.before_installing(facts, needs)
     if facts.ray_address and needs.recipe:

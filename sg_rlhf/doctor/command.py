@@ -1,9 +1,9 @@
-"""What this machine lacks, before anything is downloaded or started: a line a check.
+"""Check whether this machine can run sg_rlhf. Print one line per check.
 
-Found, needed, what to do, for driver, GPUs, CUDA toolkit, memory, shared memory, disk, Python,
-compiler, limits, ports, hub; with a recipe also for its model, data and memory plan. Any Python of
-3.8 or later runs it from a checkout; nothing has to be installed. Exit status: 0 fine, 1 works but
-for the warnings, 2 cannot work.
+Each line says what was found, what is needed and what to do. Checked are driver, GPUs, CUDA
+toolkit, memory, shared memory, disk, Python, compiler, limits, ports and hub. With a recipe, its
+model, data and memory plan are checked too. Python 3.8 or later runs this from a checkout, with
+nothing installed. Exit status: 0 fine, 1 works with warnings, 2 cannot work.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  this machine, before anything is installed
+  check this machine, before anything is installed
     python3 -m sg_rlhf.doctor
-  this machine for a recipe: GPUs, memory, disk for its checkpoints, model and data
+  check it for a recipe: GPUs, memory, disk for checkpoints, model and data
     python -m sg_rlhf.doctor --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml
-  another machine: take its facts there, judge them here
+  check another machine: collect its facts there, check them here
     python3 -m sg_rlhf.doctor --json > machine.json
     python -m sg_rlhf.doctor --facts machine.json --config configs/kk/grpo_sg_1xgpu.yaml
 
-SG_HARDWARE=8x80gb asks for such hardware, SG_HARDWARE=cpu for none. docs/doctor.md has every check.
+SG_HARDWARE=8x80gb requires such hardware, SG_HARDWARE=cpu none. docs/doctor.md lists every check.
 """
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line, with the teaching help."""
+    """Parse the command line."""
     parser = OneLineParser(
         prog="python -m sg_rlhf.doctor",
         description=__doc__,
@@ -53,30 +53,32 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--config",
         action="append",
         metavar="FILE",
-        help="judge the machine for this recipe; given again, the later file wins key by key",
+        help="check the machine for this recipe; may be repeated, the later file wins",
     )
     parser.add_argument(
         "--run-dir",
         metavar="DIR",
-        help="where the run would be written (default: runs/<domain>_<recipe>)",
+        help="run directory, whose disk is checked (default: runs/<domain>_<recipe>)",
     )
-    parser.add_argument("--json", action="store_true", help="print the facts and the checks")
+    parser.add_argument("--json", action="store_true", help="print facts and checks as JSON")
     parser.add_argument(
-        "--facts", metavar="FILE", help="judge the machine that this JSON describes, not this one"
+        "--facts",
+        metavar="FILE",
+        help="check the machine that this JSON file describes",
     )
     parser.add_argument(
         "--install",
         choices=("cpu", "cuda"),
-        help="only what would make installing these packages useless, each problem a line on "
-        "stderr, and nothing else (scripts/bootstrap.sh asks so)",
+        help="only check what installing these packages needs, and print only problems, one per "
+        "line on stderr (for scripts/bootstrap.sh)",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
-    # An override may stand behind an option that stands behind another override.
+    # Intermixed: overrides may come before and after options.
     return parser.parse_intermixed_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0, 1 with warnings, 2 when it cannot work or the command line is wrong."""
+    """Run the command. Exit status 0; 1 with warnings; 2 for a failed check or a usage error."""
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
     try:
         facts, needs, more = _look(arguments)
@@ -85,13 +87,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     checks = [*check(facts, needs), *more]
     if arguments.install:
-        for one in checks:
-            if one.status in (WARNING, FAILED):
-                kind = "" if one.status == FAILED else "warning: "
-                print(f"bootstrap: {kind}{one.line()}", file=sys.stderr)
+        for item in checks:
+            if item.status in (WARNING, FAILED):
+                kind = "" if item.status == FAILED else "warning: "
+                print(f"bootstrap: {kind}{item.line()}", file=sys.stderr)
     elif arguments.json:
-        found = {"facts": facts.to_json(), "checks": [one.to_json() for one in checks]}
-        print(json.dumps({**found, "verdict": verdict(checks, facts, needs)}, indent=2))
+        result = {"facts": facts.to_json(), "checks": [item.to_json() for item in checks]}
+        print(json.dumps({**result, "verdict": verdict(checks, facts, needs)}, indent=2))
     else:
         print("\n".join(table(checks, coloured(sys.stdout))))
         print(verdict(checks, facts, needs))
@@ -99,25 +101,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _look(arguments: argparse.Namespace) -> tuple[Facts, Needs, list[Check]]:
-    """The facts, the needs, and checks that are made of more than these.
+    """Facts, needs, and the checks that need more than these (the memory plan).
 
     Raises:
         ValueError: one line for the user.
     """
-    named = os.environ.get("SG_HARDWARE", "")
-    asked = of_hardware(named)  # a wrong name is refused with a recipe too, which has its own
+    hardware = os.environ.get("SG_HARDWARE", "")
+    needed = of_hardware(hardware)  # also refuses a wrong name where a recipe has its own needs
     if arguments.install:
-        gpus = 0 if named == "cpu" else None
+        gpus = 0 if hardware == "cpu" else None
         needs = replace(of_hardware("cuda"), install=arguments.install, gpus=gpus)
         return _facts(arguments, Wanted(hub=False, seconds=5.0)), needs, []
     if not arguments.config and not arguments.overrides:
         wanted = Wanted(run_dir=Path(arguments.run_dir or "runs"))
-        return _facts(arguments, wanted), asked, []
+        return _facts(arguments, wanted), needed, []
     missing = _missing_for_recipes()
     if missing:
         remedy = "scripts/bootstrap.sh, then .venv/bin/sg-rlhf doctor (or pip install .)"
         skipped = Check("recipe", SKIPPED, missing, "the packages that read recipes", remedy)
-        return _facts(arguments, Wanted()), asked, [skipped]
+        return _facts(arguments, Wanted()), needed, [skipped]
     from sg_rlhf.doctor import recipe
 
     run = recipe.load(arguments.config or [], arguments.overrides, arguments.run_dir)
@@ -130,7 +132,7 @@ def _facts(arguments: argparse.Namespace, wanted: Wanted) -> Facts:
 
 
 def _missing_for_recipes() -> str:
-    """What keeps this Python from reading recipes; "" if nothing."""
+    """Why this Python cannot read recipes; "" if it can."""
     if sys.version_info < (3, 11):
         return f"Python {sys.version.split()[0]} is not 3.11"
     try:

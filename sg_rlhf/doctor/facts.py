@@ -1,7 +1,6 @@
-"""What is known of a machine: gathered on it, or read from JSON that describes another one.
+"""Facts about a machine: gathered on it, or read from JSON that describes another one.
 
-None means that something is not known, and its check is then skipped; "none" that it was looked for
-and is not there.
+None means unknown, and the check is skipped. "none" means that the machine does not have it.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ class Gpu:
 
     Attributes:
         memory_mib: all of its memory, MiB.
-        compute_capability: such as "9.0"; None where an old driver does not tell.
-        used_mib: of it already in use, MiB.
+        compute_capability: such as "9.0"; None with an old driver.
+        used_mib: memory already in use, MiB.
     """
 
     name: str
@@ -43,12 +42,13 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Disk:
-    """A file system, once, whatever of ours lies on it.
+    """A file system.
 
     Attributes:
-        holds: of `environment` (.venv), `run` (the run directory), `models` (the hub's cache).
-        path: one of these places.
-        free_gb: GB (1e9 bytes) that we may write.
+        holds: which of our folders are on it: `environment` (.venv), `run` (the run directory),
+            `models` (the hub's cache).
+        path: one of these folders.
+        free_gb: free space, GB (1e9 bytes).
     """
 
     holds: list[str]
@@ -58,7 +58,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class Python:
-    """The interpreter that an installation would use, or the one that runs."""
+    """The interpreter that an installation would use, else the running one."""
 
     version: str
     path: str = ""
@@ -71,10 +71,10 @@ class Hub:
     """The Hugging Face hub, seen from here.
 
     Attributes:
-        host: its host, or the proxy's.
-        reachable: whether a connection was made; None where nobody asked.
+        host: its host name, with the proxy's if there is one.
+        reachable: whether a connection was made; None if it was not tried.
         offline: ``HF_HUB_OFFLINE`` is set.
-        token: there is one (its value is never kept).
+        token: whether there is one (its value is never read into facts).
     """
 
     host: str = "huggingface.co"
@@ -85,30 +85,30 @@ class Hub:
 
 @dataclass(frozen=True)
 class Facts:
-    """One machine; see the module for None and "none".
+    """One machine. The module's docstring explains None and "none".
 
     Attributes:
-        gpus: those that CUDA_VISIBLE_DEVICES leaves.
-        gpu_problem: why nvidia-smi told nothing, in its words.
+        gpus: visible GPUs (CUDA_VISIBLE_DEVICES).
+        gpu_problem: nvidia-smi's error message.
         driver: NVIDIA's, such as "580.65.06".
-        driver_cuda: the newest CUDA that the driver's library speaks; with NVIDIA's package for
-            forward compatibility newer than the driver.
-        mig: GPUs are cut into MIG slices; `gpus` is then the one slice that CUDA gives a process.
-        nvlink: all pairs of GPUs have it, some, none.
+        driver_cuda: newest CUDA version of the driver's library; may be newer than the driver
+            with NVIDIA's package for forward compatibility.
+        mig: GPUs are split into MIG slices; `gpus` is then the one slice that a process gets.
+        nvlink: whether all pairs of GPUs have it, some, or none.
         cuda_toolkit: nvcc's release, such as "13.0".
         cgroup_memory_gib: the limit of this container or job, GiB; None without one.
         ulimit_nofile: open files that a process may have, the hard limit.
         cores: that this process may use, by affinity and quota.
-        ports_in_use: of Ray's.
+        ports_in_use: ports of Ray where something listens.
         flash_attn: the package flash-attn is installed.
-        written_gb: what the run directory already has, GB: a resumed run.
-        installed: the packages are there.
-        retriever: who listens at the recipe's retriever URL.
+        written_gb: size of the run directory (of a resumed run), GB.
+        installed: the packages are installed.
+        retriever: what listens at the recipe's retriever URL.
         models: name -> folder, cache or absent.
-        data: name of a file that the recipe reads -> whether it is there.
-        wandb: a key is there, WANDB_MODE says offline, there is a login in netrc alone, or none.
-        container, slurm: what this process runs in.
-        ray_address: the cluster that a run joins.
+        data: name of a file that the recipe reads -> whether it exists.
+        wandb: `key`, `offline` (WANDB_MODE), `netrc` (only a login there) or `none`.
+        container, slurm: whether this process runs in one.
+        ray_address: the cluster that a run would join.
     """
 
     gpus: list[Gpu] | None = None
@@ -141,7 +141,7 @@ class Facts:
 
     @property
     def memory_gib(self) -> float | None:
-        """Host memory that a run may have, GiB."""
+        """Host memory that a run can use, GiB."""
         known = [m for m in (self.host_memory_gib, self.cgroup_memory_gib) if m is not None]
         return min(known, default=None)
 
@@ -151,11 +151,11 @@ class Facts:
 
 
 class FactsError(ValueError):
-    """A description of a machine is wrong; the message is one line for the user."""
+    """An invalid description of a machine; the message is one line."""
 
 
 def read(file: Path) -> Facts:
-    """The machine that a JSON file describes.
+    """Read the facts of a machine from a JSON file.
 
     Raises:
         FactsError: one line with the file, the key, the value and what was expected.
@@ -174,7 +174,7 @@ def read(file: Path) -> Facts:
 
 
 def parse(found: Any) -> Facts:
-    """Facts of plain values, as `Facts.to_json` gives them.
+    """Facts from plain values, the inverse of `Facts.to_json`.
 
     Raises:
         FactsError: an unknown key, or a value of another kind.
@@ -229,7 +229,7 @@ def _mapping(v: Any) -> bool:
 
 _GB = "a number, 0 or more"
 _YES = "true or false"
-#: Key -> what is expected, and whether a value is that.
+#: Key -> (what is expected, test of a value).
 _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "gpus": ("a list of {name, memory_mib, compute_capability}", _list(_mapping)),
     "gpus: name": ("text", _text),
@@ -284,7 +284,7 @@ _NEVER_NULL = ("models", "data", "gpus: name", "gpus: memory_mib", "disks: holds
 
 
 def _fields(found: Any, kind: type, prefix: str) -> dict[str, Any]:
-    """The values of one object, checked."""
+    """The validated values of one object."""
     if not isinstance(found, dict):
         raise FactsError(f"{prefix}expected an object, found {json.dumps(found)[:60]}")
     known = {f.name: f for f in fields(kind)}

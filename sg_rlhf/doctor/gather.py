@@ -1,4 +1,4 @@
-"""Gather the facts of the machine that this runs on, within a time."""
+"""Gather the facts of this machine within a time limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Of `ray start --head`: the cluster's own and its dashboard's.
+#: Ports of `ray start --head`: the cluster and its dashboard.
 RAY_PORTS = (6379, 8265)
 
 
@@ -31,9 +31,9 @@ class Wanted:
         models: ids of the hub or folders.
         data: files that the recipe reads.
         retriever: ``sg.search.url``, if the recipe searches.
-        wandb_key: the recipe has one.
-        hub: ask whether the hub can be reached, unless all models are here.
-        seconds: for all that has to answer.
+        wandb_key: whether the recipe has one.
+        hub: test the connection to the hub, unless all models are on this machine.
+        seconds: time limit for all probes.
     """
 
     run_dir: Path = field(default_factory=lambda: Path("runs"))
@@ -46,7 +46,7 @@ class Wanted:
 
 
 def environment_folder() -> Path:
-    """Where the packages are or would be: ``.venv`` of a checkout."""
+    """Folder of the environment, installed or not: ``.venv`` of a checkout."""
     return ROOT / ".venv" if (ROOT / "scripts" / "bootstrap.sh").is_file() else Path(sys.prefix)
 
 
@@ -59,12 +59,12 @@ def _is_installed(name: str) -> bool:
 
 
 def gather(wanted: Wanted, environment: Mapping[str, str] | None = None) -> Facts:
-    """The facts of this machine. Nothing here raises for what a machine has not."""
+    """The facts of this machine. A missing part is a fact and never an error."""
     variables = dict(os.environ if environment is None else environment)
     deadline = time.monotonic() + wanted.seconds
     cache = network.hub_cache(variables)
     models = network.models_here(wanted.models, cache)
-    # All of these run at once, and are then waited for.
+    # The probes run in parallel; their answers are read below.
     smi = gpus.NvidiaSmi(variables, wanted.seconds)
     nvcc, compiler = gpus.Nvcc(variables), host.Compiler(variables)
     python = host.Python311(variables)

@@ -1,8 +1,8 @@
 """Checks of GPUs, their driver and CUDA's toolkit.
 
 The stack is torch 2.13 with CUDA 13.0. CUDA 13.x needs driver 580 or later
-(docs.nvidia.com/deploy/cuda-compatibility); an older one speaks it with NVIDIA's package for
-forward compatibility. Compute capability 8.0 has bf16, and vLLM's flash attention.
+(docs.nvidia.com/deploy/cuda-compatibility). An older driver supports it with NVIDIA's package for
+forward compatibility. bf16 and vLLM's FlashAttention need compute capability 8.0.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from sg_rlhf.doctor.needs import Needs
 
 DRIVER, CUDA, CAPABILITY = 580, 13, (8, 0)
-#: What another process may hold of a GPU before it is worth a word, MiB: more than a desktop takes.
+#: Memory of other processes on a GPU above which the doctor warns, MiB; a desktop takes less.
 BUSY_MIB = 2048
 ON_CPU = "SG_HARDWARE=cpu goes without GPUs"
 
 
 def used(facts: Facts, needs: Needs) -> list[Gpu]:
-    """The GPUs that a run would take: none where it takes none, all where it is not said."""
-    found = facts.gpus or []
-    return found if needs.gpus is None else found[: needs.gpus]
+    """The GPUs that a run would use; all if the needs do not say how many."""
+    gpus = facts.gpus or []
+    return gpus if needs.gpus is None else gpus[: needs.gpus]
 
 
 def settings_for(gpus: list[Gpu], needs: Needs) -> str:
-    """How to ask for what uses most of these GPUs; "" where they are too small for any.
+    """The setting that uses most of these GPUs; "" if they are too small.
 
-    SG_HARDWARE chooses for the training scripts; `train` reads a recipe's files alone.
+    SG_HARDWARE is for the training scripts. `train` reads only recipe files.
     """
     name = suggested_hardware(gpus)
     if not name:
@@ -42,16 +42,16 @@ def settings_for(gpus: list[Gpu], needs: Needs) -> str:
 
 
 def checks(facts: Facts, needs: Needs) -> list[Check]:
-    """Of the GPUs; one skipped line where none are needed."""
+    """All checks of GPUs; one skipped check if none are needed."""
     if needs.gpus == 0:
         return [Check("GPUs", SKIPPED, _described(facts), "none")]
     return [count(facts, needs), *_of_gpus(facts, needs), *_together(facts, needs)]
 
 
 def before_installing(facts: Facts, needs: Needs) -> list[Check]:
-    """What would make a download of the CUDA packages useless, or one for the CPU a mistake.
+    """Checks before an installation: would CUDA packages be useless, or CPU packages a mistake?
 
-    An image may be built where there is no GPU, so that its absence is none.
+    A missing GPU is no fault, because images are built on machines without one.
     """
     if needs.install == "cpu":
         if needs.gpus == 0 or not facts.gpu_problem:
@@ -86,7 +86,7 @@ def _described(facts: Facts) -> str:
 
 
 def count(facts: Facts, needs: Needs) -> Check:
-    """As many as the recipe has ranks; any number, also none, for a machine in general."""
+    """Number of GPUs: as many as the recipe needs; any number for a machine in general."""
     found = _described(facts)
     wanted = needs.gpus
     needed = f"{wanted}" if wanted else "any number"
@@ -113,7 +113,7 @@ def count(facts: Facts, needs: Needs) -> Check:
 
 
 def driver(facts: Facts) -> Check:
-    """580 or later, or one whose library speaks CUDA 13."""
+    """Driver 580 or later, or one whose library supports CUDA 13."""
     needed = f"{DRIVER} or later, for CUDA {CUDA}"
     if facts.driver in (None, NONE):
         status = SKIPPED if facts.driver is None or not facts.gpus else FAILED
@@ -130,7 +130,7 @@ def driver(facts: Facts) -> Check:
 
 
 def capability(facts: Facts, needs: Needs) -> Check:
-    """8.0 or later, of the least of them."""
+    """Compute capability of the oldest GPU: 8.0 or later."""
     needed = "8.0 or later, for bf16 and vLLM"
     known = [gpu.compute_capability for gpu in used(facts, needs) if gpu.compute_capability]
     if not known:
@@ -147,7 +147,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def toolkit(facts: Facts, needs: Needs) -> Check:
-    """nvcc of CUDA 13, where something is compiled; its minor version does not matter."""
+    """nvcc of any CUDA 13, if something must be compiled."""
     needed = f"{CUDA}.x, to compile {needs.nvcc_for}" if needs.nvcc_for else "none"
     found = facts.cuda_toolkit
     if found is None:
@@ -164,7 +164,7 @@ def toolkit(facts: Facts, needs: Needs) -> Check:
 
 
 def memory(facts: Facts, needs: Needs) -> Check:
-    """Of the smallest, against the size in the hardware's name."""
+    """Memory of the smallest GPU, against the size in the hardware's name."""
     gpus = used(facts, needs)
     least = min(gpu.memory_mib for gpu in gpus)
     found = f"{least / 1024:.0f} GiB each"
@@ -182,7 +182,7 @@ def memory(facts: Facts, needs: Needs) -> Check:
 
 
 def busy(gpus: list[Gpu]) -> Check | None:
-    """Memory that other processes hold already."""
+    """Memory that other processes already use."""
     taken = {i: gpu.used_mib for i, gpu in enumerate(gpus) if (gpu.used_mib or 0) > BUSY_MIB}
     if not taken:
         return None
@@ -193,7 +193,7 @@ def busy(gpus: list[Gpu]) -> Check | None:
 
 
 def nvlink(facts: Facts, gpus: int) -> Check:
-    """Between all pairs: ZeRO-3 gathers every layer's weights from all GPUs at each use."""
+    """NVLink between all pairs: ZeRO-3 gathers every layer's weights from all GPUs at each use."""
     needed = f"between all {gpus} GPUs"
     if facts.nvlink is None:
         return Check("NVLink", SKIPPED, "unknown", needed)
@@ -205,6 +205,6 @@ def nvlink(facts: Facts, gpus: int) -> Check:
 
 
 def mig() -> Check:
-    """CUDA gives a process one slice, however many there are, and NCCL does not connect them."""
+    """MIG: CUDA gives a process a single slice, and NCCL does not connect slices."""
     remedy = "CUDA sees one slice alone; `nvidia-smi -mig 0` (as root) joins them again"
     return Check("MIG", WARNING, "on", "off", remedy)

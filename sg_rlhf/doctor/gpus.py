@@ -1,4 +1,4 @@
-"""What ``nvidia-smi``, the driver and ``nvcc`` say."""
+"""Facts about GPUs, from ``nvidia-smi``, the driver and ``nvcc``."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 _FIELDS = (
     "index", "uuid", "name", "memory.total", "memory.used", "driver_version", "compute_cap",
 )  # fmt: skip
-#: Those that drivers of CUDA 11.3 and before have, too.
+#: Fields that drivers of CUDA 11.3 and before also have.
 _OLD_FIELDS = _FIELDS[:6]
-#: Where WSL has it, outside the PATH.
+#: nvidia-smi of WSL, which is not on the PATH.
 _PLACES = ("/usr/lib/wsl/lib/nvidia-smi",)
 
 
 class NvidiaSmi:
-    """The questions to ``nvidia-smi``, asked when this is made."""
+    """Probes of ``nvidia-smi``, started at construction."""
 
     def __init__(self, environment: Mapping[str, str], seconds: float) -> None:
         places = [shutil.which("nvidia-smi", path=environment.get("PATH", ""))]
@@ -46,7 +46,7 @@ class NvidiaSmi:
         return Question([self._program, *arguments], self._environment)
 
     def facts(self) -> dict[str, Any]:
-        """Of `Facts`: gpus, gpu_problem, driver, driver_cuda, mig, nvlink."""
+        """The fields gpus, gpu_problem, driver, driver_cuda, mig and nvlink of `Facts`."""
         loaded = loaded_driver()
         if self._program is None:
             return {"gpus": [], "driver": loaded or NONE}
@@ -103,7 +103,7 @@ def _gpu(row: dict[str, str]) -> Gpu:
 
 
 def mig_slices(listed: str) -> dict[str, Any]:
-    """Name and memory of the smallest MIG slice that ``nvidia-smi -L`` lists; {} without."""
+    """Name and memory of the smallest MIG slice in ``nvidia-smi -L``; {} without MIG."""
     found = re.findall(r"^\s+MIG (\S*?(\d+)gb\S*)", listed, re.MULTILINE)
     if not found:
         return {}
@@ -112,7 +112,7 @@ def mig_slices(listed: str) -> dict[str, Any]:
 
 
 def visible(rows: list[dict[str, str]], chosen: str | None) -> list[dict[str, str]]:
-    """The rows that CUDA_VISIBLE_DEVICES leaves, in its order; as CUDA does, up to a bad entry."""
+    """The GPUs of CUDA_VISIBLE_DEVICES in its order; as in CUDA, up to the first bad entry."""
     if chosen is None:
         return rows
     found = []
@@ -127,15 +127,15 @@ def visible(rows: list[dict[str, str]], chosen: str | None) -> list[dict[str, st
 
 
 def nvlink(matrix: str, indices: list[int]) -> str | None:
-    """Which pairs have NVLink, by what ``nvidia-smi topo -m`` prints: all, some or none.
+    """Whether all, some or none of the GPU pairs have NVLink, from ``nvidia-smi topo -m``.
 
-    None where there is no pair, or no matrix.
+    None if there is no pair or no matrix.
     """
     plain = re.sub(r"\x1b\[[0-9;]*m", "", matrix)
     rows = {}
     for line in plain.splitlines():
         found = re.match(r"GPU(\d+)\s+(.*)", line.strip())
-        # The heading begins with GPU0 as well, and has names for cells.
+        # The heading begins with GPU0, too; its cells are names.
         if found and not found[2].startswith("GPU"):
             rows[int(found[1])] = found[2].split()
     order = sorted(rows)
@@ -152,7 +152,7 @@ def nvlink(matrix: str, indices: list[int]) -> str | None:
 
 
 def loaded_driver(root: Path = Path("/")) -> str | None:
-    """The version of the kernel's driver; None where none is loaded."""
+    """Version of the loaded kernel driver; None if none is loaded."""
     try:
         text = (root / "proc/driver/nvidia/version").read_text()
     except OSError:
@@ -162,7 +162,7 @@ def loaded_driver(root: Path = Path("/")) -> str | None:
 
 
 class Nvcc:
-    """The question to ``nvcc``, which torch would compile with."""
+    """Probe of the ``nvcc`` that torch would compile with."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         home = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
@@ -172,7 +172,7 @@ class Nvcc:
         self._question = Question([program, "--version"], environment) if program else None
 
     def release(self, deadline: float) -> str | None:
-        """Such as "13.0"; "none" without nvcc, None where it does not tell."""
+        """CUDA release such as "13.0"; "none" without nvcc, None if it does not answer."""
         if self._question is None:
             return NONE
         _, text = self._question.answer(deadline)

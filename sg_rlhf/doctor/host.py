@@ -1,4 +1,4 @@
-"""What the machine itself has: memory, disks, Python, a compiler."""
+"""Facts about the host: memory, disks, Python, compiler, container."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def memory_gib(root: Path = resources.ROOT) -> float | None:
 
 
 def cgroup_memory_gib(root: Path = resources.ROOT) -> float | None:
-    """The limit of this container or job, GiB; None without one, or with one above the memory."""
+    """Memory limit of this container or job, GiB; None without a limit below the memory."""
     return _gib(resources.memory_limit(root))
 
 
@@ -44,7 +44,7 @@ def _gib(size: int | None) -> float | None:
 
 
 def dev_shm_mib(path: str = "/dev/shm") -> float | None:
-    """Room in shared memory, MiB; 0 where there is none."""
+    """Free shared memory, MiB; 0 if there is none."""
     try:
         found = os.statvfs(path)
     except FileNotFoundError:
@@ -55,9 +55,9 @@ def dev_shm_mib(path: str = "/dev/shm") -> float | None:
 
 
 def disks(places: Mapping[str, Path]) -> list[Disk]:
-    """The file systems of these places, or of the nearest parents that exist; each once.
+    """The file systems of these folders, or of their nearest existing parents; each once.
 
-    One without a size, as /proc, is none.
+    File systems without a size, such as /proc, are skipped.
     """
     found: dict[int, list[tuple[str, Path]]] = {}
     for name, place in places.items():
@@ -78,7 +78,7 @@ def disks(places: Mapping[str, Path]) -> list[Disk]:
 
 
 def size_gb(folder: Path) -> float:
-    """What a folder's files take, GB; links are not followed."""
+    """Size of a folder's files, GB; links are not followed."""
     total = 0
     for base, _, names in os.walk(folder):
         for name in names:
@@ -88,13 +88,13 @@ def size_gb(folder: Path) -> float:
 
 
 def open_files() -> int | None:
-    """The hard limit of open files, to which Ray raises the soft one; None without."""
+    """Hard limit of open files, to which Ray raises the soft one; None if unlimited."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if hard == resource.RLIM_INFINITY else hard
 
 
 class Python311:
-    """The Python 3.11 that an installation would use; this one if it is one."""
+    """Probe of the Python 3.11 that an installation would use; the running one if it is 3.11."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._questions = []
@@ -103,7 +103,7 @@ class Python311:
             self._questions = [Question([n, "-I", "-c", _ABOUT_PYTHON], environment) for n in names]
 
     def facts(self, deadline: float) -> Python:
-        """Of that interpreter; of this one where there is none."""
+        """Facts of that interpreter; of the running one if there is no 3.11."""
         for question in self._questions:
             status, text = question.answer(deadline)
             if status == 0:
@@ -119,7 +119,7 @@ class Python311:
 
 
 class Compiler:
-    """The C++ compiler that torch and DeepSpeed would build with."""
+    """Probe of the C++ compiler that torch and DeepSpeed would use."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         words = shlex.split(environment.get("CXX", "")) or ["g++"]
@@ -137,7 +137,7 @@ class Compiler:
 
 
 def container(environment: Mapping[str, str], root: Path = Path("/")) -> str:
-    """What kind of container this is, or "none"."""
+    """The kind of container that this runs in, or "none"."""
     if environment.get("KUBERNETES_SERVICE_HOST"):
         return "kubernetes"
     for name in ("SINGULARITY_NAME", "APPTAINER_NAME"):

@@ -1,4 +1,4 @@
-"""Checks of the machine around the GPUs: memory, shared memory, disks, Python, compiler, limits."""
+"""Checks of the host: memory, shared memory, disks, Python, compiler, cores, limits, ports."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from sg_rlhf.doctor.facts import Disk, Facts
     from sg_rlhf.doctor.needs import Needs
 
-#: A run of the small model peaks at 4.1 GB (bench/results/kk_cpu.json); the system needs the rest.
+#: A run of the tiny model peaks at 4.1 GB (bench/results/kk_cpu.json); the rest is the system's.
 CPU_HOST_GIB = 8
-#: Disk of the packages and of what pip has in hand meanwhile, GB: as scripts/bootstrap.sh asks for.
+#: Disk for the packages and pip's temporary files, GB, as in scripts/bootstrap.sh.
 CPU_INSTALL_GB, CUDA_INSTALL_GB = 6, 30
 #: NCCL's shared-memory transport takes a segment of 9.2 MiB (its log: "size 9637888") for each
 #: channel of a pair: at least 2 channels a GPU, and 2 communicators (DeepSpeed's, the weight
@@ -24,15 +24,15 @@ NCCL_SHM_MIB_PER_GPU = 2 * 2 * 9637888 / 2**20
 #: cannot hold it (_private/services.py, determine_plasma_store_config). A private one of a run
 #: without GPUs has 512 MiB.
 RAY_SHARE, RAY_SHM_MIB, RAY_CPU_SHM_MIB = 0.3, 1e10 / 2**20, 512
-#: Ray's controllers beside one CPU per GPU.
+#: CPUs for Ray's controllers, in addition to one per GPU.
 CONTROLLER_CPUS = 2
-#: A plan is an estimate of the worst case: missing it by less is a warning.
+#: The plan estimates the worst case. A shortage below this share is only a warning.
 SLACK = 0.05
 OPEN_FILES, OPEN_FILES_GOOD = 4096, 65536
 
 
 def checks(facts: Facts, needs: Needs) -> list[Check]:
-    """Of the machine."""
+    """All checks of the host."""
     return [
         *where(facts),
         memory(facts, needs),
@@ -47,7 +47,7 @@ def checks(facts: Facts, needs: Needs) -> list[Check]:
 
 
 def where(facts: Facts) -> list[Check]:
-    """A container or a job has limits of its own."""
+    """Say whether this is a container or a job, which has its own limits."""
     inside = [facts.container] if facts.container not in (None, NONE) else []
     if facts.slurm:
         inside.append("a SLURM job")
@@ -58,7 +58,7 @@ def where(facts: Facts) -> list[Check]:
 
 
 def memory(facts: Facts, needs: Needs) -> Check:
-    """Of the host, or what its cgroup leaves."""
+    """Host memory, or the cgroup's limit if it is lower."""
     have = facts.memory_gib
     on_gpus = bool(used(facts, needs) or needs.gpus)
     least = needs.host_gib or (None if on_gpus else CPU_HOST_GIB)
@@ -77,7 +77,7 @@ def memory(facts: Facts, needs: Needs) -> Check:
 
 
 def shared_memory(facts: Facts, needs: Needs) -> Check:
-    """/dev/shm: NCCL's segments between several GPUs, Ray's object store."""
+    """/dev/shm: for NCCL's segments between GPUs and Ray's object store."""
     gpus = needs.gpus or len(used(facts, needs))
     nccl = NCCL_SHM_MIB_PER_GPU * gpus if gpus > 1 else 0
     ray = RAY_SHM_MIB
@@ -105,7 +105,7 @@ def shared_memory(facts: Facts, needs: Needs) -> Check:
 
 
 def disks(facts: Facts, needs: Needs) -> list[Check]:
-    """Each file system against the sum of what will be written to it."""
+    """Free space of each file system against everything that will be written to it."""
     if facts.disks is None:
         return [Check("disk", SKIPPED, "unknown")]
     return [_disk(disk, facts, needs) for disk in facts.disks]
@@ -136,7 +136,7 @@ def _disk(disk: Disk, facts: Facts, needs: Needs) -> Check:
 
 
 def python(facts: Facts) -> Check:
-    """3.11 with headers, and with venv where the environment is still to be made."""
+    """Python 3.11 with headers, and with venv if the environment does not exist yet."""
     found, needed = facts.python, "3.11 with headers and venv"
     if found is None:
         return Check("Python", SKIPPED, "unknown", needed)
@@ -161,7 +161,7 @@ def compiler(facts: Facts) -> Check:
 
 
 def cores(facts: Facts, needs: Needs) -> Check:
-    """Ray places one worker and one CPU with every GPU, and two controllers."""
+    """Ray needs one CPU per GPU and one for each of two controllers."""
     gpus = needs.gpus or len(used(facts, needs))
     least = gpus + CONTROLLER_CPUS if gpus else 2
     needed = f"{least}" if gpus else f"{least} or more"
@@ -176,7 +176,7 @@ def cores(facts: Facts, needs: Needs) -> Check:
 
 
 def open_files(facts: Facts) -> Check:
-    """The hard limit: Ray and vLLM raise the soft one to it, up to 65,536."""
+    """The hard limit of open files: Ray and vLLM raise the soft limit to it, up to 65,536."""
     found, needed = facts.ulimit_nofile, f"{OPEN_FILES:,} at least, {OPEN_FILES_GOOD:,} is plenty"
     if found is None:
         return Check("open files", SKIPPED, "unlimited or unknown", needed)
@@ -187,7 +187,7 @@ def open_files(facts: Facts) -> Check:
 
 
 def ports(facts: Facts, needs: Needs) -> list[Check]:
-    """Ray's, where somebody listens; a run starts a private cluster on ports that are free."""
+    """Ports of `ray start`. A run itself starts a private cluster on free ports."""
     if facts.ports_in_use is None:
         return [Check("Ray's ports", SKIPPED, "unknown")]
     if not facts.ports_in_use:

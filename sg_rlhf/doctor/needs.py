@@ -1,4 +1,4 @@
-"""What an installation, a machine in general or one recipe needs; see `checks` for the judging."""
+"""What an installation, a machine in general or a recipe needs. `checks` compares it with facts."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ if TYPE_CHECKING:
 
     from sg_rlhf.doctor.facts import Gpu
 
-#: Memory in the name -> MiB that a GPU of it reports at least (an A10 of 24 GB: 23,028); the
-#: training scripts choose by the same figures.
+#: Size in a hardware name, GB -> least MiB that such a GPU reports (an A10 of 24 GB: 23,028). The
+#: training scripts use the same numbers.
 SIZES = {80: 75_000, 40: 39_000, 24: 22_000}
 COUNTS = (8, 4, 2, 1)
-#: Types that stand for a size, as in sg_rlhf/plan/gpu_types.py and examples/scripts/common.sh.
+#: GPU type -> size, as in sg_rlhf/plan/gpu_types.py and examples/scripts/common.sh.
 TYPES = {
     "a100": 80, "a800": 80, "h100-pcie": 80, "h100": 80, "h800": 80, "h200": 80, "b200": 80,
     "a100-40gb": 40, "l40s": 40, "6000ada": 40, "a6000": 40, "a40": 40,
     "5090": 24, "4090": 24, "3090": 24, "l4": 24, "a10": 24,
 }  # fmt: skip
-#: Names that are older than COUNTxSIZEgb: how many GPUs, of how many GB.
+#: Names from before COUNTxSIZEgb -> (number of GPUs, GB).
 _OLDER = {"1xgpu": (1, 24), "cuda": (None, None)}
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What is needed, as far as it is known; the defaults are a machine's in general.
+    """What is needed. The defaults are for a machine in general.
 
     Attributes:
-        gpus: of one node; 0 for a run without, None for whatever is there.
-        gpu_gb: memory of each, by the name of the hardware.
-        nodes: machines; facts are of one of them.
-        install: "cpu" or "cuda" when scripts/bootstrap.sh is about to install that; "" otherwise.
-        recipe: a recipe is judged, not the machine in general.
-        nvcc_for: what somebody must compile with nvcc first; "" for nothing, as in the recipes.
-        host_gib: host memory of a node.
+        gpus: GPUs of a node; 0 for a run without GPUs, None for any number.
+        gpu_gb: memory of each GPU, GB, by the hardware's name.
+        nodes: number of machines; the facts are those of one.
+        install: "cpu" or "cuda" when scripts/bootstrap.sh is about to install it; else "".
+        recipe: whether a recipe is checked, and not a machine in general.
+        nvcc_for: what must be compiled with nvcc; "" for nothing, as in all our recipes.
+        host_gib: host memory of a node, GiB.
         model: id or folder of the policy.
-        gated: the hub gives it only to those with a token.
-        model_gb: of its download.
+        gated: whether the model's download needs a token.
+        model_gb: size of the download, GB.
         data: files that the recipe reads.
-        run_gb: all that the run writes, checkpoints for the most part.
-        retriever: where the recipe's retriever answers.
+        run_gb: size of everything that the run writes, GB; mostly checkpoints.
+        retriever: URL of the recipe's retriever.
     """
 
     gpus: int | None = None
@@ -61,10 +61,10 @@ class Needs:
 
 
 def of_hardware(name: str) -> Needs:
-    """The needs of hardware by its name, as SG_HARDWARE takes it; "" is whatever is there.
+    """The needs of a hardware name as in SG_HARDWARE; "" for any hardware.
 
     Raises:
-        ValueError: it is no name.
+        ValueError: an unknown name.
     """
     if not name:
         return Needs()
@@ -87,12 +87,12 @@ def of_hardware(name: str) -> Needs:
 
 
 def models_of(gpus: int, size: int, memory_gib: float | None = None) -> str:
-    """The largest models that the training scripts train on a machine, as common.sh has them.
+    """The largest models that the training scripts train on a machine (as in common.sh).
 
     Args:
-        gpus: how many they take.
-        size: of each, GB.
-        memory_gib: of the host; None for enough.
+        gpus: number of GPUs.
+        size: memory of each, GB.
+        memory_gib: host memory; None if it is large enough.
     """
     large = size == 80 or (size == 40 and gpus >= 4)
     middle = large or size == 40 or gpus >= 4
@@ -105,12 +105,12 @@ def models_of(gpus: int, size: int, memory_gib: float | None = None) -> str:
 
 
 def size_of(memory_mib: float) -> int | None:
-    """The largest size, in GB, that a GPU's memory has; None for less than the smallest."""
+    """The size class of a GPU, in GB; None if it is below the smallest."""
     return next((size for size, least in SIZES.items() if memory_mib >= least), None)
 
 
 def suggested_hardware(gpus: Sequence[Gpu]) -> str:
-    """The SG_HARDWARE that uses most of these GPUs; "" where they are too small for any."""
+    """The SG_HARDWARE that uses most of these GPUs; "" if they are too small."""
     size = size_of(min((gpu.memory_mib for gpu in gpus), default=0))
     if not gpus:
         return "cpu"

@@ -1,6 +1,6 @@
-"""What is within reach: the hub and what its cache has, tokens and keys, ports, a retriever.
+"""Facts about hub and cache, tokens, ports and retriever.
 
-Whether a token or a key is there is asked, and its value neither kept nor printed.
+Only the existence of a token or key is recorded. Its value is neither kept nor printed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _CONNECT = """\
 import socket, sys
 socket.create_connection((sys.argv[1], int(sys.argv[2])), float(sys.argv[3])).close()
 """
-#: Posts a query, as a run does. Exit status 0: a retriever answers; 3: something else does; 4: its
-#: certificate is not trusted; 1: nothing listens.
+#: Posts a query as a run does. Exit status 0: a retriever answers; 1: nothing listens; 3: something
+#: else answers; 4: the certificate is not trusted.
 _SEARCH = """\
 import http.client, json, socket, ssl, sys, urllib.parse
 url, seconds = urllib.parse.urlsplit(sys.argv[1]), float(sys.argv[2])
@@ -46,7 +46,7 @@ _TRUE = ("1", "ON", "YES", "TRUE")
 
 
 def hub_cache(environment: Mapping[str, str]) -> Path:
-    """Where huggingface_hub keeps what it downloads."""
+    """The download cache of huggingface_hub."""
     named = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE")
     return Path(named).expanduser() if named else _hub_home(environment) / "hub"
 
@@ -67,7 +67,7 @@ def _first_line(file: Path) -> str:
 
 
 def has_token(environment: Mapping[str, str]) -> bool:
-    """Whether huggingface_hub would send one."""
+    """Whether huggingface_hub would send a token."""
     if any(environment.get(name) for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")):
         return True
     named = environment.get("HF_TOKEN_PATH")
@@ -75,7 +75,7 @@ def has_token(environment: Mapping[str, str]) -> bool:
 
 
 class HubProbe:
-    """A connection to the hub or, where one is set, to the proxy before it."""
+    """Probe of a connection to the hub, or to the proxy if one is set."""
 
     def __init__(self, environment: Mapping[str, str], ask: bool, seconds: float) -> None:
         endpoint = environment.get("HF_ENDPOINT") or "https://huggingface.co"
@@ -95,7 +95,7 @@ class HubProbe:
         self._question = Question(argv, environment) if ask and not self._offline else None
 
     def facts(self, deadline: float) -> Hub:
-        """See `Hub`."""
+        """The result, see `Hub`."""
         reachable = self._question.answer(deadline)[0] == 0 if self._question else None
         return Hub(self._host, reachable, self._offline, self._token)
 
@@ -103,7 +103,7 @@ class HubProbe:
 def proxy_of(
     scheme: str, host: str, environment: Mapping[str, str]
 ) -> urllib.parse.SplitResult | None:
-    """The proxy between us and a host, by ``https_proxy``, ``all_proxy`` and ``no_proxy``."""
+    """The proxy for a host, from ``https_proxy``, ``all_proxy`` and ``no_proxy``."""
     found = {
         name.lower()[: -len("_proxy")]: value
         for name, value in environment.items()
@@ -117,7 +117,7 @@ def proxy_of(
 
 
 def models_here(names: Iterable[str], cache: Path) -> dict[str, str]:
-    """Where each model is: a folder, the hub's cache with all its weights, or absent."""
+    """Location of each model: a folder, the hub's cache (complete), or absent."""
     return {name: _place(name, cache) for name in names}
 
 
@@ -132,7 +132,7 @@ def _place(name: str, cache: Path) -> str:
 
 
 def _is_complete(snapshot: Path) -> bool:
-    """Whether it has its config and all shards; an interrupted download leaves some out."""
+    """Whether a snapshot has its config and all weight files."""
     if not (snapshot / "config.json").is_file():
         return False
     for index in snapshot.glob("*.index.json"):
@@ -160,7 +160,7 @@ def wandb(environment: Mapping[str, str], key_in_recipe: bool) -> str:
 
 
 def ports_in_use(ports: Iterable[int]) -> list[int]:
-    """Those of this machine where somebody listens."""
+    """The ports of this machine where something listens."""
     found = []
     for port in ports:
         with socket.socket() as trial:
@@ -171,13 +171,13 @@ def ports_in_use(ports: Iterable[int]) -> list[int]:
 
 
 class RetrieverProbe:
-    """Who answers at a recipe's ``sg.search.url``."""
+    """Probe of the server at a recipe's ``sg.search.url``."""
 
     def __init__(self, url: str, environment: Mapping[str, str], seconds: float) -> None:
         self._question = Question(python(_SEARCH, url, str(seconds)), environment)
 
     def who(self, deadline: float) -> str | None:
-        """One of the facts' four words for it; None if there was no answer in time."""
+        """One of the four values of `Facts.retriever`; None without an answer in time."""
         status, _ = self._question.answer(deadline)
         found = {0: RETRIEVER, 3: STRANGER, 4: UNTRUSTED, 1: NOBODY}
         return found.get(-1 if status is None else status)

@@ -1,4 +1,4 @@
-"""Programs that are asked something, all at once, each with a limit: none may hang the doctor."""
+"""Run probe programs in parallel, each with a time limit, so that none can hang the doctor."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Question:
-    """A program that runs from now on, in a process group of its own.
+    """A program that is started now, in its own process group.
 
-    A process and not a thread: name resolution cannot be told to stop, and a driver in trouble
-    keeps whoever asks it.
+    A process and not a thread, because name resolution cannot be interrupted, and a faulty driver
+    blocks its caller.
     """
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -39,17 +39,20 @@ class Question:
             self.missing = True
 
     def answer(self, deadline: float) -> tuple[int | None, str]:
-        """Exit status and what was printed; status None when it was not there or not in time.
+        """Wait for the program.
 
         Args:
-            deadline: of `time.monotonic`.
+            deadline: time of `time.monotonic`.
+
+        Returns:
+            (exit status, output). The status is None if the program is missing or too slow.
         """
         if self._process is None:
             return None, ""
         try:
             text, _ = self._process.communicate(timeout=max(deadline - time.monotonic(), 0.01))
         except subprocess.TimeoutExpired:
-            # Not waited for: a process inside a hanging driver does not even die.
+            # Do not wait for it: a process inside a hanging driver cannot be killed.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             for stream in (self._process.stdout,):
@@ -60,5 +63,5 @@ class Question:
 
 
 def python(code: str, *arguments: str) -> list[str]:
-    """The command that runs code with nothing but the standard library."""
+    """The command line that runs code with the standard library alone."""
     return [sys.executable, "-I", "-S", "-c", code, *arguments]

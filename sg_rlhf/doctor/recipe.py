@@ -23,18 +23,18 @@ from sg_rlhf.plan.memory import MemoryPlan, memory_plan
 from sg_rlhf.plan.run_shape import run_shape
 
 _FILES = {".json", ".jsonl", ".parquet", ".csv"}
-#: The plan's line that is written to the hub's cache and not to the run directory.
+#: Line of the plan that goes to the hub's cache and not to the run directory.
 DOWNLOAD = "the model's download"
-#: The plan's line of what every process takes without a model.
+#: Line of the plan with the memory of every process without a model.
 PROCESSES = "Python processes"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe, and where its run would be.
+    """A recipe and its run directory.
 
     Attributes:
-        without_gpus: it will run without GPUs, whatever there is.
+        without_gpus: the run will not use GPUs, even if there are some.
     """
 
     config: Config
@@ -49,14 +49,14 @@ class Recipe:
 
     @property
     def retriever(self) -> str:
-        """Where its searches go; "" for a recipe without an environment."""
+        """URL of the retriever; "" for a recipe without an agent."""
         if not self.config.value("train.agent_func_path"):
             return ""
         found: list[Any] = [getattr(s, "url", "") for s in self.config.sg.domains.values()]
         return next((str(url) for url in found if url), "")
 
     def data(self) -> tuple[str, ...]:
-        """Local files that it names; other names are ids of the hub."""
+        """Local files that the recipe names; other names are ids of the hub."""
         named = [self.config.value("data.prompt_dataset"), self.config.value("eval.dataset")]
         named += [one.dataset for one in self.config.sg.eval_sets]
         names = [name.strip() for given in named for name in str(given or "").split(",")]
@@ -75,7 +75,7 @@ class Recipe:
 
 
 def load(files: Sequence[str], overrides: Sequence[str], run_dir: str | None) -> Recipe:
-    """A recipe as `sg_rlhf.train` would run it.
+    """Load a recipe as `sg_rlhf.train` does.
 
     Raises:
         ConfigError: one line naming the file, the key, the value and what was expected.
@@ -86,7 +86,7 @@ def load(files: Sequence[str], overrides: Sequence[str], run_dir: str | None) ->
 
 
 def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:
-    """The recipe's needs, and the check of its memory plan on this machine.
+    """The recipe's needs and the check of its memory plan on this machine.
 
     Raises:
         ConfigError: the model is a module that is not installed.
@@ -127,7 +127,7 @@ def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:
 
 
 def _to_compile(config: Config, facts: Facts) -> str:
-    """flash-attn comes as source, where a recipe wants it and it is not there."""
+    """Name of flash-attn if the recipe needs it and it is not installed: it is compiled."""
     if facts.flash_attn:
         return ""
     if config.value("ds.attn_implementation") == "flash_attention_2":
@@ -136,12 +136,12 @@ def _to_compile(config: Config, facts: Facts) -> str:
 
 
 def gpus_per_node(config: Config) -> int:
-    """GPUs that the recipe takes of a node, for all models and engines."""
+    """GPUs per node that the recipe uses, for all models and engines."""
     return math.ceil(topology.gpus(config.value) / (config.value("actor.num_nodes") or 1))
 
 
 def _hardware(facts: Facts, needs: Needs) -> Hardware:
-    """The machine as a plan sees it; disks are judged here, by file system."""
+    """The machine as input of the plan. Disks are checked separately, by file system."""
     gpus = used(facts, needs)
     return of_machine(
         [gpu.name for gpu in gpus],
@@ -153,7 +153,7 @@ def _hardware(facts: Facts, needs: Needs) -> Hardware:
 
 
 def _memory(plan: MemoryPlan, facts: Facts, needs: Needs) -> Check:
-    """Whether the largest moment of each phase fits a GPU."""
+    """Check that the peak memory of each phase fits a GPU."""
     least = f"{plan.peak_gib:.0f} GiB a GPU"
     if not facts.gpus:
         return Check("memory plan", SKIPPED, "no GPU to plan for", f"{least} ({plan.peak_phase})")

@@ -1,4 +1,4 @@
-"""Checks as lines: aligned on a terminal, one by one elsewhere, and the verdict."""
+"""Format the checks as a table, and the verdict."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from sg_rlhf.doctor.needs import Needs
 
 _COLOURS = {OK: "32", WARNING: "33", FAILED: "31", SKIPPED: "2"}
-#: A longer cell does not push the columns behind it away.
+#: Widest column; longer cells overflow and do not widen it.
 _WIDEST = 34
 
 
 def coloured(stream: TextIO) -> bool:
-    """Only on a terminal, and never with NO_COLOR (no-color.org)."""
+    """Whether to use colours: only on a terminal, never with NO_COLOR (no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def table(checks: Sequence[Check], colour: bool) -> list[str]:
-    """A line per check: status, name, found, needed, what to do; remarks are in brackets."""
+    """One line per check: status, name, found, needed, what to do; remarks in brackets."""
     rows = [(c.status, c.name, c.found, c.needed, _last(c)) for c in checks]
     heading = ("", "", "found", "needed", "what to do")
     widths = [
@@ -50,7 +50,7 @@ def _line(row: tuple[str, ...], widths: list[int], colour: bool) -> str:
 
 
 def verdict(checks: Sequence[Check], facts: Facts, needs: Needs) -> str:
-    """The last line: whether it works, and for a machine in general what it is for."""
+    """The last line: whether it works and, without a recipe, which models fit."""
     failed = [check.name for check in checks if check.status == FAILED]
     warned = [check.name for check in checks if check.status == WARNING]
     if failed:

@@ -1,4 +1,4 @@
-"""Checks of what a recipe reads and talks to: model, data, hub, retriever, wandb."""
+"""Checks of what a recipe reads and connects to: model, data, hub, retriever, wandb."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def checks(facts: Facts, needs: Needs) -> list[Check]:
-    """Of the recipe's surroundings; of the hub alone where there is no recipe."""
+    """The checks for a recipe; only the hub without one."""
     if not needs.recipe:
         return [hub(facts)]
     found = [
@@ -27,7 +27,7 @@ def checks(facts: Facts, needs: Needs) -> list[Check]:
 
 
 def cluster(facts: Facts, needs: Needs) -> Check | None:
-    """A recipe of several nodes joins a Ray cluster; these checks are of one of its nodes."""
+    """A recipe for several nodes needs a Ray cluster. The other checks are for one node."""
     if needs.nodes < 2 or facts.ray_address:
         return None
     remedy = (
@@ -37,7 +37,7 @@ def cluster(facts: Facts, needs: Needs) -> Check | None:
 
 
 def _out_of_reach(facts: Facts) -> tuple[str, str] | None:
-    """Why the hub gives nothing, and what helps; None where it does, or nobody knows."""
+    """(problem, remedy) if the hub cannot be used; None if it can or if that is unknown."""
     if facts.hub is None or (facts.hub.reachable is None and not facts.hub.offline):
         return None
     if facts.hub.offline:
@@ -48,11 +48,11 @@ def _out_of_reach(facts: Facts) -> tuple[str, str] | None:
 
 
 def hub(facts: Facts) -> Check:
-    """Where models and data sets come from, unless they are here."""
+    """The hub, the source of models and data sets that are not on this machine."""
     needed = "models, data sets"
     problem = _out_of_reach(facts)
     if problem:
-        # No more than a remark: whether a recipe's files are here is judged with a recipe.
+        # Only a remark: a recipe's files have their own checks.
         found, remedy = problem
         remark = f"for what is not here: {remedy}, or give folders instead of ids"
         return Check("hub", OK, found, needed, remark=remark)
@@ -63,7 +63,7 @@ def hub(facts: Facts) -> Check:
 
 
 def model(facts: Facts, needs: Needs) -> Check | None:
-    """Here, or to be had from the hub."""
+    """The model: on this machine, or available from the hub."""
     if not needs.model:
         return None
     place, needed = facts.models.get(needs.model), needs.model
@@ -91,7 +91,7 @@ def model(facts: Facts, needs: Needs) -> Check | None:
 
 
 def data(facts: Facts, needs: Needs) -> Check | None:
-    """Files that the recipe names; the training scripts make them."""
+    """Data files of the recipe. The training scripts make them."""
     if not needs.data:
         return None
     known = [name for name in needs.data if name in facts.data]
@@ -106,7 +106,7 @@ def data(facts: Facts, needs: Needs) -> Check | None:
 
 
 def retriever(facts: Facts, needs: Needs) -> Check | None:
-    """At sg.search.url, for a recipe that searches."""
+    """The retriever at sg.search.url, for a recipe that searches."""
     if not needs.retriever:
         return None
     needed = f"a retriever at {needs.retriever}"
@@ -125,7 +125,7 @@ def retriever(facts: Facts, needs: Needs) -> Check | None:
 
 
 def wandb(facts: Facts) -> Check | None:
-    """Only where somebody means to use it: without a key a run logs offline."""
+    """wandb, only if it is configured: without a key a run logs offline."""
     if facts.wandb == "key":
         return Check("wandb", OK, "a key: the run is logged online")
     if facts.wandb == "offline":

@@ -1,8 +1,8 @@
-"""A Ray that one run starts for itself takes orders from that run alone.
+"""Authentication token of a private Ray session.
 
-Ray's processes listen on every address of the machine, whatever they are told, and run what they
-are sent. With a token whoever lacks it is refused. Ray reads the variables at its import, so that
-nothing is imported here.
+Ray's processes listen on every address of the machine and execute what they receive. With a token
+they refuse other senders. Ray reads these variables when it is imported, so this module must not
+import Ray.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ MODE, TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 
 
 def set_auth_token() -> None:
-    """Have the Ray that this process will start ask for a token of its own.
+    """Set a new random token for the Ray session that this process will start.
 
-    Nothing is changed where the user chose a mode, joins a cluster (`RAY_ADDRESS`), or where Ray
-    is imported already and would not see it.
+    Does nothing if the user chose a mode or joins a cluster (`RAY_ADDRESS`), or if Ray is already
+    imported and would not see it.
     """
     if MODE in os.environ or "RAY_ADDRESS" in os.environ or "ray" in sys.modules:
         return

@@ -1,4 +1,4 @@
-"""Joining a Ray cluster, or starting one here that leaves nothing behind."""
+"""Join a Ray cluster, or start a local one and end all of its processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import ray
 from sg_rlhf.common.text import single_line
 from sg_rlhf.ray_session import auth_token
 
-#: Since Ray 2.60 a cluster may ask for a token where nobody set one up.
+#: Since Ray 2.60 a cluster may require a token that the user did not configure.
 TOKEN_NEEDED = (
     f" (if the cluster asks for a token, set {auth_token.MODE}=token, and {auth_token.TOKEN} or "
     "~/.ray/auth_token to the cluster's)"
@@ -32,8 +32,9 @@ def join(address: str, setting: str = "RAY_ADDRESS", **options: Any) -> None:
     """Connect to a running cluster.
 
     Args:
-        address: as `ray.init` takes it.
-        setting: where the address was given, for the message.
+        address: as for `ray.init`.
+        setting: the setting that has the address, for the message.
+        options: options of `ray.init`.
 
     Raises:
         ClusterError: nothing answers there.
@@ -41,8 +42,8 @@ def join(address: str, setting: str = "RAY_ADDRESS", **options: Any) -> None:
     try:
         _check_that_someone_listens(address)
         ray.init(address=address, **options)
-    except Exception as error:  # Ray raises plain ones
-        # Ray says of a missing token only that it failed to connect.
+    except Exception as error:  # Ray raises bare exceptions
+        # For a missing token Ray only says that it failed to connect.
         token = TOKEN_NEEDED
         if isinstance(error, OSError) or auth_token.MODE in os.environ:
             token = ""
@@ -52,7 +53,7 @@ def join(address: str, setting: str = "RAY_ADDRESS", **options: Any) -> None:
 
 
 def _check_that_someone_listens(address: str, timeout_seconds: float = 10.0) -> None:
-    """Refuse a `host:port` where nothing answers: Ray itself tries for many minutes."""
+    """Refuse a `host:port` that does not answer: Ray itself would try for many minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
         with socket.create_connection((host.strip("[]"), int(port)), timeout_seconds):
@@ -60,11 +61,12 @@ def _check_that_someone_listens(address: str, timeout_seconds: float = 10.0) -> 
 
 
 def start(*, attempts: int = 3, seconds: float = 180.0, **options: Any) -> None:
-    """Start Ray here; again where the machine was too busy for the 30 seconds that Ray waits.
+    """Start a local Ray. Retry if the machine is too busy for the 30 seconds that Ray waits.
 
     Args:
-        attempts: so often.
-        seconds: for each; Ray forks processes, and was seen to wait for one for good.
+        attempts: number of attempts.
+        seconds: limit of each attempt, because Ray sometimes waits forever for a process.
+        options: options of `ray.init`.
 
     Raises:
         ClusterError: it did not start, or the options are wrong.
@@ -75,7 +77,7 @@ def start(*, attempts: int = 3, seconds: float = 180.0, **options: Any) -> None:
             with _timeout(seconds):
                 ray.init(address="local", include_dashboard=False, **options)
             return
-        except Exception as error:  # Ray raises plain ones
+        except Exception as error:  # Ray raises bare exceptions
             started = {*psutil.Process().children(recursive=True)}
             with contextlib.suppress(TimeoutError), _timeout(30.0):
                 ray.shutdown()
@@ -90,9 +92,9 @@ def start(*, attempts: int = 3, seconds: float = 180.0, **options: Any) -> None:
 
 @contextlib.contextmanager
 def _timeout(seconds: float) -> Iterator[None]:
-    """Raises ``TimeoutError`` in the main thread where the seconds are over; others have no end.
+    """Raise ``TimeoutError`` in the main thread after some seconds; no limit in other threads.
 
-    Again and again: it may be raised where all errors are caught.
+    It is raised repeatedly, because the first may be caught by code that catches all errors.
     """
 
     def over(_signum: int, _frame: Any) -> None:
@@ -111,7 +113,7 @@ def _timeout(seconds: float) -> Iterator[None]:
 
 
 def kill_all(processes: list[psutil.Process], grace_seconds: float) -> None:
-    """Kill those that are still there after the grace period."""
+    """Kill the processes that are alive after the grace period."""
     deadline = time.time() + grace_seconds
     alive = _alive(processes)
     while alive and time.time() < deadline:

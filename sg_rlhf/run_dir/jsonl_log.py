@@ -1,4 +1,4 @@
-"""The run directory's files: one JSON object a line, safe against interruption and resuming."""
+"""Logs of a run directory: JSON lines that survive kills and can be cut back when resuming."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVALUATIONS = "eval/eval.jsonl"
 NONFINITE = "nonfinite.jsonl"
 STEP_FILES = (METRICS, OPTIMIZER_STEPS, SAMPLES, EVALUATIONS, NONFINITE)
 
-#: Names that earlier versions wrote -> today's, by file. Applied wherever rows are read.
+#: Key names of earlier versions -> current names, per file. Applied whenever rows are read.
 RENAMED = {
     METRICS: {
         "grad_norm_mean": "actor_grad_norm_mean",
@@ -36,21 +36,21 @@ RENAMED = {
 
 
 def append(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Append rows and bring them to the disk, all of them or none.
+    """Append rows and fsync: all of them or none.
 
     Raises:
-        OSError: they cannot be written; the file is as it was before.
+        OSError: they cannot be written. The file is unchanged.
     """
     append_whole(path, "".join(strict_json.dumps(row) + "\n" for row in rows))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All whole rows, by today's names; a line cut short by a kill is left out."""
+    """All complete rows, with current key names. A line that a kill cut off is skipped."""
     return _renamed(path, _rows(path.read_bytes())) if path.exists() else []
 
 
 def damaged(path: Path) -> list[int]:
-    """Numbers, from 1, of the lines that :func:`read` leaves out."""
+    """Numbers, from 1, of the lines that :func:`read` skips."""
     lines = path.read_bytes().splitlines() if path.exists() else []
     return [number for number, line in enumerate(lines, 1) if _row(line) is None]
 
@@ -76,14 +76,14 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 class Tail:
-    """The rows that a growing file gains, each once and whole."""
+    """Follows a growing file: gives each new row once, when its line is complete."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def new_rows(self) -> list[dict[str, Any]]:
-        """Rows written since the last call; a line still being written waits for the next."""
+        """Rows written since the last call. An incomplete line is left for the next call."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -94,7 +94,7 @@ class Tail:
 
 
 def drop_after(run_dir: Path, global_step: int) -> None:
-    """Forget rows of rollouts after ``global_step``: a resumed run makes them again."""
+    """Delete rows of rollout steps after ``global_step``: a resumed run writes them again."""
     for name in STEP_FILES:
         path = run_dir / name
         if not path.exists():

@@ -1,9 +1,8 @@
-"""One run to a run directory: a second one is refused, and told by whom.
+"""Lock of a run directory: a second run is refused and told which process holds it.
 
-The kernel's lock on a file there dies with the process that holds it, however it ends. On file
-systems of several machines such a lock may hold on one machine alone, or not at all. So the owner
-also rewrites a file every few seconds: who finds it of another machine watches whether it goes on
-doing so, which needs no two clocks that agree.
+A file lock of the kernel ends with its process. On a file system of several machines it may work on
+one machine only, or not at all. So the owner also rewrites a file every few seconds. A process on
+another machine watches whether the file changes; this needs no synchronized clocks.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from filelock import FileLock, Timeout
 from sg_rlhf.common.atomic_io import write_whole
 
 LOCK, OWNER = ".owner.lock", "owner.json"
-#: How often an owner rewrites its file, and how many of them may be late.
+#: Seconds between two writes of the owner, and how many of them may be missing.
 BEAT_SECONDS, PATIENCE = 5.0, 4
 
 
@@ -37,13 +36,14 @@ class RunLocked(RuntimeError):
 def hold_lock(
     run_dir: Path, say: Callable[[str], None] = print, beat_seconds: float = BEAT_SECONDS
 ) -> Iterator[None]:
-    """Hold a run directory, which is there.
+    """Hold the lock of an existing run directory.
 
     Args:
-        say: told once if it takes a while to find out whether the last owner is alive.
+        say: called with one line if this has to wait to see whether the last owner is alive.
+        beat_seconds: seconds between two writes of the owner's file.
 
     Raises:
-        Owned: one line that says who holds it and since when.
+        RunLocked: one line with the process that holds it, and since when.
         OSError: nothing can be written there.
     """
     lock, file = FileLock(run_dir / LOCK), run_dir / OWNER
@@ -55,10 +55,10 @@ def hold_lock(
     except (NotImplementedError, OSError) as error:
         if isinstance(error, PermissionError):
             raise
-        locks = False  # a file system without locks: the file alone decides
+        locks = False  # a file system without locks: the owner's file alone decides
     try:
         last = _read(file)
-        # Between runs of one machine the lock alone decides.
+        # Between runs on one machine the lock alone decides.
         here = last is not None and locks and last.get("host") == socket.gethostname()
         if last is not None and not here and _last_beat(file, last, say, beat_seconds):
             raise RunLocked(_is_held(run_dir))
@@ -85,16 +85,16 @@ class _Heartbeat:
         }
         self._write()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._go_on, name="owner", daemon=True)
+        self._thread = threading.Thread(target=self._beat, name="owner", daemon=True)
         self._thread.start()
 
     def _write(self) -> None:
         write_whole(self._file, json.dumps(self._row, indent=1) + "\n")
 
-    def _go_on(self) -> None:
+    def _beat(self) -> None:
         while not self._ended.wait(self._seconds):
             self._row["beat"] += 1
-            # A full disk ends no run; the lock and the file as it was are still there.
+            # A full disk must not end the run; the lock and the old file remain.
             with contextlib.suppress(OSError):
                 self._write()
 
@@ -108,7 +108,7 @@ class _Heartbeat:
 def _last_beat(
     file: Path, last: dict[str, Any], say: Callable[[str], None], beat_seconds: float
 ) -> bool:
-    """Whether the file's owner goes on rewriting it, watched for some beats."""
+    """Whether the owner still rewrites its file; watches for up to ``PATIENCE`` beats."""
     seconds = beat_seconds * PATIENCE
     say(
         f"{file.parent}: a run on {last.get('host')} was here and did not say that it ended; "
@@ -117,7 +117,7 @@ def _last_beat(
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(min(1.0, beat_seconds / 2))
-        # Opened anew each time, as a file system over a network answers from what it remembers.
+        # Opened again each time: a network file system may answer from its cache.
         now = _read(file)
         if now is None:  # it ended
             return False
@@ -128,10 +128,10 @@ def _last_beat(
 
 def _read(file: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(file.read_text())
+        row = json.loads(file.read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return row if isinstance(row, dict) else None
 
 
 def _is_held(run_dir: Path) -> str:

@@ -1,6 +1,6 @@
-"""The parts of a rollout's wall clock: their names in ``metrics.jsonl``, and how they add up.
+"""Timing sections of a rollout step: their names in ``metrics.jsonl``, and how they add up.
 
-Every name is a key ``timing/NAME``. The trainer writes them, the report draws them.
+Each name is a key ``timing/NAME``, in seconds. The trainer writes them and the report draws them.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Mapping
 
 PREFIX = "timing/"
 TOTAL = "step_total"
-#: What no part has a name for.
+#: Time in no other section.
 OTHER = "other"
 
-#: From the row of one rollout to the row of the next, in this order; they add up to ``step_total``.
+#: Sections from one row to the next, in this order. Their sum is ``step_total``.
 PARTS = (
     "generation", "make_experience", "hand_over", "ppo_train", "broadcast", "sync_check",
     "logging", OTHER,
 )  # fmt: skip
-#: What is known of some parts from within, and is counted in them as well.
+#: Subsections of some sections; a section's time includes them.
 SUBSECTIONS: dict[str, tuple[str, ...]] = {
     "generation": ("engines_wake", "longest_response"),
     "make_experience": ("old_log_probs", "reference_log_probs", "reward_model", "values"),
@@ -26,34 +26,38 @@ SUBSECTIONS: dict[str, tuple[str, ...]] = {
         "update_old_log_probs", "update_reference_log_probs", "update_forward", "update_backward",
     ),
 }  # fmt: skip
-#: Of one rank, the first with `ds.enable_sleep`, else the last; the other parts are the
-#: controller's.
+#: Measured on one rank: the first with `ds.enable_sleep`, else the last. The other sections are
+#: measured in the controller.
 OF_THE_RANK = SUBSECTIONS["ppo_train"]
-#: Not in ``step_total``: they come after some rollouts only, and stand in the next rollout's row.
+#: Not in ``step_total``: they follow some rollout steps only and are in the next step's row.
 EXTRA = ("evaluation", "checkpoint")
 
-#: The share of a rollout's prompts that are finished when ``longest_response`` begins.
+#: Share of the prompts that are finished when ``longest_response`` begins.
 TAIL_QUANTILE = 0.9
 
 
-def row(own: Mapping[str, float]) -> dict[str, float]:
-    """The keys of ``metrics.jsonl`` of the seconds that each part took without those within it."""
+def row(exclusive: Mapping[str, float]) -> dict[str, float]:
+    """The keys of ``metrics.jsonl``.
+
+    Args:
+        exclusive: section or subsection -> its seconds without its subsections.
+    """
     seconds = {}
     for part in PARTS:
-        inner = {name: own.get(name, 0.0) for name in SUBSECTIONS.get(part, ())}
-        seconds[part] = own.get(part, 0.0) + sum(inner.values())
+        inner = {name: exclusive.get(name, 0.0) for name in SUBSECTIONS.get(part, ())}
+        seconds[part] = exclusive.get(part, 0.0) + sum(inner.values())
         if part != "ppo_train":
             seconds |= inner
     seconds[TOTAL] = sum(seconds[part] for part in PARTS)
-    seconds |= {name: own.get(name, 0.0) for name in EXTRA}
+    seconds |= {name: exclusive.get(name, 0.0) for name in EXTRA}
     return {PREFIX + name: value for name, value in seconds.items()}
 
 
 def exclusive_seconds(metrics: Mapping[str, object]) -> dict[str, float]:
-    """Seconds of a row of ``metrics.jsonl`` by name, none of them counted twice.
+    """Seconds per section and subsection of a row of ``metrics.jsonl``, none counted twice.
 
-    What is within a part has its own name, the rest of it the part's. ``other`` is what is left of
-    ``step_total``. A row without that, or with one that is no number, gives {}.
+    A section has its time without its subsections. ``other`` is the rest of ``step_total``. A row
+    without a usable ``step_total`` gives {}.
     """
 
     def seconds(name: str) -> float:
@@ -61,25 +65,25 @@ def exclusive_seconds(metrics: Mapping[str, object]) -> dict[str, float]:
         usable = isinstance(value, (int, float)) and math.isfinite(value) and value > 0
         return float(value) if usable and isinstance(value, (int, float)) else 0.0
 
-    left = seconds(TOTAL)
-    if not left:
+    remaining = seconds(TOTAL)
+    if not remaining:
         return {}
-    found: dict[str, float] = {}
+    exclusive: dict[str, float] = {}
     for part in PARTS[:-1]:
-        whole = seconds(part)
-        left -= whole
+        of_part = seconds(part)
+        remaining -= of_part
         for name in SUBSECTIONS.get(part, ()):
-            found[name] = min(whole, seconds(name))
-            whole -= found[name]
-        found[part] = whole
-    return found | {OTHER: max(0.0, left)}
+            exclusive[name] = min(of_part, seconds(name))
+            of_part -= exclusive[name]
+        exclusive[part] = of_part
+    return exclusive | {OTHER: max(0.0, remaining)}
 
 
 def longest_response(finished: list[float]) -> float:
-    """Seconds from the moment when 90 % of the prompts were finished until all were.
+    """Seconds from when 90 % of the prompts were finished until all were.
 
     Args:
-        finished: when each prompt was, in seconds, in any order.
+        finished: time at which each prompt was finished, in seconds, in any order.
     """
     if not finished:
         return 0.0

@@ -1,8 +1,8 @@
-"""Which weights sampled a token, and how old those were when the token was trained.
+"""Weight version of each token, and its staleness when it is trained.
 
-A version is the number of rollouts that the policy had been trained on. A response has runs of
-(start, version): from its own token ``start`` on, until the next run, ``version`` sampled it. Text
-that an environment wrote is none of a response's own tokens.
+A weight version is the number of rollouts that the policy had been trained on. A response has runs
+(start, version): ``version`` sampled its tokens from ``start`` until the next run. Only the model's
+own tokens count, over all turns of a dialogue; text of an environment does not.
 """
 
 from __future__ import annotations
@@ -12,48 +12,48 @@ from collections.abc import Iterable, Sequence
 
 VersionRuns = Sequence[Sequence[int]]
 
-#: Keys of metrics.jsonl: behind the first stands the age in weight syncs.
+#: Keys of metrics.jsonl. The age in weight syncs is appended to the first.
 SHARE_OF_AGE, DROPPED_SHARE = "async/staleness_share_", "async/dropped_share"
 DROPPED_TOKENS = "async/dropped_tokens"
 
 
 def append_version(runs: list[list[int]], tokens: int, version: int) -> None:
-    """Other weights sample what follows a response's first ``tokens``."""
-    if runs and runs[-1][0] == tokens:  # the latest weights sampled none of it
+    """Record that ``version`` samples the tokens after a response's first ``tokens``, in place."""
+    if runs and runs[-1][0] == tokens:  # the previous version sampled no token
         runs.pop()
     if not runs or runs[-1][1] != version:
         runs.append([tokens, version])
 
 
 def oldest_version(runs: VersionRuns) -> int:
-    """The oldest weights that sampled a token of the response."""
+    """The oldest weight version of a response's tokens."""
     return min(version for _, version in runs)
 
 
 def tokens_by_version(runs: VersionRuns, tokens: int) -> Counter[int]:
-    """Version -> how many of the response's ``tokens`` it sampled."""
-    found: Counter[int] = Counter()
+    """Weight version -> number of the response's ``tokens`` that it sampled."""
+    counts: Counter[int] = Counter()
     for (start, version), end in zip(
         runs, [start for start, _ in runs[1:]] + [tokens], strict=True
     ):
-        found[version] += max(0, min(end, tokens) - start)
-    return +found
+        counts[version] += max(0, min(end, tokens) - start)
+    return +counts
 
 
 def staleness(
     responses: Iterable[tuple[VersionRuns, int]], version: int, bound: int, dropped: int
 ) -> dict[str, float]:
-    """The ``async/*`` values of a rollout's row.
+    """The ``async/*`` metrics of a rollout step.
 
     Args:
-        responses: (runs, tokens) of each response that is trained.
-        version: of the policy before the rollout's update.
-        bound: the largest staleness that is trained.
-        dropped: tokens that were sampled and left out for their age since the last row.
+        responses: (runs, tokens) of each trained response.
+        version: weight version of the policy before the update.
+        bound: largest staleness that is trained.
+        dropped: tokens dropped for their age since the last row.
 
     Returns:
         ``staleness_mean`` and ``_max`` over tokens, ``staleness_share_S`` for S from 0 to ``bound``
-        (the histogram), ``dropped_tokens``, ``dropped_share`` of all that was sampled and taken.
+        (a histogram), ``dropped_tokens``, and ``dropped_share`` of trained and dropped tokens.
     """
     by_age: Counter[int] = Counter()
     for runs, tokens in responses:
