@@ -24,7 +24,6 @@ COMMANDS = [
     "sg_rlhf.measure.token_gradients",
     "sg_rlhf.measure.minibatch_gradients",
     "sg_rlhf.tiny.build",
-    "sg_rlhf.launch.await_nodes",
     "sg_rlhf.retrieval.index",
     "sg_rlhf.retrieval.server",
     "sg_rlhf.retrieval.replicas",

@@ -24,7 +24,6 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from sg_rlhf.launch import await_nodes
 from sg_rlhf.train import main
 
 ROOT = Path(__file__).parents[3]
@@ -117,7 +116,7 @@ def test_sbatch_asks_for_the_recipes_machines(capsys: pytest.CaptureFixture[str]
         "#SBATCH --job-name=kk-grpo-sg-qwen2-5-3b-instruct", "#SBATCH --requeue",
     ):  # fmt: skip
         assert f"\n{line}\n" in two
-    assert "ray start" in two and "await_nodes --nodes 2" in two
+    assert "ray start" in two and "sg.cluster_wait" in two
     flags = ["--partition", "gpu", "--account", "team", "--time", "2-00:00:00"]
     one = printed("sbatch", [KK, *flags], capsys)
     assert "\n#SBATCH --nodes=1\n" in one and "ray start" not in one and "--exclusive" not in one
@@ -241,19 +240,3 @@ def test_skypilot_itself_takes_it(case: str, capsys: pytest.CaptureFixture[str])
         env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-
-
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["--nodes", "0"], "--nodes: 0: expected a whole number, 1 or more"),
-        (["--nodes", "2", "--seconds", "-1"], "--seconds: -1: expected a finite number above 0"),
-    ],
-)
-def test_waiting_for_nothing_is_refused(
-    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        await_nodes.main([*argv, "--address", "127.0.0.1:1"])
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err == f"sg_rlhf.launch.await_nodes: argument {said}; see --help\n"
