@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM
 from sg_rlhf.algo import policy_loss
 from sg_rlhf.algo.analysis.token_statistics import TokenStatistics, kl_statistics
 from sg_rlhf.algo.kl import kl_estimate
-from sg_rlhf.algo.shaping import TokenWeightConfig
+from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "sg_rlhf" / "tiny" / "kk_tiny"
@@ -54,7 +54,7 @@ def optimizer_step(
     model: Any, optimizer: torch.optim.Optimizer, prompt: int, response: int, watch: Stopwatch
 ) -> float:
     """One step on random responses; its seconds."""
-    cfg = TokenWeightConfig(upper=1.2)
+    cfg = GrpoSG(upper=1.2)
     length = prompt + response
     mask = (torch.arange(length - 1) >= prompt - 1).expand(RESPONSES, -1)
     collected = TokenStatistics.zeros()

@@ -42,7 +42,7 @@ def weightings() -> dict[str, str]:
 def losses() -> dict[str, str]:
     """name: summary of every policy loss, upstream's and ours."""
     ours = {name: OBJECTIVES[objective].summary() for name, objective in OBJECTIVE_OF_LOSS.items()}
-    return {**UPSTREAM_LOSSES, **ours, "grpo_sg": "weighted_ppo by its older name"}
+    return {**UPSTREAM_LOSSES, **ours}
 
 
 def listing() -> str:

@@ -24,8 +24,7 @@ from pydantic import ValidationError
 from yaml import YAMLError
 
 from sg_rlhf.algo.objectives import Objective
-from sg_rlhf.algo.weightings import Weighting, weighting_class
-from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS, parameter_of
+from sg_rlhf.algo.weightings import WEIGHTINGS, Weighting
 from sg_rlhf.common import module_paths
 from sg_rlhf.common.redaction import HIDDEN, redact, redact_text
 from sg_rlhf.config import correction_presets, domain_settings, old_names, value_ranges
@@ -33,7 +32,6 @@ from sg_rlhf.config.builtin_recipes import recipe_path
 from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.sg_settings import (
     BESIDE_UPSTREAMS,
-    SHORT_KEYS,
     SGSettings,
     sg_keys,
     validation_message,
@@ -41,9 +39,8 @@ from sg_rlhf.config.sg_settings import (
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES, Flag, flags
 from sg_rlhf.config.weighting_resolution import (
     COMMAND_LINE,
-    LONG,
     OBJECTIVE,
-    SHORT_TYPE,
+    WEIGHTING,
     WeightingResolver,
     built_objective,
     built_weighting,
@@ -76,15 +73,9 @@ class Config:
             return getattr(
                 self.sg.domains.get(name) or domain_settings.settings_class(name)(), field
             )
-        if key == SHORT_TYPE:
-            return self.sg.weighting["type"]
-        if key.startswith(f"{LONG}.") or key.startswith(f"{OBJECTIVE}."):
+        if key.startswith(f"{WEIGHTING}.") or key.startswith(f"{OBJECTIVE}."):
             _, section, name = key.split(".", 2)
             return getattr(self.sg, section)[name]
-        if key.removeprefix("sg.") in SHORT_FORMS and key.startswith("sg."):
-            weighting = weighting_class(self.sg.weighting["type"])
-            parameter = parameter_of(key.removeprefix("sg."), weighting)
-            return None if parameter is None else self.sg.weighting[parameter]
         if key.startswith("sg."):
             return getattr(self.sg, key.removeprefix("sg."))
         value = self.values.get(key)
@@ -125,7 +116,7 @@ def _flat_sg(config: Config) -> dict[str, Any]:
     flat = {f"sg.{k}": v for k, v in own.items()}
     loss, kl = config.value("actor.policy_loss_type"), config.value("algo.kl.estimator")
     if loss not in POLICY_LOSS_TYPES and kl not in KL_ESTIMATORS:
-        del flat[LONG]  # no token has a weight
+        del flat[WEIGHTING]  # no token has a weight
     for name, section in of_domains.items():
         flat |= {f"sg.{name}.{k}": v for k, v in section.items()}
     return flat
@@ -171,7 +162,7 @@ def weighting_of(config: Config, *, allow_constant: bool | None = None) -> Weigh
     try:
         return built_weighting(config.sg.weighting, allow_constant=allow_constant)
     except ValueError as error:
-        raise ConfigError(f"{LONG}: {error}") from error
+        raise ConfigError(f"{WEIGHTING}: {error}") from error
 
 
 def objective_of(config: Config) -> Objective:
@@ -264,7 +255,7 @@ def _one_line(error: Exception) -> str:
 def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
         name = f"{prefix}{key}"
-        if isinstance(value, dict) and name not in (LONG, OBJECTIVE):
+        if isinstance(value, dict) and name not in (WEIGHTING, OBJECTIVE):
             yield from _flatten(value, f"{name}.")
         else:
             yield name, value
@@ -350,7 +341,7 @@ def sg_settings_of_flags(given: dict[str, str | None], loss: str) -> SGSettings:
     for key, text in given.items():
         if text is None:
             continue
-        of_weighting = key in (LONG, OBJECTIVE, *SHORT_KEYS)
+        of_weighting = key in (WEIGHTING, OBJECTIVE)
         if not of_weighting or not statements.take(key, parsed_value(key, text), COMMAND_LINE):
             rest[key] = text
     return sg_settings(rest, statements, loss, dict.fromkeys(rest, COMMAND_LINE))
@@ -359,6 +350,7 @@ def sg_settings_of_flags(given: dict[str, str | None], loss: str) -> SGSettings:
 def _unknown_key(key: str, where: str, known: list[str]) -> str:
     near = (
         difflib.get_close_matches(key, known, n=1, cutoff=0.85)  # a slip of the pen
+        or _parameters_of_weightings(key)
         or old_names.ours(key)
         or difflib.get_close_matches(key, known, n=1, cutoff=0.4)
     )
@@ -366,6 +358,13 @@ def _unknown_key(key: str, where: str, known: list[str]) -> str:
         near = [k for k in known if k.split(".")[-1] == key.split(".")[-1]][:1]
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return f"{where}: unknown key {key!r}{hint}"
+
+
+def _parameters_of_weightings(key: str) -> list[str]:
+    """``sg.weighting.NAME`` for a ``sg.NAME`` that some weighting has as a parameter."""
+    section, _, name = key.partition(".")
+    names = {name for weighting in WEIGHTINGS.values() for name in weighting.ranges()}
+    return [f"{WEIGHTING}.{name}"] if section == "sg" and name in names else []
 
 
 def _checked_value(flag: Flag, value: Any, where: str) -> Any:

@@ -16,7 +16,6 @@ from pydantic import (
     model_validator,
 )
 
-from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS
 from sg_rlhf.common.redaction import redact
 from sg_rlhf.config import domain_settings
 from sg_rlhf.config.value_ranges import MIN_TEMPERATURE
@@ -244,19 +243,6 @@ class SGSettings(BaseModel):
         return sets
 
 
-def _short_form(flat: str) -> str:
-    owner, name = SHORT_FORMS[flat]
-    where = f"of {owner.name}" if flat != name else "of the weighting"
-    return f"{owner.ranges()[name].about} (short for {name} {where})"
-
-
-#: The short forms, which `weighting` makes ``sg.weighting`` of, and what they are.
-SHORT_KEYS: dict[str, str] = {
-    "sg.shaping": "token weighting by its name (short for the type of sg.weighting)",
-    **{f"sg.{flat}": _short_form(flat) for flat in SHORT_FORMS},
-}
-
-
 @functools.cache
 def sg_keys() -> dict[str, str]:
     """Key of ``sg`` -> what it is; keys of a domain's section are keys of their own.
@@ -269,7 +255,7 @@ def sg_keys() -> dict[str, str]:
         for name, info in SGSettings.model_fields.items()
         if name != "domains"
     }
-    return {**own, **domain_settings.keys(), **SHORT_KEYS}
+    return {**own, **domain_settings.keys()}
 
 
 def validation_message(error: ValidationError, section: str = "sg") -> tuple[str, str]:

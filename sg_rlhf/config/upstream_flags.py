@@ -32,8 +32,8 @@ SHIPPED = Path(__file__).with_suffix(".json")
 #: OpenRLHF publishes a wheel for this Python alone. The rest of the package runs on newer ones.
 PIPELINE_PYTHON = (3, 11)
 
-#: What the overlay adds to upstream's choices; grpo_sg is an older name of weighted_ppo.
-POLICY_LOSS_TYPES = ("weighted_ppo", "grpo_sg", *(n for n in OBJECTIVES if n != "ppo"))
+#: What the overlay adds to upstream's choices.
+POLICY_LOSS_TYPES = ("weighted_ppo", *(n for n in OBJECTIVES if n != "ppo"))
 KL_ESTIMATORS = ("wk3", "wk3_eq11")
 EXTRA_CHOICES = {
     "actor.policy_loss_type": POLICY_LOSS_TYPES,

@@ -1,14 +1,11 @@
 """The weighting and the objective that recipes and overrides name, settled into one of each.
 
-``sg.weighting: {type: NAME, ...}`` with a type is a statement of its own: nothing that an earlier
-file said of the weighting is left. Without a type, and as ``sg.weighting.KEY=...``, it changes
-single parameters. The short forms (``sg.tau``, ``sg.shaping``, ...) change single parameters too,
-of whichever weighting has them: a recipe may set ``sg.tau`` and a later one another weighting.
+``sg.weighting: {type: NAME, ...}`` with a type replaces all that earlier files set of the
+weighting. Without a type, and as ``sg.weighting.KEY=...``, it changes single parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +13,10 @@ from sg_rlhf.algo.objectives import OBJECTIVES, Objective, make_objective
 from sg_rlhf.algo.objectives.ppo import WeightedPPO
 from sg_rlhf.algo.parameters import ParameterError
 from sg_rlhf.algo.weightings import Weighting, make_weighting, weighting_class
-from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS, parameter_of
 from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
 
-LONG = "sg.weighting"
-SHORT_TYPE = "sg.shaping"
+WEIGHTING = "sg.weighting"
 OBJECTIVE = "sg.objective"
 COMMAND_LINE = "command line"
 #: Upstream's flag value -> the objective that it stands for; the others are upstream's own losses.
@@ -41,7 +36,7 @@ class _Setting:
 class WeightingResolver:
     """What files and overrides say of the weighting and the objective, in their order."""
 
-    named: _Setting = _Setting(SHORT_TYPE, "grpo_sg", "default")
+    named: _Setting = _Setting("sg.weighting.type", "grpo_sg", "default")
     parameters: dict[str, _Setting] = field(default_factory=dict)
     objective: dict[str, _Setting] = field(default_factory=dict)
 
@@ -52,16 +47,12 @@ class WeightingResolver:
             ConfigError: a mapping was expected.
         """
         given = _Setting(key, value, where)
-        if key == SHORT_TYPE:
-            self.named = given
-            self.parameters = {k: g for k, g in self.parameters.items() if not _is_long(g.key)}
-        elif key == LONG:
+        if key == WEIGHTING:
             self._whole(value, where)
-        elif key == f"{LONG}.type":
+        elif key == f"{WEIGHTING}.type":
             self.named, self.parameters = given, {}
-        elif key.startswith(f"{LONG}.") or key.removeprefix("sg.") in SHORT_FORMS:
-            self.parameters.pop(key, None)  # the later one comes later
-            self.parameters[key] = given
+        elif key.startswith(f"{WEIGHTING}."):
+            self.parameters[key.removeprefix(f"{WEIGHTING}.")] = given
         elif key == OBJECTIVE:
             self.objective = {
                 f"{key}.{name}": _Setting(f"{key}.{name}", item, where)
@@ -75,13 +66,15 @@ class WeightingResolver:
 
     def _whole(self, value: Any, where: str) -> None:
         settings = (
-            {"type": value} if isinstance(value, str) else _mapping(_Setting(LONG, value, where))
+            {"type": value}
+            if isinstance(value, str)
+            else _mapping(_Setting(WEIGHTING, value, where))
         )
         if "type" in settings or not settings:
             name = settings.pop("type", "grpo_sg")
-            self.take(f"{LONG}.type", name, where)
+            self.take(f"{WEIGHTING}.type", name, where)
         for name, item in settings.items():
-            self.take(f"{LONG}.{name}", item, where)
+            self.take(f"{WEIGHTING}.{name}", item, where)
 
     def weighting(self) -> dict[str, Any]:
         """The type with all its parameters; one that is constant is taken too.
@@ -90,38 +83,23 @@ class WeightingResolver:
             ConfigError: an unknown type or parameter, or a value out of range.
         """
         try:
-            cls = weighting_class(self.named.value)
+            weighting_class(self.named.value)
         except ParameterError as error:
             key = self.named.key
             raise ConfigError(
                 f"{self.named.where}: {key}={error.value!r}: expected {error.expected}"
             ) from None
-        used = dict(self._used(cls))
-        values = {name: given.value for name, given in used.items()}
+        values = {name: given.value for name, given in self.parameters.items()}
         try:
             made = make_weighting(self.named.value, {**values, "allow_constant": True})
             allowed = values.get("allow_constant", False)
             if not isinstance(allowed, bool):
                 raise ParameterError("allow_constant", allowed, "true or false")
         except ParameterError as error:
-            raise _refused(error, used.get(error.name, self.named), LONG) from None
+            raise _refused(error, self.parameters.get(error.name, self.named), WEIGHTING) from None
         except ValueError as error:
-            raise ConfigError(f"{self.named.where}: {LONG}: {error}") from None
+            raise ConfigError(f"{self.named.where}: {WEIGHTING}: {error}") from None
         return {"type": self.named.value, **made.parameters(), "allow_constant": allowed}
-
-    def _used(self, cls: type[Weighting]) -> Iterable[tuple[str, _Setting]]:
-        for key, given in self.parameters.items():
-            if _is_long(key):
-                yield key.removeprefix(f"{LONG}."), given
-                continue
-            name = parameter_of(key.removeprefix("sg."), cls)
-            if name is not None:
-                yield name, given
-            elif given.where == COMMAND_LINE:
-                raise ConfigError(
-                    f"{given.where}: {key}={given.value!r}: weighting {cls.name} has no such "
-                    f"parameter, expected one of {', '.join(cls.ranges())}"
-                )
 
     def objective_for(self, loss: str) -> dict[str, Any]:
         """The parameters of the objective that ``actor.policy_loss_type`` stands for.
@@ -146,10 +124,6 @@ class WeightingResolver:
         return made.parameters()
 
 
-def _is_long(key: str) -> bool:
-    return key.startswith(f"{LONG}.")
-
-
 def _mapping(given: _Setting) -> dict[str, Any]:
     if given.value is None:
         return {}
@@ -162,11 +136,9 @@ def _mapping(given: _Setting) -> dict[str, Any]:
 
 
 def _refused(error: ParameterError, given: _Setting, section: str) -> ConfigError:
-    named = (
-        given.key.rsplit(".", 1)[-1] == error.name or given.key.removeprefix("sg.") in SHORT_FORMS
+    return ConfigError(
+        f"{given.where}: {section}.{error.name}={error.value!r}: expected {error.expected}"
     )
-    key = given.key if named else f"{section}.{error.name}"
-    return ConfigError(f"{given.where}: {key}={error.value!r}: expected {error.expected}")
 
 
 def built_weighting(settings: dict[str, Any], *, allow_constant: bool | None = None) -> Weighting:

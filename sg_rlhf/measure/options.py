@@ -138,7 +138,9 @@ def parse(parser: OneLineParser, argv: Sequence[str]) -> argparse.Namespace:
     overrides = [token for token in argv if _OVERRIDE.fullmatch(token)]
     args = parser.parse_args([token for token in argv if not _OVERRIDE.fullmatch(token)])
     if args.overrides:
-        parser.error(f"{args.overrides[0]!r}: expected key=value with a key such as sg.upper")
+        parser.error(
+            f"{args.overrides[0]!r}: expected key=value with a key such as sg.weighting.upper"
+        )
     args.overrides = overrides
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -172,7 +174,7 @@ def recipe_weights(config: Config, overrides: Sequence[str]) -> Weighting | None
     if any(override.startswith("sg.") for override in overrides):
         return weighting_of(config)
     kind = config.value("actor.policy_loss_type")
-    if kind not in ("ppo", "weighted_ppo", "grpo_sg"):
+    if kind not in ("ppo", "weighted_ppo"):
         raise MeasureError(
             f"actor.policy_loss_type={kind}: expected ppo or weighted_ppo, whose clipped "
             "surrogate is what is measured here"

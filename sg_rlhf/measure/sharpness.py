@@ -49,7 +49,7 @@ examples:
         --data runs/a/samples.jsonl --loss nll --rho 0.05
   radii relative to ||theta||, with the weights of GRPO-SG in the loss
     python -m sg_rlhf.measure.sharpness --model CKPT --batch out/batch.json --relative \\
-        --rho 1e-4 1e-3 sg.upper=1.2
+        --rho 1e-4 1e-3 sg.weighting.upper=1.2
 """
 
 #: Below this share of |L| a rise is rounding, not a measurement. float64 is no better than this

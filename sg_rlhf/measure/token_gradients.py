@@ -57,7 +57,8 @@ examples:
     python -m sg_rlhf.measure.token_gradients --model runs/a/checkpoints/final \\
         --data runs/a/samples.jsonl --config configs/kk/grpo_sg_tiny_cpu.yaml
   another weighting
-    python -m sg_rlhf.measure.token_gradients --model CKPT --batch out/batch.json sg.lower=0.5
+    python -m sg_rlhf.measure.token_gradients --model CKPT --batch out/batch.json \\
+        sg.weighting.lower=0.5
 """
 
 #: Strata of p: an equal share of the sampled tokens comes from each, as far as it has any.

@@ -13,8 +13,6 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.algo.weightings import Weighting
-from sg_rlhf.algo.weightings.short_forms import SHORT_FORMS, parameter_of
 from sg_rlhf.common.argument_types import OneLineParser
 from sg_rlhf.config import ConfigError, load_config
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, UpstreamChanged
@@ -27,22 +25,22 @@ examples:
   the published constants, in the product form that is the default here
     python -m sg_rlhf.weights
   Eq. 19 as it is printed: every weight is 1, so it is plain GRPO
-    python -m sg_rlhf.weights sg.form=quotient
+    python -m sg_rlhf.weights sg.weighting.form=quotient
   the weighting of a recipe, as JSON for a script
     python -m sg_rlhf.weights --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml --json
   an algorithm on top of a recipe
     python -m sg_rlhf.weights --config configs/kk/grpo_tiny_cpu.yaml \\
         --config configs/algorithms/reverse.yaml
   a narrower range that leaves no dead zone, with a picture
-    python -m sg_rlhf.weights sg.upper=1.2 --plot weights.png
+    python -m sg_rlhf.weights sg.weighting.upper=1.2 --plot weights.png
   the dead zone under another clip
     python -m sg_rlhf.weights actor.eps_clip_low_high=[0.2,0.28]
 
   another weighting with a parameter of its own; python -m sg_rlhf.train --help lists them
     python -m sg_rlhf.weights "sg.weighting={type: power, exponent: 3}"
 
-keys: actor.policy_loss_type, sg.weighting, its short forms sg.tau, sg.upper, sg.placement and so
-on, and any other key of a recipe. Without a recipe the loss is weighted_ppo and the PPO clip,
+keys: actor.policy_loss_type, sg.weighting, its parameters sg.weighting.tau, sg.weighting.upper and
+so on, and any other key of a recipe. Without a recipe the loss is weighted_ppo and the PPO clip,
 actor.eps_clip_low_high=[low,high], the paper's [0.2,0.24]; with one they are what it trains with. A
 weight that is the same for every token is reported here and refused by sg_rlhf.train.
 
@@ -57,7 +55,6 @@ With normalize all of it is before the division by the mean weight. docs/method.
 """
 
 TABLE_P = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
-CONSTANTS = ("form", "alpha", "mu", "tau", "lower", "upper")  # of Eq. 19
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -81,7 +78,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def summary(rule: RecipeLoss) -> dict[str, Any]:
     """The JSON object: the settings that take effect and what they can do; see --help."""
-    from sg_rlhf.algo.shaping import CONSTANT_TOLERANCE
+    from sg_rlhf.algo.weightings import CONSTANT_TOLERANCE
 
     cfg = rule.weighting
     low, high = rule.limits()
@@ -94,9 +91,8 @@ def summary(rule: RecipeLoss) -> dict[str, Any]:
     levels = {kind: dead[kind].level if kind in dead else None for kind in kinds}
     return {
         "policy_loss_type": rule.loss,
-        "shaping": cfg.name if cfg else "uniform",
+        "weighting": cfg.name if cfg else "uniform",
         "parameters": cfg.own_parameters() if cfg else {},
-        **_short_forms(cfg),
         "placement": cfg.placement if cfg else None,
         "normalize": cfg.normalize if cfg else None,
         "lopti_threshold": rule.lopti_threshold,
@@ -116,18 +112,6 @@ def summary(rule: RecipeLoss) -> dict[str, Any]:
             "negative_above": levels["dual_clip"],
         },
     }
-
-
-def _short_forms(cfg: Weighting | None) -> dict[str, Any]:
-    """The constants of Eq. 19, null where they are not used; others under their short names."""
-    found: dict[str, Any] = dict.fromkeys(CONSTANTS)
-    if cfg is None:
-        return found
-    for flat in SHORT_FORMS:
-        name = parameter_of(flat, type(cfg))
-        if name is not None and name not in Weighting.ranges():
-            found[flat] = getattr(cfg, name)
-    return found
 
 
 def table(rule: RecipeLoss) -> str:
@@ -156,7 +140,7 @@ def notes(rule: RecipeLoss, report: dict[str, Any]) -> list[str]:
         scale = "" if abs(report["min"] - 1) < 1e-6 else " at another scale"
         found.append(
             f"constant: every token gets the same weight, so this is plain {plain}{scale}; "
-            f"sg_rlhf.train refuses it unless sg.allow_constant=true"
+            f"sg_rlhf.train refuses it unless sg.weighting.allow_constant=true"
         )
     if not rule.is_curve():
         found.append(
@@ -196,7 +180,8 @@ def _dead_zone_notes(rule: RecipeLoss, report: dict[str, Any]) -> list[str]:
         if dead.positive:
             found.append(
                 f"dead zone: {text} A > 0 has no policy gradient even on-policy (ratio 1); a "
-                "weight that stays below it, sg.placement=outside or a larger eps_high avoids this"
+                "weight that stays below it, sg.weighting.placement=outside or a larger eps_high "
+                "avoids this"
             )
         else:
             found.append(f"dead zone for A < 0: {text} A < 0 is never pushed down at ratio 1")

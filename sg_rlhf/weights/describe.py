@@ -87,7 +87,7 @@ class RecipeLoss:
     @property
     def is_weighted_ppo(self) -> bool:
         """Whether the clipped ratio loss is what the weights go into."""
-        return self.loss in ("weighted_ppo", "grpo_sg")
+        return self.loss == "weighted_ppo"
 
     def limits(self) -> tuple[float, float]:
         """(min, max) of the weight before normalisation."""

@@ -263,7 +263,10 @@ def test_usage_errors_exit_2_before_anything_starts(
 ) -> None:
     monkeypatch.setenv("SG_PLATFORM", "cpu")
     for overrides, words in (
-        (["sg.form=quotient", "sg.upper=1.4"], ["plain GRPO", "allow_constant"]),
+        (
+            ["sg.weighting.form=quotient", "sg.weighting.upper=1.4"],
+            ["plain GRPO", "allow_constant"],
+        ),
         (["data.prompt_dataset=gone.jsonl"], ["data.prompt_dataset=gone.jsonl", "no such file"]),
         (["ds.load_in_4bit=true"], ["ds.load_in_4bit", "without CUDA"]),
         (["rollout.n_samples_per_prompt=1"], ["n_samples_per_prompt > 1"]),

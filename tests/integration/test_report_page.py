@@ -36,7 +36,11 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """GRPO-SG with the published U = 1.4, so that many tokens are zeroed; and GRPO."""
     folder = tmp_path_factory.mktemp("report")
     sg = write_run(
-        folder / "grpo_sg", rollouts=40, samples_per_step=4, overrides=("sg.upper=1.4",), sets=True
+        folder / "grpo_sg",
+        rollouts=40,
+        samples_per_step=4,
+        overrides=("sg.weighting.upper=1.4",),
+        sets=True,
     )
     grpo = write_run(folder / "grpo", rollouts=40, seed=1, recipe="grpo_tiny_cpu.yaml", sets=True)
     return write_page(folder, sg, grpo)

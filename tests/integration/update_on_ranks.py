@@ -48,11 +48,11 @@ LOG_RATIOS = (-0.5, -0.1, 0.0, 0.1, 0.5)
 #: Algorithms with their parameter at the value that makes them GRPO.
 SWITCHED_OFF = {
     "lopti": ["sg.lopti_threshold=0"],
-    "ar": ["sg.ar_alpha=0", "sg.allow_constant=true"],
-    "random": ["sg.random_spread=0", "sg.allow_constant=true"],
-    "stapo": ["sg.stapo_prob=0", "sg.allow_constant=true"],
+    "ar": ["sg.weighting.alpha=0", "sg.weighting.allow_constant=true"],
+    "random": ["sg.weighting.spread=0", "sg.weighting.allow_constant=true"],
+    "stapo": ["sg.weighting.prob=0", "sg.weighting.allow_constant=true"],
     **{
-        name: ["sg.upper=1.0", "sg.allow_constant=true"]
+        name: ["sg.weighting.upper=1.0", "sg.weighting.allow_constant=true"]
         for name in (
             "grpo_sg",
             "grpo_sg_outside",
@@ -66,9 +66,9 @@ SWITCHED_OFF = {
             "mask_only",
         )
     },
-    "negative_only": ["sg.weighting.positive=1", "sg.allow_constant=true"],
-    "reshape_reversed": ["sg.weighting.c=0", "sg.allow_constant=true"],
-    "top_entropy": ["sg.weighting.share=1", "sg.allow_constant=true"],
+    "negative_only": ["sg.weighting.positive=1", "sg.weighting.allow_constant=true"],
+    "reshape_reversed": ["sg.weighting.c=0", "sg.weighting.allow_constant=true"],
+    "top_entropy": ["sg.weighting.share=1", "sg.weighting.allow_constant=true"],
 }
 
 
@@ -76,7 +76,9 @@ def cases() -> dict[str, tuple[Path, list[str]]]:
     """Every shipped algorithm, and those that can be switched off: (recipe, overrides)."""
     recipes = {path.stem: path for path in sorted((CONFIGS / "algorithms").glob("*.yaml"))}
     shipped = {name: (path, []) for name, path in recipes.items()}
-    shipped["stapo"][1].extend(["sg.stapo_prob=0.3", "sg.stapo_entropy=1"])  # to mask some here
+    shipped["stapo"][1].extend(
+        ["sg.weighting.prob=0.3", "sg.weighting.entropy=1"]
+    )  # to mask some here
     off = {f"{name}_off": (recipes[name], extra) for name, extra in SWITCHED_OFF.items()}
     return shipped | off
 

@@ -114,7 +114,9 @@ def test_without_a_command_the_help_is_an_error(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == f"sg-rlhf {__version__}\n"
 
 
-@pytest.mark.parametrize("argv", [[], ["--json"], ["sg.upper=1.2"], ["sg.uper=1.2"], ["--jsn"]])
+@pytest.mark.parametrize(
+    "argv", [[], ["--json"], ["sg.weighting.upper=1.2"], ["sg.uper=1.2"], ["--jsn"]]
+)
 def test_arguments_output_and_exit_status_are_the_commands_own(
     capsys: pytest.CaptureFixture[str], argv: list[str]
 ) -> None:

@@ -17,7 +17,6 @@ from sg_rlhf.algo.lopti import PASSES, in_pass
 from sg_rlhf.algo.objectives import OBJECTIVES, Objective, make_objective
 from sg_rlhf.algo.parameters import ParameterError
 from sg_rlhf.algo.policy_loss import policy_loss_terms
-from sg_rlhf.algo.shaping import TokenWeightConfig
 from sg_rlhf.algo.token_weights import token_weights, weight_sum_and_count
 from sg_rlhf.algo.weightings import (
     WEIGHTINGS,
@@ -546,28 +545,6 @@ def test_bad_settings_are_refused(name, settings, message):
     with pytest.raises(ValueError, match=message) as caught:
         make_weighting(name, settings)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"shaping": "ar", "ar_alpha": 1.5}, "alpha=1.5: expected a number from 0 to 1"),
-        ({"shaping": "ar", "placement": "inside"}, "placement='inside': expected one of outside"),
-        ({"shaping": "magic"}, "type='magic': expected one of uniform, grpo_sg"),
-    ],
-)
-def test_the_flat_form_refuses_the_same(settings, message):
-    with pytest.raises(ValueError, match=message):
-        TokenWeightConfig(**settings)
-    with pytest.raises(TypeError, match="taw: not a setting"):
-        TokenWeightConfig(taw=9.0)
-
-
-def test_the_flat_form_reads_what_belongs_to_the_weighting():
-    assert TokenWeightConfig(tau=7.0, ar_alpha=0.1) == GrpoSG(tau=7.0)
-    assert TokenWeightConfig(shaping="ar", alpha=2.0, ar_alpha=0.1) == replace(AR, alpha=0.1)
-    stapo = TokenWeightConfig(shaping="stapo", stapo_prob=0.1, stapo_entropy=0.3, tau=1.0)
-    assert stapo == make_weighting("stapo", {"prob": 0.1, "entropy": 0.3})
 
 
 READERS = [name for name, cls in WEIGHTINGS.items() if cls.uses]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sg_rlhf.algo.kl import kl_estimate
-from sg_rlhf.algo.shaping import token_weights
+from sg_rlhf.algo.token_weights import token_weights
 from tests.unit.algo import upstream
 from tests.unit.algo.batches import WIDE, gradient, same_bits
 

@@ -1,5 +1,6 @@
 """Where every weight is 1, the loss is upstream's PolicyLoss: same bits in value and gradient."""
 
+import functools
 import itertools
 
 import pytest
@@ -8,13 +9,14 @@ import torch
 from sg_rlhf.algo.aggregation import aggregate
 from sg_rlhf.algo.policy_loss import sg_policy_loss
 from sg_rlhf.algo.rollout_correction import RolloutCorrectionConfig, rollout_correction
-from sg_rlhf.algo.shaping import TokenWeightConfig
+from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
+from sg_rlhf.algo.weightings.uniform import Uniform
 from tests.unit.algo import upstream
 from tests.unit.algo.batches import PUBLISHED, gradient, random_batch, same_bits
 
 ONES = [
-    TokenWeightConfig(shaping=shaping, form=form, placement=placement, allow_constant=True)
-    for shaping, form in (("uniform", "product"), ("grpo_sg", "quotient"))
+    weighting(placement=placement, allow_constant=True)
+    for weighting in (Uniform, functools.partial(GrpoSG, form="quotient"))
     for placement in ("inside", "outside")
 ]
 EPS = (0.2, 0.24)

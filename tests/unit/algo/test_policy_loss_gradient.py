@@ -10,7 +10,7 @@ import torch
 from sg_rlhf.algo.aggregation import aggregate
 from sg_rlhf.algo.kl import kl_estimate
 from sg_rlhf.algo.policy_loss import policy_loss_terms, sg_policy_loss
-from sg_rlhf.algo.shaping import TokenWeightConfig
+from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
 from tests.unit.algo.batches import (
     PUBLISHED,
     QUOTIENT,
@@ -101,7 +101,7 @@ def test_exactly_at_the_boundary_the_gradient_is_full(dtype, advantage, weight):
     bound = {"lower": weight, "upper": weight, "allow_constant": True}
     # r = 1: w is the boundary of a clip by 0.25, and r itself that of a clip without room.
     for placement, eps in (("inside", 0.25), ("outside", 0.0)):
-        cfg = TokenWeightConfig(placement=placement, **bound)
+        cfg = GrpoSG(placement=placement, **bound)
         log_probs = torch.tensor([[-1.0]], dtype=dtype, requires_grad=True)
         advantages = torch.tensor([[advantage]], dtype=dtype)
         mask = torch.ones(1, 1, dtype=torch.bool)
@@ -113,7 +113,7 @@ def test_exactly_at_the_boundary_the_gradient_is_full(dtype, advantage, weight):
 
 
 def test_exactly_at_the_dual_clip_half_the_gradient_remains():
-    cfg = TokenWeightConfig(lower=1.5, upper=1.5, allow_constant=True)
+    cfg = GrpoSG(lower=1.5, upper=1.5, allow_constant=True)
     at, metrics = single_token(-1.0, 1.0, -2.0, cfg, dual_clip=1.5)
     assert at == 0.5 * 1.5 * -2.0 and metrics["dual_clip_ratio"] == 0.0
     below, _ = single_token(-1.0, 1.0, -2.0, cfg, dual_clip=1.5 + 1e-9)

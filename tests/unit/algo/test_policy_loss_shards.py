@@ -9,7 +9,7 @@ import torch
 from sg_rlhf.algo.aggregation import aggregate
 from sg_rlhf.algo.analysis.token_statistics import SUM_NAMES, TokenStatistics
 from sg_rlhf.algo.policy_loss import policy_loss_terms, sg_policy_loss
-from sg_rlhf.algo.shaping import weight_sum_and_count
+from sg_rlhf.algo.token_weights import weight_sum_and_count
 from tests.unit.algo.batches import PUBLISHED, UNIFORM, WIDE, gradient, random_batch
 
 EPS = (0.2, 0.24)

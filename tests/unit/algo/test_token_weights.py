@@ -10,10 +10,15 @@ from hypothesis import strategies as st
 
 from sg_rlhf.algo.analysis.gradient_dead_zones import dead_zones, dual_clip_zone, weight_range
 from sg_rlhf.algo.policy_loss import sg_policy_loss
-from sg_rlhf.algo.shaping import TokenWeightConfig
 from sg_rlhf.algo.token_weights import token_weights, weight_sum_and_count
 from sg_rlhf.algo.weightings import ConstantWeightError
+from sg_rlhf.algo.weightings.ar import AdvantageReweighting
+from sg_rlhf.algo.weightings.base import Weighting
+from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
+from sg_rlhf.algo.weightings.random import Random
 from sg_rlhf.algo.weightings.reverse import Reverse
+from sg_rlhf.algo.weightings.stapo import Stapo
+from sg_rlhf.algo.weightings.uniform import Uniform
 from tests.unit.algo.batches import (
     PRINTED_EQ19,
     PROPERTY,
@@ -30,7 +35,7 @@ PROBS = [0.0, 0.1, 0.25, 0.5, 0.75, 1.0]
 UNCLIPPED = {"lower": 0.0, "upper": 10.0, "allow_constant": True}
 
 
-def weights_at(probs: list[float], cfg: TokenWeightConfig) -> list[float]:
+def weights_at(probs: list[float], cfg: Weighting) -> list[float]:
     log_probs = torch.tensor(probs, dtype=torch.float64).log()
     return token_weights(log_probs, cfg).tolist()
 
@@ -38,10 +43,10 @@ def weights_at(probs: list[float], cfg: TokenWeightConfig) -> list[float]:
 @pytest.mark.parametrize(
     ("cfg", "expected"),
     [
-        (TokenWeightConfig(**UNCLIPPED), [0.500, 0.922, 1.309, 1.478, 1.498, 1.500]),
+        (GrpoSG(**UNCLIPPED), [0.500, 0.922, 1.309, 1.478, 1.498, 1.500]),
         (PUBLISHED, [1.000, 1.000, 1.309, 1.400, 1.400, 1.400]),
         (
-            TokenWeightConfig(form="quotient", **UNCLIPPED),
+            GrpoSG(form="quotient", **UNCLIPPED),
             [0.500, 0.506, 0.514, 0.528, 0.542, 0.555],
         ),
         (PRINTED_EQ19, [1.0] * 6),
@@ -67,8 +72,7 @@ def test_reverse_is_two_minus_the_weight():
 
 def test_uniform_is_exactly_one():
     log_probs = torch.linspace(-9, 0, 100)
-    uniform = TokenWeightConfig(shaping="uniform", lower=0.5, upper=0.7, tau=3.0)  # not its own
-    for cfg in (UNIFORM, uniform, PRINTED_EQ19):
+    for cfg in (UNIFORM, PRINTED_EQ19):
         assert torch.equal(token_weights(log_probs, cfg), torch.ones(100))
 
 
@@ -128,7 +132,7 @@ def test_weights_carry_no_gradient():
 )
 def test_a_bad_value_is_named_in_one_line(key, value, words):
     with pytest.raises(ValueError) as caught:
-        TokenWeightConfig(**{key: value})
+        GrpoSG(**{key: value})
     message = str(caught.value)
     assert message.startswith(f"{key}={value!r}: expected") and words in message
     assert "\n" not in message
@@ -136,7 +140,7 @@ def test_a_bad_value_is_named_in_one_line(key, value, words):
 
 def test_reverse_refuses_a_negative_weight():
     with pytest.raises(ValueError, match=r"upper=2\.5: expected 2 or less"):
-        TokenWeightConfig(shaping="reverse", lower=0.0, upper=2.5, alpha=6.0)
+        Reverse(lower=0.0, upper=2.5, alpha=6.0)
 
 
 @pytest.mark.parametrize(
@@ -148,25 +152,24 @@ def test_reverse_refuses_a_negative_weight():
         {"lower": 1.2, "upper": 1.2},
         {"alpha": 0.0},
         {"tau": 1e-9},
-        {"shaping": "reverse", "form": "quotient"},
         {"form": "quotient", "normalize": "batch_mean"},
     ],
 )
 def test_a_single_valued_weight_is_refused(changes):
     with pytest.raises(ConstantWeightError, match=r"plain GRPO.*allow_constant=true") as caught:
-        TokenWeightConfig(**changes)
+        GrpoSG(**changes)
     assert isinstance(caught.value, ValueError) and "\n" not in str(caught.value)
-    assert weight_range(TokenWeightConfig(**changes, allow_constant=True)).constant
+    assert weight_range(GrpoSG(**changes, allow_constant=True)).constant
 
 
 def test_what_varies_is_accepted():
-    assert not weight_range(TokenWeightConfig(form="quotient", tau=0.9)).constant
-    assert not weight_range(TokenWeightConfig(tau=1.11)).constant  # 1.0986 is the limit
-    assert weight_range(TokenWeightConfig(shaping="uniform")) == (1.0, 1.0, None)
+    assert not weight_range(GrpoSG(form="quotient", tau=0.9)).constant
+    assert not weight_range(GrpoSG(tau=1.11)).constant  # 1.0986 is the limit
+    assert weight_range(Uniform()) == (1.0, 1.0, None)
 
 
 def test_table_7_tau_half_is_plain_grpo_in_the_product_form():
-    assert weight_range(TokenWeightConfig(tau=0.5, allow_constant=True)) == (1.0, 1.0, None)
+    assert weight_range(GrpoSG(tau=0.5, allow_constant=True)) == (1.0, 1.0, None)
 
 
 # --- range and dead zones ----------------------------------------------------------------------
@@ -202,7 +205,7 @@ def test_dead_zones_of_both_signs():
     assert negative == (pytest.approx(math.log(0.85 / 0.15) / 9, abs=1e-9), 1.0)
 
 
-def policy_gradient_at(p: float, advantage: float, cfg: TokenWeightConfig) -> float:
+def policy_gradient_at(p: float, advantage: float, cfg: Weighting) -> float:
     log_p = torch.tensor([[math.log(p)]], dtype=torch.float64, requires_grad=True)
     advantages = torch.full((1, 1), advantage, dtype=torch.float64)
     mask = torch.ones(1, 1, dtype=torch.bool)
@@ -210,9 +213,7 @@ def policy_gradient_at(p: float, advantage: float, cfg: TokenWeightConfig) -> fl
     return torch.autograd.grad(loss, log_p)[0].item()
 
 
-@pytest.mark.parametrize(
-    "cfg", [PUBLISHED, WIDE, TokenWeightConfig(form="quotient", tau=0.1, lower=0.9)]
-)
+@pytest.mark.parametrize("cfg", [PUBLISHED, WIDE, GrpoSG(form="quotient", tau=0.1, lower=0.9)])
 def test_gradient_vanishes_at_the_dead_zone_and_not_below(cfg):
     dead = weight_range(cfg).dead_zone_p
     assert 0.0 < dead < 1.0
@@ -261,7 +262,7 @@ def test_nothing_to_normalise_is_finite():
     cfg = replace(WIDE, normalize="batch_mean")
     empty = torch.zeros(2, 3, dtype=torch.bool)
     assert bool(token_weights(torch.full((2, 3), -1.0), cfg, empty).isfinite().all())
-    zero = TokenWeightConfig(lower=0.0, upper=0.0, normalize="batch_mean", allow_constant=True)
+    zero = GrpoSG(lower=0.0, upper=0.0, normalize="batch_mean", allow_constant=True)
     assert torch.equal(token_weights(torch.full((2, 3), -1.0), zero), torch.zeros(2, 3))
 
 
@@ -274,8 +275,7 @@ bounds = st.tuples(st.floats(0.0, 2.0), st.floats(0.0, 2.0)).map(sorted)
 @st.composite
 def configs(draw, forms=("product", "quotient"), least_alpha=-4.0):
     lower, upper = draw(bounds)
-    return TokenWeightConfig(
-        shaping=draw(st.sampled_from(["grpo_sg", "reverse"])),
+    return draw(st.sampled_from([GrpoSG, Reverse]))(
         form=draw(st.sampled_from(forms)),
         alpha=draw(st.floats(least_alpha, 4.0)),
         mu=draw(st.floats(-1.0, 1.0)),
@@ -320,7 +320,7 @@ def test_property_outside_has_no_dead_zone(cfg, p, eps_high):
 
 
 def test_gradient_vanishes_above_the_dual_clip():
-    cfg = TokenWeightConfig(alpha=20.0, upper=15.0)
+    cfg = GrpoSG(alpha=20.0, upper=15.0)
     first, last = dual_clip_zone(cfg, 10.0)
     assert (first, last) == (pytest.approx(math.log(3) / 9, abs=1e-9), 1.0)  # sigmoid = 0.75
     for p, is_dead in ((first - 1e-7, False), (first + 1e-7, True), (0.999, True)):
@@ -339,7 +339,7 @@ def test_mean_over_uniform_p():
     assert PUBLISHED.uniform_mean() == pytest.approx(published, abs=1e-9)
     assert reverse_of(PUBLISHED).uniform_mean() == pytest.approx(2 - published)
     assert PRINTED_EQ19.uniform_mean() == pytest.approx(1.0)
-    ar = TokenWeightConfig(shaping="ar", ar_alpha=0.3)
+    ar = AdvantageReweighting(alpha=0.3)
     assert ar.uniform_mean() == pytest.approx(0.85)  # of 0.3 p + 0.7
-    assert TokenWeightConfig(shaping="random").uniform_mean() == 1.0
-    assert TokenWeightConfig(shaping="stapo").uniform_mean() is None
+    assert Random().uniform_mean() == 1.0
+    assert Stapo().uniform_mean() is None

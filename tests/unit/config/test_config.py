@@ -92,8 +92,8 @@ def test_every_algorithm_has_a_line_in_the_help(capsys: pytest.CaptureFixture[st
         ),
         (["sg.update=lopti", "actor.entropy_coef=0.01"], "actor.entropy_coef=0.01: expected 0"),
         (["sg.update=lopti", "actor.lr_scheduler=cosine"], "actor.lr_scheduler=cosine: expected"),
-        (["sg.shaping=stapo", "actor.entropy_coef=null"], "actor.entropy_coef=null"),
-        (["sg.shaping=random", "actor.policy_loss_type=ppo"], "algo.kl.estimator=wk3"),
+        (["sg.weighting.type=stapo", "actor.entropy_coef=null"], "actor.entropy_coef=null"),
+        (["sg.weighting.type=random", "actor.policy_loss_type=ppo"], "algo.kl.estimator=wk3"),
     ],
 )
 def test_what_does_not_go_together_gets_one_line(overrides: list[str], message: str) -> None:
@@ -201,14 +201,14 @@ def test_the_key_that_is_meant_is_named(key: str, ours: str) -> None:
     [
         ("configs/kk/x.yaml", ["expected key=value; write a recipe as --config configs/kk/x.yaml"]),
         ("actor.adam.lrr=1", ["unknown key", "actor.adam.lrr", "did you mean actor.adam.lr?"]),
-        ("sg.tua=1", ["unknown key", "sg.tua", "sg.tau"]),
+        ("sg.tau=1", ["unknown key", "sg.tau", "did you mean sg.weighting.tau?"]),
         ("actor.adam.lr=abc", ["actor.adam.lr='abc'", "expected a number"]),
         ("train.batch_size=1.5", ["train.batch_size=1.5", "expected an integer"]),
         ("train.colocate_all=1", ["train.colocate_all=1", "true or false"]),
         ("actor.eps_clip_low_high=[0.2]", ["actor.eps_clip_low_high", "2 times a number"]),
         ("algo.kl.estimator=k9", ["algo.kl.estimator='k9'", "wk3_eq11"]),
-        ("sg.form=sum", ["sg.form='sum'", "product, quotient"]),
-        ("sg.tau=nan", ["sg.tau"]),
+        ("sg.weighting.form=sum", ["sg.weighting.form='sum'", "product, quotient"]),
+        ("sg.weighting.tau=nan", ["sg.weighting.tau"]),
         ("nonsense", ["expected key=value"]),
         ("actor.adam.lr=[1, 2", ["actor.adam.lr=[1, 2", "not a YAML value"]),
     ],

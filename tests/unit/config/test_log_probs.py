@@ -28,7 +28,7 @@ def rule(*overrides: str, algorithm: str | None = None) -> OldLogProbRule:
     [
         (["sg.skip_old_log_probs=false"], "sg.skip_old_log_probs=false"),
         (["algo.kl.use_loss=false", "algo.kl.estimator=k3"], "algo.kl.use_loss=false"),
-        (["sg.normalize=batch_mean"], "batch_mean"),
+        (["sg.weighting.normalize=batch_mean"], "batch_mean"),
         (["algo.advantage.is_correction_level=token"], "is_correction_level=token"),
         (["algo.advantage.is_correction_level=seq"], "is_correction_level=seq"),
         (["critic.model_name_or_path=some/critic"], "critic.model_name_or_path"),
@@ -61,7 +61,7 @@ def test_lopti_parts_tokens_by_them() -> None:
         ["train.dynamic_batch_enable=true"],
         ["train.max_epochs=2"],
         ["actor.policy_loss_type=gspo", "algo.kl.estimator=k3"],
-        ["sg.probability=engine"],  # of the engine, which returns them
+        ["sg.weighting.probability=engine"],  # of the engine, which returns them
     ],
 )
 def test_without_such_a_reader_later_optimizer_steps_alone_have_it(overrides: list[str]) -> None:

@@ -44,7 +44,7 @@ def start(run_dir: Path, data: Path, *overrides: str, allowed: tuple[str, ...] =
     ("override", "said"),
     [
         ("actor.adam.lr=1e-5", "actor.adam.lr: was 0.0002, now 1e-05"),
-        ("sg.alpha=3.0", "sg.weighting: was {'alpha': 2.0}, now {'alpha': 3.0}"),
+        ("sg.weighting.alpha=3.0", "sg.weighting: was {'alpha': 2.0}, now {'alpha': 3.0}"),
         ("train.seed=7", "train.seed: was 42, now 7"),
         ("actor.entropy_coef=0.01", "actor.entropy_coef: was 0.0, now 0.01"),
         ("critic.adam.lr=1e-3", "critic.adam.lr: was "),  # upstream's default before
@@ -74,7 +74,7 @@ def test_a_refusal_stays_short_and_names_the_way_out_of_the_training_scripts(
 ) -> None:
     monkeypatch.setenv("SG_RUN_DIR", str(run_dir))
     changed = [
-        "actor.adam.lr=1e-5", "train.seed=7", "actor.entropy_coef=0.01", "sg.alpha=3.0",
+        "actor.adam.lr=1e-5", "train.seed=7", "actor.entropy_coef=0.01", "sg.weighting.alpha=3.0",
         "rollout.temperature=1.0", "data.max_len=600",
     ]  # fmt: skip
     config = load_config(RECIPE, [f"data.prompt_dataset={data}", *changed])

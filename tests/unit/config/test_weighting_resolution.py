@@ -1,4 +1,4 @@
-"""`sg.weighting`, its short forms and `sg.objective`: how layers settle, and what is refused."""
+"""`sg.weighting` and `sg.objective`: how layers settle, and what is refused."""
 
 from __future__ import annotations
 
@@ -21,56 +21,12 @@ def weighting(*layers: str | Path) -> dict[str, Any]:
 
 def test_a_type_is_a_statement_of_its_own_and_parameters_amend() -> None:
     assert weighting(TINY_RECIPE)["upper"] == 1.2
-    # The short form of a type keeps flat settings, the long one keeps nothing.
-    assert weighting("sg.upper=1.3", "sg.shaping=reverse")["upper"] == 1.3
-    assert weighting("sg.upper=1.3", "sg.weighting.type=reverse")["upper"] == 1.4
+    assert weighting("sg.weighting.upper=1.3", "sg.weighting.type=reverse")["upper"] == 1.4
     assert weighting(TINY_RECIPE, "sg.weighting={upper: 1.1}")["upper"] == 1.1
     assert weighting(TINY_RECIPE, "sg.weighting.upper=1.1")["type"] == "grpo_sg"
     assert weighting(TINY_RECIPE, "sg.weighting=stapo") == weighting("sg.weighting={type: stapo}")
-    assert weighting(TINY_RECIPE, "sg.tau=7", "sg.weighting.tau=5")["tau"] == 5.0
-    assert weighting(TINY_RECIPE, "sg.weighting.tau=5", "sg.tau=7")["tau"] == 7.0
+    assert weighting(TINY_RECIPE, "sg.weighting.tau=7", "sg.weighting.tau=5")["tau"] == 5.0
     assert weighting("sg.weighting=null")["type"] == "grpo_sg"
-
-
-@pytest.mark.parametrize(
-    ("flat", "long"),
-    [
-        ("sg.shaping=ar sg.ar_alpha=0.1", "{type: ar, alpha: 0.1}"),
-        (
-            "sg.shaping=random sg.random_spread=0.2 sg.random_seed=3",
-            "{type: random, spread: 0.2, seed: 3}",
-        ),
-        (
-            "sg.shaping=stapo sg.stapo_prob=0.1 sg.stapo_entropy=0.7",
-            "{type: stapo, prob: 0.1, entropy: 0.7}",
-        ),
-        (
-            "sg.form=quotient sg.alpha=4 sg.mu=0.3 sg.tau=0.3 sg.lower=0.6 sg.upper=1.5 "
-            "sg.placement=outside sg.normalize=batch_mean sg.allow_constant=true",
-            "{type: grpo_sg, form: quotient, alpha: 4, mu: 0.3, tau: 0.3, lower: 0.6, upper: 1.5, "
-            "placement: outside, normalize: batch_mean, allow_constant: true}",
-        ),
-    ],
-)
-def test_short_forms_are_the_long_one(flat: str, long: str) -> None:
-    short = load_config(None, flat.split())
-    assert short.sg.weighting == weighting(f"sg.weighting={long}")
-    for item in flat.split():  # and are read back by their own names
-        key, _, text = item.partition("=")
-        assert str(short.value(key)).lower().removesuffix(".0") == text
-    argv = load_config(TINY_RECIPE, ["actor.entropy_coef=0", *flat.split()]).to_argv()
-    settled = run.parse(argv).sg.weighting
-    assert settled["type"] == short.sg.weighting["type"]
-    if settled["type"] != "grpo_sg":  # of which the recipe sets parameters too
-        assert settled == short.sg.weighting
-
-
-def test_the_flags_of_the_overlay_take_the_short_forms_too() -> None:
-    argv = load_config(TINY_RECIPE).to_argv()
-    cut = argv.index("--sg.weighting")
-    flags = ["--sg.shaping", "reverse", "--sg.tau", "5", "--sg.upper", "1.3"]
-    found = run.parse([*argv[:cut], *argv[cut + 2 :], *flags]).sg.weighting
-    assert found == weighting("sg.weighting={type: reverse, tau: 5, upper: 1.3}")
 
 
 @pytest.mark.parametrize(
@@ -78,12 +34,10 @@ def test_the_flags_of_the_overlay_take_the_short_forms_too() -> None:
     [
         ("sg.weighting.taw=1", r"sg\.weighting\.taw=1: expected one of .*did you mean tau\?"),
         ("sg.weighting.type=grpo", r"sg\.weighting\.type='grpo': expected .*mean grpo_sg"),
-        ("sg.shaping=grpo", r"sg\.shaping='grpo': expected one of uniform"),
-        ("sg.tau=-1", r"sg\.tau=-1\.0: expected a finite number above 0"),
-        ("sg.tau=nine", r"sg\.tau='nine': expected a finite number above 0"),
+        ("sg.weighting.tau=-1", r"sg\.weighting\.tau=-1\.0: expected a finite number above 0"),
+        ("sg.weighting.tau=nine", r"sg\.weighting\.tau='nine': expected a finite number above 0"),
         ("sg.weighting.upper=0.5", r"sg\.weighting\.upper=0\.5: expected lower=1\.0 or more"),
-        ("sg.placement=beside", r"sg\.placement='beside': expected one of inside, outside"),
-        ("sg.ar_alpha=0.1", r"sg\.ar_alpha=0\.1: weighting grpo_sg has no such parameter"),
+        ("sg.weighting.placement=beside", r"placement='beside': expected one of inside, outside"),
         ("sg.weighting=[1]", r"sg\.weighting=\[1\]: expected a mapping"),
         ("sg.weighting.type=os:path", r"sg\.weighting\.type='os:path': expected a subclass"),
         ("sg.weighting.allow_constant=1", "allow_constant=1: expected true or false"),

@@ -10,8 +10,12 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from sg_rlhf.algo.analysis.sharpness import sharpness
 from sg_rlhf.algo.policy_loss import policy_loss_terms
-from sg_rlhf.algo.shaping import TokenWeightConfig, token_weights
+from sg_rlhf.algo.token_weights import token_weights
 from sg_rlhf.algo.weightings import TokenContext, make_weighting, token_keys
+from sg_rlhf.algo.weightings.ar import AdvantageReweighting
+from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
+from sg_rlhf.algo.weightings.random import Random
+from sg_rlhf.algo.weightings.stapo import Stapo
 from sg_rlhf.data_io.records import DataError
 from sg_rlhf.measure import fixed_batch
 from sg_rlhf.measure.batch_loss import UNIFORM, BatchLoss, Surrogate
@@ -20,7 +24,7 @@ from sg_rlhf.measure.fixed_batch import BatchRow, FixedBatch, from_responses
 from sg_rlhf.tiny.build import shipped
 
 TOKENIZER = AutoTokenizer.from_pretrained(shipped("kk"))
-WIDE = TokenWeightConfig(lower=0.5, upper=1.5)
+WIDE = GrpoSG(lower=0.5, upper=1.5)
 
 
 @pytest.fixture(scope="module", params=["sdpa", "eager"])
@@ -115,10 +119,10 @@ def test_nll_is_the_mean_over_tokens_however_it_is_cut(model):
         WIDE,
         replace(WIDE, placement="outside"),
         replace(WIDE, normalize="batch_mean"),
-        TokenWeightConfig(lower=0.0, upper=0.0, allow_constant=True),
-        TokenWeightConfig(shaping="random", random_seed=4),
-        TokenWeightConfig(shaping="ar", placement="outside"),
-        TokenWeightConfig(shaping="stapo", stapo_prob=0.3, stapo_entropy=2.0),
+        GrpoSG(lower=0.0, upper=0.0, allow_constant=True),
+        Random(seed=4),
+        AdvantageReweighting(placement="outside"),
+        Stapo(prob=0.3, entropy=2.0),
         make_weighting("mask_only"),
         make_weighting("top_entropy", {"share": 0.4}),
         make_weighting("grpo_sg", {"probability": "engine"}),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sg_rlhf.algo.policy_loss import policy_loss_terms
-from sg_rlhf.algo.shaping import TokenWeightConfig
+from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
 from sg_rlhf.config import ConfigError, load_config
 from sg_rlhf.measure import minibatch_gradients
 from sg_rlhf.measure.adamw import AdamW
@@ -45,9 +45,7 @@ def gradient(model, batch, surrogate, pass_tokens=8192):
 
 def constant(value, placement):
     # L = U: a weight that is the same for every token, that is a step size.
-    return TokenWeightConfig(
-        lower=value, upper=value, placement=placement, allow_constant=True, shaping="grpo_sg"
-    )
+    return GrpoSG(lower=value, upper=value, placement=placement, allow_constant=True)
 
 
 def test_a_constant_weight_changes_the_size_and_nothing_else(model, batch):
@@ -91,7 +89,7 @@ def test_a_constant_weight_does_not_change_the_step_unless_eps_or_the_clip_acts(
 
 
 def test_the_step_is_that_of_torchs_optimizer(model, batch):
-    losses = {"sg": Surrogate(TokenWeightConfig())}
+    losses = {"sg": Surrogate(GrpoSG())}
     optimizer = AdamW(max_norm=0.05)
     moments = warm_up(model, other_batches(batch), losses, 8192, optimizer)
     [_, (found, _)] = compare(model, batch, losses, 8192, moments)["sg"]
@@ -123,7 +121,7 @@ def test_the_optimizer_is_the_recipes():
 def test_losses_that_share_a_forward_pass_do_not_see_each_other(model, batch):
     """Nor does a gradient depend on how the minibatch is cut into passes."""
     losses = {
-        name: Surrogate(TokenWeightConfig(upper=upper, placement=placement, normalize=normalize))
+        name: Surrogate(GrpoSG(upper=upper, placement=placement, normalize=normalize))
         for name, upper, placement, normalize in (
             ("inside", 1.2, "inside", None),
             ("outside", 1.4, "outside", None),
@@ -148,7 +146,7 @@ def test_a_weight_beyond_the_clip_leaves_the_negative_tokens_alone(model, batch)
 
 
 def test_the_gradient_is_the_trainers_losses(model, batch):
-    cfg = TokenWeightConfig(upper=1.2)
+    cfg = GrpoSG(upper=1.2)
     found = gradient(model, batch, Surrogate(cfg))
     model.zero_grad()
     passed = responses(model, batch.rows)

@@ -82,7 +82,10 @@ def rollouts(tmp_path):
 def test_relative_radii_and_overrides_behind_several_values(rollouts, tmp_path, capsys):
     out = tmp_path / "o.json"
     arguments = ["--data", str(rollouts), "--json", str(out), "--relative", "--steps", "1"]
-    assert sharpness.main([*arguments, "--model", MODEL, "--rho", "1e-4", "sg.upper=1.2"]) == 0
+    assert (
+        sharpness.main([*arguments, "--model", MODEL, "--rho", "1e-4", "sg.weighting.upper=1.2"])
+        == 0
+    )
     report = json.loads(out.read_text())
     (entry,) = report["models"]
     (result,) = entry["results"]
@@ -111,11 +114,11 @@ def test_models_of_two_families_are_refused(rollouts, capsys):
         (["--rho", "x"], "--rho: x: expected a finite number above 0"),
         (["--rho", "1", "--steps", "0"], "--steps: 0: expected a whole number, 1 or more"),
         (["--rho", "1", "--device", "nowhere"], "--device nowhere"),
-        (["--rho", "1", "sg.uper=1"], "unknown key 'sg.uper'; did you mean sg.upper?"),
-        (["--rho", "1", "sg.tau=-1"], "tau=-1"),
+        (["--rho", "1", "sg.uper=1"], "unknown key 'sg.uper'; did you mean sg.weighting.upper?"),
+        (["--rho", "1", "sg.weighting.tau=-1"], "tau=-1"),
         (["--rho", "1", "actor.policy_loss_type=gspo"], "actor.policy_loss_type=gspo: expected"),
         (["--rho", "1", "actor.policy_loss_type=cispo"], "whose clipped surrogate is"),
-        (["--rho", "1", "sg.shaping=rando"], "'rando': expected one of"),
+        (["--rho", "1", "sg.weighting.type=rando"], "'rando': expected one of"),
         (["--rho", "1", "--config", "none.yaml"], "none.yaml: no such recipe"),
         (["--rho", "1", "--json", "/dev/null/x.json"], "--json /dev/null/x.json"),
         (["--rho", "1", "--model", "./none"], "--model ./none: no such folder"),
@@ -162,7 +165,9 @@ def test_the_loss_is_the_recipes():
     overrides = ["actor.eps_clip_low_high=[0.1,0.3]", "actor.dual_clip=3"]
     found = sharpness.surrogate_of(load_config(None, overrides), overrides)
     assert found == Surrogate(eps_low=0.1, eps_high=0.3, dual_clip=3.0)
-    weighted = sharpness.surrogate_of(load_config(None, ["sg.upper=1.2"]), ["sg.upper=1.2"])
+    weighted = sharpness.surrogate_of(
+        load_config(None, ["sg.weighting.upper=1.2"]), ["sg.weighting.upper=1.2"]
+    )
     assert weighted.weights.upper == 1.2 and weighted.dual_clip == 10.0
     recipe = load_config("configs/kk/grpo_sg_tiny_cpu.yaml")
     assert sharpness.surrogate_of(recipe, []).weights.upper == 1.2

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sg_rlhf.algo.shaping import TokenWeightConfig
+from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
 from sg_rlhf.measure import token_gradients
 from sg_rlhf.measure.token_gradients import EDGES, Point, stratified, summarise
 from sg_rlhf.tiny.build import shipped
@@ -30,7 +30,7 @@ def measured(tmp_path_factory):
     out, table, picture = (folder / name for name in ("o.json", "o.csv", "o.png"))
     files = ["--json", out, "--csv", table, "--plot", picture]
     arguments = ["--model", MODEL, "--data", data, "--chunk", "3", *files]
-    assert token_gradients.main([str(a) for a in [*arguments, "sg.lower=0.5"]]) == 0
+    assert token_gradients.main([str(a) for a in [*arguments, "sg.weighting.lower=0.5"]]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     report = json.loads(out.read_text())
     return report["points"], report, list(csv.DictReader(table.open()))
@@ -70,7 +70,7 @@ def test_norms_are_autograds_and_finite_differences(measured):
 
 def test_points_fit_together(measured):
     points, report, rows = measured
-    cfg = TokenWeightConfig(lower=0.5)
+    cfg = GrpoSG(lower=0.5)
     assert report["tokens"] == len(points) == len(rows) == report["batch"]["tokens"]
     for point, row in zip(points, rows, strict=True):
         assert float(row["grad_norm"]) == point["grad_norm"]
@@ -129,7 +129,7 @@ def test_the_summary_by_hand():
 
 
 #: AR takes no other placement.
-OUTSIDE = ("sg.placement=outside",)
+OUTSIDE = ("sg.weighting.placement=outside",)
 
 
 def test_bad_options_are_one_line(tmp_path, capsys):
@@ -139,7 +139,7 @@ def test_bad_options_are_one_line(tmp_path, capsys):
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1 and "none.jsonl: no such file" in captured.err
     for shaping in ("random", "ar"):
-        assert token_gradients.main([*arguments, f"sg.shaping={shaping}", *OUTSIDE]) == 2
+        assert token_gradients.main([*arguments, f"sg.weighting.type={shaping}", *OUTSIDE]) == 2
         message = capsys.readouterr().err
         assert f"sg.weighting.type={shaping}: expected a weight that is a function of p" in message
     with pytest.raises(SystemExit, match="2"):

@@ -100,7 +100,9 @@ def test_groups_of_a_study_are_named_after_their_folders(tmp_path: Path) -> None
     for seed in (0, 1):
         write_run(study / "base" / "grpo" / f"s{seed}-c30b4c3{seed}", seed=seed, sets=True)
         write_run(
-            study / "base" / "sg" / f"s{seed}-76f3c17{seed}", seed=seed, overrides=("sg.upper=1.2",)
+            study / "base" / "sg" / f"s{seed}-76f3c17{seed}",
+            seed=seed,
+            overrides=("sg.weighting.upper=1.2",),
         )
     runs = named_apart([read_run(path) for path in sorted(study.glob("base/*/s*"))])
     assert [group.label for group in grouped(runs)] == ["grpo (2 seeds)", "sg (2 seeds)"]

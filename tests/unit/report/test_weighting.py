@@ -21,7 +21,7 @@ def rule_of(tmp_path: Path, *overrides: str, recipe: str = "grpo_sg_tiny_cpu.yam
 
 
 def test_published_constants_zero_likely_tokens_of_positive_advantage(tmp_path: Path) -> None:
-    published = rule_of(tmp_path, "sg.upper=1.4")
+    published = rule_of(tmp_path, "sg.weighting.upper=1.4")
     probs = [0.05, 0.2, 0.22, 0.99]
     weights = published.weights([math.log(p) for p in probs])
     assert weights == pytest.approx([1.0, 1.2164, 1.2576, 1.4], abs=1e-3)
@@ -35,27 +35,34 @@ def test_published_constants_zero_likely_tokens_of_positive_advantage(tmp_path: 
 
 
 def test_small_weights_zero_unlikely_tokens_of_negative_advantage(tmp_path: Path) -> None:
-    wide = rule_of(tmp_path, "sg.lower=0.5", "sg.upper=1.5")
+    wide = rule_of(tmp_path, "sg.weighting.lower=0.5", "sg.weighting.upper=1.5")
     weights = wide.weights([math.log(p) for p in (0.05, 0.08)])
     assert wide.zeroed(weights, -1.0) == [True, False]
 
 
 def test_weights_above_the_dual_clip_are_zeroed_too(tmp_path: Path) -> None:
     steep = rule_of(
-        tmp_path, "sg.alpha=8", "sg.mu=0.5", "sg.upper=4", "actor.dual_clip=3", "sg.lower=1"
+        tmp_path,
+        "sg.weighting.alpha=8",
+        "sg.weighting.mu=0.5",
+        "sg.weighting.upper=4",
+        "actor.dual_clip=3",
+        "sg.weighting.lower=1",
     )
     weights = steep.weights([math.log(p) for p in (0.1, 0.9)])
     assert steep.zeroed(weights, -1.0) == [False, True]
 
 
 def test_a_weight_of_zero_leaves_no_gradient_outside_the_clip_either(tmp_path: Path) -> None:
-    outside = rule_of(tmp_path, "sg.mu=0.9", "sg.lower=0", "sg.placement=outside")
+    outside = rule_of(
+        tmp_path, "sg.weighting.mu=0.9", "sg.weighting.lower=0", "sg.weighting.placement=outside"
+    )
     weights = outside.weights([math.log(0.1), math.log(0.9)])
     assert weights[0] == 0 and outside.zeroed(weights, 1.0) == [True, False]
 
 
 def test_outside_the_clip_nothing_is_zeroed(tmp_path: Path) -> None:
-    outside = rule_of(tmp_path, "sg.upper=1.4", "sg.placement=outside")
+    outside = rule_of(tmp_path, "sg.weighting.upper=1.4", "sg.weighting.placement=outside")
     assert not any(outside.zeroed(outside.weights([0.0, -1.0]), 1.0))
 
 
@@ -69,9 +76,9 @@ def test_a_loss_of_upstream_has_weight_one(tmp_path: Path, loss: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (("sg.normalize=batch_mean",), "normalize=batch_mean"),
+        (("sg.weighting.normalize=batch_mean",), "normalize=batch_mean"),
         (("actor.dual_clip=0.5",), "actor.dual_clip=0.5: expected a number above 1"),
-        (("sg.shaping=random",), "no function of p alone: random"),
+        (("sg.weighting.type=random",), "no function of p alone: random"),
     ],
 )
 def test_what_does_not_follow_from_p_is_not_computed(

@@ -45,7 +45,7 @@ def test_json_of_the_published_constants(capsys):
     dead_zone_p = pytest.approx(0.2112176, abs=1e-7)
     assert values == {
         "policy_loss_type": "weighted_ppo",
-        "shaping": "grpo_sg",
+        "weighting": "grpo_sg",
         "parameters": {
             "alpha": 2.0,
             "mu": 0.25,
@@ -54,12 +54,6 @@ def test_json_of_the_published_constants(capsys):
             "upper": 1.4,
             "form": "product",
         },
-        "form": "product",
-        "alpha": 2.0,
-        "mu": 0.25,
-        "tau": 9.0,
-        "lower": 1.0,
-        "upper": 1.4,
         "placement": "inside",
         "normalize": None,
         "lopti_threshold": None,
@@ -89,7 +83,7 @@ def published_mean() -> float:
 def test_json_of_the_reversed_weights(capsys):
     """2 - w < 0.8 where w > 1.2, that is sigmoid(9 p) > 0.85."""
     values = report(capsys, "--config", str(CONFIGS / "algorithms" / "reverse.yaml"))
-    assert values["shaping"] == "reverse" and values["min"] == pytest.approx(0.6)
+    assert values["weighting"] == "reverse" and values["min"] == pytest.approx(0.6)
     assert values["mean"] == pytest.approx(2 - published_mean(), abs=1e-9)
     assert values["dead_zone_positive"] is None and values["dead_zone_p"] is None
     assert values["dead_zone_negative"] == [pytest.approx(math.log(0.85 / 0.15) / 9), 1.0]
@@ -97,7 +91,7 @@ def test_json_of_the_reversed_weights(capsys):
 
 def test_a_weight_above_the_dual_clip_is_a_dead_zone_too(capsys):
     """20 (sigmoid(9 p) - 0.25) > 10 where sigmoid > 0.75."""
-    arguments = ["sg.alpha=20", "sg.upper=15", "actor.dual_clip=10"]
+    arguments = ["sg.weighting.alpha=20", "sg.weighting.upper=15", "actor.dual_clip=10"]
     values = report(capsys, *arguments)
     assert values["dead_zone_dual_clip"] == [pytest.approx(math.log(3) / 9), 1.0]
     assert "the weight exceeds dual_clip = 10, so a token with A < 0" in text(capsys, *arguments)
@@ -156,7 +150,7 @@ def claimed_dead(values, p, weights, positive):
         dead |= weights > bounds["positive_above"]
     if not positive and bounds["negative_below"] is not None:
         dead |= weights < bounds["negative_below"]
-    if values["shaping"] in ("uniform", "grpo_sg", "reverse"):
+    if values["weighting"] in ("uniform", "grpo_sg", "reverse"):
         zones = ["positive"] if positive else ["negative", "dual_clip"]
         by_p = torch.zeros_like(dead)
         for first, last in filter(None, (values[f"dead_zone_{zone}"] for zone in zones)):
@@ -180,7 +174,7 @@ def test_what_is_said_of_a_shipped_recipe_holds_for_its_loss(capsys, recipe):
                 assert values["min"] - 1e-12 <= weights.min()
                 assert weights.max() <= values["max"] + 1e-12
                 if values["mean"] is not None:
-                    noise = 0.02 if values["shaping"] == "random" else 1e-6
+                    noise = 0.02 if values["weighting"] == "random" else 1e-6
                     assert float(weights.mean()) == pytest.approx(values["mean"], abs=noise)
 
 
@@ -190,8 +184,8 @@ def test_a_loss_without_token_weights_is_reported_as_such(capsys, recipe):
     if values["policy_loss_type"] not in ("ppo", "gspo"):
         return
     assert (values["min"], values["max"], values["mean"]) == (1.0, 1.0, 1.0)
-    assert values["shaping"] == "uniform" and values["constant"] and values["placement"] is None
-    assert values["alpha"] is None and values["dead_zone_p"] is None
+    assert values["weighting"] == "uniform" and values["constant"] and values["placement"] is None
+    assert values["parameters"] == {} and values["dead_zone_p"] is None
     shown = text(capsys, "--config", str(CONFIGS / recipe))
     assert "no token weights, w = 1" in shown and "range: 1 to 1 " in shown
     assert "dead zone: none at ratio 1" in shown and "p weight 0.00" not in shown
@@ -224,7 +218,9 @@ def test_a_stock_loss_with_a_weighted_kl_and_with_settings_it_does_not_read(caps
     baseline = ["--config", str(CONFIGS / "kk" / "grpo_tiny_cpu.yaml")]
     shown = text(capsys, *baseline, "algo.kl.estimator=wk3")
     assert "no token weights" in shown and "KL: wk3, which alone is weighted, by grpo_sg" in shown
-    assert "not read by policy loss ppo: sg.tau=7" in text(capsys, *baseline, "sg.tau=7")
+    assert "not read by policy loss ppo: sg.weighting.tau=7" in text(
+        capsys, *baseline, "sg.weighting.tau=7"
+    )
 
 
 def test_the_start_of_a_run_says_the_same():
@@ -238,14 +234,14 @@ def test_the_start_of_a_run_says_the_same():
     assert "positive advantage and w > 1.24 has no" in says("random")
     assert "DEAD ZONE" not in says("ar") + says("stapo") + says("cispo") + says("uniform")
     with pytest.raises(ConfigError, match="every token would get the weight 1"):
-        says("grpo_sg", overrides=["sg.form=quotient"])
+        says("grpo_sg", overrides=["sg.weighting.form=quotient"])
 
 
 # --- overrides and recipes ---------------------------------------------------------------------
 
 
 def test_json_of_eq_19_as_printed(capsys):
-    values = report(capsys, "sg.form=quotient")
+    values = report(capsys, "sg.weighting.form=quotient")
     assert (values["min"], values["max"], values["constant"]) == (1.0, 1.0, True)
     assert values["dead_zone_p"] is None
 
@@ -253,8 +249,8 @@ def test_json_of_eq_19_as_printed(capsys):
 @pytest.mark.parametrize(
     ("overrides", "dead_zone_p"),
     [
-        (["sg.upper=1.2"], None),
-        (["sg.placement=outside"], None),
+        (["sg.weighting.upper=1.2"], None),
+        (["sg.weighting.placement=outside"], None),
         (["actor.eps_clip_low_high=[0.2,0.28]"], dead_zone(0.28)),
         (["actor.eps_clip_low_high=[0.2,0.5]"], None),
         (["actor.eps_clip=0.3"], dead_zone(0.3)),
@@ -268,18 +264,18 @@ def test_overrides_reach_the_dead_zone(capsys, overrides, dead_zone_p):
 def test_a_recipe_and_an_override_on_top(capsys, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
-        "actor:\n  policy_loss_type: grpo_sg\n  eps_clip_low_high: [0.2, 0.28]\n"
-        "sg:\n  upper: 1.3\n  tau: 7.0\n"
+        "actor:\n  policy_loss_type: weighted_ppo\n  eps_clip_low_high: [0.2, 0.28]\n"
+        "sg: {weighting: {upper: 1.3, tau: 7.0}}\n"
     )
-    values = report(capsys, "--config", str(recipe), "sg.tau=8")
-    assert (values["upper"], values["tau"]) == (1.3, 8.0)
+    values = report(capsys, "--config", str(recipe), "sg.weighting.tau=8")
+    assert (values["parameters"]["upper"], values["parameters"]["tau"]) == (1.3, 8.0)
     assert values["dead_zone_p"] == pytest.approx(dead_zone(0.28, tau=8))
 
 
 def test_a_recipe_without_a_clip_gets_upstreams_default(capsys, tmp_path):
     """The run would clip at 1.2, whatever the paper says, so the report does too."""
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("actor:\n  policy_loss_type: grpo_sg\n")
+    recipe.write_text("actor:\n  policy_loss_type: weighted_ppo\n")
     assert report(capsys, "--config", str(recipe))["dead_zone_p"] == pytest.approx(dead_zone(0.2))
 
 
@@ -298,26 +294,30 @@ def test_the_table_explains_the_dead_zone(capsys):
 
 
 def test_the_table_explains_the_other_cases(capsys):
-    assert "plain GRPO; sg_rlhf.train refuses it unless sg.allow_constant=true" in text(
-        capsys, "sg.form=quotient"
+    assert "plain GRPO; sg_rlhf.train refuses it unless sg.weighting.allow_constant=true" in text(
+        capsys, "sg.weighting.form=quotient"
     )
-    assert "plain GRPO at another scale" in text(capsys, "sg.lower=1.2", "sg.upper=1.2")
-    assert "dead zone: none at ratio 1" in text(capsys, "sg.upper=1.2")
-    wide = text(capsys, "sg.lower=0.5", "sg.upper=1.5")
+    assert "plain GRPO at another scale" in text(
+        capsys, "sg.weighting.lower=1.2", "sg.weighting.upper=1.2"
+    )
+    assert "dead zone: none at ratio 1" in text(capsys, "sg.weighting.upper=1.2")
+    wide = text(capsys, "sg.weighting.lower=0.5", "sg.weighting.upper=1.5")
     assert "dead zone for A < 0: for p from 0 to 0.06878" in wide
-    uniform = text(capsys, "sg.shaping=uniform")
+    uniform = text(capsys, "sg.weighting.type=uniform")
     assert "w = 1 (plain GRPO)" in uniform and "refuses" not in uniform
-    assert "2 - w with w = clip" in text(capsys, "sg.shaping=reverse")
-    assert "divides these weights by their mean" in text(capsys, "sg.normalize=batch_mean")
+    assert "2 - w with w = clip" in text(capsys, "sg.weighting.type=reverse")
+    assert "divides these weights by their mean" in text(
+        capsys, "sg.weighting.normalize=batch_mean"
+    )
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
         [],
-        ["sg.lower=0.5", "sg.upper=1.5"],
-        ["sg.form=quotient"],
-        ["sg.shaping=reverse"],
+        ["sg.weighting.lower=0.5", "sg.weighting.upper=1.5"],
+        ["sg.weighting.form=quotient"],
+        ["sg.weighting.type=reverse"],
         ["actor.policy_loss_type=ppo"],
     ],
 )
@@ -336,17 +336,17 @@ def test_plot_and_json_keep_stdout_pure(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["sg.tau=-1"], "tau=-1.0: expected a finite number above 0"),
-        (["sg.upper=0.5"], "upper=0.5: expected lower=1.0 or more"),
-        (["sg.shaping=grpo"], "shaping='grpo': expected one of"),
+        (["sg.weighting.tau=-1"], "tau=-1.0: expected a finite number above 0"),
+        (["sg.weighting.upper=0.5"], "upper=0.5: expected lower=1.0 or more"),
+        (["sg.weighting.type=grpo"], "type='grpo': expected one of"),
         (["sg.frm=product"], "sg.frm"),
-        (["sg.form"], "expected key=value"),
+        (["sg.weighting.form"], "expected key=value"),
         (["actor.policy_loss_type=cispo"], "placement='inside': expected 'outside' with cispo"),
-        (["actor.policy_loss_type=pqo"], "expected one of ppo, gspo, weighted_ppo, grpo_sg, cispo"),
+        (["actor.policy_loss_type=pqo"], "expected one of ppo, gspo, weighted_ppo, cispo"),
         (["actor.policy_loss_type=ppo", "sg.update=lopti"], "actor.policy_loss_type=ppo: expected"),
         (["actor.dual_clip=1"], "actor.dual_clip=1: expected a number above 1"),
         (["actor.eps_clip_low_high=[-0.2,0.2]"], "[-0.2, 0.2]: expected 0 or more"),
-        (["sg.shaping=random", "--plot", "w.png"], "not a function of p alone"),
+        (["sg.weighting.type=random", "--plot", "w.png"], "not a function of p alone"),
         (["--config", "no_such_recipe.yaml"], "no_such_recipe.yaml"),
         (["--plot", "weights.xyz"], "--plot weights.xyz"),
         (["--plot", "/dev/null/weights.png"], "--plot /dev/null/weights.png"),
@@ -375,18 +375,25 @@ def test_help_teaches(capsys):
         main(["--help"])
     shown = capsys.readouterr().out
     assert stopped.value.code == 0
-    assert "sg.form=quotient" in shown and "--json" in shown and "dead zone" in shown
+    assert "sg.weighting.form=quotient" in shown and "--json" in shown and "dead zone" in shown
     assert "mean: of w over p uniform on (0, 1)" in shown
 
 
 def test_as_a_command():
-    command = [sys.executable, "-m", "sg_rlhf.weights", "sg.form=quotient", "--json", "sg.tau=20"]
+    command = [
+        sys.executable,
+        "-m",
+        "sg_rlhf.weights",
+        "sg.weighting.form=quotient",
+        "--json",
+        "sg.weighting.tau=20",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     result = subprocess.run(
         command, capture_output=True, text=True, env=environment, cwd=REPOSITORY, check=True
     )
     values = json.loads(result.stdout)
-    assert values["constant"] is True and values["tau"] == 20.0
+    assert values["constant"] is True and values["parameters"]["tau"] == 20.0
 
 
 def test_a_weight_that_rises_and_falls_has_a_zone_with_gaps(tmp_path, monkeypatch, capsys):

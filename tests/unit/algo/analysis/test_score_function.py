@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from sg_rlhf.algo.shaping import TokenWeightConfig
 from sg_rlhf.algo.token_weights import token_weights
+from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
 from tests.unit.algo.batches import PUBLISHED, UNIFORM
 
 ALPHA, MU, TAU = 2.0, 0.25, 9.0
 #: Eq. 19 with the product form and no clip: its integral W has a closed form.
-UNCLIPPED = TokenWeightConfig(lower=0.0, upper=10.0, allow_constant=True)
+UNCLIPPED = GrpoSG(lower=0.0, upper=10.0, allow_constant=True)
 
 
 def policies(count: int, words: int = 12) -> list[Tensor]:

@@ -72,7 +72,7 @@ def loss_and_gradient(
     case: dict[str, Any], weighting: str, batch: Any, engine: torch.Tensor
 ) -> tuple[PolicyLossWithStatistics, tuple[Any, ...], torch.Tensor]:
     given = {f"is_correction_{key}": value for key, value in case.items()}
-    upstream = PolicyLoss(0.2, 0.24, policy_loss_type="grpo_sg", **given)
+    upstream = PolicyLoss(0.2, 0.24, policy_loss_type="weighted_ppo", **given)
     loss = PolicyLossWithStatistics(upstream, arguments(weighting={"type": weighting}))
     loss.context = dataclasses.replace(context_of(batch), engine_log_probs=engine)
     log_probs = batch.log_probs.detach().clone().requires_grad_()

@@ -204,7 +204,7 @@ def test_no_operation_mixes_devices(
     args = arguments(
         name,
         f"algo.advantage.is_correction_level='{correction}'",
-        *(["sg.stapo_entropy=2.5"] if name == "stapo" else []),
+        *(["sg.weighting.entropy=2.5"] if name == "stapo" else []),
     )
     expected, table = trained(args)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: CurrentDevice(DEVICE.type))

@@ -19,7 +19,7 @@ from sg_rlhf.overlay.learner.policy_loss import PolicyLossWithStatistics, check,
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
 
 
-def arguments(loss: str = "grpo_sg", estimator: str = "wk3", **sg: Any) -> SimpleNamespace:
+def arguments(loss: str = "weighted_ppo", estimator: str = "wk3", **sg: Any) -> SimpleNamespace:
     return SimpleNamespace(
         sg=SimpleNamespace(**SGSettings(**sg).model_dump()),
         actor=SimpleNamespace(policy_loss_type=loss),
@@ -77,7 +77,7 @@ def test_stock_losses_are_upstreams_own_bit_for_bit(
 def test_ours_is_the_pure_loss_with_upstreams_settings(level: str) -> None:
     data = batch(1)
     upstream = PolicyLoss(
-        0.2, 0.24, dual_clip=10.0, policy_loss_type="grpo_sg", is_correction_level=level
+        0.2, 0.24, dual_clip=10.0, policy_loss_type="weighted_ppo", is_correction_level=level
     )
     loss = PolicyLossWithStatistics(
         upstream, arguments(weighting={"type": "grpo_sg", "upper": 1.2})
@@ -108,7 +108,7 @@ def test_ours_is_the_pure_loss_with_upstreams_settings(level: str) -> None:
 
 
 def test_statistics_add_up_over_micro_batches() -> None:
-    upstream = PolicyLoss(0.2, 0.24, policy_loss_type="grpo_sg")
+    upstream = PolicyLoss(0.2, 0.24, policy_loss_type="weighted_ppo")
     whole, parts = (PolicyLossWithStatistics(upstream, arguments()) for _ in range(2))
     data = batch(2)
     run(whole, data)
@@ -124,7 +124,7 @@ def test_statistics_add_up_over_micro_batches() -> None:
 def test_weighted_kl_shares_the_losss_weights_and_stock_kl_is_upstreams() -> None:
     data, base = batch(3), batch(4)["old_log_probs"]
     args = arguments(weighting={"type": "grpo_sg", "upper": 1.2})
-    loss = PolicyLossWithStatistics(PolicyLoss(0.2, 0.24, policy_loss_type="grpo_sg"), args)
+    loss = PolicyLossWithStatistics(PolicyLoss(0.2, 0.24, policy_loss_type="weighted_ppo"), args)
     run(loss, data)
     kl = kl_dispatcher(args, loss)
     weights = token_weights(data["log_probs"], GrpoSG(upper=1.2), data["action_mask"])
@@ -149,7 +149,7 @@ def test_without_a_loss_the_kl_takes_its_weights_from_the_log_probs() -> None:
     assert torch.equal(found, kl_estimate(data["log_probs"], base, weights, "wk3"))
 
 
-@pytest.mark.parametrize("loss_type", ["ppo", "grpo_sg"])
+@pytest.mark.parametrize("loss_type", ["ppo", "weighted_ppo"])
 def test_a_nan_stops_before_backward_and_says_where(loss_type: str) -> None:
     data = batch(7)
     position = tuple(data["action_mask"].nonzero()[0])
@@ -164,7 +164,7 @@ def test_a_nan_stops_before_backward_and_says_where(loss_type: str) -> None:
 def test_a_pass_of_lopti_leaves_the_other_tokens_out_of_loss_kl_and_statistics() -> None:
     data, base = batch(8), batch(9)["old_log_probs"]
     args = arguments(weighting={"type": "uniform"}, update="lopti", lopti_threshold=0.3)
-    loss = PolicyLossWithStatistics(PolicyLoss(0.2, 0.24, policy_loss_type="grpo_sg"), args)
+    loss = PolicyLossWithStatistics(PolicyLoss(0.2, 0.24, policy_loss_type="weighted_ppo"), args)
     low = data["old_log_probs"].exp() < 0.3
     mask = data["action_mask"].bool()
     for name, active in (("low", low), ("rest", ~low)):
@@ -184,7 +184,12 @@ def test_a_pass_of_lopti_leaves_the_other_tokens_out_of_loss_kl_and_statistics()
 
 @pytest.mark.parametrize(
     ("loss", "use_loss", "refused"),
-    [("ppo", True, True), ("ppo", False, True), ("grpo_sg", False, True), ("grpo_sg", True, False)],
+    [
+        ("ppo", True, True),
+        ("ppo", False, True),
+        ("weighted_ppo", False, True),
+        ("weighted_ppo", True, False),
+    ],
 )
 @pytest.mark.parametrize("estimator", ["wk3", "wk3_eq11"])
 def test_a_normalized_weighted_kl_needs_the_losss_weights(

@@ -34,7 +34,8 @@ from vllm.outputs import CompletionOutput
 
 from sg_rlhf.algo.kl import kl_estimate
 from sg_rlhf.algo.policy_loss import policy_loss_terms, sg_policy_loss
-from sg_rlhf.algo.shaping import TokenWeightConfig, weight_sum_and_count
+from sg_rlhf.algo.token_weights import weight_sum_and_count
+from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
 from sg_rlhf.config import local_path
 from sg_rlhf.overlay.learner.experience_maker import SGExperienceMaker
 from sg_rlhf.overlay.reporting.errors import RetrievalError, RewardError
@@ -526,7 +527,7 @@ def test_exactly_the_models_tokens_carry_gradient(
     advantages = batch.advantages + poison
     assert bool((batch.advantages[expected] != 0).all())
     # U below 1 + eps_high: no dead zone at ratio 1.
-    config = TokenWeightConfig(upper=1.2, placement=placement)
+    config = GrpoSG(upper=1.2, placement=placement)
     loss, metrics = sg_policy_loss(log_probs, old, advantages, batch.action_mask, config, 0.2, 0.24)
     loss.backward()
     assert log_probs.grad is not None

@@ -46,7 +46,13 @@ def test_paper_recipes_have_the_values_of_table_6(name: str) -> None:
     assert config.value("actor.policy_loss_type") == ("weighted_ppo" if ours else "ppo")
     assert config.value("algo.kl.estimator") == ("wk3" if ours else "k3")
     if ours:
-        keys = ("sg.tau", "sg.alpha", "sg.mu", "sg.lower", "sg.upper")
+        keys = (
+            "sg.weighting.tau",
+            "sg.weighting.alpha",
+            "sg.weighting.mu",
+            "sg.weighting.lower",
+            "sg.weighting.upper",
+        )
         assert [config.value(key) for key in keys] == [9.0, 2.0, 0.25, 1.0, 1.4]
 
 
