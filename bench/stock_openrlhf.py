@@ -57,11 +57,13 @@ def stock_run(argv: list[str], as_shipped: bool) -> None:
 
     os.environ[stock_platform.AS_SHIPPED] = "1" if as_shipped else "0"
     from sg_rlhf import train
+    from sg_rlhf.config.run_paths import with_absolute_paths
     from sg_rlhf.overlay.driver import run as cli
+    from sg_rlhf.overlay.driver.arguments import check_platform, upstream_arguments
 
     run = train.load(train.parse_arguments(argv))
-    args = cli.parse(run.argv)
-    cli.check_platform(args)
+    args = upstream_arguments(with_absolute_paths(run.config))
+    check_platform(args)
     cli.install_signal_handlers()
     stock_platform.train(args)
 

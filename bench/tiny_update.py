@@ -26,7 +26,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.utils import get_strategy  # noqa: E402
 
 from sg_rlhf.config import load_config  # noqa: E402
-from sg_rlhf.overlay.driver import run  # noqa: E402
+from sg_rlhf.overlay.driver.arguments import check_platform, upstream_arguments  # noqa: E402
 from sg_rlhf.overlay.learner.policy_actor import SGActorPPOTrainer  # noqa: E402
 from sg_rlhf.overlay.patches.free_port import free_port  # noqa: E402
 
@@ -49,8 +49,8 @@ def arguments(algorithm: str, responses: int, *overrides: str) -> Any:
             *overrides,
         ],
     )  # fmt: skip
-    args = run.parse(config.to_argv())
-    run.check_platform(args)
+    args = upstream_arguments(config)
+    check_platform(args)
     args.local_rank = -1
     return args
 

@@ -1,23 +1,21 @@
-"""Every file that a recipe names, looked at before Ray starts: prompts, models, rewards, places.
+"""The files that a recipe names, checked before Ray starts; above all its prompts, row by row.
 
-What is found is one line with the key, the file, the row and what to do. Names of a hub are not
-here to be looked at; what the workers find of them ends the run with one line, too.
+Each problem is one line: the key, the file, the row and the remedy. Ids of a hub are not checked
+here; the workers check them.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from sg_rlhf.common.redaction import redact
 from sg_rlhf.common.text import truncate
+from sg_rlhf.config.checks import files
 from sg_rlhf.config.errors import ConfigError, MissingFile
 from sg_rlhf.config.recipe import Config, local_path
 from sg_rlhf.data_io import model_folder
@@ -34,31 +32,25 @@ from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.domain import Domain
 
-MODELS = (
-    "actor.model_name_or_path", "reward.model_name_or_path", "critic.model_name_or_path",
-)  # fmt: skip
 #: Keys that name files or folders, or ids of a hub.
 READ_FROM = (
     "actor.model_name_or_path", "reward.model_name_or_path", "critic.model_name_or_path",
     "data.prompt_dataset", "eval.dataset", "reward.remote_url", "train.agent_func_path",
 )  # fmt: skip
+FILE_CHECKS = (files.check_models, files.check_code, files.check_outputs, files.check_names)
 #: What Ray sets for the command of a job that was submitted to it.
 IN_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-#: Folders that a run writes.
-WRITTEN_TO = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
-#: Key -> the name that the file of it must define.
-CODE = {"reward.remote_url": "reward_func", "train.agent_func_path": "AgentExecutor"}
 
 
 def check_files(config: Config) -> None:
-    """Refuse models, rewards and places that a run would trip over, and prompts that are not there.
+    """Refuse models, rewards and folders that would stop a run, and prompts that are missing.
 
     Raises:
         ConfigError: one line naming the key, the file and the remedy.
     """
     for prompts in prompt_sets(config):
         _check_there(prompts)
-    for check in (check_models, check_code, check_places, check_names):
+    for check in FILE_CHECKS:
         check(config)
 
 
@@ -68,13 +60,13 @@ def _check_there(prompts: PromptSet) -> None:
 
 
 def look(config: Config) -> tuple[list[str], list[str]]:
-    """What is here of the files that a recipe names, for a run that may be another machine's.
+    """Check the files that are here, for a run that may be meant for another machine.
 
     Returns:
-        What this machine lacks for the run, and remarks on the prompts that are here; lines.
+        What is missing on this machine, and remarks on the prompts that are here; one line each.
 
     Raises:
-        ConfigError: a file is here, and the run would trip over it.
+        ConfigError: a file that is here would stop the run.
     """
     lacking: list[str] = []
 
@@ -91,30 +83,12 @@ def look(config: Config) -> tuple[list[str], list[str]]:
     except MissingFile as error:
         lacking.append(str(error))
         sets = []
-    for check in (check_models, check_code, check_places, check_names):
+    for check in FILE_CHECKS:
         there(check, config)
     try:
         return lacking, check_prompts(config, sets)
     except ModuleNotFoundError as error:
         return lacking, [f"the rows of the prompts are not checked: {error.name} is not installed"]
-
-
-def check_names(config: Config) -> None:
-    """The run's names on wandb's server, which refuses some when Ray has started already."""
-    for key, limit, refused in (
-        ("logger.wandb.project", 128, "/\\#?%:"), ("logger.wandb.run_name", 128, ""),
-        ("logger.wandb.group", 128, ""),
-    ):  # fmt: skip
-        name = str(config.value(key) or "")
-        if len(name) > limit or not name.isprintable() or set(name) & set(refused):
-            without = f" and none of {' '.join(refused)}" if refused else ""
-            raise ConfigError(
-                f"{key}={redact(key, name)!r}: expected up to {limit} characters of one line"
-                f"{without}"
-            )
-
-
-# -- prompts -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -136,8 +110,8 @@ class PromptSet:
     response: int | None
 
     @property
-    def room(self) -> int:
-        """Most tokens of a prompt."""
+    def max_prompt(self) -> int:
+        """Largest number of tokens of a prompt."""
         return max_prompt_tokens(self.max_len, self.response)
 
 
@@ -154,44 +128,46 @@ def prompt_sets(config: Config) -> list[PromptSet]:
         )
     split, usual = config.value("eval.split"), config.value("rollout.max_new_tokens")
     sets = [
-        _set(config, "data.prompt_dataset", config.value("data.prompt_dataset"),
+        _prompt_set(config, "data.prompt_dataset", config.value("data.prompt_dataset"),
              config.value("data.prompt_split"), usual),
     ]  # fmt: skip
     if config.value("eval.dataset"):
-        sets.append(_set(config, "eval.dataset", config.value("eval.dataset"), split, usual))
+        sets.append(_prompt_set(config, "eval.dataset", config.value("eval.dataset"), split, usual))
     for one in config.sg.eval_sets:
         most = one.max_new_tokens or usual
-        sets.append(_set(config, f"sg.eval_sets, {one.name}", one.dataset, split, most))
+        sets.append(_prompt_set(config, f"sg.eval_sets, {one.name}", one.dataset, split, most))
     return sets
 
 
-def _set(config: Config, key: str, names: str, split: str, response: int | None) -> PromptSet:
+def _prompt_set(
+    config: Config, key: str, names: str, split: str, response: int | None
+) -> PromptSet:
     longest = config.value("data.max_len")
     split_names = tuple(name.strip() for name in str(names).split(","))
-    found = PromptSet(key, split_names, split, longest, response)
-    if found.room < 1:
+    prompt_set = PromptSet(key, split_names, split, longest, response)
+    if prompt_set.max_prompt < 1:
         limit = "rollout.max_new_tokens" if key in ("data.prompt_dataset", "eval.dataset") else key
         raise ConfigError(
             f"data.max_len={longest}, {limit}={response}: no room for a prompt; data.max_len holds "
             "prompt and response"
         )
-    return found
+    return prompt_set
 
 
 def check_prompts(config: Config, sets: list[PromptSet] | None = None) -> list[str]:
-    """Refuse rows that a run would trip over, of every local file of prompts.
+    """Refuse rows that would stop a run, in every local file of prompts.
 
     Args:
-        sets: those of :func:`prompt_sets` to look at; all by default.
+        sets: the prompt sets to check; default: :func:`prompt_sets`.
 
     Returns:
-        Remarks for the user, a line each.
+        Remarks for the user, one line each.
 
     Raises:
         ConfigError: one line naming the key, the file, the row, the field and the remedy.
     """
     _check_probabilities(config)
-    fields = _fields(config)
+    fields = _schema(config)
     remarks: list[str] = []
     trained: PromptIndex | None = None
     tokens = functools.cache(lambda: token_counter(config))
@@ -239,7 +215,7 @@ def _check_set(
     long: list[tuple[str, str]] = []
     for place, text in checked(rows_of(path, fields), fields, seen):
         # No tokenizer makes more tokens of a text than it has bytes.
-        if text is not None and not fields.chat and len(text.encode()) > prompts.room:
+        if text is not None and not fields.chat and len(text.encode()) > prompts.max_prompt:
             long.append((place, text))
     count = tokens() if long else None
     if count is None:
@@ -248,7 +224,9 @@ def _check_set(
     for start in range(0, len(long), 4096):
         part = long[start : start + 4096]
         lengths = count([text for _, text in part])
-        refused += [(n, p) for n, (p, _) in zip(lengths, part, strict=True) if n > prompts.room]
+        refused += [
+            (n, p) for n, (p, _) in zip(lengths, part, strict=True) if n > prompts.max_prompt
+        ]
     if refused:
         length, place = max(refused)
         why = too_long(length, len(refused), prompts.max_len, prompts.response)
@@ -307,7 +285,7 @@ def _check_probabilities(config: Config) -> None:
         )
 
 
-def _fields(config: Config) -> PromptSchema:
+def _schema(config: Config) -> PromptSchema:
     template, chat = config.value("data.input_template"), config.value("data.apply_chat_template")
     if template and chat:
         raise ConfigError(
@@ -380,99 +358,3 @@ def token_counter(config: Config) -> Callable[[list[str]], list[int]] | None:
         return [len(one.ids) for one in encoded]
 
     return count
-
-
-# -- models, code, places ----------------------------------------------------------------------
-
-
-def check_models(config: Config) -> None:
-    """Every model that a recipe names and that is a folder here; see :func:`check_files`."""
-    if not config.value(MODELS[0]):
-        raise MissingFile(f"{MODELS[0]}: not set; give a model id or a local folder")
-    trusted = config.sg.trust_remote_code
-    used = [config.value(key) for key in MODELS]
-    unused = [name for name in trusted if name not in used]
-    # A model's auto_map may point to another repository, which is then named beside the model.
-    if unused and len(unused) == len(trusted):
-        raise ConfigError(
-            f"sg.trust_remote_code={unused[0]}: the recipe has no such model, expected one of "
-            f"{', '.join(filter(None, used))}"
-        )
-    for key in MODELS:
-        given = str(config.value(key) or "")
-        name = local_path(key, given)
-        if not name:
-            continue
-        if not Path(name).is_dir():
-            if os.path.lexists(name) or not model_folder.is_hub_id(name):
-                raise MissingFile(f"{key}={name}: no Hugging Face model folder there")
-            continue
-        try:
-            model_folder.check(Path(name), trusted=given in trusted)
-        except model_folder.BringsCode as error:
-            raise ConfigError(
-                f"{key}={given}: {error}: sg.trust_remote_code=[{given}]; or take auto_map out of "
-                "a copy's files, where transformers has the model itself"
-            ) from None
-        except model_folder.ModelError as error:
-            raise ConfigError(f"{key}={given}: {error}") from None
-
-
-def check_code(config: Config) -> None:
-    """The reward's and the agent's files, or addresses of the reward; see :func:`check_files`."""
-    for key, wanted in CODE.items():
-        for given in str(config.value(key) or "").split(","):
-            name = local_path(key, given.strip())
-            if not name:
-                continue
-            if name.endswith(".py"):
-                _check_defines(key, name, wanted)
-            elif key == "train.agent_func_path" or not _is_address(name):
-                address = "" if key == "train.agent_func_path" else " or http://HOST..."
-                raise ConfigError(f"{key}={given}: expected a Python file{address}")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        parts = urlsplit(name)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
-
-
-def _check_defines(key: str, name: str, wanted: str) -> None:
-    try:
-        tree = ast.parse(Path(name).read_bytes())
-    except OSError as error:
-        kind = MissingFile if isinstance(error, FileNotFoundError) else ConfigError
-        raise kind(f"{key}={name}: cannot be read: {error.strerror}") from None
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        why = " ".join(str(error).split())
-        raise ConfigError(f"{key}={name}: not Python: {why}") from None
-    names = {*_names(tree)}
-    if not {wanted, "*"} & names:
-        raise ConfigError(f"{key}={name}: defines no {wanted}")
-
-
-def _names(tree: ast.AST) -> Iterator[str]:
-    """Every name that a file binds anywhere: too many, so that none is missed."""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield node.name
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield from (alias.asname or alias.name for alias in node.names)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-
-
-def check_places(config: Config) -> None:
-    """The folders that a run writes beside its run directory; see :func:`check_files`."""
-    for key in WRITTEN_TO:
-        given = config.value(key)
-        path = Path(given or "").absolute()
-        if not given or path.is_relative_to(config.sg.run_dir or path / "none"):
-            continue
-        there = next(p for p in (path, *path.parents) if os.path.lexists(p))
-        if not there.is_dir() or not os.access(there, os.W_OK):
-            why = "no folder" if not there.is_dir() else "not writable"
-            raise MissingFile(f"{key}={given}: cannot write there: {there} is {why}")

@@ -10,7 +10,6 @@ torch nor ray.
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -31,7 +30,7 @@ from sg_rlhf.config import correction_presets, domain_settings, old_names, value
 from sg_rlhf.config.builtin_recipes import recipe_path
 from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.sg_settings import (
-    BESIDE_UPSTREAMS,
+    ALIASES,
     SGSettings,
     sg_keys,
     validation_message,
@@ -99,16 +98,6 @@ class Config:
         """Every key that is set, and all of ``sg`` that the run reads, dotted."""
         return {**self.values, **_flat_sg(self)}
 
-    def to_argv(self) -> list[str]:
-        """The exact upstream command line, ``sg.*`` flags last."""
-        argv: list[str] = []
-        for key, value in self.values.items():
-            argv += _flag_argv(flags()[key], value)
-        for key, value in _flat_sg(self).items():
-            if value not in (None, [], {}):
-                argv += [f"--{key}", _text(value)]
-        return argv
-
 
 def _flat_sg(config: Config) -> dict[str, Any]:
     own = config.sg.model_dump()
@@ -120,25 +109,6 @@ def _flat_sg(config: Config) -> dict[str, Any]:
     for name, section in of_domains.items():
         flat |= {f"sg.{name}.{k}": v for k, v in section.items()}
     return flat
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, (list, dict)):
-        return json.dumps(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _flag_argv(flag: Flag, value: Any) -> list[str]:
-    if value is None:
-        return []
-    if flag.kind == "switch":
-        if value:
-            return [flag.option]
-        return [flag.off_option] if flag.default and flag.off_option else []
-    if flag.dest in MODULE_KEYS:
-        value = local_path(flag.dest, str(value))
-    items = value if flag.kind == "list" else [value]
-    return [flag.option, *map(_text, items)]
 
 
 def local_path(key: str, value: str) -> str:
@@ -181,19 +151,19 @@ def load_config(
     flat: dict[str, Any] = {}
     origin: dict[str, str] = {}
     sources: list[str] = []
-    statements = WeightingResolver()
+    resolver = WeightingResolver()
 
-    def take(key: str, value: Any, where: str) -> None:
-        key = BESIDE_UPSTREAMS.get(key, key)
-        if not statements.take(key, value, where):
-            flat[key], origin[key] = value, where
+    def set_key(key: str, value: Any, source: str) -> None:
+        key = ALIASES.get(key, key)
+        if not resolver.apply(key, value, source):
+            flat[key], origin[key] = value, source
 
     paths = [path] if isinstance(path, (str, Path)) else path or []
     for recipe in paths:
         for file, tree in _read_chain(recipe_path(recipe), ()):
             sources.append(str(file))
             for key, value in _flatten(tree):
-                take(key, value, str(file))
+                set_key(key, value, str(file))
     for item in overrides:
         key, separator, text = item.partition("=")
         if not separator or not key:
@@ -201,8 +171,8 @@ def load_config(
             raise ConfigError(f"override {item!r}: expected key=value{hint}")
         if key == "extends":
             raise ConfigError("override extends=: put `extends:` into a recipe file")
-        take(key, parsed_value(key, text), COMMAND_LINE)
-    return _check(flat, origin, tuple(sources), statements)
+        set_key(key, parsed_value(key, text), COMMAND_LINE)
+    return _check(flat, origin, tuple(sources), resolver)
 
 
 def parsed_value(key: str, text: str) -> Any:
@@ -276,7 +246,7 @@ def _check(
     flat: dict[str, Any],
     origin: dict[str, str],
     sources: tuple[str, ...],
-    statements: WeightingResolver,
+    resolver: WeightingResolver,
 ) -> Config:
     table, known = flags(), sg_keys()
     values: dict[str, Any] = {}
@@ -290,7 +260,7 @@ def _check(
         else:
             raise ConfigError(_unknown_key(key, where, [*table, *known]))
     loss = values.get("actor.policy_loss_type") or table["actor.policy_loss_type"].default
-    settings = sg_settings(sg, statements, str(loss), origin)
+    settings = sg_settings(sg, resolver, str(loss), origin)
     if settings.eval_sets and values.get("eval.dataset"):
         raise ConfigError(
             f"{origin.get('eval.dataset', 'recipe')}: eval.dataset={values['eval.dataset']}: "
@@ -302,11 +272,11 @@ def _check(
 
 def sg_settings(
     values: dict[str, Any],
-    statements: WeightingResolver,
+    resolver: WeightingResolver,
     loss: str,
     origin: dict[str, str] | None = None,
 ) -> SGSettings:
-    """The ``sg`` section of dotted keys, with what the statements settle.
+    """The ``sg`` section of dotted keys, with the resolved weighting and objective.
 
     Args:
         loss: ``actor.policy_loss_type``, which ``sg.objective`` has the parameters of.
@@ -315,7 +285,7 @@ def sg_settings(
     Raises:
         ConfigError: a value that its key does not take.
     """
-    settled = {"weighting": statements.weighting(), "objective": statements.objective_for(loss)}
+    resolved = {"weighting": resolver.weighting(), "objective": resolver.objective_for(loss)}
     own = _nest({k.removeprefix("sg."): v for k, v in values.items()})
     of_domains = {name: own.pop(name) for name in domain_settings.names() if name in own}
     chosen, section = {}, "sg"
@@ -324,27 +294,11 @@ def sg_settings(
             section = f"sg.{name}"
             chosen[name] = domain_settings.settings_class(name)(**given)
         section = "sg"
-        return SGSettings(**own, **settled, domains=chosen)
+        return SGSettings(**own, **resolved, domains=chosen)
     except ValidationError as error:
         key, message = validation_message(error, section)
         stated = ".".join(key.split(".")[: section.count(".") + 2])
         raise ConfigError(f"{(origin or {}).get(stated, 'recipe')}: {message}") from None
-
-
-def sg_settings_of_flags(given: dict[str, str | None], loss: str) -> SGSettings:
-    """The ``sg`` section of ``--sg.*`` flags; None where one is not given.
-
-    Raises:
-        ConfigError: a value that its key does not take.
-    """
-    statements, rest = WeightingResolver(), {}
-    for key, text in given.items():
-        if text is None:
-            continue
-        of_weighting = key in (WEIGHTING, OBJECTIVE)
-        if not of_weighting or not statements.take(key, parsed_value(key, text), COMMAND_LINE):
-            rest[key] = text
-    return sg_settings(rest, statements, loss, dict.fromkeys(rest, COMMAND_LINE))
 
 
 def _unknown_key(key: str, where: str, known: list[str]) -> str:

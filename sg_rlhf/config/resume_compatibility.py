@@ -1,8 +1,7 @@
-"""What may change between two starts of a run, and what would make the second another experiment.
+"""Which settings may change when a run is resumed.
 
-A run that goes on with another learning rate, data set or model is two halves of two experiments
-under one name. Where it runs, on how many machines, what it writes and how often it is evaluated
-may change.
+Another learning rate, data set or model would be another experiment. Where the run is placed, what
+it writes and how often it is evaluated may change.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from sg_rlhf.common.redaction import redact
 from sg_rlhf.config.recipe import Config, load_config, local_path
 from sg_rlhf.data_io.dataset_writer import sha256_of
 
-#: In the run directory: what the files were that the run was started with.
+#: In the run directory: fingerprints of the files that the run was started with.
 FILE = "started_with.json"
-#: Settings of how log-probs are computed (with logits, a pass of their own or without) and weights
-#: sent: the same but for rounding. And of what only stops a run, or lets it go on where it would.
+#: Settings that change rounding alone (how log-probs are computed, how weights are sent), and
+#: those that decide when a run stops.
 NUMERICS_ONLY = (
     "sg.fused_logprobs", "sg.skip_old_log_probs", "sg.share_prompts", "sg.weight_sync",
     "sg.sync_bucket_mb", "sg.sync_timeout", "sg.check_trained", "sg.grace_seconds",
@@ -55,16 +54,16 @@ LONGEST = 100
 
 
 class Change(NamedTuple):
-    """A key that is not as it was."""
+    """A key whose value differs from when the run was started."""
 
     key: str
-    was: Any
-    now: Any
+    old: Any
+    new: Any
 
     def __str__(self) -> str:
-        if self.was == self.now:
+        if self.old == self.new:
             return f"{self.key}: other contents"
-        before, after = self.was, self.now
+        before, after = self.old, self.new
         if isinstance(before, dict) and isinstance(after, dict):  # what differs of it
             keys = [k for k in {**before, **after} if before.get(k) != after.get(k)]
             before, after = ({k: d[k] for k in keys if k in d} for d in (before, after))
@@ -78,7 +77,7 @@ def _brief(text: str) -> str:
 
 
 def fingerprints(config: Config) -> dict[str, str]:
-    """For each key of :data:`OF_FILES` that names files or a folder here, what is in them."""
+    """A hash of the contents for each key of :data:`FINGERPRINTED` whose files are here."""
     found = {}
     for key in FINGERPRINTED:
         names = str(config.value(key) or "")
@@ -102,12 +101,12 @@ def _contents(name: str) -> Any:
 
 
 def save_fingerprints(config: Config, run_dir: Path) -> None:
-    """Write what the run is started with."""
+    """Write the fingerprints of the run's files."""
     write_whole(run_dir / FILE, json.dumps({"files": fingerprints(config)}, indent=1) + "\n")
 
 
 def changes(config: Config, run_dir: Path) -> list[Change]:
-    """What is not as it was when the run in the directory was started; none of it is :data:`FREE`.
+    """Settings and files that differ from when the run was started and are not :data:`MUTABLE`.
 
     Raises:
         ConfigError: the directory's ``config.yaml`` cannot be read by this version.

@@ -21,8 +21,8 @@ from sg_rlhf.config import domain_settings
 from sg_rlhf.config.value_ranges import MIN_TEMPERATURE
 from sg_rlhf.tasks.settings import DomainSettings
 
-#: Keys of ours that stand beside upstream's, where a user looks for them, and what they are.
-BESIDE_UPSTREAMS = {"actor.fused_logprobs": "sg.fused_logprobs"}
+#: Keys of ours that may also be written among upstream's, where a user looks for them.
+ALIASES = {"actor.fused_logprobs": "sg.fused_logprobs"}
 
 
 class EvalSet(BaseModel):
@@ -53,8 +53,8 @@ class EvalSet(BaseModel):
 class SGSettings(BaseModel):
     """The ``sg`` section with its defaults.
 
-    weighting and objective are names with all their parameters, as ``weighting`` settled
-    them; the classes of ``sg_rlhf.algo`` own the parameters and check them.
+    ``weighting`` and ``objective`` hold all parameters, as ``weighting_resolution`` resolved them.
+    The classes of ``sg_rlhf.algo`` define the parameters and check them.
     """
 
     model_config = ConfigDict(extra="forbid", strict=False, allow_inf_nan=False)
@@ -117,7 +117,7 @@ class SGSettings(BaseModel):
         1800.0,
         ge=0.0,
         description="seconds that a run which joins a cluster (RAY_ADDRESS, ray job submit) waits "
-        "for its places there before it stops",
+        "for its GPUs there before it stops",
     )
     engine_timeout: float = Field(
         300.0,
@@ -138,8 +138,8 @@ class SGSettings(BaseModel):
     )
     stale: Literal["wait", "drop"] = Field(
         "wait",
-        description="wait: ask for no prompt before it can be trained within max_staleness; drop: "
-        "ask up to train.async_queue_size rollouts ahead, and leave out what is too old "
+        description="wait: request no prompt before it can be trained within max_staleness; drop: "
+        "request up to train.async_queue_size rollouts ahead, and drop tokens that are too old "
         "(train.partial_rollout_enable)",
     )
     uncorrected: Literal["refuse", "keep"] = Field(
@@ -161,7 +161,7 @@ class SGSettings(BaseModel):
     truncated_sampling: Literal["refuse", "keep"] = Field(
         "refuse",
         description="rollout.top_p below 1 samples from another policy than the one that is "
-        "trained; keep: train on it all the same, with the difference in sg/mismatch_*",
+        "trained; keep: train on it anyway; sg/mismatch_* shows the difference",
     )
     batch_invariant: bool = Field(
         False,
@@ -197,13 +197,13 @@ class SGSettings(BaseModel):
     )
     batches: Literal["balanced", "upstream"] = Field(
         "balanced",
-        description="balanced: samples are dealt to ranks and micro-batches by length; "
-        "upstream: where they happen to be, shuffled on each rank",
+        description="balanced: samples are assigned to ranks and micro-batches by length; "
+        "upstream: in the order of the rollout, shuffled on each rank",
     )
     skip_old_log_probs: bool = Field(
         True,
-        description="no pass for old log-probs that the update's own pass gives; false makes it "
-        "for every sample, as upstream does",
+        description="skip the forward pass for old log-probs where the update's own pass gives "
+        "them; false: for no sample, as upstream",
     )
     contradicting_labels: Literal["refuse", "keep"] = Field(
         "refuse",
@@ -211,8 +211,7 @@ class SGSettings(BaseModel):
     )
     trust_remote_code: list[str] = Field(
         [],
-        description="models, by the names that the recipe has for them, whose own code may run; "
-        "no other model's does",
+        description="models whose own code may run, named as in the recipe",
     )
     wandb: Literal["auto", "offline", "disabled"] = Field(
         "auto",
@@ -221,7 +220,7 @@ class SGSettings(BaseModel):
     )
     verbose: bool = Field(False, description="print the workers' output instead of a progress bar")
     domains: dict[str, SerializeAsAny[DomainSettings]] = Field(
-        {}, description="the sections of domains, sg.NAME.KEY, by name; see `sections`"
+        {}, description="sections of the domains, sg.NAME.KEY, by domain"
     )
 
     @field_validator("eval_sets", "trust_remote_code", mode="before")

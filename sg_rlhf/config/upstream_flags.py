@@ -1,12 +1,11 @@
-"""Upstream's command-line flags, read from its source without importing it.
+"""Upstream's settings and its checks of them, read from its source without importing it.
 
 OpenRLHF builds its argument parser inside ``if __name__ == "__main__"`` of
-``openrlhf/cli/train_ppo_ray.py``, so it cannot be imported, and copying some 170 flags would go
-stale. This module takes that block apart with :mod:`ast` instead: the statements before
-``parser.parse_args()`` build the parser, those after it check the arguments, the last one is
-``train(args)``. Nothing heavier than argparse is imported here, so recipes can be checked in
-milliseconds. Where OpenRLHF is not installed, a table of its flags that is shipped beside this file
-stands in, so that recipes can be read and looked at there; a test holds it to the real ones.
+``openrlhf/cli/train_ppo_ray.py``, so it cannot be imported. This module splits that block with
+:mod:`ast`: the statements before ``parser.parse_args()`` build the parser, those after it check the
+arguments, the last one is ``train(args)``. It imports nothing heavy, so a recipe is checked in
+milliseconds. Without OpenRLHF a table of its flags stands in (``upstream_flags.json``); a test
+compares the two.
 """
 
 from __future__ import annotations
@@ -104,14 +103,13 @@ def main_block() -> MainBlock:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Upstream's parser with the overlay's choices added; every upstream flag is kept."""
+    """Upstream's parser with the overlay's choices added."""
     from datetime import datetime
 
     block = main_block()
     names: dict[str, Any] = {"argparse": argparse, "datetime": datetime}
     exec(compile(block.build_parser, str(block.path), "exec"), names)
     parser: argparse.ArgumentParser = names["parser"]
-    parser.prog = "python -m sg_rlhf.overlay.driver.run"
     by_dest = {action.dest: action for action in parser._actions}
     for dest, extra in EXTRA_CHOICES.items():
         action = by_dest.get(dest)
@@ -152,19 +150,17 @@ def validate_args(args: argparse.Namespace) -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class Flag:
-    """One upstream flag, as a recipe sees it."""
+    """One upstream setting, as a recipe sees it."""
 
     dest: str
-    option: str
     kind: str  # "switch" | "value" | "list"
     type: Any
     choices: tuple[Any, ...] | None
     nargs: Any
     default: Any
-    off_option: str | None = None
 
     def describe(self) -> str:
-        """What a recipe may write here, in words."""
+        """The values that a recipe may set, in words."""
         if self.kind == "switch":
             return "true or false"
         name = {int: "an integer", float: "a number", str: "text"}.get(self.type, "a value")
@@ -178,41 +174,32 @@ class Flag:
 
 @functools.cache
 def flags() -> dict[str, Flag]:
-    """Every upstream flag by its dotted name; the shipped table's without OpenRLHF."""
+    """Every upstream setting by its dotted key; from the shipped table without OpenRLHF."""
     try:
         parser = build_parser()
     except UpstreamMissing:
         return shipped_flags()
     table: dict[str, Flag] = {}
-    off: dict[str, str] = {}
     for action in parser._actions:
-        option = action.option_strings[0] if action.option_strings else ""
-        if isinstance(action, argparse._HelpAction):
-            continue
-        if isinstance(action, argparse._StoreFalseAction):
-            off[action.dest] = option
-            continue
+        if isinstance(action, (argparse._HelpAction, argparse._StoreFalseAction)):
+            continue  # --no-X of a switch has the key of --X
         is_switch = isinstance(action, argparse._StoreTrueAction)
         kind = "switch" if is_switch else "value" if action.nargs is None else "list"
         table[action.dest] = Flag(
             dest=action.dest,
-            option=option,
             kind=kind,
             type=action.type or str,
             choices=None if action.choices is None else tuple(action.choices),
             nargs=action.nargs,
             default=action.default,
         )
-    return {
-        dest: flag if dest not in off else Flag(**{**vars(flag), "off_option": off[dest]})
-        for dest, flag in table.items()
-    }
+    return table
 
 
 def as_json(table: dict[str, Flag]) -> str:
-    """What the shipped table is written by: a line for each flag, upstream's choices alone.
+    """The shipped table as JSON: one line per flag, with upstream's choices alone.
 
-    A default with the time of day loses the time.
+    A default with the time of day is written without the time.
     """
     lines = []
     for dest, flag in table.items():

@@ -1,7 +1,7 @@
-"""The ranges of upstream's numbers, which upstream takes as they come and fails of much later.
+"""Ranges of upstream's numbers. Upstream does not check them and fails much later.
 
-Counts that a layout needs are checked together with it (``overlay.layout``); keys of ours carry
-their ranges themselves (``settings``). A key without a row takes any number that is finite.
+``checks.layout`` refuses counts that are ``null``. Keys of ours have their ranges in
+``sg_settings``. A key without a row takes any finite number.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import math
 from typing import Any, NamedTuple
 
 
-class Range(NamedTuple):
-    """What a number may be.
+class Interval(NamedTuple):
+    """An interval of numbers.
 
     Attributes:
-        low: the least, or what it must be above.
-        high: the most, or what it must be below.
-        above: the least is not allowed itself.
-        below: the most is not allowed itself.
-        also: one value outside that has a meaning of its own, such as -1 for "never".
+        low: the smallest value.
+        high: the largest value.
+        above: low itself is not allowed.
+        below: high itself is not allowed.
+        also: one value outside with a special meaning, such as -1 for "never".
     """
 
     low: float = -math.inf
@@ -30,14 +30,14 @@ class Range(NamedTuple):
     also: float | None = None
 
     def has(self, value: float) -> bool:
-        """Whether a number is in it."""
+        """Whether a number is in the interval."""
         if value == self.also:
             return True
         fits_low = value > self.low if self.above else value >= self.low
         return fits_low and (value < self.high if self.below else value <= self.high)
 
     def describe(self) -> str:
-        """In words, for the end of a message."""
+        """The interval in words, for the end of a message."""
         low, high = f"{self.low:g}", f"{self.high:.12g}"
         if math.isinf(self.high):
             words = f"above {low}" if self.above else f"{low} or more"
@@ -47,14 +47,19 @@ class Range(NamedTuple):
         return words if self.also is None else f"{words}, or {self.also:g}"
 
 
-_COUNT, _SHARE, _POSITIVE, _NOT_NEGATIVE = Range(1), Range(0, 1), Range(0, above=True), Range(0)
-#: vLLM samples at .01 what asks for less, so that trainer and table would name another policy.
+_COUNT, _SHARE, _POSITIVE, _NOT_NEGATIVE = (
+    Interval(1),
+    Interval(0, 1),
+    Interval(0, above=True),
+    Interval(0),
+)
+#: vLLM raises lower temperatures to 0.01, so the trainer would use another one.
 MIN_TEMPERATURE = 0.01
-#: -1 is upstream's word for "never".
-_STEPS = Range(1, also=-1)
+#: Upstream writes "never" as -1.
+_STEPS = Interval(1, also=-1)
 
 #: Keys, or patterns of them.
-RANGES: dict[str, Range] = {
+RANGES: dict[str, Interval] = {
     "*.num_nodes": _COUNT,
     "*.num_gpus_per_node": _COUNT,
     "vllm.num_engines": _COUNT,
@@ -64,18 +69,18 @@ RANGES: dict[str, Range] = {
     "logger.logging_steps": _COUNT,
     "ckpt.max_num": _COUNT,
     "ckpt.max_mem": _POSITIVE,
-    "ds.zero_stage": Range(0, 3),
+    "ds.zero_stage": Interval(0, 3),
     "train.ema_beta": _SHARE,
     "data.dataloader_num_workers": _NOT_NEGATIVE,
     "*.max_tokens_per_gpu": _COUNT,
     "ds.lora.rank": _NOT_NEGATIVE,
     "ds.lora.alpha": _COUNT,
-    "ds.lora.dropout": Range(0, 1, below=True),
+    "ds.lora.dropout": Interval(0, 1, below=True),
     "train.num_episodes": _COUNT,
     "train.max_epochs": _COUNT,
     "*.batch_size": _COUNT,
     "*.micro_batch_size": _COUNT,
-    "data.max_len": Range(2),
+    "data.max_len": Interval(2),
     "rollout.max_new_tokens": _COUNT,
     "data.max_samples": _COUNT,
     "data.max_images_per_prompt": _NOT_NEGATIVE,
@@ -84,21 +89,21 @@ RANGES: dict[str, Range] = {
     "critic.value_clip": _NOT_NEGATIVE,
     "algo.advantage.lambd": _SHARE,
     "algo.advantage.gamma": _SHARE,
-    # 0 would sample each response n times over, and divide the log-probs by it.
-    "rollout.temperature": Range(MIN_TEMPERATURE),
-    "rollout.top_p": Range(0, 1, above=True),
+    # The log-probs are divided by it.
+    "rollout.temperature": Interval(MIN_TEMPERATURE),
+    "rollout.top_p": Interval(0, 1, above=True),
     "rollout.n_samples_per_prompt": _COUNT,
-    "eval.temperature": Range(MIN_TEMPERATURE, also=0),
+    "eval.temperature": Interval(MIN_TEMPERATURE, also=0),
     "eval.n_samples_per_prompt": _COUNT,
-    "train.seed": Range(0, 2**31 - 1),
+    "train.seed": Interval(0, 2**31 - 1),
     "algo.kl.init_coef": _NOT_NEGATIVE,
     "algo.kl.target": _POSITIVE,
     "algo.kl.horizon": _COUNT,
     "actor.aux_loss_coef": _NOT_NEGATIVE,
     "*.muon.lr": _NOT_NEGATIVE,
     "*.adam.lr": _NOT_NEGATIVE,
-    "*.muon.momentum": Range(0, 1, below=True),
-    "*.adam.betas": Range(0, 1, below=True),
+    "*.muon.momentum": Interval(0, 1, below=True),
+    "*.adam.betas": Interval(0, 1, below=True),
     "*.adam.eps": _POSITIVE,
     "*.adam.weight_decay": _NOT_NEGATIVE,
     "*.lr_warmup_ratio": _SHARE,
@@ -109,12 +114,12 @@ RANGES: dict[str, Range] = {
     "ds.ring_attn_size": _COUNT,
     "ds.ring_attn_head_stride": _COUNT,
 }
-#: Keys that may be infinite, which is upstream's word for "no limit".
+#: Keys that may be infinite: upstream's "no limit".
 MAY_BE_INFINITE = ("ckpt.max_mem", "algo.advantage.is_correction_threshold", "*.clip_range")
 
 
 def violation(key: str, value: Any) -> str | None:
-    """What a number of a key should have been; None where it is right.
+    """The expected values of a key, in words, if a number is outside; else None.
 
     Args:
         value: a number, or the list of them that the key takes.
@@ -137,5 +142,5 @@ def _matches(key: str, patterns: tuple[str, ...]) -> bool:
 
 
 @functools.cache
-def _range_of(key: str) -> Range:
-    return next((found for name, found in RANGES.items() if _matches(key, (name,))), Range())
+def _range_of(key: str) -> Interval:
+    return next((found for name, found in RANGES.items() if _matches(key, (name,))), Interval())

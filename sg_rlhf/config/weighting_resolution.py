@@ -1,4 +1,4 @@
-"""The weighting and the objective that recipes and overrides name, settled into one of each.
+"""The token weighting and the objective of a recipe, from its files and overrides.
 
 ``sg.weighting: {type: NAME, ...}`` with a type replaces all that earlier files set of the
 weighting. Without a type, and as ``sg.weighting.KEY=...``, it changes single parameters.
@@ -29,77 +29,80 @@ OBJECTIVE_OF_LOSS = {
 class _Setting:
     key: str
     value: Any
-    where: str
+    source: str
 
 
 @dataclass
 class WeightingResolver:
-    """What files and overrides say of the weighting and the objective, in their order."""
+    """Collects what files and overrides set of the weighting and the objective; the later wins."""
 
-    named: _Setting = _Setting("sg.weighting.type", "grpo_sg", "default")
+    type: _Setting = _Setting("sg.weighting.type", "grpo_sg", "default")
     parameters: dict[str, _Setting] = field(default_factory=dict)
     objective: dict[str, _Setting] = field(default_factory=dict)
 
-    def take(self, key: str, value: Any, where: str) -> bool:
-        """Note a dotted key; False where it says nothing of these.
+    def apply(self, key: str, value: Any, source: str) -> bool:
+        """Take a dotted key if it belongs to one of them.
+
+        Returns:
+            False for any other key.
 
         Raises:
             ConfigError: a mapping was expected.
         """
-        given = _Setting(key, value, where)
+        setting = _Setting(key, value, source)
         if key == WEIGHTING:
-            self._whole(value, where)
+            self._whole(value, source)
         elif key == f"{WEIGHTING}.type":
-            self.named, self.parameters = given, {}
+            self.type, self.parameters = setting, {}
         elif key.startswith(f"{WEIGHTING}."):
-            self.parameters[key.removeprefix(f"{WEIGHTING}.")] = given
+            self.parameters[key.removeprefix(f"{WEIGHTING}.")] = setting
         elif key == OBJECTIVE:
             self.objective = {
-                f"{key}.{name}": _Setting(f"{key}.{name}", item, where)
-                for name, item in _mapping(given).items()
+                f"{key}.{name}": _Setting(f"{key}.{name}", item, source)
+                for name, item in _mapping(setting).items()
             }
         elif key.startswith(f"{OBJECTIVE}."):
-            self.objective[key] = given
+            self.objective[key] = setting
         else:
             return False
         return True
 
-    def _whole(self, value: Any, where: str) -> None:
+    def _whole(self, value: Any, source: str) -> None:
         settings = (
             {"type": value}
             if isinstance(value, str)
-            else _mapping(_Setting(WEIGHTING, value, where))
+            else _mapping(_Setting(WEIGHTING, value, source))
         )
         if "type" in settings or not settings:
             name = settings.pop("type", "grpo_sg")
-            self.take(f"{WEIGHTING}.type", name, where)
+            self.apply(f"{WEIGHTING}.type", name, source)
         for name, item in settings.items():
-            self.take(f"{WEIGHTING}.{name}", item, where)
+            self.apply(f"{WEIGHTING}.{name}", item, source)
 
     def weighting(self) -> dict[str, Any]:
-        """The type with all its parameters; one that is constant is taken too.
+        """``type`` and all parameters. A constant weight is accepted here and refused later.
 
         Raises:
             ConfigError: an unknown type or parameter, or a value out of range.
         """
         try:
-            weighting_class(self.named.value)
+            weighting_class(self.type.value)
         except ParameterError as error:
-            key = self.named.key
+            key = self.type.key
             raise ConfigError(
-                f"{self.named.where}: {key}={error.value!r}: expected {error.expected}"
+                f"{self.type.source}: {key}={error.value!r}: expected {error.expected}"
             ) from None
         values = {name: given.value for name, given in self.parameters.items()}
         try:
-            made = make_weighting(self.named.value, {**values, "allow_constant": True})
+            made = make_weighting(self.type.value, {**values, "allow_constant": True})
             allowed = values.get("allow_constant", False)
             if not isinstance(allowed, bool):
                 raise ParameterError("allow_constant", allowed, "true or false")
         except ParameterError as error:
-            raise _refused(error, self.parameters.get(error.name, self.named), WEIGHTING) from None
+            raise _refused(error, self.parameters.get(error.name, self.type), WEIGHTING) from None
         except ValueError as error:
-            raise ConfigError(f"{self.named.where}: {WEIGHTING}: {error}") from None
-        return {"type": self.named.value, **made.parameters(), "allow_constant": allowed}
+            raise ConfigError(f"{self.type.source}: {WEIGHTING}: {error}") from None
+        return {"type": self.type.value, **made.parameters(), "allow_constant": allowed}
 
     def objective_for(self, loss: str) -> dict[str, Any]:
         """The parameters of the objective that ``actor.policy_loss_type`` stands for.
@@ -113,7 +116,7 @@ class WeightingResolver:
         first = next(iter(self.objective.values()))
         if name is None:
             raise ConfigError(
-                f"{first.where}: {first.key}={first.value!r}: actor.policy_loss_type={loss} is "
+                f"{first.source}: {first.key}={first.value!r}: actor.policy_loss_type={loss} is "
                 f"upstream's own loss, expected one of {', '.join(OBJECTIVE_OF_LOSS)}"
             )
         by_name = {key.removeprefix(f"{OBJECTIVE}."): g for key, g in self.objective.items()}
@@ -124,25 +127,25 @@ class WeightingResolver:
         return made.parameters()
 
 
-def _mapping(given: _Setting) -> dict[str, Any]:
-    if given.value is None:
+def _mapping(setting: _Setting) -> dict[str, Any]:
+    if setting.value is None:
         return {}
-    if not isinstance(given.value, dict):
+    if not isinstance(setting.value, dict):
         raise ConfigError(
-            f"{given.where}: {given.key}={given.value!r}: expected a mapping such as "
+            f"{setting.source}: {setting.key}={setting.value!r}: expected a mapping such as "
             "{type: grpo_sg, tau: 9.0}"
         )
-    return {str(name): value for name, value in given.value.items()}
+    return {str(name): value for name, value in setting.value.items()}
 
 
-def _refused(error: ParameterError, given: _Setting, section: str) -> ConfigError:
+def _refused(error: ParameterError, setting: _Setting, section: str) -> ConfigError:
     return ConfigError(
-        f"{given.where}: {section}.{error.name}={error.value!r}: expected {error.expected}"
+        f"{setting.source}: {section}.{error.name}={error.value!r}: expected {error.expected}"
     )
 
 
 def built_weighting(settings: dict[str, Any], *, allow_constant: bool | None = None) -> Weighting:
-    """The weighting of a settled ``sg.weighting``.
+    """The weighting of a resolved ``sg.weighting``.
 
     Raises:
         ValueError: the weight is the same for every token, unless that is allowed.
@@ -154,15 +157,15 @@ def built_weighting(settings: dict[str, Any], *, allow_constant: bool | None = N
 
 
 def built_objective(loss: str, settings: dict[str, Any]) -> Objective:
-    """The objective of ``actor.policy_loss_type`` and a settled ``sg.objective``."""
+    """The objective of ``actor.policy_loss_type`` and a resolved ``sg.objective``."""
     return make_objective(OBJECTIVE_OF_LOSS[loss], settings)
 
 
 def check_update(update: str, loss: str) -> None:
-    """Refuse ``sg.update=lopti`` with a loss of upstream, which knows no passes.
+    """Refuse ``sg.update=lopti`` with a loss of upstream, which has no passes.
 
     Raises:
-        ConfigError: naming the losses that do.
+        ConfigError: naming the losses that have them.
     """
     if update == "lopti" and loss not in POLICY_LOSS_TYPES:
         raise ConfigError(

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.config import Config, ConfigError, load_config, local_path, topology
+from sg_rlhf.config import Config, ConfigError, load_config, local_path, run_paths, topology
+from sg_rlhf.config.checks import problems
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
 from sg_rlhf.doctor.facts import Facts
 from sg_rlhf.doctor.gather import Wanted
@@ -82,11 +83,11 @@ def load(files: Sequence[str], overrides: Sequence[str], run_dir: str | None) ->
     """
     config = load_config(files, tuple(overrides))
     without = config.value("vllm.sync_backend") == "gloo"
-    return Recipe(config, topology.run_dir_of(run_dir, files, config), without)
+    return Recipe(config, run_paths.run_dir_of(run_dir, files, config), without)
 
 
 def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:
-    """The recipe's needs and the check of its memory plan on this machine.
+    """The recipe's needs, and the checks of its settings and its memory plan on this machine.
 
     Raises:
         ConfigError: the model is a module that is not installed.
@@ -101,6 +102,8 @@ def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:
         data=recipe.data(),
         retriever=recipe.retriever,
     )
+    needed = "settings that go together"
+    refused = [Check("recipe", FAILED, line, needed) for line in problems(recipe.config)]
     unknown = "this model's shape is not known here"
     try:
         shape = run_shape(recipe.config)
@@ -110,7 +113,7 @@ def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:
         shape, unknown = None, str(error)
     if shape is None:
         remedy = "the folder of a dense model has one"
-        return needs, [Check("memory plan", SKIPPED, unknown, "config.json", remedy)]
+        return needs, [*refused, Check("memory plan", SKIPPED, unknown, "config.json", remedy)]
     plan = memory_plan(shape, _hardware(facts, needs))
     if needs.gpus:
         host = plan.host_gib
@@ -123,7 +126,7 @@ def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:
         model_gb=plan.disk.get(DOWNLOAD, 0) / 1e9,
         run_gb=plan.disk_gb - plan.disk.get(DOWNLOAD, 0) / 1e9,
     )
-    return needs, [_memory(plan, facts, needs)] if needs.gpus else []
+    return needs, [*refused, *([_memory(plan, facts, needs)] if needs.gpus else [])]
 
 
 def _to_compile(config: Config, facts: Facts) -> str:

@@ -1,8 +1,7 @@
-"""A run on a Ray cluster, from here: ``python -m sg_rlhf.launch.submit --config FILE ...``.
+"""Train on a Ray cluster: upload this checkout, submit the job and print its output.
 
-Takes what ``python -m sg_rlhf.train`` takes. Uploads this checkout, follows the run's output, and
-ends with the run's exit status. The cluster's machines need the locked packages and no more. The
-same command again resumes the run.
+Takes the options of ``sg-rlhf train`` and ends with the run's exit status. The cluster's machines
+need the locked packages. The same command again resumes the run.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import Any
 from sg_rlhf.common.argument_types import OneLineParser
 from sg_rlhf.common.environment import script
 from sg_rlhf.common.text import single_line
-from sg_rlhf.config import Config, ConfigError, input_checks, load_config, topology
+from sg_rlhf.config import Config, ConfigError, input_checks, load_config, run_paths
 
 #: Never uploaded, as well as what .gitignore and .rayignore name; Ray's own default.
 EXCLUDED = [".git", ".venv", "venv", "__pycache__"]
@@ -52,7 +51,7 @@ class ClusterLost(RuntimeError):
 
 @dataclass(frozen=True)
 class Package:
-    """What is uploaded.
+    """The files to upload.
 
     Attributes:
         content: a folder with what is uploaded, and nothing else.
@@ -66,8 +65,8 @@ class Package:
     size: int
     folder: Path
 
-    def holds(self, path: Path) -> bool:
-        """Whether a file, or something below a folder, is in it."""
+    def contains(self, path: Path) -> bool:
+        """Whether a file, or a file below a folder, is uploaded."""
         found = os.path.relpath(path.absolute(), self.folder.absolute())
         return any(name == found or name.startswith(f"{found}/") for name in self.names)
 
@@ -87,14 +86,14 @@ def pack(folder: Path, into: Path) -> Package:
 
 
 def input_paths(config: Config) -> dict[str, str]:
-    """Key -> what it names, of keys that may name files; without ids of modules."""
+    """Key -> the files it names, without modules and addresses."""
     found = {key: str(config.value(key) or "") for key in input_checks.READ_FROM}
     found |= {f"sg.eval_sets, {one.name}": one.dataset for one in config.sg.eval_sets}
     return {k: v for k, v in found.items() if v and not v.startswith(("module:", "http"))}
 
 
 def missing_from_package(config: Config, package: Package) -> tuple[dict[str, str], list[str]]:
-    """What a job must be told of files that are here and are not uploaded.
+    """Input files that are here and are not uploaded.
 
     Returns:
         Overrides with absolute paths; a line for each, for the user.
@@ -105,7 +104,7 @@ def missing_from_package(config: Config, package: Package) -> tuple[dict[str, st
     overrides, lines = {}, []
     for key, names in input_paths(config).items():
         parts = [name.strip() for name in names.split(",")]
-        away = [p for p in parts if _is_here(p) and not package.holds(Path(p.partition("@")[0]))]
+        away = [p for p in parts if _is_here(p) and not package.contains(Path(p.partition("@")[0]))]
         if not away:
             continue
         if any(not os.path.isabs(name) for name in away):
@@ -144,7 +143,7 @@ def command(
 
 
 def runtime_env(config: Config, package: Package) -> dict[str, Any]:
-    """Of the job."""
+    """Ray's runtime environment of the job."""
     wait = math.ceil(config.sg.grace_seconds) + BESIDE_GRACE_SECONDS
     variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(wait), "PYTHONUNBUFFERED": "1"}
     variables |= {name: os.environ[name] for name in HANDED_ON if name in os.environ}
@@ -232,27 +231,26 @@ def stream_logs(client: Any, job: str) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> Any:
-    """The command line."""
+    """Parse the command line."""
     parser = OneLineParser(prog="python -m sg_rlhf.launch.submit", description=__doc__)
     parser.add_argument("--config", required=True, action="append", metavar="FILE")
     parser.add_argument(
         "--run-dir",
         metavar="DIR",
-        help="on a folder that every machine of the cluster sees (default: runs/<domain>_<recipe> "
-        "here)",
+        help="folder that every machine of the cluster sees (default: runs/<domain>_<recipe> here)",
     )
     parser.add_argument("--allow-changed", action="append", default=[], metavar="KEY")
     parser.add_argument(
         "--address",
         default=os.environ.get("RAY_API_SERVER_ADDRESS"),
         metavar="http://HEAD:8265",
-        help="of the cluster's dashboard (default: RAY_API_SERVER_ADDRESS)",
+        help="address of the cluster's dashboard (default: RAY_API_SERVER_ADDRESS)",
     )
     parser.add_argument(
         "--python",
         default="python",
         metavar="COMMAND",
-        help="the Python with the locked packages, on the cluster's machines (default: python)",
+        help="Python with the locked packages on the cluster's machines (default: python)",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     arguments = parser.parse_intermixed_args(argv)
@@ -271,11 +269,11 @@ def submit(arguments: Any) -> int:
         ConfigError, SubmitError: one line for the user.
     """
     config = load_config(arguments.config, arguments.overrides)
-    run_dir = topology.run_dir_of(arguments.run_dir, arguments.config, config)
+    run_dir = run_paths.run_dir_of(arguments.run_dir, arguments.config, config)
     run_dir = Path(os.path.abspath(run_dir))
     with tempfile.TemporaryDirectory() as folder:
         package = pack(Path.cwd(), Path(folder))
-        absent = [f for f in arguments.config if not package.holds(Path(f))]
+        absent = [f for f in arguments.config if not package.contains(Path(f))]
         if absent:
             raise SubmitError(
                 f"--config {absent[0]}: not uploaded; it has to lie in {package.folder}, and "

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from sg_rlhf.common.argument_types import OneLineParser, positive_float
 from sg_rlhf.config import ConfigError
+from sg_rlhf.config.checks import problems
 from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.data_io import strict_json
 from sg_rlhf.plan import overview
@@ -97,6 +98,8 @@ def main(argv: list[str] | None = None) -> int:
             "folder, or one of the models of sg_rlhf/plan/model_configs.json"
         )
     print(strict_json.dumps(plan.as_json()) if arguments.json else "\n".join(plan.lines()))
+    for line in problems(config):
+        print(f"sg_rlhf.plan: train refuses this recipe: {line}", file=sys.stderr)
     return 0 if plan.memory.fits else 1
 
 

@@ -40,7 +40,7 @@ def test_the_cpu_image_builds_in_a_clean_root_and_works_there(work: Path) -> Non
     assert built.returncode == 0
     assert "uid=1000(sg)" in built.stdout
     assert f"sg-rlhf {sg_rlhf.__version__}\n" in built.stdout
-    assert "\n# upstream command line\n" in built.stdout
+    assert "\n# the command that trains it\n" in built.stdout
     assert "\n# not " not in built.stdout  # everything is there that a run needs
     assert "\nengines 0." in built.stdout
     made = work / "upper" / "workspace" / "data" / "kk_tiny" / "train.jsonl"

@@ -30,7 +30,7 @@ from openrlhf.utils import get_strategy  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
 from sg_rlhf.config import load_config  # noqa: E402
-from sg_rlhf.overlay.driver import run  # noqa: E402
+from sg_rlhf.overlay.driver.arguments import upstream_arguments  # noqa: E402
 from sg_rlhf.overlay.learner import micro_batches  # noqa: E402
 from sg_rlhf.overlay.learner.policy_actor import SGActorPPOTrainer  # noqa: E402
 from sg_rlhf.tasks.kk.tiny import WarmStart  # noqa: E402
@@ -97,7 +97,7 @@ def arguments(recipe: Path, extra: list[str], micro_batch: int, more: Sequence[s
             *extra, *more,
         ],
     )  # fmt: skip
-    return run.parse(config.to_argv())
+    return upstream_arguments(config)
 
 
 def rollout(actor: Any) -> list[Experience]:

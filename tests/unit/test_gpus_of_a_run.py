@@ -7,7 +7,7 @@ import pytest
 from sg_rlhf.config import load_config
 from sg_rlhf.doctor.recipe import gpus_per_node
 from sg_rlhf.launch import job
-from sg_rlhf.overlay.driver import run
+from sg_rlhf.overlay.driver.arguments import upstream_arguments
 from sg_rlhf.overlay.driver.ray_session import accelerators_needed
 from sg_rlhf.plan.hardware import named
 from sg_rlhf.plan.of_recipe import plan_of
@@ -34,7 +34,7 @@ APART = "train.colocate_all=false vllm.enable_sleep=false ds.enable_sleep=false"
 def test_one_number_everywhere(overrides: str, gpus: int) -> None:
     words = overrides.split()
     config = load_config(RECIPE, words)
-    assert accelerators_needed(run.parse(config.to_argv())) == gpus
+    assert accelerators_needed(upstream_arguments(config)) == gpus
     assert gpus_per_node(config) == gpus
     nodes, of_node = job.machines(config)
     assert gpus <= nodes * of_node < gpus + nodes and of_node <= 8

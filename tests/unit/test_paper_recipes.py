@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sg_rlhf.config import Config, load_config
-from sg_rlhf.overlay.driver import run as cli
+from sg_rlhf.overlay.driver.arguments import upstream_arguments
 from sg_rlhf.plan.shapes import table
 from sg_rlhf.train import main
 
@@ -124,7 +124,7 @@ def test_hardware_changes_portions_and_nothing_else(path: Path) -> None:
         config = load_config([path, hardware])
         changed = {k for k in config.values if config.values[k] != own.values.get(k)}
         assert changed <= OF_HARDWARE, hardware.name
-        args = cli.parse(config.to_argv())  # upstream's own parser and checks, and ours
+        args = upstream_arguments(config)  # upstream's own parser and checks, and ours
         ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
         samples = args.rollout.batch_size * args.rollout.n_samples_per_prompt
         assert args.train.batch_size % (args.train.micro_batch_size * ranks) == 0

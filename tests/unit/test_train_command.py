@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
@@ -14,13 +13,15 @@ import pytest
 from pyarrow import csv, parquet
 
 from sg_rlhf.config import load_config
+from sg_rlhf.config.prompt_count import count_prompts
+from sg_rlhf.config.run_paths import with_absolute_paths, with_run_dir
 from sg_rlhf.doctor.command import main as doctor
 from sg_rlhf.launch.submit import main as submit
-from sg_rlhf.overlay.driver import run
+from sg_rlhf.overlay.driver.prepare import prepare_run_dir
 from sg_rlhf.overlay.patches import version
 from sg_rlhf.plan.command import main as plan
 from sg_rlhf.run_dir.lock import hold_lock
-from sg_rlhf.train import main, prepare_run_dir, prompts_at_most, resolve, with_absolute_paths
+from sg_rlhf.train import main
 from sg_rlhf.weights.command import main as weights
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -43,18 +44,17 @@ def on_a_machine_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SG_PLATFORM", "cpu")
 
 
-def test_a_dry_run_prints_the_recipe_and_a_command_line_that_parses(
+def test_a_dry_run_prints_the_recipe_and_the_command_that_trains_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     recipe = CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml"
     run_dir = tmp_path / "run"
     assert main(["--config", str(recipe), "--run-dir", str(run_dir), "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    command = lines[lines.index("# upstream command line") + 1]
-    args = run.parse(shlex.split(command)[3:])
-    assert (args.actor.policy_loss_type, args.sg.weighting["upper"], args.actor.adam.lr) == (
-        "weighted_ppo", 1.2, 2e-4,
-    )  # fmt: skip
+    command = lines[lines.index("# the command that trains it") + 1]
+    assert shlex.split(command) == [
+        "sg-rlhf", "train", "--config", str(recipe), "--run-dir", str(run_dir),
+    ]  # fmt: skip
     assert not run_dir.exists()
 
 
@@ -92,7 +92,7 @@ def test_paths_reach_the_workers_absolute_and_ids_of_a_hub_as_they_are(
             " {name: b, dataset: org/test, temperature: 1}]",
         ],
     )  # fmt: skip
-    config = resolve(config, tmp_path / "run")
+    config = with_run_dir(config, tmp_path / "run")
     given = config.to_yaml()
     found = with_absolute_paths(config)
     assert config.to_yaml() == given and "prompt_dataset: train.jsonl, ./more.jsonl" in given
@@ -159,7 +159,7 @@ def test_a_run_started_with_a_relative_path_resumes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml"
-    config = resolve(load_config(recipe), tmp_path)
+    config = with_run_dir(load_config(recipe), tmp_path)
     assert not prepare_run_dir(config, tmp_path)
     latest = tmp_path / "checkpoints" / "deepspeed" / "_actor" / "latest"
     latest.parent.mkdir(parents=True)
@@ -221,18 +221,19 @@ def test_a_data_set_too_small_for_a_rollout_is_refused_before_ray_starts(
     )
 
 
-def test_data_that_cannot_be_counted_here_are_not_refused(tmp_path: Path) -> None:
+def test_prompts_are_counted_where_all_files_are_here(tmp_path: Path) -> None:
     small = tmp_path / "a.jsonl"
     small.write_text("{}\n")
 
-    def at_most(names: str, **others: str) -> int:
-        settings = {"prompt_probs": None, "max_samples": 1000, **others}
-        return prompts_at_most(argparse.Namespace(prompt_dataset=names, **settings))
+    def count(names: str, *others: str) -> int | None:
+        return count_prompts(load_config(None, [f"data.prompt_dataset='{names}'", *others]))
 
-    assert at_most(str(small)) == 1
-    assert at_most("org/dataset") == 1000
-    assert at_most(f"{small},org/dataset@part") == 1000
-    assert at_most(f"{small},{small}", prompt_probs="0.5,0.5") == 1000
+    assert count(str(small)) == 1
+    assert count(f"{small},{small}") == 2
+    assert count(f"{small},{small}", "data.max_samples=1") == 1
+    assert count("org/dataset") is None
+    assert count(f"{small},org/dataset@part") is None
+    assert count(f"{small},{small}", "data.prompt_probs='0.5,0.5'") is None
 
 
 def test_a_run_without_data_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -379,4 +380,4 @@ def test_a_dry_run_of_a_baseline_prints_no_token_weights(
     for recipe, count in (("grpo_tiny_cpu", 0), ("grpo_sg_tiny_cpu", 1)):
         assert main(["--config", f"configs/kk/{recipe}.yaml", "--dry-run"]) == 0
         out = capsys.readouterr().out
-        assert out.count("\n  weighting:") == out.count("--sg.weighting") == count
+        assert out.count("\n  weighting:") == count

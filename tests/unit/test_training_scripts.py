@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from sg_rlhf.config import load_config
-from sg_rlhf.config.topology import run_dir_of
+from sg_rlhf.config.run_paths import run_dir_of
 from sg_rlhf.doctor.needs import SIZES, TYPES, of_hardware, size_of
-from sg_rlhf.overlay.driver import run as cli
+from sg_rlhf.overlay.driver.arguments import upstream_arguments
 from sg_rlhf.plan.gpu_types import GPUS
 from sg_rlhf.plan.hardware import named
 
@@ -299,7 +299,7 @@ def test_each_machine_gets_a_recipe_that_parses(tree: Path, name: str, domain: s
     assert configs_of(command) == [recipe, *last]
     reduced = "the paper's model does not fit: this is a reduced recipe" in found.stdout
     assert reduced == recipe.endswith("_1xgpu.yaml")
-    args = cli.parse(load_config([ROOT / path for path in (recipe, *last)]).to_argv())
+    args = upstream_arguments(load_config([ROOT / path for path in (recipe, *last)]))
     size = hardware.split("x")
     assert args.actor.num_gpus_per_node == (1 if hardware == "cpu" else int(size[-2]))
 

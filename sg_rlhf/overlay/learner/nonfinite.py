@@ -34,41 +34,6 @@ class TooManySkips(Exception):
     """Leaves the update on every rank; the controller stops the run with its message."""
 
 
-def check(args: Any) -> None:
-    """What skipping needs of the rest.
-
-    Args:
-        args: upstream's nested namespace with ``sg``.
-
-    Raises:
-        ValueError: one line naming the keys, their values and what was expected.
-    """
-    if args.sg.on_nonfinite != "skip":
-        return
-    stage, sums = args.ds.zero_stage, args.ds.grad_accum_dtype
-    # DeepSpeed then has an optimizer of another kind, which knows no overflow.
-    kept_in_bf16 = stage == 1 and "32" in str(sums) and not args.ds.adam_offload
-    for wrong, found, expected in (
-        (stage not in (1, 2, 3), f"ds.zero_stage={stage}", "1, 2 or 3"),
-        (kept_in_bf16, f"ds.zero_stage=1, ds.grad_accum_dtype={sums}", "ds.zero_stage=2"),
-        (
-            args.actor.optim == "muon",
-            "actor.optim=muon, which has a gradient in its momentum before its step",
-            "adam",
-        ),
-        (
-            bool(args.critic.model_name_or_path),
-            f"critic.model_name_or_path={args.critic.model_name_or_path}, whose steps are not "
-            "watched",
-            "no critic",
-        ),
-    ):
-        if wrong:
-            raise ValueError(
-                f"sg.on_nonfinite=skip: not with {found}; use {expected}, or sg.on_nonfinite=stop"
-            )
-
-
 def sample(place: int | None, prompt: str, group: int, shown: bool = True) -> dict[str, Any]:
     """What a row says of a sample.
 

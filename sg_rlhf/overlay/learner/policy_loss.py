@@ -28,12 +28,12 @@ from sg_rlhf.algo.lopti import in_pass
 from sg_rlhf.algo.nonfinite import rows_not_finite
 from sg_rlhf.algo.objectives import Objective
 from sg_rlhf.algo.objectives.ppo import WeightedPPO
-from sg_rlhf.algo.policy_loss import check_objective, policy_loss_terms
+from sg_rlhf.algo.policy_loss import policy_loss_terms
 from sg_rlhf.algo.rollout_correction import RolloutCorrectionConfig, rollout_correction
 from sg_rlhf.algo.token_weights import token_weights, weight_shift
 from sg_rlhf.algo.weightings import TokenContext, Uniform, Weighting, token_keys
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES
-from sg_rlhf.config.weighting_resolution import built_objective, built_weighting, check_update
+from sg_rlhf.config.weighting_resolution import built_objective, built_weighting
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
 
 
@@ -44,61 +44,6 @@ def weighting_of(args: Any) -> Weighting:
         ValueError: a weight that cannot vary.
     """
     return built_weighting(args.sg.weighting)
-
-
-def check(args: Any) -> None:
-    """What the recipe's losses need of each other.
-
-    Raises:
-        ValueError: one line naming the key, its value and what was expected.
-    """
-    loss, kl = args.actor.policy_loss_type, args.algo.kl
-    is_ours = loss in POLICY_LOSS_TYPES
-    if args.sg.update == "lopti":
-        _check_lopti(args)
-    if not uses_token_weights(args):
-        return
-    weighting = weighting_of(args)
-    if is_ours:
-        check_objective(built_objective(loss, args.sg.objective), weighting)
-    ours = ", ".join(POLICY_LOSS_TYPES)
-    of_weighting = f"with sg.weighting.type={weighting.name}"
-    if not is_ours and weighting.reads:
-        raise ValueError(
-            f"algo.kl.estimator={kl.estimator}: {of_weighting} expected actor.policy_loss_type to "
-            f"be one of {ours}, whose weights the KL shares"
-        )
-    if weighting.reads and kl.estimator in KL_ESTIMATORS and not kl.use_loss:
-        raise ValueError(
-            f"algo.kl.use_loss=false: expected true {of_weighting} and "
-            f"algo.kl.estimator={kl.estimator}, or another estimator"
-        )
-    if weighting.normalize and kl.estimator in KL_ESTIMATORS and not (is_ours and kl.use_loss):
-        raise ValueError(
-            f"sg.weighting.normalize={weighting.normalize}: with algo.kl.estimator={kl.estimator} "
-            f"expected algo.kl.use_loss=true and actor.policy_loss_type to be one of {ours}, whose "
-            "weights, over the rollout's mean, the KL shares"
-        )
-    if "entropy" in weighting.reads and args.actor.entropy_coef is None:
-        raise ValueError(
-            f"actor.entropy_coef=null: sg.weighting.type={weighting.name} reads the entropy; "
-            "0 computes it"
-        )
-
-
-def _check_lopti(args: Any) -> None:
-    check_update(args.sg.update, args.actor.policy_loss_type)
-    if args.actor.entropy_coef:
-        raise ValueError(
-            f"actor.entropy_coef={args.actor.entropy_coef}: expected 0 with sg.update=lopti, "
-            "which has no entropy bonus per pass"
-        )
-    if not args.actor.lr_scheduler.startswith("constant"):
-        raise ValueError(
-            f"actor.lr_scheduler={args.actor.lr_scheduler}: expected constant or "
-            "constant_with_warmup with sg.update=lopti, which takes twice the optimizer steps "
-            "that a schedule is made for"
-        )
 
 
 def token_context(experience: Any, weighting: Weighting) -> TokenContext:

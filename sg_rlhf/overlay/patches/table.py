@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 
 import wrapt
 
+from sg_rlhf.config.checks import cuda_toolkit
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.model import packed_attention
 from sg_rlhf.overlay.patches import flash_attn_shim
 from sg_rlhf.overlay.reporting import activity
-from sg_rlhf.overlay.settings import cuda_toolkit, worker_settings
+from sg_rlhf.overlay.settings import worker_settings
 
 WORKER_SETUP_HOOK = "sg_rlhf.overlay.patches.table.install"
 

@@ -18,10 +18,12 @@ from sg_rlhf.common.redaction import (
 )
 from sg_rlhf.config import load_config
 from sg_rlhf.config.resume_compatibility import Change
+from sg_rlhf.config.run_paths import with_run_dir
 from sg_rlhf.config.upstream_flags import flags
-from sg_rlhf.overlay.driver import run
+from sg_rlhf.overlay.driver.arguments import upstream_arguments
+from sg_rlhf.overlay.driver.prepare import prepare_run_dir
 from sg_rlhf.overlay.reporting import error_report, terminal
-from sg_rlhf.train import main, prepare_run_dir, resolve
+from sg_rlhf.train import main
 
 ROOT = Path(__file__).parents[3]
 TINY = str(ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml")
@@ -68,7 +70,7 @@ def test_a_command_line_shows_no_secret() -> None:
 
 
 def test_upstreams_namespace_works_and_prints_without_secrets() -> None:
-    args = run.parse(load_config(TINY, OVERRIDES).to_argv())
+    args = upstream_arguments(load_config(TINY, OVERRIDES))
     mask_namespace(args)
     # Upstream prints it whole, and hands its sections to wandb, which makes text of them.
     assert hides(repr(args)) and hides(json.dumps(json_friendly_val(args.__dict__)))
@@ -78,7 +80,7 @@ def test_upstreams_namespace_works_and_prints_without_secrets() -> None:
 
 
 def test_the_files_of_a_run_hold_no_secret(tmp_path: Path) -> None:
-    config = resolve(load_config(TINY, OVERRIDES), tmp_path)
+    config = with_run_dir(load_config(TINY, OVERRIDES), tmp_path)
     prepare_run_dir(config, tmp_path)
     assert config.value("logger.wandb.key") == KEY  # it is still used
     try:

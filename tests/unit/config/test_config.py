@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import operator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,7 +22,7 @@ from sg_rlhf.config import (
 from sg_rlhf.config.old_names import OLD_NAMES
 from sg_rlhf.config.sg_settings import sg_keys
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES, build_parser, flags
-from sg_rlhf.overlay.driver import run
+from sg_rlhf.overlay.driver.arguments import UsageError, upstream_arguments
 from sg_rlhf.train import parse_arguments
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -34,14 +36,12 @@ ALGORITHMS = sorted((CONFIGS / "algorithms").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
-def test_every_shipped_recipe_parses_and_its_command_line_is_upstreams(path: Path) -> None:
+def test_every_shipped_recipe_becomes_upstreams_arguments(path: Path) -> None:
     config = load_config(path)
-    argv = config.to_argv()
-    cut = next(i for i, a in enumerate(argv) if a.startswith("--sg."))
-    parsed = vars(build_parser().parse_args(argv[:cut]))
+    args = upstream_arguments(config)
     for key, value in config.values.items():
         if key not in MODULE_KEYS:
-            assert parsed[key] == value, key
+            assert operator.attrgetter(key)(args) == value, key
     assert config.value("data.prompt_dataset")
 
 
@@ -51,7 +51,7 @@ def test_every_algorithm_goes_on_top_of_any_recipe(path: Path, base: str) -> Non
     """The same algorithm whatever it follows, and arguments that the run accepts."""
     config = load_config([CONFIGS / "kk" / f"{base}.yaml", path])
     on_paper = load_config([CONFIGS / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml", path])
-    args = run.parse(config.to_argv())
+    args = upstream_arguments(config)
     assert args.actor.policy_loss_type == on_paper.value("actor.policy_loss_type")
     keys = [
         key for key, _ in flatten(yaml.safe_load((CONFIGS / "algorithms/grpo.yaml").read_text()))
@@ -98,8 +98,8 @@ def test_every_algorithm_has_a_line_in_the_help(capsys: pytest.CaptureFixture[st
 )
 def test_what_does_not_go_together_gets_one_line(overrides: list[str], message: str) -> None:
     config = load_config(CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml", overrides)
-    with pytest.raises(run.UsageError) as refusal:
-        run.parse(config.to_argv())
+    with pytest.raises(UsageError) as refusal:
+        upstream_arguments(config)
     assert message in str(refusal.value) and "\n" not in str(refusal.value)
 
 
@@ -236,17 +236,17 @@ def test_a_wrong_file_is_named(tmp_path: Path) -> None:
         assert word in str(error.value)
 
 
-def test_every_upstream_flag_is_a_key_and_survives_the_round_trip() -> None:
-    samples = {"switch": True, "list": None, "value": None}
+def test_every_upstream_flag_is_a_key_with_upstreams_default() -> None:
+    defaults = vars(build_parser().parse_args([]))
+    config = load_config(None)
     for key, flag in flags().items():
-        value = samples[flag.kind]
-        if value is None:
+        assert config.value(key) == defaults[key], key
+        value: Any = True
+        if flag.kind != "switch":
             one = flag.choices[0] if flag.choices else {int: 3, float: 0.5}.get(flag.type, "text")
             value = [one] * (flag.nargs if isinstance(flag.nargs, int) else 1)
             value = value if flag.kind == "list" else one
-        argv = load_config(None, [f"{key}={json.dumps(value)}"]).to_argv()
-        cut = next(i for i, a in enumerate(argv) if a.startswith("--sg."))
-        assert vars(build_parser().parse_args(argv[:cut]))[key] == value, key
+        assert load_config(None, [f"{key}={json.dumps(value)}"]).value(key) == value, key
 
 
 EVAL_SETS = """\
@@ -257,7 +257,7 @@ sg:
 """
 
 
-def test_eval_sets_go_through_the_recipe_the_command_line_and_back(tmp_path: Path) -> None:
+def test_eval_sets_go_through_the_recipe_and_back(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(EVAL_SETS)
     config = load_config(tmp_path / "recipe.yaml")
     greedy, sampled = config.sg.eval_sets
@@ -265,10 +265,6 @@ def test_eval_sets_go_through_the_recipe_the_command_line_and_back(tmp_path: Pat
     assert (sampled.temperature, sampled.n_samples_per_prompt, sampled.limit) == (1.0, 16, 8)
     (tmp_path / "again.yaml").write_text(config.to_yaml())
     assert load_config(tmp_path / "again.yaml").sg == config.sg
-    argv = config.to_argv()
-    read = SGSettings(eval_sets=argv[argv.index("--sg.eval_sets") + 1])
-    assert read.eval_sets == config.sg.eval_sets
-    assert "--sg.eval_sets" not in load_config(None).to_argv()
 
 
 @pytest.mark.parametrize(
@@ -311,19 +307,17 @@ def test_a_key_of_ours_beside_upstreams(tmp_path: Path, capsys: pytest.CaptureFi
     recipe.write_text(f"extends: {tiny}\nactor: {{fused_logprobs: false}}\n")
     config = load_config(recipe)
     assert not config.sg.fused_logprobs and "actor.fused_logprobs" not in config.values
-    assert not run.parse(config.to_argv()).sg.fused_logprobs
-    argv = load_config(tiny).to_argv()
-    assert run.parse(argv).sg.fused_logprobs
-    assert not run.parse([*argv, "--actor.fused_logprobs", "false"]).sg.fused_logprobs
+    assert not upstream_arguments(config).sg.fused_logprobs
+    assert upstream_arguments(load_config(tiny)).sg.fused_logprobs
+    assert not load_config(tiny, ["actor.fused_logprobs=false"]).sg.fused_logprobs
     capsys.readouterr()
     layout = ["actor.num_gpus_per_node=2", "ref.num_gpus_per_node=2", "vllm.num_engines=2"]
-    run.parse(load_config(tiny, [*layout, "ds.tensor_parallel_size=2"]).to_argv())
+    upstream_arguments(load_config(tiny, [*layout, "ds.tensor_parallel_size=2"]))
     assert "actor.fused_logprobs: off" in capsys.readouterr().out
 
 
-def test_null_is_upstreams_default_as_no_flag_is_given() -> None:
+def test_null_is_upstreams_default() -> None:
     config = load_config(None, ["actor.policy_loss_type=null", "actor.eps_clip=null"])
-    assert "--actor.eps_clip" not in config.to_argv()
     assert config.value("actor.policy_loss_type") == "ppo" and config.clip_range() == (0.2, 0.2)
 
 

@@ -12,6 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from sg_rlhf.config import ConfigError, input_checks, load_config
+from sg_rlhf.config.checks import files
 from sg_rlhf.data_io.prompt_validation import value_of
 from sg_rlhf.overlay.driver import run
 from sg_rlhf.train import main
@@ -34,7 +35,7 @@ def before_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is not refused ends here, where Ray would start."""
     monkeypatch.setenv("SG_PLATFORM", "cpu")
     monkeypatch.setenv("SG_FORK_SERVER", "0")
-    monkeypatch.setattr(run, "execute", lambda args, workers=None: 99)
+    monkeypatch.setattr(run, "main", lambda args, workers=None: 99)
 
 
 @pytest.fixture
@@ -261,12 +262,12 @@ def test_a_model_that_is_asked_for_by_name_may_bring_code(tmp_path: Path) -> Non
     model = shutil.copytree(MODEL, tmp_path / "model")
     damaged(model, "code")
     named = [f"actor.model_name_or_path={model}", f"sg.trust_remote_code=[{model}]"]
-    input_checks.check_models(load_config(TINY, named))
+    files.check_models(load_config(TINY, named))
     with pytest.raises(ConfigError, match="asked for by name"):
-        input_checks.check_models(load_config(TINY, named[:1]))
+        files.check_models(load_config(TINY, named[:1]))
     # Its auto_map may point to a repository that is no model of the recipe.
     named[1] = f"sg.trust_remote_code=[{model},org/code]"
-    input_checks.check_models(load_config(TINY, named))
+    files.check_models(load_config(TINY, named))
 
 
 @pytest.mark.parametrize("recipe", ["kk", "math", "search"])

@@ -24,7 +24,6 @@ def test_a_recipe_can_be_read_without_upstream(monkeypatch: pytest.MonkeyPatch) 
 
     overrides = ["actor.adam.lr=1e-6", "actor.policy_loss_type=cispo", "ds.packing_samples=true"]
     real = load_config(None, overrides)
-    argv = real.to_argv()
     upstream_flags.flags.cache_clear()
     upstream_flags.main_block.cache_clear()
     monkeypatch.setattr(upstream_flags.importlib.util, "find_spec", missing)
@@ -32,7 +31,7 @@ def test_a_recipe_can_be_read_without_upstream(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(UpstreamMissing, match=r"scripts/bootstrap\.sh"):
             upstream_flags.build_parser()
         found = load_config(None, overrides)
-        assert found == real and found.to_argv() == argv
+        assert found == real
     finally:
         upstream_flags.flags.cache_clear()
 

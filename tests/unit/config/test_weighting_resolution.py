@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sg_rlhf.config import ConfigError, load_config, weighting_of
-from sg_rlhf.overlay.driver import run
+from sg_rlhf.overlay.driver.arguments import upstream_arguments
 
 TINY_RECIPE = Path(__file__).parents[3] / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
 
@@ -88,7 +88,7 @@ class Half(Weighting):
     monkeypatch.syspath_prepend(tmp_path)
     name = "half_weighting:Half"
     config = load_config(TINY_RECIPE, [f"sg.weighting={{type: '{name}', floor: 0.25}}"])
-    assert run.parse(config.to_argv()).sg.weighting["floor"] == 0.25
+    assert upstream_arguments(config).sg.weighting["floor"] == 0.25
     assert weighting_of(config).bounds() == (0.25, 1.0)
     assert weighting_of(config).describe().startswith(f"{name}: w = floor")
     with pytest.raises(ConfigError, match=r"sg\.weighting\.floor=2\.0: expected a number from 0"):

@@ -84,9 +84,9 @@ def test_too_few_prompts_for_one_rollout_are_bad_usage(
 
     with pytest.raises(UnusablePrompts):
         run(argparse.Namespace())
-    monkeypatch.setattr(cli, "run", run)
+    monkeypatch.setattr(cli, "train", run)
     monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
-    assert cli.execute(argparse.Namespace()) == 2
+    assert cli.main(argparse.Namespace()) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: rollout.batch_size=4: the data set has only 3 prompts")
     assert not issubclass(UnusablePrompts, RunStopped)  # which would be exit status 1
@@ -103,9 +103,9 @@ def test_prompts_for_another_family_are_bad_usage_too(
         made.prompts_dataloader.dataset.check = check
         made.get_max_steps()
 
-    monkeypatch.setattr(cli, "run", run)
+    monkeypatch.setattr(cli, "train", run)
     monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
-    assert cli.execute(argparse.Namespace()) == 2
+    assert cli.main(argparse.Namespace()) == 2
     assert capsys.readouterr().err == "error: the prompts are Llama 3's\n"
 
 
@@ -122,16 +122,16 @@ def test_a_run_that_stopped_says_when_and_how_to_go_on(
     args = argparse.Namespace(
         sg=SimpleNamespace(run_dir=tmp_path), ckpt=SimpleNamespace(path=tmp_path / "checkpoints")
     )
-    monkeypatch.setattr(cli, "run", run)
+    monkeypatch.setattr(cli, "train", run)
     monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
     error: RunStopped = NonFiniteError("the gradient is NaN")
-    assert cli.execute(args) == 1
+    assert cli.main(args) == 1
     assert capsys.readouterr().err == (
         "stopped: the gradient is NaN; this was while updating (rollout 5); the same command "
         "resumes from the last checkpoint, global_step4\n"
     )
     error = CheckpointError("no checkpoint is whole")
-    assert cli.execute(args) == 1
+    assert cli.main(args) == 1
     assert capsys.readouterr().err == "stopped: no checkpoint is whole\n"
 
 

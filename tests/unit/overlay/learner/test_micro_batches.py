@@ -20,7 +20,7 @@ from openrlhf.trainer.ray.launcher import BaseModelActor, RayActorGroup
 from sg_rlhf.batching import balance, rounds
 from sg_rlhf.batching.padded_rounds import padded
 from sg_rlhf.config import load_config
-from sg_rlhf.overlay.driver import run
+from sg_rlhf.overlay.driver.arguments import upstream_arguments
 from sg_rlhf.overlay.learner import micro_batches
 from sg_rlhf.overlay.learner.experience_maker import SGExperienceMaker
 from sg_rlhf.overlay.learner.replay_buffer import BalancedBuffer
@@ -42,7 +42,7 @@ def arguments(*overrides: str) -> Any:
         f"ref.num_gpus_per_node={RANKS}", f"vllm.num_engines={RANKS}",
     ]  # fmt: skip
     recipe = [CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml"]
-    return run.parse(load_config(recipe, [*settings, *overrides]).to_argv())
+    return upstream_arguments(load_config(recipe, [*settings, *overrides]))
 
 
 def rollout(longest: int = 0) -> list[Experience]:

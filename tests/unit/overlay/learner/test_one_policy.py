@@ -6,17 +6,22 @@ import pytest
 
 from sg_rlhf.config import ConfigError, load_config
 from sg_rlhf.overlay.cpu import platform
-from sg_rlhf.overlay.driver import run
+from sg_rlhf.overlay.driver.arguments import (
+    UnsupportedHere,
+    UsageError,
+    check_platform,
+    upstream_arguments,
+)
 
 RECIPE = "configs/kk/grpo_sg_tiny_cpu.yaml"
 
 
 def parsed(*overrides: str) -> object:
-    return run.parse(load_config([RECIPE], list(overrides)).to_argv())
+    return upstream_arguments(load_config([RECIPE], list(overrides)))
 
 
 def test_a_nucleus_is_refused_unless_it_is_asked_for() -> None:
-    with pytest.raises(run.UsageError) as error:
+    with pytest.raises(UsageError) as error:
         parsed("rollout.top_p=0.9")
     assert str(error.value) == (
         "rollout.top_p=0.9: the engine would sample from a part of the policy, and the trainer's "
@@ -38,5 +43,5 @@ def test_an_evaluation_set_is_as_cold_as_it_says() -> None:
 def test_batch_invariant_kernels_need_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     args = parsed("sg.batch_invariant=true")
     monkeypatch.setenv(platform.PLATFORM_VARIABLE, "cpu")
-    with pytest.raises(run.UnsupportedHere, match=r"sg\.batch_invariant=true: vLLM has such kern"):
-        run.check_platform(args)
+    with pytest.raises(UnsupportedHere, match=r"sg\.batch_invariant=true: vLLM has such kern"):
+        check_platform(args)

@@ -13,7 +13,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from sg_rlhf.config import load_config
-from sg_rlhf.overlay.driver import run
+from sg_rlhf.overlay.driver.arguments import upstream_arguments
 from sg_rlhf.overlay.learner.policy_actor import SGActorPPOTrainer
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
 from sg_rlhf.run_dir.timing_keys import OF_THE_RANK
@@ -112,7 +112,7 @@ def arguments(algorithm: str, *overrides: str) -> Any:
         "algo.dynamic_filtering_enable=false", "algo.advantage.estimator=reinforce",
         "sg.check_trained=false",  # its optimizer is none of DeepSpeed's
     ]  # fmt: skip
-    return run.parse(load_config(recipes, [*settings, *overrides]).to_argv())
+    return upstream_arguments(load_config(recipes, [*settings, *overrides]))
 
 
 def rollout(actor: Table, **info: torch.Tensor) -> list[Experience]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,8 @@ from sg_rlhf.algo.policy_loss import sg_policy_loss
 from sg_rlhf.algo.token_weights import token_weights
 from sg_rlhf.algo.weightings import GrpoSG
 from sg_rlhf.config import SGSettings
-from sg_rlhf.overlay.learner.policy_loss import PolicyLossWithStatistics, check, kl_dispatcher
+from sg_rlhf.config.checks.losses import check_weighting
+from sg_rlhf.overlay.learner.policy_loss import PolicyLossWithStatistics, kl_dispatcher
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
 
 
@@ -199,12 +201,13 @@ def test_a_normalized_weighted_kl_needs_the_losss_weights(
     args = arguments(loss, estimator, weighting={"type": "grpo_sg", "normalize": "batch_mean"})
     args.algo.kl.use_loss = use_loss
     args.actor.entropy_coef = 0.0
+    value = lambda key: operator.attrgetter(key)(args)  # noqa: E731
     if not refused:
-        check(args)
+        check_weighting(value)
         return
     with pytest.raises(
         ValueError, match=r"^sg\.weighting\.normalize=batch_mean: .*algo\.kl\.use_loss=true"
     ):
-        check(args)
+        check_weighting(value)
     args.sg.weighting["normalize"] = None
-    check(args)
+    check_weighting(value)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sg_rlhf.config import ConfigError
-from sg_rlhf.overlay.driver import run
+from sg_rlhf.overlay.driver.arguments import UsageError
 from sg_rlhf.overlay.learner import nonfinite
 from sg_rlhf.overlay.reporting.errors import RewardError
 from sg_rlhf.overlay.rollout.engine import SGRolloutActor
@@ -206,7 +206,7 @@ def test_a_micro_batch_without_a_part_leaves_upstreams_means() -> None:
     ],
 )
 def test_what_skipping_needs_is_one_line(overrides: str, words: str) -> None:
-    with pytest.raises(run.UsageError, match=rf"^sg.on_nonfinite=skip: not with {words}"):
+    with pytest.raises(UsageError, match=rf"^sg.on_nonfinite=skip: not with {words}"):
         arguments(SKIP, *overrides.split())
     arguments(*overrides.split())
     assert arguments(SKIP, "ds.zero_stage=1").sg.max_nonfinite == 3

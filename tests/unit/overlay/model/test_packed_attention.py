@@ -20,8 +20,9 @@ from transformers import (
     Qwen3Config,
 )
 
+from sg_rlhf.config import load_config
 from sg_rlhf.overlay.cpu import platform
-from sg_rlhf.overlay.driver import run as cli
+from sg_rlhf.overlay.driver.arguments import UnsupportedHere, check_platform, upstream_arguments
 from sg_rlhf.overlay.model import packed_attention
 from sg_rlhf.overlay.patches import flash_attn_shim
 
@@ -209,8 +210,8 @@ def test_flash_attn_is_told_where_samples_begin() -> None:
 
 
 ARGUMENTS = [
-    "--actor.model_name_or_path", "m", "--data.prompt_dataset", "d", "--reward.remote_url", "r.py",
-    "--vllm.num_engines", "1",
+    "actor.model_name_or_path=m", "data.prompt_dataset=d", "reward.remote_url=r.py",
+    "vllm.num_engines=1",
 ]  # fmt: skip
 
 
@@ -218,22 +219,22 @@ ARGUMENTS = [
     ("flags", "attention"),
     [
         ([], "sdpa"),
-        (["--ds.packing_samples"], "varlen"),
-        (["--ds.packing_samples", "--ds.attn_implementation", "sdpa"], "varlen"),
-        (["--ds.attn_implementation", "varlen"], "sdpa"),
-        (["--ds.attn_implementation", "eager"], "eager"),
-        (["--ds.attn_implementation", "flash_attention_2"], "flash_attention_2"),
+        (["ds.packing_samples=true"], "varlen"),
+        (["ds.packing_samples=true", "ds.attn_implementation=sdpa"], "varlen"),
+        (["ds.attn_implementation=varlen"], "sdpa"),
+        (["ds.attn_implementation=eager"], "eager"),
+        (["ds.attn_implementation=flash_attention_2"], "flash_attention_2"),
         (
-            ["--ds.packing_samples", "--ds.attn_implementation", "flash_attention_2"],
+            ["ds.packing_samples=true", "ds.attn_implementation=flash_attention_2"],
             "flash_attention_2",
         ),
-        (["--ds.packing_samples", "--ds.ring_attn_size", "2"], "flash_attention_2"),
+        (["ds.packing_samples=true", "ds.ring_attn_size=2"], "flash_attention_2"),
     ],
 )
 def test_the_attention_of_a_run(
     flags: list[str], attention: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args = cli.parse([*ARGUMENTS, *flags])
+    args = upstream_arguments(load_config(None, [*ARGUMENTS, *flags]))
     assert args.ds.attn_implementation == attention
     assert "flash_attention" not in capsys.readouterr().out, "upstream recommends it"
 
@@ -242,13 +243,13 @@ def test_flash_attn_that_is_asked_for_and_absent_is_refused_on_cuda(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(platform.PLATFORM_VARIABLE, "cuda")
-    cli.check_platform(cli.parse([*ARGUMENTS, "--ds.packing_samples"]))
-    asked = [*ARGUMENTS, "--ds.packing_samples", "--ds.attn_implementation", "flash_attention_2"]
+    check_platform(upstream_arguments(load_config(None, [*ARGUMENTS, "ds.packing_samples=true"])))
+    asked = [*ARGUMENTS, "ds.packing_samples=true", "ds.attn_implementation=flash_attention_2"]
     if flash_attn_shim.installed():
-        cli.check_platform(cli.parse(asked))
+        check_platform(upstream_arguments(load_config(None, asked)))
         return
-    with pytest.raises(cli.UnsupportedHere) as error:
-        cli.check_platform(cli.parse(asked))
+    with pytest.raises(UnsupportedHere) as error:
+        check_platform(upstream_arguments(load_config(None, asked)))
     assert str(error.value) == (
         "ds.attn_implementation=flash_attention_2: flash-attn is not installed; use varlen, "
         "torch's own kernel, or install flash-attn==2.8.3 (docs/operations.md)"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from sg_rlhf.config import ConfigError, load_config
-from sg_rlhf.overlay.driver import run
+from sg_rlhf.overlay.driver import arguments
+from sg_rlhf.overlay.driver.arguments import UsageError, upstream_arguments
 
 CONFIGS = Path(__file__).parents[4] / "configs"
 PAPER = CONFIGS / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml"
@@ -24,7 +25,7 @@ ASYNC = "train.async_enable=true vllm.enable_sleep=false"
 
 
 def parse(*overrides: str, recipe: Path = PAPER) -> Any:
-    return run.parse(load_config(recipe, overrides).to_argv())
+    return upstream_arguments(load_config(recipe, overrides))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_every_shipped_recipe_divides_evenly(recipe: Path) -> None:
     ],
 )
 def test_what_does_not_fit_is_one_line(overrides: str, words: str) -> None:
-    with pytest.raises((run.UsageError, ConfigError)) as refusal:
+    with pytest.raises((UsageError, ConfigError)) as refusal:
         parse(*overrides.split())
     assert words in str(refusal.value) and "\n" not in str(refusal.value)
 
@@ -118,8 +119,8 @@ def test_whatever_upstream_trips_over_is_one_line(monkeypatch: pytest.MonkeyPatc
     def trip(_args: Any) -> None:
         raise TypeError("'>' not supported between instances of 'NoneType' and 'int'")
 
-    monkeypatch.setattr(run, "validate_args", trip)
-    with pytest.raises(run.UsageError, match="missing or null: TypeError: '>' not supported"):
+    monkeypatch.setattr(arguments, "validate_args", trip)
+    with pytest.raises(UsageError, match="missing or null: TypeError: '>' not supported"):
         parse()
 
 

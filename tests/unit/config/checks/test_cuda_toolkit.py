@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from sg_rlhf.overlay.settings import cuda_toolkit
+from sg_rlhf.config.checks import cuda_toolkit
 
 NVCC = """#!/bin/sh
 echo 'nvcc: NVIDIA (R) Cuda compiler driver'

@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 
 from sg_rlhf.config import load_config
+from sg_rlhf.config.checks import optional_packages
 from sg_rlhf.config.upstream_flags import build_parser, upstream_root
-from sg_rlhf.overlay.driver import run
+from sg_rlhf.overlay.driver.arguments import (
+    UnsupportedHere,
+    check_platform,
+    upstream_arguments,
+)
 from sg_rlhf.overlay.patches import flash_attn_shim
-from sg_rlhf.overlay.settings import optional_packages
 
 ROOT = Path(__file__).parents[4]
 PAPER = ROOT / "configs" / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml"
@@ -89,17 +93,13 @@ def test_a_stand_in_is_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("platform", ["cuda", "cpu"])
-def test_the_command_refuses_ring_attention(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], platform: str
-) -> None:
+def test_a_run_refuses_ring_attention(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
     monkeypatch.setenv("SG_PLATFORM", platform)
-    assert run.main(load_config(PAPER, ["ds.ring_attn_size=2"]).to_argv()) == 2
-    (line,) = capsys.readouterr().err.splitlines()
     expected = "needs ring_flash_attn" if platform == "cuda" else "without CUDA use 1"
-    assert line.startswith("error: ") and expected in line
+    with pytest.raises(UnsupportedHere, match=expected):
+        check_platform(upstream_arguments(load_config(PAPER, ["ds.ring_attn_size=2"])))
 
 
-def test_the_command_refuses_the_other_hub(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.main([*load_config(PAPER, []).to_argv(), "--use_ms"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: use_ms=true: needs modelscope, not installed: pip")
+def test_a_run_refuses_the_other_hub() -> None:
+    with pytest.raises(UnsupportedHere, match="use_ms=true: needs modelscope, not installed: pip"):
+        upstream_arguments(load_config(PAPER, ["use_ms=true"]))

@@ -1,11 +1,4 @@
-"""The CUDA toolkit, for what still compiles with one: DeepSpeed's DeepCompile, FlashInfer.
-
-DeepSpeed builds such an operator for a toolkit of torch's very version, or of another minor one
-that its table lists. The table ends at CUDA 12, and torch is built for 13.0, so DeepSpeed would
-refuse 13.1 and later. CUDA is compatible within a major version, so the driver turns that check off
-(``DS_SKIP_CUDA_CHECK=1``) and checks the major version here.
-Its Adam needs no toolkit (:mod:`sg_rlhf.overlay.model.adam`).
-"""
+"""Whether the CUDA toolkit here can compile what ``ds.deepcompile`` needs."""
 
 from __future__ import annotations
 
@@ -42,7 +35,7 @@ def release(home: Path) -> tuple[int, int] | None:
 
 
 def unsupported_settings(value: Callable[[str], Any]) -> list[str]:
-    """:func:`problem` of this machine; none for a cluster, whose nodes have their own toolkits.
+    """What this machine's toolkit cannot compile; nothing for a cluster, which has its own.
 
     Args:
         value: a function from a dotted key to its resolved value.

@@ -1,0 +1,53 @@
+"""Settings of a recipe that do not go together, found from the recipe alone.
+
+``train``, its ``--dry-run``, ``plan`` and ``doctor`` all call :func:`problems`. Single values are
+checked when the recipe is read (``value_ranges``, ``sg_settings``), files by ``input_checks``.
+"""
+
+from __future__ import annotations
+
+from sg_rlhf.config.checks import engines, layout, losses
+from sg_rlhf.config.errors import ConfigError
+from sg_rlhf.config.recipe import Config
+
+#: Each takes ``Config.value`` and raises ValueError with one line: keys, values and the remedy.
+CHECKS = (
+    layout.check_reward,
+    layout.check_generation,
+    layout.check_placement,
+    layout.check_batches,
+    layout.check_async,
+    engines.check,
+    losses.check_advantages,
+    losses.check_weighting,
+    losses.check_nonfinite,
+)
+
+
+def problems(config: Config) -> list[str]:
+    """Find the settings that do not go together.
+
+    Returns:
+        One line for each, with the keys, their values and the remedy; empty if all is well.
+    """
+    try:
+        layout.check_counts(config.value)  # the other checks divide by them
+    except ValueError as error:
+        return [str(error)]
+    found = []
+    for check in CHECKS:
+        try:
+            check(config.value)
+        except ValueError as error:
+            found.append(str(error))
+    return found
+
+
+def check(config: Config) -> None:
+    """Refuse a recipe with settings that do not go together.
+
+    Raises:
+        ConfigError: the first of :func:`problems`.
+    """
+    for line in problems(config):
+        raise ConfigError(line)

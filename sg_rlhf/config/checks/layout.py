@@ -1,0 +1,193 @@
+"""Batches over ranks, models over GPUs, and the bound on the age of samples.
+
+Upstream hands a rollout's batches to the data-parallel ranks in equal chunks. If they do not divide
+evenly, one rank runs fewer forward passes than the others, and the collectives of ZeRO-3 hang.
+DeepSpeed counts micro-batches over the whole run, so a rollout must be a whole number of optimizer
+steps. Every function takes ``value``: dotted key -> its value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from sg_rlhf.config import topology
+from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
+
+Value = Callable[[str], Any]
+
+#: Counts that must be set and at least 1.
+COUNTS = (
+    "rollout.batch_size", "rollout.n_samples_per_prompt", "rollout.micro_batch_size",
+    "train.batch_size", "train.micro_batch_size", "train.max_epochs",
+    "actor.num_nodes", "actor.num_gpus_per_node", "vllm.num_engines", "vllm.tensor_parallel_size",
+    "ds.ring_attn_size", "ds.tensor_parallel_size",
+)  # fmt: skip
+
+
+def check_counts(value: Value) -> None:
+    """Refuse a missing count, or one below 1 (``null`` may be set where a default is)."""
+    for key in COUNTS:
+        count = value(key)
+        if count is None or count < 1:
+            shown = f"{key}: not set" if count is None else f"{key}={count}"
+            raise ValueError(f"{shown}: expected 1 or more")
+
+
+def check_reward(value: Value) -> None:
+    """Refuse a recipe without a reward."""
+    names = ("reward.remote_url", "train.agent_func_path", "reward.model_name_or_path")
+    if not any(map(value, names)):
+        raise ValueError(
+            "reward.remote_url: not set; name a reward function or server there, or set "
+            "train.agent_func_path or reward.model_name_or_path"
+        )
+
+
+def check_generation(value: Value) -> None:
+    """Refuse request sizes and asynchronous settings that upstream cannot run."""
+    is_async, size = value("train.async_enable"), value("rollout.batch_size")
+    requested = value("rollout.vllm_generate_batch_size")
+    if requested and requested < size:
+        raise ValueError(
+            f"rollout.vllm_generate_batch_size={requested}: expected rollout.batch_size={size} or "
+            "more; leave it unset"
+        )
+    if requested and requested > size and not is_async:
+        raise ValueError(
+            f"rollout.vllm_generate_batch_size={requested}: above rollout.batch_size={size} the "
+            "rest is trained after a weight sync: set train.async_enable=true, or leave it unset"
+        )
+    if value("train.partial_rollout_enable") and not is_async:
+        raise ValueError(
+            "train.partial_rollout_enable=true: expected train.async_enable=true, or false"
+        )
+    if not is_async:
+        return
+    if value("vllm.enable_sleep") and value("train.colocate_all"):
+        raise ValueError(
+            "vllm.enable_sleep=true: not with train.async_enable=true: engines sample while the "
+            "policy trains; set it to false"
+        )
+    if value("train.async_queue_size") < 1:
+        raise ValueError(
+            f"train.async_queue_size={value('train.async_queue_size')}: expected 1 or more"
+        )
+
+
+def check_placement(value: Value) -> None:
+    """Refuse models that share GPUs and differ in their number."""
+    shared = value("train.colocate_all") or value("train.colocate_actor_ref")
+    pairs = []
+    if shared and value("algo.kl.init_coef") > 0:
+        pairs.append(("actor", "ref"))
+    if topology.has_critic(value) and value("train.colocate_critic_reward"):
+        pairs.append(("critic", "reward"))
+    for first, second in pairs:
+        for key in ("num_nodes", "num_gpus_per_node"):
+            a, b = value(f"{first}.{key}"), value(f"{second}.{key}")
+            if a != b:
+                raise ValueError(
+                    f"{first}.{key}={a}, {second}.{key}={b}: must be equal, as the two models "
+                    "share their accelerators"
+                )
+    policy = topology.gpus_of(value, "actor")
+    if value("train.colocate_all") and not value("train.colocate_critic_reward"):
+        for name in topology.models(value):
+            size = topology.gpus_of(value, name)
+            if size > policy:
+                raise ValueError(
+                    f"{name}.num_nodes * {name}.num_gpus_per_node = {size}: more than the actor's "
+                    f"{policy}, with which it shares them (train.colocate_all=true)"
+                )
+    engines = value("vllm.num_engines") * value("vllm.tensor_parallel_size")
+    if topology.engines_share(value) and policy != engines:
+        raise ValueError(
+            f"actor.num_nodes * actor.num_gpus_per_node = {policy}, vllm.num_engines * "
+            f"vllm.tensor_parallel_size = {engines}: must be equal with train.colocate_all=true"
+        )
+
+
+def check_batches(value: Value) -> None:
+    """Refuse batches that do not divide evenly among ranks and optimizer steps."""
+    ranks = topology.data_parallel_ranks(value)
+    size, group = value("rollout.batch_size"), value("rollout.n_samples_per_prompt")
+    samples, step = size * group, value("train.batch_size")
+    rollout = f"rollout.batch_size * rollout.n_samples_per_prompt = {size} * {group} = {samples}"
+    if samples % step:
+        raise ValueError(
+            f"{rollout}: not divisible by train.batch_size={step}, so an optimizer step would "
+            "run over into the next rollout"
+        )
+    dynamic, stage = value("train.dynamic_batch_enable"), value("ds.zero_stage")
+    if dynamic and "critic" in ranks and stage in (1, 2):
+        raise ValueError(
+            f"train.dynamic_batch_enable=true with a critic and ds.zero_stage={stage}: the critic "
+            "would learn from the last micro-batch of each step alone; use ds.zero_stage=3, or "
+            "train.dynamic_batch_enable=false"
+        )
+    train_micro, score_micro = value("train.micro_batch_size"), value("rollout.micro_batch_size")
+    for name, count in ranks.items():
+        on = f"{count} data-parallel ranks of {name}"
+        learns = name in ("actor", "critic")
+        if dynamic:
+            if learns and step % count:
+                raise ValueError(f"train.batch_size={step}: not divisible by the {on}")
+            if ranks["actor"] % count:
+                raise ValueError(f"{on}: must divide the {ranks['actor']} of actor")
+            continue
+        if learns and step % (train_micro * count):
+            raise ValueError(
+                f"train.batch_size={step}: not divisible by train.micro_batch_size={train_micro} "
+                f"times the {on}"
+            )
+        # A single rank takes a smaller last batch as well.
+        if count > 1 and samples % (score_micro * count):
+            raise ValueError(
+                f"{rollout}: not divisible by rollout.micro_batch_size={score_micro} times the {on}"
+            )
+
+
+def check_async(value: Value) -> None:
+    """Refuse samples that ``sg.max_staleness`` would never let through, or without a correction."""
+    if not value("train.async_enable"):
+        return
+    partial, drop = value("train.partial_rollout_enable"), value("sg.stale") == "drop"
+    if drop and not partial:
+        raise ValueError(
+            "sg.stale=drop: without train.partial_rollout_enable=true the age of every sample is "
+            "known when it is requested; set that to true, or sg.stale=wait"
+        )
+    bound, queue = value("sg.max_staleness"), value("train.async_queue_size")
+    in_flight = queue if drop else min(bound, queue)
+    size = value("rollout.batch_size")
+    request = value("rollout.vllm_generate_batch_size") or size
+    # A request is sent once the remaining prompts no longer fill a rollout.
+    rollouts = -(-(request + size - math.gcd(request, size)) // size)
+    if rollouts > in_flight + 1:
+        raise ValueError(
+            f"rollout.vllm_generate_batch_size={request}: with the prompts left over from before, "
+            f"up to {rollouts} rollouts of rollout.batch_size={size}, of which the last is "
+            f"{rollouts - 1} weight syncs old: raise sg.max_staleness={bound} and "
+            f"train.async_queue_size={queue}, or lower it"
+        )
+    if partial and value("train.full_determinism_enable"):
+        raise ValueError(
+            "train.partial_rollout_enable=true: not with train.full_determinism_enable=true: which "
+            "tokens a weight sync comes between is a matter of time; set one of them to false"
+        )
+    if partial and value("data.max_images_per_prompt") > 0:
+        raise ValueError(
+            "train.partial_rollout_enable=true: not with images (data.max_images_per_prompt), "
+            "whose tokens' weights are not known; set it to false"
+        )
+    loss = value("actor.policy_loss_type")
+    takes_correction = loss in POLICY_LOSS_TYPES or loss == "ppo"
+    corrected = value("algo.advantage.is_correction_level") != "off" and takes_correction
+    if bound > 0 and not corrected and value("sg.uncorrected") == "refuse":
+        raise ValueError(
+            f"train.async_enable=true: samples are up to sg.max_staleness={bound} updates "
+            "old, and no correction is on: set sg.correction=tis (with a loss that takes it), or "
+            "sg.uncorrected=keep to train on them as they are"
+        )

@@ -1,0 +1,107 @@
+"""Losses, token weightings, KL estimators and ``sg.on_nonfinite``: what they need of each other.
+
+Every function takes ``value``: dotted key -> its value, and raises ValueError with one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sg_rlhf.algo.policy_loss import check_objective
+from sg_rlhf.config import topology
+from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES
+from sg_rlhf.config.weighting_resolution import built_objective, built_weighting, check_update
+
+Value = Callable[[str], Any]
+
+
+def check_advantages(value: Value) -> None:
+    """Refuse the population standard deviation where nothing divides by it."""
+    if value("sg.advantage_std") == "population" and not (
+        value("algo.advantage.estimator") == "group_norm" and value("algo.kl.use_loss")
+    ):
+        raise ValueError(
+            "sg.advantage_std=population needs algo.advantage.estimator=group_norm and "
+            "algo.kl.use_loss=true (the KL inside the reward would be rescaled too)"
+        )
+
+
+def check_weighting(value: Value) -> None:
+    """Refuse a weighting that the loss, the KL or the update cannot use."""
+    loss, estimator = value("actor.policy_loss_type"), value("algo.kl.estimator")
+    use_loss = value("algo.kl.use_loss")
+    if value("sg.update") == "lopti":
+        _check_lopti(value)
+    is_ours = loss in POLICY_LOSS_TYPES
+    if not is_ours and estimator not in KL_ESTIMATORS:
+        return
+    weighting = built_weighting(value("sg.weighting"))
+    if is_ours:
+        check_objective(built_objective(loss, value("sg.objective")), weighting)
+    ours = ", ".join(POLICY_LOSS_TYPES)
+    with_type = f"with sg.weighting.type={weighting.name}"
+    if not is_ours and weighting.reads:
+        raise ValueError(
+            f"algo.kl.estimator={estimator}: {with_type} expected actor.policy_loss_type to "
+            f"be one of {ours}, whose weights the KL shares"
+        )
+    if weighting.reads and estimator in KL_ESTIMATORS and not use_loss:
+        raise ValueError(
+            f"algo.kl.use_loss=false: expected true {with_type} and "
+            f"algo.kl.estimator={estimator}, or another estimator"
+        )
+    if weighting.normalize and estimator in KL_ESTIMATORS and not (is_ours and use_loss):
+        raise ValueError(
+            f"sg.weighting.normalize={weighting.normalize}: with algo.kl.estimator={estimator} "
+            f"expected algo.kl.use_loss=true and actor.policy_loss_type to be one of {ours}, whose "
+            "weights, over the rollout's mean, the KL shares"
+        )
+    if "entropy" in weighting.reads and value("actor.entropy_coef") is None:
+        raise ValueError(
+            f"actor.entropy_coef=null: sg.weighting.type={weighting.name} reads the entropy; "
+            "0 computes it"
+        )
+
+
+def _check_lopti(value: Value) -> None:
+    check_update(value("sg.update"), value("actor.policy_loss_type"))
+    if value("actor.entropy_coef"):
+        raise ValueError(
+            f"actor.entropy_coef={value('actor.entropy_coef')}: expected 0 with sg.update=lopti, "
+            "which has no entropy bonus per pass"
+        )
+    if not value("actor.lr_scheduler").startswith("constant"):
+        raise ValueError(
+            f"actor.lr_scheduler={value('actor.lr_scheduler')}: expected constant or "
+            "constant_with_warmup with sg.update=lopti, which takes twice the optimizer steps "
+            "that a schedule is made for"
+        )
+
+
+def check_nonfinite(value: Value) -> None:
+    """Refuse ``sg.on_nonfinite=skip`` where a step cannot be skipped."""
+    if value("sg.on_nonfinite") != "skip":
+        return
+    stage, sums = value("ds.zero_stage"), value("ds.grad_accum_dtype")
+    # DeepSpeed then has another kind of optimizer, which detects no overflow.
+    bf16_optimizer = stage == 1 and "32" in str(sums) and not value("ds.adam_offload")
+    critic = value("critic.model_name_or_path") or value("actor.model_name_or_path")
+    for applies, setting, remedy in (
+        (stage not in (1, 2, 3), f"ds.zero_stage={stage}", "1, 2 or 3"),
+        (bf16_optimizer, f"ds.zero_stage=1, ds.grad_accum_dtype={sums}", "ds.zero_stage=2"),
+        (
+            value("actor.optim") == "muon",
+            "actor.optim=muon, which has a gradient in its momentum before its step",
+            "adam",
+        ),
+        (
+            topology.has_critic(value),
+            f"critic.model_name_or_path={critic}, whose steps are not watched",
+            "no critic",
+        ),
+    ):
+        if applies:
+            raise ValueError(
+                f"sg.on_nonfinite=skip: not with {setting}; use {remedy}, or sg.on_nonfinite=stop"
+            )

@@ -1,0 +1,140 @@
+"""The arguments that upstream's ``train`` gets: a nested namespace, made from a recipe."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import functools
+import io
+from typing import Any
+
+from sg_rlhf.config import MODULE_KEYS, Config, ConfigError, local_path
+from sg_rlhf.config import checks as recipe_checks
+from sg_rlhf.config.checks import cuda_toolkit, optional_packages
+from sg_rlhf.config.prompt_count import count_prompts
+from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, flags, validate_args
+from sg_rlhf.overlay.cpu import platform
+from sg_rlhf.overlay.model import packed_attention
+from sg_rlhf.overlay.patches import flash_attn_shim
+from sg_rlhf.overlay.settings import layout_checks, worker_settings
+
+
+class UsageError(ValueError):
+    """The settings cannot work together; the message is one line for the user."""
+
+
+class UnsupportedHere(UsageError):
+    """The settings could work, but not on this machine."""
+
+
+def upstream_arguments(config: Config) -> argparse.Namespace:
+    """Build upstream's nested namespace, with ``sg``, and check it.
+
+    Args:
+        config: the recipe; its paths as the workers are to see them.
+
+    Raises:
+        UsageError: settings that cannot work together, by our checks or upstream's.
+    """
+    try:
+        recipe_checks.check(config)
+        flat = _flat(config)
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    args = _validated(flat)
+    args.ds.attn_implementation = packed_attention.resolve_attention(
+        str(flat["ds.attn_implementation"]), args.ds.packing_samples, args.ds.ring_attn_size
+    )
+    args.sg = argparse.Namespace(**config.sg.model_dump())
+    if args.sg.fused_logprobs and not worker_settings.fused_log_probs_fit(args):
+        print("actor.fused_logprobs: off with ds.tensor_parallel_size > 1 or ds.deepcompile")
+    return args
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    """Every upstream setting by its dotted key; upstream changes lists in place, so copies."""
+    flat = {key: copy.deepcopy(config.value(key)) for key in flags()}
+    if config.values.get("ds.attn_implementation") is None:
+        # Upstream's default is flash-attn, which the locked environment does not have.
+        flat["ds.attn_implementation"] = packed_attention.VARLEN
+    for key in MODULE_KEYS:
+        if flat[key]:
+            flat[key] = local_path(key, str(flat[key]))
+    return flat
+
+
+def _validated(flat: dict[str, Any]) -> argparse.Namespace:
+    """Run upstream's own checks, which also derive settings; print its remarks."""
+    remarks = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(remarks):
+            args = validate_args(argparse.Namespace(**flat))
+    except AssertionError as error:
+        raise UsageError(f"upstream refuses these settings: {error}") from None
+    except ModuleNotFoundError as error:  # modelscope, the only package that it imports here
+        raise UnsupportedHere(
+            "; ".join(optional_packages.missing(flat.__getitem__)) or str(error)
+        ) from None
+    except Exception as error:  # its checks assume that many settings are there
+        raise UsageError(
+            f"upstream cannot check these settings, one of which is missing or null: "
+            f"{type(error).__name__}: {error}"
+        ) from None
+    for line in remarks.getvalue().splitlines():
+        # Upstream recommends k2 or k3 as a loss, and wk3 is k3 with weights. It recommends
+        # flash-attn for packed samples, which have an attention of ours.
+        known = "as a loss" in line and args.algo.kl.estimator in KL_ESTIMATORS
+        if not known and "with flash_attention" not in line:
+            print(line)
+    return args
+
+
+def check_prompt_count(config: Config, args: Any) -> None:
+    """Refuse local prompts that do not fill one rollout.
+
+    Raises:
+        UnusablePrompts: one line naming the keys and the values.
+    """
+    count = count_prompts(config)
+    prompts = int(args.data.max_samples) if count is None else count
+    layout_checks.check_prompts(layout_checks.plan(prompts, args), args)
+
+
+def check_platform(args: Any) -> None:
+    """Refuse settings that cannot work on this machine.
+
+    Without CUDA, packed samples get the only attention that works there.
+
+    Raises:
+        UnsupportedHere: naming each key and what to use instead.
+    """
+
+    def value(key: str) -> Any:
+        return functools.reduce(getattr, key.split("."), args)
+
+    if not platform.active():
+        problems = [*optional_packages.missing(value), *cuda_toolkit.unsupported_settings(value)]
+        if "flash_attention_2" in args.ds.attn_implementation and flash_attn_shim.absent():
+            problems.append(
+                f"ds.attn_implementation={args.ds.attn_implementation}: flash-attn is not "
+                f"installed; use {packed_attention.VARLEN}, torch's own kernel, or install "
+                f"{flash_attn_shim.PINNED} (docs/operations.md)"
+            )
+        if args.ds.param_dtype == "fp32":
+            problems.append("ds.param_dtype=fp32: with CUDA use bf16 or fp16")
+        if problems:
+            raise UnsupportedHere("; ".join(problems))
+        return
+    problems = platform.unsupported_settings(value)
+    if args.sg.batch_invariant:
+        problems.append("sg.batch_invariant=true: vLLM has such kernels for CUDA; use false")
+    if problems:
+        raise UnsupportedHere(
+            "; ".join(problems) + " (no CUDA here; SG_PLATFORM=cuda if the cluster's nodes have it)"
+        )
+    problems = optional_packages.missing(value)
+    if problems:
+        raise UnsupportedHere("; ".join(problems))
+    if args.ds.packing_samples:
+        args.ds.attn_implementation = packed_attention.VARLEN

