@@ -1,4 +1,4 @@
-"""Named corrections for the mismatch between trainer and rollout engine: upstream's four flags.
+"""Named corrections for the mismatch between trainer and rollout engine: upstream's four keys.
 
 They compose with every weighting (:mod:`sg_rlhf.algo.rollout_correction`). Thresholds are those of
 the projects that the names come from.
@@ -18,7 +18,7 @@ def _flags(mode: str, low: float, high: float) -> dict[str, Any]:
     return {_FLAG.format(name): value for name, value in values.items()}
 
 
-#: Name -> the flags that it stands for.
+#: Name -> the keys that it sets.
 CORRECTIONS = {
     # Truncated: min(pi_trainer / pi_engine, 2), https://fengyao.notion.site/off-policy-rl
     "tis": _flags("clip", 0.0, 2.0),
@@ -32,10 +32,10 @@ CORRECTIONS = {
 def apply_preset(
     name: str | None, values: dict[str, Any], origin: dict[str, str]
 ) -> dict[str, Any]:
-    """The recipe's values with the flags of ``sg.correction``.
+    """Add the keys of ``sg.correction`` to a recipe's values.
 
     Raises:
-        ConfigError: one of the flags is given as well, with another value.
+        ConfigError: the recipe sets one of them to another value.
     """
     if name is None:
         return values

@@ -42,7 +42,7 @@ def settings_class(name: str) -> type[DomainSettings]:
 
 
 def keys() -> dict[str, str]:
-    """Key of every section -> what it is."""
+    """Every key of the sections -> its description."""
     return {
         f"sg.{name}.{field}": info.description or ""
         for name in names()
@@ -51,13 +51,13 @@ def keys() -> dict[str, str]:
 
 
 def parse_key(key: str) -> tuple[str, str] | None:
-    """(domain, field) of a key of a section; None for any other key."""
+    """(domain, field) of a key such as ``sg.search.url``; None for any other key."""
     parts = key.split(".", 2)
     return (parts[1], parts[2]) if len(parts) == 3 and parts[1] in _domains() else None
 
 
 def check(sections: Mapping[str, DomainSettings]) -> None:
-    """What a run needs and does not find, as its domains say; before Ray starts.
+    """Run the domains' own checks (a search server, for example) before Ray starts.
 
     Raises:
         ConfigError: one line for the user.
@@ -72,6 +72,6 @@ def check(sections: Mapping[str, DomainSettings]) -> None:
 
 
 def worker_variables(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """What every worker finds of them in its environment."""
+    """Environment variables that pass the settings of domains to the workers."""
     chosen = [settings_class(name)(**values) for name, values in sections.items()]
     return {settings.variable(): settings.to_variable() for settings in chosen}

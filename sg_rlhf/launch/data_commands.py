@@ -1,4 +1,4 @@
-"""How the data of a shipped recipe is made: the commands of examples/scripts, by data folder."""
+"""Commands that make the data of the shipped recipes, as in examples/scripts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _PUZZLES = "--generate people=3-7 per_size=900 test_per_size=100 seed=0"
 _MISTRAL, _LLAMA = "mistralai/Mistral-7B-Instruct-v0.3", "meta-llama/Llama-3.1-8B-Instruct"
 _PUBLISHED = "--eval-dir data/math_eval --download-eval"
 
-#: Folder of ``data.prompt_dataset`` -> what makes it. Searching needs a retriever as well, so its
-#: data is left to the user.
+#: Folder of ``data.prompt_dataset`` -> arguments of the data command. Search also needs a
+#: retriever, so its data is left to the user.
 COMMANDS = {
     folder: f"{words.split()[0]} --out {folder} {words.split(maxsplit=1)[1]}"
     for folder, words in {
@@ -29,7 +29,7 @@ COMMANDS = {
 
 
 def local_files(config: Config) -> tuple[str, ...]:
-    """The data files that the recipe names, training prompts first; ids of a hub are none."""
+    """Local data files of a recipe, training prompts first."""
     named = [config.value("data.prompt_dataset"), config.value("eval.dataset")]
     named += [s.dataset for s in config.sg.eval_sets]
     files = [name.strip() for names in named for name in str(names or "").split(",")]
@@ -38,7 +38,7 @@ def local_files(config: Config) -> tuple[str, ...]:
 
 
 def command_for(config: Config) -> str:
-    """A shell line that makes the training data where it is not there; "" if none is known."""
+    """Shell command that makes missing training data; "" if none is known."""
     files = local_files(config)
     made = COMMANDS.get(str(Path(files[0]).parent)) if files else None
     if made is None:

@@ -1,4 +1,4 @@
-"""What a scheduler must know of a recipe's run: machines, memory, and the command."""
+"""A recipe's run as a scheduler needs it: machines, memory, disk, and the command."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from sg_rlhf.plan.gpu_types import BY_SIZE
 from sg_rlhf.plan.hardware import named, of_gpus
 from sg_rlhf.plan.of_recipe import plan_of
 
-#: GPUs of the largest machine that a run with GPUs apart for sampling is put on.
+#: GPUs of a machine, at most, where models or engines have GPUs apart from the policy's.
 GPUS_OF_A_NODE = 8
-#: Cores of a GPU: its training process, its engine, their data and compiler threads.
+#: Cores per GPU: its training process, its engine, their data and compiler threads.
 CORES_PER_GPU = 8
 #: Cores for Ray's own processes and upstream's two controllers.
 CORES_BESIDE = 4
 #: Host memory and disk where the model's size is not known: what a 7B recipe takes, rounded up.
 MEMORY_GIB_PER_GPU, DISK_GB = 64, 1000
-#: The plan's figures are sums of what is known; a job that asks for too little is killed.
+#: On top of the plan's figures, as a job that requests too little is killed.
 MARGIN = 1.25
-#: Disk beside the run: packages, the checkout, what compilers keep.
+#: Disk for packages, the checkout and compilers' caches.
 PACKAGES_GB = 50
 #: Share of the memory: Ray's object store takes 30 % of it, NCCL a little.
 SHARED_MEMORY = 0.35
-#: KubeRay derives names from a job's, and refuses a longer one.
+#: KubeRay adds suffixes to the job's name and refuses a longer one.
 LONGEST_NAME = 47
 
-#: GPUs to ask a cloud for, by the memory that a recipe's hardware names, GB.
+#: GPU types to request from a cloud, by memory in GB.
 CLOUD_GPUS = {
     24: ("L4", "A10G", "RTX4090"),
     40: ("A100", "L40S"),
@@ -54,7 +54,7 @@ class Job:
         recipe: the recipe's files.
         printed_by: the command that prints this job file.
         command: the run, for a shell; the working directory is that of the recipe's paths.
-        data: what makes the training data, for a shell; "" where that is for the user to do.
+        data: shell command that makes the training data; "" if the user must.
         files: the local data files that the run reads.
         run_dir: the run directory.
         checkpoint: the file in it that names the latest checkpoint.
@@ -69,7 +69,7 @@ class Job:
         estimate: what the plan says of the time, one line; "" where it says nothing.
         ray_version: of the run's environment; "" where it is not known here.
         image: the container image; "" for none.
-        options: what the user gave beside the recipe.
+        options: the options of the job file.
     """
 
     name: str
@@ -161,10 +161,9 @@ def job_of(
 
 
 def machines(config: Config) -> tuple[int, int]:
-    """(machines, GPUs of each) of the placement groups that upstream will ask Ray for.
+    """(machines, GPUs of each) for all placement groups of the run.
 
-    With everything on the same GPUs they are the policy's. With engines or models on GPUs of their
-    own, as few machines of up to eight as hold them all.
+    The policy's, if everything shares its GPUs. Else as few machines of up to eight GPUs as needed.
     """
     actors, each = config.value("actor.num_nodes"), config.value("actor.num_gpus_per_node")
     total = topology.gpus(config.value)
@@ -175,7 +174,7 @@ def machines(config: Config) -> tuple[int, int]:
 
 
 def resources(config: Config, size: int, nodes: int, ranks: int) -> tuple[int, int, str]:
-    """What the run takes, by its plan (`sg_rlhf.plan`) and with a margin.
+    """Memory and disk that the run needs by its plan (``sg_rlhf.plan``), with a margin.
 
     Args:
         config: the recipe.
@@ -210,7 +209,7 @@ def _round_up(amount: float, step: int) -> int:
 def gpu_memory(config: Config) -> int:
     """Memory in GB of the GPUs that the recipe is written for: 24, 40 or 80.
 
-    By the last file of a folder ``hardware`` that it was made of; 80 where there is none.
+    From its last file of a folder ``hardware``; 80 without one.
     """
     names = [Path(file).stem for file in config.sources if Path(file).parent.name == "hardware"]
     try:
@@ -233,7 +232,7 @@ def relative(path: Path) -> str:
 
 
 def _image(kind: str, flavour: str) -> str:
-    """Without an image given, Kubernetes still needs one: that of our Dockerfiles."""
+    """The default image: Kubernetes needs one, that of our Dockerfiles."""
     return f"sg-rlhf:{sg_rlhf.__version__}-{flavour}" if kind == "kuberay" else ""
 
 

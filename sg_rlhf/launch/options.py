@@ -1,4 +1,4 @@
-"""The flags that print a job file."""
+"""The options of ``--dry-run --print KIND``, which prints a job file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 KINDS = ("sbatch", "kuberay", "skypilot")
-#: Flag -> the kinds that have a place for it.
+#: Option -> the kinds of job file that use it.
 USED_BY = {
     "image": KINDS,
     "time": ("sbatch", "kuberay"),
@@ -17,12 +17,12 @@ USED_BY = {
 
 
 class LaunchError(ValueError):
-    """Flags that do not go together; the message is one line for the user."""
+    """Options that do not go together; the message is one line for the user."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked for beside the recipe; "" where nothing is.
+    """The options, "" where not given.
 
     Attributes:
         kind: of :data:`KINDS`.
@@ -48,36 +48,37 @@ class Options:
         return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
     def words(self) -> list[str]:
-        """The flags again."""
+        """The same options as command-line words."""
         given = [(name, getattr(self, name)) for name in USED_BY]
         return ["--print", self.kind, *(w for k, v in given if v for w in (f"--{k}", v))]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags as a group of their own."""
+    """Add the options as a group."""
     group = parser.add_argument_group(
-        "a job file", "of the same run for a cluster, printed alone; docs/launch.md"
+        "job file", "print the run as a job file for a cluster (docs/launch.md)"
     )
     group.add_argument(
         "--print",
         choices=KINDS,
         metavar="KIND",
-        help=f"with --dry-run: print the job file instead, for {', '.join(KINDS)}",
+        help=f"with --dry-run: print a job file of this kind: {', '.join(KINDS)}",
     )
-    group.add_argument("--image", metavar="NAME", help="container image to run in")
     group.add_argument(
-        "--time", metavar="HH:MM:SS", help="longest time for the job (sbatch, kuberay)"
+        "--image",
+        metavar="NAME",
+        help="container image to run in (default: none; kuberay: our own)",
     )
+    group.add_argument("--time", metavar="HH:MM:SS", help="time limit of the job (sbatch, kuberay)")
     group.add_argument("--partition", metavar="NAME", help="SLURM's partition (sbatch)")
     group.add_argument("--account", metavar="NAME", help="SLURM's account (sbatch)")
 
 
 def options_of(arguments: argparse.Namespace) -> Options | None:
-    """The flags, checked; None where no job file is asked for.
+    """The options, checked; None without ``--print``.
 
     Raises:
-        LaunchError: a flag without the one that it belongs to, or a value that would not survive
-            in a job file.
+        LaunchError: an option without ``--print``, or a value that cannot be in a job file.
     """
     given = {name: getattr(arguments, name) for name in USED_BY if getattr(arguments, name)}
     if not arguments.print:

@@ -1,7 +1,7 @@
-"""Flags of upstream that need a package which the locks leave out.
+"""Settings that need a package which the locked environments lack.
 
-Upstream imports it in a worker, minutes after the start. A flag whose package is locked has no row;
-``bitsandbytes`` is locked where there is CUDA, and without CUDA the flag is refused anyway.
+Upstream would import it in a worker, minutes after the start. ``bitsandbytes`` is in the CUDA lock;
+without CUDA its setting is refused anyway.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 
 class Need(NamedTuple):
-    """One flag that needs packages.
+    """A setting that needs packages.
 
     Attributes:
-        key: upstream's flag.
+        key: upstream's key.
         used: whether a value of it needs them.
-        modules: what upstream, or what it asks to, imports then.
-        install: what to install them with, in versions that fit the locked ones.
+        modules: the modules that are imported then.
+        install: command that installs versions which fit the locked ones.
         instead: a value that needs none.
     """
 
@@ -60,11 +60,11 @@ NEEDS = (
 def missing(
     value: Callable[[str], Any], installed: Callable[[str], bool] | None = None
 ) -> list[str]:
-    """One sentence for each flag whose package is not installed.
+    """One sentence for each setting whose package is not installed.
 
     Args:
         value: a function from a dotted key to its resolved value.
-        installed: whether a module is there; by default whether this environment has it.
+        installed: module -> whether it is installed; default: in this environment.
     """
     has = installed or is_installed
     problems = []
@@ -81,6 +81,6 @@ def missing(
 
 
 def is_installed(module: str) -> bool:
-    """Whether this environment has a module; our stand-in for flash-attn is none."""
+    """Whether a module is installed; our shim of flash-attn does not count."""
     found = importlib.util.find_spec(module)
     return found is not None and found.loader is not None

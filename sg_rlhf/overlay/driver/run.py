@@ -28,7 +28,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 
 @contextlib.contextmanager
 def fork_server_for_cpu() -> Iterator[fork_server.ForkServer | None]:
-    """What the workers are forked from where there is no CUDA; it imports from now on."""
+    """Start the process that workers are forked from, if there is no CUDA."""
     auth_token.set_auth_token()
     if not (platform.active() and fork_server.enabled()):
         yield None
@@ -41,7 +41,7 @@ def fork_server_for_cpu() -> Iterator[fork_server.ForkServer | None]:
 
 
 def train(args: argparse.Namespace, workers: fork_server.ForkServer | None = None) -> None:
-    """Train. Ends its own Ray cluster and every process it started, whatever happens.
+    """Train. Ends the local Ray cluster and every process that it started, however it ends.
 
     Args:
         args: upstream's namespace with ``sg``.
@@ -103,7 +103,7 @@ def _path(name: str | None) -> Path | None:
 
 @contextlib.contextmanager
 def redirect_output(args: Any) -> Iterator[None]:
-    """A progress bar on the terminal, and whatever else is printed in ``logs/driver.log``.
+    """Show a progress bar on the terminal; write all other output to ``logs/driver.log``.
 
     Compilers and Ray's own binaries write to the file descriptors, so those are redirected.
     """
@@ -137,7 +137,7 @@ def redirect_output(args: Any) -> Iterator[None]:
 
 @best_effort_output()
 def main(args: argparse.Namespace, workers: fork_server.ForkServer | None = None) -> int:
-    """Run what has been checked, and report.
+    """Train with checked arguments and report how the run ended.
 
     Returns:
         The exit status: 0, 2 for bad usage, 1 when the run stopped, 130 interrupted, 143
@@ -190,7 +190,7 @@ def main(args: argparse.Namespace, workers: fork_server.ForkServer | None = None
 
 
 def _resume_hint(args: Any) -> str:
-    """What the same command does next, for the end of a line."""
+    """Says from where the same command resumes, for the end of a line."""
     if not args.sg.run_dir:
         return ""
     found = paths.resume_candidates(Path(args.ckpt.path) / "_actor")
@@ -200,9 +200,9 @@ def _resume_hint(args: Any) -> str:
 
 
 def install_signal_handlers() -> None:
-    """SIGINT and SIGTERM end the run, from now on.
+    """Make SIGINT and SIGTERM end the run.
 
-    A shell starts background jobs with SIGINT ignored; whoever sends it means it.
+    A shell starts background jobs with SIGINT ignored, so it is set explicitly.
     """
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, graceful_stop.interrupt)
