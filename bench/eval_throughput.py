@@ -5,7 +5,7 @@
 Both get the same sampled Knights & Knaves task (puzzles of our own generator, n responses each) on
 vLLM, in turn, each in a fresh process. Timed are the whole process and, within it, the generation
 alone, because loading libraries says little about a run of hours. lm-eval's vLLM backend gets the
-engine settings that `eval/engines/vllm.py` uses.
+engine settings that `sg_rlhf/eval/engines/vllm.py` uses.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def questions(count: int) -> list[tuple[str, str]]:
 
 def ours(args: argparse.Namespace) -> dict[str, Any]:
     """Our runner on a suite of its own."""
-    from eval import drive, run, suites
+    from sg_rlhf.eval import drive, run, suites
     from sg_rlhf.tasks.kk.harnesses import GRADERS
     from sg_rlhf.tasks.questions import Question, generated_source
     from sg_rlhf.tasks.suite import Benchmark, Sampling, Suite
@@ -90,8 +90,8 @@ def ours(args: argparse.Namespace) -> dict[str, Any]:
 
 def theirs(args: argparse.Namespace) -> dict[str, Any]:
     """lm-eval's vLLM backend through `simple_evaluate`, with the same grader."""
-    from eval.engines.start import set_environment
-    from eval.model import cpu_only
+    from sg_rlhf.eval.engines.start import set_environment
+    from sg_rlhf.eval.model import cpu_only
     from sg_rlhf.sampling.vllm_settings import cpu_settings
 
     cpu = cpu_only()

@@ -18,9 +18,9 @@ sys.path.insert(0, str(ROOT))
 
 from made_tables import main  # noqa: E402
 
-from eval import suites  # noqa: E402
 from sg_rlhf.config import load_config  # noqa: E402
 from sg_rlhf.config.builtin_recipes import CONFIGS  # noqa: E402
+from sg_rlhf.eval import suites  # noqa: E402
 
 PAGE = ROOT / "docs" / "licences.md"
 #: Of the models in recipes, by their model cards; written by hand, read by no script.

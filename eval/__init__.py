@@ -1,3 +1,1 @@
-"""Evaluation on the paper's benchmarks: ``python -m eval.run``."""
-
-import sg_rlhf  # noqa: F401  (explains what `python -m eval.run` lacks)
+"""The command ``python -m eval.run`` of a checkout. The code is in `sg_rlhf.eval`."""

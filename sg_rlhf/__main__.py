@@ -48,7 +48,9 @@ COMMANDS = {
         "sg_rlhf.doctor",
         main="sg_rlhf.doctor.command",
     ),
-    "eval": Command("evaluate a model on the paper's benchmarks (--list shows them)", "eval.run"),
+    "eval": Command(
+        "evaluate a model on the paper's benchmarks (--list shows them)", "sg_rlhf.eval.run"
+    ),
     "report": Command(
         "one HTML page of figures and samples about one or several runs",
         "sg_rlhf.report",

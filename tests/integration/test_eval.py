@@ -282,7 +282,7 @@ def test_lm_eval_asks_and_grades_the_same(puzzles: Path, tmp_path: Path) -> None
     result = subprocess.run(
         [
             sys.executable, "-m", "lm_eval", "run",
-            "--include_path", "eval/lm_eval_tasks", "--tasks", "sg_paper_t1",
+            "--include_path", "sg_rlhf/eval/lm_eval_tasks", "--tasks", "sg_paper_t1",
             "--model", "hf", "--model_args", f"pretrained={TINY},dtype=float32",
             "--device", "cpu", "--batch_size", "8", "--limit", "8",
             "--gen_kwargs", "max_gen_toks=48", "--log_samples", "--output_path", str(tmp_path),

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from eval import dialogues, plan
-from eval.engines.base import Completion, EngineOptions, Request
-from eval.engines.hf import HfEngine
-from eval.model import context_length, find_model
-from eval.store import Store
-from eval.suites import SUITES
+from sg_rlhf.eval import dialogues, plan
+from sg_rlhf.eval.engines.base import Completion, EngineOptions, Request
+from sg_rlhf.eval.engines.hf import HfEngine
+from sg_rlhf.eval.model import context_length, find_model
+from sg_rlhf.eval.store import Store
+from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.retrieval.index import build
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.search import encyclopedia, qa_sets, serving

@@ -18,12 +18,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.full]
 PROGRAM = """
 import json
 from pathlib import Path
-from eval.engines.start import set_environment
+from sg_rlhf.eval.engines.start import set_environment
 set_environment("vllm", cpu=True, replicas=1)
 from transformers import AutoTokenizer
-from eval.engines.base import EngineOptions, Request, drain
-from eval.engines.start import start_one
-from eval.model import find_model
+from sg_rlhf.eval.engines.base import EngineOptions, Request, drain
+from sg_rlhf.eval.engines.start import start_one
+from sg_rlhf.eval.model import find_model
 from sg_rlhf.tasks.kk.prompt import build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate
 tiny = Path("sg_rlhf/tiny/kk_tiny")

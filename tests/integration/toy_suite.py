@@ -10,8 +10,8 @@ import os
 import time
 from pathlib import Path
 
-from eval.run import main
-from eval.suites import SUITES
+from sg_rlhf.eval.run import main
+from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.kk.harnesses import grade_paper
 from sg_rlhf.tasks.kk.prompt import build_prompt

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted([*ROOT.glob("sg_rlhf/**/*.py"), *ROOT.glob("eval/**/*.py")])
+FILES = sorted(ROOT.glob("sg_rlhf/**/*.py"))
 #: Modules that unpickle; `multiprocessing` does so from a pipe to a child alone.
 MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 #: (file, what): the exceptions, with the reason.

@@ -7,15 +7,15 @@ import importlib
 
 import pytest
 
-from eval.engines.base import DTYPES, ENGINES
-from eval.run import main as evaluate
 from sg_rlhf.data.command import main as make_data
+from sg_rlhf.eval.engines.base import DTYPES, ENGINES
+from sg_rlhf.eval.run import main as evaluate
 from sg_rlhf.retrieval.replicas import main as serve_replicas
 from sg_rlhf.tasks.domain import load
 from sg_rlhf.tasks.registry import DOMAINS, find
 
 COMMANDS = [
-    "eval.run",
+    "sg_rlhf.eval.run",
     "sg_rlhf.report.__main__",
     "sg_rlhf.plan.command",
     "sg_rlhf.studies.command",

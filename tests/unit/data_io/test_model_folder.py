@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.run import main
 from sg_rlhf.data_io import model_folder
+from sg_rlhf.eval.run import main
 
 TINY = Path(__file__).parents[3] / "sg_rlhf" / "tiny" / "kk_tiny"
 

@@ -28,7 +28,7 @@ def strings(path: Path) -> list[str]:
 @functools.cache
 def printed() -> str:
     """Every text that the code may print."""
-    modules = [*ROOT.glob("sg_rlhf/**/*.py"), *ROOT.glob("eval/**/*.py")]
+    modules = ROOT.glob("sg_rlhf/**/*.py")
     scripts = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("examples/scripts/*.sh")]
     texts = [text for path in modules for text in strings(path)]
     return "\n".join([*texts, *(path.read_text() for path in scripts)])

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from eval import plan, results
-from eval.run import main
-from eval.sampling import sampled
-from eval.store import Store
-from eval.suites import SUITES
+from sg_rlhf.eval import plan, results
+from sg_rlhf.eval.run import main
+from sg_rlhf.eval.sampling import sampled
+from sg_rlhf.eval.store import Store
+from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.questions import Question
 from sg_rlhf.tasks.suite import Loaded
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from eval import contamination, results, tables
-from eval.contamination import look, run_of
-from eval.model import Model
-from eval.run import main
-from eval.suites import SUITES
 from sg_rlhf.data_io.dataset_writer import sha256_of
+from sg_rlhf.eval import contamination, results, tables
+from sg_rlhf.eval.contamination import look, run_of
+from sg_rlhf.eval.model import Model
+from sg_rlhf.eval.run import main
+from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.kk.data import to_records
 from sg_rlhf.tasks.kk.prompt import build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate

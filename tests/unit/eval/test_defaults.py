@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from eval import trained
-from eval.model import find_model
-from eval.run import main
+from sg_rlhf.eval import trained
+from sg_rlhf.eval.model import find_model
+from sg_rlhf.eval.run import main
 from tests.unit.tasks.search.http_retriever import running
 
 ROOT = Path(__file__).parents[3]

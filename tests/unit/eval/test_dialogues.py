@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from eval import dialogues, plan
-from eval.store import Store
-from eval.suites import SUITES
+from sg_rlhf.eval import dialogues, plan
+from sg_rlhf.eval.store import Store
+from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.questions import EvalError, Question
 from sg_rlhf.tasks.suite import Held, Loaded, NotHeld

@@ -7,8 +7,8 @@ from importlib import metadata
 
 import pytest
 
-from eval.engines.start import set_environment
-from eval.model import cpu_only
+from sg_rlhf.eval.engines.start import set_environment
+from sg_rlhf.eval.model import cpu_only
 
 
 @pytest.fixture

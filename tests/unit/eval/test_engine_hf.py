@@ -8,9 +8,9 @@ import torch
 from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from eval.engines.base import EngineOptions, Request, drain
-from eval.engines.hf import HfEngine, drawn
-from eval.model import find_model
+from sg_rlhf.eval.engines.base import EngineOptions, Request, drain
+from sg_rlhf.eval.engines.hf import HfEngine, drawn
+from sg_rlhf.eval.model import find_model
 from sg_rlhf.tasks.kk.prompt import build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from eval.engines import openai
-from eval.engines.base import EngineOptions, Request
-from eval.engines.openai import Server
-from eval.engines.start import start_one
-from eval.model import served_model
+from sg_rlhf.eval.engines import openai
+from sg_rlhf.eval.engines.base import EngineOptions, Request
+from sg_rlhf.eval.engines.openai import Server
+from sg_rlhf.eval.engines.start import start_one
+from sg_rlhf.eval.model import served_model
 from sg_rlhf.tasks.questions import EvalError
 
 GOOD = {"choices": [{"text": "yes", "finish_reason": "stop"}], "usage": {"completion_tokens": 1}}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.suites import SUITES
+from sg_rlhf.eval.suites import SUITES
 
 ROWS = [json.loads(line) for line in (Path(__file__).parent / "golden.jsonl").open()]
 BENCHMARKS = {b.name: b for suite in SUITES.values() for b in suite.benchmarks}

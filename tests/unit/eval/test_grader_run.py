@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from eval.run import main
-from eval.suites import SUITES
 from sg_rlhf.data_io.pinned_download import Origin
+from sg_rlhf.eval.run import main
+from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.math import other_graders
 from sg_rlhf.tasks.math.grading import grade_many
 from sg_rlhf.tasks.math.other_graders import RULES

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from eval import metrics, paired, results
-from eval.suites import SUITES
+from sg_rlhf.eval import metrics, paired, results
+from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.suite import Benchmark
 
 AIME = SUITES["math"].select(["aime"])[0]

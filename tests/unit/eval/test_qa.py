@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from eval import results, tables
-from eval.run import main
-from eval.suites import SUITES
+from sg_rlhf.eval import results, tables
+from sg_rlhf.eval.run import main
+from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.search import qa_sets, serving
 from sg_rlhf.tasks.search import suite as search

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from eval.engines.base import Request
-from eval.engines.replicas import HELD, Shares, _Worker, hub_variables
+from sg_rlhf.eval.engines.base import Request
+from sg_rlhf.eval.engines.replicas import HELD, Shares, _Worker, hub_variables
 
 
 def request(key: str) -> Request:

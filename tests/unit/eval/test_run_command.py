@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.model import fingerprint
-from eval.run import main
+from sg_rlhf.eval.model import fingerprint
+from sg_rlhf.eval.run import main
 
 ROOT = Path(__file__).parents[3]
 TINY = ROOT / "sg_rlhf" / "tiny" / "kk_tiny"

@@ -2,11 +2,11 @@
 
 import pytest
 
-from eval import results
-from eval.metrics import pass_at_k
-from eval.run import check, main, parse_arguments
-from eval.sampling import sampled
-from eval.suites import SUITES
+from sg_rlhf.eval import results
+from sg_rlhf.eval.metrics import pass_at_k
+from sg_rlhf.eval.run import check, main, parse_arguments
+from sg_rlhf.eval.sampling import sampled
+from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.questions import EvalError
 
 MATH, KK = SUITES["math"], SUITES["kk"]

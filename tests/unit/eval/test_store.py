@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from eval.store import Store, differences
+from sg_rlhf.eval.store import Store, differences
 from sg_rlhf.tasks.questions import EvalError
 
 REQUEST = {"suite": "kk", "model": {"fingerprint": "a"}, "seed": 0}

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from eval import plan
-from eval.suites import SUITES
+from sg_rlhf.eval import plan
+from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.kk.data import read_parquet
 from sg_rlhf.tasks.kk.prompt import build_prompt
 from sg_rlhf.tasks.questions import EvalError, Question, limited, questions_hash
 from sg_rlhf.tasks.suite import Benchmark, Loaded, Sampling
 
-TASKS = Path(__file__).parents[3] / "eval" / "lm_eval_tasks"
+TASKS = Path(__file__).parents[3] / "sg_rlhf" / "eval" / "lm_eval_tasks"
 # Of one turn, so that a response is a completion; the others are dialogues (test_qa.py).
 BENCHMARKS = {b.name: b for name in ("math", "kk") for b in SUITES[name].benchmarks}
 

@@ -3,8 +3,8 @@
 import pytest
 from rich.console import Console
 
-from eval import results, tables
-from eval.suites import SUITES
+from sg_rlhf.eval import results, tables
+from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.kk.paper import KK
 from sg_rlhf.tasks.math.paper import MATH
 from sg_rlhf.tasks.suite import Benchmark

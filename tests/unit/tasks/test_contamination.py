@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from eval.suites import SUITES
+from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.contamination import FAMILIES, Exposure, Study, family_of
 
 SET = Exposure(

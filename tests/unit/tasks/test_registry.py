@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from eval import run as evaluation
-from eval.results import scores
-from eval.suites import at
 from sg_rlhf.config import ConfigError, domain_settings, load_config, sg_settings
 from sg_rlhf.data import command as data
+from sg_rlhf.eval import run as evaluation
+from sg_rlhf.eval.results import scores
+from sg_rlhf.eval.suites import at
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.data_command import DataCommand
 from sg_rlhf.tasks.domain import Domain, load

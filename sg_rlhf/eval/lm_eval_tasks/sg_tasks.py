@@ -1,6 +1,6 @@
 """Our suites as tasks of lm-evaluation-harness: the same questions, prompts and graders.
 
-``lm_eval run --include_path eval/lm_eval_tasks --tasks sg_aime --model vllm --model_args ...``
+``lm_eval run --include_path sg_rlhf/eval/lm_eval_tasks --tasks sg_aime --model vllm --model_args ...``
 with `SG_EVAL_DATA` naming the folder that `--data-dir` would (else the files are downloaded). The
 harness sets the sampling of a task from its YAML file; `tests/unit/eval` holds those to
 the suites' own.
@@ -15,8 +15,8 @@ from typing import Any
 
 from datasets import Dataset, DatasetDict
 
-from eval.metrics import pass_at_k
-from eval.suites import SUITES
+from sg_rlhf.eval.metrics import pass_at_k
+from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.suite import Benchmark
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from eval.engines.base import Completion, Engine, EngineOptions, Request
+from sg_rlhf.eval.engines.base import Completion, Engine, EngineOptions, Request
 from sg_rlhf.tasks.questions import EvalError, one_line
 
 StartEngine: TypeAlias = Callable[[EngineOptions], Engine]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from eval.engines.base import Completion, EngineOptions, Request
+from sg_rlhf.eval.engines.base import Completion, EngineOptions, Request
 from sg_rlhf.tasks.questions import EvalError, one_line
 from sg_rlhf.tasks.suite import FinishReason
 

@@ -11,10 +11,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from eval import contamination, metrics
-from eval.contamination import Seen
-from eval.metrics import Estimate
-from eval.store import Row
+from sg_rlhf.eval import contamination, metrics
+from sg_rlhf.eval.contamination import Seen
+from sg_rlhf.eval.metrics import Estimate
+from sg_rlhf.eval.store import Row
 from sg_rlhf.tasks.questions import sample_seed
 from sg_rlhf.tasks.suite import Benchmark, Suite
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from eval.engines.base import Completion, EngineOptions, Request
+from sg_rlhf.eval.engines.base import Completion, EngineOptions, Request
 from sg_rlhf.tasks.questions import EvalError, one_line
 from sg_rlhf.tasks.suite import FinishReason
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from eval.engines.base import Engine, EngineName, EngineOptions
+from sg_rlhf.eval.engines.base import Engine, EngineName, EngineOptions
 from sg_rlhf.sampling import vllm_settings
 
 
@@ -40,7 +40,7 @@ def start(options: EngineOptions) -> Engine:
         EvalError: it cannot start as asked; one line for the user.
     """
     if options.replicas > 1:
-        from eval.engines.replicas import Replicas
+        from sg_rlhf.eval.engines.replicas import Replicas
 
         return Replicas(options, start_one)
     return start_one(options)
@@ -50,13 +50,13 @@ def start_one(options: EngineOptions) -> Engine:
     """Start one engine in this process."""
     # Each engine's library takes seconds to import, and one suffices.
     if options.name == "vllm":
-        from eval.engines.vllm import VllmEngine
+        from sg_rlhf.eval.engines.vllm import VllmEngine
 
         return VllmEngine(options)
     if options.name == "hf":
-        from eval.engines.hf import HfEngine
+        from sg_rlhf.eval.engines.hf import HfEngine
 
         return HfEngine(options)
-    from eval.engines.openai import OpenAIEngine
+    from sg_rlhf.eval.engines.openai import OpenAIEngine
 
     return OpenAIEngine(options)

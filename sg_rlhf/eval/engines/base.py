@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
-from eval.model import Model
+from sg_rlhf.eval.model import Model
 from sg_rlhf.tasks.suite import FinishReason
 
 EngineName = Literal["vllm", "openai", "hf"]

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eval import trained
-from eval.model import Model
 from sg_rlhf.data_io.dataset_writer import sha256_of
+from sg_rlhf.eval import trained
+from sg_rlhf.eval.model import Model
 from sg_rlhf.tasks.contamination import Family, family_of
 from sg_rlhf.tasks.overlap import Problem, SetOverlap, find_overlap
 from sg_rlhf.tasks.questions import EvalError

@@ -8,9 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from tqdm import tqdm
 
-from eval.engines.base import Completion, Engine, drain
-from eval.plan import Sample
-from eval.store import Store
+from sg_rlhf.eval.engines.base import Completion, Engine, drain
+from sg_rlhf.eval.plan import Sample
+from sg_rlhf.eval.store import Store
 
 
 def run(samples: Sequence[Sample], engine: Engine | None, store: Store, already: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eval.engines.base import Completion, EngineOptions, Request
+from sg_rlhf.eval.engines.base import Completion, EngineOptions, Request
 from sg_rlhf.sampling import seeded_sampler, vllm_settings
 from sg_rlhf.tasks.questions import EvalError, one_line
 from sg_rlhf.tasks.suite import FinishReason

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eval import metrics, paired
-from eval.paired import Difference
-from eval.store import Row, differences, read_results, read_run
+from sg_rlhf.eval import metrics, paired
+from sg_rlhf.eval.paired import Difference
+from sg_rlhf.eval.store import Row, differences, read_results, read_run
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Benchmark, Suite
 

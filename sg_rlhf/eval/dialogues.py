@@ -21,9 +21,9 @@ from typing import TypeAlias
 
 from tqdm import tqdm
 
-from eval.engines.base import Completion, Engine, Request
-from eval.plan import Sample
-from eval.store import Row, Store
+from sg_rlhf.eval.engines.base import Completion, Engine, Request
+from sg_rlhf.eval.plan import Sample
+from sg_rlhf.eval.store import Row, Store
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Host, NotHeld, Reply
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval import suites, trained
-from eval.store import model_of
+from sg_rlhf.eval import suites, trained
+from sg_rlhf.eval.store import model_of
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Benchmark, Suite

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eval.engines.base import Request
-from eval.store import Key, Row
+from sg_rlhf.eval.engines.base import Request
+from sg_rlhf.eval.store import Key, Row
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.questions import Question, Source, questions_hash, sample_seed

@@ -9,12 +9,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from eval.compare import Compared, Comparison, Discordant, Side
-from eval.paired import Difference
 from sg_rlhf.common import figures
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.common.text import table_head, table_row
 from sg_rlhf.data_io import strict_json
+from sg_rlhf.eval.compare import Compared, Comparison, Discordant, Side
+from sg_rlhf.eval.paired import Difference
 
 JSON, MARKDOWN, PICTURE = "compare.json", "compare.md", "compare.png"
 #: Questions that are named on the terminal and in Markdown; the JSON file has all.

@@ -1,0 +1,1 @@
+"""Evaluation on the paper's benchmarks: ``python -m sg_rlhf.eval.run``."""
