@@ -224,8 +224,8 @@ def _check_same(a: Side, b: Side, names: Sequence[str]) -> None:
         found: dict[str, Any] = {
             name: {key: asked[name].get(key) for key in _SAME} for name in names
         }
-        # How questions are searched decides an answer as the settings do.
-        return {**found, "search": side.request.get("search")}
+        # How questions are searched, and a server's chat, decide an answer as the settings do.
+        return {**found, **{key: side.request.get(key) for key in ("search", "chat")}}
 
     changed = differences(decisive(a), decisive(b), "{} in A, {} in B")
     if changed:

@@ -11,18 +11,18 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from sg_rlhf.common.argument_types import OneLineParser, int_list, non_negative_int, positive_int
 from sg_rlhf.common.atomic_io import best_effort_output
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.redaction import redact_text
 from sg_rlhf.data_io import strict_json
 from sg_rlhf.eval import (
+    chat_prompts,
     contamination,
     defaults,
     dialogues,
@@ -30,10 +30,16 @@ from sg_rlhf.eval import (
     listing,
     plan,
     results,
-    suites,
     tables,
 )
-from sg_rlhf.eval.engines.base import DTYPES, ENGINES, Engine, EngineName, EngineOptions
+from sg_rlhf.eval.command_line import (
+    CommandLine,
+    check,
+    names_in,
+    parse_arguments,
+    with_command,
+)
+from sg_rlhf.eval.engines.base import Engine, EngineOptions
 from sg_rlhf.eval.engines.start import set_environment, start
 from sg_rlhf.eval.model import (
     Model,
@@ -43,137 +49,11 @@ from sg_rlhf.eval.model import (
     load_tokenizer,
     served_model,
 )
-from sg_rlhf.eval.sampling import sampled
+from sg_rlhf.eval.sampling import Overrides
 from sg_rlhf.eval.store import RESULTS, TABLE, Key, Row, Store
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Benchmark, Host, Prepared, Suite, Tokenize
-
-EXAMPLES = """\
-examples:
-  what there is
-    python -m eval.run --list
-  the newest finished run on Knights & Knaves, all harnesses
-    python -m eval.run --suite kk
-  another checkpoint, and a folder for its results
-    python -m eval.run --suite kk --model runs/kk/checkpoints/final --out out/kk
-  the sampled mathematics sets alone, on 8 GPUs with one engine each
-    python -m eval.run --suite math --only aime,amc --model M --out out/math --replicas 8
-  AIME 2025 with 64 responses to each problem: avg@64, and pass@k from the same responses
-    python -m eval.run --suite math --only aime25 --samples 64 --k 1,8,64 --model M --out out/aime25
-  a quick look at five questions of each set, from files that are here
-    python -m eval.run --suite math --limit 5 --data-dir data/math --model M --out out/look
-  search questions, with an index of our own that is served while the run lasts
-    python -m eval.run --suite qa --index indexes/e5 --data-dir data/qa --model M --out out/qa
-  two finished runs, question by question
-    python -m eval.run --compare out/grpo out/grpo_sg --out out/compared
-  a server
-    python -m eval.run --suite kk --engine openai --base-url http://localhost:8000/v1 \\
-      --model M --out out/served
-"""
-
-
-#: A checkout has the command under this short name; an installed package has `sg-rlhf eval`.
-_IN_CHECKOUT = "python -m eval.run"
-
-
-def _with_command(text: str) -> str:
-    """The text with the command's name as it works here."""
-    in_checkout = (Path(__file__).parents[2] / "eval" / "run.py").is_file()
-    return text if in_checkout else text.replace(_IN_CHECKOUT, "sg-rlhf eval")
-
-
-@dataclass(frozen=True)
-class CommandLine:
-    """A parsed command line.
-
-    Attributes:
-        suites: all that there are, by name.
-        own_options: suite -> the options that it alone has.
-        common_options: those of every suite.
-    """
-
-    args: argparse.Namespace
-    suites: Mapping[str, Suite]
-    own_options: Mapping[str, Sequence[argparse.Action]]
-    common_options: Sequence[argparse.Action]
-
-
-def parse_arguments(argv: Sequence[str]) -> CommandLine:
-    """The command line, with the teaching help; options of the suites included.
-
-    Raises:
-        EvalError: `--suite` or `SG_DOMAINS` names a place where no domain is.
-    """
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--suite", nargs="?")
-    asked = first.parse_known_args(argv)[0].suite or ""
-    known = suites.available()
-    if ":" in asked:
-        known[asked] = suites.at(asked)
-    parser = OneLineParser(
-        prog=_with_command(_IN_CHECKOUT),
-        description=_with_command(__doc__ or ""),
-        epilog=_with_command(EXAMPLES),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    names = ", ".join(known)
-    add("--suite", metavar="NAME", help=f"what to evaluate on: {names}, or package.module:DOMAIN")
-    add(
-        "--model", metavar="M",
-        help="a Hugging Face folder, hub id or module:NAME, or a server's name for it; [the newest "
-        "finished run of the suite's domain in runs/]",
-    )  # fmt: skip
-    add("--out", metavar="DIR", type=Path, help="folder for the results [out/SUITE_DATE_TIME]")
-    add("--only", metavar="A,B", default="", help="some benchmarks or harnesses of the suite")
-    add("--engine", choices=ENGINES, default="vllm", help="[vllm], openai (a server), or hf")
-    add("--base-url", metavar="U", help="of the server, such as http://localhost:8000/v1")
-    add("--data-dir", metavar="D", type=Path, help="the original files; else they are downloaded")
-    add("--limit", metavar="N", type=positive_int, help="questions of each benchmark")
-    add(
-        "--samples",
-        metavar="N",
-        type=positive_int,
-        help="responses to each question that is sampled",
-    )
-    add("--k", metavar="K,K", type=int_list, help="the k of pass@k, of at most the samples: 1,8,64")
-    add(
-        "--train-data", metavar="F", type=Path, nargs="+",
-        help="files that the model was trained on; [those of its run, for a run's checkpoint]",
-    )  # fmt: skip
-    add(
-        "--seed",
-        metavar="S",
-        type=non_negative_int,
-        default=0,
-        help="of sampling and intervals [0]",
-    )
-    add("--resume", action="store_true", help="go on with the run in DIR")
-    add("--tensor-parallel", metavar="N", type=positive_int, default=1, help="GPUs per engine [1]")
-    add("--replicas", metavar="N", type=positive_int, default=1, help="engines, as Ray actors [1]")
-    add("--revision", metavar="R", help="of a model on the hub [main]")
-    add("--dtype", choices=DTYPES, default="auto", help="[auto]: the model's, float32 on a CPU")
-    add(
-        "--concurrency",
-        metavar="N",
-        type=positive_int,
-        default=128,
-        help="requests that a server gets at once [128]",
-    )
-    add("--list", action="store_true", help="print suites, sizes, settings and licences")
-    add(
-        "--compare", metavar=("A", "B"), type=Path, nargs=2,
-        help="compare two finished runs question by question; --out gets compare.json and .md",
-    )  # fmt: skip
-    own = {}
-    for name, suite in known.items():
-        group = parser.add_argument_group(f"with --suite {name} alone")
-        suite.add_options(group)
-        own[name] = list(group._group_actions)
-    common = [a for a in parser._actions if not any(a in options for options in own.values())]
-    return CommandLine(parser.parse_args(argv), known, own, common)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -184,15 +64,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         line = parse_arguments(sys.argv[1:] if argv is None else argv)
         if line.args.list:
+            line.refuse_all_but(_LIST_OPTIONS, "has no effect on --list")
             listing.show(line.suites, console)
             return 0
         if line.args.compare is not None:
             return compare_folders(line, console)
         suite, benchmarks = check(line)
+        defaults.complete(line.args, suite, benchmarks)
         with best_effort_output():
             return evaluate(line.args, suite, benchmarks, console)
     except (EvalError, OSError) as error:
-        said = as_typed(_with_command(redact_text(" ".join(str(error).split()))))
+        said = as_typed(with_command(redact_text(" ".join(str(error).split()))))
         print(f"error: {said}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -202,8 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-#: What `--compare` takes beside the two folders.
-_OF_COMPARE = {"compare", "suite", "out", "only", "k", "seed", "help"}
+#: Options that `--compare` and `--list` have a use for.
+_COMPARE_OPTIONS = {"compare", "suite", "out", "only", "k", "seed"}
+_LIST_OPTIONS = {"list", "suite"}
 
 
 def compare_folders(line: CommandLine, console: Console) -> int:
@@ -217,10 +100,7 @@ def compare_folders(line: CommandLine, console: Console) -> int:
     from sg_rlhf.eval.compare import compare
 
     args = line.args
-    own = [option for options in line.own_options.values() for option in options]
-    for option in [*line.common_options, *own]:
-        if option.dest not in _OF_COMPARE and getattr(args, option.dest) != option.default:
-            raise EvalError(f"{option.option_strings[0]}: says nothing about two finished runs")
+    line.refuse_all_but(_COMPARE_OPTIONS, "says nothing about two finished runs")
     if args.out is not None and args.out.exists() and not args.out.is_dir():
         raise EvalError(f"--out {args.out}: is a file, expected a folder")
     found = compare(line.suites, tuple(args.compare), names_in(args.only), args.k, args.seed)
@@ -228,71 +108,6 @@ def compare_folders(line: CommandLine, console: Console) -> int:
     for path in compare_report.write(found, args.out) if args.out is not None else ():
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)
     return 0
-
-
-def names_in(only: str) -> list[str]:
-    """The names of `--only`.
-
-    Raises:
-        EvalError: it is given and has none.
-    """
-    names = [name.strip() for name in only.split(",") if name.strip()]
-    if only and not names:
-        raise EvalError(f"--only {only}: names no benchmark; --list shows what there is")
-    return names
-
-
-#: Engines that an option says something to, where not all of them do.
-_ENGINES_OF: Mapping[str, Sequence[EngineName]] = {
-    "base_url": ("openai",),
-    "concurrency": ("openai",),
-    "tensor_parallel": ("vllm",),
-    "revision": ("vllm", "hf"),
-    "dtype": ("vllm", "hf"),
-}
-
-
-def check(line: CommandLine) -> tuple[Suite, tuple[Benchmark, ...]]:
-    """What can be wrong in the command line alone.
-
-    Returns:
-        The suite, and those of its benchmarks that are selected.
-
-    Raises:
-        EvalError: one line for the user.
-    """
-    args = line.args
-    if args.suite is None:
-        raise EvalError("--suite is missing; python -m eval.run --help shows examples")
-    suite = line.suites.get(args.suite)
-    if suite is None:
-        raise EvalError(
-            f"--suite {args.suite}: expected one of {', '.join(line.suites)}, or "
-            "package.module:NAME of a domain"
-        )
-    if args.engine == "openai" and args.base_url is None:
-        raise EvalError("--engine openai needs --base-url, such as http://localhost:8000/v1")
-    for option in line.common_options:
-        engines = _ENGINES_OF.get(option.dest)
-        value = getattr(args, option.dest, option.default)
-        if engines is not None and args.engine not in engines and value != option.default:
-            name = option.option_strings[0]
-            raise EvalError(f"{name} {value}: only with --engine {' or '.join(engines)}")
-    if args.engine == "openai" and args.replicas > 1:
-        raise EvalError("--replicas: a server is one engine; start more behind its own router")
-    if args.data_dir is not None and not args.data_dir.is_dir():
-        raise EvalError(f"--data-dir {args.data_dir}: no such folder")
-    for path in args.train_data or ():
-        if not path.is_file():
-            raise EvalError(f"--train-data {path}: no such file")
-    for name, options in line.own_options.items():
-        for option in options:
-            if name != args.suite and getattr(args, option.dest) != option.default:
-                raise EvalError(f"{option.option_strings[0]}: only with --suite {name}")
-    suite.check(args)
-    benchmarks = sampled(suite.select(names_in(args.only)), args.samples, args.k)
-    defaults.complete(args, suite, benchmarks)
-    return suite, benchmarks
 
 
 def evaluate(
@@ -303,6 +118,8 @@ def evaluate(
         with contextlib.ExitStack() as resources:
             target = functools.cache(lambda: find_target(args))
             prepared = suite.prepare(benchmarks, args, lambda: target().tokenizer, resources)
+            if args.chat_template:
+                prepared = as_chats(args, prepared, target().tokenizer)
             seen = contamination.look(suite, prepared.loaded, target().model, args.train_data)
             run = plan_run(args, suite, prepared, target(), store)
             engine = start_engine(args, run, resources)
@@ -321,6 +138,23 @@ def evaluate(
         store.write_text(TABLE, tables.markdown(report, suite))
         tables.show(report, suite, args.out, console)
     return 0
+
+
+def as_chats(args: argparse.Namespace, prepared: Prepared, tokenizer: Any) -> Prepared:
+    """The questions as conversations.
+
+    Args:
+        tokenizer: of the model; None for a model behind a server, which applies its own template.
+
+    Raises:
+        EvalError: the prompts are conversations already, or the model has no chat template.
+    """
+    chat_prompts.refuse_chats(prepared.loaded)
+    loaded = prepared.loaded
+    if tokenizer is not None:
+        loaded = chat_prompts.with_template(loaded, tokenizer, args.system_prompt)
+    request = {**prepared.request, "chat": {"system_prompt": args.system_prompt}}
+    return replace(prepared, loaded=loaded, request=request)
 
 
 @dataclass(frozen=True)
@@ -357,7 +191,13 @@ def find_target(args: argparse.Namespace) -> Target:
     # A server does not show its weights: a local folder is fingerprinted, a name stands for itself.
     local = (Path(args.model) / "config.json").is_file()
     model = find_model(args.model, None) if local else served_model(args.model)
-    server = Server(args.base_url, model.name, model.location)
+    server = Server(
+        args.base_url,
+        model.name,
+        model.location,
+        chat=args.chat_template,
+        system_prompt=args.system_prompt,
+    )
     if server.context is None:
         print("notice: the server does not tell its context; nothing is cut", flush=True)
     return Target(model, server.context, server.tokenize, None, cpu=False)
@@ -388,6 +228,7 @@ def plan_run(
         EvalError: the folder holds a run that was begun with another request.
     """
     tasks = plan.make_tasks(prepared.loaded, prepared.tokenize or target.tokenize, target.context)
+    overrides = Overrides(args.temperature, args.top_p, args.max_tokens).as_dict()
     request = {
         "suite": suite.name,
         "model": target.model.as_dict(),
@@ -397,6 +238,7 @@ def plan_run(
         "seed": args.seed,
         "limit": args.limit,
         **prepared.request,
+        **({"overrides": overrides} if overrides else {}),
         "benchmarks": {task.benchmark.name: task.describe() for task in tasks},
     }
     stored = store.begin(request)
@@ -432,6 +274,8 @@ def start_engine(
             replicas=args.replicas,
             base_url=args.base_url,
             concurrency=args.concurrency,
+            chat=args.chat_template,
+            system_prompt=args.system_prompt,
         )
     )
     resources.callback(engine.close)

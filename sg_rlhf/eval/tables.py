@@ -24,6 +24,9 @@ def markdown(results: Results, suite: Suite) -> str:
             for name in limited
         )
         parts.append(f"**Limited run, not comparable with the paper:** questions of {sizes}.")
+    other_settings = _other_settings(results)
+    if other_settings:
+        parts.append(f"**Other settings than the paper's, not comparable:** {other_settings}.")
     if suite.beside_the_paper is not None:
         parts.append("\n".join(suite.beside_the_paper(results, suite)))
     parts.append("\n".join(["## Each score", "", *_details(results, suite)]))
@@ -65,6 +68,19 @@ def show(results: Results, suite: Suite, out: Path, console: Console) -> None:
         console.print(notice.replace("**", ""), markup=False, highlight=False)
     for name in ("results.json", "samples.jsonl", "table.md"):
         console.print(str(out / name), markup=False, highlight=False, soft_wrap=True)
+
+
+def _other_settings(results: Results) -> str:
+    """The options that changed the suite's settings or prompts; empty without any."""
+    options = [
+        f"--{name.replace('_', '-')} {value}"
+        for name, value in results.get("overrides", {}).items()
+    ]
+    if "chat" in results:
+        options.append("--chat-template")
+        if results["chat"]["system_prompt"] is not None:
+            options.append(f"--system-prompt {results['chat']['system_prompt']!r}")
+    return ", ".join(options)
 
 
 def _provenance(results: Results) -> str:

@@ -70,6 +70,8 @@ class EngineOptions:
         context: most tokens of prompt and response together that any request needs.
         dtype: torch's name of the weights' type, or "auto" for the model's own.
         cpu: there is no CUDA device.
+        chat: a server gets the prompts through its chat endpoint.
+        system_prompt: system turn of these conversations; None: no such turn.
     """
 
     name: EngineName
@@ -81,6 +83,8 @@ class EngineOptions:
     replicas: int = 1
     base_url: str | None = None
     concurrency: int = 128
+    chat: bool = False
+    system_prompt: str | None = None
 
 
 class Engine(Protocol):

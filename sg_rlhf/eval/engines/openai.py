@@ -1,4 +1,4 @@
-"""Any server with OpenAI's completions endpoint; prompts go to it raw."""
+"""Any server with OpenAI's completions endpoint (raw prompts) or its chat endpoint."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from sg_rlhf.eval.chat_prompts import messages
 from sg_rlhf.eval.engines.base import Completion, EngineOptions, Request
 from sg_rlhf.tasks.questions import EvalError, one_line
 from sg_rlhf.tasks.suite import FinishReason
@@ -20,18 +21,31 @@ TIMEOUT = httpx.Timeout(connect=10.0, read=3600.0, write=60.0, pool=None)
 
 
 class Server:
-    """A server and the model on it, as far as it tells.
+    """A server and its model.
+
+    Args:
+        concurrency: most connections at a time.
+        chat: use the chat endpoint.
+        system_prompt: system turn of a chat; None: no such turn.
 
     Attributes:
         served: name under which the server knows the model.
-        context: tokens of prompt and response, or None where the server does not tell.
+        context: tokens of prompt and response, or None if the server does not tell.
         is_vllm: it is vLLM, which takes more sampling parameters and counts tokens.
 
     Raises:
-        EvalError: it does not answer, or does not serve the model; names those that it does.
+        EvalError: it does not answer, or does not serve the model; names those that it serves.
     """
 
-    def __init__(self, base_url: str, model: str, location: str, concurrency: int = 1) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        location: str,
+        concurrency: int = 1,
+        chat: bool = False,
+        system_prompt: str | None = None,
+    ) -> None:
         key = os.environ.get("OPENAI_API_KEY", "none")
         self.client = httpx.Client(
             base_url=base_url.rstrip("/") + "/",
@@ -40,6 +54,8 @@ class Server:
             limits=httpx.Limits(max_connections=concurrency),
         )
         self.base_url = base_url
+        self.path = "chat/completions" if chat else "completions"
+        self._chat, self._system_prompt = chat, system_prompt
         entries = self._entries()
         for entry in entries:
             if {model, location} & {str(entry.get("id")), str(entry.get("root"))}:
@@ -62,8 +78,14 @@ class Server:
                 f"({one_line(error)}); expected such as http://localhost:8000/v1"
             ) from None
 
+    def prompt_fields(self, prompt: str) -> dict[str, Any]:
+        """The fields of a request that hold the prompt."""
+        if self._chat:
+            return {"messages": messages(prompt, self._system_prompt)}
+        return {"prompt": prompt}
+
     def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Tokens of prompts; empty where the server does not tokenise (only vLLM's do).
+        """Tokens of prompts; empty if the server does not tokenize (only vLLM does).
 
         Raises:
             EvalError: the server went away.
@@ -74,7 +96,9 @@ class Server:
         found: list[list[int]] = []
         for prompt in prompts:
             try:
-                answer = self.client.post(url, json={"model": self.served, "prompt": prompt})
+                answer = self.client.post(
+                    url, json={"model": self.served, **self.prompt_fields(prompt)}
+                )
                 answer.raise_for_status()
                 found.append(list(answer.json()["tokens"]))
             except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
@@ -88,8 +112,14 @@ class OpenAIEngine:
     def __init__(self, options: EngineOptions) -> None:
         assert options.base_url is not None
         self._server = Server(
-            options.base_url, options.model.name, options.model.location, options.concurrency
+            options.base_url,
+            options.model.name,
+            options.model.location,
+            options.concurrency,
+            options.chat,
+            options.system_prompt,
         )
+        self._read = _read_message if options.chat else _read_text
         self._pool = ThreadPoolExecutor(options.concurrency)
         self._pending: set[Future[Completion]] = set()
 
@@ -107,7 +137,7 @@ class OpenAIEngine:
     def _complete(self, request: Request) -> Completion:
         body: dict[str, Any] = {
             "model": self._server.served,
-            "prompt": request.prompt,
+            **self._server.prompt_fields(request.prompt),
             "temperature": request.temperature,
             "top_p": request.top_p,
             "max_tokens": request.max_tokens,
@@ -124,14 +154,14 @@ class OpenAIEngine:
     def _post(self, body: dict[str, Any]) -> tuple[str, FinishReason, int]:
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                answer = self._server.client.post("completions", json=body)
+                answer = self._server.client.post(self._server.path, json=body)
             except httpx.TransportError as error:
                 problem = one_line(error)
             else:
                 problem = f"{answer.status_code} {' '.join(answer.text.split())[:200]}"
                 if answer.status_code == 200:
                     try:
-                        return _read(answer.json())
+                        return self._read(answer.json())
                     except (ValueError, LookupError, TypeError, AttributeError):
                         # A proxy's page, which may be gone in a moment.
                         problem = f"expected a completion (JSON with choices), found {problem}"
@@ -142,11 +172,32 @@ class OpenAIEngine:
         raise EvalError(f"--base-url {self._server.base_url}: {problem}")
 
 
-def _read(answer: Any) -> tuple[str, FinishReason, int]:
-    """Text, why it ended and tokens of a server's answer; any error where it is none."""
-    choice = answer["choices"][0]
-    text = choice["text"]
+def _read_text(answer: Any) -> tuple[str, FinishReason, int]:
+    """Text, finish reason and tokens of a completion; any error if it is none."""
+    text = answer["choices"][0]["text"]
     if not isinstance(text, str):
         raise TypeError
-    reason: FinishReason = "length" if choice["finish_reason"] == "length" else "stop"
-    return text, reason, int((answer.get("usage") or {}).get("completion_tokens", 0))
+    return text, _finish_reason(answer), _tokens(answer)
+
+
+def _read_message(answer: Any) -> tuple[str, FinishReason, int]:
+    """The same of a chat completion.
+
+    A server with a reasoning parser gives the reasoning apart from the answer. Only the answer is
+    graded; it is empty if the limit ended the reasoning. The tokens count both.
+    """
+    message = answer["choices"][0]["message"]
+    text = message["content"]
+    if text is None and (message.get("reasoning") or message.get("reasoning_content")):
+        text = ""
+    if not isinstance(text, str):
+        raise TypeError
+    return text, _finish_reason(answer), _tokens(answer)
+
+
+def _finish_reason(answer: Any) -> FinishReason:
+    return "length" if answer["choices"][0]["finish_reason"] == "length" else "stop"
+
+
+def _tokens(answer: Any) -> int:
+    return int((answer.get("usage") or {}).get("completion_tokens", 0))

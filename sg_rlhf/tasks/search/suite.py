@@ -143,6 +143,13 @@ class SearchSuite(Suite):
                 "--engine openai: dialogues need the tokens that were sampled, which a completions "
                 "server does not give; expected vllm or hf"
             )
+        if args.chat_template:
+            raise EvalError("--chat-template: only for raw prompts; --suite qa has --prompt chat")
+        if args.max_tokens is not None:
+            raise EvalError(
+                f"--max-tokens {args.max_tokens}: a dialogue has limits of its own: "
+                "--search turn_tokens=N max_turns=N"
+            )
         given = {
             "--retriever": args.retriever is not None,
             "--index": args.index is not None,

@@ -1,11 +1,12 @@
-"""`--samples` and `--k`: which benchmarks change, and what is refused."""
+"""Sampling options: which benchmarks they change, and which combinations are refused."""
 
 import pytest
 
 from sg_rlhf.eval import results
+from sg_rlhf.eval.command_line import check, parse_arguments
 from sg_rlhf.eval.metrics import pass_at_k
-from sg_rlhf.eval.run import check, main, parse_arguments
-from sg_rlhf.eval.sampling import sampled
+from sg_rlhf.eval.run import main
+from sg_rlhf.eval.sampling import Overrides, sampled
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.questions import EvalError
 
@@ -86,3 +87,62 @@ def test_pass_at_k_of_puzzles_is_averaged_over_their_sizes():
         assert found[f"pass@{k}"].value == pytest.approx(expected)
     assert found["pass@2/4"].value == pytest.approx(0.5)
     assert list(found)[:3] == ["avg@4", "pass@1", "pass@2"]
+
+
+def settings(benchmarks):
+    return {
+        b.name: (b.settings.temperature, b.settings.top_p, b.settings.max_tokens, b.settings.n)
+        for b in benchmarks
+    }
+
+
+def test_settings_replace_the_suites_own():
+    given = MATH.select(["math500", "aime"])
+    assert Overrides().apply(given) == given
+    assert settings(Overrides(0.6, 0.95, 32768).apply(given)) == {
+        "math500": (0.6, 0.95, 32768, 1),
+        "aime": (0.6, 0.95, 32768, 16),
+    }
+
+
+def test_top_p_changes_what_is_sampled_alone():
+    found = settings(Overrides(top_p=0.9).apply(MATH.select(["math500", "aime"])))
+    assert found == {"math500": (0.0, 1.0, 4096, 1), "aime": (1.0, 0.9, 4096, 16)}
+
+
+def test_temperature_0_has_one_response_and_no_pass_at_k():
+    (found,) = Overrides(temperature=0.0).apply(MATH.select(["aime"]))
+    assert shape([found]) == {"aime": (1, "accuracy", ())}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--only", "math500", "--top-p", "0.9"], "--top-p 0.9: math500: greedy"),
+        (["--only", "aime", "--temperature", "0", "--top-p", "0.9"], "--top-p 0.9: aime: greedy"),
+        (["--only", "aime", "--top-p", "1.5"], "--top-p 1.5: expected a number above 0"),
+        (["--only", "aime", "--temperature", "0", "--samples", "4"], "--samples 4: aime: greedy"),
+        (["--system-prompt", "S"], "--system-prompt: needs --chat-template"),
+        (["--list", "--temperature", "1"], "--temperature: has no effect on --list"),
+        (["--compare", "a", "b", "--max-tokens", "1"], "--max-tokens: says nothing about two"),
+        (["--suite", "qa", "--chat-template"], "--chat-template: only for raw prompts"),
+        (["--suite", "qa", "--max-tokens", "5"], "--max-tokens 5: a dialogue has limits"),
+        (
+            ["--engine", "openai", "--base-url", "http://x/v1", "--replicas", "2"],
+            "--replicas 2: only with --engine vllm or hf",
+        ),
+    ],
+)
+def test_an_option_without_effect_is_one_line(options, message, capsys):
+    given = [] if options[0] in ("--list", "--compare") else ["--model", "m", "--out", "o"]
+    suite = [] if "--suite" in options or not given else ["--suite", "math"]
+    assert main([*suite, *given, *options]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}") and error.count("\n") == 1
+
+
+def test_the_settings_reach_the_benchmarks():
+    given = ["--suite", "math", "--only", "aime", "--model", "m", "--out", "o"]
+    line = [*given, "--temperature", "0.6", "--max-tokens", "100", "--samples", "2"]
+    _, benchmarks = check(parse_arguments(line))
+    assert settings(benchmarks) == {"aime": (0.6, 1.0, 100, 2)}

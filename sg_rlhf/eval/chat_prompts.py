@@ -1,0 +1,68 @@
+"""`--chat-template` and `--system-prompt`: raw prompts as the user's turn of a conversation.
+
+A local engine gets the text that the model's own chat template makes. A server gets the messages
+through its chat endpoint and applies its template itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from jinja2 import TemplateError
+
+from sg_rlhf.tasks import chat
+from sg_rlhf.tasks.questions import EvalError, Question, one_line
+from sg_rlhf.tasks.suite import Loaded
+
+
+def messages(prompt: str, system_prompt: str | None) -> list[dict[str, str]]:
+    """A conversation that ends in the user's turn."""
+    system = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
+    return [*system, {"role": "user", "content": prompt}]
+
+
+def refuse_chats(loaded: Sequence[Loaded]) -> None:
+    """Refuse prompts that are a conversation already.
+
+    Raises:
+        EvalError: names the first such benchmark.
+    """
+    for benchmark, questions, _ in loaded:
+        form = next(filter(None, (chat.form_of(question.prompt) for question in questions)), None)
+        if form is not None:
+            raise EvalError(
+                f"--chat-template: the prompts of {benchmark.name} are a conversation already "
+                f"({form.name}); select benchmarks with raw prompts by --only"
+            )
+
+
+def with_template(
+    loaded: Sequence[Loaded], tokenizer: Any, system_prompt: str | None
+) -> list[Loaded]:
+    """The same questions, with prompts in the model's chat template.
+
+    Args:
+        tokenizer: of transformers, with a chat template.
+        system_prompt: text of the system turn; None: no such turn.
+
+    Raises:
+        EvalError: the tokenizer has no template, or its template refuses the conversation.
+    """
+    if tokenizer.chat_template is None:
+        raise EvalError(
+            "--chat-template: the model's tokenizer has none; leave the option out for raw prompts"
+        )
+
+    def rewritten(question: Question) -> Question:
+        try:
+            prompt = tokenizer.apply_chat_template(
+                messages(question.prompt, system_prompt), tokenize=False, add_generation_prompt=True
+            )
+        except (TemplateError, ValueError) as error:
+            raise EvalError(f"--chat-template: {one_line(error)}") from None
+        # The comparison with training data is of the bare problem.
+        return replace(question, prompt=prompt, bare=question.problem)
+
+    return [part._replace(questions=[rewritten(q) for q in part.questions]) for part in loaded]

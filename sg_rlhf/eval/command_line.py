@@ -1,0 +1,296 @@
+"""The command line of ``python -m eval.run``: options, help, and checks that need no file."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sg_rlhf.common.argument_types import (
+    OneLineParser,
+    int_list,
+    non_negative_float,
+    non_negative_int,
+    positive_float,
+    positive_int,
+)
+from sg_rlhf.eval import suites
+from sg_rlhf.eval.engines.base import DTYPES, ENGINES, EngineName
+from sg_rlhf.eval.sampling import Overrides, sampled
+from sg_rlhf.tasks.questions import EvalError
+from sg_rlhf.tasks.suite import Benchmark, Suite
+
+DESCRIPTION = """\
+Evaluate a model: python -m eval.run --suite {math,kk,qa} [--model M] [--out DIR].
+
+Writes results.json, samples.jsonl and table.md into DIR. If the run is killed, the same command
+with --resume continues it. --compare A B compares two such folders. --rescore A grades the
+responses of a folder again.
+"""
+
+EXAMPLES = """\
+examples:
+  list the suites and their benchmarks
+    python -m eval.run --list
+  the newest finished run on Knights & Knaves, all harnesses
+    python -m eval.run --suite kk
+  another checkpoint, and a folder for its results
+    python -m eval.run --suite kk --model runs/kk/checkpoints/final --out out/kk
+  only the sampled mathematics benchmarks, on 8 GPUs with one engine each
+    python -m eval.run --suite math --only aime,amc --model M --out out/math --replicas 8
+  AIME 2025 with 64 responses per problem: avg@64, bayes@64, and pass@k from the same responses
+    python -m eval.run --suite math --only aime25 --samples 64 --k 1,8,64 --model M --out out/aime25
+  a thinking model with its own chat template and sampling settings
+    python -m eval.run --suite math --only aime25 --chat-template --temperature 0.6 --top-p 0.95 \\
+      --max-tokens 32768 --model Qwen/Qwen3-4B --out out/qwen3
+  a quick look at five questions per benchmark, from local files
+    python -m eval.run --suite math --limit 5 --data-dir data/math --model M --out out/look
+  search questions, with an index that is served during the run
+    python -m eval.run --suite qa --index indexes/e5 --data-dir data/qa --model M --out out/qa
+  grade stored responses again with another rule; no model is loaded
+    python -m eval.run --suite math --rescore out/math --grader deepscaler --out out/rescored
+  compare two finished runs question by question
+    python -m eval.run --compare out/grpo out/grpo_sg --out out/compared
+  a server, through its chat endpoint
+    python -m eval.run --suite math --engine openai --base-url http://localhost:8000/v1 \\
+      --chat-template --model M --out out/served
+"""
+
+#: The command in a checkout. An installed package has `sg-rlhf eval` instead.
+_IN_CHECKOUT = "python -m eval.run"
+
+
+def with_command(text: str) -> str:
+    """The text with the name under which the command works here."""
+    in_checkout = (Path(__file__).parents[2] / "eval" / "run.py").is_file()
+    return text if in_checkout else text.replace(_IN_CHECKOUT, "sg-rlhf eval")
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A parsed command line.
+
+    Attributes:
+        suites: every known suite by name.
+        suite_options: suite -> the options that only this suite has.
+        common_options: the options of every suite.
+    """
+
+    args: argparse.Namespace
+    suites: Mapping[str, Suite]
+    suite_options: Mapping[str, Sequence[argparse.Action]]
+    common_options: Sequence[argparse.Action]
+
+    @property
+    def options(self) -> list[argparse.Action]:
+        """Every option."""
+        return [*self.common_options, *(o for part in self.suite_options.values() for o in part)]
+
+    def refuse_all_but(self, allowed: set[str], reason: str) -> None:
+        """Refuse every option that was given and is not allowed.
+
+        Args:
+            allowed: destinations of the options that have a meaning here.
+
+        Raises:
+            EvalError: such an option was given.
+        """
+        for option in self.options:
+            if option.dest in allowed | {"help"}:
+                continue
+            if getattr(self.args, option.dest) != option.default:
+                raise EvalError(f"{option.option_strings[0]}: {reason}")
+
+
+def parse_arguments(argv: Sequence[str]) -> CommandLine:
+    """Parse the command line, including the options of every suite.
+
+    Raises:
+        EvalError: `--suite` or `SG_DOMAINS` names something that is not a domain.
+    """
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--suite", nargs="?")
+    requested = first.parse_known_args(argv)[0].suite or ""
+    known = suites.available()
+    if ":" in requested:
+        known[requested] = suites.at(requested)
+    parser = OneLineParser(
+        prog=with_command(_IN_CHECKOUT),
+        description=with_command(DESCRIPTION),
+        epilog=with_command(EXAMPLES),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_questions(parser.add_argument, ", ".join(known))
+    _add_sampling(parser.add_argument_group("responses").add_argument)
+    _add_engine(parser.add_argument_group("engine").add_argument)
+    _add_other_modes(parser.add_argument_group("instead of an evaluation").add_argument)
+    suite_options = {}
+    for name, suite in known.items():
+        group = parser.add_argument_group(f"only with --suite {name}")
+        suite.add_options(group)
+        suite_options[name] = list(group._group_actions)
+    of_suites = [option for options in suite_options.values() for option in options]
+    common = [action for action in parser._actions if action not in of_suites]
+    return CommandLine(parser.parse_args(argv), known, suite_options, common)
+
+
+# `add` is the `add_argument` of a parser or of a group.
+def _add_questions(add: Callable[..., Any], suite_names: str) -> None:
+    add(
+        "--suite", metavar="NAME",
+        help=f"what to evaluate on: {suite_names}, or package.module:DOMAIN",
+    )  # fmt: skip
+    add(
+        "--model", metavar="M",
+        help="Hugging Face folder, hub id, module:NAME, or the server's name of the model "
+        "[the newest finished run of the suite's domain in runs/]",
+    )  # fmt: skip
+    add("--out", metavar="DIR", type=Path, help="folder for the results [out/SUITE_DATE_TIME]")
+    add("--resume", action="store_true", help="continue the run in --out")
+    add("--only", metavar="A,B", default="", help="benchmarks or families of the suite [its table]")
+    add("--data-dir", metavar="D", type=Path, help="folder with the data files [download them]")
+    add("--limit", metavar="N", type=positive_int, help="questions per benchmark [all]")
+    add(
+        "--train-data", metavar="F", type=Path, nargs="+",
+        help="files that the model was trained on [those of its run, for a run's checkpoint]",
+    )  # fmt: skip
+    add(
+        "--seed", metavar="S", type=non_negative_int, default=0,
+        help="seed of sampling and of the intervals [0]",
+    )  # fmt: skip
+
+
+def _add_sampling(add: Callable[..., Any]) -> None:
+    add(
+        "--samples", metavar="N", type=positive_int,
+        help="responses per question, for benchmarks with temperature above 0 [the suite's]",
+    )  # fmt: skip
+    add("--k", metavar="K,K", type=int_list, help="the k of pass@k, each at most N: 1,8,64")
+    add(
+        "--temperature", metavar="T", type=non_negative_float,
+        help="sampling temperature; 0 is greedy, with one response per question [the suite's]",
+    )  # fmt: skip
+    add(
+        "--top-p", metavar="P", type=positive_float,
+        help="nucleus sampling: probability mass to keep, up to 1 [the suite's, 1]",
+    )  # fmt: skip
+    add(
+        "--max-tokens", metavar="N", type=positive_int,
+        help="most tokens per response, without the prompt [the suite's]",
+    )  # fmt: skip
+    add(
+        "--chat-template", action="store_true",
+        help="send each prompt as a user's turn: through the model's chat template, or to the chat "
+        "endpoint of a server [raw prompts]",
+    )  # fmt: skip
+    add("--system-prompt", metavar="TEXT", help="system turn in front, with --chat-template [none]")
+
+
+def _add_engine(add: Callable[..., Any]) -> None:
+    add("--engine", choices=ENGINES, default="vllm", help="vllm, openai (a server) or hf [vllm]")
+    add(
+        "--tensor-parallel", metavar="N", type=positive_int, default=1,
+        help="GPUs per engine, with vllm [1]",
+    )  # fmt: skip
+    add(
+        "--replicas", metavar="N", type=positive_int, default=1,
+        help="engines, as Ray actors, with vllm and hf [1]",
+    )  # fmt: skip
+    add("--revision", metavar="R", help="revision of a model on the hub, with vllm and hf [main]")
+    add(
+        "--dtype", choices=DTYPES, default="auto",
+        help="type of the weights, with vllm and hf [auto: the model's, float32 on a CPU]",
+    )  # fmt: skip
+    add("--base-url", metavar="U", help="address of the server: http://localhost:8000/v1")
+    add(
+        "--concurrency", metavar="N", type=positive_int, default=128,
+        help="most requests at a time to the server [128]",
+    )  # fmt: skip
+
+
+def _add_other_modes(add: Callable[..., Any]) -> None:
+    add("--list", action="store_true", help="print suites, sizes, settings and licences")
+    add(
+        "--compare", metavar=("A", "B"), type=Path, nargs=2,
+        help="compare two finished runs question by question; --out gets compare.json and .md",
+    )  # fmt: skip
+
+
+#: The engines that an option applies to, where it does not apply to all.
+_ENGINES_OF: Mapping[str, Sequence[EngineName]] = {
+    "base_url": ("openai",),
+    "concurrency": ("openai",),
+    "tensor_parallel": ("vllm",),
+    "replicas": ("vllm", "hf"),
+    "revision": ("vllm", "hf"),
+    "dtype": ("vllm", "hf"),
+}
+
+
+def check(line: CommandLine) -> tuple[Suite, tuple[Benchmark, ...]]:
+    """Check the command line of an evaluation, without reading questions or a model.
+
+    Returns:
+        The suite and the selected benchmarks, with the sampling settings that were asked for.
+
+    Raises:
+        EvalError: an option is missing, wrong, or has no effect; one line for the user.
+    """
+    args = line.args
+    suite = find_suite(line)
+    if args.engine == "openai" and args.base_url is None:
+        raise EvalError("--engine openai needs --base-url, such as http://localhost:8000/v1")
+    for option in line.common_options:
+        engines = _ENGINES_OF.get(option.dest)
+        value = getattr(args, option.dest, option.default)
+        if engines is not None and args.engine not in engines and value != option.default:
+            name = option.option_strings[0]
+            raise EvalError(f"{name} {value}: only with --engine {' or '.join(engines)}")
+    if args.system_prompt is not None and not args.chat_template:
+        raise EvalError("--system-prompt: needs --chat-template; a raw prompt has no system turn")
+    if args.data_dir is not None and not args.data_dir.is_dir():
+        raise EvalError(f"--data-dir {args.data_dir}: no such folder")
+    for path in args.train_data or ():
+        if not path.is_file():
+            raise EvalError(f"--train-data {path}: no such file")
+    suite.check(args)
+    overrides = Overrides(args.temperature, args.top_p, args.max_tokens)
+    selected = overrides.apply(suite.select(names_in(args.only)))
+    return suite, sampled(selected, args.samples, args.k)
+
+
+def find_suite(line: CommandLine) -> Suite:
+    """The suite of `--suite`.
+
+    Raises:
+        EvalError: it is missing or unknown, or an option of another suite was given.
+    """
+    args = line.args
+    if args.suite is None:
+        raise EvalError("--suite is missing; python -m eval.run --help shows examples")
+    suite = line.suites.get(args.suite)
+    if suite is None:
+        raise EvalError(
+            f"--suite {args.suite}: expected one of {', '.join(line.suites)}, or "
+            "package.module:NAME of a domain"
+        )
+    for name, options in line.suite_options.items():
+        for option in options:
+            if name != args.suite and getattr(args, option.dest) != option.default:
+                raise EvalError(f"{option.option_strings[0]}: only with --suite {name}")
+    return suite
+
+
+def names_in(only: str) -> list[str]:
+    """The names of `--only`.
+
+    Raises:
+        EvalError: it is given but names nothing.
+    """
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    if only and not names:
+        raise EvalError(f"--only {only}: names no benchmark; --list shows what there is")
+    return names

@@ -1,0 +1,149 @@
+"""`--chat-template`: prompts in the model's template, or as messages to a server."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from sg_rlhf.eval import chat_prompts
+from sg_rlhf.eval.engines.base import EngineOptions, Request
+from sg_rlhf.eval.engines.start import start_one
+from sg_rlhf.eval.model import served_model
+from sg_rlhf.eval.run import main
+from sg_rlhf.eval.suites import SUITES
+from sg_rlhf.tasks.math.grading import grade_many
+from sg_rlhf.tasks.math.suite import MathSuite
+from sg_rlhf.tasks.questions import EvalError, Question, generated_source
+from sg_rlhf.tasks.suite import Benchmark, Loaded, Sampling
+
+TINY = Path(__file__).parents[3] / "sg_rlhf" / "tiny" / "math_tiny"
+QUESTION = Question("one", "What is 1 + 1?", ["2"])
+BENCHMARK = Benchmark(
+    name="one",
+    family="one",
+    title="One",
+    size=1,
+    settings=Sampling(temperature=0.0, max_tokens=8),
+    load=lambda folder: ([QUESTION], [generated_source("here", [QUESTION])]),
+    grade=grade_many,
+    licence="ours",
+)
+
+
+def loaded(prompt: str) -> list[Loaded]:
+    return [Loaded(BENCHMARK, [Question("one", prompt, ["2"], bare="1 + 1")], [])]
+
+
+def test_the_prompt_is_the_users_turn_of_the_models_template():
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    (found,) = chat_prompts.with_template(loaded("Hi"), tokenizer, "Be brief.")
+    (question,) = found.questions
+    assert question.prompt == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert question.problem == "1 + 1"
+    (found,) = chat_prompts.with_template(loaded("Hi"), tokenizer, None)
+    assert found.questions[0].prompt.startswith("<|im_start|>user\nHi")
+
+
+def test_a_model_without_a_template_and_a_prompt_that_is_a_chat_are_refused():
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    tokenizer.chat_template = None
+    with pytest.raises(EvalError, match="--chat-template: the model's tokenizer has none"):
+        chat_prompts.with_template(loaded("Hi"), tokenizer, None)
+    with pytest.raises(EvalError, match=r"--chat-template: the prompts of one .*ChatML"):
+        chat_prompts.refuse_chats(loaded("<|im_start|>user\nHi<|im_end|>\n"))
+
+
+def test_a_template_that_refuses_a_system_turn_is_one_line():
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    tokenizer.chat_template = "{{ raise_exception('System role not supported') }}"
+    with pytest.raises(EvalError, match="--chat-template: System role not supported"):
+        chat_prompts.with_template(loaded("Hi"), tokenizer, "S")
+
+
+class Chat(http.server.BaseHTTPRequestHandler):
+    """An OpenAI-compatible server that keeps the requests and answers with `message`."""
+
+    requests: list[tuple[str, dict[str, Any]]]
+    message: dict[str, Any]
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._answer({"data": [{"id": "served"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.requests.append((self.path, body))
+        choice = {"message": self.message, "finish_reason": "stop"}
+        self._answer({"choices": [choice], "usage": {"completion_tokens": 3}})
+
+    def _answer(self, value: object) -> None:
+        content = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[type[Chat], str]]:
+    Chat.requests, Chat.message = [], {"content": r"\boxed{2}"}
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Chat) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield Chat, f"http://127.0.0.1:{running.server_port}/v1"
+        running.shutdown()
+
+
+def test_a_server_gets_messages_through_its_chat_endpoint(server, monkeypatch, tmp_path):
+    handler, url = server
+    monkeypatch.setitem(SUITES, "math", MathSuite("math", "One question", (BENCHMARK,)))
+    out = tmp_path / "out"
+    options = ["--chat-template", "--system-prompt", "Be brief.", "--temperature", "0.5"]
+    given = ["--suite", "math", "--model", "served", "--engine", "openai", "--base-url", url]
+    assert main([*given, "--out", str(out), *options]) == 0
+    ((path, body),) = handler.requests
+    assert path == "/v1/chat/completions" and "prompt" not in body
+    assert body["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is 1 + 1?"},
+    ]
+    assert body["temperature"] == 0.5
+    results = json.loads((out / "results.json").read_text())
+    assert results["chat"] == {"system_prompt": "Be brief."}
+    assert results["overrides"] == {"temperature": 0.5}
+    assert results["benchmarks"]["one"]["scores"]["accuracy"]["value"] == 1.0
+    line = "**Other settings than the paper's, not comparable:** --temperature 0.5, --chat-template"
+    assert line in (out / "table.md").read_text()
+    # Another system prompt is another run.
+    again = [*given, "--out", str(out), "--resume", "--chat-template", "--temperature", "0.5"]
+    assert main(again) == 2
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [({"content": "2", "reasoning": "1 + 1 is 2"}, "2"), ({"content": None, "reasoning": "1"}, "")],
+)
+def test_reasoning_that_a_server_gives_apart_is_not_graded(message, text, server):
+    handler, url = server
+    handler.message = message
+    options = EngineOptions(
+        "openai", served_model("served"), 0, "auto", cpu=False, base_url=url, chat=True
+    )
+    engine = start_one(options)
+    try:
+        engine.add([Request("k", "p", (), 0.0, 1.0, 5, 0)])
+        (done,) = engine.step()
+    finally:
+        engine.close()
+    assert (done.text, done.tokens) == (text, 3)
