@@ -1,9 +1,10 @@
 """Our suites as tasks of lm-evaluation-harness: the same questions, prompts and graders.
 
-``lm_eval run --include_path sg_rlhf/eval/lm_eval_tasks --tasks sg_aime --model vllm --model_args ...``
-with `SG_EVAL_DATA` naming the folder that `--data-dir` would (else the files are downloaded). The
-harness sets the sampling of a task from its YAML file; `tests/unit/eval` holds those to
-the suites' own.
+``lm_eval run --include_path sg_rlhf/eval/lm_eval_tasks --tasks sg_aime --model vllm ...``
+
+`SG_EVAL_DATA` names the folder with the data files, as `--data-dir` does; without it they are
+downloaded. The harness takes the sampling settings from the YAML files. `tests/unit/eval` compares
+them with the suites' own.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from sg_rlhf.tasks.suite import Benchmark
 
 
 def benchmark(name: str) -> Benchmark:
-    """The benchmark of a name, whichever suite holds it."""
+    """The benchmark with this name, of any suite."""
     return next(b for suite in SUITES.values() for b in suite.benchmarks if b.name == name)
 
 
 def load(benchmark_name: str, **_: Any) -> DatasetDict:
-    """The questions as the split "test"; lm-eval passes `metadata` and `dataset_kwargs`."""
+    """The questions as the split "test". The harness passes `dataset_kwargs` and `metadata`."""
     folder = os.environ.get("SG_EVAL_DATA")
     questions, _sources = benchmark(benchmark_name).load(Path(folder) if folder else None)
     rows = [
@@ -43,17 +44,17 @@ def load(benchmark_name: str, **_: Any) -> DatasetDict:
 
 
 def keep_all(resps: Iterable[list[str]], docs: Any) -> list[list[str]]:
-    """A filter that keeps every one of `repeats` responses; lm-eval's own keeps the first."""
+    """A filter that keeps all `repeats` responses; the harness's own keeps the first."""
     return [list(responses) for responses in resps]
 
 
 def grade(doc: dict[str, Any], results: list[list[str]]) -> dict[str, float]:
-    """Scores of one question: the mean over its responses, and pass@k where the suite has it."""
-    asked = benchmark(doc["benchmark"])
+    """Scores of one question: the mean over its responses, and pass@k if the suite has it."""
+    of_suite = benchmark(doc["benchmark"])
     responses = results[0]
-    grades = asked.grade([(response, doc["gold"]) for response in responses])
-    right = sum(grade.correct for grade in grades)
-    scores = {"score": right / len(responses)}
-    for k in asked.pass_at:
-        scores[f"pass_at_{k}"] = pass_at_k(len(responses), right, k)
+    grades = of_suite.grade([(response, doc["gold"]) for response in responses])
+    n_correct = sum(grade.correct for grade in grades)
+    scores = {"score": n_correct / len(responses)}
+    for k in of_suite.pass_at:
+        scores[f"pass_at_{k}"] = pass_at_k(len(responses), n_correct, k)
     return scores

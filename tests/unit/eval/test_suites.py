@@ -62,7 +62,9 @@ def yaml_task(name: str) -> dict:
         pass
 
     Loader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))
-    return yaml.load((TASKS / f"sg_{name}.yaml").read_text(), Loader)
+    task = yaml.load((TASKS / f"sg_{name}.yaml").read_text(), Loader)
+    # As lm-evaluation-harness merges them: the task's own keys win.
+    return yaml.load((TASKS / task.pop("include")).read_text(), Loader) | task
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS.values(), ids=BENCHMARKS)
