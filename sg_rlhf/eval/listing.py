@@ -24,6 +24,8 @@ def show(suites: Mapping[str, Suite], console: Console) -> None:
             s = b.settings
             how = "greedy" if s.temperature == 0 else f"T={s.temperature:g}, top_p={s.top_p:g}"
             names = [b.mean_name, *(f"pass@{k}" for k in b.pass_at)]
+            if s.n > 1:
+                names.append(f"bayes@{s.n}")
             if b.headline_groups:
                 names.append("by number of people")
             only = b.name if b.family == b.name else f"{b.name} ({b.family})"

@@ -1,4 +1,4 @@
-"""Scores from graded samples: means, pass@k, and bootstrap intervals over questions."""
+"""Scores from graded samples: means, pass@k and Bayes@N, with their intervals."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A score with its bootstrap distribution.
+    """A score with its distribution.
 
     Attributes:
         value: share in [0, 1].
-        draws: the score on each resample of the questions.
-        n_questions: how many questions it rests on.
+        draws: the score on each bootstrap resample of the questions, or posterior draws of it.
+        n_questions: number of questions.
     """
 
     value: float
@@ -53,7 +53,7 @@ class Estimate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The central 95 % of the bootstrap distribution."""
+        """The central 95 % of the draws."""
         low, high = np.quantile(self.draws, (0.025, 0.975))
         return float(low), float(high)
 
@@ -79,6 +79,45 @@ def estimate(per_question: Sequence[float], seed: int) -> Estimate:
     sizes = [min(rows, RESAMPLES - first) for first in range(0, RESAMPLES, rows)]
     sums = [rng.multinomial(values.size, chances, size=size) @ values for size in sizes]
     return Estimate(float(values.mean()), np.concatenate(sums) / values.size, values.size)
+
+
+def bayes(outcomes: Outcomes, seed: int) -> Estimate:
+    """Bayes@N: the posterior mean accuracy, with its credible interval.
+
+    The number of correct responses to a question is binomial with an unknown probability p_q. The
+    prior of p_q is uniform (a Dirichlet over wrong and right with both parameters 1), so with c_q
+    correct of N responses the posterior is Beta(1 + c_q, 1 + N - c_q). The score is the posterior
+    mean of the average of p_q over M questions:
+
+        mu      = 1/M   sum_q (1 + c_q) / (N + 2)
+        sigma^2 = 1/M^2 sum_q (1 + c_q) (1 + N - c_q) / ((N + 2)^2 (N + 3))
+
+    The interval is the central 95 % of draws from that posterior, about mu +- 1.96 sigma. It
+    measures the sampling of responses for these questions. The bootstrap interval of avg@N measures
+    the choice of questions as well. With equal N, mu = (1 + N avg@N) / (N + 2), so both rank models
+    in the same order.
+
+    Source: "Don't Pass@k: A Bayesian Framework for Large Language Model Evaluation", arXiv
+    2510.04265, with two categories, weights 0 and 1, and no prior data.
+
+    Args:
+        outcomes: question id -> whether each response is correct.
+        seed: of the posterior draws.
+
+    Raises:
+        ValueError: there is no question.
+    """
+    n = np.array([len(flags) for flags in outcomes.values()], dtype=np.float64)
+    correct = np.array([sum(flags) for flags in outcomes.values()], dtype=np.float64)
+    if n.size == 0:
+        raise ValueError("a score needs at least one question")
+    rng = np.random.default_rng(seed)
+    draws = np.zeros(RESAMPLES)
+    # One question at a time bounds the memory.
+    for right, samples in zip(correct, n, strict=True):
+        draws += rng.beta(1.0 + right, 1.0 + samples - right, RESAMPLES)
+    mean = float(((1.0 + correct) / (n + 2.0)).mean())
+    return Estimate(mean, draws / n.size, n.size)
 
 
 def mean_of(estimates: Sequence[Estimate]) -> Estimate:

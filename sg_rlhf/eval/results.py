@@ -26,9 +26,9 @@ PACKAGES = (
 def scores(benchmark: Benchmark, rows: Sequence[Row], seed: int) -> dict[str, Estimate]:
     """Every score of a benchmark by name.
 
-    Names are the mean's (`accuracy`, `avg@16`), `pass@k`, and both of each group as `accuracy/5`.
-    With headline groups the first are the plain means of those groups' scores, else they are over
-    all questions.
+    Names are the mean's (`accuracy`, `avg@16`), `pass@k`, `bayes@N` with several samples, and those
+    of each group as `accuracy/5`. With headline groups the first are the plain means of those
+    groups' scores, else they are over all questions.
     """
     by_name: dict[str, dict[str, Estimate]] = {}
     for group, outcomes in metrics.grouped_outcomes(benchmark, rows).items():
@@ -36,6 +36,9 @@ def scores(benchmark: Benchmark, rows: Sequence[Row], seed: int) -> dict[str, Es
         draw = sample_seed(seed, benchmark.name, group, 0)
         for name, values in metrics.per_question(outcomes, benchmark).items():
             by_name.setdefault(name, {})[group] = metrics.estimate(values, draw)
+        if benchmark.settings.n > 1:
+            name = f"bayes@{benchmark.settings.n}"
+            by_name.setdefault(name, {})[group] = metrics.bayes(outcomes, draw)
     return metrics.with_headline(benchmark, by_name)
 
 

@@ -50,6 +50,33 @@ def test_an_interval_is_that_of_all_resamples_of_the_questions():
     assert found.value == pytest.approx(sum(values) / 3)
 
 
+def test_bayes_at_n_is_the_mean_and_interval_of_the_posterior():
+    outcomes = {"a": [True] * 3 + [False], "b": [False] * 4, "c": [True] * 4}
+    found = metrics.bayes(outcomes, seed=1)
+    # Laplace's rule of succession, question by question.
+    assert found.value == pytest.approx((4 / 6 + 1 / 6 + 5 / 6) / 3)
+    variance = sum(a * (6 - a) / (6**2 * 7) for a in (4, 1, 5)) / 3**2
+    assert found.draws.mean() == pytest.approx(found.value, abs=0.005)
+    assert found.draws.std() == pytest.approx(math.sqrt(variance), rel=0.03)
+    low, high = found.interval
+    assert low == pytest.approx(found.value - 1.96 * math.sqrt(variance), abs=0.02)
+    assert high == pytest.approx(found.value + 1.96 * math.sqrt(variance), abs=0.02)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6))
+def test_bayes_at_n_ranks_as_the_average_does(counts):
+    outcomes = {str(q): [True] * c + [False] * (5 - c) for q, c in enumerate(counts)}
+    average = sum(metrics.mean_correct(outcomes)) / len(counts)
+    assert metrics.bayes(outcomes, 0).value == pytest.approx((1 + 5 * average) / 7)
+
+
+def test_bayes_at_n_has_a_width_where_every_response_is_right():
+    found = metrics.bayes({str(q): [True] * 16 for q in range(30)}, seed=0)
+    assert found.value == pytest.approx(17 / 18)
+    low, high = found.interval
+    assert low < found.value < high < 1.0
+
+
 def test_the_memory_of_a_bootstrap_is_bounded_and_blocks_draw_what_one_draw_does(monkeypatch):
     values = np.random.default_rng(0).random(14_267)  # as many questions as PopQA has
     monkeypatch.setattr(metrics, "RESAMPLES", 1000)
