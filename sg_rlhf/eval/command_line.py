@@ -214,6 +214,11 @@ def _add_engine(add: Callable[..., Any]) -> None:
 def _add_other_modes(add: Callable[..., Any]) -> None:
     add("--list", action="store_true", help="print suites, sizes, settings and licences")
     add(
+        "--rescore", metavar="DIR", type=Path,
+        help="grade the stored responses of a finished run again, without a model; --grader names "
+        "other rules, --out gets the results",
+    )  # fmt: skip
+    add(
         "--compare", metavar=("A", "B"), type=Path, nargs=2,
         help="compare two finished runs question by question; --out gets compare.json and .md",
     )  # fmt: skip

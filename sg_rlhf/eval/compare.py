@@ -7,7 +7,7 @@ models, and refuses two that did not ask the same: a difference would then be of
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -241,14 +241,29 @@ def _check_same(a: Side, b: Side, names: Sequence[str]) -> None:
 def _as_run(known: Benchmark, a: Side, b: Side, ks: Sequence[int] | None) -> Benchmark:
     """The benchmark as both folders ran it."""
     settings = replace(known.settings, **a.request["benchmarks"][known.name]["settings"])
-    n = settings.n
+    both = a.reported.get(known.name, set()) & b.reported.get(known.name, set())
+    return replace(known, settings=settings, pass_at=pass_at_of(known.name, settings.n, ks, both))
+
+
+def pass_at_of(
+    name: str, n: int, ks: Sequence[int] | None, reported: Collection[str]
+) -> tuple[int, ...]:
+    """The k of pass@k of a stored benchmark.
+
+    Args:
+        n: responses per question.
+        ks: those of `--k`; None: those that were reported.
+        reported: names of its scores in `results.json`.
+
+    Raises:
+        EvalError: a k is above n.
+    """
     if ks is None:
-        both = a.reported.get(known.name, set()) & b.reported.get(known.name, set())
-        found = (re.fullmatch(r"pass@(\d+)", name) for name in both)
+        found = (re.fullmatch(r"pass@(\d+)", score) for score in reported)
         ks = sorted(int(match[1]) for match in found if match)
     elif n > 1 and max(ks) > n:
-        raise EvalError(f"--k {','.join(map(str, ks))}: {known.name} has {n} samples of a question")
-    return replace(known, settings=settings, pass_at=tuple(k for k in ks if 1 < n >= k))
+        raise EvalError(f"--k {','.join(map(str, ks))}: {name} has {n} samples of a question")
+    return tuple(k for k in ks if 1 < n >= k)
 
 
 def _compared(benchmark: Benchmark, a: Side, b: Side, seed: int) -> Compared:

@@ -49,6 +49,7 @@ from sg_rlhf.eval.model import (
     load_tokenizer,
     served_model,
 )
+from sg_rlhf.eval.rescore import rescore
 from sg_rlhf.eval.sampling import Overrides
 from sg_rlhf.eval.store import RESULTS, TABLE, Key, Row, Store
 from sg_rlhf.tasks import chat
@@ -69,6 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if line.args.compare is not None:
             return compare_folders(line, console)
+        if line.args.rescore is not None:
+            with best_effort_output():
+                return rescore(line, console)
         suite, benchmarks = check(line)
         defaults.complete(line.args, suite, benchmarks)
         with best_effort_output():
@@ -117,7 +121,9 @@ def evaluate(
     with Store(args.out, args.resume) as store:
         with contextlib.ExitStack() as resources:
             target = functools.cache(lambda: find_target(args))
+            benchmarks, graders = suite.with_graders(benchmarks, args, resources)
             prepared = suite.prepare(benchmarks, args, lambda: target().tokenizer, resources)
+            prepared = replace(prepared, request={**prepared.request, **graders})
             if args.chat_template:
                 prepared = as_chats(args, prepared, target().tokenizer)
             seen = contamination.look(suite, prepared.loaded, target().model, args.train_data)

@@ -27,6 +27,9 @@ def markdown(results: Results, suite: Suite) -> str:
     other_settings = _other_settings(results)
     if other_settings:
         parts.append(f"**Other settings than the paper's, not comparable:** {other_settings}.")
+    if "rescored" in results:
+        lines = [f"- {line}" for line in _rescored_lines(results)]
+        parts.append("\n".join(["## Graded again", "", *lines]))
     if suite.beside_the_paper is not None:
         parts.append("\n".join(suite.beside_the_paper(results, suite)))
     parts.append("\n".join(["## Each score", "", *_details(results, suite)]))
@@ -62,6 +65,8 @@ def show(results: Results, suite: Suite, out: Path, console: Console) -> None:
         if name in drawn and b["limited"]:
             line = f"{name}: {b['n_questions']:,} of {b['full_size']:,} questions, a sample"
             console.print(line, markup=False, highlight=False)
+    for line in _rescored_lines(results) if "rescored" in results else ():
+        console.print(line, markup=False, highlight=False)
     for line in exposure_lines(results, short=True):
         console.print(line, markup=False, highlight=False)
     for notice in _notices(results):
@@ -81,6 +86,16 @@ def _other_settings(results: Results) -> str:
         if results["chat"]["system_prompt"] is not None:
             options.append(f"--system-prompt {results['chat']['system_prompt']!r}")
     return ", ".join(options)
+
+
+def _rescored_lines(results: Results) -> list[str]:
+    """Per benchmark, how many verdicts `--rescore` changed."""
+    found = results["rescored"]
+    return [
+        f"{name}: {counts['responses']:,} responses of {found['from']}, {counts['now_correct']} "
+        f"now correct, {counts['now_wrong']} now wrong."
+        for name, counts in found["changes"].items()
+    ]
 
 
 def _provenance(results: Results) -> str:

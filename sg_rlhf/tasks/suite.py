@@ -315,6 +315,24 @@ class Suite:
             return [f"questions: {error}"]
         return []
 
+    def with_graders(
+        self, benchmarks: Sequence[Benchmark], args: argparse.Namespace, resources: ExitStack
+    ) -> tuple[Sequence[Benchmark], Mapping[str, Any]]:
+        """The benchmarks with the graders that the command line names.
+
+        Also called to grade stored responses again, with no questions and no model.
+
+        Args:
+            resources: stops at the end what was started.
+
+        Returns:
+            The benchmarks, and what must be the same again when the run is resumed.
+
+        Raises:
+            EvalError: a grader is missing.
+        """
+        return benchmarks, {}
+
     def prepare(
         self,
         benchmarks: Sequence[Benchmark],

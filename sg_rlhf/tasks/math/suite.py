@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,6 @@ from sg_rlhf.tasks.suite import (
     Benchmark,
     ExtraTable,
     GradeMany,
-    Prepared,
     Results,
     Sampling,
     Suite,
@@ -127,17 +126,13 @@ class MathSuite(Suite):
         if args.grader_sources is not None and not args.grader_sources.is_dir():
             raise EvalError(f"--grader-sources {args.grader_sources}: no such folder")
 
-    def prepare(
-        self,
-        benchmarks: Sequence[Benchmark],
-        args: argparse.Namespace,
-        tokenizer: Callable[[], Any],
-        resources: ExitStack,
-    ) -> Prepared:
-        prepared = super().prepare(benchmarks, args, tokenizer, resources)
+    def with_graders(
+        self, benchmarks: Sequence[Benchmark], args: argparse.Namespace, resources: ExitStack
+    ) -> tuple[Sequence[Benchmark], Mapping[str, Any]]:
+        """Adds the verdicts of the rules that `--grader` names."""
         names = grader_names(args.grader)
         if not names:
-            return prepared
+            return benchmarks, {}
         from sg_rlhf.tasks.math.other_graders import RULES, OtherGraders, find_sources
 
         try:
@@ -154,16 +149,8 @@ class MathSuite(Suite):
 
             return grade_many
 
-        return Prepared(
-            [
-                loaded._replace(
-                    benchmark=replace(loaded.benchmark, grade=also(loaded.benchmark.grade))
-                )
-                for loaded in prepared.loaded
-            ],
-            {**prepared.request, "graders": {name: RULES[name].identity() for name in names}},
-            prepared.tokenize,
-        )
+        changed = [replace(benchmark, grade=also(benchmark.grade)) for benchmark in benchmarks]
+        return changed, {"graders": {name: RULES[name].identity() for name in names}}
 
     def training_problems(self, path: Path) -> Sequence[Problem]:
         return read_rows(path, allow_empty=True)

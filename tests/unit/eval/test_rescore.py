@@ -1,0 +1,155 @@
+"""`--rescore DIR`: stored responses graded again, with no model and no questions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sg_rlhf.eval import plan
+from sg_rlhf.eval.run import main
+from sg_rlhf.eval.store import Store
+from sg_rlhf.eval.suites import SUITES
+from sg_rlhf.tasks.grade import Grade
+from sg_rlhf.tasks.questions import Question
+from sg_rlhf.tasks.suite import Loaded
+
+RESPONSES = {"a": r"So \boxed{1/2}.", "b": r"So \boxed{3}.", "c": "No answer."}
+GOLDS = {"a": [r"\frac{1}{2}"], "b": ["4"], "c": ["5"]}
+#: Verdicts as an older grader gave them: the first is wrong, the second accepted.
+BEFORE = {"a": False, "b": True, "c": False}
+
+
+def finished(out: Path, n: int = 1, name: str = "aime25", left_out: int = 0) -> Path:
+    """A folder as an evaluation of three problems leaves it."""
+    (benchmark,) = SUITES["math"].select([name])
+    benchmark = replace(benchmark, settings=replace(benchmark.settings, n=n))
+    questions = [Question(key, f"Problem {key}", GOLDS[key]) for key in RESPONSES]
+    tasks = plan.make_tasks([Loaded(benchmark, questions, [])], lambda p: [[1]] * len(p), 9000)
+    request = {
+        "suite": "math",
+        "model": {"name": "Qwen/Qwen2.5-7B", "revision": None, "fingerprint": "f" * 64},
+        "engine": "vllm", "dtype": "float32", "context": 9000, "seed": 0, "limit": 3,
+        "graders": {"qwen": "old"},
+        "benchmarks": {name: tasks[0].describe()},
+    }  # fmt: skip
+    begun = {"date": "2026-01-02T03:04:05Z", "versions": {}, "commit": "a" * 40}
+    samples = plan.samples(tasks, 0, known_ids=True)
+    with Store(out) as store:
+        store.write_request(request, begun)
+        store.append(
+            sample.row(
+                RESPONSES[sample.question.id], "stop", 5,
+                Grade(0.0, BEFORE[sample.question.id], "old", others={"qwen": True}),
+            )
+            for sample in samples[left_out:]
+        )  # fmt: skip
+    return out
+
+
+def rows(out: Path) -> dict[str, dict]:
+    found = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    return {row["id"]: row for row in found if row["sample"] == 0}
+
+
+def test_the_same_responses_get_todays_verdicts(tmp_path, capsys):
+    source, out = finished(tmp_path / "run"), tmp_path / "again"
+    before = (source / "samples.jsonl").read_bytes()
+    assert main(["--rescore", str(source), "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert f"aime25: 3 responses of {source}, 1 now correct, 1 now wrong." in " ".join(
+        shown.split()
+    )
+    found = rows(out)
+    assert {key: row["correct"] for key, row in found.items()} == {
+        "a": True, "b": False, "c": False,
+    }  # fmt: skip
+    # Verdicts of graders that were not named go: they would be of the older run.
+    assert all("graders" not in row for row in found.values())
+    assert found["a"]["response"] == RESPONSES["a"] and found["a"]["extracted"] == "1/2"
+    results = json.loads((out / "results.json").read_text())
+    assert results["benchmarks"]["aime25"]["scores"]["accuracy"]["value"] == pytest.approx(1 / 3)
+    assert results["rescored"]["changes"] == {
+        "aime25": {"responses": 3, "now_correct": 1, "now_wrong": 1}
+    }
+    assert results["begun"]["commit"] == "a" * 40 and "graders" not in results
+    assert "## Graded again" in (out / "table.md").read_text()
+    assert (source / "samples.jsonl").read_bytes() == before
+    # A folder that was graded again is a finished run like any other.
+    assert main(["--compare", str(source), str(out)]) == 0
+
+
+def test_another_rule_scores_the_same_responses(tmp_path):
+    source, out = finished(tmp_path / "run"), tmp_path / "again"
+    given = ["--suite", "math", "--rescore", str(source), "--grader", "math_verify"]
+    assert main([*given, "--out", str(out)]) == 0
+    results = json.loads((out / "results.json").read_text())
+    assert set(results["graders"]) == {"math_verify"}
+    assert results["benchmarks"]["aime25"]["graders"]["math_verify"]["accuracy"] == pytest.approx(
+        1 / 3
+    )
+
+
+def test_it_continues_where_it_stopped(tmp_path):
+    source, out = finished(tmp_path / "run"), tmp_path / "again"
+    given = ["--rescore", str(source), "--out", str(out)]
+    assert main(given) == 0
+    whole = rows(out)
+    lines = (out / "samples.jsonl").read_text().splitlines(keepends=True)
+    (out / "samples.jsonl").write_text(lines[0] + lines[1][:20])
+    assert main([*given, "--resume"]) == 0
+    assert rows(out) == whole
+
+
+def test_several_responses_keep_their_pass_at_k(tmp_path):
+    source, out = finished(tmp_path / "run", n=16), tmp_path / "again"
+    assert main(["--rescore", str(source), "--out", str(out)]) == 0
+    scores = json.loads((out / "results.json").read_text())["benchmarks"]["aime25"]["scores"]
+    assert list(scores) == ["avg@16", "pass@16", "bayes@16"]
+    given = ["--rescore", str(source), "--k", "1,4", "--out", str(tmp_path / "other")]
+    assert main(given) == 0
+    results = json.loads((tmp_path / "other" / "results.json").read_text())
+    assert list(results["benchmarks"]["aime25"]["scores"]) == [
+        "avg@16", "pass@1", "pass@4", "bayes@16",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "m"], "--model: has no effect on stored responses"),
+        (["--temperature", "1"], "--temperature: has no effect on stored responses"),
+        (["--chat-template"], "--chat-template: has no effect on stored responses"),
+        (["--data-dir", "d"], "--data-dir: has no effect on stored responses"),
+        (["--resume"], "--resume needs --out DIR"),
+        (["--suite", "kk"], "--suite kk: {run} is a run of suite math"),
+        (["--only", "aime"], "--only aime: not in {run}"),
+        (["--no-search"], "--no-search: only with --suite qa"),
+        (["--grader", "nobodys"], "--grader nobodys: expected one or more of ours"),
+        (["--out", "{run}"], "--out {run}: not empty"),
+    ],
+)
+def test_a_mistake_is_one_line(options, message, tmp_path, capsys):
+    run = finished(tmp_path / "run")
+    out = [] if {"--out", "--resume"} & set(options) else ["--out", str(tmp_path / "out")]
+    given = [option.format(run=run) for option in options]
+    assert main(["--rescore", str(run), *given, *out]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message.format(run=run)}") and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_is_not_finished_and_dialogues_are_refused(tmp_path, capsys):
+    run = finished(tmp_path / "part", left_out=1)
+    assert main(["--rescore", str(run), "--out", str(tmp_path / "out")]) == 2
+    assert "2 of 3 samples of aime25 are there; finish that run" in capsys.readouterr().err
+    assert main(["--rescore", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert "no run.json there" in capsys.readouterr().err
+    whole = finished(tmp_path / "whole")
+    path = whole / "samples.jsonl"
+    lines = [json.loads(line) | {"dialogue": {}} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["--rescore", str(whole), "--out", str(tmp_path / "out")]) == 2
+    assert "holds dialogues" in capsys.readouterr().err
