@@ -37,6 +37,7 @@ FILES = {
     "aime26.jsonl": 1.0,
     "hmmt25.jsonl": 1.0,
     "amc23.jsonl": 1.0,
+    "imo_answerbench.csv": 1.0,
     "dsr_uniform_train.parquet": 0.995,
 }
 

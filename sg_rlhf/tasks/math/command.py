@@ -55,7 +55,7 @@ sources:
   orz57k       Open-Reasoner-Zero's 57k collection
   arithmetic   generated, see --generate
   hub:OWNER/NAME:FILE   a file of a data set on the hub; needs --revision
-  FILE         .parquet, .json or .jsonl: rows of the reference runs (prompt, reward_model), of
+  FILE         .parquet, .json, .jsonl: rows of the reference runs (prompt, reward_model), of
                DeepScaleR (problem, answer), of Open-Reasoner-Zero (a turn of human and one of
                assistant), or written by this command
 

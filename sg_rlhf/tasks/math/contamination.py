@@ -44,6 +44,9 @@ EXPOSURE: Mapping[str, Exposure] = {
     "aime25": Exposure("2025-02", _studies(False, (0, 0), (0, 0), 0)),
     "aime26": Exposure("2026-02"),
     "hmmt25": Exposure("2025-02"),
+    "imo_answerbench": Exposure(
+        "2025-10", note="its problems are altered from olympiads that are older"
+    ),
     "amc23": Exposure(
         "2023-11", _AMC, "the study is of the 83 problems, of which these 40 are a part"
     ),

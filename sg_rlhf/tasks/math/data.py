@@ -1,11 +1,13 @@
 """Mathematics data: the rows of every kind of file that is read, in one row type.
 
 Read are the parquet files of the reference runs, Open-Reasoner-Zero's two-item lists, DeepScaleR's
-`{problem, answer}`, LLMEval's `{prompt, answer}` and the records that `to_records` writes.
+`{problem, answer}`, LLMEval's `{prompt, answer}`, IMO-AnswerBench's CSV and the records that
+`to_records` writes.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import random
@@ -26,7 +28,7 @@ from sg_rlhf.data_io.records import (
 from sg_rlhf.tasks.labels import golds_in, label_of
 from sg_rlhf.tasks.math.prompt import problem_of, prompt_of
 
-KINDS = "a .parquet, .json or .jsonl file"
+KINDS = "a .parquet, .json, .jsonl or .csv file"
 
 #: What LLMEval's prompts end in, Qwen2.5-Math's sentence.
 _ASKED_FOR = "\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -139,6 +141,9 @@ def _items(path: Path) -> Iterator[Any]:
         yield from parquet_rows(path)
     elif path.suffix in (".json", ".jsonl"):
         yield from _json_items(path)
+    elif path.suffix == ".csv":
+        with path.open(encoding="utf-8", newline="") as file:
+            yield from csv.DictReader(file)
     else:
         raise DataError(f"{path}: unknown kind of file {path.suffix!r}, expected {KINDS}")
 
@@ -172,10 +177,27 @@ def _parse(item: Any, number: int, source: str | None, stem: str) -> MathRow:
         name = source or stem
         problem = _without_asking(_text(item["prompt"], "prompt"))
         return MathRow(f"{name}-{number}", problem, _golds(item["answer"], "answer"), name)
+    if "Problem" in item and "Short Answer" in item:
+        name = source or stem
+        problem, answer = _imo_answer_bench(item)
+        problem = _text(problem, "Problem").strip()
+        return MathRow(f"{name}-{number}", problem, _golds(answer, "Short Answer"), name)
     raise DataError(
         f"fields {truncate(list(item))}, expected prompt and reward_model, or problem and answer, "
         "or prompt and answer, or input, answer, datasource, id and problem"
     )
+
+
+def _imo_answer_bench(item: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Problem and answer of a row of IMO-AnswerBench.
+
+    In its row 36 a misplaced quotation mark puts the answer at the end of the problem and leaves
+    the last column empty.
+    """
+    problem, answer = item["Problem"], item["Short Answer"]
+    if item.get("Source") is None and isinstance(problem, str) and problem.endswith('$"'):
+        problem, _, answer = problem.removesuffix('"').rpartition("\n,")
+    return problem, answer
 
 
 def _without_asking(prompt: str) -> str:

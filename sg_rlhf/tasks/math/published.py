@@ -167,6 +167,19 @@ MORE_EVAL_SETS: Mapping[str, EvalSet] = {
             ),
             "AMC 2023, the 40",
         ),
+        EvalSet(
+            "imo_answerbench",
+            "imo_answerbench.csv",
+            400,
+            # Version 2, which corrects problems and answers of the first one.
+            Origin(
+                "google-deepmind/superhuman",
+                "955558ad67ef24dccd27545c326988bdad1b4471",
+                "imobench/answerbench_v2.csv",
+                sha256="275877a9d988d85278fad3a5f8a41d7f83393a60bf259531ec0a5161e6b21cf9",
+            ),
+            "IMO-AnswerBench v2",
+        ),
     )
 }
 

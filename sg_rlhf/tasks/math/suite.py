@@ -36,6 +36,8 @@ from sg_rlhf.tasks.suite import (
 )
 
 SAMPLED_16 = Sampling(temperature=1.0, max_tokens=4096, n=16)
+#: For a set of 400 problems.
+SAMPLED_4 = Sampling(temperature=1.0, max_tokens=4096, n=4)
 GREEDY = Sampling(temperature=0.0, max_tokens=4096)
 
 #: `--only more`: the sets that are not in the paper.
@@ -175,6 +177,7 @@ SUITE = MathSuite(
         _benchmark("aime26", SAMPLED_16, "problems (c) MAA", (16,), MORE),
         _benchmark("hmmt25", SAMPLED_16, "problems (c) HMMT", (16,), MORE),
         _benchmark("amc23", SAMPLED_16, "problems (c) MAA", (16,), MORE),
+        _benchmark("imo_answerbench", SAMPLED_4, "CC-BY-4.0", (4,), MORE),
     ),
     by_default=("olympiadbench", "minerva", "math500", "amc", "aime"),
     average=(

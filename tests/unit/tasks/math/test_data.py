@@ -52,6 +52,21 @@ def test_reference_parquet_gives_back_its_prompts_byte_for_byte(tmp_path):
     assert inputs == [row["prompt"][0]["content"] for row in rows]
 
 
+def test_imo_answer_bench_is_read_and_its_misplaced_quotation_mark_is_mended(tmp_path):
+    path = tmp_path / "imo_answerbench.csv"
+    path.write_text(
+        "Problem ID,Problem,Short Answer,Category,Subcategory,Source\n"
+        'one,"Find $N$.\n",$\\frac{1}{2}$.,Algebra,Operation,IMO 2021\n'
+        # The quotation mark that ends the problem stands behind the answer.
+        'two,"Find all $Y$.\n,$Y(x)=A$""",Algebra,Functional Equation,Iran 2002\n',
+        newline="",
+    )
+    assert [(row.id, row.problem, row.golds) for row in read_rows(path)] == [
+        ("imo_answerbench-1", "Find $N$.", ("$\\frac{1}{2}$.",)),
+        ("imo_answerbench-2", "Find all $Y$.", ("$Y(x)=A$",)),
+    ]
+
+
 @pytest.mark.parametrize(
     ("golds", "expected"),
     [
@@ -205,7 +220,7 @@ def test_files_that_are_no_data(tmp_path):
         return str(error.value)
 
     assert "no such file" in complaint("gone.parquet")
-    assert "unknown kind of file '.csv'" in complaint("x.csv", b"a,b\n")
+    assert "unknown kind of file '.txt'" in complaint("x.txt", b"a,b\n")
     assert "not a readable parquet file" in complaint("x.parquet", b"PAR1 no")
     assert "no rows" in complaint("empty.jsonl", b"")
     assert "no rows" in complaint("empty.json", b"[]")
@@ -228,9 +243,10 @@ def test_the_evaluation_sets_are_those_of_the_paper():
         "aime26": ("aime26.jsonl", 30),
         "hmmt25": ("hmmt25.jsonl", 30),
         "amc23": ("amc23.jsonl", 40),
+        "imo_answerbench": ("imo_answerbench.csv", 400),
     }
     sets = [*EVAL_SETS.values(), *MORE_EVAL_SETS.values()]
-    assert len({e.title for e in sets}) == len({e.file for e in sets}) == 9
+    assert len({e.title for e in sets}) == len({e.file for e in sets}) == 10
     for origin in [DSR_UNIFORM, *(e.origin for e in sets)]:
         assert (len(origin.sha256), len(origin.commit)) == (64, 40)
         assert origin.url.startswith("https://") and origin.commit in origin.url
