@@ -47,7 +47,7 @@ def questions(count: int) -> list[tuple[str, str]]:
 
 def ours(args: argparse.Namespace) -> dict[str, Any]:
     """Our runner on a suite of its own."""
-    from sg_rlhf.eval import drive, run, suites
+    from sg_rlhf.eval import generate, run, suites
     from sg_rlhf.tasks.kk.harnesses import GRADERS
     from sg_rlhf.tasks.questions import Question, generated_source
     from sg_rlhf.tasks.suite import Benchmark, Sampling, Suite
@@ -67,14 +67,14 @@ def ours(args: argparse.Namespace) -> dict[str, Any]:
     )
     suites.SUITES["bench"] = Suite("bench", "Bench", (benchmark,))
     seconds = []
-    inner = drive.run
+    inner = generate.generate_all
 
     def timed(*arguments: Any, **named: Any) -> None:
         start = time.perf_counter()
         inner(*arguments, **named)
         seconds.append(time.perf_counter() - start)
 
-    drive.run = timed
+    generate.generate_all = timed
     with tempfile.TemporaryDirectory() as out:
         target = Path(out) / "out"
         status = run.main(["--suite", "bench", "--model", str(args.model), "--out", str(target)])

@@ -93,7 +93,7 @@ def models() -> list[str]:
 def benchmarks() -> list[str]:
     """A row for each set that an evaluation reads."""
     rows = ["| suite | set | licence |", "| --- | --- | --- |"]
-    for name, suite in suites.available().items():
+    for name, suite in suites.all_suites().items():
         seen = dict.fromkeys((b.title, b.licence) for b in suite.benchmarks)
         rows += [f"| {name} | {title} | {licence} |" for title, licence in seen]
     return rows

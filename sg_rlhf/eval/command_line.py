@@ -113,9 +113,9 @@ def parse_arguments(argv: Sequence[str]) -> CommandLine:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--suite", nargs="?")
     requested = first.parse_known_args(argv)[0].suite or ""
-    known = suites.available()
+    known = suites.all_suites()
     if ":" in requested:
-        known[requested] = suites.at(requested)
+        known[requested] = suites.suite_at(requested)
     parser = OneLineParser(
         prog=with_command(_IN_CHECKOUT),
         description=with_command(DESCRIPTION),

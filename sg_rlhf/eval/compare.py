@@ -1,7 +1,7 @@
 """Two finished evaluations of the same questions, compared question by question.
 
 ``python -m eval.run --compare A B`` reads the folders' `run.json` and `samples.jsonl`, never the
-models, and refuses two that did not ask the same: a difference would then be of the questions.
+models. It refuses folders with different questions or settings.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from sg_rlhf.eval.store import Row, differences, read_results, read_run
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Benchmark, Suite
 
-#: Of a benchmark, what must be the same; a title is for people, and sources are in the hash.
+#: Fields of a benchmark that must be equal. The sources of questions are in their hash.
 _SAME = ("questions_sha256", "n_questions", "settings")
-#: What is said where it differs: rounding, versions and lengths change responses, not questions.
+#: Fields whose differences are reported: they change responses, not questions.
 _NOTED = ("engine", "dtype", "seed", "context")
 
 
 @dataclass(frozen=True)
-class Side:
-    """One of the two folders.
+class RunResults:
+    """The stored run of one folder.
 
     Attributes:
-        request: what its run was asked for.
+        label: how messages name it.
+        request: the request in its `run.json`.
         begun: date, versions and commit of its first start.
-        rows: by benchmark.
+        rows: samples by benchmark.
         reported: names of the scores in its `results.json`, by benchmark; empty without one.
     """
 
@@ -54,7 +55,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Discordant:
-    """A question that the two answered differently, and how many of its responses are right."""
+    """A question with different numbers of correct responses in A and B."""
 
     id: str
     group: str
@@ -63,36 +64,36 @@ class Discordant:
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One benchmark.
+class BenchmarkComparison:
+    """The comparison of one benchmark.
 
     Attributes:
         scores: as in `results.json`.
-        discordant: those of the first model's side first, the largest differences first.
-        alike: questions with as many right responses on both sides.
-        shares: question -> share of right responses of A and of B.
+        discordant: questions better in A first, the largest differences first.
+        concordant: number of questions with equally many correct responses.
+        shares: question -> share of correct responses of A and of B.
     """
 
     benchmark: Benchmark
     scores: Mapping[str, Difference]
     discordant: Sequence[Discordant]
-    alike: int
+    concordant: int
     shares: Mapping[str, tuple[float, float]]
 
     @property
-    def better_a(self) -> list[Discordant]:
+    def wins_a(self) -> list[Discordant]:
         """Questions that A answers better."""
         return [question for question in self.discordant if question.a > question.b]
 
     @property
-    def better_b(self) -> list[Discordant]:
+    def wins_b(self) -> list[Discordant]:
         """Questions that B answers better."""
         return [question for question in self.discordant if question.b > question.a]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything of two folders.
+    """The comparison of two folders.
 
     Attributes:
         means: the suite's averages over benchmarks, by title, where both folders have all of them.
@@ -100,9 +101,9 @@ class Comparison:
     """
 
     suite: Suite
-    a: Side
-    b: Side
-    benchmarks: Sequence[Compared]
+    a: RunResults
+    b: RunResults
+    benchmarks: Sequence[BenchmarkComparison]
     means: Mapping[str, Difference]
     notices: Sequence[str]
 
@@ -121,9 +122,9 @@ class Comparison:
                     "title": each.benchmark.title,
                     "settings": each.benchmark.settings.as_dict(),
                     "scores": {name: found.as_dict() for name, found in each.scores.items()},
-                    "alike": each.alike,
-                    "a_better": [vars(question) for question in each.better_a],
-                    "b_better": [vars(question) for question in each.better_b],
+                    "alike": each.concordant,
+                    "a_better": [vars(question) for question in each.wins_a],
+                    "b_better": [vars(question) for question in each.wins_b],
                 }
                 for each in self.benchmarks
             },
@@ -148,7 +149,7 @@ def compare(
     Raises:
         EvalError: a folder holds no whole run, or the two cannot be compared; says why.
     """
-    a, b = (read_side(label, folder) for label, folder in zip("AB", folders, strict=True))
+    a, b = (read_run_results(label, folder) for label, folder in zip("AB", folders, strict=True))
     suite = _suite(suites, a, b)
     names = [name for name in a.request["benchmarks"] if name in b.request["benchmarks"]]
     if not names:
@@ -169,8 +170,8 @@ def compare(
     return Comparison(suite, a, b, found, _means(suite, found), _notices(a, b, names, only))
 
 
-def read_side(label: str, folder: Path) -> Side:
-    """A folder whose run is finished.
+def read_run_results(label: str, folder: Path) -> RunResults:
+    """Read the finished run of a folder.
 
     Raises:
         EvalError: no run is there, it is not finished, or a file is damaged.
@@ -197,10 +198,10 @@ def read_side(label: str, folder: Path) -> Side:
                 f"{label} ({folder}): {len(by_benchmark[name])} of {samples} samples of {name} "
                 "are there; finish that run with --resume first"
             )
-    return Side(label, folder, request, begun, by_benchmark, reported)
+    return RunResults(label, folder, request, begun, by_benchmark, reported)
 
 
-def _suite(suites: Mapping[str, Suite], a: Side, b: Side) -> Suite:
+def _suite(suites: Mapping[str, Suite], a: RunResults, b: RunResults) -> Suite:
     names = (a.request["suite"], b.request["suite"])
     if names[0] != names[1]:
         raise EvalError(f"--compare: suite {names[0]} in A, {names[1]} in B; expected the same")
@@ -218,8 +219,8 @@ def _suite(suites: Mapping[str, Suite], a: Side, b: Side) -> Suite:
     return suite
 
 
-def _check_same(a: Side, b: Side, names: Sequence[str]) -> None:
-    def decisive(side: Side) -> dict[str, Any]:
+def _check_same(a: RunResults, b: RunResults, names: Sequence[str]) -> None:
+    def decisive(side: RunResults) -> dict[str, Any]:
         asked = side.request["benchmarks"]
         found: dict[str, Any] = {
             name: {key: asked[name].get(key) for key in _SAME} for name in names
@@ -238,8 +239,8 @@ def _check_same(a: Side, b: Side, names: Sequence[str]) -> None:
             raise EvalError(f"--compare: {name}: sample {odd} is in one folder alone")
 
 
-def _as_run(known: Benchmark, a: Side, b: Side, ks: Sequence[int] | None) -> Benchmark:
-    """The benchmark as both folders ran it."""
+def _as_run(known: Benchmark, a: RunResults, b: RunResults, ks: Sequence[int] | None) -> Benchmark:
+    """The benchmark with the settings of both runs."""
     settings = replace(known.settings, **a.request["benchmarks"][known.name]["settings"])
     both = a.reported.get(known.name, set()) & b.reported.get(known.name, set())
     return replace(known, settings=settings, pass_at=pass_at_of(known.name, settings.n, ks, both))
@@ -266,7 +267,7 @@ def pass_at_of(
     return tuple(k for k in ks if 1 < n >= k)
 
 
-def _compared(benchmark: Benchmark, a: Side, b: Side, seed: int) -> Compared:
+def _compared(benchmark: Benchmark, a: RunResults, b: RunResults, seed: int) -> BenchmarkComparison:
     rows = (a.rows[benchmark.name], b.rows[benchmark.name])
     one, other = (metrics.outcomes_of(part) for part in rows)
     group_of = {row["id"]: row["group"] for row in rows[0]}
@@ -276,7 +277,7 @@ def _compared(benchmark: Benchmark, a: Side, b: Side, seed: int) -> Compared:
         if sum(flags) != sum(other[question])
     ]
     discordant.sort(key=lambda q: (q.b > q.a, -abs(q.b - q.a), q.id))
-    return Compared(
+    return BenchmarkComparison(
         benchmark,
         paired.differences(
             benchmark,
@@ -290,7 +291,7 @@ def _compared(benchmark: Benchmark, a: Side, b: Side, seed: int) -> Compared:
     )
 
 
-def _means(suite: Suite, found: Sequence[Compared]) -> dict[str, Difference]:
+def _means(suite: Suite, found: Sequence[BenchmarkComparison]) -> dict[str, Difference]:
     scores = {each.benchmark.name: each.scores for each in found}
     means = {}
     for title, columns in {**suite.groups, suite.average_title: suite.average}.items():
@@ -301,7 +302,7 @@ def _means(suite: Suite, found: Sequence[Compared]) -> dict[str, Difference]:
     return means
 
 
-def _notices(a: Side, b: Side, names: Sequence[str], only: Sequence[str]) -> list[str]:
+def _notices(a: RunResults, b: RunResults, names: Sequence[str], only: Sequence[str]) -> list[str]:
     one, other = a.request, b.request
     notices = []
     if one["model"].get("fingerprint") == other["model"].get("fingerprint"):

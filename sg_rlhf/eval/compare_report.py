@@ -13,7 +13,7 @@ from sg_rlhf.common import figures
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.common.text import table_head, table_row
 from sg_rlhf.data_io import strict_json
-from sg_rlhf.eval.compare import Compared, Comparison, Discordant, Side
+from sg_rlhf.eval.compare import BenchmarkComparison, Comparison, Discordant, RunResults
 from sg_rlhf.eval.paired import Difference
 
 JSON, MARKDOWN, PICTURE = "compare.json", "compare.md", "compare.png"
@@ -130,7 +130,7 @@ def picture(found: Comparison, path: Path) -> None:
     temporary.replace(path)
 
 
-def _about(side: Side) -> str:
+def _about(side: RunResults) -> str:
     model = side.request["model"]
     return f"{side.label}: {model['name']} ({model['fingerprint'][:12]}), {side.folder}"
 
@@ -157,21 +157,21 @@ def _row(name: str, found: Difference) -> list[str]:
     ]
 
 
-def _counted(each: Compared) -> str:
-    n = len(each.better_a) + len(each.better_b)
+def _counted(each: BenchmarkComparison) -> str:
+    n = len(each.wins_a) + len(each.wins_b)
     return (
-        f"{n} of {n + each.alike} questions differ, "
-        f"{len(each.better_a)} better in A, {len(each.better_b)} better in B"
+        f"{n} of {n + each.concordant} questions differ, "
+        f"{len(each.wins_a)} better in A, {len(each.wins_b)} better in B"
     )
 
 
-def _named(each: Compared, shown: int) -> list[tuple[str, str]]:
+def _named(each: BenchmarkComparison, shown: int) -> list[tuple[str, str]]:
     """The questions that differ, the largest differences first."""
     one = each.benchmark.settings.n == 1
     titles = ("right in A alone", "right in B alone") if one else ("better in A", "better in B")
     return [
         (title, _listed(questions, each.benchmark.settings.n, shown))
-        for title, questions in zip(titles, (each.better_a, each.better_b), strict=True)
+        for title, questions in zip(titles, (each.wins_a, each.wins_b), strict=True)
         if questions
     ]
 

@@ -1,7 +1,7 @@
-"""What a model may have seen of the questions: what is published, and its own training data.
+"""Contamination: published findings, and the overlap with the model's own training data.
 
-A checkpoint of a run names its run's data: `config.yaml` stands above `checkpoints/`. Other models'
-data is given with `--train-data`.
+The training data of a run's checkpoint is named in the run's `config.yaml`. For other models
+`--train-data` names it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.data_io.dataset_writer import sha256_of
-from sg_rlhf.eval import trained
+from sg_rlhf.eval import training_runs
 from sg_rlhf.eval.model import Model
 from sg_rlhf.tasks.contamination import Family, family_of
 from sg_rlhf.tasks.overlap import Problem, SetOverlap, find_overlap
@@ -22,12 +22,12 @@ from sg_rlhf.tasks.suite import Benchmark, Loaded, Suite
 
 
 @dataclass(frozen=True)
-class TrainedRun:
-    """The run that a checkpoint is from.
+class TrainingRun:
+    """The training run of a checkpoint.
 
     Attributes:
-        config: its settings as they were resolved.
-        base: the model that it began with.
+        config: its `config.yaml`.
+        base: the model that training started from.
         data: the parts of `data.prompt_dataset`.
     """
 
@@ -38,7 +38,7 @@ class TrainedRun:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What was trained on.
+    """The training data of a model.
 
     Attributes:
         source: the option or the run that names it.
@@ -51,14 +51,14 @@ class TrainingData:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """Everything of one evaluation.
+class TrainingOverlap:
+    """What a model may have seen of the questions of one evaluation.
 
     Attributes:
-        family: of the model; None: not known.
-        data: None: it is not known what was trained on.
+        family: the model's family; None if unknown.
+        data: the training data; None if unknown.
         overlap: benchmark -> what its questions share with the data.
-        problem: why the overlap was not counted, though there is data.
+        problem: why the overlap was not counted although there is data.
     """
 
     family: Family | None = None
@@ -67,31 +67,31 @@ class Seen:
     problem: str | None = None
 
     def as_dict(self) -> dict[str, Any] | None:
-        """The training data, for JSON; None where it is not known."""
+        """The training data, for JSON; None if unknown."""
         if self.data is None:
             return None if self.problem is None else {"problem": self.problem}
         return {"source": self.data.source, "files": list(self.data.files)}
 
 
-def run_of(model: Model) -> TrainedRun | None:
-    """The run whose checkpoint a folder is; None for any other model."""
+def training_run_of(model: Model) -> TrainingRun | None:
+    """The training run of a model; None if its folder is not a run's checkpoint."""
     folder = Path(model.location)
     if model.revision is not None or not folder.is_dir():
         return None
-    run_dir = trained.run_of(folder)
-    settings = {} if run_dir is None else trained.settings_of(run_dir)
-    base = trained.setting(settings, "actor.model_name_or_path")
+    run_dir = training_runs.run_dir_of(folder)
+    settings = {} if run_dir is None else training_runs.settings_of(run_dir)
+    base = training_runs.setting(settings, "actor.model_name_or_path")
     if run_dir is None or base is None:
         return None
-    data = str(trained.setting(settings, "data.prompt_dataset") or "")
+    data = str(training_runs.setting(settings, "data.prompt_dataset") or "")
     parts = (part.strip() for part in data.split(","))
-    return TrainedRun(run_dir / trained.CONFIG, str(base), tuple(filter(None, parts)))
+    return TrainingRun(run_dir / training_runs.CONFIG, str(base), tuple(filter(None, parts)))
 
 
-def look(
+def find_training_overlap(
     suite: Suite, loaded: Sequence[Loaded], model: Model, given: Sequence[Path] | None
-) -> Seen:
-    """Find the model's family and what its training data shares with the questions.
+) -> TrainingOverlap:
+    """Find the model's family and the overlap of its training data with the questions.
 
     Args:
         given: files of `--train-data`; None: those of the model's run, if it is from one.
@@ -99,24 +99,24 @@ def look(
     Raises:
         EvalError: a given file cannot be read. Those of a run may be gone, which is noted.
     """
-    run = run_of(model)
+    run = training_run_of(model)
     family = family_of([model.name, *([run.base] if run else [])])
     if given is None and (run is None or not run.data):
-        return Seen(family)
+        return TrainingOverlap(family)
     try:
         data = _read(suite, given, run)
     except (ValueError, OSError) as error:
         if given is not None:
             raise EvalError(f"--train-data {error}") from None
         assert run is not None
-        return Seen(family, problem=f"the data of {run.config} is not compared: {error}")
+        return TrainingOverlap(family, problem=f"the data of {run.config} is not compared: {error}")
     sets = {each.benchmark.name: each.questions for each in loaded}
     found = find_overlap(data.problems, sets, n=suite.shared_runs)
-    return Seen(family, data, {overlap.name: overlap for overlap in found})
+    return TrainingOverlap(family, data, {overlap.name: overlap for overlap in found})
 
 
-def described(seen: Seen, benchmark: Benchmark, suite: Suite) -> dict[str, Any]:
-    """What `results.json` says of one benchmark."""
+def overlap_report(seen: TrainingOverlap, benchmark: Benchmark, suite: Suite) -> dict[str, Any]:
+    """The entries of `results.json` for one benchmark."""
     found: dict[str, Any] = {}
     if benchmark.exposure is not None:
         found["contamination"] = benchmark.exposure.about(seen.family)
@@ -125,17 +125,17 @@ def described(seen: Seen, benchmark: Benchmark, suite: Suite) -> dict[str, Any]:
         facts: dict[str, Any] = {"problems": overlap.problems, "exact": overlap.exact}
         if suite.shared_runs is not None:
             facts |= {"mostly": overlap.mostly, "some": overlap.shared, "run": suite.shared_runs}
-        facts["ids"] = same(overlap)
+        facts["ids"] = near_duplicates(overlap)
         found["train_overlap"] = facts
     return found
 
 
-def same(overlap: SetOverlap) -> list[str]:
-    """Questions that are in the training data: the same text, or most of its runs of words."""
+def near_duplicates(overlap: SetOverlap) -> list[str]:
+    """Ids of questions in the training data: the same text, or most of its n-grams."""
     return sorted(match.test.id for match in overlap.matches if "mostly" in match.levels)
 
 
-def _read(suite: Suite, given: Sequence[Path] | None, run: TrainedRun | None) -> TrainingData:
+def _read(suite: Suite, given: Sequence[Path] | None, run: TrainingRun | None) -> TrainingData:
     if given is not None:
         paths, source = list(given), "--train-data"
     else:
@@ -150,8 +150,8 @@ def _read(suite: Suite, given: Sequence[Path] | None, run: TrainedRun | None) ->
     return TrainingData(source, files, problems)
 
 
-def _find(part: str, run: TrainedRun) -> Path:
-    """A file as the run named it: from here, or from a folder above the run."""
+def _find(part: str, run: TrainingRun) -> Path:
+    """The file that a run names, relative to this folder or to a folder above the run."""
     name = re.sub(r"@.*$", "", part)
     for folder in (Path(), *run.config.resolve().parents):
         if (folder / name).is_file():

@@ -1,4 +1,4 @@
-"""What `--suite NAME` alone evaluates, and into which folder."""
+"""Values for the options that were not given: model, output folder, data of the suite."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.eval import suites, trained
+from sg_rlhf.eval import suites, training_runs
 from sg_rlhf.eval.store import model_of
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Benchmark, Suite
 
-#: Folder of the results for which no other is named.
+#: Parent folder of the results without `--out`.
 OUT = Path("out")
 
 
-def complete(args: argparse.Namespace, suite: Suite, benchmarks: Sequence[Benchmark]) -> None:
-    """Set what was not given: the model, the folder of the results, what the suite looks for.
+def fill_in(args: argparse.Namespace, suite: Suite, benchmarks: Sequence[Benchmark]) -> None:
+    """Set the options that were not given: the model, the output folder, the suite's own.
 
     Raises:
-        EvalError: something is missing and is not where it is looked for; names all that is.
+        EvalError: something is missing and was not found in its default place; names all of it.
     """
     if args.resume and args.out is None:
         raise EvalError("--resume needs --out DIR, the folder of the run that is to go on")
@@ -34,14 +34,16 @@ def complete(args: argparse.Namespace, suite: Suite, benchmarks: Sequence[Benchm
         missing.append("--model, the server's name of it")
     elif args.model is None:
         domain = suites.domain_of(suite)
-        newest = trained.newest(domain) if domain else None
+        newest = training_runs.newest_checkpoint(domain) if domain else None
         if newest is not None:
             args.model = str(newest)
-            said["model"] = f"{newest}, the newest finished run of {domain} under {trained.RUNS}/"
+            said["model"] = (
+                f"{newest}, the newest finished run of {domain} under {training_runs.RUNS}/"
+            )
         else:
             missing.append(_no_model(domain))
-    run_dir = None if args.model is None else trained.run_of(Path(args.model))
-    args.run_settings = {} if run_dir is None else trained.settings_of(run_dir)
+    run_dir = None if args.model is None else training_runs.run_dir_of(Path(args.model))
+    args.run_settings = {} if run_dir is None else training_runs.settings_of(run_dir)
     missing += suite.missing(benchmarks, args)
     if missing:
         numbered = (
@@ -61,6 +63,6 @@ def _no_model(domain: str | None) -> str:
     if domain in registry.DOMAINS:
         command = f"bash examples/scripts/train_grpo_sg_{domain}.sh"
     return (
-        f"a model: no finished run of {domain} under {trained.RUNS}/; train one first "
+        f"a model: no finished run of {domain} under {training_runs.RUNS}/; train one first "
         f"(`{command}`), or give --model M"
     )

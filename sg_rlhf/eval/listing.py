@@ -1,4 +1,4 @@
-"""What there is to evaluate on: ``python -m eval.run --list``."""
+"""The tables of ``python -m eval.run --list``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sg_rlhf.tasks.suite import Suite
 
 
 def show(suites: Mapping[str, Suite], console: Console) -> None:
-    """A table for each suite."""
+    """Print one table per suite."""
     for name, suite in suites.items():
         caption = f"without --only: {', '.join(suite.by_default)}" if suite.by_default else None
         table = Table(

@@ -1,4 +1,4 @@
-"""Which model is evaluated: its files' fingerprint, its context, its tokenizer."""
+"""The evaluated model: its fingerprint, context and tokenizer."""
 
 from __future__ import annotations
 

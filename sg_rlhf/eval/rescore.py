@@ -19,8 +19,8 @@ from sg_rlhf.data_io import strict_json
 from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.eval import contamination, defaults, results, tables
 from sg_rlhf.eval.command_line import CommandLine, find_suite, names_in
-from sg_rlhf.eval.compare import Side, pass_at_of, read_side
-from sg_rlhf.eval.contamination import Seen
+from sg_rlhf.eval.compare import RunResults, pass_at_of, read_run_results
+from sg_rlhf.eval.contamination import TrainingOverlap
 from sg_rlhf.eval.model import Model
 from sg_rlhf.eval.store import RESULTS, SAMPLES, TABLE, Key, Row, Store
 from sg_rlhf.tasks.contamination import family_of
@@ -41,7 +41,7 @@ def rescore(line: CommandLine, console: Console) -> int:
         EvalError: an option has no effect, or the folder holds no finished run of single responses.
     """
     args = line.args
-    side = read_side("--rescore", args.rescore)
+    side = read_run_results("--rescore", args.rescore)
     if args.suite is None:
         args.suite = side.request["suite"]
     suite = find_suite(line)
@@ -80,7 +80,7 @@ def regraded(row: Row, grade: Grade) -> Row:
 
 
 def _benchmarks(
-    suite: Suite, side: Side, only: Sequence[str], ks: Sequence[int] | None
+    suite: Suite, side: RunResults, only: Sequence[str], ks: Sequence[int] | None
 ) -> list[Benchmark]:
     """The selected benchmarks of the stored run, with its settings."""
     if side.request["suite"] != suite.name:
@@ -114,7 +114,7 @@ def _benchmarks(
 
 
 def _request(
-    side: Side, benchmarks: Sequence[Benchmark], graders: Mapping[str, Any]
+    side: RunResults, benchmarks: Sequence[Benchmark], graders: Mapping[str, Any]
 ) -> dict[str, Any]:
     kept = {key: value for key, value in side.request.items() if key != "graders"}
     names = [benchmark.name for benchmark in benchmarks]
@@ -127,7 +127,7 @@ def _request(
 
 
 def _grade_rest(
-    side: Side, benchmarks: Sequence[Benchmark], done: Mapping[Key, Row], store: Store
+    side: RunResults, benchmarks: Sequence[Benchmark], done: Mapping[Key, Row], store: Store
 ) -> None:
     """Grade and store every response that is not stored yet."""
     total = sum(len(side.rows[benchmark.name]) for benchmark in benchmarks)
@@ -142,7 +142,7 @@ def _grade_rest(
                 bar.update(len(chunk))
 
 
-def _changes(side: Side, rows: Sequence[Row]) -> dict[str, dict[str, int]]:
+def _changes(side: RunResults, rows: Sequence[Row]) -> dict[str, dict[str, int]]:
     """Per benchmark, how many verdicts are other ones than before."""
     before = {_key(row): bool(row["correct"]) for part in side.rows.values() for row in part}
     changes: dict[str, dict[str, int]] = {}
@@ -156,14 +156,16 @@ def _changes(side: Side, rows: Sequence[Row]) -> dict[str, dict[str, int]]:
     return changes
 
 
-def _seen(side: Side) -> Seen:
+def _seen(side: RunResults) -> TrainingOverlap:
     """The model's family. Its training data is not compared again: that needs the questions."""
     model = side.request["model"]
-    run = contamination.run_of(
+    run = contamination.training_run_of(
         Model(model["name"], model["name"], model.get("revision"), model.get("fingerprint", ""))
     )
     family = family_of([model["name"], *([run.base] if run else [])])
-    return Seen(family, problem=f"not compared by --rescore; see results.json in {side.folder}")
+    return TrainingOverlap(
+        family, problem=f"not compared by --rescore; see results.json in {side.folder}"
+    )
 
 
 def _key(row: Row) -> Key:

@@ -1,4 +1,4 @@
-"""From stored samples to `results.json`."""
+"""Builds `results.json` from stored samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.eval import contamination, metrics
-from sg_rlhf.eval.contamination import Seen
+from sg_rlhf.eval.contamination import TrainingOverlap
 from sg_rlhf.eval.metrics import Estimate
 from sg_rlhf.eval.store import Row
 from sg_rlhf.tasks.questions import sample_seed
@@ -24,7 +24,7 @@ PACKAGES = (
 
 
 def scores(benchmark: Benchmark, rows: Sequence[Row], seed: int) -> dict[str, Estimate]:
-    """Every score of a benchmark by name.
+    """The scores of a benchmark by name.
 
     Names are the mean's (`accuracy`, `avg@16`), `pass@k`, `bayes@N` with several samples, and those
     of each group as `accuracy/5`. With headline groups the first are the plain means of those
@@ -62,17 +62,17 @@ def build(
     rows: Sequence[Row],
     begun: Mapping[str, Any],
     failures: Mapping[str, int] | None = None,
-    seen: Seen | None = None,
+    seen: TrainingOverlap | None = None,
 ) -> dict[str, Any]:
-    """Everything of `results.json`.
+    """Build the content of `results.json`.
 
     Args:
-        request: what the run was asked for, as in `run.json`.
-        begun: versions and date of the run's first start.
-        failures: dialogues by benchmark that had to be held again, for want of a verdict.
+        request: the run's request, as in `run.json`.
+        begun: versions and date of the first start.
+        failures: number of failed dialogues by benchmark, over all starts.
         seen: what the model may have seen of the questions.
     """
-    seen = seen or Seen()
+    seen = seen or TrainingOverlap()
     seed = int(request["seed"])
     all_scores: dict[str, dict[str, Estimate]] = {}
     described = {}
@@ -105,10 +105,10 @@ def build(
 
 
 def _exposure(
-    benchmark: Benchmark, rows: Sequence[Row], seed: int, seen: Seen, suite: Suite
+    benchmark: Benchmark, rows: Sequence[Row], seed: int, seen: TrainingOverlap, suite: Suite
 ) -> dict[str, Any]:
-    """What the model may have seen of a benchmark, and the scores of what it was not trained on."""
-    found = contamination.described(seen, benchmark, suite)
+    """The contamination entries, and the scores without the questions that were trained on."""
+    found = contamination.overlap_report(seen, benchmark, suite)
     overlap = found.get("train_overlap")
     if overlap is not None and overlap["ids"]:
         left = [row for row in rows if row["id"] not in set(overlap["ids"])]

@@ -1,7 +1,7 @@
 """Evaluate a model: ``python -m eval.run --suite {math,kk,qa} [--model M] [--out DIR]``.
 
-Writes `results.json`, `samples.jsonl` and `table.md` into DIR. Killed at any moment, the same
-command with --resume goes on where it stopped. ``--compare A B`` compares two such folders.
+`evaluate` is the whole run: load the questions and the model, start the engine, generate and grade
+the responses that are not stored yet, and write the report.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from sg_rlhf.eval import (
     chat_prompts,
     contamination,
     defaults,
-    dialogues,
-    drive,
+    generate,
     listing,
-    plan,
+    multi_turn,
+    requests,
     results,
     tables,
 )
@@ -58,8 +58,8 @@ from sg_rlhf.tasks.suite import Benchmark, Host, Prepared, Suite, Tokenize
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0; 2 for bad input; 1 when the run stopped; 130 when interrupted."""
-    # Tables are cut to 80 columns where no terminal says how wide it is.
+    """Run the command; exit status 0, 1 if the run stopped, 2 for bad input, 130 if interrupted."""
+    # Without a terminal, rich would cut tables to 80 columns.
     console = Console(width=None if sys.stdout.isatty() else 120)
     line = None
     try:
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with best_effort_output():
                 return rescore(line, console)
         suite, benchmarks = check(line)
-        defaults.complete(line.args, suite, benchmarks)
+        defaults.fill_in(line.args, suite, benchmarks)
         with best_effort_output():
             return evaluate(line.args, suite, benchmarks, console)
     except (EvalError, OSError) as error:
@@ -97,9 +97,9 @@ def compare_folders(line: CommandLine, console: Console) -> int:
     """Compare two finished runs; the exit status.
 
     Raises:
-        EvalError: an option that says nothing here, or folders that cannot be compared.
+        EvalError: an option has no effect, or the folders cannot be compared.
     """
-    # A run needs none of it.
+    # An evaluation does not need matplotlib and the paired tests.
     from sg_rlhf.eval import compare_report
     from sg_rlhf.eval.compare import compare
 
@@ -117,17 +117,19 @@ def compare_folders(line: CommandLine, console: Console) -> int:
 def evaluate(
     args: argparse.Namespace, suite: Suite, benchmarks: Sequence[Benchmark], console: Console
 ) -> int:
-    """Prepare, run and report; the exit status."""
+    """Run an evaluation and write its report; the exit status."""
     with Store(args.out, args.resume) as store:
         with contextlib.ExitStack() as resources:
-            target = functools.cache(lambda: find_target(args))
+            target = functools.cache(lambda: open_model(args))
             benchmarks, graders = suite.with_graders(benchmarks, args, resources)
             prepared = suite.prepare(benchmarks, args, lambda: target().tokenizer, resources)
             prepared = replace(prepared, request={**prepared.request, **graders})
             if args.chat_template:
                 prepared = as_chats(args, prepared, target().tokenizer)
-            seen = contamination.look(suite, prepared.loaded, target().model, args.train_data)
-            run = plan_run(args, suite, prepared, target(), store)
+            seen = contamination.find_training_overlap(
+                suite, prepared.loaded, target().model, args.train_data
+            )
+            run = prepare_run(args, suite, prepared, target(), store)
             engine = start_engine(args, run, resources)
             begun = store.write_request(run.request, results.environment())
             try:
@@ -164,12 +166,13 @@ def as_chats(args: argparse.Namespace, prepared: Prepared, tokenizer: Any) -> Pr
 
 
 @dataclass(frozen=True)
-class Target:
-    """The model, and what its prompts have to fit.
+class ModelHandle:
+    """The model with its tokenizer and context.
 
     Attributes:
-        context: most tokens of prompt and response; None: a server does not tell.
+        context: most tokens of prompt and response; None if a server does not tell.
         tokenizer: None for a model behind a server.
+        cpu: there is no CUDA device.
     """
 
     model: Model
@@ -179,11 +182,11 @@ class Target:
     cpu: bool
 
 
-def find_target(args: argparse.Namespace) -> Target:
-    """Look the model up.
+def open_model(args: argparse.Namespace) -> ModelHandle:
+    """Find the model and load its tokenizer, or ask the server for it.
 
     Raises:
-        EvalError: it is not there, or cannot be read.
+        EvalError: it does not exist, or cannot be read.
     """
     if args.engine != "openai":
         cpu = cpu_only()
@@ -191,7 +194,7 @@ def find_target(args: argparse.Namespace) -> Target:
         set_environment(args.engine, cpu, args.replicas)
         tokenizer = load_tokenizer(model)
         ids: Tokenize = lambda prompts: chat.encode(prompts, tokenizer)  # noqa: E731
-        return Target(model, context_length(model), ids, tokenizer, cpu)
+        return ModelHandle(model, context_length(model), ids, tokenizer, cpu)
     from sg_rlhf.eval.engines.openai import Server
 
     # A server does not show its weights: a local folder is fingerprinted, a name stands for itself.
@@ -206,34 +209,38 @@ def find_target(args: argparse.Namespace) -> Target:
     )
     if server.context is None:
         print("notice: the server does not tell its context; nothing is cut", flush=True)
-    return Target(model, server.context, server.tokenize, None, cpu=False)
+    return ModelHandle(model, server.context, server.tokenize, None, cpu=False)
 
 
 @dataclass(frozen=True)
-class Run:
-    """Every sample of a run: those that are stored, and those that are left.
+class RunState:
+    """Every sample of a run.
 
     Attributes:
-        request: what must be the same again when it is resumed.
-        context: that the engine needs; 0: unknown.
+        request: the content of `run.json`, which a resumed run must repeat.
+        stored: the samples that are stored already.
+        left: the samples that are not generated yet.
+        context: most tokens of prompt and response that the engine needs; 0 if unknown.
     """
 
-    target: Target
+    target: ModelHandle
     request: dict[str, Any]
     stored: Mapping[Key, Row]
-    left: Sequence[plan.Sample]
+    left: Sequence[requests.PendingSample]
     context: int
 
 
-def plan_run(
-    args: argparse.Namespace, suite: Suite, prepared: Prepared, target: Target, store: Store
-) -> Run:
-    """Fit the questions to the model, and see what is there already.
+def prepare_run(
+    args: argparse.Namespace, suite: Suite, prepared: Prepared, target: ModelHandle, store: Store
+) -> RunState:
+    """Fit the questions to the model's context, and read the stored samples.
 
     Raises:
-        EvalError: the folder holds a run that was begun with another request.
+        EvalError: the folder holds a run with another request.
     """
-    tasks = plan.make_tasks(prepared.loaded, prepared.tokenize or target.tokenize, target.context)
+    tasks = requests.prepare_benchmarks(
+        prepared.loaded, prepared.tokenize or target.tokenize, target.context
+    )
     overrides = Overrides(args.temperature, args.top_p, args.max_tokens).as_dict()
     request = {
         "suite": suite.name,
@@ -248,21 +255,21 @@ def plan_run(
         "benchmarks": {task.benchmark.name: task.describe() for task in tasks},
     }
     stored = store.begin(request)
-    samples = plan.samples(
+    samples = requests.pending_samples(
         tasks, args.seed, known_ids=args.engine != "openai", tokenizer=target.tokenizer
     )
     left = _left(samples, stored, args.out)
     name = target.model.name
     print(f"{len(samples)} samples, {len(stored)} there already; model {name}", flush=True)
     _announce_cuts(tasks, target.context)
-    context = plan.context_needed(tasks) if target.context is not None else 0
-    return Run(target, request, stored, left, context)
+    context = requests.context_needed(tasks) if target.context is not None else 0
+    return RunState(target, request, stored, left, context)
 
 
 def start_engine(
-    args: argparse.Namespace, run: Run, resources: contextlib.ExitStack
+    args: argparse.Namespace, run: RunState, resources: contextlib.ExitStack
 ) -> Engine | None:
-    """Start what was asked for, unless nothing is left for it.
+    """Start the engine, unless no sample needs one.
 
     Raises:
         EvalError: it does not start.
@@ -290,9 +297,9 @@ def start_engine(
 
 @dataclass(frozen=True)
 class Answers:
-    """Has every sample that is left answered and stored (`tasks.suite.Answering`)."""
+    """Generates, grades and stores the samples that are left (`tasks.suite.Answering`)."""
 
-    run: Run
+    run: RunState
     engine: Engine | None
     store: Store
     replicas: int
@@ -300,17 +307,21 @@ class Answers:
     def respond(self) -> None:
         """One response to each prompt."""
         if self.run.left:
-            drive.run(self.run.left, self.engine, self.store, already=len(self.run.stored))
+            generate.generate_all(
+                self.run.left, self.engine, self.store, already=len(self.run.stored)
+            )
 
     def converse(self, host: Callable[[], Host]) -> None:
         """One dialogue from each prompt."""
         if self.run.left:
-            in_flight = dialogues.IN_FLIGHT * self.replicas
+            in_flight = multi_turn.IN_FLIGHT * self.replicas
             stored = len(self.run.stored)
-            dialogues.run(self.run.left, self.engine, self.store, stored, host, in_flight)
+            multi_turn.run_dialogues(
+                self.run.left, self.engine, self.store, stored, host, in_flight
+            )
 
 
-def _announce_cuts(tasks: Sequence[plan.Task], context: int | None) -> None:
+def _announce_cuts(tasks: Sequence[requests.PreparedBenchmark], context: int | None) -> None:
     for task in tasks:
         cuts = task.describe()["context_cuts"]
         if cuts["questions"]:
@@ -322,7 +333,9 @@ def _announce_cuts(tasks: Sequence[plan.Task], context: int | None) -> None:
             )
 
 
-def _left(samples: list[plan.Sample], stored: Mapping[Key, Row], out: Path) -> list[plan.Sample]:
+def _left(
+    samples: list[requests.PendingSample], stored: Mapping[Key, Row], out: Path
+) -> list[requests.PendingSample]:
     keys = {sample.key for sample in samples}
     foreign = next((key for key in stored if key not in keys), None)
     if foreign is not None:

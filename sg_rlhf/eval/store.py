@@ -1,7 +1,7 @@
-"""The output folder: what was asked for (`run.json`) and one line per graded sample.
+"""The output folder: the run's request (`run.json`) and one line per graded sample.
 
-A run may die at any moment. A sample is appended as one whole line once it is graded, a line cut
-short is removed when the run goes on, and what was asked for must be the same again.
+A run may be killed at any moment. A sample is appended as one whole line once it is graded.
+Resuming removes a line that was cut short, and refuses another request.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ _FIELDS = (*_KEYS, "reason", "finish_reason", "tokens")
 
 
 class Store:
-    """One evaluation's folder, held by one process at a time.
+    """The folder of one evaluation, locked by one process at a time.
 
     Args:
-        resume: go on with the run that the folder holds, if any.
+        resume: continue the run in the folder, if there is one.
 
     Raises:
-        EvalError: the folder is not empty and `resume` was not asked for, holds something else
-            than a run, or another process evaluates into it.
+        EvalError: the folder is not empty and `resume` is off, holds something that is not a run,
+            or is locked by another process.
     """
 
     def __init__(self, out: Path, resume: bool = False) -> None:
         self.out = out
         if out.exists() and not out.is_dir():
             raise EvalError(f"--out {out}: is a file, expected a folder")
-        #: Folders that are made for this run, the innermost first.
+        #: Folders that this run creates, the innermost first.
         self._made = [folder for folder in (out, *out.parents) if not folder.exists()]
         others = self._contents()
         if others and not resume:
@@ -82,11 +82,11 @@ class Store:
         self._lock.close()
 
     def begin(self, request: Mapping[str, Any]) -> dict[Key, Row]:
-        """The samples that are there already; nothing changes but that a torn line goes.
+        """The stored samples of the run with this request. Removes a line that was cut short.
 
         Raises:
-            EvalError: the run was begun with another request (names the first differences), or a
-                stored line is damaged.
+            EvalError: the run has another request (names the first differences), or a stored line
+                is damaged.
         """
         path = self.out / REQUEST
         if not path.is_file():
@@ -103,7 +103,7 @@ class Store:
     def write_request(
         self, request: Mapping[str, Any], environment: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """Record what is asked for; a resumed run leaves the file as it is.
+        """Write `run.json`; a resumed run leaves it as it is.
 
         Returns:
             Date and versions of the run's first start.
@@ -126,14 +126,14 @@ class Store:
                 raise EvalError(f"{self.out / SAMPLES}: the disk is full")
 
     def append_failure(self, key: Key, problem: str) -> None:
-        """Note that a sample could not be made now, and why."""
+        """Record that a sample could not be generated, and why."""
         benchmark, question, sample = key
         note = {"benchmark": benchmark, "id": question, "sample": sample, "problem": problem}
         with (self.out / FAILURES).open("a") as file:
             file.write(json.dumps(note) + "\n")
 
     def failures(self) -> dict[str, int]:
-        """How often that happened, by benchmark, over all starts of the run."""
+        """Number of these failures per benchmark, over all starts of the run."""
         path = self.out / FAILURES
         lines = path.read_text().splitlines() if path.is_file() else []
         # A line cut short by a kill is counted with none.
@@ -141,7 +141,7 @@ class Store:
         return dict(Counter(names))
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a file whole or not at all."""
+        """Write a file atomically."""
         temporary = self.out / f"{name}.tmp"
         temporary.write_text(text)
         os.replace(temporary, self.out / name)
@@ -182,9 +182,9 @@ def _locked(path: Path) -> IO[str] | None:
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[Key, Row]]:
-    """What a folder's run was asked for, when and with what it was begun, and its samples.
+    """A folder's request, its first start (date and versions), and its samples.
 
-    Nothing changes there; a line cut short by a kill is left out.
+    The folder does not change. A line cut short by a kill is left out.
 
     Raises:
         EvalError: it holds no run, or a file is damaged.
@@ -201,7 +201,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[Key, Ro
 
 
 def model_of(folder: Path) -> str | None:
-    """The `--model` of the run that a folder holds; None where there is none."""
+    """The `--model` of the run in a folder; None without one."""
     if not (folder / REQUEST).is_file():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Every suite by its name: those of the domains (`Domain.suite`)."""
+"""The registry of suites: each domain's `Domain.suite`, by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def suite_of(domain: Domain) -> Suite:
     return load(domain.suite)
 
 
-#: Those of the package's own domains.
+#: The suites of the package's own domains.
 SUITES: dict[str, Suite] = {
     suite.name: suite
     for domain in map(registry.find, registry.DOMAINS)
@@ -36,7 +36,7 @@ def domain_of(suite: Suite) -> str | None:
     return None
 
 
-def available() -> dict[str, Suite]:
+def all_suites() -> dict[str, Suite]:
     """`SUITES`, and those of the domains that `SG_DOMAINS` names.
 
     Raises:
@@ -53,8 +53,8 @@ def available() -> dict[str, Suite]:
     return found
 
 
-def at(place: str) -> Suite:
-    """The suite of the domain at a place `package.module:NAME`.
+def suite_at(place: str) -> Suite:
+    """The suite of the domain `package.module:NAME`.
 
     Raises:
         EvalError: there is none.

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from sg_rlhf.eval import dialogues, plan
+from sg_rlhf.eval import multi_turn
+from sg_rlhf.eval import requests as plan
 from sg_rlhf.eval.engines.base import Completion, EngineOptions, Request
 from sg_rlhf.eval.engines.hf import HfEngine
 from sg_rlhf.eval.model import context_length, find_model
@@ -195,7 +196,7 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
             gone = url
         settings = SearchSettings(url=gone, retries=1, backoff_s=0.01, outage_s=0, **SETTINGS)
         with pytest.raises(EvalError, match=r"of 6 dialogues could not be held"):
-            dialogues.run(samples, engine, store, 0, lambda: SearchHost(settings, codec))
+            multi_turn.run_dialogues(samples, engine, store, 0, lambda: SearchHost(settings, codec))
         searchers = {i for i, row in rows(whole).items() if row["dialogue"]["searches"]}
         assert searchers and not searchers & rows(out).keys()
         assert store.failures() == {"bamboogle": len(searchers)}
@@ -203,7 +204,9 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
             settings = settings.model_copy(update={"url": url})
             left = [sample for sample in samples if sample.question.id in searchers]
             already = len(samples) - len(left)
-            dialogues.run(left, engine, store, already, lambda: SearchHost(settings, codec))
+            multi_turn.run_dialogues(
+                left, engine, store, already, lambda: SearchHost(settings, codec)
+            )
     engine.close()
     # Another engine, other requests in the batch, an interruption: the same dialogues.
     assert {i: stable(row) for i, row in rows(out).items()} == {

@@ -1,7 +1,7 @@
-"""Engines: what turns prompts into responses. Each one is a file; this is what they share.
+"""The interface of engines, which generate responses. Each engine is a module of its own.
 
-An engine takes all requests at once (`add`) and gives responses back as they finish (`step`), so
-that its own scheduler batches them and a killed run loses only what was under way.
+An engine takes all requests at once (`add`) and returns responses as they finish (`step`). Its own
+scheduler batches them, and a killed run loses only the requests in flight.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 
 @dataclass(frozen=True)
 class Request:
-    """One response to be made.
+    """A request for one response.
 
     Attributes:
         key: unique; the completion carries it.
         prompt: raw text.
-        prompt_ids: its tokens, special ones that the tokenizer adds included; empty where only
+        prompt_ids: its token ids, with the special tokens that the tokenizer adds; empty if only
             the server knows them.
         temperature: 0 is greedy.
         max_tokens: of the response; prompt and response fit into the model's context.
-        seed: of this sample alone, so that its response does not depend on what else is sampled.
-        stop: the response ends with the token that completes one of these, which belongs to it.
-        stop_ids: tokens that end it beside the model's own ends.
+        seed: of this sample, so that its response does not depend on the other samples.
+        stop: the response ends with, and includes, the token that completes one of these.
+        stop_ids: token ids that end it, besides the model's own.
     """
 
     key: str
@@ -52,7 +52,7 @@ class Completion:
 
     Attributes:
         tokens: length of the response in tokens.
-        token_ids: the tokens as they were sampled; empty where a server does not tell.
+        token_ids: the sampled tokens; empty if a server does not return them.
     """
 
     key: str
@@ -88,13 +88,13 @@ class EngineOptions:
 
 
 class Engine(Protocol):
-    """What `eval.run` and the replicas drive."""
+    """An engine, as `eval.run` and the replicas use it."""
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Queue requests, to be served in this order as far as the engine can."""
+        """Queue requests; the engine serves them in this order as far as it can."""
 
     def step(self) -> list[Completion]:
-        """Work on; returns what has finished since the last call, often nothing."""
+        """Do some work; returns the responses that finished since the last call, often none."""
 
     def close(self) -> None:
         """Free everything. Called once, also after an error."""

@@ -78,7 +78,7 @@ class HfEngine:
             processors.append(TemperatureLogitsWarper(requests[0].temperature))
             if requests[0].top_p < 1.0:
                 processors.append(TopPLogitsWarper(requests[0].top_p))
-            processors.append(drawn([request.seed for request in requests], longest))
+            processors.append(seeded_draw([request.seed for request in requests], longest))
         stops = self._model.generation_config.eos_token_id
         stops = self._tokenizer.eos_token_id if stops is None else stops
         stops = [*(stops if isinstance(stops, list) else [stops]), *requests[0].stop_ids]
@@ -148,7 +148,7 @@ class StopAt:
         return input_ids.new_tensor(flags).bool()
 
 
-def drawn(seeds: Sequence[int], prompt: int) -> Any:
+def seeded_draw(seeds: Sequence[int], prompt: int) -> Any:
     """A logits processor that leaves each row one token: a draw from the softmax of its scores.
 
     Args:

@@ -14,10 +14,10 @@ from sg_rlhf.tasks.questions import EvalError, one_line
 
 StartEngine: TypeAlias = Callable[[EngineOptions], Engine]
 
-#: Most requests that one replica holds: more than vLLM runs at a time, so that it never waits.
-HELD = 512
-#: Share of the queue that is dealt out at once; the rest goes to whoever finishes first.
-DEALT = 2 / 3
+#: Most requests in flight per replica: more than vLLM runs at a time, so that it never waits.
+MAX_IN_FLIGHT = 512
+#: Share of the queue that is dispatched at first; the rest goes to the replicas that finish first.
+INITIAL_SHARE = 2 / 3
 
 
 class _Worker:
@@ -38,7 +38,7 @@ class _Worker:
         return True
 
     def work(self, requests: list[Request]) -> list[Completion]:
-        """Add requests and go on until at least one response is ready."""
+        """Add requests and run the engine until at least one response is ready."""
         if requests:
             self._engine.add(requests)
         while True:
@@ -48,16 +48,16 @@ class _Worker:
 
 
 def hub_variables() -> dict[str, str]:
-    """What this process knows of the Hugging Face hub: its cache, the token, whether it is off."""
+    """This process's variables for the Hugging Face hub: cache, token, offline mode."""
     prefixes = ("HF_", "HUGGING_FACE_", "TRANSFORMERS_")
     return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
 
 
 class Shares:
-    """The queue before several engines, and how many requests each of them may hold.
+    """The queue of several engines, and how many requests each may have in flight.
 
     Attributes:
-        held: open requests of each engine.
+        held: requests in flight per engine.
     """
 
     def __init__(self, engines: int) -> None:
@@ -66,13 +66,13 @@ class Shares:
         self._limit = 0
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Queue requests. What an engine may hold is a share of all that are open."""
+        """Queue requests. An engine may have a share of all open requests in flight."""
         self._queue.extend(requests)
         is_open = len(self._queue) + sum(self.held)
-        self._limit = min(HELD, math.ceil(DEALT * is_open / len(self.held)))
+        self._limit = min(MAX_IN_FLIGHT, math.ceil(INITIAL_SHARE * is_open / len(self.held)))
 
     def take(self, engine: int) -> list[Request]:
-        """Give an engine what it may still hold, often nothing."""
+        """The requests to dispatch to an engine now, often none."""
         # Dialogues add a few requests at a time, and the share falls as they end: an engine may
         # hold more than its share by then.
         count = max(0, min(len(self._queue), self._limit - self.held[engine]))
@@ -80,12 +80,12 @@ class Shares:
         return [self._queue.popleft() for _ in range(count)]
 
     def finished(self, engine: int, count: int) -> None:
-        """Note that an engine has answered so many."""
+        """Record how many requests an engine finished."""
         self.held[engine] -= count
 
 
 class Replicas:
-    """Engines behind one queue: whoever has room takes the next requests.
+    """Engines behind one queue: an engine with free capacity takes the next requests.
 
     Joins the cluster of `RAY_ADDRESS`, or starts Ray here.
 

@@ -1,4 +1,4 @@
-"""Starting the engine that was asked for, in the environment that it needs."""
+"""Starts an engine, with the environment variables that it needs."""
 
 from __future__ import annotations
 

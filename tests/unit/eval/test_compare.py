@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sg_rlhf.eval import plan, results
+from sg_rlhf.eval import requests, results
 from sg_rlhf.eval.run import main
 from sg_rlhf.eval.sampling import sampled
 from sg_rlhf.eval.store import Store
@@ -33,7 +33,7 @@ def finished(out, suite, only, right, *, n=None, model="m", samples=None, **chan
             Question(f"{name}-{i}", f"P{i}", ["1"], groups[i % len(groups)]) for i in range(count)
         ]
         loaded.append(Loaded(benchmark, questions, []))
-    tasks = plan.make_tasks(loaded, lambda prompts: [[1] for _ in prompts], 9000)
+    tasks = requests.prepare_benchmarks(loaded, lambda prompts: [[1] for _ in prompts], 9000)
     request = {
         "suite": suite.name,
         "model": {"name": model, "revision": None, "fingerprint": model * 64},
@@ -47,7 +47,7 @@ def finished(out, suite, only, right, *, n=None, model="m", samples=None, **chan
             "extracted": "1", "correct": bool(right(*sample.key)), "reason": "correct",
             "finish_reason": "stop", "tokens": 3,
         }
-        for sample in plan.samples(tasks, 0, known_ids=True)
+        for sample in requests.pending_samples(tasks, 0, known_ids=True)
     ]  # fmt: skip
     begun = {"date": "2026-01-02", "commit": "c", "versions": {}}
     with Store(out) as store:

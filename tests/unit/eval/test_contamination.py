@@ -7,7 +7,7 @@ import pytest
 
 from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.eval import contamination, results, tables
-from sg_rlhf.eval.contamination import look, run_of
+from sg_rlhf.eval.contamination import find_training_overlap, training_run_of
 from sg_rlhf.eval.model import Model
 from sg_rlhf.eval.run import main
 from sg_rlhf.eval.suites import SUITES
@@ -59,9 +59,9 @@ def trained(tmp_path):
 
 def test_a_checkpoint_of_a_run_names_its_data(trained):
     model, config, data = trained
-    run = run_of(model)
+    run = training_run_of(model)
     assert (run.config, run.base, run.data) == (config, "Qwen/Qwen2.5-3B", ("data/train.jsonl",))
-    seen = look(MATH, mathematics(), model, None)
+    seen = find_training_overlap(MATH, mathematics(), model, None)
     assert seen.family.name == "Qwen2.5"
     # The path is relative to where the run was started, a folder above it.
     assert seen.data.files == [
@@ -69,27 +69,27 @@ def test_a_checkpoint_of_a_run_names_its_data(trained):
     ]
     (overlap,) = seen.overlap.values()
     assert (overlap.exact, overlap.mostly, overlap.shared) == (1, 1, 0)
-    assert contamination.same(overlap) == ["aime-0", "aime-1"]
+    assert contamination.near_duplicates(overlap) == ["aime-0", "aime-1"]
 
 
 def test_what_is_given_counts_instead(trained, tmp_path):
     model, _, _ = trained
     other = write_jsonl(tmp_path / "other.jsonl", [{"problem": "Another one", "answer": "1"}])
-    seen = look(MATH, mathematics(), model, [other])
+    seen = find_training_overlap(MATH, mathematics(), model, [other])
     assert seen.data.source == "--train-data"
-    assert contamination.same(seen.overlap["aime"]) == ["aime-2"]
+    assert contamination.near_duplicates(seen.overlap["aime"]) == ["aime-2"]
 
 
 def test_data_that_is_gone_is_said_and_stops_nothing(trained):
     model, config, data = trained
     data.unlink()
-    seen = look(MATH, mathematics(), model, None)
+    seen = find_training_overlap(MATH, mathematics(), model, None)
     assert seen.data is None and "data/train.jsonl: no such file" in seen.problem
     assert str(config) in seen.as_dict()["problem"]
     config.write_text("[")
-    assert run_of(model) is None
-    assert look(MATH, mathematics(), model, None).as_dict() is None
-    assert run_of(Model("Qwen/Qwen3-8B", "Qwen/Qwen3-8B", "c" * 40, "f" * 64)) is None
+    assert training_run_of(model) is None
+    assert find_training_overlap(MATH, mathematics(), model, None).as_dict() is None
+    assert training_run_of(Model("Qwen/Qwen3-8B", "Qwen/Qwen3-8B", "c" * 40, "f" * 64)) is None
 
 
 def test_a_file_that_cannot_be_read_is_one_line(trained, tmp_path):
@@ -97,7 +97,7 @@ def test_a_file_that_cannot_be_read_is_one_line(trained, tmp_path):
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"problem": 3}\n')
     with pytest.raises(EvalError, match=r"--train-data .*bad.jsonl: row 1: problem: 3"):
-        look(MATH, mathematics(), model, [bad])
+        find_training_overlap(MATH, mathematics(), model, [bad])
 
 
 def test_a_file_that_is_not_there_is_a_mistake(capsys):
@@ -114,11 +114,11 @@ def test_puzzles_are_the_same_whatever_their_prompt(tmp_path):
         for i, p in enumerate(puzzles[:4])
     ]
     model = Model("m", str(tmp_path), None, "f" * 64)
-    seen = look(KK, loaded(KK, "official", questions), model, [train])
+    seen = find_training_overlap(KK, loaded(KK, "official", questions), model, [train])
     (overlap,) = seen.overlap.values()
     # Every puzzle begins with the same words: runs of words say nothing.
     assert (overlap.exact, overlap.mostly, overlap.shared) == (2, 0, 0)
-    described = contamination.described(seen, KK.select(["official"])[0], KK)
+    described = contamination.overlap_report(seen, KK.select(["official"])[0], KK)
     assert described["train_overlap"] == {"problems": 4, "exact": 2, "ids": ["kk-0", "kk-1"]}
 
 
@@ -127,15 +127,17 @@ def test_questions_and_prompts_of_other_suites_are_compared(tmp_path):
     rows = [{"question": "Who wrote Dune", "golden_answers": ["Frank Herbert"], "id": "1"}]
     train = write_jsonl(tmp_path / "nq.jsonl", rows)
     asked = [Question("q", "Answer it. Who wrote Dune?", ["x"], bare="Who wrote Dune?")]
-    assert look(QA, loaded(QA, "nq", asked), model, [train]).overlap["nq"].exact == 1
+    assert (
+        find_training_overlap(QA, loaded(QA, "nq", asked), model, [train]).overlap["nq"].exact == 1
+    )
     plain = Suite("plain", "Plain", QA.benchmarks)
     train = write_jsonl(tmp_path / "plain.jsonl", [{"input": "reverse abc", "answer": "cba"}])
     asked = [Question("1", "Reverse abc", "cba"), Question("2", "reverse abcd", "dcba")]
-    overlap = look(plain, loaded(plain, "nq", asked), model, [train]).overlap["nq"]
+    overlap = find_training_overlap(plain, loaded(plain, "nq", asked), model, [train]).overlap["nq"]
     assert (overlap.problems, overlap.exact) == (2, 1)
     train = write_jsonl(tmp_path / "odd.jsonl", [{"input": ["x"]}])
     with pytest.raises(EvalError, match="row 1: input: "):
-        look(plain, loaded(plain, "nq", asked), model, [train])
+        find_training_overlap(plain, loaded(plain, "nq", asked), model, [train])
 
 
 def test_the_report_says_it_at_each_score(trained):
@@ -160,7 +162,7 @@ def test_the_report_says_it_at_each_score(trained):
         }},
     }  # fmt: skip
     begun = {"date": "2026-01-02", "versions": {}, "commit": None}
-    seen = look(MATH, asked, model, None)
+    seen = find_training_overlap(MATH, asked, model, None)
     found = results.build(MATH, [benchmark], request, rows, begun, {}, seen)
     found = json.loads(json.dumps(found))
     described = found["benchmarks"]["aime"]

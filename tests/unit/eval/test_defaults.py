@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sg_rlhf.eval import trained
+from sg_rlhf.eval import training_runs
 from sg_rlhf.eval.model import find_model
 from sg_rlhf.eval.run import main
 from tests.unit.tasks.search.http_retriever import running
@@ -130,18 +130,18 @@ def test_search_as_typed_after_a_run(folder: Path) -> None:
 
 def test_only_finished_runs_of_the_domain_count(folder: Path) -> None:
     runs = folder / "runs"
-    assert trained.newest("kk", runs) is None
+    assert training_runs.newest_checkpoint("kk", runs) is None
     (finished(runs / "killed", "kk") / "model.safetensors").unlink()
     finished(runs / "math", "math")
     (runs / "notes").mkdir()
     (runs / "notes" / "config.yaml").write_text("- a list\n")
-    assert trained.newest("kk", runs) is None
+    assert training_runs.newest_checkpoint("kk", runs) is None
     first = finished(runs / "first", "kk", second=1)
-    assert trained.newest("kk", runs) == first
-    assert trained.newest("search", runs) is None
+    assert training_runs.newest_checkpoint("kk", runs) == first
+    assert training_runs.newest_checkpoint("search", runs) is None
     # As the command that `eval` names for LoRA adapters leaves it.
     merged = shutil.copytree(first, first.with_name("final-merged"))
-    assert trained.newest("kk", runs) == merged
+    assert training_runs.newest_checkpoint("kk", runs) == merged
 
 
 def test_resuming_without_a_folder_is_refused(capsys) -> None:

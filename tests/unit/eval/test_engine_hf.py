@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sg_rlhf.eval.engines.base import EngineOptions, Request, drain
-from sg_rlhf.eval.engines.hf import HfEngine, drawn
+from sg_rlhf.eval.engines.hf import HfEngine, seeded_draw
 from sg_rlhf.eval.model import find_model
 from sg_rlhf.tasks.kk.prompt import build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate
@@ -103,7 +103,7 @@ def test_a_sample_does_not_depend_on_what_else_is_sampled(engine, tokenizer):
 def test_the_score_that_is_left_is_a_draw_from_the_softmax():
     scores = torch.tensor([2.0, 1.0, 0.0, -1.0, float("-inf")])
     n = 4000
-    left = drawn(range(n), 3)(torch.zeros(n, 3), scores.expand(n, -1))
+    left = seeded_draw(range(n), 3)(torch.zeros(n, 3), scores.expand(n, -1))
     assert bool(((left > -torch.inf).sum(-1) == 1).all())
     counts = torch.bincount(left.argmax(-1), minlength=5).tolist()
     assert counts[4] == 0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from sg_rlhf.eval import plan
+from sg_rlhf.eval import requests
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.kk.prompt import SYSTEM, build_prompt
 from sg_rlhf.tasks.kk.suite import SUITE
@@ -31,7 +31,9 @@ def test_prompts_are_in_the_models_form_with_one_bos(
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(FAMILIES[name].write(tmp_path))
     loaded = prepared(puzzle_folder, tokenizer).loaded
-    tasks = plan.make_tasks(loaded, lambda prompts: chat.encode(prompts, tokenizer), None)
+    tasks = requests.prepare_benchmarks(
+        loaded, lambda prompts: chat.encode(prompts, tokenizer), None
+    )
     turn_end = tokenizer.convert_tokens_to_ids(FAMILIES[name].turn_end)
     for task in tasks:
         raw = task.benchmark.family == "official"
@@ -42,7 +44,7 @@ def test_prompts_are_in_the_models_form_with_one_bos(
             assert chat.fits(question.prompt, tokenizer)
         for ids in task.prompt_ids:
             assert ids.count(tokenizer.bos_token_id) == (FAMILIES[name].bos is not None)
-    for sample in plan.samples(tasks, 0, known_ids=True, tokenizer=tokenizer):
+    for sample in requests.pending_samples(tasks, 0, known_ids=True, tokenizer=tokenizer):
         raw = sample.task.benchmark.family == "official"
         assert sample.request.stop_ids == (() if raw else (turn_end,))
 

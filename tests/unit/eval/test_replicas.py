@@ -7,7 +7,7 @@ import random
 import pytest
 
 from sg_rlhf.eval.engines.base import Request
-from sg_rlhf.eval.engines.replicas import HELD, Shares, _Worker, hub_variables
+from sg_rlhf.eval.engines.replicas import MAX_IN_FLIGHT, Shares, _Worker, hub_variables
 
 
 def request(key: str) -> Request:
@@ -29,7 +29,7 @@ class World:
 
     def feed(self, engine: int) -> None:
         self.open[engine] += self.shares.take(engine)
-        assert self.shares.held[engine] == len(self.open[engine]) <= HELD
+        assert self.shares.held[engine] == len(self.open[engine]) <= MAX_IN_FLIGHT
         if self.open[engine]:
             self.running.add(engine)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.eval import plan
+from sg_rlhf.eval import requests
 from sg_rlhf.eval.run import main
 from sg_rlhf.eval.store import Store
 from sg_rlhf.eval.suites import SUITES
@@ -27,7 +27,9 @@ def finished(out: Path, n: int = 1, name: str = "aime25", left_out: int = 0) -> 
     (benchmark,) = SUITES["math"].select([name])
     benchmark = replace(benchmark, settings=replace(benchmark.settings, n=n))
     questions = [Question(key, f"Problem {key}", GOLDS[key]) for key in RESPONSES]
-    tasks = plan.make_tasks([Loaded(benchmark, questions, [])], lambda p: [[1]] * len(p), 9000)
+    tasks = requests.prepare_benchmarks(
+        [Loaded(benchmark, questions, [])], lambda p: [[1]] * len(p), 9000
+    )
     request = {
         "suite": "math",
         "model": {"name": "Qwen/Qwen2.5-7B", "revision": None, "fingerprint": "f" * 64},
@@ -36,7 +38,7 @@ def finished(out: Path, n: int = 1, name: str = "aime25", left_out: int = 0) -> 
         "benchmarks": {name: tasks[0].describe()},
     }  # fmt: skip
     begun = {"date": "2026-01-02T03:04:05Z", "versions": {}, "commit": "a" * 40}
-    samples = plan.samples(tasks, 0, known_ids=True)
+    samples = requests.pending_samples(tasks, 0, known_ids=True)
     with Store(out) as store:
         store.write_request(request, begun)
         store.append(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sg_rlhf.eval import plan
+from sg_rlhf.eval import requests
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.kk.data import read_parquet
 from sg_rlhf.tasks.kk.prompt import build_prompt
@@ -165,7 +165,7 @@ def test_a_limit_takes_from_every_group():
 def test_responses_are_cut_to_what_the_context_leaves():
     benchmark = BENCHMARKS["aime"]
     questions = [Question(str(n), "x" * n, ["1"]) for n in (10, 500, 999, 1000, 2000)]
-    tasks = plan.make_tasks(
+    tasks = requests.prepare_benchmarks(
         [Loaded(benchmark, questions, [])], lambda ps: [[7] * len(p) for p in ps], 1000
     )
     assert tasks[0].max_tokens == [990, 500, 1, 0, 0]
@@ -174,24 +174,24 @@ def test_responses_are_cut_to_what_the_context_leaves():
         "shortest_max_tokens": 0,
         "prompts_too_long": 2,
     }
-    free = plan.make_tasks(
+    free = requests.prepare_benchmarks(
         [Loaded(benchmark, questions, [])], lambda ps: [[7] * len(p) for p in ps], 9000
     )
     assert set(free[0].max_tokens) == {4096}
-    assert plan.context_needed(free) == 2000 + 4096
+    assert requests.context_needed(free) == 2000 + 4096
 
 
 def test_samples_are_complete_longest_first_and_each_has_its_own_seed():
     questions = [Question(str(n), "x" * n, ["1"]) for n in (10, 30, 20)]
-    tasks = plan.make_tasks(
+    tasks = requests.prepare_benchmarks(
         [Loaded(BENCHMARKS["aime"], questions, [])], lambda ps: [[7] * len(p) for p in ps], None
     )
-    samples = plan.samples(tasks, seed=0, known_ids=True)
+    samples = requests.pending_samples(tasks, seed=0, known_ids=True)
     assert [s.question.id for s in samples] == ["30"] * 16 + ["20"] * 16 + ["10"] * 16
     assert len({s.key for s in samples}) == 48
     assert len({s.request.seed for s in samples}) == 48
     assert all(0 <= s.request.seed < 2**31 for s in samples)
-    again = plan.samples(tasks, seed=0, known_ids=True)
+    again = requests.pending_samples(tasks, seed=0, known_ids=True)
     assert [s.request for s in again] == [s.request for s in samples]
-    other = plan.samples(tasks, seed=1, known_ids=True)
+    other = requests.pending_samples(tasks, seed=1, known_ids=True)
     assert not {s.request.seed for s in other} & {s.request.seed for s in samples}

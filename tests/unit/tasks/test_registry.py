@@ -13,7 +13,7 @@ from sg_rlhf.config import ConfigError, domain_settings, load_config, sg_setting
 from sg_rlhf.data import command as data
 from sg_rlhf.eval import run as evaluation
 from sg_rlhf.eval.results import scores
-from sg_rlhf.eval.suites import at
+from sg_rlhf.eval.suites import suite_at
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.data_command import DataCommand
 from sg_rlhf.tasks.domain import Domain, load
@@ -94,7 +94,7 @@ def test_what_is_no_domain_is_one_line(name, message, capsys, tmp_path):
         assert data.main([name, "--out", str(tmp_path / "out")]) == 2
         assert capsys.readouterr().err.count("\n") == 1
         with pytest.raises(EvalError, match="--suite "):
-            at(name)
+            suite_at(name)
         assert evaluation.main(["--suite", name]) == 2
         assert capsys.readouterr().err.count("\n") == 1
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.eval import dialogues, plan
+from sg_rlhf.eval import multi_turn, requests
 from sg_rlhf.eval.store import Store
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.grade import Grade
@@ -37,11 +37,15 @@ class Holder:
 def run(out: Path, count: int, failing: set[int], error: Exception) -> int:
     """How many dialogues were stored."""
     questions = [Question(str(n), "p", ["g"]) for n in range(count)]
-    tasks = plan.make_tasks([Loaded(BENCHMARK, questions, [])], lambda ps: [[1]] * len(ps), None)
-    samples = plan.samples(tasks, 0, known_ids=True)
+    tasks = requests.prepare_benchmarks(
+        [Loaded(BENCHMARK, questions, [])], lambda ps: [[1]] * len(ps), None
+    )
+    samples = requests.pending_samples(tasks, 0, known_ids=True)
     with Store(out) as store:
         try:
-            dialogues.run(samples, None, store, 0, lambda: Holder(failing, error), in_flight=4)
+            multi_turn.run_dialogues(
+                samples, None, store, 0, lambda: Holder(failing, error), in_flight=4
+            )
         finally:
             path = out / "samples.jsonl"
             stored = path.read_text().count("\n") if path.exists() else 0

@@ -1,4 +1,4 @@
-"""Running what is left: engine, grader and file side by side."""
+"""Generates, grades and stores single responses, at the same time."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from tqdm import tqdm
 
 from sg_rlhf.eval.engines.base import Completion, Engine, drain
-from sg_rlhf.eval.plan import Sample
+from sg_rlhf.eval.requests import PendingSample
 from sg_rlhf.eval.store import Store
 
 
-def run(samples: Sequence[Sample], engine: Engine | None, store: Store, already: int) -> None:
-    """Make, grade and store every sample.
+def generate_all(
+    samples: Sequence[PendingSample], engine: Engine | None, store: Store, already: int
+) -> None:
+    """Generate, grade and store every sample.
 
-    Grading has a thread of its own, so that a hard answer does not hold up the engine. It writes
-    in the order of completion; a row is stored only with its grade.
+    Grading runs in a thread of its own, so that a slow answer does not delay the engine. Rows are
+    stored in the order of completion, each with its grade.
 
     Args:
-        engine: None if no sample needs one.
+        engine: None if no sample needs one (every prompt fills the context).
         already: number of samples stored before, for the progress bar.
 
     Raises:
@@ -57,7 +59,7 @@ def run(samples: Sequence[Sample], engine: Engine | None, store: Store, already:
                 write.result()
 
 
-def _grade_and_store(graded: Sequence[tuple[Sample, Completion]], store: Store) -> None:
+def _grade_and_store(graded: Sequence[tuple[PendingSample, Completion]], store: Store) -> None:
     benchmarks = {sample.task.benchmark.name: sample.task.benchmark for sample, _ in graded}
     for name, benchmark in benchmarks.items():
         part = [(sample, done) for sample, done in graded if sample.task.benchmark.name == name]

@@ -1,4 +1,4 @@
-"""What a run consists of: every sample of every question, with what the model's context allows."""
+"""The requests of a run: every sample of every question, fitted to the model's context."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from sg_rlhf.tasks.suite import Benchmark, FinishReason, Loaded, Tokenize
 
 
 @dataclass(frozen=True)
-class Task:
-    """A benchmark's questions, with their prompts' tokens and how long responses may be.
+class PreparedBenchmark:
+    """A benchmark's questions, with their prompts' tokens and most response tokens.
 
     Attributes:
-        sources: the files that the questions came from.
-        prompt_ids: as `Request.prompt_ids`, in the order of `questions`.
-        max_tokens: per question; 0 where the prompt fills the context.
+        sources: the files of the questions.
+        prompt_ids: token ids per question, as `Request.prompt_ids`.
+        max_tokens: most response tokens per question; 0 if the prompt fills the context.
     """
 
     benchmark: Benchmark
@@ -31,7 +31,7 @@ class Task:
     max_tokens: list[int]
 
     def describe(self) -> dict[str, Any]:
-        """What must be the same again when the run is resumed; for JSON."""
+        """The part of `run.json` that a resumed run must repeat."""
         wanted = self.benchmark.settings.max_tokens
         cut = [limit for limit in self.max_tokens if limit < wanted]
         return {
@@ -51,10 +51,10 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One response to be made: of which question, which one of n, and the request."""
+class PendingSample:
+    """A response that is not generated yet: its question, its index among n, and its request."""
 
-    task: Task
+    task: PreparedBenchmark
     question: Question
     index: int
     request: Request
@@ -84,20 +84,22 @@ class Sample:
         }
 
 
-def make_tasks(loaded: Sequence[Loaded], tokenize: Tokenize, context: int | None) -> list[Task]:
-    """Fit every benchmark to the model's context (None: unknown, nothing is cut)."""
+def prepare_benchmarks(
+    loaded: Sequence[Loaded], tokenize: Tokenize, context: int | None
+) -> list[PreparedBenchmark]:
+    """Fit every benchmark's responses to the model's context (None: unknown, nothing is cut)."""
     tasks = []
     for benchmark, questions, sources in loaded:
         ids = tokenize([question.prompt for question in questions])
         wanted = benchmark.settings.max_tokens
         room = [wanted if context is None else max(0, context - len(row)) for row in ids]
         fitted = [min(wanted, left) for left in room]
-        tasks.append(Task(benchmark, questions, sources, ids, fitted))
+        tasks.append(PreparedBenchmark(benchmark, questions, sources, ids, fitted))
     return tasks
 
 
-def context_needed(tasks: Sequence[Task]) -> int:
-    """Most tokens of prompt and response together that any request needs."""
+def context_needed(tasks: Sequence[PreparedBenchmark]) -> int:
+    """Most tokens of prompt and response that any request needs."""
     needs = (
         len(ids) + limit
         for task in tasks
@@ -107,9 +109,9 @@ def context_needed(tasks: Sequence[Task]) -> int:
     return max(needs, default=0)
 
 
-def samples(
-    tasks: Sequence[Task], seed: int, *, known_ids: bool, tokenizer: Any = None
-) -> list[Sample]:
+def pending_samples(
+    tasks: Sequence[PreparedBenchmark], seed: int, *, known_ids: bool, tokenizer: Any = None
+) -> list[PendingSample]:
     """Every sample of every question, longest prompts first.
 
     Long prompts at the end would leave the engine with a few slow responses; at the beginning
@@ -138,6 +140,6 @@ def samples(
                     stop_ids=ends,
                 )
                 length = len(ids) or len(question.prompt)
-                found.append((length, Sample(task, question, index, request)))
+                found.append((length, PendingSample(task, question, index, request)))
     # Python's sort is stable: samples of a question stay side by side and share cached prefixes.
     return [sample for _, sample in sorted(found, key=lambda pair: -pair[0])]

@@ -1,4 +1,4 @@
-"""The training runs of a folder: what each trained on, and the newest model of a domain."""
+"""Training runs: the settings of a checkpoint's run, and the newest checkpoint of a domain."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sg_rlhf.run_dir.final_model import final_checkpoint, final_checkpoint_compl
 from sg_rlhf.tasks import registry
 
 CONFIG = "config.yaml"
-#: Where training puts its runs, unless another place is asked for; a study's are a folder deeper.
+#: Default folder of training runs; those of a study are a folder deeper.
 RUNS = Path("runs")
 _DEPTHS = ("*", "*/*", "*/*/*")
 
 
-def run_of(folder: Path) -> Path | None:
-    """The run directory whose checkpoint a folder is; None for any other folder."""
+def run_dir_of(folder: Path) -> Path | None:
+    """The run directory of a checkpoint; None for any other folder."""
     for checkpoints in folder.resolve().parents:
         if checkpoints.name == "checkpoints" and (checkpoints.parent / CONFIG).is_file():
             return checkpoints.parent
@@ -25,7 +25,7 @@ def run_of(folder: Path) -> Path | None:
 
 
 def settings_of(run_dir: Path) -> dict[str, Any]:
-    """A run's `config.yaml`; empty where it cannot be read."""
+    """A run's `config.yaml`; empty if it cannot be read."""
     import yaml
 
     try:
@@ -36,7 +36,7 @@ def settings_of(run_dir: Path) -> dict[str, Any]:
 
 
 def setting(settings: Mapping[str, Any], key: str) -> Any:
-    """The value of a dotted key; None where it is not set."""
+    """The value of a dotted key; None if it is not set."""
     found: Any = settings
     for part in key.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
@@ -44,17 +44,17 @@ def setting(settings: Mapping[str, Any], key: str) -> Any:
 
 
 def domains_of(settings: Mapping[str, Any]) -> list[str]:
-    """The domains that a run trained on, by its reward or its agent's section."""
+    """The domains of a run, from its reward or its agent's section."""
     names = registry.rewarded_by(str(setting(settings, "reward.remote_url") or ""))
     if setting(settings, "train.agent_func_path"):
         names += [name for name in registry.domains() if setting(settings, f"sg.{name}")]
     return names
 
 
-def newest(domain: str, runs: Path = RUNS) -> Path | None:
-    """The final checkpoint that was saved last, of the finished runs of a domain.
+def newest_checkpoint(domain: str, runs: Path = RUNS) -> Path | None:
+    """The final checkpoint saved last among the finished runs of a domain.
 
-    Of LoRA adapters that were merged with their model it is the folder of both.
+    For LoRA adapters that were merged, the merged folder.
     """
     found = []
     for config in (path for depth in _DEPTHS for path in runs.glob(f"{depth}/{CONFIG}")):

@@ -1,9 +1,8 @@
-"""Running dialogues: many at a time, one engine, token in and token out.
+"""Runs dialogues (multi-turn rollouts), many at a time, on one engine: tokens in, tokens out.
 
-The engine stays in the caller's thread. Dialogues are coroutines of an event loop in a thread of
-its own, where a search or a tool waits without holding the engine up. A turn is one request whose
-prompt is the dialogue's tokens so far, as they were sampled; the two threads exchange events over a
-queue.
+The engine runs in the caller's thread. Dialogues are coroutines of an event loop in a second
+thread, so that a search or a tool call never blocks the engine. A turn is one request. Its prompt
+is the dialogue's tokens so far, as they were sampled. The threads exchange events over a queue.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from typing import TypeAlias
 from tqdm import tqdm
 
 from sg_rlhf.eval.engines.base import Completion, Engine, Request
-from sg_rlhf.eval.plan import Sample
+from sg_rlhf.eval.requests import PendingSample
 from sg_rlhf.eval.store import Row, Store
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Host, NotHeld, Reply
 
-#: Dialogues under way for each engine. More than vLLM runs at a time, so that it never waits, and
-#: no more: with all of them it would finish every first turn before any second one, so that a
-#: killed run had nothing to show and no dialogue found its beginning in the prefix cache.
+#: Dialogues in flight per engine: more than vLLM runs at a time, so that it never waits. With all
+#: dialogues in flight, every first turn would come before any second turn: a killed run would have
+#: stored nothing, and prefixes would have left the prefix cache.
 IN_FLIGHT = 1024
-#: So many without a verdict among the latest dialogues that ended, and the run stops: the search
-#: engine is gone. A few of many thousand do not stop it.
+#: The run stops if MAX_FAILED of the LATEST dialogues ended without a verdict: the search engine is
+#: gone. A few failures among thousands do not stop it.
 MAX_FAILED, LATEST = 10, 100
 
-#: How long an engine that computes in Python may keep the interpreter to itself. The loop asks for
-#: it again after every wait, some ten times a search: with Python's own 5 ms searches queue up.
+#: sys.setswitchinterval: the event loop needs the interpreter lock about ten times per search. With
+#: Python's default of 5 ms, searches queue behind an engine that computes in Python.
 SWITCH_SECONDS = 0.0005
 
 
@@ -44,13 +43,13 @@ SWITCH_SECONDS = 0.0005
 class _Failed:
     """A dialogue that ended without a verdict (`NotHeld`)."""
 
-    sample: Sample
+    sample: PendingSample
     problem: str
 
 
 @dataclass(frozen=True)
 class _Broken:
-    """A dialogue that raised what nobody expected."""
+    """A dialogue that raised an unexpected exception."""
 
     error: BaseException
 
@@ -58,24 +57,24 @@ class _Broken:
 _Event: TypeAlias = Request | Row | _Failed | _Broken
 
 
-def run(
-    samples: Sequence[Sample],
+def run_dialogues(
+    samples: Sequence[PendingSample],
     engine: Engine | None,
     store: Store,
     already: int,
     host: Callable[[], Host],
     in_flight: int = IN_FLIGHT,
 ) -> None:
-    """Hold, grade and store every dialogue.
+    """Run, grade and store every dialogue.
 
     Args:
         engine: None if every prompt is too long for the model.
         already: number of samples stored before, for the progress bar.
-        host: makes what holds them, in the event loop.
+        host: makes the environment of the dialogues, in the event loop.
 
     Raises:
-        EvalError: the engine failed, or dialogues could not be held: what ended before is stored,
-            and these are not.
+        EvalError: the engine failed, or dialogues failed. Finished dialogues are stored, failed
+            ones are not.
     """
     events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
     failed = 0
@@ -131,7 +130,7 @@ def run(
 
 
 def _drain(events: queue.SimpleQueue[_Event], *, block: bool) -> Iterator[_Event]:
-    """What has come in; waits for the first where there is nothing else to do."""
+    """The events that have arrived; `block` waits for the first one."""
     if block:
         yield events.get()
     while True:
@@ -142,7 +141,7 @@ def _drain(events: queue.SimpleQueue[_Event], *, block: bool) -> Iterator[_Event
 
 
 class _Table:
-    """The event loop, where every request under way has a future."""
+    """The event loop, with a future per request in flight."""
 
     def __init__(self, events: queue.SimpleQueue[_Event]) -> None:
         self.loop = asyncio.new_event_loop()
@@ -170,12 +169,12 @@ class _Table:
 
 @contextmanager
 def _in_a_thread(
-    samples: Sequence[Sample],
+    samples: Sequence[PendingSample],
     events: queue.SimpleQueue[_Event],
     host: Callable[[], Host],
     in_flight: int,
 ) -> Iterator[_Table]:
-    """All dialogues in a thread, until they have ended or the block is left."""
+    """Runs all dialogues in a thread until they have ended or the block is left."""
     table = _Table(events)
     talk = _hold_all(samples, table, events, host, in_flight)
     main = table.loop.create_task(talk)
@@ -211,7 +210,7 @@ def _in_a_thread(
 
 
 async def _hold_all(
-    samples: Sequence[Sample],
+    samples: Sequence[PendingSample],
     table: _Table,
     events: queue.SimpleQueue[_Event],
     host: Callable[[], Host],
@@ -232,7 +231,7 @@ async def _hold_all(
         await holder.aclose()
 
 
-async def _event_of(sample: Sample, table: _Table, host: Host) -> _Event:
+async def _event_of(sample: PendingSample, table: _Table, host: Host) -> _Event:
     request = sample.request
     turn = 0
 
