@@ -91,7 +91,8 @@ def test_the_scores_are_those_of_the_two_results(benchmark, groups):
     rows, (a, b) = sides(benchmark, 0.4, 0.7, n=49, groups=groups)
     found = paired.differences(benchmark, a, b, seed=5)
     of_a, of_b = (results.scores(benchmark, part, 5) for part in rows)
-    assert list(found) == list(of_a)
+    # Bayes@N ranks as the average does, and is not compared again.
+    assert list(found) == [name for name in of_a if not name.startswith("bayes@")]
     for name, difference in found.items():
         assert difference.a == pytest.approx(of_a[name].value)
         assert difference.b == pytest.approx(of_b[name].value)

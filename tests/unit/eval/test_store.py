@@ -123,7 +123,10 @@ def test_nothing_is_left_of_a_run_that_did_not_begin(tmp_path):
 
 def test_two_processes_cannot_write_into_one_folder(tmp_path):
     out = begun(tmp_path / "out", [row("a")])
-    code = f"from sg_rlhf.eval.store import Store; from pathlib import Path; Store(Path({str(out)!r}), True)"
+    code = (
+        "from sg_rlhf.eval.store import Store; from pathlib import Path; "
+        f"Store(Path({str(out)!r}), True)"
+    )
     with Store(out, resume=True):
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "another evaluation is writing there" in other.stderr
@@ -140,7 +143,10 @@ def test_a_lock_file_that_its_owner_deletes_just_then_is_no_lock(tmp_path, monke
         lock(*arguments)
 
     monkeypatch.setattr(fcntl, "lockf", last_owner_leaves)
-    code = f"from sg_rlhf.eval.store import Store; from pathlib import Path; Store(Path({str(out)!r}), True)"
+    code = (
+        "from sg_rlhf.eval.store import Store; from pathlib import Path; "
+        f"Store(Path({str(out)!r}), True)"
+    )
     with Store(out, resume=True):
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "another evaluation is writing there" in other.stderr
