@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common.atomic_io import write_whole
-from sg_rlhf.common.host import versions
+from sg_rlhf.common.environment import versions
 from sg_rlhf.config import Config, ConfigError
 from sg_rlhf.config import resume_compatibility as resume
 from sg_rlhf.overlay.checkpoints import paths
