@@ -52,7 +52,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         seen.append(position_ids)
         return original(position_ids)
 
-    monkeypatch.setattr(packed_attention, "packed_row", count)
+    monkeypatch.setattr(packed_attention, "row_from_positions", count)
     return seen
 
 
@@ -267,8 +267,8 @@ from sg_rlhf.overlay.model import packed_attention
 from sg_rlhf.tiny import kk_tiny
 deepspeed.init_distributed("gloo", auto_mpi_discovery=False, init_method="file://" + sys.argv[1],
                            rank=0, world_size=1)
-original, seen = packed_attention.packed_row, []
-packed_attention.packed_row = lambda position_ids: seen.append(1) or original(position_ids)
+original, seen = packed_attention.row_from_positions, []
+packed_attention.row_from_positions = lambda position_ids: seen.append(1) or original(position_ids)
 optimizer = {"type": "AdamW", "params": {"lr": 1e-3}}
 config = get_train_ds_config(False, False, 3, zpg=1, optim_config=optimizer)
 config["train_micro_batch_size_per_gpu"] = 1

@@ -50,7 +50,7 @@ def row_counts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         seen.append(original(*args))
         return seen[-1]
 
-    monkeypatch.setattr(prefix_sharing, "shared_row", count)
+    monkeypatch.setattr(prefix_sharing, "pack_with_shared_prompts", count)
     return seen
 
 
