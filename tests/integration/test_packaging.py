@@ -129,9 +129,9 @@ def test_it_works_in_an_empty_environment(
     )  # fmt: skip
 
     shown = checked(command, "train", "--config", recipe, "--dry-run", cwd=tmp_path)
-    assert '--sg.weighting \'{"type": "grpo_sg"' in shown
+    assert "\n  weighting:\n    type: grpo_sg\n" in shown
     assert shown.endswith(
-        "# not checked: OpenRLHF is not installed here, and has further rules for flags\n"
+        "# not checked: OpenRLHF is not installed here, and has more rules for settings\n"
     )
     refused = run(
         command, "train", "--config", recipe, "data.prompt_dataset=data/train.jsonl",

@@ -112,7 +112,7 @@ def test_a_recipe_dry_runs(
     monkeypatch.setenv("SG_PLATFORM", "cpu")
     assert main(["--config", str(path), "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert "python -m sg_rlhf.overlay.driver.run --" in out
+    assert "\nsg-rlhf train --config " in out
 
 
 @pytest.mark.parametrize("path", [p for p in RECIPES if "_cpu" not in p.stem], ids=name_of)
@@ -124,7 +124,7 @@ def test_hardware_changes_portions_and_nothing_else(path: Path) -> None:
         config = load_config([path, hardware])
         changed = {k for k in config.values if config.values[k] != own.values.get(k)}
         assert changed <= OF_HARDWARE, hardware.name
-        args = upstream_arguments(config)  # upstream's own parser and checks, and ours
+        args = upstream_arguments(config)  # upstream's own checks, and ours
         ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
         samples = args.rollout.batch_size * args.rollout.n_samples_per_prompt
         assert args.train.batch_size % (args.train.micro_batch_size * ranks) == 0

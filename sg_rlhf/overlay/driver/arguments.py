@@ -13,7 +13,7 @@ from sg_rlhf.config import MODULE_KEYS, Config, ConfigError, local_path
 from sg_rlhf.config import checks as recipe_checks
 from sg_rlhf.config.checks import cuda_toolkit, optional_packages
 from sg_rlhf.config.prompt_count import count_prompts
-from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, flags, validate_args
+from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, UpstreamChanged, flags, validate_args
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.model import packed_attention
 from sg_rlhf.overlay.patches import flash_attn_shim
@@ -36,6 +36,7 @@ def upstream_arguments(config: Config) -> argparse.Namespace:
 
     Raises:
         UsageError: settings that cannot work together, by our checks or upstream's.
+        UpstreamChanged: OpenRLHF is not installed, or is another version.
     """
     try:
         recipe_checks.check(config)
@@ -70,6 +71,8 @@ def _validated(flat: dict[str, Any]) -> argparse.Namespace:
     try:
         with contextlib.redirect_stdout(remarks):
             args = validate_args(argparse.Namespace(**flat))
+    except UpstreamChanged:
+        raise
     except AssertionError as error:
         raise UsageError(f"upstream refuses these settings: {error}") from None
     except ModuleNotFoundError as error:  # modelscope, the only package that it imports here

@@ -9,6 +9,7 @@ import pytest
 
 from sg_rlhf.config import load_config, upstream_flags
 from sg_rlhf.config.upstream_flags import SHIPPED, UpstreamMissing, as_json, flags
+from sg_rlhf.overlay.driver.arguments import upstream_arguments
 
 WRITE = "from sg_rlhf.config import upstream_flags as u; u.SHIPPED.write_text(u.as_json(u.flags()))"
 
@@ -32,6 +33,8 @@ def test_a_recipe_can_be_read_without_upstream(monkeypatch: pytest.MonkeyPatch) 
             upstream_flags.build_parser()
         found = load_config(None, overrides)
         assert found == real
+        with pytest.raises(UpstreamMissing):
+            upstream_arguments(load_config("configs/kk/grpo_sg_tiny_cpu.yaml"))
     finally:
         upstream_flags.flags.cache_clear()
 

@@ -19,7 +19,7 @@ def test_every_step_but_the_training(tmp_path: Path) -> None:
     done = follow(tmp_path, training=False, page=PAGE)
     assert done.returncode == 0, done.stderr
     count = "".join(commands).count("python -m sg_rlhf.train ")
-    assert count == done.stdout.count("# upstream command line") == 5
+    assert count == done.stdout.count("# the command that trains it") == 5
     # Every file that the page names is there; nothing but the labels is worth a remark.
     assert "not on this machine" not in done.stdout
     remarks = [line for line in done.stdout.splitlines() if line.startswith("# remark: ")]
