@@ -27,7 +27,7 @@ from openrlhf.utils import get_strategy  # noqa: E402
 
 from sg_rlhf.config import load_config  # noqa: E402
 from sg_rlhf.overlay.driver.arguments import check_platform, upstream_arguments  # noqa: E402
-from sg_rlhf.overlay.learner.policy_actor import SGActorPPOTrainer  # noqa: E402
+from sg_rlhf.overlay.learner.update import SGActorPPOTrainer  # noqa: E402
 from sg_rlhf.overlay.patches.free_port import free_port  # noqa: E402
 
 ROOT = Path(__file__).parents[1]

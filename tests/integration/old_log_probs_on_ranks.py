@@ -19,7 +19,7 @@ import update_on_ranks as update
 from openrlhf.trainer.ppo_utils.experience import make_experience_batch
 
 from sg_rlhf.overlay.learner import old_log_probs
-from sg_rlhf.overlay.learner.policy_actor import SGPolicyModelActor
+from sg_rlhf.overlay.learner.actor import SGPolicyModelActor
 from sg_rlhf.overlay.model import packed_attention
 
 MICRO_BATCH = 2

@@ -32,7 +32,7 @@ from transformers import AutoTokenizer  # noqa: E402
 from sg_rlhf.config import load_config  # noqa: E402
 from sg_rlhf.overlay.driver.arguments import upstream_arguments  # noqa: E402
 from sg_rlhf.overlay.learner import micro_batches  # noqa: E402
-from sg_rlhf.overlay.learner.policy_actor import SGActorPPOTrainer  # noqa: E402
+from sg_rlhf.overlay.learner.update import SGActorPPOTrainer  # noqa: E402
 from sg_rlhf.tasks.kk.tiny import WarmStart  # noqa: E402
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -183,7 +183,7 @@ def prepare(
     """
     args.local_rank = -1
     strategy = get_strategy(args)
-    micro_batches.take_rounds(strategy)
+    micro_batches.prepare_strategy(strategy)
     strategy.setup_distributed()
     if in_float32:
         given = strategy.get_ds_train_config
@@ -241,8 +241,7 @@ def main(
         if only not in (None, name):
             continue
         strategy.args = arguments(recipe, extra, micro_batch, more)
-        micro_batches.take_rounds(strategy)
-        assert micro_batches.variable_size_here(strategy.args) == in_rounds
+        assert micro_batches.variable_size(strategy.args) == in_rounds
         trainer = trainer_of(strategy, actor, optimizer, scheduler, micro_batch)
         mine = experiences[rank::ranks]
         if in_rounds:

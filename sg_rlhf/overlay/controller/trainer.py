@@ -23,7 +23,7 @@ from sg_rlhf.common.atomic_io import disk_full_context, write_whole
 from sg_rlhf.config import EvalSet
 from sg_rlhf.overlay.cluster import locations, placement
 from sg_rlhf.overlay.controller import evaluation, wandb_resume
-from sg_rlhf.overlay.learner import nonfinite
+from sg_rlhf.overlay.learner import micro_batches, nonfinite
 from sg_rlhf.overlay.reporting import activity, graceful_stop, terminal
 from sg_rlhf.overlay.reporting.errors import NonFiniteError, RunStopped, SyncError, Terminated
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
@@ -240,12 +240,21 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             print(remark)  # the terminal with sg.verbose, where there is no bar to read the plan
 
     def train_step(self, rollout_samples: Any, global_step: int) -> tuple[dict[str, Any], int]:
-        """Upstream's step; keeps its optimizer rows for the log."""
+        """One training step: experience, update, weight sync; keeps its optimizer rows for the log.
+
+        Args:
+            rollout_samples: upstream's samples of one response each.
+            global_step: training steps before this one.
+
+        Returns:
+            The row of ``metrics.jsonl``, and the number of this step.
+        """
         self.experience_maker.rollout = global_step
         self._begin_sampling_ahead(rollout_samples, global_step)
         in_rollout = sum(int(sample.action_mask.sum()) for sample in rollout_samples)
         with self._using_ranks():
-            status, step = super().train_step(rollout_samples, global_step)
+            status = self._train_on(rollout_samples, global_step)
+        step = global_step + 1
         for name in LOGGED_SAMPLE_KEYS:
             status.pop(name, None)
         status.update(self._async_metrics)
@@ -260,6 +269,37 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         status.update(self._sync_metrics)
         status["engines/replaced"] = self._engines.newly_replaced()
         return status, step
+
+    def _train_on(self, rollout_samples: list[Any], global_step: int) -> dict[str, Any]:
+        """What upstream's ``train_step`` does, except that no rank gets another one's samples.
+
+        Upstream assigns dynamic batches to ranks once more, by length over the whole rollout. Its
+        first optimizer step then has the longest and the shortest samples.
+        """
+        args = self.args
+        experiences = self.experience_maker.make_experience_batch(rollout_samples)
+        first = experiences[0]
+        text = self.tokenizer.decode(first.sequences[0], skip_special_tokens=True)
+        generated = [text, float(first.info["reward"][0])]
+        upstream.logger.info(f"Sample: {generated}")
+        rollout_stats = self._compute_rollout_stats(experiences)
+        if args.train.dynamic_batch_enable and not micro_batches.is_balanced(args):
+            experiences = upstream.balance_experiences(experiences, args)
+        appended = self.actor_model_group.async_run_method_batch(
+            method_name="append", experience=experiences
+        )
+        if self.critic_model_group is not None:
+            appended += self.critic_model_group.async_run_method_batch(
+                method_name="append", experience=experiences
+            )
+        ray.get(appended)
+        status = self.ppo_train(global_step)
+        if self.vllm_engines is not None:
+            self.broadcast_to_vllm()
+        if "kl" in status:
+            samples = args.rollout.batch_size * args.rollout.n_samples_per_prompt
+            self.kl_ctl.update(status["kl"], samples)
+        return {**status, **rollout_stats, "generated_samples": generated}
 
     def _count_tokens(self, in_rollout: int, status: dict[str, Any]) -> dict[str, float]:
         """The ``progress/`` values of a rollout's row."""

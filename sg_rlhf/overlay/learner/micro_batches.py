@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from sg_rlhf.batching import balance as dealing
+from sg_rlhf.batching import balance as batching
 from sg_rlhf.batching import rounds
 from sg_rlhf.overlay.settings import layout_checks, worker_settings
 from sg_rlhf.plan.shapes import ModelShape, shape_of
@@ -28,8 +28,6 @@ from sg_rlhf.plan.time import sequence_flops
 
 #: Of an experience of :func:`for_update`: whether its rank's optimizer step ends with it.
 IS_LAST_OF_STEP = "sg_ends_step"
-#: Of ``args.sg``, see :func:`take_rounds`.
-_VARIABLE_SIZE = "in_rounds"
 
 
 def is_balanced(args: Any) -> bool:
@@ -44,7 +42,7 @@ def is_balanced(args: Any) -> bool:
 
 def into_micro_batches(args: Any) -> bool:
     """Whether they are dealt to micro-batches as well; upstream cuts dynamic ones by tokens."""
-    return is_balanced(args) and (variable_size_here(args) or not args.train.dynamic_batch_enable)
+    return is_balanced(args) and not args.train.dynamic_batch_enable
 
 
 def variable_size(args: Any) -> bool:
@@ -57,20 +55,13 @@ def variable_size(args: Any) -> bool:
     return into_micro_batches(args) and several
 
 
-def variable_size_here(args: Any) -> bool:
-    """Whether this process trains such micro-batches (:func:`take_rounds`)."""
-    return bool(getattr(args.sg, _VARIABLE_SIZE, False))
-
-
-def take_rounds(strategy: Any) -> None:
-    """Have this process of the policy train micro-batches of any number, where they are dealt so.
+def prepare_strategy(strategy: Any) -> None:
+    """Let DeepSpeed accumulate any number of micro-batches, where the update has them.
 
     Args:
-        strategy: upstream's, before it prepares a model.
+        strategy: upstream's, on a rank of the policy, before it prepares a model.
     """
-    if variable_size(strategy.args):
-        setattr(strategy.args.sg, _VARIABLE_SIZE, True)
-        strategy.args.train.dynamic_batch_enable = strategy.use_dynamic_batch = True
+    strategy.use_dynamic_batch = strategy.use_dynamic_batch or variable_size(strategy.args)
 
 
 def scoring_micro_batches(samples: list[Any], args: Any) -> list[list[int]]:
@@ -92,7 +83,7 @@ def scoring_micro_batches(samples: list[Any], args: Any) -> list[list[int]]:
         costs = _costs(lengths, args)
         (hands,) = rounds.variable_size_steps(lengths, whole, ranks, size, costs, packed=packed)
         return list(itertools.chain.from_iterable(hands))
-    hands = dealing.balance(
+    hands = batching.balance(
         lengths,
         ranks,
         size,
@@ -118,7 +109,7 @@ def training_micro_batches(
     by_place = {row.index[0]: row for experience in experiences for row in unbatch(experience)}
     samples = [by_place[i] for i in range(len(by_place))]
     lengths = [int(sample.total_length) for sample in samples]
-    steps = dealing.optimizer_steps(len(samples), args.train.batch_size, args.train.seed, rollout)
+    steps = batching.optimizer_steps(len(samples), args.train.batch_size, args.train.seed, rollout)
     ranks = layout_checks.data_parallel_ranks(args)["actor"]
     size = args.train.micro_batch_size if into_micro_batches(args) else len(steps[0]) // ranks
     packed = args.ds.packing_samples
@@ -128,7 +119,7 @@ def training_micro_batches(
     else:
         neighbours = worker_settings.shared_prompts_fit(args)
         of_steps = [
-            dealing.balance_steps(
+            batching.balance_steps(
                 lengths, [step], ranks, size, packed=packed, neighbours=neighbours
             )
             for step in steps
@@ -170,7 +161,7 @@ def dp_idle_fraction(experiences: list[Any], args: Any) -> float:
         for e in experiences
     ]
     own = len(tokens) // layout_checks.data_parallel_ranks(args)["actor"]
-    return dealing.idle_fraction([tokens[i : i + own] for i in range(0, len(tokens), own)])
+    return batching.idle_fraction([tokens[i : i + own] for i in range(0, len(tokens), own)])
 
 
 def concat(samples: list[Any], micro_batches: Iterable[list[int]], pad_token_id: int) -> list[Any]:
@@ -210,28 +201,3 @@ def _one(value: Any, i: int, count: int, name: str) -> Any:
     if len(value) != count:
         raise ValueError(f"{name} has {len(value)} values for {count} samples")
     return value[i : i + 1]
-
-
-def as_dealt(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Upstream's ``balance_experiences`` for dynamic batches, where they are not dealt.
-
-    It gives each rank its longest and shortest samples first, so that the first optimizer step of a
-    rollout would learn from those, and the last from the middle.
-    """
-
-    @functools.wraps(original)
-    def balance(experiences: list[Any], args: Any) -> Any:
-        return experiences if is_balanced(args) else original(experiences, args)
-
-    return balance
-
-
-def in_order(original: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's ``DataLoader`` for upstream's update: a buffer that is ``in_order`` stays in it."""
-
-    @functools.wraps(original, updated=())
-    def loader(dataset: Any, *args: Any, shuffle: bool = False, **kwargs: Any) -> Any:
-        shuffle = shuffle and not getattr(dataset, "in_order", False)
-        return original(dataset, *args, shuffle=shuffle, **kwargs)
-
-    return loader

@@ -9,7 +9,8 @@ theirs on the rank that trains them before its first update, in the micro-batche
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -52,7 +53,6 @@ class RankOldLogProbs:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._micro_batches: list[Sequence[int]] = []
         self._computed: list[Any] = []
 
     def before_update(self) -> bool:
@@ -70,22 +70,14 @@ class RankOldLogProbs:
         without = [item for item in buffer.items if item.action_log_probs is None]
         if not without:
             return False
-        if trainer.args.train.dynamic_batch_enable:
-            buffer.setup_dynamic_batch(trainer.strategy)
-            self._micro_batches = buffer.dynamic_indices
-            first_step = buffer.dynamic_optimizer_step.index(1) + 1
-        else:
-            size, count = buffer.sample_batch_size, len(buffer.items)
-            self._micro_batches = [range(i, min(i + size, count)) for i in range(0, count, size)]
-            first_step = trainer.strategy.accumulated_gradient
         self._computed = without
-        if has_train_time_noise(trainer.actor):
-            first_step = 0
-        later = self._micro_batches[first_step:]
+        first_computed = 0 if has_train_time_noise(trainer.actor) else 1
+        later_steps = trainer.batching.steps(buffer)[first_computed:]
+        later = list(itertools.chain.from_iterable(later_steps))
         trainer.actor.eval()
         try:
-            for places in later:
-                self._compute([buffer.items[i] for i in places])
+            for indices in later:
+                self._compute([buffer.items[i] for i in indices])
         finally:
             trainer.actor.train()
         return bool(later)
@@ -118,15 +110,13 @@ class RankOldLogProbs:
             elif bool(rows_not_finite(item.action_log_probs[None], item.action_mask[None])):
                 skips.leave_out(item)
 
-    def keep(self, micro_batch: int, log_probs_BT: torch.Tensor) -> None:
-        """The first optimizer step's, from its own pass: for a second epoch and the run's log.
+    def keep(self, items: list[Any], log_probs_BT: torch.Tensor) -> None:
+        """Store the first optimizer step's, of its own pass: for a second epoch and the run's log.
 
         Args:
-            micro_batch: its number in the epoch.
-            log_probs_BT: detached.
+            items: the micro-batch's B samples in the replay buffer.
+            log_probs_BT: detached, [B, T], padded on the right.
         """
-        buffer = self._trainer.replay_buffer.items
-        items = [buffer[i] for i in self._micro_batches[micro_batch]]
         _keep(items, log_probs_BT)
         # The step was skipped. A second epoch would divide by them again.
         if self._trainer.skips is not None and self._trainer.max_epochs > 1:

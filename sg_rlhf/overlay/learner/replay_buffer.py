@@ -1,62 +1,184 @@
-"""The replay buffer of a rank whose micro-batches were dealt with any number of samples."""
+"""A rank's replay buffer, and its samples as the micro-batches of optimizer steps.
+
+:class:`UpdateBatching` is the one place that knows how an update on a rank is cut:
+
+- ``sg.batches=balanced`` on several ranks: micro-batches of any number of samples, cut by the
+  controller (:mod:`sg_rlhf.overlay.learner.micro_batches`) and recorded by :class:`BalancedBuffer`;
+- ``train.dynamic_batch_enable``: micro-batches by tokens, cut by upstream's replay buffer;
+- else ``train.micro_batch_size`` samples each, and as many micro-batches per optimizer step as
+  DeepSpeed accumulates.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from typing import Any, NamedTuple
 
 import torch
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
+from torch.utils.data import DataLoader
 
 from sg_rlhf.overlay.learner import micro_batches
 
+#: [optimizer step][micro-batch][sample] -> index in the replay buffer.
+Steps = list[list[list[int]]]
+
+
+class MicroBatch(NamedTuple):
+    """One forward and backward pass of the update on this rank.
+
+    Attributes:
+        samples: B experiences of one sample each, as the replay buffer holds them.
+        step: index of the optimizer step in the epoch.
+        index: index of the micro-batch in its optimizer step.
+        count: micro-batches of that optimizer step on this rank.
+        loss_info: what upstream's losses divide by: ``dp_size`` (ranks), ``batch_num_tokens`` and
+            ``global_batch_size`` (response tokens, and samples that have one; both of the whole
+            optimizer step on all ranks, over :attr:`UpdateBatching.accumulation`).
+        aux_loss_scale: this micro-batch's share of the optimizer step's samples, times ranks and
+            accumulation: 1 where all micro-batches have the same number of samples.
+    """
+
+    samples: list[Any]
+    step: int
+    index: int
+    count: int
+    loss_info: dict[str, Any]
+    aux_loss_scale: float
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the optimizer step is taken after this micro-batch."""
+        return self.index == self.count - 1
+
 
 class BalancedBuffer(NaiveReplayBuffer):
-    """Upstream's, which keeps what it is given together; upstream itself cuts it by tokens.
+    """Upstream's replay buffer; trains each appended experience as one micro-batch.
 
-    What upstream asks of its own cut is answered of this one: micro-batches, where an optimizer
-    step ends, and the tokens and samples of the step on all ranks, by which losses are divided.
+    Attributes:
+        steps: the micro-batches of the complete optimizer steps.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs, dynamic_batch=True)
-        self._micro_batches: list[list[int]] = []
-        self._ends: list[int] = []
+        super().__init__(*args, **kwargs)
+        self.steps: Steps = []
+        self._next_step: list[list[int]] = []
 
     def append(self, experience: Any) -> None:
-        """A micro-batch of :func:`sg_rlhf.overlay.learner.micro_batches.training_micro_batches`."""
-        first, ends = len(self.items), getattr(experience, micro_batches.IS_LAST_OF_STEP)
+        """Store a micro-batch of ``training_micro_batches``."""
+        first = len(self.items)
+        is_last = getattr(experience, micro_batches.IS_LAST_OF_STEP)
         super().append(experience)
-        self._micro_batches.append(list(range(first, len(self.items))))
-        self._ends.append(int(ends))
+        self._next_step.append(list(range(first, len(self.items))))
+        if is_last:
+            self.steps.append(self._next_step)
+            self._next_step = []
 
     def clear(self) -> None:
-        """As upstream's."""
+        """Drop all samples."""
         super().clear()
-        self._micro_batches, self._ends = [], []
+        self.steps, self._next_step = [], []
 
-    def setup_dynamic_batch(self, strategy: Any) -> None:
-        """What upstream's update reads of its micro-batches."""
-        step_of, step = [], 0
-        for end in self._ends:
-            step_of.append(step)
-            step += end
-        counts = torch.zeros(step, 3, dtype=torch.float64)  # tokens, samples with one, samples
-        for of_step, places in zip(step_of, self._micro_batches, strict=True):
-            for i in places:
-                tokens = int(self.items[i].action_mask.sum())
-                counts[of_step] += torch.tensor([tokens, tokens > 0, 1], dtype=torch.float64)
-        counts = counts.to(torch.cuda.current_device())
-        group = strategy.ds_device_mesh["dp"].get_group()
-        torch.distributed.all_reduce(counts, group=group)
+
+class UpdateBatching:
+    """Cuts the samples of a rank's replay buffer into optimizer steps and micro-batches.
+
+    Args:
+        strategy: upstream's, whose data-parallel ranks are set up.
+
+    Attributes:
+        cut_by_controller: whether the replay buffer is a :class:`BalancedBuffer`.
+        is_variable: whether optimizer steps have different numbers of micro-batches. DeepSpeed then
+            accumulates until it is told that a step ends.
+        accumulation: by how much DeepSpeed divides each loss.
+        shuffles: whether each epoch draws its own order of samples.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        args = strategy.args
+        self._strategy = strategy
+        self.cut_by_controller = micro_batches.variable_size(args)
+        self.is_variable = self.cut_by_controller or bool(args.train.dynamic_batch_enable)
+        self.accumulation = 1 if self.is_variable else strategy.accumulated_gradient
+        self.shuffles = not (
+            self.is_variable
+            or micro_batches.is_balanced(args)
+            # Ranks that share samples must have them in one order.
+            or strategy.ring_attn_group is not None
+            or args.ds.tensor_parallel_size > 1
+        )
+
+    def steps(self, buffer: Any) -> Steps:
+        """The optimizer steps of an epoch in the order of the buffer; collective if dynamic."""
+        if self.cut_by_controller:
+            recorded: Steps = buffer.steps
+            return recorded
+        if self.is_variable:
+            buffer.setup_dynamic_batch(self._strategy)
+            ends = itertools.accumulate(buffer.dynamic_optimizer_step, initial=0)
+            numbered = zip(ends, buffer.dynamic_indices, strict=False)
+            groups = itertools.groupby(numbered, key=lambda pair: pair[0])
+            return [[list(indices) for _, indices in group] for _, group in groups]
+        size = buffer.sample_batch_size
+        full = [list(range(i, i + size)) for i in range(0, len(buffer.items) - size + 1, size)]
+        return [full[i : i + self.accumulation] for i in range(0, len(full), self.accumulation)]
+
+    def epoch(self, buffer: Any) -> list[MicroBatch]:
+        """The micro-batches of one epoch in order; every data-parallel rank must call it.
+
+        Args:
+            buffer: this rank's samples. Their action masks are counted now.
+        """
+        steps = self._in_epoch_order(buffer)
+        group = self._strategy.ds_device_mesh["dp"].get_group()
         ranks = torch.distributed.get_world_size(group=group)
-        tokens, filled, samples = counts.cpu().T.tolist()
-        self.sample_batch_size = 1
-        self.dynamic_indices = self._micro_batches
-        self.dynamic_optimizer_step = self._ends
-        self.dynamic_batch_num_tokens = [tokens[i] for i in step_of]
-        self.dynamic_global_batch_size = [filled[i] for i in step_of]
-        # A rank's share of the step, as gradients are averaged over the ranks.
-        self.dynamic_sample_loss_scale = [
-            len(places) * ranks / samples[i]
-            for i, places in zip(step_of, self._micro_batches, strict=True)
-        ]
+        counts = self._count(buffer, steps, group)
+        micro_batches = []
+        for number, step in enumerate(steps):
+            tokens, non_empty, samples = counts[number]
+            loss_info = {
+                "dp_size": ranks,
+                "batch_num_tokens": tokens / self.accumulation,
+                "global_batch_size": non_empty / self.accumulation,
+            }
+            for index, indices in enumerate(step):
+                share = len(indices) * ranks * self.accumulation / float(samples)
+                items = [buffer.items[i] for i in indices]
+                micro_batches.append(
+                    MicroBatch(items, number, index, len(step), loss_info, aux_loss_scale=share)
+                )
+        return micro_batches
+
+    def _in_epoch_order(self, buffer: Any) -> Steps:
+        steps = self.steps(buffer)
+        flat = list(itertools.chain.from_iterable(steps))
+        size = 1
+        if self.shuffles:
+            flat, size = [[i] for i in range(len(buffer.items))], buffer.sample_batch_size
+        # Upstream's update iterates over a DataLoader. It draws from torch's generator, for the
+        # order and for a seed of its workers, which dropout's random numbers follow.
+        loader = DataLoader(
+            flat,  # type: ignore[arg-type]
+            batch_size=size,
+            shuffle=self.shuffles,
+            drop_last=True,
+            collate_fn=lambda lists: list(itertools.chain.from_iterable(lists)),
+        )
+        drawn = iter(loader)
+        return [list(itertools.islice(drawn, len(step))) for step in steps]
+
+    @staticmethod
+    def _count(buffer: Any, steps: Steps, group: Any) -> torch.Tensor:
+        """Response tokens, samples with one, and samples of each optimizer step on all ranks.
+
+        Returns:
+            float32 [steps, 3] on the ranks' device.
+        """
+        counts = torch.zeros(len(steps), 3, dtype=torch.float64)
+        for number, step in enumerate(steps):
+            for i in itertools.chain.from_iterable(step):
+                tokens = int(buffer.items[i].action_mask.sum())
+                counts[number] += torch.tensor([tokens, tokens > 0, 1], dtype=torch.float64)
+        counts = counts.to(torch.cuda.current_device())
+        torch.distributed.all_reduce(counts, group=group)
+        return counts.float()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from openrlhf.trainer.ray import ppo_actor as upstream
 
-from sg_rlhf.overlay.learner.policy_actor import SGPolicyModelActor
+from sg_rlhf.overlay.learner.actor import SGPolicyModelActor
 from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
 
 

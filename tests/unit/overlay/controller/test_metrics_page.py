@@ -18,7 +18,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from sg_rlhf.algo.analysis.token_statistics import METRIC_NAMES
 from sg_rlhf.overlay.controller import evaluation
-from sg_rlhf.overlay.learner import policy_actor
+from sg_rlhf.overlay.learner import metrics as update_metrics
 from sg_rlhf.run_dir import jsonl_log, timing_keys, weight_versions
 from sg_rlhf.tasks.search.dialogue import Dialogue, metrics
 from sg_rlhf.tasks.search.grading import score
@@ -49,7 +49,7 @@ def made() -> list[str]:
     statistics = dict.fromkeys(METRIC_NAMES, 0.0)
     dialogue = Dialogue([], action_ranges=[(0, 0)])
     return [
-        *policy_actor._logged(statistics),
+        *update_metrics.logged_names(statistics),
         *timing_keys.row({}),
         *(timing_keys.PREFIX + name for name in timing_keys.OF_THE_RANK),
         *weight_versions.staleness([], 0, 2, 0),
@@ -101,6 +101,6 @@ def test_the_names_of_earlier_versions_are_no_metrics_any_more() -> None:
 
 
 def test_no_statistic_is_logged_under_two_names() -> None:
-    logged = policy_actor._logged({name: float(i) for i, name in enumerate(METRIC_NAMES)})
+    logged = update_metrics.logged_names({name: float(i) for i, name in enumerate(METRIC_NAMES)})
     assert len({*logged.values()}) == len(logged) == len(METRIC_NAMES) - 4
     assert {"ppo_kl", "ppo_clip_ratio", "vllm_kl"} <= logged.keys()

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import openrlhf.trainer.ppo_trainer as upstream_trainer
-import openrlhf.trainer.ray.ppo_actor as upstream_actor
 import pytest
 import ray
 import torch
@@ -17,16 +17,16 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from openrlhf.trainer.ray.launcher import BaseModelActor, RayActorGroup
 
-from sg_rlhf.batching import balance, rounds
-from sg_rlhf.batching.padded_rounds import padded
+from sg_rlhf.batching import balance
 from sg_rlhf.config import load_config
 from sg_rlhf.overlay.driver.arguments import upstream_arguments
 from sg_rlhf.overlay.learner import micro_batches
 from sg_rlhf.overlay.learner.experience_maker import SGExperienceMaker
-from sg_rlhf.overlay.learner.replay_buffer import BalancedBuffer
+from sg_rlhf.overlay.learner.replay_buffer import BalancedBuffer, UpdateBatching
 from sg_rlhf.plan.shapes import shape_of
 from sg_rlhf.plan.time import sequence_flops
-from tests.unit.overlay.learner.test_policy_actor import CONFIGS
+from tests.unit.overlay.learner.test_update import CONFIGS
+from tests.unit.overlay.pretend_device import CurrentDevice
 
 RANKS, PROMPTS, GROUP, STEP, MICRO = 2, 4, 4, 8, 2
 PAD = 3
@@ -72,6 +72,12 @@ def rollout(longest: int = 0) -> list[Experience]:
     return samples
 
 
+def padded(lengths: Iterable[int]) -> int:
+    """Tokens of a micro-batch that is padded to its longest sample."""
+    lengths = list(lengths)
+    return len(lengths) * max(lengths)
+
+
 class Maker(SGExperienceMaker):
     """With a policy and a reference whose log-probs are told by the tokens alone."""
 
@@ -93,13 +99,24 @@ class Maker(SGExperienceMaker):
 
 
 class Rank:
-    """An actor's rank: upstream's replay buffer behind upstream's remote calls."""
+    """An actor's rank: a replay buffer behind upstream's remote calls."""
 
     def __init__(self, args: Any) -> None:
-        kind = BalancedBuffer if micro_batches.variable_size(args) else NaiveReplayBuffer
-        self.buffer = kind(MICRO, packing_samples=args.ds.packing_samples)
-        self.buffer.in_order = micro_batches.is_balanced(args)
-        self.strategy = SimpleNamespace(is_rank_0=lambda: True)
+        self.strategy = SimpleNamespace(
+            args=args,
+            is_rank_0=lambda: True,
+            ring_attn_group=None,
+            accumulated_gradient=STEP // RANKS // MICRO,
+            ds_device_mesh={"dp": SimpleNamespace(get_group=lambda: None)},
+            all_reduce=lambda data, op: data,
+        )
+        self.batching = UpdateBatching(self.strategy)
+        kind = BalancedBuffer if self.batching.cut_by_controller else NaiveReplayBuffer
+        self.buffer = kind(
+            MICRO,
+            packing_samples=args.ds.packing_samples,
+            dynamic_batch=args.train.dynamic_batch_enable,
+        )
         self.execute_batch = SimpleNamespace(
             remote=lambda name, data, start, end: BaseModelActor.execute_batch(
                 self, name, data, start, end
@@ -111,20 +128,18 @@ class Rank:
 
     def trained(self) -> list[list[int]]:
         """The samples of each micro-batch, in the order in which an update takes them."""
-        if isinstance(self.buffer, BalancedBuffer):
-            place = [int(item.sequences[0]) for item in self.buffer.items]
-            return [[place[i] for i in samples] for samples in self.buffer._micro_batches]
-        loader = upstream_actor.DataLoader(
-            self.buffer, batch_size=MICRO, shuffle=True, drop_last=True,
-            collate_fn=self.buffer.collate_fn,
-        )  # fmt: skip
-        return [batch.sequences[:, 0].tolist() for batch in loader]
+        return [
+            [int(item.sequences[0]) for item in micro_batch.samples]
+            for micro_batch in self.batching.epoch(self.buffer)
+        ]
 
 
 @pytest.fixture(autouse=True)
 def without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "put", lambda value: value)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: CurrentDevice("cpu"))
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: None)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda **_: RANKS)
 
 
 def ranks_of(args: Any, experiences: list[Any], count: int = RANKS) -> list[Rank]:
@@ -149,12 +164,13 @@ def test_each_rank_trains_what_it_was_dealt_in_that_order(packed: bool) -> None:
     ranks = ranks_of(args, maker.make_experience_batch(samples))
     steps = balance.optimizer_steps(SAMPLES, STEP, args.train.seed, 3)
     costs = [sequence_flops(shape_of(args.actor.model_name_or_path), n) for n in lengths]
-    dealt = rounds.variable_size_steps(lengths, steps, RANKS, MICRO, costs, packed=packed)
-    assert len({len(s) for of_step in dealt for hand in of_step for s in hand}) > 1
+    dealt = balance.variable_size_steps(lengths, steps, RANKS, MICRO, costs, packed=packed)
+    sizes = {len(s) for of_step in dealt for hand in of_step for s in hand}
+    assert (len(sizes) > 1) is packed
     for r, rank in enumerate(ranks):
         hands = [of_step[r] for of_step in dealt]
         assert rank.trained() == list(itertools.chain(*hands)) == rank.trained()
-        assert rank.buffer._ends == [
+        assert [micro_batch.is_last for micro_batch in rank.batching.epoch(rank.buffer)] == [
             k == len(hand) for hand in hands for k, _ in enumerate(hand, 1)
         ]
     for of_step, step in zip(dealt, steps, strict=True):
@@ -167,20 +183,20 @@ def test_each_rank_trains_what_it_was_dealt_in_that_order(packed: bool) -> None:
     assert maker.waiting_share == pytest.approx(balance.idle_fraction(tokens))
 
 
-def test_the_passes_before_the_update_are_dealt_alike() -> None:
-    args = arguments("ds.packing_samples=false")
-    maker = Maker(args)
+def test_the_passes_before_the_update_are_balanced() -> None:
+    maker = Maker(arguments())
     maker.make_experience_batch(rollout())
-    of_ranks = [maker.passes[: len(maker.passes) // 2], maker.passes[len(maker.passes) // 2 :]]
-    tokens = [[e.attention_mask.numel() for e in hand] for hand in of_ranks]
-    lengths = [int(s.total_length) for s in rollout()]
-    fixed = [
-        [padded(lengths[i] for i in samples) for samples in hand]
-        for hand in balance.balance(lengths, RANKS, 4, packed=False)
+    half = len(maker.passes) // 2
+    tokens = [
+        [int(e.attention_mask.sum()) for e in own]
+        for own in (maker.passes[:half], maker.passes[half:])
     ]
-    assert max(map(max, tokens)) <= max(map(max, fixed))
+    lengths = [int(s.total_length) for s in rollout()]
+    fixed = balance.balance(lengths, RANKS, 4, packed=True)
+    assert max(map(max, tokens)) <= max(
+        sum(lengths[i] for i in samples) for own in fixed for samples in own
+    )
     assert balance.idle_fraction(tokens) < 0.2
-    assert sum(map(max, zip(*tokens, strict=True))) < sum(map(max, zip(*fixed, strict=True)))
 
 
 def by_place(ranks: list[Rank]) -> dict[int, Any]:
@@ -256,14 +272,12 @@ def test_what_cuts_by_itself_is_left_to_upstream(other: list[str]) -> None:
     assert places(cut) == places(again) and sorted(places(cut)) == list(range(SAMPLES))
 
 
-def test_dynamic_batches_get_their_optimizer_steps_from_the_same_draw(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Upstream deals the longest and the shortest samples first; its cut by tokens stays."""
+def test_dynamic_batches_get_their_optimizer_steps_from_the_same_draw() -> None:
+    """Upstream cuts a rank's samples of a step into micro-batches by tokens."""
     args = arguments(*DYNAMIC)
     maker = Maker(args)
     maker.rollout = 3
-    experiences = upstream_trainer.balance_experiences(maker.make_experience_batch(rollout()), args)
+    experiences = maker.make_experience_batch(rollout())
     assert sorted(places(maker.passes)) == list(range(SAMPLES)) and maker.waiting_share is None
     ranks = ranks_of(args, experiences)
     steps = balance.optimizer_steps(SAMPLES, STEP, args.train.seed, 3)
@@ -275,25 +289,15 @@ def test_dynamic_batches_get_their_optimizer_steps_from_the_same_draw(
         tokens.append([sum(int(i.total_length) for i in hand) for hand in hands])
     assert all(max(of_ranks) - min(of_ranks) < 10 for of_ranks in tokens)
 
-    # Upstream's cut of one rank's buffer.
-    for name in ("all_reduce", "get_world_size"):
-        monkeypatch.setattr(torch.distributed, name, lambda *_, **__: RANKS)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
-    strategy = SimpleNamespace(
-        args=args,
-        ds_device_mesh={"dp": SimpleNamespace(get_group=lambda: None)},
-        all_reduce=lambda data, op: data,
-    )
-    buffer = ranks[0].buffer
-    buffer.setup_dynamic_batch(strategy)
-    ends = [i for i, last in enumerate(buffer.dynamic_optimizer_step) if last]
-    assert len(ends) == len(steps)
-    first = sorted(itertools.chain.from_iterable(buffer.dynamic_indices[: ends[0] + 1]))
-    assert first == list(range(own)), "the rank's first samples are its first step"
+    micro_batches_of_rank = ranks[0].batching.epoch(ranks[0].buffer)
+    assert {m.step for m in micro_batches_of_rank} == set(range(len(steps)))
+    first = [item for m in micro_batches_of_rank if m.step == 0 for item in m.samples]
+    ids = sorted(int(item.sequences[0]) for item in first)
+    assert ids == sorted(int(item.sequences[0]) for item in ranks[0].buffer.items[:own])
 
 
 def test_upstream_gives_a_dynamic_step_samples_by_their_lengths() -> None:
-    """Why it is replaced."""
+    """Why balanced samples keep their ranks (:meth:`SGPPOTrainer.train_step`)."""
     args = arguments("sg.batches=upstream", *DYNAMIC)
     experiences = Maker(args).make_experience_batch(rollout())
     ranks = ranks_of(args, upstream_trainer.balance_experiences(experiences, args))

@@ -17,9 +17,9 @@ from transformers import GPT2Config, LlamaConfig, Qwen2Config
 from sg_rlhf.overlay.learner import old_log_probs, overlapped_reference
 from sg_rlhf.overlay.learner.experience_maker import SGExperienceMaker
 from sg_rlhf.overlay.learner.old_log_probs import has_train_time_noise
-from sg_rlhf.overlay.learner.policy_actor import SGActorPPOTrainer
+from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
-from tests.unit.overlay.learner.test_policy_actor import (
+from tests.unit.overlay.learner.test_update import (
     ALGORITHMS,
     MICRO_BATCH,
     RESPONSES,
@@ -75,7 +75,7 @@ def trained(args: Any, *, skip: bool, twist: Any = None) -> tuple[Any, Counting,
     """The trainer, its policy and its status after two rollouts of two optimizer steps."""
     strategy, actor = TwoSteps(args), Counting()
     trainer = policy_trainer(strategy, actor)
-    assert args.train.dynamic_batch_enable or trainer.replay_buffer.in_order
+    assert not trainer.batching.shuffles
     status: dict[str, Any] = {}
     for _ in range(2):
         for experience in rollout(plain(actor)):
@@ -318,7 +318,7 @@ def made(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> tuple[Maker, list[
 
 def test_the_policys_pass_is_left_out_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     # Else the reference's pass would be the update's business, too.
-    monkeypatch.setattr(overlapped_reference, "fits", lambda _args: False)
+    monkeypatch.setattr(overlapped_reference, "can_overlap", lambda _args: False)
     maker, experiences = made(monkeypatch)
     assert maker.asked == ["reference"]
     _, whole = made(monkeypatch, "sg.skip_old_log_probs=false")

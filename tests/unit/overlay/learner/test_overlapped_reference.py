@@ -20,7 +20,7 @@ from tests.unit.overlay.learner.test_old_log_probs import (
     made,
     plain,
 )
-from tests.unit.overlay.learner.test_policy_actor import (
+from tests.unit.overlay.learner.test_update import (
     MICRO_BATCH,
     RESPONSES,
     Table,

@@ -13,7 +13,7 @@ import ray
 import torch
 from openrlhf.trainer.ray.launcher import BaseDistributedActor
 
-from sg_rlhf.overlay.learner.policy_actor import SGActorPPOTrainer
+from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
 from sg_rlhf.overlay.patches import free_port as ports
 from sg_rlhf.overlay.rollout.engine import SGRolloutActor
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from openrlhf.models import Actor
 
-from sg_rlhf.overlay.learner.policy_actor import SGPolicyModelActor
+from sg_rlhf.overlay.learner.actor import SGPolicyModelActor
 from tests.unit.overlay.model.test_log_prob_head import VOCABULARY, model_folder
 
 LENGTHS = (3, 12, 7, 2, 12)

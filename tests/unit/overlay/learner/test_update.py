@@ -14,7 +14,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from sg_rlhf.config import load_config
 from sg_rlhf.overlay.driver.arguments import upstream_arguments
-from sg_rlhf.overlay.learner.policy_actor import SGActorPPOTrainer
+from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
 from sg_rlhf.run_dir.timing_keys import OF_THE_RANK
 from tests.unit.overlay.pretend_device import DEVICE, CurrentDevice, PretendDevice

@@ -1,0 +1,122 @@
+"""The Ray actor of one policy rank: checkpoints, log-probs of texts, calls of the controller."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import openrlhf.trainer.ray.ppo_actor as upstream
+import ray
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from sg_rlhf.overlay.checkpoints import store
+from sg_rlhf.overlay.learner import micro_batches
+from sg_rlhf.overlay.learner.overlapped_reference import PendingLogProbs
+from sg_rlhf.overlay.reporting import activity
+from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
+from sg_rlhf.overlay.weight_sync import sender
+
+
+class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_class):
+    """Upstream's policy actor; adds the probe that compares it with the rollout engine."""
+
+    actor: Any
+    trainer: Any
+    strategy: Any
+    disable_ds_ckpt: bool
+    save_hf_ckpt: bool
+
+    def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+        """Upstream's, shown on the terminal: it may have to build an operator."""
+        micro_batches.prepare_strategy(args[0] if args else kwargs["strategy"])
+        with activity.phase(activity.TRAINER, "loading the model into DeepSpeed"):
+            return super().init_model_from_pretrained(*args, **kwargs)
+
+    def save_checkpoint(
+        self, tag: str, client_states: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """Upstream's, the plain folder first; then those of checkpoints that are gone are gone too.
+
+        A run that is killed between the two resumes before this rollout and writes the folder
+        again. In upstream's order it resumes after it, and the checkpoint never gets its folder.
+        """
+        disable_ds, save_hf = self.disable_ds_ckpt, self.save_hf_ckpt
+        if client_states and not self.strategy.is_rank_0():
+            # ZeRO 3 writes a file for each rank. Only the first rank's states are read, and these
+            # hold all samples that wait for their update.
+            client_states = {k: v for k, v in client_states.items() if k != BUFFER_KEY}
+        try:
+            if save_hf:
+                self.disable_ds_ckpt = True
+                super().save_checkpoint(tag, client_states, **kwargs)
+            self.disable_ds_ckpt, self.save_hf_ckpt = disable_ds, False
+            super().save_checkpoint(tag, client_states, **kwargs)
+        finally:
+            self.disable_ds_ckpt, self.save_hf_ckpt = disable_ds, save_hf
+        if self.save_hf_ckpt and self.strategy.is_rank_0():
+            ckpt = self.strategy.args.ckpt
+            store.delete_pruned_weights(
+                Path(ckpt.path), ckpt.max_num, not ckpt.disable_ds, Path(ckpt.output_dir)
+            )
+
+    def sampled_log_probs(self, sequences: list[list[int]]) -> list[list[float] | None]:
+        """See :meth:`sg_rlhf.overlay.learner.old_log_probs.RankOldLogProbs.of_sequences`."""
+        found: list[list[float] | None] = self.trainer.old_log_probs.of_sequences(sequences)
+        return found
+
+    def expect_reference(self, results: PendingLogProbs) -> None:
+        """Before an update whose samples have no reference log-probs yet."""
+        self.trainer.reference.expect(results)
+
+    def join_engines(self) -> None:
+        """Connect to all engines anew, after one was started in another's place."""
+        trainer = self.trainer
+        if not trainer.use_cuda_ipc and torch.distributed.get_rank() == 0:
+            trainer._init_vllm_sync_group(self.strategy.args.vllm.sync_backend)
+
+    def sync_deadline(self) -> float:
+        """Seconds that the engines have for a weight sync; none (infinity) in upstream's loop."""
+        args = self.strategy.args
+        if not sender.uses_buckets(args):
+            return float("inf")
+        return float(self.trainer.weight_sync.deadline_seconds)
+
+    def prompt_log_probs(self, sequences: list[list[int]]) -> list[list[float]]:
+        """The trainer's log-probabilities of fixed sequences at temperature 1.
+
+        In micro-batches of like length, no larger than those of the passes before the update.
+        Every rank must be called: under ZeRO-3 a forward pass gathers parameters together.
+
+        Returns:
+            For each sequence the values of log p(token t | tokens before t), t from 1.
+        """
+        device = torch.cuda.current_device()
+        temperature, self.actor.temperature = self.actor.temperature, 1.0
+        self.actor.eval()
+        results: list[list[float]] = [[]] * len(sequences)
+        by_length = sorted(range(len(sequences)), key=lambda i: -len(sequences[i]))
+        size = self.strategy.args.rollout.micro_batch_size
+        try:
+            with torch.no_grad():
+                for start in range(0, len(by_length), size):
+                    places = by_length[start : start + size]
+                    rows = [torch.tensor(sequences[i]) for i in places]
+                    masks = [torch.ones_like(row) for row in rows]
+                    log_probs = self.actor(
+                        pad_sequence(rows, batch_first=True).to(device),
+                        attention_mask=pad_sequence(masks, batch_first=True).to(device),
+                        return_logprobs=True,
+                        ring_attn_group=self.strategy.ring_attn_group,
+                    )
+                    for i, of_row in zip(places, log_probs.float().tolist(), strict=True):
+                        results[i] = of_row[: len(sequences[i]) - 1]
+        finally:
+            self.actor.temperature = temperature
+            self.actor.train()
+            # An engine on the same GPU takes its cache back next.
+            torch.cuda.empty_cache()
+        return results
+
+
+RemotePolicyModelActor = ray.remote(num_gpus=1)(SGPolicyModelActor)

@@ -1,0 +1,102 @@
+"""Constants of the loss that are computed over a whole rollout before its update.
+
+One value for all tokens of the rollout, on all ranks, makes a token's weight independent of how the
+rollout is cut into micro-batches, optimizer steps and ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from openrlhf.trainer.ppo_utils.experience import make_experience_batch
+
+from sg_rlhf.algo import lopti
+from sg_rlhf.algo.token_weights import weight_sum_and_count
+from sg_rlhf.algo.weightings import Weighting
+from sg_rlhf.algo.weightings.top_entropy import TopEntropy
+from sg_rlhf.overlay.learner.policy_loss import token_context
+
+
+def sum_over_rollout(trainer: Any, value_of_sample: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+    """The sum over the replay buffers of all data-parallel ranks, each of which must call it.
+
+    Args:
+        trainer: of this rank.
+        value_of_sample: a tensor of the same shape for every sample.
+
+    Returns:
+        float64, on the rank's device.
+    """
+    total: Any = sum(value_of_sample(item) for item in trainer.replay_buffer.items)
+    total = total.double().to(torch.cuda.current_device())
+    group = trainer.strategy.ds_device_mesh["dp"].get_group()
+    torch.distributed.all_reduce(total, group=group)
+    return torch.as_tensor(total)
+
+
+def mean_weight(trainer: Any, weighting: Weighting) -> float:
+    """Mean token weight of the rollout under the policy that sampled it (``batch_mean``)."""
+
+    def sum_and_count(item: Any) -> torch.Tensor:
+        context = token_context(item, weighting)
+        return weight_sum_and_count(
+            item.action_log_probs, weighting, item.action_mask, context=context
+        )
+
+    total = sum_over_rollout(trainer, sum_and_count)
+    return float(total[0] / total[1])
+
+
+def count_lopti_tokens(trainer: Any, name: str) -> int:
+    """Response tokens of the rollout that take part in a pass of ``sg.update=lopti``.
+
+    Args:
+        trainer: of this rank.
+        name: of :data:`sg_rlhf.algo.lopti.PASSES`.
+    """
+    threshold = trainer.args.sg.lopti_threshold
+
+    def count(item: Any) -> torch.Tensor:
+        in_pass = lopti.in_pass(item.action_log_probs, threshold, name)
+        return (in_pass & item.action_mask.bool()).sum()
+
+    return int(sum_over_rollout(trainer, count))
+
+
+@torch.no_grad()
+def entropy_threshold(trainer: Any, weighting: TopEntropy, batches: Iterable[list[int]]) -> float:
+    """The entropy above which a token is in the share of tokens that ``weighting`` trains.
+
+    Takes a forward pass over the rollout.
+
+    Args:
+        trainer: of this rank; every rank must call it.
+        weighting: whose share it is.
+        batches: indices in the replay buffer that are computed together.
+    """
+    device = torch.cuda.current_device()
+    entropies = []
+    for indices in batches:
+        items = [trainer.replay_buffer.items[i] for i in indices]
+        batch = make_experience_batch(items, trainer.args.ds.packing_samples)
+        batch.to_device(device)
+        trainer.actor_loss_fn.context = token_context(batch, weighting)
+        _, output = trainer.actor(
+            batch.sequences,
+            batch.action_mask,
+            attention_mask=batch.attention_mask,
+            return_output=True,
+            ring_attn_group=trainer.strategy.ring_attn_group,
+            return_entropy=True,
+        )
+        entropy_BT = output.entropy[:, -batch.action_mask.shape[1] :]
+        entropies.append(entropy_BT[batch.action_mask.bool()].float().cpu())
+    group = trainer.strategy.ds_device_mesh["dp"].get_group()
+    local = torch.cat(entropies)
+    per_rank: list[Any] = [local]
+    if (ranks := torch.distributed.get_world_size(group=group)) > 1:
+        per_rank = [None] * ranks
+        torch.distributed.all_gather_object(per_rank, local, group=group)
+    return float(weighting.threshold(torch.cat(per_rank)))
