@@ -9,7 +9,7 @@ its slowest rank; the rest is waiting. Five ways to form micro-batches:
 ``upstream``  groups in order of completion (the group with the shortest longest response first),
               a contiguous piece for each rank, shuffled there
 ``fixed``     dealt by length, each of as many samples (sg_rlhf/batching/balance.py)
-``balanced``  ``sg.batches=balanced``: of any number of samples (sg_rlhf/batching/rounds.py), no
+``balanced``  ``sg.batches=balanced``: of any number of samples (sg_rlhf/batching/balance.py), no
 more
               tokens than ``fixed`` has at most, those of padding too
 ``dynamic``   ``train.dynamic_batch_enable`` with it: dealt to ranks alike, cut there by OpenRLHF's
@@ -48,7 +48,7 @@ from arguments import as_json, at_least
 from machine import provenance
 from ranks import outputs
 
-from sg_rlhf.batching import balance, rounds
+from sg_rlhf.batching import balance
 from sg_rlhf.plan.shapes import shape_of
 from sg_rlhf.plan.time import sequence_flops
 from sg_rlhf.run_dir import jsonl_log
@@ -120,7 +120,7 @@ def balanced(
 ) -> balance.Assignment:
     costs = [sequence_flops(SHAPES[-1], n) for n in lengths]
     steps = balance.optimizer_steps(len(lengths), step, chance.randrange(2**31), 0)
-    of_steps = rounds.variable_size_steps(lengths, steps, ranks, size, costs, packed=packed)
+    of_steps = balance.variable_size_steps(lengths, steps, ranks, size, costs, packed=packed)
     return [list(itertools.chain.from_iterable(hands)) for hands in zip(*of_steps, strict=True)]
 
 

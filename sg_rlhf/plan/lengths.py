@@ -9,9 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sg_rlhf.batching import balance as dealing
-from sg_rlhf.batching import rounds
-from sg_rlhf.batching.padded_rounds import padded
+from sg_rlhf.batching import balance as batching
 
 #: Rollouts that a waiting share is the mean of.
 DRAWS = 20
@@ -68,7 +66,7 @@ def balance(
     draw = np.random.default_rng(SEED)
     centre = np.log(mean) - spread**2 / 2
     shares = []
-    in_rounds = way == "dealt" and ranks > 1
+    in_rounds = way == "dealt" and ranks > 1 and packed
     for _ in range(DRAWS_IN_ROUNDS if in_rounds else DRAWS):
         lengths = np.exp(draw.normal(centre, spread, (prompts, group))).clip(1, longest)
         tokens = (lengths[np.argsort(lengths.max(axis=1))] + prompt).reshape(-1)
@@ -76,7 +74,7 @@ def balance(
         of_rank = np.resize(tokens, (ranks, steps * micro))
         if in_rounds:
             mixed = draw.permutation(of_rank.ravel())
-            shares.append(_share_in_rounds(mixed, ranks, micro, step, packed))
+            shares.append(_share_in_rounds(mixed, ranks, micro, step))
             continue
         if way == "dealt":
             of_rank = _dealt(of_rank.ravel(), ranks, micro, step, draw)
@@ -93,20 +91,19 @@ def _dealt(tokens_N: Any, ranks: int, micro: int, step: int, draw: np.random.Gen
     mixed = draw.permutation(tokens_N)
     parts = []
     for part in _steps(mixed, ranks, micro, step):
-        parts.append(part[np.array(dealing.balance(part.tolist(), ranks, micro, packed=False))])
+        parts.append(part[np.array(batching.balance(part.tolist(), ranks, micro, packed=False))])
     return np.concatenate(parts, axis=1)
 
 
-def _share_in_rounds(mixed_N: Any, ranks: int, micro: int, step: int, packed: bool) -> float:
-    """Of work, padding being none, where micro-batches have any number of samples."""
+def _share_in_rounds(mixed_N: Any, ranks: int, micro: int, step: int) -> float:
+    """Share of work where packed micro-batches have any number of samples."""
     whole = len(mixed_N) // (ranks * micro) * ranks * micro
     tokens = [round(n) for n in mixed_N[:whole].tolist()]
     steps = [part.tolist() for part in _steps(np.arange(whole), ranks, micro, step)]
-    of = sum if packed else padded
     slowest = 0.0
-    for dealt in rounds.variable_size_steps(tokens, steps, ranks, micro, tokens, packed=packed):
-        for at_once in zip(*dealt, strict=True):
-            slowest += max(of(tokens[i] for i in samples) for samples in at_once)
+    for assignment in batching.variable_size_steps(tokens, steps, ranks, micro, tokens):
+        for together in zip(*assignment, strict=True):
+            slowest += max(sum(tokens[i] for i in samples) for samples in together)
     return sum(tokens) / (ranks * slowest)
 
 

@@ -21,7 +21,6 @@ from typing import Any
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from sg_rlhf.batching import balance as batching
-from sg_rlhf.batching import rounds
 from sg_rlhf.overlay.settings import layout_checks, worker_settings
 from sg_rlhf.plan.shapes import ModelShape, shape_of
 from sg_rlhf.plan.time import sequence_flops
@@ -81,7 +80,7 @@ def scoring_micro_batches(samples: list[Any], args: Any) -> list[list[int]]:
     if len(ranks_of) == 1 and ranks > 1:
         whole = [range(len(samples))]
         costs = _costs(lengths, args)
-        (hands,) = rounds.variable_size_steps(lengths, whole, ranks, size, costs, packed=packed)
+        (hands,) = batching.variable_size_steps(lengths, whole, ranks, size, costs, packed=packed)
         return list(itertools.chain.from_iterable(hands))
     hands = batching.balance(
         lengths,
@@ -115,7 +114,7 @@ def training_micro_batches(
     packed = args.ds.packing_samples
     if variable_size(args):
         costs = _costs(lengths, args)
-        of_steps = rounds.variable_size_steps(lengths, steps, ranks, size, costs, packed=packed)
+        of_steps = batching.variable_size_steps(lengths, steps, ranks, size, costs, packed=packed)
     else:
         neighbours = worker_settings.shared_prompts_fit(args)
         of_steps = [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from itertools import chain
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -157,3 +159,84 @@ def test_what_does_not_divide_evenly_is_refused() -> None:
         balance.balance([1] * 5, 2, 2, packed=True)
     with pytest.raises(ValueError, match="10 samples: no multiple of the 4"):
         balance.optimizer_steps(10, 4, 0, 0)
+
+
+# ---- micro-batches of any number of samples
+
+
+def variable_size(lengths: list[int], ranks: int, size: int, costs: list[float]) -> Any:
+    """The assignment of one optimizer step."""
+    step = range(len(lengths))
+    (assignment,) = balance.variable_size_steps(lengths, [step], ranks, size, costs)
+    return assignment
+
+
+def costs_of(lengths: list[int]) -> list[float]:
+    return [n * (1 + n / 40_000) for n in lengths]
+
+
+def sums(assignment: Any, values: list[int] | list[float]) -> list[list[float]]:
+    return [[sum(values[i] for i in samples) for samples in own] for own in assignment]
+
+
+def slowest(assignment: Any, values: list[float]) -> float:
+    return sum(max(together) for together in zip(*sums(assignment, values), strict=True))
+
+
+@given(rollouts())
+def test_every_sample_once_in_no_more_tokens_or_time_than_a_fixed_number_takes(
+    rollout: tuple[list[int], int, int, int],
+) -> None:
+    lengths, ranks, size, _ = rollout
+    costs = costs_of(lengths)
+    found = variable_size(lengths, ranks, size, costs)
+    fixed = balance.balance(lengths, ranks, size, packed=True)
+    indices = [i for own in found for samples in own for i in samples]
+    assert sorted(indices) == list(range(len(lengths)))
+    assert len({len(own) for own in found}) == 1 <= len(found[0]) <= len(fixed[0])
+    assert all(samples for own in found for samples in own)
+    assert max(map(max, sums(found, lengths))) <= max(map(max, sums(fixed, lengths)))
+    assert slowest(found, costs) <= slowest(fixed, costs) / 0.99
+    assert found == variable_size(lengths, ranks, size, costs)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "size", "count", "most"),
+    [(8, 4, 256, 1 / 25), (8, 1, 256, 1 / 25), (8, 2, 64, 1 / 7), (8, 1, 64, 1 / 4)],
+)
+@pytest.mark.parametrize("spread", [4, 8])
+def test_the_share_of_the_time_that_ranks_wait(
+    ranks: int, size: int, count: int, most: float, spread: float
+) -> None:
+    """Log-normal lengths, the longest so many times the median; the mean of several draws."""
+    shares, passes = [], []
+    for seed in range(5):
+        chance = random.Random(seed)
+        z = sorted(chance.gauss(0, 1) for _ in range(2 * count))
+        scale = math.log(spread) / (z[-1] - z[count])
+        lengths = [round(600 * math.exp(scale * (x - z[count]))) for x in z]
+        chance.shuffle(lengths)
+        costs = costs_of(lengths)
+        steps = balance.optimizer_steps(2 * count, count, seed, 0)
+        for found in balance.variable_size_steps(lengths, steps, ranks, size, costs):
+            shares.append(balance.idle_fraction(sums(found, costs)))
+            passes.append(len(found[0]) * ranks * size / count)
+    assert sum(shares) / len(shares) < most
+    assert sum(passes) / len(passes) < 1
+
+
+@pytest.mark.parametrize(("ranks", "packed"), [(1, True), (2, False)])
+def test_a_single_rank_and_padded_micro_batches_keep_their_number_of_samples(
+    ranks: int, packed: bool
+) -> None:
+    lengths = [5, 1, 4, 2, 3, 6, 8, 7]
+    steps, costs = [list(range(8))], costs_of(lengths)
+    (found,) = balance.variable_size_steps(lengths, steps, ranks, 2, costs, packed=packed)
+    assert found == balance.balance(lengths, ranks, 2, packed=packed)
+
+
+def test_short_samples_run_next_to_a_long_one() -> None:
+    lengths = [600, 300, 200, 100, 100, 100, 100, 100]
+    first, second = variable_size(lengths, 2, 2, [float(n) for n in lengths])
+    assert [[lengths[i] for i in samples] for samples in first] == [[600], [200, 100]]
+    assert [[lengths[i] for i in samples] for samples in second] == [[300, 100], [100, 100, 100]]
