@@ -28,12 +28,6 @@ MICRO_BATCH = 2
 LAYER = "model.layers.0"
 
 
-def lose_gradient(model: Any, parameters: dict[str, Any], _strategy: Any) -> Callable[[], None]:
-    """Behind the watch's own hook, which sees it."""
-    hook = parameters[f"{LAYER}.mlp.up_proj.weight"].register_hook(torch.zeros_like)
-    return hook.remove
-
-
 def cut_off(model: Any, parameters: dict[str, Any], _strategy: Any) -> Callable[[], None]:
     """A module's output without its graph."""
     hook = model.get_submodule(f"{LAYER}.self_attn.v_proj").register_forward_hook(
@@ -42,30 +36,12 @@ def cut_off(model: Any, parameters: dict[str, Any], _strategy: Any) -> Callable[
     return hook.remove
 
 
-def keep_old_numbers(model: Any, parameters: dict[str, Any], strategy: Any) -> Callable[[], None]:
-    """The model's copy is other than what the optimizer wrote."""
-    parameter, step = parameters["model.norm.weight"], strategy.optimizer_step
-
-    def optimizer_step(*args: Any, **kwargs: Any) -> None:
-        step(*args, **kwargs)
-        (parameter.ds_tensor if hasattr(parameter, "ds_tensor") else parameter).data.add_(0.5)
-
-    strategy.optimizer_step = optimizer_step
-
-    def undo() -> None:
-        strategy.optimizer_step = step
-
-    return undo
-
-
 def nothing(*_: Any) -> Callable[[], None]:
-    """A sane step; it writes the model's numbers anew."""
+    """A sane step."""
     return lambda: None
 
 
-FAULTS = {
-    "lost": lose_gradient, "cut off": cut_off, "old numbers": keep_old_numbers, "none": nothing,
-}  # fmt: skip
+FAULTS = {"cut off": cut_off, "none": nothing}
 
 
 def main(stage: int, out: Path) -> None:

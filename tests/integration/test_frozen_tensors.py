@@ -11,11 +11,7 @@ from tests.integration.conftest import run_ranks
 
 pytestmark = pytest.mark.integration
 
-FOUND = {
-    "lost": "the gradient is lost before the optimizer's state of model.layers.0.mlp.up_proj",
-    "cut off": "no gradient comes back to model.layers.0.self_attn.v_proj.weight",
-    "old numbers": "the model does not have the optimizer's numbers of model.norm.weight; freeze",
-}
+FOUND = {"cut off": "no gradient comes back to model.layers.0.self_attn.v_proj.weight"}
 
 
 @pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.full), 3])
