@@ -138,7 +138,7 @@ class Loss:
             kl_estimator=self.args.algo.kl.estimator,
         )
         (loss + 0.001 * (kl * self.mask).sum() / self.mask.sum()).backward()
-        self.loss.take_statistics()
+        self.loss.pop_statistics()
 
 
 def losses(rounds: int, step_seconds: float) -> dict[str, dict[str, float]]:

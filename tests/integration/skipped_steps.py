@@ -105,7 +105,7 @@ def with_nan(run: Run) -> dict[str, Any]:
     if run.rank == run.ranks - 1:
         # A loss that is not finite may have a gradient that is.
         hook = norm.register_forward_pre_hook(
-            lambda *_: run.trainer.skips.fault("a loss", [False] * MICRO_BATCH)
+            lambda *_: run.trainer.skips.report_loss("a loss", [False] * MICRO_BATCH)
         )
     rows.append(run.train()[nonfinite.ROWS])
     if hook is not None:

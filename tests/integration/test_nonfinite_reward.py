@@ -42,7 +42,7 @@ def test_a_run_goes_on_without_them(data: Data, tmp_path: Path) -> None:
     rows = jsonl_log.read(run_dir / jsonl_log.NONFINITE)
     metrics = jsonl_log.read(run_dir / jsonl_log.METRICS)
     assert [row["nonfinite/skipped_steps"] for row in metrics] == [0.0, 0.0]
-    of_engines = len(rows[0]["samples"])  # each has called its own function once
+    of_engines = len(rows[0]["prompts"])  # each has called its own function once
     assert 1 <= of_engines <= 2 and len(rows) == 1
     assert (rows[0]["global_step"], rows[0]["cause"]) == (1, "reward")
     assert [row["nonfinite/samples"] for row in metrics] == [rows[0]["left_out"], 0.0]
@@ -52,8 +52,7 @@ def test_a_run_goes_on_without_them(data: Data, tmp_path: Path) -> None:
     assert all(
         row["policy_loss"] is not None and row["actor_grad_norm"] is not None for row in steps
     )
-    named = rows[0]["samples"][0]
-    where = f"prompt {named['prompt_index']} response {named['response_index']}"
+    where = f"prompt {rows[0]['prompts'][0]}"
     said = result.stdout + result.stderr
     assert f"rollout 1: {rows[0]['left_out']} responses left out of the update: reward" in said
     assert where in said

@@ -19,7 +19,7 @@ from sg_rlhf.overlay.weight_sync import sender
 
 
 class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_class):
-    """Upstream's policy actor; adds the probe that compares it with the rollout engine."""
+    """Upstream's policy actor, with our update, checkpoints and checks."""
 
     actor: Any
     trainer: Any
@@ -28,7 +28,7 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
     save_hf_ckpt: bool
 
     def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> Any:
-        """Upstream's, shown on the terminal: it may have to build an operator."""
+        """Load the model into DeepSpeed, as upstream does; the terminal shows that it runs."""
         micro_batches.prepare_strategy(args[0] if args else kwargs["strategy"])
         with activity.phase(activity.TRAINER, "loading the model into DeepSpeed"):
             return super().init_model_from_pretrained(*args, **kwargs)
@@ -36,10 +36,15 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
     def save_checkpoint(
         self, tag: str, client_states: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        """Upstream's, the plain folder first; then those of checkpoints that are gone are gone too.
+        """Save as upstream does, but the Hugging Face folder first; then prune old folders.
 
         A run that is killed between the two resumes before this rollout and writes the folder
         again. In upstream's order it resumes after it, and the checkpoint never gets its folder.
+
+        Args:
+            tag: name of the checkpoint.
+            client_states: the controller's.
+            **kwargs: upstream's ``metric_value`` and ``metric_key``.
         """
         disable_ds, save_hf = self.disable_ds_ckpt, self.save_hf_ckpt
         if client_states and not self.strategy.is_rank_0():
@@ -61,35 +66,38 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
             )
 
     def sampled_log_probs(self, sequences: list[list[int]]) -> list[list[float] | None]:
-        """See :meth:`sg_rlhf.overlay.learner.old_log_probs.RankOldLogProbs.of_sequences`."""
-        found: list[list[float] | None] = self.trainer.old_log_probs.of_sequences(sequences)
-        return found
+        """See :meth:`sg_rlhf.overlay.learner.old_log_probs.RankOldLogProbs.lookup`."""
+        log_probs: list[list[float] | None] = self.trainer.old_log_probs.lookup(sequences)
+        return log_probs
 
     def expect_reference(self, results: PendingLogProbs) -> None:
-        """Before an update whose samples have no reference log-probs yet."""
+        """Set the pending reference log-probs of the next update."""
         self.trainer.reference.expect(results)
 
     def join_engines(self) -> None:
-        """Connect to all engines anew, after one was started in another's place."""
+        """Rebuild the weight sync's group, after an engine was restarted."""
         trainer = self.trainer
         if not trainer.use_cuda_ipc and torch.distributed.get_rank() == 0:
             trainer._init_vllm_sync_group(self.strategy.args.vllm.sync_backend)
 
     def sync_deadline(self) -> float:
-        """Seconds that the engines have for a weight sync; none (infinity) in upstream's loop."""
+        """Seconds that the engines have for a weight sync; infinity with upstream's sync."""
         args = self.strategy.args
         if not sender.uses_buckets(args):
             return float("inf")
         return float(self.trainer.weight_sync.deadline_seconds)
 
     def prompt_log_probs(self, sequences: list[list[int]]) -> list[list[float]]:
-        """The trainer's log-probabilities of fixed sequences at temperature 1.
+        """Log-probs of fixed sequences at temperature 1, for the check of a weight sync.
 
-        In micro-batches of like length, no larger than those of the passes before the update.
-        Every rank must be called: under ZeRO-3 a forward pass gathers parameters together.
+        In micro-batches of similar length, no larger than those of the passes before the update.
+        Every rank must be called: under ZeRO-3 a forward pass gathers the parameters.
+
+        Args:
+            sequences: token ids.
 
         Returns:
-            For each sequence the values of log p(token t | tokens before t), t from 1.
+            For each sequence log p(token t | tokens before t), t from 1.
         """
         device = torch.cuda.current_device()
         temperature, self.actor.temperature = self.actor.temperature, 1.0
@@ -100,21 +108,21 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
         try:
             with torch.no_grad():
                 for start in range(0, len(by_length), size):
-                    places = by_length[start : start + size]
-                    rows = [torch.tensor(sequences[i]) for i in places]
-                    masks = [torch.ones_like(row) for row in rows]
+                    indices = by_length[start : start + size]
+                    token_ids = [torch.tensor(sequences[i]) for i in indices]
+                    masks = [torch.ones_like(row) for row in token_ids]
                     log_probs = self.actor(
-                        pad_sequence(rows, batch_first=True).to(device),
+                        pad_sequence(token_ids, batch_first=True).to(device),
                         attention_mask=pad_sequence(masks, batch_first=True).to(device),
                         return_logprobs=True,
                         ring_attn_group=self.strategy.ring_attn_group,
                     )
-                    for i, of_row in zip(places, log_probs.float().tolist(), strict=True):
-                        results[i] = of_row[: len(sequences[i]) - 1]
+                    for i, row in zip(indices, log_probs.float().tolist(), strict=True):
+                        results[i] = row[: len(sequences[i]) - 1]
         finally:
             self.actor.temperature = temperature
             self.actor.train()
-            # An engine on the same GPU takes its cache back next.
+            # An engine on the same GPU allocates its cache next.
             torch.cuda.empty_cache()
         return results
 

@@ -1,7 +1,7 @@
-"""Upstream's ``compute_approx_kl``, by the loss whose update is under way.
+"""Our estimators of the KL in the reward, in upstream's experience maker.
 
-Upstream calls a function of a module, which knows neither the run's settings nor the policy loss
-whose weights a weighted KL shares. Whoever runs upstream's code says so around it.
+Upstream calls a function of a module, which does not know the run's settings. Callers of upstream's
+code select the KL with :func:`kl_context` around it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _current: contextvars.ContextVar[Dispatch | None] = contextvars.ContextVar("kl",
 
 
 def compute_approx_kl(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """Upstream's signature; inside :func:`computed_by` that function, elsewhere upstream's own."""
+    """Upstream's signature; calls the function of :func:`kl_context`, or upstream's outside."""
     return (_current.get() or upstream.compute_approx_kl)(*args, **kwargs)
 
 
 @contextlib.contextmanager
 def kl_context(dispatch: Dispatch) -> Iterator[None]:
-    """Have upstream's code in this block compute its KL by ``dispatch``.
+    """Within this block, upstream's code computes its KL with ``dispatch``.
 
     Args:
-        dispatch: as ``losses.kl_dispatcher`` makes it.
+        dispatch: see :func:`sg_rlhf.overlay.learner.policy_loss.kl_dispatcher`.
     """
     token = _current.set(dispatch)
     try:

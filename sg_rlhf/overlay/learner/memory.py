@@ -1,8 +1,8 @@
-"""The memory that an update took, for the run log; the plan's figures are beside it.
+"""Memory metrics of an update, each the largest of all ranks.
 
-``memory/peak_allocated_gib``: what torch had allocated in the policy's process at most, of all
-ranks the largest. ``memory/device_used_gib``: what of its GPU is taken by everybody when the update
-ends, before the allocator gives its cache back, so about the peak of the GPU. Without CUDA
+``memory/peak_allocated_gib``: the most that torch had allocated in the policy's process.
+``memory/device_used_gib``: memory of the GPU in use by all processes at the end of the update,
+before the allocator returns its cache, so about the peak of the GPU. Without CUDA
 ``memory/peak_rss_gib``: the process's largest resident size so far.
 """
 
@@ -17,7 +17,7 @@ GIB = 2**30
 
 
 def reset_peak() -> None:
-    """Forget the peak before this update."""
+    """Start a new peak, before an update."""
     if torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats()
 

@@ -1,13 +1,12 @@
-"""A rollout's samples as the micro-batches of each rank, by :mod:`sg_rlhf.batching.balance`.
+"""A rollout's samples as the micro-batches of each rank: the controller's part.
 
-Upstream cuts a rollout where it happens to be, hands each rank a contiguous piece, and each rank
-shuffles its own. What is dealt here is trained as it is dealt: a rank's ``replay_buffer.items`` are
-its samples of the first optimizer step, then those of the second, and so on, each in order of
-micro-batches.
+Upstream cuts a rollout into contiguous chunks, one per rank, and each rank shuffles its own. With
+``sg.batches=balanced`` samples go to ranks by length (:mod:`sg_rlhf.batching.balance`), and a rank
+trains them in the order in which it gets them: first its samples of the first optimizer step, then
+those of the second, each in order of micro-batches.
 
-Where there are several ranks, micro-batches have any number of samples
-(:mod:`sg_rlhf.batching.rounds`), and ranks not as many as others: the policy's ranks then take
-upstream's way for dynamic batches, with micro-batches that were dealt (:class:`.dealt_buffer`).
+With several ranks, micro-batches have any number of samples. Ranks record them in
+:class:`sg_rlhf.overlay.learner.replay_buffer.BalancedBuffer`.
 """
 
 from __future__ import annotations
@@ -25,12 +24,13 @@ from sg_rlhf.overlay.settings import layout_checks, worker_settings
 from sg_rlhf.plan.shapes import ModelShape, shape_of
 from sg_rlhf.plan.time import sequence_flops
 
-#: Of an experience of :func:`for_update`: whether its rank's optimizer step ends with it.
+#: Attribute of an experience of :func:`training_micro_batches`: whether its rank's optimizer step
+#: ends with it.
 IS_LAST_OF_STEP = "sg_ends_step"
 
 
 def is_balanced(args: Any) -> bool:
-    """Whether samples are dealt to the ranks of an update by length.
+    """Whether samples go to the ranks of an update by length.
 
     Ranks that share samples (ring attention, tensor parallelism) must have them in one order, which
     upstream sees to.
@@ -40,18 +40,17 @@ def is_balanced(args: Any) -> bool:
 
 
 def into_micro_batches(args: Any) -> bool:
-    """Whether they are dealt to micro-batches as well; upstream cuts dynamic ones by tokens."""
+    """Whether they go to micro-batches by length as well; upstream cuts dynamic ones by tokens."""
     return is_balanced(args) and not args.train.dynamic_batch_enable
 
 
 def variable_size(args: Any) -> bool:
     """Whether a micro-batch of the update may have any number of samples.
 
-    A critic, whose buffer is upstream's, has to be told how many there are.
+    Not with a critic: its replay buffer is upstream's, which cuts micro-batches of one size.
     """
     ranks = layout_checks.data_parallel_ranks(args)
-    several = ranks["actor"] > 1 and "critic" not in ranks
-    return into_micro_batches(args) and several
+    return into_micro_batches(args) and ranks["actor"] > 1 and "critic" not in ranks
 
 
 def prepare_strategy(strategy: Any) -> None:
@@ -64,49 +63,55 @@ def prepare_strategy(strategy: Any) -> None:
 
 
 def scoring_micro_batches(samples: list[Any], args: Any) -> list[list[int]]:
-    """The micro-batches of the passes before the update, in the order in which upstream takes them:
-    all of the first rank, all of the second, and so on.
+    """The micro-batches of the forward passes before the update.
 
     Args:
-        samples: of one response each.
+        samples: experiences of one response each.
         args: upstream's nested namespace.
+
+    Returns:
+        Indices of samples: all micro-batches of the first rank, then of the second, and so on.
     """
     lengths = [int(sample.total_length) for sample in samples]
-    ranks_of = set(layout_checks.data_parallel_ranks(args).values())
-    # Of models on another number of ranks, a rank has several hands or a part of one.
-    ranks = max(ranks_of)
+    rank_counts = set(layout_checks.data_parallel_ranks(args).values())
+    # A model on fewer ranks takes the micro-batches of several ranks on each.
+    ranks = max(rank_counts)
     size = args.rollout.micro_batch_size
     packed = args.ds.packing_samples
-    if len(ranks_of) == 1 and ranks > 1:
-        whole = [range(len(samples))]
+    if len(rank_counts) == 1 and ranks > 1:
+        rollout = [range(len(samples))]
         costs = _costs(lengths, args)
-        (hands,) = batching.variable_size_steps(lengths, whole, ranks, size, costs, packed=packed)
-        return list(itertools.chain.from_iterable(hands))
-    hands = batching.balance(
-        lengths,
-        ranks,
-        size,
-        packed=packed,
-        neighbours=worker_settings.shared_prompts_fit(args),
-    )
-    return list(itertools.chain.from_iterable(hands))
+        (per_rank,) = batching.variable_size_steps(
+            lengths, rollout, ranks, size, costs, packed=packed
+        )
+    else:
+        per_rank = batching.balance(
+            lengths,
+            ranks,
+            size,
+            packed=packed,
+            neighbours=worker_settings.shared_prompts_fit(args),
+        )
+    return list(itertools.chain.from_iterable(per_rank))
 
 
 def training_micro_batches(
     experiences: list[Any], args: Any, rollout: int, pad_token_id: int
 ) -> list[Any]:
-    """The same samples as the actor's ranks train them: all micro-batches of the first rank, then
-    of the second, and so on, with :data:`ENDS_STEP`. Where upstream cuts micro-batches, a rank's
-    samples of an optimizer step are one.
+    """The same samples as the policy's ranks train them, with :data:`IS_LAST_OF_STEP`.
 
     Args:
-        experiences: of any cut; their ``index`` has the samples' places in the rollout.
+        experiences: batches of any size; their ``index`` has the samples' indices in the rollout.
         args: upstream's nested namespace.
         rollout: its number in the run.
         pad_token_id: of the sequences.
+
+    Returns:
+        An experience per micro-batch: all of the first rank, then of the second, and so on. Where
+        upstream cuts micro-batches by tokens, one per rank and optimizer step.
     """
-    by_place = {row.index[0]: row for experience in experiences for row in unbatch(experience)}
-    samples = [by_place[i] for i in range(len(by_place))]
+    by_index = {row.index[0]: row for experience in experiences for row in unbatch(experience)}
+    samples = [by_index[i] for i in range(len(by_index))]
     lengths = [int(sample.total_length) for sample in samples]
     steps = batching.optimizer_steps(len(samples), args.train.batch_size, args.train.seed, rollout)
     ranks = layout_checks.data_parallel_ranks(args)["actor"]
@@ -114,24 +119,25 @@ def training_micro_batches(
     packed = args.ds.packing_samples
     if variable_size(args):
         costs = _costs(lengths, args)
-        of_steps = batching.variable_size_steps(lengths, steps, ranks, size, costs, packed=packed)
+        per_step = batching.variable_size_steps(lengths, steps, ranks, size, costs, packed=packed)
     else:
         neighbours = worker_settings.shared_prompts_fit(args)
-        of_steps = [
+        per_step = [
             batching.balance_steps(
                 lengths, [step], ranks, size, packed=packed, neighbours=neighbours
             )
             for step in steps
         ]
-    micro_batches, ends = [], []
+    indices: list[list[int]] = []
+    is_last: list[bool] = []
     for rank in range(ranks):
-        for hands in of_steps:
-            micro_batches += hands[rank]
-            ends += [False] * (len(hands[rank]) - 1) + [True]
-    found = concat(samples, micro_batches, pad_token_id)
-    for experience, is_last in zip(found, ends, strict=True):
-        setattr(experience, IS_LAST_OF_STEP, is_last)
-    return found
+        for assignment in per_step:
+            indices += assignment[rank]
+            is_last += [False] * (len(assignment[rank]) - 1) + [True]
+    micro_batches = concat(samples, indices, pad_token_id)
+    for micro_batch, ends_step in zip(micro_batches, is_last, strict=True):
+        setattr(micro_batch, IS_LAST_OF_STEP, ends_step)
+    return micro_batches
 
 
 def _costs(lengths: Sequence[int], args: Any) -> list[float]:
@@ -152,22 +158,28 @@ def dp_idle_fraction(experiences: list[Any], args: Any) -> float:
     """Share of the ranks' time in the update in which they wait for each other, by tokens.
 
     Args:
-        experiences: of :func:`for_update`.
+        experiences: of :func:`training_micro_batches`.
         args: upstream's nested namespace.
     """
     tokens = [
         float(e.attention_mask.sum() if args.ds.packing_samples else e.attention_mask.numel())
         for e in experiences
     ]
-    own = len(tokens) // layout_checks.data_parallel_ranks(args)["actor"]
-    return batching.idle_fraction([tokens[i : i + own] for i in range(0, len(tokens), own)])
+    count = len(tokens) // layout_checks.data_parallel_ranks(args)["actor"]
+    return batching.idle_fraction([tokens[i : i + count] for i in range(0, len(tokens), count)])
 
 
 def concat(samples: list[Any], micro_batches: Iterable[list[int]], pad_token_id: int) -> list[Any]:
-    """Samples of one response each as one experience per micro-batch."""
+    """An experience per micro-batch.
+
+    Args:
+        samples: experiences of one response each.
+        micro_batches: indices of samples.
+        pad_token_id: of the sequences.
+    """
     return [
-        Experience.concat_experiences([samples[i] for i in places], pad_token_id)
-        for places in micro_batches
+        Experience.concat_experiences([samples[i] for i in indices], pad_token_id)
+        for indices in micro_batches
     ]
 
 
@@ -180,23 +192,23 @@ def unbatch(experience: Any) -> list[Any]:
     count = len(experience.sequences)
     width = experience.attention_mask.shape[1]
     lengths = [int(mask.nonzero()[-1]) + 1 for mask in experience.attention_mask]
-    found = []
+    samples = []
     for i, length in enumerate(lengths):
         values = {}
         for field in fields(Experience):
             value = getattr(experience, field.name)
             if isinstance(value, dict):
-                value = {key: _one(each, i, count, f"info {key}") for key, each in value.items()}
+                value = {key: _item(v, i, count, f"info {key}") for key, v in value.items()}
             elif value is not None and len(value):
-                value = _one(value, i, count, field.name)
+                value = _item(value, i, count, field.name)
                 if Experience.is_step_tensor_field(field.name):
                     value = value[:, : value.shape[1] - (width - length)]
             values[field.name] = value
-        found.append(Experience(**values))
-    return found
+        samples.append(Experience(**values))
+    return samples
 
 
-def _one(value: Any, i: int, count: int, name: str) -> Any:
-    if len(value) != count:
-        raise ValueError(f"{name} has {len(value)} values for {count} samples")
-    return value[i : i + 1]
+def _item(values: Any, i: int, count: int, name: str) -> Any:
+    if len(values) != count:
+        raise ValueError(f"{name} has {len(values)} values for {count} samples")
+    return values[i : i + 1]

@@ -1,9 +1,9 @@
-"""Old log-probs without a pass of their own, where the update's own pass gives them.
+"""Old log-probs without a forward pass over the whole rollout.
 
-Upstream makes one over every sample before the update. Here, by
-:func:`sg_rlhf.config.log_probs.old_log_prob_rule`, the samples of a rollout's first optimizer step
-reach the ranks without; the loss takes the current log-probs, detached. Those of later steps get
-theirs on the rank that trains them before its first update, in the micro-batches of the update.
+Upstream computes them for every sample before the update. Here
+(:func:`sg_rlhf.config.log_probs.old_log_prob_rule`) the samples of a rollout's first optimizer step
+reach the ranks without; the loss takes the current log-probs, detached. For the samples of later
+steps the rank that trains them computes theirs before its update, in the same micro-batches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sg_rlhf.algo.nonfinite import rows_not_finite
 from sg_rlhf.config.log_probs import OldLogProbRule, old_log_prob_rule
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
 
-#: Parts of names in a model's configuration that make its training pass another than its others.
+#: Parts of the names in a model's configuration that make its training pass random.
 _NOISE_KEYS = ("dropout", "pdrop", "jitter")
 
 
@@ -30,16 +30,22 @@ def is_needed(args: Any) -> OldLogProbRule:
     return old_log_prob_rule(lambda key: functools.reduce(getattr, key.split("."), args))
 
 
-def check_finite(of: str, log_probs: torch.Tensor, mask: torch.Tensor, prompt: str) -> None:
-    """Refuse log-probs of a batch before anything is trained on them.
+def check_finite(model: str, log_probs: torch.Tensor, mask: torch.Tensor, prompt: str) -> None:
+    """Refuse log-probs of a batch that are not finite, before anything is trained on them.
+
+    Args:
+        model: whose log-probs they are, for the message.
+        log_probs: [B, T] or [T].
+        mask: of the same shape, not 0 at response tokens.
+        prompt: of the first sample, for the message.
 
     Raises:
-        NonFiniteError: a token's is not finite.
+        NonFiniteError: a response token's log-prob is not finite.
     """
     bad = int((~torch.isfinite(log_probs[mask.bool()])).sum())
     if bad:
         raise NonFiniteError(
-            f"{bad} of {int(mask.sum())} log-probs of the {of} are not finite before the update "
+            f"{bad} of {int(mask.sum())} log-probs of the {model} are not finite before the update "
             f"(prompt: {prompt[-200:]!r}); nothing was trained on them"
         )
 
@@ -48,29 +54,29 @@ class RankOldLogProbs:
     """The old log-probs of one rank's samples.
 
     Args:
-        trainer: upstream's, whose replay buffer is in the order of training.
+        trainer: this rank's.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._computed: list[Any] = []
 
-    def before_update(self) -> bool:
-        """Give the samples of later optimizer steps theirs, where they have none.
+    def compute_missing(self) -> bool:
+        """Compute those of the samples of later optimizer steps that have none.
 
         Returns:
             Whether there was anything to compute.
 
         Raises:
-            NonFiniteError: one is not finite, and such samples are not left out.
+            NonFiniteError: one is not finite, and ``sg.on_nonfinite=stop``.
         """
         trainer = self._trainer
         buffer = trainer.replay_buffer
         self._computed = []
-        without = [item for item in buffer.items if item.action_log_probs is None]
-        if not without:
+        missing = [item for item in buffer.items if item.action_log_probs is None]
+        if not missing:
             return False
-        self._computed = without
+        self._computed = missing
         first_computed = 0 if has_train_time_noise(trainer.actor) else 1
         later_steps = trainer.batching.steps(buffer)[first_computed:]
         later = list(itertools.chain.from_iterable(later_steps))
@@ -84,7 +90,7 @@ class RankOldLogProbs:
 
     @torch.no_grad()
     def _compute(self, items: list[Any]) -> None:
-        """As upstream's pass does it."""
+        """The forward pass of one micro-batch, as upstream's before the update."""
         trainer = self._trainer
         device = torch.cuda.current_device()
         batch = make_experience_batch(items, trainer.args.ds.packing_samples).to_device(device)
@@ -98,32 +104,32 @@ class RankOldLogProbs:
             ring_attn_group=trainer.strategy.ring_attn_group,
             **images,
         )
-        _keep(items, log_probs)
-        self._refuse_or_leave_out(items)
+        _store_rows(items, log_probs)
+        self._check_or_mask(items)
 
-    def _refuse_or_leave_out(self, items: list[Any]) -> None:
+    def _check_or_mask(self, items: list[Any]) -> None:
         skips = self._trainer.skips
         for item in items:
             prompt = item.prompts[0] if item.prompts else ""
             if skips is None:
                 check_finite("policy", item.action_log_probs, item.action_mask, prompt)
             elif bool(rows_not_finite(item.action_log_probs[None], item.action_mask[None])):
-                skips.leave_out(item)
+                skips.mask_sample(item)
 
-    def keep(self, items: list[Any], log_probs_BT: torch.Tensor) -> None:
+    def store(self, items: list[Any], log_probs_BT: torch.Tensor) -> None:
         """Store the first optimizer step's, of its own pass: for a second epoch and the run's log.
 
         Args:
             items: the micro-batch's B samples in the replay buffer.
             log_probs_BT: detached, [B, T], padded on the right.
         """
-        _keep(items, log_probs_BT)
+        _store_rows(items, log_probs_BT)
         # The step was skipped. A second epoch would divide by them again.
         if self._trainer.skips is not None and self._trainer.max_epochs > 1:
-            self._refuse_or_leave_out(items)
+            self._check_or_mask(items)
 
-    def after_update(self) -> None:
-        """Keep of the samples what :meth:`of_sequences` tells, and let images and the rest go."""
+    def release(self) -> None:
+        """Keep of the samples what :meth:`lookup` reads, and free images and the rest."""
         self._computed = [
             Experience(
                 sequences=item.sequences,
@@ -133,32 +139,32 @@ class RankOldLogProbs:
             for item in self._computed
         ]
 
-    def of_sequences(self, sequences: Iterable[list[int]]) -> list[list[float] | None]:
+    def lookup(self, sequences: Iterable[list[int]]) -> list[list[float] | None]:
         """Old log-probs of the response tokens of the latest update's samples.
 
         Args:
             sequences: token ids of prompt and response.
 
         Returns:
-            For each those of a sample with the same tokens; None where this rank had none without
-            log-probs.
+            For each sequence those of the sample with the same tokens; None where this rank
+            computed none for it.
         """
         by_tokens = {tuple(item.sequences.tolist()): item for item in self._computed}
-        found = [by_tokens.get(tuple(tokens)) for tokens in sequences]
+        items = [by_tokens.get(tuple(tokens)) for tokens in sequences]
         return [
             item.action_log_probs[item.action_mask.bool()].tolist() if item is not None else None
-            for item in found
+            for item in items
         ]
 
 
-def _keep(items: list[Any], log_probs_BT: torch.Tensor) -> None:
-    """Rows of a batch, padded on the right, as the log-probs of its samples."""
+def _store_rows(items: list[Any], log_probs_BT: torch.Tensor) -> None:
+    """Store the rows of a [B, T] batch, padded on the right, in its B samples."""
     for item, log_probs in zip(items, log_probs_BT.cpu(), strict=True):
         item.action_log_probs = log_probs[: len(item.action_mask)].clone()
 
 
 def has_train_time_noise(actor: Any) -> bool:
-    """Whether the actor's training pass draws at random, so that others give other log-probs."""
+    """Whether a training pass has dropout or the like, so that its log-probs are random."""
     dropouts = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in actor.modules())
     model = getattr(actor.model, "module", actor.model)
     settings: dict[str, Any] = getattr(getattr(model, "config", None), "to_dict", dict)()

@@ -1,9 +1,9 @@
-"""The pure losses of :mod:`sg_rlhf.algo` in the shape that upstream's trainer calls.
+"""The policy loss and the KL of an update: the pure functions of :mod:`sg_rlhf.algo` as modules.
 
-:class:`PolicyLossWithStatistics` stands in for upstream's ``PolicyLoss`` module. For upstream's own
-loss types it calls that module unchanged and only watches; for ours it calls
-:func:`sg_rlhf.algo.policy_loss.policy_loss_terms`. Either way it refuses a non-finite loss before
-backward, so that no optimizer step is taken on it.
+:class:`PolicyLossWithStatistics` has the signature of upstream's ``PolicyLoss``. For upstream's own
+loss types it calls that module and adds statistics; for ours it calls
+:func:`sg_rlhf.algo.policy_loss.policy_loss_terms`. Either way it refuses a loss that is not finite
+before backward, so that no optimizer step is taken on it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,12 @@ def weighting_of(args: Any) -> Weighting:
 
 
 def token_context(experience: Any, weighting: Weighting) -> TokenContext:
-    """What the weighting reads of a batch of rollouts before the update sees it."""
+    """What the weighting reads of a batch besides the current log-probs.
+
+    Args:
+        experience: of B samples.
+        weighting: the recipe's.
+    """
     keys = None
     if "keys" in weighting.reads:
         keys = token_keys(experience.sequences, experience.attention_mask)
@@ -74,21 +79,23 @@ class PolicyLossWithStatistics(nn.Module):
         args: upstream's nested namespace with ``sg``.
 
     Attributes:
-        weights_BT: weights of the latest call, for the weighted KL; None with a stock loss.
-        active_BT: the tokens of the latest call that take part in this pass of ``sg.update=lopti``;
+        weights_BT: token weights of the latest call, for the weighted KL; None with a stock loss.
+        active_BT: tokens of the latest call that take part in this pass of ``sg.update=lopti``;
             None where all do.
-        objective, weighting: what the recipe names; PPO and w = 1 with a stock loss.
-        mean_weight: the rollout's mean weight for ``normalize=batch_mean``, set by the trainer.
-        context: what the weighting reads besides p (``sg_rlhf.algo.weightings``), set by the
-            trainer before each call.
-        old_BT: the old log-probs of the latest call: the current ones where it was given none.
-        prompts, step: of the call's samples and optimizer step, for the message of an error; set by
-            the trainer.
-        on_fault: what hears of a loss that is not finite, instead of ``NonFiniteError``: the
-            message, and which samples have a number that is not. Set by the trainer.
-        lopti_pass: the pass that is under way, or None; set by the trainer.
-        done_at: ``time.perf_counter()`` at the end of the latest call. The call has waited for the
-            device by then, to see whether the loss is finite.
+        objective: the recipe's; PPO with a stock loss.
+        weighting: the recipe's; w = 1 with a stock loss.
+        old_log_probs_BT: old log-probs of the latest call: its own ones where it was given none.
+        finished_at: ``time.perf_counter()`` at the end of the latest call. The call has waited for
+            the device by then, to see whether the loss is finite.
+
+    The trainer sets:
+        mean_weight: the rollout's mean weight for ``normalize=batch_mean``.
+        context: what the weighting reads besides p (``sg_rlhf.algo.weightings``).
+        prompts: of the B samples, for the message of an error.
+        step: number of the optimizer step, for the message of an error.
+        lopti_pass: the present pass of ``sg.update=lopti``, or None.
+        on_nonfinite: called with a message, and with a bool per sample that has a number that is
+            not finite, instead of raising ``NonFiniteError`` for a loss that is not.
     """
 
     def __init__(self, upstream_loss: Any, args: Any) -> None:
@@ -113,23 +120,27 @@ class PolicyLossWithStatistics(nn.Module):
         self.mean_weight: float | None = None
         self.context = TokenContext()
         self.lopti_pass: str | None = None
-        self.done_at = 0.0
-        self.old_BT: torch.Tensor | None = None
+        self.finished_at = 0.0
+        self.old_log_probs_BT: torch.Tensor | None = None
         self.prompts: list[str] = []
         self.step = 0
-        self.on_fault: Callable[[str, list[bool]], None] | None = None
+        self.on_nonfinite: Callable[[str, list[bool]], None] | None = None
         self._lopti_threshold = args.sg.lopti_threshold
         self._mask_BT: torch.Tensor | None = None
         self._statistics: TokenStatistics | None = None
 
-    def take_statistics(self) -> TokenStatistics:
-        """Statistics since the last call of this method."""
-        taken, self._statistics = self._statistics, None
-        assert taken is not None
-        return taken
+    def pop_statistics(self) -> TokenStatistics:
+        """Token statistics of all calls since the last call of this method."""
+        statistics, self._statistics = self._statistics, None
+        assert statistics is not None
+        return statistics
 
-    def take_part_in_kl(self, kl_BT: torch.Tensor) -> torch.Tensor:
-        """The KL of the latest call's tokens, those of this pass alone; counts it."""
+    def mask_kl_to_pass(self, kl_BT: torch.Tensor) -> torch.Tensor:
+        """Mask the KL of tokens that are not in this pass of ``sg.update=lopti``; counts it.
+
+        Args:
+            kl_BT: [B, T], of the latest call's tokens.
+        """
         mask_BT = self._mask_BT
         assert mask_BT is not None, "upstream computes the policy loss before the KL"
         if self.active_BT is not None:
@@ -147,15 +158,29 @@ class PolicyLossWithStatistics(nn.Module):
         rollout_log_probs: torch.Tensor | None = None,
         **batch_info: Any,
     ) -> tuple[Any, ...]:
-        """Upstream's signature and return value (loss, clip_ratio, ppo_kl, vllm_kl, is_filter).
+        """The policy loss of a micro-batch, with upstream's signature.
 
-        Without old log-probs the policy is the one that sampled, so the current ones are the old.
+        Args:
+            log_probs: [B, T], of the sampled tokens under the policy, with a gradient.
+            old_log_probs: [B, T], under the policy that sampled; None: the current ones, detached.
+            advantages: [B, T].
+            action_mask: [B, T], not 0 at response tokens.
+            rollout_log_probs: [B, T], of the rollout engine; None where it gave none.
+            **batch_info: ``dp_size``, ``batch_num_tokens`` and ``global_batch_size`` of upstream's
+                ``aggregate_loss``.
+
+        Returns:
+            (loss, clip_ratio, ppo_kl, vllm_kl, is_filter_ratio), scalars; the last two are None
+            without an importance correction.
+
+        Raises:
+            NonFiniteError: the loss is not finite, and ``on_nonfinite`` is not set.
         """
         loss = self.upstream_loss
         if old_log_probs is None:
             old_log_probs = log_probs.detach()
             self.context = dataclasses.replace(self.context, old_log_probs=old_log_probs)
-        self.old_BT = old_log_probs
+        self.old_log_probs_BT = old_log_probs
         coefficient: torch.Tensor | None = None
         correction: dict[str, torch.Tensor] = {}
         if self.is_ours:
@@ -213,43 +238,43 @@ class PolicyLossWithStatistics(nn.Module):
                 f"{_describe(log_probs, old_log_probs, advantages, action_mask)}"
                 f"{self._first_bad(log_probs, action_mask)}; nothing was trained on it"
             )
-            if self.on_fault is None:
+            if self.on_nonfinite is None:
                 raise NonFiniteError(message)
             tensors = (log_probs, old_log_probs, advantages)
             bad = [rows_not_finite(values.detach(), action_mask) for values in tensors]
-            self.on_fault(message, torch.stack(bad).any(0).tolist())
-        self.done_at = time.perf_counter()
+            self.on_nonfinite(message, torch.stack(bad).any(0).tolist())
+        self.finished_at = time.perf_counter()
         return result
 
     @torch.no_grad()
     def _mismatch(
         self,
-        old_BT: torch.Tensor,
+        old_log_probs_BT: torch.Tensor,
         engine_BT: torch.Tensor,
         advantages_BT: torch.Tensor,
         mask_BT: torch.Tensor,
     ) -> TokenStatistics:
         eps = (self.upstream_loss.clip_eps_low, self.upstream_loss.clip_eps_high)
         context = dataclasses.replace(
-            self.context, old_log_probs=old_BT, advantages=advantages_BT, eps=eps
+            self.context, old_log_probs=old_log_probs_BT, advantages=advantages_BT, eps=eps
         )
-        shift_BT = weight_shift(old_BT, engine_BT, self.weighting, mask_BT, context)
+        shift_BT = weight_shift(old_log_probs_BT, engine_BT, self.weighting, mask_BT, context)
         if self.active_BT is not None:
             mask_BT = mask_BT.bool() & self.active_BT
-        return mismatch_statistics(old_BT, engine_BT, mask_BT, shift_BT)
+        return mismatch_statistics(old_log_probs_BT, engine_BT, mask_BT, shift_BT)
 
     def _first_bad(self, log_probs: torch.Tensor, mask: torch.Tensor) -> str:
         """The prompt of the first sample with a log-prob that is not finite, if any."""
         bad = (~torch.isfinite(log_probs) & mask.bool()).any(dim=1).tolist()
-        found = [prompt for prompt, is_bad in zip(self.prompts, bad, strict=False) if is_bad]
-        return f" (prompt: {found[0][-200:]!r})" if found else ""
+        prompts = [prompt for prompt, is_bad in zip(self.prompts, bad, strict=False) if is_bad]
+        return f" (prompt: {prompts[0][-200:]!r})" if prompts else ""
 
     def _add(self, statistics: TokenStatistics) -> None:
         self._statistics = statistics if self._statistics is None else self._statistics + statistics
 
 
 def kl_dispatcher(args: Any, loss: PolicyLossWithStatistics | None) -> Callable[..., torch.Tensor]:
-    """A ``compute_approx_kl`` that knows our estimators and passes all others to upstream's.
+    """A function with the signature of upstream's ``compute_approx_kl``, with our estimators too.
 
     Args:
         args: upstream's nested namespace with ``sg``.
@@ -258,8 +283,8 @@ def kl_dispatcher(args: Any, loss: PolicyLossWithStatistics | None) -> Callable[
     """
     from openrlhf.models.utils import compute_approx_kl
 
-    def in_this_pass(kl: torch.Tensor) -> torch.Tensor:
-        return kl if loss is None else loss.take_part_in_kl(kl)
+    def in_this_pass(kl_BT: torch.Tensor) -> torch.Tensor:
+        return kl_BT if loss is None else loss.mask_kl_to_pass(kl_BT)
 
     def dispatch(
         log_probs: torch.Tensor,
@@ -269,7 +294,7 @@ def kl_dispatcher(args: Any, loss: PolicyLossWithStatistics | None) -> Callable[
         unbiased_gradient: bool = False,
     ) -> torch.Tensor:
         if log_probs_old is None and loss is not None:
-            log_probs_old = loss.old_BT
+            log_probs_old = loss.old_log_probs_BT
         if kl_estimator not in KL_ESTIMATORS:
             stock: torch.Tensor = compute_approx_kl(
                 log_probs, log_probs_base, log_probs_old, kl_estimator, unbiased_gradient
@@ -308,7 +333,7 @@ def _describe(
             ("advantages", advantages),
         )
     }
-    found = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    listed = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     return (
-        f"of {int(valid.sum())} tokens not finite are {found or 'none (an overflow in the loss)'}"
+        f"of {int(valid.sum())} tokens not finite are {listed or 'none (an overflow in the loss)'}"
     )

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import statistics
 import time
 from collections import defaultdict
@@ -86,13 +87,10 @@ class SGActorPPOTrainer(SyncTrainer):
         self.reference = RankReference()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self.skips: nonfinite.RankSkips | None = None
+        self._faults = gradient_check.GradientFaults(self.actor_optim, self._named_parameters)
         if self.args.sg.on_nonfinite == "skip":
-            self.skips = nonfinite.RankSkips(
-                self.args, self.actor_optim, self._named_parameters, self.actor_scheduler
-            )
-            self.actor_loss_fn.on_fault = self.skips.fault
-        else:
-            self._faults = gradient_check.GradientFaults(self.actor_optim, self._named_parameters)
+            self.skips = nonfinite.RankSkips(self.args, self._faults, self.actor_scheduler)
+            self.actor_loss_fn.on_nonfinite = self.skips.report_loss
         self._first_step = (
             parameter_update_check.UpdateWatch(self.actor.model.module, self.actor_optim)
             if self.args.sg.check_trained
@@ -131,10 +129,10 @@ class SGActorPPOTrainer(SyncTrainer):
         except nonfinite.TooManySkips as error:
             # Not raised: the controller writes the rows before it stops the run.
             status = {nonfinite.STOP: str(error)}
-        self.old_log_probs.after_update()
+        self.old_log_probs.release()
         self.reference.forget()
         if self.skips is not None:
-            status |= self.skips.take()
+            status |= self.skips.pop_rows()
         norms = [row["actor_grad_norm"] for row in self._log.rows]
         if norms:
             status["actor_grad_norm_mean"] = statistics.fmean(norms)
@@ -150,7 +148,7 @@ class SGActorPPOTrainer(SyncTrainer):
     def _prepare_rollout(self) -> None:
         """Compute what the loss reads of the whole rollout before the first micro-batch."""
         started = time.perf_counter()
-        if self.old_log_probs.before_update():
+        if self.old_log_probs.compute_missing():
             self._seconds["update_old_log_probs"] = time.perf_counter() - started
         if self._weighting.normalize == "batch_mean":
             self.actor_loss_fn.mean_weight = rollout_constants.mean_weight(self, self._weighting)
@@ -212,6 +210,8 @@ class SGActorPPOTrainer(SyncTrainer):
         started = time.perf_counter()
         needs_old = experience.action_log_probs is None
         loss, losses = self._loss(experience, micro_batch, kl_ctl)
+        if self.skips is not None and self.skips.loss_failed:
+            loss = loss * math.nan
         self.strategy.backward(loss, self.actor, self.actor_optim)
         if micro_batch.is_last or not self.batching.is_variable:
             # With a fixed number of micro-batches DeepSpeed counts them itself.
@@ -221,12 +221,12 @@ class SGActorPPOTrainer(SyncTrainer):
             if self.ema_model:
                 self.strategy.moving_average(self.actor, self.ema_model, self.ema_beta, "cuda")
         if needs_old:
-            self.old_log_probs.keep(micro_batch.samples, self.actor_loss_fn.old_BT)
+            self.old_log_probs.store(micro_batch.samples, self.actor_loss_fn.old_log_probs_BT)
         metrics = self._metrics(experience, micro_batch, losses)
         if engine.global_steps > steps_before:
             self._after_step(metrics)
         # On CUDA what backward still computes is counted where it is next waited for.
-        loss_done = self.actor_loss_fn.done_at
+        loss_done = self.actor_loss_fn.finished_at
         self._seconds["update_forward"] += loss_done - started
         self._seconds["update_backward"] += time.perf_counter() - loss_done
         return metrics
@@ -242,7 +242,7 @@ class SGActorPPOTrainer(SyncTrainer):
         loss_fn.prompts = experience.prompts
         loss_fn.step = self.actor.model.global_steps + 1
         if self.skips is not None:
-            self.skips.micro_batch(experience)
+            self.skips.begin(experience)
         # A NaN at a masked position survives a product with the mask.
         for name in _LOG_PROB_FIELDS:
             if (values := getattr(experience, name)) is not None:
@@ -330,7 +330,7 @@ class SGActorPPOTrainer(SyncTrainer):
     ) -> MicroBatchMetrics:
         """The micro-batch's metrics; adds its loss terms to the optimizer step's row."""
         num_tokens = int(experience.action_mask.sum())
-        if self.skips is not None and self.skips.faulty:
+        if self.skips is not None and self.skips.loss_failed:
             num_tokens = 0
         # The row has their mean over the step's micro-batches: undo the share of each.
         per_step = micro_batch.count // self.batching.accumulation
@@ -354,15 +354,16 @@ class SGActorPPOTrainer(SyncTrainer):
             TooManySkips: see :class:`sg_rlhf.overlay.learner.nonfinite.RankSkips`.
         """
         engine = self.actor.model
-        if self.skips is not None and self.skips.stepped(engine.global_steps):
+        applied = engine.was_step_applied()
+        if self.skips is not None and self.skips.after_step(engine.global_steps, applied):
             self._log.discard_step()
-            self.actor_loss_fn.take_statistics()
+            self.actor_loss_fn.pop_statistics()
             if self._first_step is not None:
                 self._first_step.forget_gradients()
             return
         # DeepSpeed skips a step that is not finite without a message. With fp16 that is how it
         # finds the loss scale; otherwise the batch is damaged.
-        if self.args.ds.param_dtype != "fp16" and not engine.was_step_applied():
+        if self.args.ds.param_dtype != "fp16" and not applied:
             raise self._faults.error(engine.global_steps)
         grad_norm = float(self.strategy.get_grad_norm(self.actor))
         metrics.latest["actor_grad_norm"] = grad_norm
@@ -370,12 +371,12 @@ class SGActorPPOTrainer(SyncTrainer):
             engine.global_steps,
             grad_norm,
             metrics.latest["actor_lr"],
-            self.actor_loss_fn.take_statistics(),
+            self.actor_loss_fn.pop_statistics(),
         )
         # Only a step that was taken has moved the gradient into the optimizer.
-        if self._first_step is not None and engine.was_step_applied() and grad_norm > 0.0:
+        if self._first_step is not None and applied and grad_norm > 0.0:
             watch, self._first_step = self._first_step, None
-            for remark in watch.verdict():
+            for remark in watch.result():
                 print(f"the first optimizer step: {remark}")
 
     def _keep_entropy(self, _module: Any, _inputs: Any, outputs: Any) -> None:

@@ -221,9 +221,8 @@ def evaluation_line(row: dict[str, Any]) -> str:
 
 def nonfinite_line(row: dict[str, Any]) -> str:
     """One line about a skipped optimizer step or dropped samples."""
-    samples = [f"prompt {s['prompt_index']} response {s['response_index']}" for s in row["samples"]]
-    rest = len(samples) - MAX_NAMED
-    more = f" and {rest} more" if rest > 0 else ""
+    named = [f"prompt {index}" for index in row["prompts"]]
+    more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
     if row["optimizer_step"] is None:
         what = f"{row['left_out']} responses left out of the update"
     else:

@@ -112,7 +112,7 @@ def test_a_correction_scales_each_tokens_gradient(name: str, weighting: str) -> 
     assert 0 < share < 1 and float(found[4]) == pytest.approx(share)
     assert found[0].item() != value.item()
     # What the row says of the mismatch does not depend on the correction.
-    without, with_it = (one.take_statistics().metrics() for one in (plain, loss))
+    without, with_it = (one.pop_statistics().metrics() for one in (plain, loss))
     keys = [key for key in without if "mismatch" in key]
     assert {key: without[key] for key in keys} == {key: with_it[key] for key in keys}
     assert without["n_mismatch_tokens"] == int(batch.mask.sum())
@@ -125,7 +125,7 @@ def test_what_the_mismatch_does_to_the_weight_is_within_its_slope(weighting: str
     batch = random_batch(6, rows=12, tokens=16)
     engine = batch.old_log_probs.detach() + 0.05
     loss, _, _ = loss_and_gradient({}, weighting, batch, engine)
-    metrics = loss.take_statistics().metrics()
+    metrics = loss.pop_statistics().metrics()
     p = torch.linspace(0.0, 1.0, 100_001, dtype=torch.float64)
     w = loss.weighting.curve(p)
     slope = float((w[1:] - w[:-1]).abs().max() / (p[1] - p[0]))

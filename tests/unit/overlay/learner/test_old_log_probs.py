@@ -23,7 +23,6 @@ from tests.unit.overlay.learner.test_update import (
     ALGORITHMS,
     MICRO_BATCH,
     RESPONSES,
-    Optimizer,
     Strategy,
     Table,
     arguments,
@@ -131,7 +130,7 @@ def test_the_run_log_gets_those_of_the_policy_that_sampled() -> None:
             expected, _ = reference(experience.sequences, experience.action_mask)
             mask = experience.action_mask
             asked = [experience.sequences[0].tolist(), [1, 2, 3]]
-            (found, other) = trainer.old_log_probs.of_sequences(asked)
+            (found, other) = trainer.old_log_probs.lookup(asked)
             assert found == expected[mask].tolist() and other is None
 
 
@@ -155,7 +154,7 @@ def test_nothing_else_of_the_samples_stays_until_the_next_update() -> None:
         trainer, _, _ = trained(arguments("grpo_sg", TWO_STEPS), skip=True)
     gc.collect()
     assert len(advantages) == 2 * RESPONSES and not any(found() is not None for found in advantages)
-    assert trainer.old_log_probs.of_sequences([[1, 2, 3]]) == [None]
+    assert trainer.old_log_probs.lookup([[1, 2, 3]]) == [None]
 
 
 @pytest.mark.parametrize(
@@ -184,21 +183,11 @@ def test_a_log_prob_that_is_not_finite_stops_before_the_step(name: str, place: i
     assert torch.equal(actor.table, before)
 
 
-class Skippable(Optimizer):
-    """With what DeepSpeed's has for a step that is not taken."""
-
-    def step(self) -> None:
-        raise AssertionError("the strategy steps by itself")
-
-    def has_overflow(self) -> bool:
-        return False
-
-
 def test_a_log_prob_that_is_not_finite_leaves_its_sample_out() -> None:
     args = arguments("grpo", TWO_STEPS, "sg.on_nonfinite=skip")
     args.rollout.n_samples_per_prompt = 4
     actor = Counting()
-    trainer = policy_trainer(TwoSteps(args), actor, Skippable())
+    trainer = policy_trainer(TwoSteps(args), actor)
     last = RESPONSES - 1
     for i, experience in enumerate(rollout(plain(actor))):
         experience.action_log_probs = None
@@ -211,16 +200,14 @@ def test_a_log_prob_that_is_not_finite_leaves_its_sample_out() -> None:
         trainer.replay_buffer.append(experience)
     with torch.no_grad():
         actor.table[10, 10] = -torch.inf
-    assert trainer.old_log_probs.before_update()
+    assert trainer.old_log_probs.compute_missing()
     masked = [not bool(item.action_mask.any()) for item in trainer.replay_buffer.items]
     assert masked == [False] * last + [True]
     assert trainer.skips is not None
-    (row,) = trainer.skips.take()["sg_nonfinite"]
+    (row,) = trainer.skips.pop_rows()["sg_nonfinite"]
     assert row["left_out"] == 1 and row["cause"] == "log-probs of the policy"
-    (sample,) = row["samples"]
-    assert (sample["prompt_index"], sample["response_index"]) == divmod(last, 4)
-    assert sample["prompt_end"] == f"prompt {last}"
-    assert trainer.skips.take() == {"sg_nonfinite": []}
+    assert row["prompts"] == [last // 4]
+    assert trainer.skips.pop_rows() == {"sg_nonfinite": []}
 
 
 def test_a_sample_that_is_left_out_has_no_part_in_the_update() -> None:
@@ -229,7 +216,7 @@ def test_a_sample_that_is_left_out_has_no_part_in_the_update() -> None:
     for other in (False, True):
         args = arguments("grpo_sg", "sg.on_nonfinite=skip")
         actor = Counting()
-        trainer = policy_trainer(TwoSteps(args), actor, Skippable())
+        trainer = policy_trainer(TwoSteps(args), actor)
         for i, experience in enumerate(rollout(plain(actor))):
             if i in (2, 3, 5):
                 experience.action_mask = torch.zeros_like(experience.action_mask)

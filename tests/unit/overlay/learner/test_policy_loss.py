@@ -116,7 +116,7 @@ def test_statistics_add_up_over_micro_batches() -> None:
     run(whole, data)
     for i in range(4):
         run(parts, {k: v[i : i + 1] for k, v in data.items()})
-    expected, found = whole.take_statistics().metrics(), parts.take_statistics().metrics()
+    expected, found = whole.pop_statistics().metrics(), parts.pop_statistics().metrics()
     assert found.keys() == expected.keys() and expected["n_tokens"] == float(
         data["action_mask"].sum()
     )
@@ -173,7 +173,7 @@ def test_a_pass_of_lopti_leaves_the_other_tokens_out_of_loss_kl_and_statistics()
         loss.lopti_pass = name
         _, grad = run(loss, data, batch_num_tokens=40.0)
         kl = kl_dispatcher(args, loss)(data["log_probs"], base, kl_estimator="k3")
-        statistics = loss.take_statistics()
+        statistics = loss.pop_statistics()
         assert torch.equal(grad != 0, active & mask & (grad != 0)) and bool((grad != 0).any())
         assert torch.equal(kl[~active], torch.zeros_like(kl[~active]))
         assert statistics["tokens"] == statistics["kl_tokens"] == (active & mask).sum() > 0

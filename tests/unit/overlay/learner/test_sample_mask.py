@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,12 +77,7 @@ def test_a_reward_takes_its_group_along(estimator: str, value: float) -> None:
     found = by_place(maker, with_bad_reward(value))
     (row,) = maker.left_out
     assert (row["cause"], row["left_out"], row["optimizer_step"]) == ("reward", GROUP, None)
-    assert row["samples"] == [
-        {
-            "prompt_index": 1, "response_index": 1, "prompt_end": "prompt 1",
-            "prompt_sha256": hashlib.sha256(b"prompt 1").hexdigest(),
-        }
-    ]  # fmt: skip
+    assert row["prompts"] == [BAD // GROUP] and row["message"].startswith("1 responses")
     assert len(found) == SAMPLES
     # Without the group in the rollout at all, in a run that stops at such a value.
     rest = [sample for place, sample in enumerate(rollout()) if place not in MATES]
@@ -133,7 +127,7 @@ def test_log_probs_leave_out_their_response_alone(
     expected = by_place(Faulty(arguments(*batches)), rollout())
     (row,) = maker.left_out
     assert (row["cause"], row["left_out"]) == (cause, 1)
-    assert [(s["prompt_index"], s["response_index"]) for s in row["samples"]] == [(1, 1)]
+    assert row["prompts"] == [BAD // GROUP]
     for place, item in found.items():
         for name in ("action_log_probs", "base_action_log_probs", "rollout_log_probs"):
             assert bool(getattr(item, name).isfinite().all())
@@ -167,7 +161,8 @@ def test_without_a_finite_reward_nothing_is_left() -> None:
     maker = Maker(arguments(SKIP))
     experiences = maker.make_experience_batch(samples)
     assert not any(e.action_mask.any() for e in experiences)
-    assert maker.left_out[0]["left_out"] == len(maker.left_out[0]["samples"]) == SAMPLES
+    assert maker.left_out[0]["left_out"] == SAMPLES
+    assert maker.left_out[0]["prompts"] == list(range(SAMPLES // GROUP))
     assert all(bool(e.advantages.isfinite().all()) for e in experiences)
 
 
@@ -176,18 +171,6 @@ def test_stopping_leaves_the_samples_as_they_are() -> None:
     experiences = maker.make_experience_batch(rollout())
     assert not maker.left_out
     assert all(nonfinite.PLACE not in e.info for e in experiences)
-
-
-def test_a_micro_batch_without_a_part_leaves_upstreams_means() -> None:
-    nan = torch.tensor(float("nan"))
-    status = {
-        "metrics": {"policy_loss": nan, "reward": torch.tensor([1.0, 2.0]), "actor_lr": 0.1},
-        "num_samples": 2.0,
-        "num_action_tokens": 0.0,
-    }
-    nonfinite.without_part(status)
-    assert float(status["metrics"]["policy_loss"]) == 0.0 and status["metrics"]["actor_lr"] == 0.1
-    assert 0 < status["num_samples"] == status["num_action_tokens"] < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -125,21 +125,20 @@ def test_what_was_skipped_is_a_line(tmp_path: Path) -> None:
     stream = io.StringIO()
     shown = terminal.Progress(tmp_path, stream)
     (tmp_path / terminal.PLAN).write_text(json.dumps({"rollouts": 3, "remarks": []}))
-    samples = [{"prompt_index": i, "response_index": 1} for i in range(6)]
-    steps = {"optimizer_step": 9, "cause": "the gradient", "in_a_row": 2, "samples": samples}
-    left_out = {"optimizer_step": None, "cause": "reward", "left_out": 8, "samples": samples[:1]}
+    prompts = list(range(6))
+    steps = {"optimizer_step": 9, "cause": "the gradient", "in_a_row": 2, "prompts": prompts}
+    left_out = {"optimizer_step": None, "cause": "reward", "left_out": 8, "prompts": [0]}
     rows = [{"global_step": 4, **row} for row in (left_out, steps)]
     jsonl_log.append(tmp_path / jsonl_log.NONFINITE, rows)
     shown._read()
     said = [line for line in stream.getvalue().splitlines() if "not finite" in line]
     assert said[0].endswith(
-        "rollout 4: 8 responses left out of the update: reward not finite: prompt 0 response 1 "
+        "rollout 4: 8 responses left out of the update: reward not finite: prompt 0 "
         "(nonfinite.jsonl)"
     )
     assert said[1].endswith(
-        "rollout 4: optimizer step 9 skipped, 2 in a row: the gradient not finite: prompt 0 "
-        "response 1, prompt 1 response 1, prompt 2 response 1, prompt 3 response 1 and 2 more "
-        "(nonfinite.jsonl)"
+        "rollout 4: optimizer step 9 skipped, 2 in a row: the gradient not finite: prompt 0, "
+        "prompt 1, prompt 2, prompt 3 and 2 more (nonfinite.jsonl)"
     )
 
 
