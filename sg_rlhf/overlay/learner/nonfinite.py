@@ -147,10 +147,10 @@ class RankSkips:
         Raises:
             TooManySkips: one more in a row than ``sg.max_nonfinite``.
         """
-        found = (self._messages, self._suspects, self._step_prompts)
+        local = (self._messages, self._suspects, self._step_prompts)
         self._messages, self._suspects, self._step_prompts = [], [], []
         if not applied:
-            per_rank = gradient_check.gathered(found)
+            per_rank = gradient_check.gathered(local)
             messages, suspects, prompts = map(_joined, zip(*per_rank, strict=True))
             if messages or not self._has_loss_scale:
                 self._in_a_row += 1

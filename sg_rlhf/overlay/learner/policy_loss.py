@@ -84,7 +84,7 @@ class PolicyLossWithStatistics(nn.Module):
             None where all do.
         objective: the recipe's; PPO with a stock loss.
         weighting: the recipe's; w = 1 with a stock loss.
-        old_log_probs_BT: old log-probs of the latest call: its own ones where it was given none.
+        old_log_probs_BT: old log-probs of the latest call: the current ones where it got none.
         finished_at: ``time.perf_counter()`` at the end of the latest call. The call has waited for
             the device by then, to see whether the loss is finite.
 

@@ -89,7 +89,7 @@ class UpdateBatching:
     Attributes:
         cut_by_controller: whether the replay buffer is a :class:`BalancedBuffer`.
         is_variable: whether optimizer steps have different numbers of micro-batches. DeepSpeed then
-            accumulates until it is told that a step ends.
+            accumulates until the update marks the end of a step.
         accumulation: by how much DeepSpeed divides each loss.
         shuffles: whether each epoch draws its own order of samples.
     """
