@@ -229,7 +229,7 @@ def nonfinite_line(row: dict[str, Any]) -> str:
         what = f"optimizer step {row['optimizer_step']} skipped, {row['in_a_row']} in a row"
     return (
         f"rollout {row['global_step']}: {what}: {row['cause']} not finite: "
-        f"{', '.join(samples[:MAX_NAMED])}{more} ({jsonl_log.NONFINITE})"
+        f"{', '.join(named[:MAX_NAMED])}{more} ({jsonl_log.NONFINITE})"
     )
 
 
