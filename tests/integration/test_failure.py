@@ -17,7 +17,7 @@ import ray
 
 from sg_rlhf.overlay.reporting import error_report
 from sg_rlhf.overlay.reporting.errors import EngineLost
-from sg_rlhf.overlay.rollout import engine_health
+from sg_rlhf.overlay.rollout import engine_pool
 from sg_rlhf.overlay.rollout.dispatch import EngineInstance
 from sg_rlhf.overlay.rollout.engine_pool import EnginePool
 
@@ -51,11 +51,11 @@ class SGRolloutActor:
     def lose_its_core(self) -> None:
         self.error = RuntimeError("the core is gone")
 
-    async def alive(self) -> None:
+    async def ping(self) -> None:
         if self.error is not None:
             raise self.error
 
-    async def incarnation(self) -> EngineInstance:
+    async def instance(self) -> EngineInstance:
         process = (os.getpid(), psutil.Process().create_time())
         return EngineInstance(self.name, ray.get_runtime_context().get_node_id(), (process,))
 
@@ -126,8 +126,8 @@ def test_all_of_it_is_kept(tmp_path: Path) -> None:
 def watches(
     engines: list[Any], seconds: float, run_dir: Path, for_seconds: float, start: float = 600.0
 ) -> str:
-    engine_health.START_SECONDS = start
-    with engine_health.monitor(EnginePool(engines, 0, lambda: None), seconds, run_dir):
+    engine_pool.START_TIMEOUT = start
+    with engine_pool.monitor(EnginePool(engines, 0, lambda: None), seconds, run_dir):
         (run_dir / "watching").touch()
         time.sleep(for_seconds)
     return "through"
@@ -136,19 +136,19 @@ def watches(
 def test_an_engine_that_is_stopped_ends_its_controller_with_a_line(tmp_path: Path) -> None:
     engines = [SGRolloutActor.remote() for _ in range(2)]
     pids = ray.get([engine.process.remote() for engine in engines])
-    (tmp_path / engine_health.FILE.parent).mkdir()
-    (tmp_path / engine_health.FILE).write_text("of an earlier run")
+    (tmp_path / engine_pool.FILE.parent).mkdir()
+    (tmp_path / engine_pool.FILE).write_text("of an earlier run")
     reference = watches.remote(engines, 10.0, tmp_path, 3600.0)
     await_file(tmp_path / "watching")
     ready, _ = ray.wait([reference], timeout=4)
-    assert not ready and engine_health.failure_message(tmp_path) is None
+    assert not ready and engine_pool.failure_message(tmp_path) is None
     os.kill(pids[1], signal.SIGSTOP)
     try:
         with pytest.raises(ray.exceptions.WorkerCrashedError):
             ray.get(reference, timeout=1800)
     finally:
         os.kill(pids[1], signal.SIGKILL)
-    said = engine_health.failure_message(tmp_path)
+    said = engine_pool.failure_message(tmp_path)
     assert said is not None and "\n" not in said
     assert said.startswith("rollout engine 1 gave no sign of life for 10 s (sg.engine_timeout): ")
 
@@ -160,7 +160,7 @@ def test_an_engine_that_is_dead_and_that_nobody_misses_ends_it_too(tmp_path: Pat
     reference = watches.remote(engines, 8.0, tmp_path, 3600.0, start=0.0)
     with pytest.raises(ray.exceptions.WorkerCrashedError):
         ray.get(reference, timeout=1800)
-    said = engine_health.failure_message(tmp_path)
+    said = engine_pool.failure_message(tmp_path)
     assert said is not None and said.startswith("rollout engine 1 gave no sign of life for 8 s")
 
 
@@ -171,7 +171,7 @@ def test_engines_that_answer_or_die_end_nobody(tmp_path: Path) -> None:
     await_file(tmp_path / "watching")
     os.kill(pid, signal.SIGKILL)
     assert ray.get(reference, timeout=1800) == "through"
-    assert engine_health.failure_message(tmp_path) is None
+    assert engine_pool.failure_message(tmp_path) is None
 
 
 def test_a_lost_engine_is_replaced_as_often_as_allowed() -> None:
@@ -179,9 +179,9 @@ def test_a_lost_engine_is_replaced_as_often_as_allowed() -> None:
     joined: list[None] = []
     engines = EnginePool([engine], 2, lambda: joined.append(None))
     engines.check()
-    assert not joined and engines.newly_replaced() == 0
+    assert not joined and engines.pop_replacement_count() == 0
     for harm in (signal.SIGKILL, signal.SIGSTOP):
-        first = engines.incarnations[0]
+        first = engines.instances[0]
         pid = first.processes[0][0]
         os.kill(pid, harm)
         if harm == signal.SIGKILL:
@@ -189,11 +189,15 @@ def test_a_lost_engine_is_replaced_as_often_as_allowed() -> None:
             engines.check()
         else:
             engines.replace(0, first.name)  # as after a watch that missed it
-        assert engines.incarnations[0].name != first.name
+        assert engines.instances[0].name != first.name
         assert not psutil.pid_exists(pid)
-    assert len(joined) == 2 and engines.newly_replaced() == 2 and engines.newly_replaced() == 0
+    assert (
+        len(joined) == 2
+        and engines.pop_replacement_count() == 2
+        and engines.pop_replacement_count() == 0
+    )
     with pytest.raises(EngineLost, match=r"rollout engine 0 is lost .* replaced 2 times before"):
-        engines.replace(0, engines.incarnations[0].name)
+        engines.replace(0, engines.instances[0].name)
 
 
 def test_engines_that_are_lost_together_are_all_there_before_any_is_connected() -> None:
@@ -202,15 +206,15 @@ def test_engines_that_are_lost_together_are_all_there_before_any_is_connected() 
     joined: list[list[str]] = []
 
     def rejoin() -> None:
-        found = ray.get([handle.incarnation.remote() for handle in handles], timeout=2)
-        joined.append([incarnation.name for incarnation in found])
+        found = ray.get([handle.instance.remote() for handle in handles], timeout=2)
+        joined.append([instance.name for instance in found])
 
     engines = EnginePool(handles, 3, rejoin)
-    first = list(engines.incarnations)
-    for incarnation in first:
-        os.kill(incarnation.processes[0][0], signal.SIGKILL)
+    first = list(engines.instances)
+    for instance in first:
+        os.kill(instance.processes[0][0], signal.SIGKILL)
     engines.replace(0, first[0].name)
-    assert joined == [[incarnation.name for incarnation in engines.incarnations]]
+    assert joined == [[instance.name for instance in engines.instances]]
     assert {i.name for i in first}.isdisjoint(joined[0]) and engines.replaced == [1, 1]
     engines.replace(1, first[1].name)  # who asked that one hears of its loss later
     assert len(joined) == 1 and engines.replaced == [1, 1]

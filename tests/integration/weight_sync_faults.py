@@ -179,7 +179,7 @@ def main(out: Path) -> None:
         for process in core:
             process.send_signal(number)
         if number == signal.SIGSTOP:
-            call = engine.alive.remote()
+            call = engine.ping.remote()
             assert ray.wait([call], timeout=2.0) == ([], [call])
     try:
         ray.get(call, timeout=1800.0)

@@ -1,4 +1,7 @@
-"""Experience making: batches that are dealt, a finite check, KL by our names, Eq. 4's std."""
+"""Turn a rollout's samples into experience: log-probs, KL, rewards and advantages.
+
+Runs in the controller. The forward passes run on the ranks of each model.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import openrlhf.trainer.ppo_utils.experience_maker as upstream
+import ray
 import torch
-from openrlhf.models.utils import compute_reward
+from openrlhf.models.utils import compute_reward, masked_mean
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
 from sg_rlhf.algo.advantages import (
@@ -18,7 +22,6 @@ from sg_rlhf.algo.advantages import (
     population_std_correction,
 )
 from sg_rlhf.overlay.learner import (
-    kl,
     micro_batches,
     nonfinite,
     old_log_probs,
@@ -28,151 +31,235 @@ from sg_rlhf.overlay.learner import (
 from sg_rlhf.overlay.learner.policy_loss import kl_dispatcher
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
 
-#: Stands for the results of a pass that is not made.
-_SKIPPED = object()
-
 
 class SGExperienceMaker(upstream.RemoteExperienceMaker):
-    """Upstream's experience maker with checks where it hands data on to the update."""
+    """Turns a rollout's samples into experience: log-probs, KL, rewards, advantages.
 
-    #: The controller's, once it is there.
+    Attributes:
+        clock: of the controller.
+        rollout: index of the rollout; with the seed it decides which samples an optimizer step has.
+        idle_fraction: of the latest update, see
+            :func:`sg_rlhf.overlay.learner.micro_batches.dp_idle_fraction`; None if unknown.
+        skipped_rows: rows of ``nonfinite.jsonl`` for the latest rollout
+            (:func:`sg_rlhf.overlay.learner.sample_mask.mask_nonfinite`).
+        empty_responses: responses of the latest rollout without a token of the policy.
+        reference: log-probs of the latest rollout that are computed during the update; None if they
+            were computed before.
+    """
+
     clock: PhaseTimer = PhaseTimer()
-    #: The number of the rollout in the run, which with the seed decides its optimizer steps.
     rollout = 0
-    #: Of the latest update, see :func:`sg_rlhf.overlay.learner.micro_batches.dp_idle_fraction`;
-    # None where unknown.
-    waiting_share: float | None = None
-    #: Of the latest rollout, see :func:`sg_rlhf.overlay.learner.sample_mask.mask_nonfinite`.
-    left_out: Sequence[dict[str, Any]] = ()
-    #: Responses of the latest rollout without a token that the policy sampled.
+    idle_fraction: float | None = None
+    skipped_rows: Sequence[dict[str, Any]] = ()
     empty_responses = 0
-    #: The latest rollout's, where they are computed during the update.
     reference: overlapped_reference.PendingLogProbs | None = None
-    _leaves_out = _late = False
+    _masks_nonfinite = _overlaps_reference = _update_computes_old = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._kl = kl_dispatcher(self.args, None)
-        self._waited_for: list[tuple[Any, str]] = []
-        self._skips = old_log_probs.is_needed(self.args).of != "all"
-        self._late = self.initial_model_group is not None and overlapped_reference.can_overlap(
-            self.args
+        self._update_computes_old = old_log_probs.is_needed(self.args).of != "all"
+        self._overlaps_reference = (
+            self.initial_model_group is not None and overlapped_reference.can_overlap(self.args)
         )
-        self._leaves_out = self.args.sg.on_nonfinite == "skip"
-        self._samples: list[Any] = []
-
-    def _dispatch_forward(self, group: Any, sync_condition: bool, **kwargs: Any) -> Any:
-        """Upstream's pass of one model, timed; it waits for it here where models share GPUs.
-
-        None of the policy where its old log-probs are the update's business, nor of the reference
-        where it is made beside the update.
-        """
-        if self._skips and group is self.actor_model_group:
-            return _SKIPPED
-        if self._late and group is self.initial_model_group:
-            return _SKIPPED
-        name = self._pass_of(group)
-        with self.clock.part(name):
-            refs = super()._dispatch_forward(group, sync_condition, **kwargs)
-        self._waited_for.append((refs, name))
-        return refs
-
-    def _flatten_results(self, refs: Any, duplicate_factor: int) -> list[Any]:
-        """Upstream's; the wait for a model that runs beside others is that model's."""
-        if refs is _SKIPPED:
-            return [torch.zeros(sample.action_mask.shape) for sample in self._samples]
-        names = [name for waited_for, name in self._waited_for if waited_for is refs]
-        with self.clock.part(names[0] if names else "make_experience"):
-            found: list[Any] = super()._flatten_results(refs, duplicate_factor)
-        # Upstream multiplies by the mask, which a NaN survives.
-        return [
-            values.masked_fill(sample.action_mask == 0, 0.0)
-            if torch.is_tensor(values) and values.shape == sample.action_mask.shape
-            else values
-            for values, sample in zip(found, self._samples, strict=True)
-        ]
-
-    def _pass_of(self, group: Any) -> str:
-        """What the clock calls the forward passes of a group of ranks."""
-        named = {
-            "old_log_probs": self.actor_model_group,
-            "reference_log_probs": self.initial_model_group,
-            "reward_model": self.reward_model_group,
-            "values": self.critic_model_group,
-        }
-        return next(name for name, ranks in named.items() if ranks is group)
-
-    def split_rollout_samples(self, rollout_samples: list[Any]) -> list[Any]:
-        """The rollout's micro-batches for the passes before the update, rank after rank."""
-        if not micro_batches.into_micro_batches(self.args):
-            split: list[Any] = super().split_rollout_samples(rollout_samples)
-            return split
-        for i, sample in enumerate(rollout_samples):
-            sample.index = [i]
-        dealt = micro_batches.scoring_micro_batches(rollout_samples, self.args)
-        return micro_batches.concat(rollout_samples, dealt, self.tokenizer.pad_token_id)
+        self._masks_nonfinite = self.args.sg.on_nonfinite == "skip"
 
     def make_experience_batch(self, rollout_samples: list[Any]) -> list[Any]:
-        """Upstream's samples with log-probs and advantages, as the actor's ranks train them."""
-        with self.clock.part("make_experience"):
-            experiences: list[Any] = super().make_experience_batch(rollout_samples)
+        """Score a rollout and cut it into the micro-batches that the ranks train.
+
+        Args:
+            rollout_samples: experiences of one sample each, in the order of the prompts.
+
+        Returns:
+            Micro-batches: all of the first rank, all of the second, and so on.
+        """
+        with self.clock.section("make_experience"):
+            samples = self.split_rollout_samples(rollout_samples)
+            experiences = self.compute_advantages_and_returns(self.make_experience(samples))
             if micro_batches.is_balanced(self.args):
                 pad_token_id = self.tokenizer.pad_token_id
                 experiences = micro_batches.training_micro_batches(
                     experiences, self.args, self.rollout, pad_token_id
                 )
                 if micro_batches.into_micro_batches(self.args):
-                    self.waiting_share = micro_batches.dp_idle_fraction(experiences, self.args)
-            if self._late:
+                    self.idle_fraction = micro_batches.dp_idle_fraction(experiences, self.args)
+            if self._overlaps_reference:
                 self.reference = overlapped_reference.submit(
                     self.initial_model_group, experiences, self.args
                 )
-            if self._leaves_out:
-                # Of an index upstream's ranks keep nothing.
+            if self._masks_nonfinite:
+                # Upstream's replay buffers drop the index.
                 for experience in experiences:
                     experience.info[nonfinite.PLACE] = torch.tensor(experience.index)
             return experiences
 
-    def make_experience(self, samples_list: list[Any]) -> list[Any]:
-        """Upstream's log-probs of policy and reference; raises if one is not finite.
+    def split_rollout_samples(self, rollout_samples: list[Any]) -> list[Any]:
+        """Cut a rollout into micro-batches for the forward passes, rank after rank."""
+        if not micro_batches.into_micro_batches(self.args):
+            split: list[Any] = super().split_rollout_samples(rollout_samples)
+            return split
+        for i, sample in enumerate(rollout_samples):
+            sample.index = [i]
+        batches = micro_batches.scoring_micro_batches(rollout_samples, self.args)
+        return micro_batches.concat(rollout_samples, batches, self.tokenizer.pad_token_id)
 
-        With ``sg.on_nonfinite=skip`` such samples are left out with the advantages.
+    @torch.no_grad()
+    def make_experience(self, samples_list: list[Any]) -> list[Any]:
+        """Run the models' forward passes and add log-probs, values, rewards and KL to the samples.
+
+        The policy's pass is skipped if the update computes the old log-probs
+        (:mod:`.old_log_probs`), the reference's if it overlaps the update
+        (:mod:`.overlapped_reference`). Models on GPUs of their own run at the same time.
+
+        Args:
+            samples_list: micro-batches; changed in place.
+
+        Raises:
+            NonFiniteError: a log-prob is not finite. With ``sg.on_nonfinite=skip`` such samples
+                are masked with the advantages.
         """
-        self._waited_for, self._samples = [], samples_list
-        with kl.kl_context(self._kl):
-            samples = super().make_experience(samples_list)
-        for sample in samples:
-            has_tokens = sample.action_mask.bool().any(dim=-1)
-            for key in ("kl", "logprobs_diff"):  # upstream divides by the response's tokens
-                sample.info[key] = torch.where(has_tokens, sample.info[key], 0.0)
-            if self._skips:
-                sample.action_log_probs = None
-            if self._late:
-                sample.base_action_log_probs = None
-            for name, log_probs in (
-                ("policy", sample.action_log_probs),
-                ("reference model", sample.base_action_log_probs),
-            ):
-                if log_probs is not None and not self._leaves_out:
-                    old_log_probs.check_finite(
-                        name, log_probs, sample.action_mask, sample.prompts[0]
-                    )
-        return samples
+        args = self.args
+        train = args.train
+        has_rewards = samples_list[0].rewards is not None
+        if not has_rewards and self.reward_model_group is None:
+            raise ValueError("reward_model_group is required when rewards are not precomputed")
+        with_actor_or_ref = train.colocate_all or train.colocate_actor_ref
+        with_critic_or_reward = train.colocate_all or train.colocate_critic_reward
+
+        inputs: dict[str, list[Any]] = {
+            "sequences": [s.sequences for s in samples_list],
+            "action_mask": [s.action_mask for s in samples_list],
+            "attention_mask": [s.attention_mask for s in samples_list],
+        }
+        with_images = dict(inputs)
+        if any(s.mm_train_inputs for s in samples_list):
+            with_images["mm_train_inputs_list"] = [s.mm_train_inputs for s in samples_list]
+
+        rewards: list[Any] | None = None
+        policy: list[Any] | None = None
+        values: list[Any] | None = None
+        reference: list[Any] | None = None
+        if not has_rewards:
+            rewards = self._start_pass(
+                "reward_model",
+                self.reward_model_group,
+                train.colocate_all,
+                sequences=inputs["sequences"],
+                attention_mask=inputs["attention_mask"],
+                pad_sequence=[True] * len(samples_list),
+            )
+        if not self._update_computes_old:
+            policy = self._start_pass(
+                "old_log_probs", self.actor_model_group, with_actor_or_ref, **with_images
+            )
+        if self.critic_model_group is not None:
+            if train.colocate_critic_reward and rewards is not None:
+                self._wait_and_free(rewards, self.reward_model_group)
+            values = self._start_pass(
+                "values", self.critic_model_group, with_critic_or_reward, **inputs
+            )
+        if self.initial_model_group is not None and not self._overlaps_reference:
+            reference = self._start_pass(
+                "reference_log_probs", self.initial_model_group, with_actor_or_ref, **with_images
+            )
+
+        policy_results = self._results("old_log_probs", policy, samples_list)
+        reference_results = self._results("reference_log_probs", reference, samples_list)
+        value_results = self._results("values", values, samples_list)
+        reward_results = self._results("reward_model", rewards, samples_list)
+        for sample, log_probs_BT, reference_BT, values_BT, rewards_B in zip(
+            samples_list,
+            policy_results,
+            reference_results,
+            value_results,
+            reward_results,
+            strict=True,
+        ):
+            if rewards_B is not None:
+                sample.rewards = sample.info["reward"] = rewards_B
+            sample.values = values_BT
+            self._add_log_probs(sample, log_probs_BT, reference_BT)
+        return samples_list
+
+    def _start_pass(self, name: str, group: Any, wait: bool, **inputs: list[Any]) -> list[Any]:
+        """Start a forward pass of a model on all its ranks.
+
+        Args:
+            name: of the section that the clock counts it in.
+            group: upstream's group of the model's ranks.
+            wait: whether it shares GPUs with the next model, so that it must finish first.
+        """
+        with self.clock.section(name):
+            references: list[Any] = group.async_run_method_batch(method_name="forward", **inputs)
+            if wait:
+                self._wait_and_free(references, group)
+        return references
+
+    def _wait_and_free(self, references: list[Any], group: Any) -> None:
+        ray.get(references)
+        ray.get(group.async_run_method(method_name="empty_cache"))
+
+    def _results(self, name: str, references: list[Any] | None, samples: list[Any]) -> list[Any]:
+        """Results of a pass per micro-batch, zero outside the response; Nones for no pass."""
+        if references is None:
+            return [None] * len(samples)
+        copies = self.args.ds.ring_attn_size * self.args.ds.tensor_parallel_size
+        with self.clock.section(name):
+            of_ranks = ray.get(references)[::copies]
+        results = list(itertools.chain.from_iterable(of_ranks))
+        # Later products with the mask would keep a NaN.
+        return [
+            values.masked_fill(sample.action_mask == 0, 0.0)
+            if values.shape == sample.action_mask.shape
+            else values
+            for values, sample in zip(results, samples, strict=True)
+        ]
+
+    def _add_log_probs(
+        self, sample: Any, log_probs_BT: torch.Tensor | None, reference_BT: torch.Tensor | None
+    ) -> None:
+        """Add log-probs and the KL in the reward; zero if the KL is part of the loss."""
+        kl_settings = self.args.algo.kl
+        mask_BT = sample.action_mask
+        if reference_BT is not None and not kl_settings.use_loss:
+            assert log_probs_BT is not None
+            kl_BT = self._kl(log_probs_BT, reference_BT, kl_estimator=kl_settings.estimator)
+            difference_BT = log_probs_BT.float() - reference_BT.float()
+        else:
+            kl_BT = torch.zeros(mask_BT.shape)
+            if log_probs_BT is not None:
+                kl_BT = torch.zeros_like(log_probs_BT, device="cpu")
+            difference_BT = kl_BT
+        has_tokens_B = mask_BT.bool().any(dim=-1)
+        for key, values_BT in (("kl", kl_BT), ("logprobs_diff", difference_BT)):
+            mean_B = masked_mean(values_BT, mask_BT, dim=-1)  # NaN without tokens
+            sample.info[key] = torch.where(has_tokens_B, mean_B, 0.0)
+        sample.kl = kl_BT
+        sample.action_log_probs = log_probs_BT
+        sample.base_action_log_probs = reference_BT if kl_settings.use_loss else None
+        if self._masks_nonfinite:
+            return
+        for name, values in (
+            ("policy", sample.action_log_probs),
+            ("reference model", sample.base_action_log_probs),
+        ):
+            if values is not None:
+                old_log_probs.check_finite(name, values, mask_BT, sample.prompts[0])
 
     def compute_advantages_and_returns(self, experiences: list[Any]) -> list[Any]:
-        """Upstream's advantages; with ``sg.advantage_std=population`` Eq. 4's std instead.
+        """Upstream's advantages; with ``sg.advantage_std=population`` the paper's Eq. 4.
 
-        A response without a token that the policy sampled (an agent's that had no room left) has
-        no part in the update. Upstream still compares the others of its group with its reward.
+        A response without a token of the policy (an agent's that had no room left) has no part in
+        the update, and its reward none in the statistics of its group. Upstream counts it there.
         """
-        # Before samples are left out, which masks theirs: their rewards are sound.
+        # Before samples are masked: a masked sample has no tokens, but a valid reward.
         has_tokens = [e.action_mask.bool().any(dim=-1) for e in experiences]
         self.empty_responses = sum(int((~rows).sum()) for rows in has_tokens)
-        if self._leaves_out:
+        if self._masks_nonfinite:
             group = self.args.rollout.n_samples_per_prompt
-            self.left_out = sample_mask.mask_nonfinite(experiences, group)
+            self.skipped_rows = sample_mask.mask_nonfinite(experiences, group)
         if self.empty_responses and self.args.algo.advantage.estimator in COMPARING:
-            return self._advantages_among(experiences, has_tokens)
+            return self._advantages_of_nonempty(experiences, has_tokens)
         experiences = super().compute_advantages_and_returns(experiences)
         if self.args.sg.advantage_std == "population":
             factor = population_std_correction(self.args.rollout.n_samples_per_prompt)
@@ -181,14 +268,14 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
                 experience.returns = experience.returns * factor
         return experiences
 
-    def _advantages_among(
+    def _advantages_of_nonempty(
         self, experiences: list[Any], has_tokens: list[torch.Tensor]
     ) -> list[Any]:
-        """As upstream's, but a response is compared with those that have tokens alone.
+        """Upstream's advantages, comparing each response only with those that have tokens.
 
         Args:
-            experiences: of any cut, with ``index``; changed in place.
-            has_tokens: bool [B] of each.
+            experiences: batches of any size, with ``index``; changed in place.
+            has_tokens: bool [B] per experience.
         """
         args = self.args
         for e in experiences:

@@ -1,8 +1,8 @@
-"""The controller's wall clock: what each part of a rollout takes, counted once, nothing left out.
+"""The controller's wall clock: seconds of each section of a rollout step.
 
-Upstream times four calls and writes their sum as the step, so that whatever is between them is not
-seen. Here every second from one rollout's row to the next belongs to the part that is under way, or
-to ``other`` (:mod:`sg_rlhf.run_dir.timing_keys`).
+Upstream times four calls and logs their sum as the step, so time between them is missing. Here
+every second between two rows of ``metrics.jsonl`` belongs to the current section, or to ``other``
+(:mod:`sg_rlhf.run_dir.timing_keys`).
 """
 
 from __future__ import annotations
@@ -15,62 +15,57 @@ from collections.abc import Callable, Iterator
 from sg_rlhf.run_dir import timing_keys
 
 
-def _nobody(_part: str) -> None:
-    """Nobody asked."""
+def _ignore(_section: str) -> None:
+    """Report nothing."""
 
 
 class PhaseTimer:
-    """Seconds by part since the latest row.
+    """Seconds per section since the last row.
 
     Args:
-        now: seconds that only grow.
-        tell: hears the name of the part that is under way whenever it changes.
+        now: monotonic time in seconds.
+        on_change: called with the name of the section that begins or resumes.
     """
 
     def __init__(
         self,
         now: Callable[[], float] = time.perf_counter,
-        tell: Callable[[str], None] = _nobody,
+        on_change: Callable[[str], None] = _ignore,
     ) -> None:
-        self._now, self._tell = now, tell
+        self._now, self._on_change = now, on_change
         self._since = now()
-        self._under_way = [timing_keys.OTHER]
+        self._open = [timing_keys.OTHER]
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
     @contextlib.contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """What runs in this block is ``name``, but for the parts inside it."""
+    def section(self, name: str) -> Iterator[None]:
+        """Count the block as ``name``, except for sections inside it."""
         self._settle()
-        self._under_way.append(name)
-        self._tell(name)
+        self._open.append(name)
+        self._on_change(name)
         try:
             yield
         except BaseException:
-            self._tell = _nobody  # what the run ends in is what was told last
+            self._on_change = _ignore  # the last reported section is where the run ended
             raise
         finally:
-            # Telling takes time as well: it is the part's, and not of what has no name.
-            self._tell(self._under_way[-2])
+            # Reporting takes time, which is counted in this section.
+            self._on_change(self._open[-2])
             self._settle()
-            self._under_way.pop()
+            self._open.pop()
 
-    def between(self, name: str = timing_keys.OTHER) -> None:
-        """From now on what is in no block is ``name``: for upstream's code between two of ours."""
-        self._settle()
-        self._under_way[0] = name
-
-    def move(self, seconds: float, source: str, target: str) -> None:
-        """Part of what ``source`` took was ``target``, as is known only afterwards."""
+    def reassign(self, seconds: float, source: str, target: str) -> None:
+        """Count seconds of ``source`` as ``target``."""
         self._seconds[source] -= seconds
         self._seconds[target] += seconds
 
-    def take(self) -> dict[str, float]:
-        """The row's keys and seconds; the next row begins."""
+    def pop_row(self) -> dict[str, float]:
+        """Metrics ``timing/...`` since the last call."""
         self._settle()
-        taken, self._seconds = self._seconds, defaultdict(float)
-        return timing_keys.row(taken)
+        seconds, self._seconds = self._seconds, defaultdict(float)
+        return timing_keys.row(seconds)
 
     def _settle(self) -> None:
         now = self._now()
-        self._seconds[self._under_way[-1]] += now - self._since
+        self._seconds[self._open[-1]] += now - self._since
         self._since = now

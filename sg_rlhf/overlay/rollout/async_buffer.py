@@ -1,15 +1,15 @@
-"""Rollouts that are sampled while the policy is trained on earlier ones, with a bound on their age.
+"""Buffer of an asynchronous run: rollouts are generated while the policy trains on earlier ones.
 
-Prompts are asked for in units (``rollout.vllm_generate_batch_size`` prompts), each by a thread of
-its own, whose responses depend on the unit's number and the prompt's place in it alone. The
-controller takes ``rollout.batch_size`` prompts for each update. Two rules keep the bound:
+Prompts are submitted in batches of ``rollout.vllm_generate_batch_size``, each by its own thread.
+Responses depend only on the batch's number and the prompt's index in it. The controller takes
+``rollout.batch_size`` prompts for each update. ``sg.stale`` selects how staleness is bounded:
 
-- ``wait``: prompts are trained in the order in which they were drawn, and a unit is asked for only
-  when the last of it will be trained within the bound. No sample is ever too old.
-- ``drop``: prompts are trained as they are finished, units are asked for up to
-  ``train.async_queue_size`` rollouts ahead, and a prompt of which a token is too old is left out.
+- ``wait``: prompts are trained in the order in which they were drawn. A batch is submitted only
+  when its last prompt will be trained within the bound, so no sample is ever too old.
+- ``drop``: prompts are trained in the order of completion. Batches are submitted up to
+  ``train.async_queue_size`` rollouts ahead; a prompt with a token that is too old is dropped.
 
-All that was drawn and not yet trained is in the checkpoint (:meth:`RolloutsAhead.state`).
+A checkpoint holds everything that was drawn and not trained yet (:meth:`AsyncRolloutBuffer.state`).
 """
 
 from __future__ import annotations
@@ -27,177 +27,186 @@ from sg_rlhf.overlay.reporting.errors import RunStopped
 from sg_rlhf.overlay.settings.async_config import AsyncConfig
 from sg_rlhf.run_dir.weight_versions import oldest_version
 
-#: What the rollouts ahead are called among the states of a checkpoint.
+#: Key of the buffer's state in a checkpoint's client state.
 BUFFER_KEY = "sg_rollouts_ahead"
-#: How often the controller lets threads of its own use the ranks while it waits, seconds.
+#: Seconds for which the controller releases the trainer lock while it waits.
 LOCK_YIELD_SECONDS = 0.05
 
 
 @dataclass
 class PromptBatch:
-    """Prompts that are asked for together.
+    """Prompts that are submitted together.
 
     Attributes:
-        number: of the unit in the run; seeds its responses.
-        drawn: rows of the data loader, of one prompt each, in the order of drawing.
-        answered: place in ``drawn`` -> the prompt's samples; [] where it was taken or left out.
-        last: whether the data of the epoch ended with it.
-        done: whether all is answered.
-        asked, passed: its prompts that were answered since a rollout was last taken of it, and
-            those of them that dynamic filtering kept.
+        number: of the batch in the run; seeds its responses.
+        prompts: rows of the data loader, of one prompt each, in the order of drawing.
+        completed: index in ``prompts`` -> the prompt's samples; [] if they were taken or dropped.
+        is_epoch_end: whether the epoch's data ended with this batch.
+        is_finished: whether every prompt is completed.
+        n_completed: prompts completed since a rollout last took some of this batch.
+        n_passed: those of them that dynamic filtering kept.
     """
 
     number: int
-    drawn: list[Any]
-    answered: dict[int, list[Any]] = field(default_factory=dict)
-    last: bool = False
-    done: bool = False
-    asked: int = 0
-    passed: int = 0
+    prompts: list[Any]
+    completed: dict[int, list[Any]] = field(default_factory=dict)
+    is_epoch_end: bool = False
+    is_finished: bool = False
+    n_completed: int = 0
+    n_passed: int = 0
 
-    def unanswered(self) -> list[int]:
-        """Places of the prompts without an answer."""
-        return [place for place in range(len(self.drawn)) if place not in self.answered]
+    def pending(self) -> list[int]:
+        """Indices of the prompts that are not completed."""
+        return [place for place in range(len(self.prompts)) if place not in self.completed]
 
-    def left(self) -> int:
-        """Prompts that are still to be trained."""
-        return sum(bool(self.answered.get(p, True)) for p in range(len(self.drawn)))
+    def remaining(self) -> int:
+        """Number of prompts that are still to be trained."""
+        return sum(bool(self.completed.get(p, True)) for p in range(len(self.prompts)))
 
 
-#: Samples a unit: tells each answer to its second argument, which returns what to ask instead.
-SampleFn = Callable[[PromptBatch, Callable[[int, list[Any]], list[Any]]], None]
+#: Called with a prompt's index and samples ([] if it was filtered); returns the prompts to submit
+#: instead.
+OnPromptDone = Callable[[int, list[Any]], list[Any]]
+#: Generates the responses of a batch.
+SampleFn = Callable[[PromptBatch, OnPromptDone], None]
 
 
 class AsyncRolloutBuffer:
-    """What has been drawn and is not trained yet.
+    """Prompts that were drawn and are not trained yet, with their samples.
 
     Args:
-        lead: the settings.
-        loader: of the prompts; each iteration is an epoch, its rows hold one prompt.
+        config: the settings.
+        loader: of the prompts. Each iteration is an epoch; a row holds one prompt.
         epochs: of the run.
-        sample: see :data:`Sampler`; runs in a thread of its own.
-        ranks: held by whoever gives the trainer's ranks work, as of
+        sample: see :data:`SampleFn`; runs in its own thread.
+        trainer_lock: held by whoever calls the trainer's ranks, as in
             :class:`sg_rlhf.overlay.rollout.engine_pool.EnginePool`.
     """
 
     def __init__(
         self,
-        lead: AsyncConfig,
+        config: AsyncConfig,
         loader: Any,
         epochs: int,
         sample: SampleFn,
-        ranks: threading.Condition | None = None,
+        trainer_lock: threading.Condition | None = None,
     ) -> None:
-        self.lead = lead
-        self.ranks = ranks or threading.Condition()
+        self.config = config
+        self.trainer_lock = trainer_lock or threading.Condition()
         self._loader, self._epochs, self._sample = loader, epochs, sample
         self._changed = threading.Condition()
-        self._units: list[PromptBatch] = []
+        self._batches: list[PromptBatch] = []
         self._next = 0
         self._rows: Iterator[Any] | None = None
         self._failure: BaseException | None = None
         self._restored: dict[str, Any] | None = None
         self._dropped = self._drawn = 0
 
-    # -- asking --------------------------------------------------------------------------------
+    # -- submitting --------------------------------------------------------------------------------
 
-    def ask(self, version: int, next_rollout: int) -> None:
-        """Draw and ask for as many units as the rule allows.
+    def submit(self, version: int, next_rollout: int) -> None:
+        """Draw and submit as many batches as the bound allows.
 
         Args:
             version: of the engines' weights.
-            next_rollout: number of the rollout that is trained next.
+            next_rollout: index of the rollout that is trained next.
         """
         with self._changed:
-            self._go_on()
-            while self._may_ask(version, next_rollout) and self._draw():
+            self._resume_from_state()
+            while self._can_submit(version, next_rollout) and self._next_batch():
                 pass
 
-    def _may_ask(self, version: int, next_rollout: int) -> bool:
-        if self._units and self._units[-1].last and not self._epochs:
+    def _can_submit(self, version: int, next_rollout: int) -> bool:
+        if self._batches and self._batches[-1].is_epoch_end and not self._epochs:
             return False
-        waiting = sum(unit.left() for unit in self._units)
-        last_trained = next_rollout + -(-(waiting + self.lead.unit) // self.lead.batch) - 1
-        if last_trained - version <= self.lead.rollouts:
+        waiting = sum(batch.remaining() for batch in self._batches)
+        last_trained = (
+            next_rollout + -(-(waiting + self.config.request_size) // self.config.batch_size) - 1
+        )
+        if last_trained - version <= self.config.max_in_flight:
             return True
-        # A rollout that lacks prompts, of an odd rest or for what was left out, is asked for now.
-        return self.lead.drop and next_rollout == version and waiting < self.lead.batch
+        # If the next rollout is short (remainder, or stale prompts dropped), request more now.
+        return (
+            self.config.drop_stale and next_rollout == version and waiting < self.config.batch_size
+        )
 
-    def _draw(self) -> bool:
+    def _next_batch(self) -> bool:
         if self._rows is None:
             if not self._epochs:
                 return False
             self._epochs -= 1
             self._rows = iter(self._loader)
-        unit = PromptBatch(self._next, [])
+        batch = PromptBatch(self._next, [])
         for row in self._rows:
-            unit.drawn.append(row)
-            if len(unit.drawn) == self.lead.unit:
+            batch.prompts.append(row)
+            if len(batch.prompts) == self.config.request_size:
                 break
-        self._drawn += len(unit.drawn)
-        if len(unit.drawn) < self.lead.unit:
-            self._rows, unit.last = None, True
-            self._leave_out_rest(unit)
-        # An epoch's end without prompts takes no number: those of a bound of 0 are the rollouts'.
-        self._next += bool(unit.drawn)
-        self._units.append(unit)
-        self._start(unit)
+        self._drawn += len(batch.prompts)
+        if len(batch.prompts) < self.config.request_size:
+            self._rows, batch.is_epoch_end = None, True
+            self._trim_remainder(batch)
+        # An empty batch takes no number: with a bound of 0 the numbers are those of the rollouts.
+        self._next += bool(batch.prompts)
+        self._batches.append(batch)
+        self._start(batch)
         return True
 
-    def _leave_out_rest(self, unit: PromptBatch) -> None:
-        """Prompts that fill no rollout, unless they may stand in for others."""
-        if self.lead.drop:
+    def _trim_remainder(self, batch: PromptBatch) -> None:
+        """Drop prompts that fill no rollout, unless they may replace filtered ones."""
+        if self.config.drop_stale:
             return
-        ends = [i for i, before in enumerate(self._units) if before.last]
-        waiting = sum(before.left() for before in self._units[ends[-1] + 1 if ends else 0 :])
-        rest = (waiting + len(unit.drawn)) % self.lead.batch
-        if self.lead.filters and waiting + len(unit.drawn) >= self.lead.batch:
+        ends = [i for i, before in enumerate(self._batches) if before.is_epoch_end]
+        waiting = sum(before.remaining() for before in self._batches[ends[-1] + 1 if ends else 0 :])
+        rest = (waiting + len(batch.prompts)) % self.config.batch_size
+        if self.config.dynamic_filtering and waiting + len(batch.prompts) >= self.config.batch_size:
             return
-        del unit.drawn[max(0, len(unit.drawn) - rest) :]
+        del batch.prompts[max(0, len(batch.prompts) - rest) :]
 
-    def _start(self, unit: PromptBatch) -> None:
-        if not unit.unanswered():
-            unit.done = True
+    def _start(self, batch: PromptBatch) -> None:
+        if not batch.pending():
+            batch.is_finished = True
             return
-        before = [] if self.lead.overlaps else [u for u in self._units if u.number < unit.number]
-        run = threading.Thread(target=self._run, args=(unit, before), name="rollouts", daemon=True)
+        before = (
+            [] if self.config.partial else [u for u in self._batches if u.number < batch.number]
+        )
+        run = threading.Thread(target=self._run, args=(batch, before), name="rollouts", daemon=True)
         run.start()
 
-    def _run(self, unit: PromptBatch, before: list[PromptBatch]) -> None:
+    def _run(self, batch: PromptBatch, before: list[PromptBatch]) -> None:
         try:
             with self._changed:
-                self._changed.wait_for(lambda: all(earlier.done for earlier in before))
+                self._changed.wait_for(lambda: all(earlier.is_finished for earlier in before))
             self._raise_failure()
-            self._sample(unit, lambda place, samples: self._answer(unit, place, samples))
+            self._sample(batch, lambda place, samples: self._on_prompt_done(batch, place, samples))
         except BaseException as error:
             self._failure = error
         with self._changed:
-            unit.done = True
+            batch.is_finished = True
             self._changed.notify_all()
 
-    def _answer(self, unit: PromptBatch, place: int, samples: list[Any]) -> list[Any]:
-        """Keep an answer; [] is a prompt without a signal, for which another is drawn."""
+    def _on_prompt_done(self, batch: PromptBatch, place: int, samples: list[Any]) -> list[Any]:
+        """Store a prompt's samples; for a filtered prompt ([]) return a replacement."""
         with self._changed:
-            unit.answered[place] = samples
-            unit.asked += 1
-            unit.passed += bool(samples)
+            batch.completed[place] = samples
+            batch.n_completed += 1
+            batch.n_passed += bool(samples)
             instead = []
-            if not samples and self._rows is not None and not unit.last:
+            if not samples and self._rows is not None and not batch.is_epoch_end:
                 instead = list(itertools.islice(self._rows, 1))
                 if instead:
-                    unit.drawn += instead
+                    batch.prompts += instead
                     self._drawn += 1
-                else:  # it ends with the last unit that was drawn
+                else:  # the epoch ends with the last batch that was drawn
                     self._rows = None
-                    self._units[-1].last = True
+                    self._batches[-1].is_epoch_end = True
             self._changed.notify_all()
             return instead
 
     def drain(self) -> None:
-        """Wait until nothing is asked of the engines."""
-        with self.ranks:
-            while any(not unit.done for unit in self._units) and self._failure is None:
-                self.ranks.wait(LOCK_YIELD_SECONDS)
+        """Wait until no request is pending."""
+        with self.trainer_lock:
+            while any(not batch.is_finished for batch in self._batches) and self._failure is None:
+                self.trainer_lock.wait(LOCK_YIELD_SECONDS)
         self._raise_failure()
 
     def _raise_failure(self) -> None:
@@ -206,21 +215,21 @@ class AsyncRolloutBuffer:
 
     # -- taking --------------------------------------------------------------------------------
 
-    def take(self, version: int) -> tuple[list[Any], float | None, int, bool]:
-        """The samples of the next rollout, whose number is ``version``, once they are there.
+    def pop_batch(self, version: int) -> tuple[list[Any], float | None, int, bool]:
+        """Wait for the samples of rollout ``version`` and remove them from the buffer.
 
         Returns:
-            As upstream's ``generate_samples``: samples, the share of prompts that passed the filter
-            in %, prompts drawn since the last call, and whether the epoch is over; without samples
-            where the epoch's prompts no longer fill a rollout.
+            Samples (none if the epoch's prompts no longer fill a rollout), the share of prompts
+            that passed the filter in %, prompts drawn since the last call, and whether the epoch is
+            over.
         """
         with self._changed:
-            self._go_on()
+            self._resume_from_state()
             while True:
                 self._raise_failure()
                 self._drop_stale(version)
-                self.ask(version, version)
-                found = self._ready()
+                self.submit(version, version)
+                found = self._collect_ready()
                 if found is not None:
                     return self._result(found, version)
                 self._changed.wait(1.0)
@@ -228,100 +237,108 @@ class AsyncRolloutBuffer:
     def _result(
         self, taken: list[tuple[PromptBatch, int]], version: int
     ) -> tuple[list[Any], float | None, int, bool]:
-        samples = [s for unit, place in taken for s in unit.answered[place]]
-        for unit, place in taken:
-            unit.answered[place] = []
-        units = list({id(unit): unit for unit, _ in taken}.values())
-        asked, passed = sum(unit.asked for unit in units), sum(unit.passed for unit in units)
-        for unit in units:
-            unit.asked = unit.passed = 0
-        share = 100.0 * passed / asked if asked else None
+        samples = [s for batch, place in taken for s in batch.completed[place]]
+        for batch, place in taken:
+            batch.completed[place] = []
+        batches = list({id(batch): batch for batch, _ in taken}.values())
+        completed = sum(batch.n_completed for batch in batches)
+        passed = sum(batch.n_passed for batch in batches)
+        for batch in batches:
+            batch.n_completed = batch.n_passed = 0
+        share = 100.0 * passed / completed if completed else None
         drawn, self._drawn = self._drawn, 0
-        if not taken:  # the epoch's rest, which fills no rollout
-            ends = [i for i, unit in enumerate(self._units) if unit.last]
-            del self._units[: ends[0] + 1 if ends else 0]
-            # The next epoch's draws are those of a synchronous run, which numbers what it trains.
-            if not (self._units or self.lead.drop) and self.lead.unit == self.lead.batch:
+        if not taken:  # the epoch is over
+            ends = [i for i, batch in enumerate(self._batches) if batch.is_epoch_end]
+            del self._batches[: ends[0] + 1 if ends else 0]
+            # A synchronous run numbers the rollouts that it trains; the next epoch does the same.
+            if (
+                not (self._batches or self.config.drop_stale)
+                and self.config.request_size == self.config.batch_size
+            ):
                 self._next = version
         else:
-            self._forget()
+            self._discard_finished()
         return samples, share, drawn, not taken
 
-    def _forget(self) -> None:
-        """Units of which nothing is left; an epoch's last one says that it is over."""
-        self._units = [u for u in self._units if not u.done or u.last or u.left()]
+    def _discard_finished(self) -> None:
+        """Remove finished batches. The last one of an epoch stays: it marks the end."""
+        self._batches = [
+            u for u in self._batches if not u.is_finished or u.is_epoch_end or u.remaining()
+        ]
 
-    def _ready(self) -> list[tuple[PromptBatch, int]] | None:
-        """The prompts of the next rollout; [] at the end of an epoch; None if they are not there.
+    def _collect_ready(self) -> list[tuple[PromptBatch, int]] | None:
+        """(batch, index) per prompt of the next rollout; [] at the epoch's end; None if not ready.
 
-        No rollout has prompts of two epochs.
+        A rollout never has prompts of two epochs.
         """
         epoch: list[PromptBatch] = []
-        for unit in self._units:
-            epoch.append(unit)
-            if unit.last:
+        for batch in self._batches:
+            epoch.append(batch)
+            if batch.is_epoch_end:
                 break
         found = []
-        for unit in epoch:
-            for place in range(len(unit.drawn)):
-                if unit.answered.get(place):
-                    found.append((unit, place))
-                elif place not in unit.answered and not self.lead.drop:
+        for batch in epoch:
+            for place in range(len(batch.prompts)):
+                if batch.completed.get(place):
+                    found.append((batch, place))
+                elif place not in batch.completed and not self.config.drop_stale:
                     return None
-                if len(found) == self.lead.batch:
+                if len(found) == self.config.batch_size:
                     return found
-            if not unit.done and not self.lead.drop:  # a filtered prompt's replacement comes
+            if (
+                not batch.is_finished and not self.config.drop_stale
+            ):  # a filtered prompt's replacement comes
                 return None
-        over = bool(epoch) and epoch[-1].last and all(unit.done for unit in epoch)
+        over = bool(epoch) and epoch[-1].is_epoch_end and all(batch.is_finished for batch in epoch)
         return [] if over or not (epoch or self._epochs or self._rows) else None
 
     def _drop_stale(self, version: int) -> None:
-        for unit in self._units:
-            for place, samples in unit.answered.items():
+        for batch in self._batches:
+            for place, samples in batch.completed.items():
                 ages = [version - oldest_version(s.weight_runs) for s in samples if s.weight_runs]
-                if max(ages, default=0) <= self.lead.bound:
+                if max(ages, default=0) <= self.config.max_staleness:
                     continue
-                if not self.lead.drop:
+                if not self.config.drop_stale:
                     raise RunStopped(
-                        f"a sample of unit {unit.number} is {max(ages)} weight syncs old, above "
-                        f"sg.max_staleness={self.lead.bound}, although it was waited for"
+                        f"a sample of batch {batch.number} is {max(ages)} weight syncs old, above "
+                        f"sg.max_staleness={self.config.max_staleness}, although it was waited for"
                     )
                 self._dropped += sum(int(s.action_mask.sum()) for s in samples)
-                unit.answered[place] = []
-        self._forget()
+                batch.completed[place] = []
+        self._discard_finished()
 
-    def take_dropped(self) -> int:
-        """Tokens that were left out for their age since the last call."""
+    def pop_dropped_tokens(self) -> int:
+        """Tokens that were dropped for their age since the last call."""
         dropped, self._dropped = self._dropped, 0
         return dropped
 
     # -- the checkpoint ------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint: the data loader's state, and what was drawn and is not trained yet.
+        """The data loader's state, and what was drawn and is not trained yet; for a checkpoint.
 
-        Prompts without an answer are asked again by a resumed run, with the same seeds. Until the
-        first of them is asked, a resumed run is where its own checkpoint left it.
+        A resumed run submits pending prompts again, with the same seeds. Before its first
+        submission this returns the restored state unchanged.
         """
         with self._changed:
             if self._restored is not None:
                 return dict(self._restored)
-            units = [
+            batches = [
                 {
-                    "number": unit.number,
-                    "drawn": list(unit.drawn),
+                    "number": batch.number,
+                    "drawn": list(batch.prompts),
                     "answered": {
-                        place: [_plain(s) for s in samples]
-                        for place, samples in unit.answered.items()
+                        place: [_to_dict(s) for s in samples]
+                        for place, samples in batch.completed.items()
                     },
-                    "last": unit.last,
-                    "counts": (unit.asked, unit.passed),
+                    "last": batch.is_epoch_end,
+                    "counts": (batch.n_completed, batch.n_passed),
                 }
-                for unit in self._units
+                for batch in self._batches
             ]
             return {
                 "loader": self._loader.state_dict(),
-                "units": units,
+                "units": batches,
                 "next": self._next,
                 "epochs": self._epochs,
                 "in_epoch": self._rows is not None,
@@ -329,15 +346,15 @@ class AsyncRolloutBuffer:
             }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from :meth:`state`, once the loader has its own state and the engines weights.
+        """Continue from :meth:`state` at the next submission, when the engines have the weights.
 
         Args:
-            state: from the checkpoint; of a synchronous run's it has the loader's state alone.
+            state: from the checkpoint. That of a synchronous run has only the loader's state.
         """
-        nothing = {"units": [], "next": 0, "epochs": self._epochs, "in_epoch": False, "drawn": 0}
-        self._restored = {**nothing, **state}
+        empty = {"units": [], "next": 0, "epochs": self._epochs, "in_epoch": False, "drawn": 0}
+        self._restored = {**empty, **state}
 
-    def _go_on(self) -> None:
+    def _resume_from_state(self) -> None:
         if self._restored is None:
             return
         state, self._restored = self._restored, None
@@ -346,23 +363,23 @@ class AsyncRolloutBuffer:
         if state["in_epoch"]:
             self._rows = iter(self._loader)
         for kept in state["units"]:
-            answered = {
-                place: [_experience(s) for s in samples]
+            completed = {
+                place: [_to_experience(s) for s in samples]
                 for place, samples in kept["answered"].items()
             }
-            unit = PromptBatch(kept["number"], kept["drawn"], answered, kept["last"])
-            unit.asked, unit.passed = kept.get("counts", (0, 0))
-            self._units.append(unit)
-        for unit in self._units:
-            self._start(unit)
+            batch = PromptBatch(kept["number"], kept["drawn"], completed, kept["last"])
+            batch.n_completed, batch.n_passed = kept.get("counts", (0, 0))
+            self._batches.append(batch)
+        for batch in self._batches:
+            self._start(batch)
 
 
-def _plain(sample: Any) -> dict[str, Any]:
+def _to_dict(sample: Any) -> dict[str, Any]:
     values = {f.name: getattr(sample, f.name) for f in dataclasses.fields(sample)}
     return values | {"weight_runs": sample.weight_runs}
 
 
-def _experience(values: dict[str, Any]) -> Any:
+def _to_experience(values: dict[str, Any]) -> Any:
     runs = values["weight_runs"]
     sample: Any = Experience(**{k: v for k, v in values.items() if k != "weight_runs"})
     sample.weight_runs = runs
@@ -370,5 +387,5 @@ def _experience(values: dict[str, Any]) -> Any:
 
 
 def version_runs_and_lengths(samples: Iterable[Any]) -> list[tuple[Any, int]]:
-    """(runs, own tokens) of each sample, for :func:`sg_rlhf.run_dir.weight_versions.staleness`."""
+    """(version runs, tokens) per sample, for :func:`sg_rlhf.run_dir.weight_versions.staleness`."""
     return [(s.weight_runs or [[0, 0]], int(s.action_mask.sum())) for s in samples]

@@ -1,8 +1,8 @@
-"""The first requests of a batch enter an engine together and in one order.
+"""Start the first requests of a batch together and in a fixed order.
 
-Requests arrive one by one while the engine already computes, so that its first steps hold now three
-prompts and now five. A matrix product of other height rounds otherwise, and one token in a million
-falls otherwise by that: enough that a run which was interrupted does not end as one that was not.
+Requests arrive one by one while the engine already computes, so its first steps would hold three
+prompts in one run and five in another. The batch size changes rounding, and now and then a sampled
+token: enough that a resumed run would differ from an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ AddRequest = Callable[[], Awaitable[Any]]
 
 
 class BatchBarrier:
-    """Holds the requests of one batch until all are there, then adds them by their keys.
+    """Holds the requests of a batch until all have arrived, then adds them in the order of keys.
 
     Args:
-        expected: how many come or are excused.
-        pause: keeps the engine from computing; begun when the first request is there.
-        resume: lets it compute.
+        parties: requests of the batch on this engine, including those that are skipped.
+        pause: stops the engine; called when the first request arrives.
+        resume: starts it again.
     """
 
     def __init__(
         self,
-        expected: int,
+        parties: int,
         pause: Callable[[], Awaitable[None]],
         resume: Callable[[], Awaitable[None]],
     ) -> None:
-        self._missing = expected
+        self._missing = parties
         self._pause, self._resume = pause, resume
         self._waiting: dict[Any, tuple[AddRequest, asyncio.Future[Any]]] = {}
         self._opening: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._complete = asyncio.Event()
-        if not expected:
+        if not parties:
             self._complete.set()
 
-    async def enter(self, key: Any, add: AddRequest) -> Any:
-        """What ``add`` returns, once every request of the batch is there.
+    async def arrive(self, key: Any, add: AddRequest) -> Any:
+        """Wait for the batch, add the request and return what ``add`` returns.
 
         Args:
-            key: orders the requests; no two have the same.
+            key: sorts the requests; unique.
 
         Raises:
-            BaseException: what the engine failed with while the batch gathered.
+            BaseException: of the engine, if it failed meanwhile.
         """
         if self._failure is not None:
             raise self._failure
@@ -55,14 +55,14 @@ class BatchBarrier:
         self._waiting[key] = (add, entered)
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
-        self._arrived()
+        self._count_one()
         return await entered
 
-    def excuse(self) -> None:
-        """One of them does not come: it failed before, or had no room for a response."""
-        self._arrived()
+    def skip(self) -> None:
+        """Count a request that will not arrive: it failed, or had no room for a response."""
+        self._count_one()
 
-    def _arrived(self) -> None:
+    def _count_one(self) -> None:
         self._missing -= 1
         if self._missing <= 0:
             self._complete.set()
@@ -76,7 +76,7 @@ class BatchBarrier:
                     await _add_request(add, entered)
             finally:
                 await self._resume()
-        except BaseException as error:  # a dead engine: all of them hear of it, the later ones too
+        except BaseException as error:  # a dead engine: fail all requests, later ones too
             self._failure = error
             for _, entered in self._waiting.values():
                 if not entered.done():
@@ -92,5 +92,5 @@ async def _add_request(add: AddRequest, entered: asyncio.Future[Any]) -> None:
         if not entered.done():
             entered.set_exception(error)
         return
-    with contextlib.suppress(asyncio.InvalidStateError):  # who asked is gone
+    with contextlib.suppress(asyncio.InvalidStateError):  # the caller was cancelled
         entered.set_result(added)

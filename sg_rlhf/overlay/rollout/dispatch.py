@@ -1,19 +1,17 @@
-"""Prompts that are handed to the rollout engines, and again where an engine is lost.
+"""Send prompts to the rollout engines, and send them again if an engine is lost.
 
-A prompt's responses depend on its place in the run alone (:mod:`sg_rlhf.sampling.request_seeds`),
-so
-that an engine in another one's place gives the same ones. All of the lost engine's prompts of the
-batch are asked again, the answered ones too: where rounding depends on what is computed together,
-only the whole batch repeats itself.
+A response depends only on its seed (:mod:`sg_rlhf.sampling.request_seeds`), so a restarted engine
+returns the same responses. If an engine is lost, its whole batch is resubmitted, completed prompts
+included: batch composition changes rounding, so part of a batch would not reproduce.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import ray
@@ -21,34 +19,34 @@ import ray
 from sg_rlhf.overlay.reporting.errors import EngineReplaced, cause_chain
 from sg_rlhf.sampling.request_seeds import SeedKey
 
-#: What vLLM raises where the process of its core is gone (vllm.v1.engine.exceptions).
+#: Raised by vLLM when the process of its core is gone (vllm.v1.engine.exceptions).
 DEAD_CORE = "EngineDeadError"
 
 
 class RequestTag(NamedTuple):
-    """What an engine is told of a prompt beside it.
+    """Sent to an engine with each prompt.
 
     Attributes:
-        draw: seeds the responses.
-        incarnation: name of the engine that is meant: one in its place has other weights.
-        batch: names the prompts that are asked together; None for one that comes later.
-        expected: responses of the batch.
+        seed_key: seeds the responses.
+        instance_id: the engine start that is meant. A restarted engine has other weights.
+        batch: id of the prompts that an engine computes together; None for a later prompt.
+        batch_size: responses in that batch on this engine.
     """
 
-    draw: SeedKey
-    incarnation: str
+    seed_key: SeedKey
+    instance_id: str
     batch: str | None
-    expected: int
+    batch_size: int
 
 
 class EngineInstance(NamedTuple):
     """One start of an engine.
 
     Attributes:
-        name: that no other has.
-        node: Ray's id of the machine.
-        processes: (id, time of its start) of the engine's own and of those under it.
-        group: Ray's id of its placement group; None for none.
+        name: unique id.
+        node: Ray's id of the node.
+        processes: (process id, start time) of the engine's process and its children.
+        group: Ray's id of the placement group; None for none.
     """
 
     name: str
@@ -58,158 +56,155 @@ class EngineInstance(NamedTuple):
 
 
 class Engines(Protocol):
-    """The rollout engines of a run, which may change."""
+    """The rollout engines of a run. Any of them may be restarted."""
 
     handles: Sequence[Any]
+    #: Held by whoever calls the trainer's ranks.
+    trainer_lock: threading.Condition
 
     @property
-    def incarnations(self) -> list[EngineInstance]:
-        """Which they are now."""
+    def instances(self) -> list[EngineInstance]:
+        """The current start of each engine."""
 
-    def replace(self, number: int, lost: str) -> None:
-        """Have an engine in the place of a lost one, with the policy's weights.
+    def replace(self, index: int, lost: str) -> None:
+        """Restart a lost engine and send it the policy's weights.
 
         Args:
-            number: of the engine.
-            lost: name of its incarnation that is lost; there is nothing to do if it is another now.
+            index: of the engine.
+            lost: id of the lost instance. Does nothing if the engine was restarted since.
 
         Raises:
-            RunStopped: it was lost too often, or does not come back.
+            RunStopped: the engine was lost too often, or does not restart.
         """
 
 
 @dataclass
-class _Prompt:
+class _Request:
+    """A prompt that was sent to an engine."""
+
     number: int
     engine: int
     arguments: dict[str, Any]
-    batch: str | None
-    expected: int = 0
-    meant: str = ""
-    answered: bool = field(default=False)
+    num_samples: int
+    batch: str | None = None
+    batch_size: int = 0
+    instance_id: str = ""
+    is_completed: bool = False
 
 
 class RolloutDispatcher:
-    """The prompts of one rollout or evaluation.
+    """Requests of one rollout or one evaluation.
 
     Args:
-        engines: whom to ask.
+        engines: the engines to use.
         seed: of the run.
-        purpose: see :class:`sg_rlhf.sampling.request_seeds.SeedKey`, as is ``step``.
-        numbers: of the prompts, in the order of asking; from 0 if None.
-        together: whether an engine computes them as one batch, for which it is paused shortly; not
-            where a weight sync pauses it.
+        namespace: see :class:`sg_rlhf.sampling.request_seeds.SeedKey` (``purpose``).
+        step: index of the rollout, for the same.
+        numbers: of the prompts, in the order in which they are submitted; 0, 1, ... if None.
+        as_one_batch: whether each engine starts the first prompts together, for which it is paused
+            briefly. Not possible while a weight sync may pause it.
     """
 
     def __init__(
         self,
         engines: Engines,
         seed: int,
-        purpose: str,
+        namespace: str,
         step: int,
         numbers: Iterator[int] | None = None,
-        together: bool = True,
+        as_one_batch: bool = True,
     ) -> None:
         self._engines = engines
-        self._draw_of: Callable[[int], SeedKey] = lambda number: SeedKey(
-            seed, purpose, step, number
-        )
-        self._together = together
+        self._seed, self._namespace, self._step = seed, namespace, step
+        self._as_one_batch = as_one_batch
         self._numbers = itertools.count() if numbers is None else numbers
-        self._prompts: list[_Prompt] = []
-        self._unsent: list[_Prompt] = []
-        self._pending: dict[Any, _Prompt] = {}
+        self._requests: list[_Request] = []
+        self._pending: dict[Any, _Request] = {}
 
-    def stand_ins(self) -> list[Any]:
-        """For upstream's choice of engines: they say how busy the engines are, and take notes."""
-        return [
-            SimpleNamespace(
-                # Not asked of the engine, which may be lost without anybody's knowing yet.
-                get_num_unfinished_requests=SimpleNamespace(
-                    remote=lambda engine=number: ray.put(self._unfinished(engine))
-                ),
-                generate_responses=SimpleNamespace(
-                    remote=lambda engine=number, **arguments: self._note(engine, arguments)
-                ),
-            )
-            for number in range(len(self._engines.handles))
-        ]
+    def submit(self, prompts: Iterable[dict[str, Any]], num_samples: int) -> None:
+        """Send prompts, each to the engine with the fewest pending responses.
 
-    def _unfinished(self, engine: int) -> int:
-        waiting = (p for p in self._pending.values() if p.engine == engine)
-        return sum(int(p.arguments["num_samples"]) for p in waiting)
+        The prompts of the first call form one batch per engine.
 
-    def _note(self, engine: int, arguments: dict[str, Any]) -> None:
-        noted = _Prompt(next(self._numbers), engine, arguments, None)
-        self._prompts.append(noted)
-        self._unsent.append(noted)
+        Args:
+            prompts: arguments of the engine's ``generate_responses``, per prompt.
+            num_samples: responses per prompt.
+        """
+        # Counted here, not asked of the engines: one of them may be lost without anyone knowing.
+        load = [0] * len(self._engines.handles)
+        for request in self._pending.values():
+            load[request.engine] += request.num_samples
+        new = []
+        for arguments in prompts:
+            engine = load.index(min(load))
+            load[engine] += num_samples
+            new.append(_Request(next(self._numbers), engine, arguments, num_samples))
+        if self._as_one_batch and not self._requests:
+            _assign_batches(new)
+        self._requests += new
+        for request in new:
+            self._send(request)
 
-    def send(self) -> None:
-        """Ask what has been noted; the first time as one batch of each engine."""
-        unsent, self._unsent = self._unsent, []
-        if self._together and len(unsent) == len(self._prompts):
-            _assign_batches(unsent)
-        for prompt in unsent:
-            self._send(prompt)
-
-    def _send(self, prompt: _Prompt) -> None:
-        prompt.meant = self._engines.incarnations[prompt.engine].name
-        asked = RequestTag(
-            self._draw_of(prompt.number), prompt.meant, prompt.batch, prompt.expected
+    def _send(self, request: _Request) -> None:
+        request.instance_id = self._engines.instances[request.engine].name
+        key = SeedKey(self._seed, self._namespace, self._step, request.number)
+        tag = RequestTag(key, request.instance_id, request.batch, request.batch_size)
+        engine = self._engines.handles[request.engine]
+        reference = engine.generate_responses.remote(
+            tag=tag, num_samples=request.num_samples, **request.arguments
         )
-        handle = self._engines.handles[prompt.engine]
-        self._pending[handle.generate_responses.remote(asked=asked, **prompt.arguments)] = prompt
+        self._pending[reference] = request
 
-    def answers(self) -> Iterator[tuple[int, list[Any]]]:
-        """A prompt's number and its responses, as they are finished.
+    def completions(self) -> Iterator[tuple[int, list[Any]]]:
+        """Yield each prompt's number and responses, in the order of completion.
 
         Raises:
-            RunStopped: an engine is lost and cannot be replaced.
+            RunStopped: an engine is lost and cannot be restarted.
         """
         lost: dict[int, str] = {}
         while self._pending or lost:
-            if not self._pending:  # the other engines' weights are not touched while they compute
+            if not self._pending:  # a restart syncs all engines, so the others must be idle
                 for engine in sorted(lost):
-                    self._ask_again(engine, lost[engine])
+                    self._resubmit(engine, lost[engine])
                 lost.clear()
                 continue
             ready, _ = ray.wait(list(self._pending), num_returns=1, timeout=10.0)
             for reference in ready:
-                prompt = self._pending.pop(reference)
+                request = self._pending.pop(reference)
                 try:
                     responses = ray.get(reference)
                 except Exception as error:
                     if not is_engine_failure(error):
                         raise
-                    lost[prompt.engine] = prompt.meant
+                    lost[request.engine] = request.instance_id
                     continue
-                if not prompt.answered:
-                    prompt.answered = True
-                    yield prompt.number, responses
+                if not request.is_completed:
+                    request.is_completed = True
+                    yield request.number, responses
 
-    def _ask_again(self, engine: int, lost: str) -> None:
+    def _resubmit(self, engine: int, lost: str) -> None:
         self._engines.replace(engine, lost)
-        again = [prompt for prompt in self._prompts if prompt.engine == engine]
-        if not all(prompt.answered for prompt in again):
-            if self._together:
-                _assign_batches(again)
-            for prompt in again:
-                self._send(prompt)
+        requests = [request for request in self._requests if request.engine == engine]
+        if all(request.is_completed for request in requests):
+            return
+        if self._as_one_batch:
+            _assign_batches(requests)
+        for request in requests:
+            self._send(request)
 
 
-def _assign_batches(prompts: Sequence[_Prompt]) -> None:
-    """Have each engine compute its prompts as one batch."""
-    name = uuid.uuid4().hex
+def _assign_batches(requests: Sequence[_Request]) -> None:
+    """Make the requests of each engine one batch."""
+    batch = uuid.uuid4().hex
     responses: dict[int, int] = {}
-    for prompt in prompts:
-        count = int(prompt.arguments["num_samples"])
-        responses[prompt.engine] = responses.get(prompt.engine, 0) + count
-    for prompt in prompts:
-        prompt.batch, prompt.expected = name, responses[prompt.engine]
+    for request in requests:
+        responses[request.engine] = responses.get(request.engine, 0) + request.num_samples
+    for request in requests:
+        request.batch, request.batch_size = batch, responses[request.engine]
 
 
 def is_engine_failure(error: BaseException) -> bool:
-    """Whether an engine's answer says that its process, or that of its core, is gone."""
+    """Whether an error of an engine call means that its process, or its core's, is gone."""
     return any(
         isinstance(e, (ray.exceptions.RayActorError, EngineReplaced))
         or type(e).__name__ == DEAD_CORE

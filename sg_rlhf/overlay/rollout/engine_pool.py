@@ -1,17 +1,30 @@
-"""The rollout engines of a run: which they are now, and another in the place of one that is lost.
+"""The rollout engines of a run: health checks, and restarts of lost engines.
 
-Ray starts an engine's process again under the same handle, as often as
-:data:`sg_rlhf.overlay.rollout.engine.MAX_RESTARTS` says. What it starts is an engine with the
-model's first weights and without a connection to the trainer: nothing may be asked of it until both
-are mended, so every engine has a name that changes (its incarnation).
+Ray restarts an engine's process under the same handle, at most
+:data:`sg_rlhf.overlay.rollout.engine.MAX_RESTARTS` times. A restarted engine has the model's
+initial weights and no weight-sync group, so each start has its own id
+(:class:`.dispatch.EngineInstance`) and :class:`EnginePool` rejoins it before it gets requests.
+
+Three threads or loops watch the engines:
+
+- :class:`StartMonitor`: until training begins. The policy's first rank waits in the weight-sync
+  rendezvous for every engine, so an engine that fails to start must end the run.
+- :func:`monitor`: during training. The controller may be in a call of upstream's that has no
+  deadline, so a silent engine is killed: its callers get an error, and Ray restarts it. Where no
+  restart is allowed, the run ends.
+- :meth:`EnginePool.check`: before each weight sync.
+
+A run that ends for its engines leaves a line in :data:`FILE`; the driver prints it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -19,19 +32,26 @@ import ray
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.overlay.cluster import placement
 from sg_rlhf.overlay.reporting import error_report
 from sg_rlhf.overlay.reporting.errors import EngineLost
 from sg_rlhf.overlay.rollout.dispatch import EngineInstance, is_engine_failure
 
-#: An engine that is started again loads its model and compiles anew.
+#: Seconds for a restarted engine to load its model and compile.
 START_TIMEOUT = 600.0
-#: An engine whose machine is gone gets a place on another within this, or there is none.
+#: Seconds for the first start of all engines, which may download the model.
+FIRST_START_TIMEOUT = 1800.0
+#: Seconds for Ray to find another node for an engine whose node is gone.
 PLACEMENT_TIMEOUT = 20.0
-#: Between two looks for it.
+#: Seconds between two checks while waiting for a restart.
 POLL_INTERVAL = 2.0
-#: For a worker that ends processes: it may have to be started itself.
+#: Seconds for a worker that kills processes; it may have to be started first.
 KILL_TIMEOUT = 120.0
+#: Seconds between two pings of an engine; a fraction of a shorter `sg.engine_timeout`.
+PING_INTERVAL = 5.0
+#: In the run directory: why the engines ended the run.
+FILE = Path("logs") / "lost_engine.txt"
 
 
 @ray.remote(num_cpus=0, max_retries=0)
@@ -48,151 +68,318 @@ class EnginePool:
 
     Args:
         handles: Ray actors.
-        allowed: how often each may be replaced.
-        rejoin: connects all engines to the trainer again and sends them its weights.
+        max_restarts: per engine.
+        rejoin: rebuilds the weight-sync group and sends the policy's weights to all engines.
 
     Attributes:
-        ranks: held by whoever gives the trainer's ranks work, as replacing an engine does. Two
-            threads that did would give it to the ranks in two orders.
+        trainer_lock: held by whoever calls the trainer's ranks; a restart does. Two threads that
+            call them would reach the ranks in different orders.
+        replaced: restarts per engine.
     """
 
-    def __init__(self, handles: Sequence[Any], allowed: int, rejoin: Callable[[], None]) -> None:
+    def __init__(
+        self, handles: Sequence[Any], max_restarts: int, rejoin: Callable[[], None]
+    ) -> None:
         self.handles = handles
-        asked = [handle.incarnation.remote() for handle in handles]
-        self.incarnations: list[EngineInstance] = ray.get(asked) if asked else []
-        self.ranks = threading.Condition()
-        #: How often each was replaced, and since when the last question.
+        references = [handle.instance.remote() for handle in handles]
+        self.instances: list[EngineInstance] = ray.get(references) if references else []
+        self.trainer_lock = threading.Condition()
         self.replaced = [0] * len(handles)
-        self._allowed, self._rejoin, self._told = allowed, rejoin, 0
+        self._max_restarts, self._rejoin, self._reported = max_restarts, rejoin, 0
 
-    def newly_replaced(self) -> int:
-        """How many were replaced since the last question."""
+    def pop_replacement_count(self) -> int:
+        """Number of restarts since the last call."""
         total = sum(self.replaced)
-        found, self._told = total - self._told, total
-        return found
+        new, self._reported = total - self._reported, total
+        return new
 
     def check(self) -> None:
-        """Replace the engines that were lost while nobody asked them.
+        """Restart engines that were lost while they had no request.
 
         Raises:
-            EngineLost: as of :meth:`replace`.
+            EngineLost: as in :meth:`replace`.
         """
-        with self.ranks:
+        with self.trainer_lock:
             self._replace(self._lost())
 
-    def replace(self, number: int, lost: str) -> None:
-        """Have an engine in the place of a lost one, with the policy's weights.
+    def replace(self, index: int, lost: str) -> None:
+        """Restart a lost engine and send it the policy's weights.
 
         Args:
-            number: of the engine.
-            lost: name of its incarnation that is lost; there is nothing to do if it is another now.
+            index: of the engine.
+            lost: id of the lost instance. Does nothing if the engine was restarted since.
 
         Raises:
-            EngineLost: it was lost more often than allowed, or does not come back.
+            EngineLost: it was lost more often than allowed, or does not restart.
         """
-        with self.ranks:
-            if self.incarnations[number].name == lost:
-                self._replace([number])
+        with self.trainer_lock:
+            if self.instances[index].name == lost:
+                self._replace([index])
 
     def _replace(self, lost: list[int]) -> None:
-        """Others may be lost with them. All must be there before any is connected."""
+        """Restart engines, and any that are lost meanwhile, then rejoin all of them at once."""
         if not lost:
             return
         while lost:
-            for number in lost:
-                self._start_another(number)
+            for index in lost:
+                self._restart(index)
             lost = self._lost()
         self._rejoin()
 
     def _lost(self) -> list[int]:
-        """The engines that do not answer any more, or are another than is known here."""
-        found = []
-        for number, handle in enumerate(self.handles):
+        """Engines that do not answer, or were restarted without this pool."""
+        lost = []
+        for index, handle in enumerate(self.handles):
             try:
-                now, _ = ray.get([handle.incarnation.remote(), handle.alive.remote()])
-                if now.name != self.incarnations[number].name:
-                    found.append(number)
+                instance, _ = ray.get([handle.instance.remote(), handle.ping.remote()])
+                if instance.name != self.instances[index].name:
+                    lost.append(index)
             except ray.exceptions.RayError as error:
                 if not is_engine_failure(error):
                     raise
-                found.append(number)
-        return found
+                lost.append(index)
+        return lost
 
-    def _start_another(self, number: int) -> None:
-        if not self.may_replace(number):
+    def _restart(self, index: int) -> None:
+        if not self.can_replace(index):
             raise EngineLost(
-                f"rollout engine {number} is lost (killed, crashed or hung), and was replaced "
-                f"{self.replaced[number]} times before (sg.engine_restarts={self._allowed})"
+                f"rollout engine {index} is lost (killed, crashed or hung), and was replaced "
+                f"{self.replaced[index]} times before (sg.engine_restarts={self._max_restarts})"
             )
-        self.replaced[number] += 1
-        print(f"rollout engine {number} is lost: starting another in its place", flush=True)
-        self.end(number)
-        self.incarnations[number] = self._started_again(number)
+        self.replaced[index] += 1
+        print(f"rollout engine {index} is lost: starting another in its place", flush=True)
+        self.terminate(index)
+        self.instances[index] = self._wait_until_restarted(index)
 
-    def may_replace(self, number: int) -> bool:
-        """Whether another may take an engine's place."""
-        return self.replaced[number] < self._allowed
+    def can_replace(self, index: int) -> bool:
+        """Whether an engine may be restarted once more."""
+        return self.replaced[index] < self._max_restarts
 
-    def end(self, number: int) -> None:
-        """End an engine's processes, whatever state they are in: Ray starts it again.
+    def terminate(self, index: int) -> None:
+        """Kill an engine's processes, whatever state they are in. Ray then restarts it.
 
-        One that is stopped by a signal ends neither itself nor what is under it.
+        A process that is stopped by a signal would end neither itself nor its children.
         """
-        lost = self.incarnations[number]
+        lost = self.instances[index]
         on_its_node = NodeAffinitySchedulingStrategy(lost.node, soft=False)
-        ending = _kill_processes.options(scheduling_strategy=on_its_node)
-        with contextlib.suppress(ray.exceptions.RayError):  # its node is gone too
-            ray.get(ending.remote(lost.processes), timeout=KILL_TIMEOUT)
+        kill = _kill_processes.options(scheduling_strategy=on_its_node)
+        with contextlib.suppress(ray.exceptions.RayError):  # the node is gone, too
+            ray.get(kill.remote(lost.processes), timeout=KILL_TIMEOUT)
 
-    def _started_again(self, number: int) -> EngineInstance:
-        """The engine that took the place."""
-        handle, lost = self.handles[number], self.incarnations[number]
-        deadline, homeless_until = time.monotonic() + START_TIMEOUT, None
-        asked = handle.incarnation.remote()
+    def _wait_until_restarted(self, index: int) -> EngineInstance:
+        handle, lost = self.handles[index], self.instances[index]
+        deadline, unplaced_until = time.monotonic() + START_TIMEOUT, None
+        reference = handle.instance.remote()
         while (now := time.monotonic()) < deadline:
-            # A question to one that has no place yet waits, or fails at once.
+            # A call to an engine without a placement waits, or fails at once.
             if _has_placement(lost):
-                homeless_until = None
-            elif now > (homeless_until := homeless_until or now + PLACEMENT_TIMEOUT):
-                raise EngineLost(_no_capacity_message(number, lost))
-            answered, _ = ray.wait([asked], timeout=min(POLL_INTERVAL, deadline - now))
-            if not answered:
+                unplaced_until = None
+            elif now > (unplaced_until := unplaced_until or now + PLACEMENT_TIMEOUT):
+                raise EngineLost(_no_capacity_message(index, lost))
+            ready, _ = ray.wait([reference], timeout=min(POLL_INTERVAL, deadline - now))
+            if not ready:
                 continue
             try:
-                found: EngineInstance = ray.get(asked)
+                instance: EngineInstance = ray.get(reference)
             except ray.exceptions.ActorUnavailableError:
-                found = lost
+                instance = lost
             except ray.exceptions.RayActorError as error:
                 raise EngineLost(
-                    f"rollout engine {number} could not be started again: "
+                    f"rollout engine {index} could not be started again: "
                     f"{error_report.summarize(error)}"
                 ) from None
-            if found.name != lost.name:
-                return found
+            if instance.name != lost.name:
+                return instance
             time.sleep(0.5)  # it is about to end
-            asked = handle.incarnation.remote()
+            reference = handle.instance.remote()
         raise EngineLost(
-            f"rollout engine {number} was not there again after {START_TIMEOUT:g} s (logs/)"
+            f"rollout engine {index} was not there again after {START_TIMEOUT:g} s (logs/)"
         )
 
 
 def _has_placement(engine: EngineInstance) -> bool:
-    """Whether the place that an engine had is still one, here or on another machine.
+    """Whether an engine's placement group is whole, on this node or another.
 
-    Ray takes a group for whole again and again while it looks for a place of a machine that is
-    gone, so its machines are asked for, too.
+    Ray reports a group as created again and again while it looks for another node, so the nodes are
+    checked, too.
     """
     if engine.group is None:
         return True
-    found = placement_group_table().get(engine.group, {})
+    group = placement_group_table().get(engine.group, {})
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-    return found.get("state") == "CREATED" and {*found["bundles_to_node_id"].values()} <= alive
+    return group.get("state") == "CREATED" and {*group["bundles_to_node_id"].values()} <= alive
 
 
-def _no_capacity_message(number: int, engine: EngineInstance) -> str:
+def _no_capacity_message(index: int, engine: EngineInstance) -> str:
     address = next((n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == engine.node), "")
     lacking = placement.missing_resources([placement.BUNDLE], placement.nodes())
     return (
-        f"rollout engine {number} is lost with its machine {address}, and no other has a place for "
+        f"rollout engine {index} is lost with its machine {address}, and no other has a place for "
         f"it: {lacking}"
     )
+
+
+# -- health checks -----------------------------------------------------------------------------
+
+
+class StartMonitor:
+    """Ends the start of a run whose engines fail to start. Runs in a thread until stopped.
+
+    The policy's first rank waits for every engine in the weight-sync rendezvous, and the driver
+    waits for the rank. Killing the ranks ends both waits.
+
+    Args:
+        handles: the engines.
+        ranks: of the policy.
+        run_dir: for :data:`FILE`; None for none.
+        timeout: seconds for all engines to answer.
+    """
+
+    def __init__(
+        self,
+        handles: Sequence[Any],
+        ranks: Sequence[Any],
+        run_dir: Path | None,
+        timeout: float = FIRST_START_TIMEOUT,
+    ) -> None:
+        self._handles, self._ranks = handles, ranks
+        self._run_dir, self._timeout = run_dir, timeout
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="engine start", daemon=True)
+        if run_dir is not None:
+            (run_dir / FILE).unlink(missing_ok=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Training begins: :func:`monitor` watches the engines from now on."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        pending = {handle.ping.remote(): index for index, handle in enumerate(self._handles)}
+        deadline = time.monotonic() + self._timeout
+        while pending and not self._stopped.is_set():
+            ready, _ = ray.wait(list(pending), num_returns=1, timeout=POLL_INTERVAL)
+            for reference in ready:
+                index = pending.pop(reference)
+                try:
+                    ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    cause = error_report.summarize(error)
+                    if not cause.startswith("rollout engine"):
+                        cause = f"rollout engine {index} did not start: {cause}"
+                    return self._abort(cause)
+            if pending and time.monotonic() > deadline:
+                return self._abort(
+                    f"rollout {_engine_names(sorted(pending.values()))} did not start within "
+                    f"{self._timeout:g} s (logs/)"
+                )
+
+    def _abort(self, line: str) -> None:
+        _leave_message(self._run_dir, line)
+        for rank in self._ranks:
+            ray.kill(rank)
+
+
+@contextlib.contextmanager
+def monitor(engines: EnginePool | None, seconds: float, run_dir: Path | None) -> Iterator[None]:
+    """Ping the engines in a thread while the block runs.
+
+    Args:
+        engines: of the run.
+        seconds: of silence after which an engine is killed, or the run ends if the engine may not
+            be restarted; 0 for no monitor.
+        run_dir: for :data:`FILE`; None for no monitor.
+    """
+    if not seconds or run_dir is None or engines is None or not engines.handles:
+        yield
+        return
+    (run_dir / FILE).unlink(missing_ok=True)
+    stopped = threading.Event()
+    thread = threading.Thread(
+        target=_monitor_forever,
+        args=(engines, seconds, run_dir, stopped),
+        name="engine monitor",
+        daemon=True,
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def failure_message(run_dir: str | Path | None) -> str | None:
+    """Why the engines ended a run; None if they did not."""
+    file = Path(run_dir) / FILE if run_dir else None
+    return file.read_text().strip() if file is not None and file.is_file() else None
+
+
+def _monitor_forever(
+    engines: EnginePool, seconds: float, run_dir: Path, stopped: threading.Event
+) -> None:
+    """Monitor, and restart after an error of the monitor itself."""
+    while not stopped.is_set():
+        try:
+            _monitor(engines, seconds, run_dir, stopped)
+        except Exception as error:
+            print(f"the watch of the rollout engines begins anew: {error_report.summarize(error)}")
+            stopped.wait(min(PING_INTERVAL, seconds / 4))
+
+
+def _monitor(engines: EnginePool, seconds: float, run_dir: Path, stopped: threading.Event) -> None:
+    #: When each engine's silence is too long.
+    deadlines = dict.fromkeys(range(len(engines.handles)), time.monotonic() + seconds)
+    pings: dict[int, Any] = {}
+    killed: set[int] = set()
+    dead: set[int] = set()
+    while not stopped.wait(min(PING_INTERVAL, seconds / 4)):
+        for index in deadlines:
+            if index not in pings:
+                pings[index] = engines.handles[index].ping.remote()
+        answered, _ = ray.wait(list(pings.values()), num_returns=len(pings), timeout=0)
+        for index in [i for i, reference in pings.items() if reference in answered]:
+            reference = pings.pop(index)
+            try:
+                ray.get(reference)
+            except ray.exceptions.RayError:
+                # Its callers get the same error and restart it, which may take a while; once.
+                if index not in dead:
+                    dead.add(index)
+                    deadlines[index] = time.monotonic() + seconds + START_TIMEOUT
+            else:
+                deadlines[index] = time.monotonic() + seconds
+                killed.discard(index)
+                dead.discard(index)
+        silent = [i for i, deadline in deadlines.items() if time.monotonic() > deadline]
+        if not silent or stopped.is_set():
+            continue
+        if any(i in killed or not engines.can_replace(i) for i in silent):
+            _abort_run(silent, seconds, run_dir)
+        for index in silent:
+            print(f"rollout engine {index} is silent for {seconds:g} s: ended", flush=True)
+            killed.add(index)
+            deadlines[index] = time.monotonic() + START_TIMEOUT
+            engines.terminate(index)
+
+
+def _abort_run(silent: Sequence[int], seconds: float, run_dir: Path) -> None:
+    _leave_message(
+        run_dir,
+        f"rollout {_engine_names(silent)} gave no sign of life for {seconds:g} s "
+        "(sg.engine_timeout): stopped, hung, or cut off from the controller",
+    )
+    os._exit(1)
+
+
+def _engine_names(indices: Sequence[int]) -> str:
+    return f"engine{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"
+
+
+def _leave_message(run_dir: Path | None, line: str) -> None:
+    """For :func:`failure_message`, and for the log."""
+    print(line, flush=True)
+    if run_dir is not None:
+        with contextlib.suppress(OSError):
+            write_whole(run_dir / FILE, line + "\n")

@@ -1,178 +1,274 @@
-"""Rollouts as experience: whole ones only, in order of prompts, with what the model wrote."""
+"""Generate responses with the rollout engines and turn them into experience."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import openrlhf.trainer.ppo_utils.samples_generator as upstream
 import torch
+from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
+from vllm import SamplingParams
 
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting.errors import RewardError
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
-from sg_rlhf.overlay.rollout.async_buffer import AsyncRolloutBuffer, PromptBatch
+from sg_rlhf.overlay.rollout.async_buffer import (
+    BUFFER_KEY,
+    AsyncRolloutBuffer,
+    OnPromptDone,
+    PromptBatch,
+)
 from sg_rlhf.overlay.rollout.dispatch import Engines, RolloutDispatcher
 from sg_rlhf.overlay.settings import worker_settings
+from sg_rlhf.overlay.settings.async_config import AsyncConfig
 from sg_rlhf.run_dir import timing_keys
+
+#: Prompts of an evaluation that are sent to the engines at a time. vLLM queues what does not fit.
+EVAL_PROMPTS = 1024
 
 
 class SGSamplesGenerator(upstream.SamplesGenerator):
-    """Upstream's generator, which ends an epoch where its prompts no longer fill a rollout.
+    """Generates whole rollouts, in the order of their prompts.
 
-    Upstream would train on the incomplete rest, whose batches do not divide evenly
-    (:mod:`sg_rlhf.overlay.settings.layout_checks`).
+    Three differences to upstream:
 
-    A dialogue's response length counts the model's own tokens. Upstream takes the distance from
-    the first to the last of them, so text that an environment wrote in between would count in the
-    metrics and in the overlong penalty. Equal to upstream's where a response is one piece.
+    - An epoch ends where its prompts no longer fill a rollout. Upstream trains on the incomplete
+      rest, whose batches do not divide evenly (:mod:`sg_rlhf.overlay.settings.layout_checks`).
+    - Responses are in the order of their prompts and not of their completion, and a lost engine is
+      replaced (:mod:`sg_rlhf.overlay.rollout.dispatch`).
+    - A dialogue's response length counts the model's own tokens. Upstream takes the distance from
+      the first to the last of them, so text that an environment wrote in between would count in
+      the metrics and in the overlong penalty.
+
+    Attributes:
+        clock: of the controller.
+        engines: restarts a lost engine.
+        step: index of the current rollout; seeds its responses.
+        buffer: of an asynchronous run; None otherwise.
     """
 
     args: Any
     vllm_engines: Any
-    #: The controller's, once it is there.
     clock: PhaseTimer = PhaseTimer()
-    #: The controller's, with which a lost engine is replaced.
     engines: Engines
-    #: What the next prompts are asked for, and after how many rollouts: their responses' seeds.
-    purpose, step = "rollout", 0
-    #: Samples of the current evaluation that are finished; None while rollouts are generated.
-    _evaluated: int | None = None
-    #: When each response of the current rollout reached the controller; None in between.
-    _arrived: list[float] | None = None
-    #: Whom the prompts go to.
-    _asking: RolloutDispatcher | None = None
-    #: Of an asynchronous run: who draws the prompts, and has the samples.
-    ahead: AsyncRolloutBuffer | None = None
-    #: The names in ``extra_logs`` of the first response.
+    step = 0
+    buffer: AsyncRolloutBuffer | None = None
+    #: Names in ``extra_logs`` of the first response.
     _log_names: set[str] | None = None
+    #: Prompts of the current epoch; None between epochs.
+    _rows: Iterator[Any] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Of each prompt that was filtered out: its responses' tokens. Threads append to it.
+        # Response tokens of each filtered prompt. Threads append to it.
         self._filtered: deque[int] = deque()
 
-    def take_filtered(self) -> int:
-        """Tokens that dynamic filtering left out since the last call."""
+    def pop_filtered_tokens(self) -> int:
+        """Tokens that dynamic filtering discarded since the last call."""
         return sum(self._filtered.popleft() for _ in range(len(self._filtered)))
 
-    def generate_samples(self, **generate_kwargs: Any) -> Any:
-        """Upstream's, timed; of an asynchronous run what was sampled ahead."""
-        if self.ahead is not None:
-            with self.clock.part("generation"):  # the wait for it
-                return self.ahead.take(self.step)
-        with self.clock.part("engines_wake"):  # and sleep; generating is a part of its own
-            samples, share, drawn, over = super().generate_samples(**generate_kwargs)
-        if share is not None:
-            # Upstream counts a prompt that passed the filter once for each of its responses.
-            responses = self.args.rollout.n_samples_per_prompt
-            share = 100.0 * round(share * drawn / (100 * responses)) / drawn
-        return samples, share, drawn, over
+    @torch.no_grad()
+    def generate_samples(self, **generate_kwargs: Any) -> tuple[list[Any], float | None, int, bool]:
+        """Responses to the next ``rollout.batch_size`` prompts.
 
-    def generate_eval_samples(self, **generate_kwargs: Any) -> list[Any]:
-        """Upstream's, with a count of the finished samples for the terminal."""
-        self._evaluated = 0
-        try:
-            found: list[Any] = super().generate_eval_samples(**generate_kwargs)
-            return found
-        finally:
-            self._evaluated = None
-
-    def _generate_vllm(
-        self, dataloader_iter: Iterator[Any], num_prompts: int, dynamic_filtering: bool, **kw: Any
-    ) -> tuple[list[Any], int, bool]:
-        """The samples of ``num_prompts`` prompts; of training prompts all of them or none, in the
-        order in which the prompts were drawn and not in that of completion.
-
-        Upstream's, which has neither that order nor an answer to an engine that is lost.
+        An asynchronous run takes them from its buffer, once they are complete.
 
         Returns:
-            Samples, prompts drawn, and whether the data set is exhausted.
+            Samples (none if the epoch's prompts do not fill a rollout), the share of prompts that
+            passed dynamic filtering in % (None without it), prompts read from the data set, and
+            whether the epoch is over.
         """
-        drawn = list(itertools.islice(dataloader_iter, num_prompts))  # the loader's batch is 1
-        short = len(drawn) < num_prompts
-        if dataloader_iter is not getattr(self, "_dataloader_iter", None):  # an evaluation
-            return self._responses_to(drawn, iter(()), False, **kw)[0], len(drawn), short
-        if short:
-            return [], len(drawn), True
-        self._arrived = []
-        with self.clock.part("generation"):
-            samples, replaced, exhausted = self._responses_to(
-                drawn, dataloader_iter, dynamic_filtering, **kw
-            )
-        group = self.args.rollout.n_samples_per_prompt
-        # A prompt's responses arrive together.
-        waited = timing_keys.longest_response(self._arrived[::group])
-        self._arrived = None
-        self.clock.move(waited, "generation", "longest_response")
-        # Dynamic filtering may find no replacement for what it filtered out.
-        whole = len(samples) >= num_prompts * group
-        return samples if whole or not exhausted else [], len(drawn) + replaced, exhausted
+        if self.buffer is not None:
+            with self.clock.section("generation"):  # waiting
+                return self.buffer.pop_batch(self.step)
+        if self._rows is None:
+            self._rows = iter(self.prompts_dataloader)
+        # Waking the engines and putting them to sleep; generation is a section of its own.
+        with self.clock.section("engines_wake"):
+            self._call_if_sleeping("wake_up")
+            samples, drawn, exhausted = self._generate_rollout(self._rows, **generate_kwargs)
+            self._call_if_sleeping("sleep")
+        if exhausted:
+            self._rows = None
+        pass_rate = None
+        if self.args.algo.dynamic_filtering_enable and drawn:
+            passed = len(samples) // self.args.rollout.n_samples_per_prompt
+            pass_rate = 100.0 * passed / drawn
+        return samples, pass_rate, drawn, exhausted
 
-    def _responses_to(
-        self, drawn: list[Any], more: Iterator[Any], filtering: bool, **kw: Any
-    ) -> tuple[list[Any], int, bool]:
-        """Samples in order of their prompts, how many prompts of ``more`` took the place of those
-        that dynamic filtering left out, and whether there was none left."""
-        self._asking = asking = RolloutDispatcher(
-            self.engines, self.args.train.seed, self.purpose, self.step
-        )
+    def _generate_rollout(self, rows: Iterator[Any], **kw: Any) -> tuple[list[Any], int, bool]:
+        """Samples of a whole rollout or none, prompts drawn, whether the data is exhausted."""
+        size = self.args.rollout.batch_size
+        batch = list(itertools.islice(rows, size))  # the loader's batches have one prompt
+        if len(batch) < size:
+            return [], len(batch), True
+        filtering = self.args.algo.dynamic_filtering_enable
+        dispatcher = RolloutDispatcher(self.engines, self.args.train.seed, "rollout", self.step)
         accepted: dict[int, list[Any]] = {}
-        replaced, exhausted = 0, False
-        try:
-            self._ask(drawn, **kw)
-            for prompt, responses in asking.answers():
-                samples = [self._process_response_into_experience(r, **kw) for r in responses]
+        completion_times = []
+        drawn, exhausted = len(batch), False
+        with self.clock.section("generation"):
+            self._submit(dispatcher, batch, **kw)
+            for number, responses in dispatcher.completions():
+                completion_times.append(time.perf_counter())
+                samples = self._experiences(responses, **kw)
                 if not (filtering and self._is_filtered_out(samples)):
-                    accepted[prompt] = samples
+                    accepted[number] = samples
                     continue
-                instead = list(itertools.islice(more, 1))
-                exhausted |= not instead
-                replaced += len(instead)
-                self._ask(instead, **kw)
-        finally:
-            self._asking = None
-        return [s for prompt in sorted(accepted) for s in accepted[prompt]], replaced, exhausted
+                replacement = list(itertools.islice(rows, 1))
+                exhausted |= not replacement
+                drawn += len(replacement)
+                self._submit(dispatcher, replacement, **kw)
+        tail = timing_keys.longest_response(completion_times)
+        self.clock.reassign(tail, "generation", "longest_response")
+        # Dynamic filtering may not find enough replacements.
+        if exhausted and len(accepted) < size:
+            return [], drawn, True
+        return _in_order(accepted), drawn, exhausted
 
-    def sample_ahead(
+    @torch.no_grad()
+    def generate_eval_samples(
+        self, loader: Any, namespace: str = "rollout", **generate_kwargs: Any
+    ) -> list[Any]:
+        """Responses to every prompt of an evaluation set, in the order of the prompts.
+
+        Args:
+            loader: yields one prompt at a time.
+            namespace: of the responses' seeds.
+            generate_kwargs: sampling settings, with ``n_samples_per_prompt``.
+
+        Raises:
+            RewardError: a reward is not finite.
+        """
+        rows = iter(loader)
+        total = len(loader) * generate_kwargs["n_samples_per_prompt"]
+        all_samples: list[Any] = []
+        self._call_if_sleeping("wake_up")
+        size = max(EVAL_PROMPTS, self.args.rollout.batch_size)
+        is_exhausted = False
+        while not is_exhausted:
+            batch = list(itertools.islice(rows, size))
+            is_exhausted = len(batch) < size
+            dispatcher = RolloutDispatcher(self.engines, self.args.train.seed, namespace, self.step)
+            self._submit(dispatcher, batch, **generate_kwargs)
+            completed: dict[int, list[Any]] = {}
+            for number, responses in dispatcher.completions():
+                completed[number] = self._experiences(responses, **generate_kwargs)
+                for sample in completed[number]:
+                    _refuse_non_finite(sample)  # there is no update that could skip it
+                finished = len(all_samples) + sum(map(len, completed.values()))
+                activity.show_progress(finished, total)
+            all_samples += _in_order(completed)
+        self._call_if_sleeping("sleep")
+        return all_samples
+
+    @torch.no_grad()
+    def generate_async(
         self,
-        unit: PromptBatch,
-        answer: Callable[[int, list[Any]], list[Any]],
+        batch: PromptBatch,
+        on_prompt_done: OnPromptDone,
         engines: Engines,
         **kw: Any,
     ) -> None:
-        """The responses to a unit's prompts, in a thread beside the controller's own.
+        """Responses to the pending prompts of a batch. Runs in a thread of the async buffer.
 
         Args:
-            answer: hears a prompt's place and its samples, [] of one that dynamic filtering leaves
-                out, and returns the rows to ask in its place.
-            engines: who replaces a lost one.
+            batch: prompts to complete.
+            on_prompt_done: called with a prompt's index and its samples ([] if dynamic filtering
+                discards it); returns the prompts to submit instead.
+            engines: restarts a lost engine.
         """
-        apart = copy.copy(self)  # an evaluation changes this one meanwhile
-        apart._evaluated = apart._arrived = None
-        todo = unit.unanswered()
-        numbers = itertools.chain(todo, itertools.count(len(unit.drawn)))
+        pending = batch.pending()
+        numbers = itertools.chain(pending, itertools.count(len(batch.prompts)))
         train = self.args.train
-        apart._asking = asking = RolloutDispatcher(
-            engines, train.seed, "rollout", unit.number, numbers, not train.partial_rollout_enable
+        dispatcher = RolloutDispatcher(
+            engines, train.seed, "rollout", batch.number, numbers, not train.partial_rollout_enable
         )
-        apart._ask([unit.drawn[place] for place in todo], **kw)
+        self._submit(dispatcher, [batch.prompts[index] for index in pending], **kw)
         filtering = self.args.algo.dynamic_filtering_enable
-        for place, responses in asking.answers():
-            samples = [apart._process_response_into_experience(r, **kw) for r in responses]
-            filtered = filtering and apart._is_filtered_out(samples)
-            apart._ask(answer(place, [] if filtered else samples), **kw)
+        for index, responses in dispatcher.completions():
+            samples = self._experiences(responses, **kw)
+            is_filtered = filtering and self._is_filtered_out(samples)
+            self._submit(dispatcher, on_prompt_done(index, [] if is_filtered else samples), **kw)
+
+    def start_async(
+        self,
+        config: AsyncConfig,
+        states: dict[str, Any],
+        engines: Engines,
+        generate_kwargs: dict[str, Any],
+    ) -> AsyncRolloutBuffer:
+        """Take rollouts from a buffer from now on. It submits no prompt yet.
+
+        Args:
+            config: of the run.
+            states: a checkpoint's client state, or that of a new run.
+            engines: restarts a lost engine.
+            generate_kwargs: of :meth:`generate_async`.
+        """
+
+        def sample(batch: PromptBatch, on_prompt_done: OnPromptDone) -> None:
+            self.generate_async(batch, on_prompt_done, engines, **generate_kwargs)
+
+        epochs = self.args.train.num_episodes - states["episode"]
+        self.buffer = AsyncRolloutBuffer(
+            config, self.prompts_dataloader, epochs, sample, engines.trainer_lock
+        )
+        # The controller loads the loader's state after the first weight sync.
+        if loader := states.get("data_loader_state_dict"):
+            self.buffer.restore({**states.get(BUFFER_KEY, {}), "loader": loader})
+        return self.buffer
+
+    def _call_if_sleeping(self, method: str) -> None:
+        if self.args.vllm.enable_sleep:
+            batch_vllm_engine_call(self.vllm_engines, method)
+
+    def _submit(self, dispatcher: RolloutDispatcher, rows: list[Any], **kw: Any) -> None:
+        """Send prompts to the engines.
+
+        Args:
+            rows: of the data loader, (sources, prompts, labels, images) of one prompt each.
+            kw: upstream's generation settings; those not set have upstream's defaults.
+        """
+        if not rows:
+            return
+        wants_log_probs = (
+            self.args.algo.advantage.is_correction_level != "off"
+            or worker_settings.needs_engine_log_probs(self.args)
+        )
+        sampling_params = SamplingParams(
+            temperature=kw.get("temperature", 1.0),
+            top_p=kw.get("top_p", 1.0),
+            top_k=kw.get("top_k", -1),
+            max_tokens=kw.get("max_new_tokens"),  # None: what the context leaves
+            min_tokens=kw.get("min_new_tokens", 1),
+            skip_special_tokens=kw.get("skip_special_tokens", False),
+            logprobs=1 if wants_log_probs else None,
+        )
+        prompts = [
+            {
+                "prompt": prompt,
+                "label": label,
+                "images": images,
+                "sampling_params": sampling_params,
+                "max_length": kw.get("max_len", 2048),
+                "hf_tokenizer": self.tokenizer,
+            }
+            for _, *columns in rows
+            for prompt, label, images in zip(*columns, strict=True)
+        ]
+        n_samples = kw.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
+        dispatcher.submit(prompts, n_samples)
 
     def _is_filtered_out(self, samples: list[Any]) -> bool:
-        """Whether the mean score of a prompt's responses is outside of the filter's range.
+        """Whether the mean score of a prompt's responses is outside the filter's range.
 
-        Of those that have tokens; without any there is nothing to train. Counts the tokens of what
-        is filtered out.
+        Responses without a token do not count; a prompt with no other has nothing to train on.
+        Adds the tokens of a filtered prompt to the count.
         """
         if not samples or any(sample.scores is None for sample in samples):
             return False
@@ -186,83 +282,56 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
         self._filtered.append(sum(int(sample.action_mask.sum()) for sample in samples))
         return True
 
-    def _ask(self, drawn: list[Any], **kw: Any) -> None:
-        if not drawn:
-            return
-        _, prompts, labels, images = map(list, zip(*drawn, strict=True))
-        flat = [list(itertools.chain.from_iterable(part)) for part in (prompts, labels, images)]
-        self._dispatch_prompts_to_vllm(flat[0], flat[1], images=flat[2], **kw)
-
-    def _dispatch_prompts_to_vllm(self, prompts: list[str], labels: list[str], **kw: Any) -> Any:
-        """Upstream's choice of an engine for each prompt, whose request then goes our way."""
-        assert self._asking is not None, "outside of _responses_to"
-        with self._asked_for_log_probs():
-            engines, self.vllm_engines = self.vllm_engines, self._asking.stand_ins()
-            try:
-                super()._dispatch_prompts_to_vllm(prompts, labels, **kw)
-            finally:
-                self.vllm_engines = engines
-        self._asking.send()
-
-    @contextlib.contextmanager
-    def _asked_for_log_probs(self) -> Iterator[None]:
-        """Upstream asks for the engine's log-probs only where a correction reads them."""
-        args: Any = self.args
-        if not worker_settings.needs_engine_log_probs(args):
-            yield
-            return
-        self.args = copy.copy(args)
-        self.args.algo = copy.copy(args.algo)
-        self.args.algo.advantage = copy.copy(args.algo.advantage)
-        self.args.algo.advantage.is_correction_level = "token"
-        try:
-            yield
-        finally:
-            self.args = args
+    def _experiences(self, responses: Iterable[Any], **kw: Any) -> list[Any]:
+        return [self._process_response_into_experience(response, **kw) for response in responses]
 
     def _process_response_into_experience(self, response: Any, **generate_kwargs: Any) -> Any:
-        if self._arrived is not None:
-            self._arrived.append(time.perf_counter())
+        """Upstream's conversion, with the length, the truncation and the weight versions.
+
+        Args:
+            response: one item of an engine's ``generate_responses``.
+
+        Returns:
+            An ``Experience`` of one sample, with ``weight_runs``.
+        """
         self._check_log_names(response)
         experience = super()._process_response_into_experience(response, **generate_kwargs)
-        if self._evaluated is not None:
-            _refuse_non_finite(experience)  # there is no update that could do without it
         experience.response_length = experience.action_mask.sum(dim=-1)
-        if _is_cut_off(response, generate_kwargs.get("max_len", 2048)):
+        if _fills_context(response, generate_kwargs.get("max_len", 2048)):
             experience.truncated = torch.ones_like(experience.truncated)
         experience.weight_runs = response.get("weight_versions")
-        if self._evaluated is not None:
-            self._evaluated += 1
-            samples = generate_kwargs["n_samples_per_prompt"]
-            activity.show_progress(self._evaluated, len(self.eval_dataloader) * samples)
         return experience
 
     def _check_log_names(self, response: Any) -> None:
-        """Upstream makes one column of each name, which must have a value for every response."""
+        """Upstream makes one column per name, which needs a value for every response."""
         names = {*(response.get("extra_logs") or {})}
         if self._log_names is None:
             self._log_names = names
-        odd = sorted(names ^ self._log_names)
-        if odd:
+        different = sorted(names ^ self._log_names)
+        if different:
             raise RewardError(
-                f"the reward function gave `extra_logs` with {odd[0]!r} for some responses only; "
-                "expected the same names for every response (prompt: "
+                f"the reward function gave `extra_logs` with {different[0]!r} for some responses "
+                "only; expected the same names for every response (prompt: "
                 f"{response['prompt'][-200:]!r})"
             )
 
 
-def _is_cut_off(response: Any, max_len: int) -> bool:
-    """Whether what an environment wrote fills the context, so that the model could not go on.
+def _in_order(samples_by_prompt: dict[int, list[Any]]) -> list[Any]:
+    return [s for number in sorted(samples_by_prompt) for s in samples_by_prompt[number]]
 
-    Upstream's executor of several turns ends there, and calls it a proper end.
+
+def _fills_context(response: Any, max_len: int) -> bool:
+    """Whether an environment's text fills the context, so that the model could not continue.
+
+    Upstream's multi-turn executor stops there, and does not mark the response as truncated.
     """
-    tokens = len(response["observation_tokens"])
-    own_end = max((end for _, end in response["action_ranges"]), default=0)
-    return own_end < tokens and tokens >= max_len
+    n_tokens = len(response["observation_tokens"])
+    last_action = max((end for _, end in response["action_ranges"]), default=0)
+    return last_action < n_tokens and n_tokens >= max_len
 
 
 def _refuse_non_finite(experience: Any) -> None:
-    """The engine lets such a reward pass with ``sg.on_nonfinite=skip``."""
+    """With ``sg.on_nonfinite=skip`` the engine accepts such a reward."""
     rewards = experience.rewards
     if rewards is not None and not bool(torch.isfinite(rewards).all()):
         raise RewardError(

@@ -1,4 +1,4 @@
-"""How far an asynchronous run samples ahead of its updates, by its settings."""
+"""Settings of asynchronous rollouts."""
 
 from __future__ import annotations
 
@@ -6,41 +6,42 @@ from typing import Any, NamedTuple
 
 
 class AsyncConfig(NamedTuple):
-    """How far ahead.
+    """How far generation may run ahead of the updates.
 
     Attributes:
-        rollouts: how many may be asked for before the one that is trained is through.
-        bound: the largest staleness of a token that is trained.
-        drop: leave out what is too old; else it is never asked for too early.
-        batch: prompts of a rollout.
-        unit: prompts that are asked for together.
-        overlaps: units are sampled beside each other (``train.partial_rollout_enable``), and not
-            one after the other, where what an engine computes together is always the same.
-        filters: whether prompts without a signal are replaced (``algo.dynamic_filtering_enable``).
+        max_in_flight: rollouts that may be requested beyond the one that is trained.
+        max_staleness: largest age of a trained token, in weight syncs.
+        drop_stale: drop samples that are too old; otherwise never request them too early.
+        batch_size: prompts of a rollout.
+        request_size: prompts that are submitted together.
+        partial: requests overlap, and a weight sync interrupts them
+            (``train.partial_rollout_enable``). Otherwise they run one after the other.
+        dynamic_filtering: whether prompts without a signal are replaced
+            (``algo.dynamic_filtering_enable``).
     """
 
-    rollouts: int
-    bound: int
-    drop: bool
-    batch: int
-    unit: int
-    overlaps: bool = False
-    filters: bool = False
+    max_in_flight: int
+    max_staleness: int
+    drop_stale: bool
+    batch_size: int
+    request_size: int
+    partial: bool = False
+    dynamic_filtering: bool = False
 
 
 def async_config(args: Any) -> AsyncConfig | None:
-    """The settings of a run; None of a synchronous one."""
+    """The settings of a run; None for a synchronous one."""
     if not args.train.async_enable:
         return None
-    bound, queue = args.sg.max_staleness, args.train.async_queue_size
-    drop = args.sg.stale == "drop"
-    batch = args.rollout.batch_size
+    max_staleness, queue_size = args.sg.max_staleness, args.train.async_queue_size
+    drop_stale = args.sg.stale == "drop"
+    batch_size = args.rollout.batch_size
     return AsyncConfig(
-        rollouts=queue if drop else min(bound, queue),
-        bound=bound,
-        drop=drop,
-        batch=batch,
-        unit=args.rollout.vllm_generate_batch_size or batch,
-        overlaps=args.train.partial_rollout_enable,
-        filters=args.algo.dynamic_filtering_enable,
+        max_in_flight=queue_size if drop_stale else min(max_staleness, queue_size),
+        max_staleness=max_staleness,
+        drop_stale=drop_stale,
+        batch_size=batch_size,
+        request_size=args.rollout.vllm_generate_batch_size or batch_size,
+        partial=args.train.partial_rollout_enable,
+        dynamic_filtering=args.algo.dynamic_filtering_enable,
     )

@@ -80,7 +80,7 @@ def _engine_log_probs(engines: Engines, sequences: list[list[int]]) -> list[list
     """Per engine, in their order: the log-probs of each sequence."""
     results: dict[int, list[list[float]]] = {}
     while len(results) < len(engines.handles):
-        names = [incarnation.name for incarnation in engines.incarnations]
+        names = [instance.name for instance in engines.instances]
         pending = {
             index: [engine.prompt_log_probs.remote(ids) for ids in sequences]
             for index, engine in enumerate(engines.handles)

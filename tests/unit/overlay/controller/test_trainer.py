@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import threading
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,14 @@ import ray
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from sg_rlhf.overlay.controller.trainer import TOKENS, SGPPOTrainer, _share_without_signal
+from sg_rlhf.overlay.controller import engine_sync, rollout_stats, run_start
+from sg_rlhf.overlay.controller import trainer as controller
+from sg_rlhf.overlay.controller.controller_state import TOKENS, ControllerState
+from sg_rlhf.overlay.controller.engine_sync import EngineSync
+from sg_rlhf.overlay.controller.evaluation_loop import EvaluationLoop
+from sg_rlhf.overlay.controller.metric_log import MetricLog
+from sg_rlhf.overlay.controller.sample_log import SampleLog
+from sg_rlhf.overlay.controller.trainer import SGPPOTrainer
 from sg_rlhf.overlay.driver import run as cli
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting import terminal as progress
@@ -29,6 +37,7 @@ from sg_rlhf.overlay.reporting.errors import (
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
 from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
 from sg_rlhf.overlay.rollout.engine_pool import START_TIMEOUT
+from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
 from sg_rlhf.overlay.settings import layout_checks
 from sg_rlhf.overlay.settings.async_config import AsyncConfig
 from sg_rlhf.run_dir import jsonl_log
@@ -41,31 +50,51 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
     made: Any = object.__new__(SGPPOTrainer)
     made.args = SimpleNamespace(
         rollout=SimpleNamespace(batch_size=4, n_samples_per_prompt=4),
-        train=SimpleNamespace(batch_size=8, num_episodes=3, max_epochs=1, enable_ema=False),
+        train=SimpleNamespace(
+            batch_size=8,
+            num_episodes=3,
+            max_epochs=1,
+            enable_ema=False,
+            async_enable=False,
+            partial_rollout_enable=False,
+            dynamic_batch_enable=False,
+        ),
         algo=SimpleNamespace(dynamic_filtering_enable=False),
         vllm=SimpleNamespace(enable_sleep=False),
         eval=SimpleNamespace(steps=2, temperature=1.0, n_samples_per_prompt=1),
     )
-    made._sg = SimpleNamespace(engine_timeout=0.0, engine_restarts=3, **sg)
+    made._sg = made.args.sg = SimpleNamespace(
+        engine_timeout=0.0, engine_restarts=3, wandb="disabled", **sg
+    )
     made.vllm_engines = []
     made.actor_model_group = made.reference_model_group = None
     made.critic_model_group = made.reward_model_group = None
-    made.samples_generator = SimpleNamespace(take_filtered=lambda: 0)
+    made.samples_generator = SimpleNamespace(pop_filtered_tokens=lambda: 0, buffer=None)
     made.kl_ctl = SimpleNamespace(value=0.001)
-    made._tokens = {"generated_tokens": 0, "trained_tokens": 0}
+    made._state = ControllerState(made.samples_generator, made.kl_ctl)
     made._plan = layout_checks.plan(prompts, made.args)
     made.prompts_dataloader = SimpleNamespace(dataset=SimpleNamespace(check=lambda: None))
-    made._eval_sets, made.eval_dataloader = [], None
-    made._run_dir, made._probe, made._syncs = None, [], 0
-    made._evaluated = made._resumed = None
-    made._clock = PhaseTimer()
+    made._run_dir, made._engine_start = None, None
+    made._async_config = made._buffer = None
+    made._staleness, made._sync_metrics = {}, {}
+    made._clock, made.generate_kwargs = PhaseTimer(), {}
+    made._sample_log = SampleLog(made.args, None)
+    log_to(made, None)
     return made
+
+
+def log_to(made: Any, run_dir: Path | None) -> None:
+    made._run_dir = run_dir
+    made._log = MetricLog(made.args, run_dir, None, None)
+    made._evaluation = EvaluationLoop(
+        made.args, [], None, made.samples_generator, {}, made._clock, made._log
+    )
 
 
 def test_the_plan_has_whole_rollouts_and_says_what_it_leaves_out(tmp_path: Path) -> None:
     made = trainer()
     assert made.get_max_steps() == 2 * 3 * 2
-    made._write_plan(tmp_path, {})
+    run_start.write_plan(tmp_path, made._plan, {})
     plan = json.loads((tmp_path / progress.PLAN).read_text())
     assert plan["rollouts"] == 6
     terminal = io.StringIO()
@@ -140,15 +169,22 @@ def test_a_resumed_run_checks_the_syncs_that_follow_a_rollout(
     monkeypatch: pytest.MonkeyPatch, every: int, checked: list[int]
 ) -> None:
     made = trainer(sync_check_every=every)
-    found = []
-    monkeypatch.setattr(made, "_send_weights", lambda: None)
-    monkeypatch.setattr(made, "_check_sync", lambda: found.append(made._syncs) or {"sync": 0.0})
+    checked_syncs = []
+
+    class Sync(EngineSync):
+        def send(self) -> None:
+            """Nothing to send."""
+
+    monkeypatch.setattr(
+        engine_sync.log_prob_check, "check", lambda *given: checked_syncs.append(given[-1]) or {}
+    )
+    made._sync = Sync(made.args, None, [])
     made.broadcast_to_vllm()  # on resuming, before any rollout
-    assert not found and not made._sync_metrics
-    made._probe = [([1, 2], [True])]
+    assert not checked_syncs and not made._sync_metrics
+    made._sample_log.check_batch = [([1, 2], [True])]
     for _ in range(4):
         made.broadcast_to_vllm()
-    assert found == checked
+    assert checked_syncs == checked
 
 
 @pytest.fixture
@@ -159,25 +195,26 @@ def stopped_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         rows = [{"global_step": s, "again": False} for s in evaluated]
         jsonl_log.append(tmp_path / jsonl_log.EVALUATIONS, rows)
         made, saved = trainer(eval_at_start=True, eval_at_end=True), []
-        made._run_dir, made.eval_dataloader, made.generate_kwargs = tmp_path, [1], {}
-        made._wandb = made._tensorboard = None
+        log_to(made, tmp_path)
+        made._evaluation._loader = [1]
+        states = {
+            "global_step": step, "episode": 0, "total_consumed_prompts": 0,
+            "data_loader_state_dict": {},
+        }  # fmt: skip
+        monkeypatch.setattr(made, "init_checkpoint_states", lambda: states)
+        monkeypatch.setattr(made, "restore_best_checkpoint_state", lambda _states: None)
+        monkeypatch.setattr(run_start, "prepare_run_dir", lambda *_: None)
+        monkeypatch.setattr(made, "broadcast_to_vllm", lambda: None)
+
+        def train(_episode: int, _prompts: int) -> None:
+            made._global_step = max(step, 1)
+
+        monkeypatch.setattr(made, "_train", train)
+        if not step:  # as prepare_run_dir does
+            jsonl_log.drop_after(tmp_path, -1)
         monkeypatch.setattr(
-            made, "init_checkpoint_states", lambda: {"global_step": step, "episode": 0}
+            made._evaluation, "_evaluate", lambda *_: {"eval_accuracy": 1.0, "again": True}
         )
-        monkeypatch.setattr(made, "_send_weights", lambda: None)
-
-        def fit(self: Any, _global_step: int) -> None:
-            if step:
-                self.broadcast_to_vllm()
-            self._global_step = max(step, 1)
-
-        def evaluate(global_step: int, **_: Any) -> dict[str, float]:
-            made._write(jsonl_log.EVALUATIONS, [{"global_step": global_step, "again": True}])
-            made._evaluated = global_step
-            return {"eval_accuracy": 1.0}
-
-        monkeypatch.setattr(UPSTREAM, "fit", fit)
-        monkeypatch.setattr(made, "evaluate", evaluate)
         monkeypatch.setattr(made, "save_best_checkpoint", lambda *given: saved.append(given))
         made.fit()
         rows = jsonl_log.read(tmp_path / jsonl_log.EVALUATIONS)
@@ -189,7 +226,8 @@ def stopped_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_resumed_run_makes_up_for_the_evaluation_that_a_kill_lost(stopped_at: Any) -> None:
     rows, saved = stopped_at(4, evaluated=[0, 2])
     assert rows == [(0, False), (2, False), (4, True)]
-    assert saved == [({"eval_accuracy": 1.0}, 4, {"global_step": 4, "episode": 0})]
+    ((metrics, step, states),) = saved
+    assert (metrics["eval_accuracy"], step, states["global_step"]) == (1.0, 4, 4)
 
 
 def test_what_was_evaluated_is_not_evaluated_again(stopped_at: Any) -> None:
@@ -220,13 +258,15 @@ def test_the_best_checkpoint_of_a_lost_evaluation_holds_what_the_resumed_one_hel
     if made_by == "asynchronous":
         states[BUFFER_KEY] = kept
     made, saved = trainer(), []
-    made._lead, made._resumed = AsyncConfig(1, 1, False, batch=4, unit=4), states
-    made.prompts_dataloader = StatefulDataLoader(range(8), batch_size=1)
-    made._engines = SimpleNamespace(ranks=threading.Condition())
-    made._sample_ahead(made._lead, states)
-    monkeypatch.setattr(made, "_evaluate_now", lambda _step: {"eval_accuracy": 1.0})
+    generator: Any = object.__new__(SGSamplesGenerator)
+    generator.args, generator._filtered = made.args, deque()
+    generator.prompts_dataloader = StatefulDataLoader(range(8), batch_size=1)
+    made._state = ControllerState(generator, made.kl_ctl)
+    engines: Any = SimpleNamespace(trainer_lock=threading.Condition())
+    config = AsyncConfig(1, 1, False, batch_size=4, request_size=4)
+    generator.start_async(config, states, engines, {})
     monkeypatch.setattr(UPSTREAM, "save_best_checkpoint", lambda *given: saved.append(given[-1]))
-    made._evaluate_resumed()
+    made.save_best_checkpoint({"eval_accuracy": 1.0}, 4, dict(states))
     (client_states,) = saved
     assert client_states["data_loader_state_dict"] == place
     if made_by == "asynchronous":
@@ -240,12 +280,23 @@ def test_responses_without_a_token_are_counted(
     monkeypatch: pytest.MonkeyPatch, empty: int, found: float | None
 ) -> None:
     made = trainer()
-    made.experience_maker = SimpleNamespace(empty_responses=empty, waiting_share=None)
-    made._engines = SimpleNamespace(newly_replaced=lambda: 0)
-    made._async_metrics, made._sync_metrics = {}, {}
-    monkeypatch.setattr(UPSTREAM, "train_step", lambda *_: ({}, 1))
-    status, _ = made.train_step([], 0)
-    assert status.get("rollout/empty_responses") == found
+    experience = SimpleNamespace(sequences=torch.ones(1, 2), info={"reward": torch.ones(1)})
+    made.experience_maker = SimpleNamespace(
+        empty_responses=empty,
+        idle_fraction=None,
+        make_experience_batch=lambda _samples: [experience],
+    )
+    made.tokenizer = SimpleNamespace(decode=lambda *_, **__: "")
+    made._engines = SimpleNamespace(pop_replacement_count=lambda: 0)
+    made._sync = SimpleNamespace()
+    stats = {"rollout/num_samples": 1.0}
+    monkeypatch.setattr(controller, "rollout_stats", lambda *_: stats)
+    monkeypatch.setattr(made._sample_log, "collect", lambda *_: None)
+    monkeypatch.setattr(made, "_send_to_ranks", lambda _experiences: None)
+    monkeypatch.setattr(made, "ppo_train", lambda _step: {})
+    made.vllm_engines = None
+    metrics, step = made.train_step([], 0)
+    assert metrics.get("rollout/empty_responses") == found and step == 1
 
 
 @pytest.mark.parametrize(("of_ranks", "seconds"), [(120.0, 150.0), (float("inf"), START_TIMEOUT)])
@@ -253,7 +304,7 @@ def test_connecting_engines_again_has_a_deadline(
     monkeypatch: pytest.MonkeyPatch, of_ranks: float, seconds: float
 ) -> None:
     """A rank waits in the rendezvous for an engine that is lost meanwhile."""
-    made, waited = trainer(), []
+    waited = []
 
     def get(references: Any, timeout: float | None = None) -> Any:
         if references == ["sync_deadline"]:
@@ -261,12 +312,11 @@ def test_connecting_engines_again_has_a_deadline(
         waited.append((references, timeout))
         raise ray.exceptions.GetTimeoutError
 
-    made._sync_deadline = None
-    made.actor_model_group = SimpleNamespace(async_run_method=lambda method_name: [method_name])
+    policy = SimpleNamespace(async_run_method=lambda method_name: [method_name])
     local = SimpleNamespace(get=get, exceptions=ray.exceptions)
-    monkeypatch.setattr("sg_rlhf.overlay.controller.trainer.ray", local)
+    monkeypatch.setattr(engine_sync, "ray", local)
     with pytest.raises(SyncError, match=f"were not connected to the trainer .* {seconds:g} s"):
-        made._rejoin_engines()
+        EngineSync(trainer().args, policy, [])._rejoin()
     assert waited == [(["join_engines"], seconds)]
 
 
@@ -276,10 +326,11 @@ def test_an_evaluations_row_counts_the_engines_that_were_replaced_in_it(
 ) -> None:
     """No rollout's row is written after the last evaluation."""
     made = trainer()
-    made._run_dir, made._wandb, made._tensorboard = tmp_path, None, None
-    made._engines = SimpleNamespace(newly_replaced=lambda: replaced)
-    monkeypatch.setattr(UPSTREAM, "evaluate", lambda *_, **__: {"eval_accuracy": 1.0})
-    made.evaluate(4, temperature=1.0, n_samples_per_prompt=1)
+    log_to(made, tmp_path)
+    made._evaluation._loader = [1]
+    made._evaluation.pop_replacement_count = lambda: replaced
+    monkeypatch.setattr(made._evaluation, "_evaluate", lambda *_: {"eval_accuracy": 1.0})
+    made._evaluation.run(4)
     (row,) = jsonl_log.read(tmp_path / jsonl_log.EVALUATIONS)
     assert row.get("engines/replaced", 0) == replaced
 
@@ -291,19 +342,18 @@ def test_a_group_whose_rewards_are_all_equal_gives_no_signal() -> None:
         SimpleNamespace(index=own, info={"reward": torch.tensor([rewards[i] for i in own])})
         for own in places
     ]
-    assert _share_without_signal(experiences, 2) == pytest.approx(1 / 3)
+    assert rollout_stats.frac_reward_zero_std(experiences, 2) == pytest.approx(1 / 3)
 
 
-def test_tokens_so_far_go_on_where_the_checkpoint_was() -> None:
-    made = trainer()
-    made.samples_generator = SimpleNamespace(take_filtered=lambda: 10)
-    made._async_metrics = {"async/dropped_tokens": 5.0}
-    made._tokens, made._rollouts = {"generated_tokens": 0, "trained_tokens": 0}, None
-    made._count_tokens(100, {"sg/n_tokens": 90.0})
-    kept = made._with_rollouts_ahead({"global_step": 1})[TOKENS]
-    resumed = trainer()
-    resumed.samples_generator = SimpleNamespace(take_filtered=lambda: 0)
-    resumed._async_metrics, resumed._tokens = {}, kept
-    assert resumed._count_tokens(100, {"sg/n_tokens": 100.0}) == {
+def test_a_resumed_run_continues_the_token_counts() -> None:
+    kl: Any = SimpleNamespace(value=0.001)
+    filtered: Any = SimpleNamespace(pop_filtered_tokens=lambda: 10, buffer=None)
+    first = ControllerState(filtered, kl)
+    first.count_tokens(generated=105, trained=90)
+    resumed = ControllerState(SimpleNamespace(pop_filtered_tokens=lambda: 0, buffer=None), kl)  # type: ignore[arg-type]
+    states = first.add_to({"global_step": 1})
+    assert states[TOKENS] == {"generated_tokens": 115, "trained_tokens": 90}
+    resumed.restore(states)
+    assert resumed.count_tokens(generated=100, trained=100) == {
         "progress/generated_tokens": 215.0, "progress/trained_tokens": 190.0,
     }  # fmt: skip

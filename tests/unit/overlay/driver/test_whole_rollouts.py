@@ -6,7 +6,6 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
-import openrlhf.trainer.ppo_utils.samples_generator as upstream
 import pytest
 import ray
 import torch
@@ -29,7 +28,7 @@ class Engines:
 
     def __init__(self) -> None:
         self.handles = [self.handle(number) for number in range(ENGINES)]
-        self.incarnations = [EngineInstance(f"first {n}", "", ()) for n in range(ENGINES)]
+        self.instances = [EngineInstance(f"first {n}", "", ()) for n in range(ENGINES)]
         #: (engine, prompt, what it was told) of every request.
         self.requests: list[tuple[int, Any, RequestTag]] = []
         #: Requests, by their number, whose answer is an error.
@@ -37,8 +36,8 @@ class Engines:
         self.replaced: list[int] = []
 
     def handle(self, number: int) -> Any:
-        def generate(asked: RequestTag, prompt: Any, num_samples: int, **_: Any) -> Any:
-            self.requests.append((number, prompt, asked))
+        def generate(tag: RequestTag, prompt: Any, num_samples: int, **_: Any) -> Any:
+            self.requests.append((number, prompt, tag))
             assert num_samples == RESPONSES
             return self.errors.get(len(self.requests) - 1, [prompt] * num_samples)
 
@@ -47,11 +46,11 @@ class Engines:
         )
 
     def replace(self, number: int, lost: str) -> None:
-        assert lost == self.incarnations[number].name
+        assert lost == self.instances[number].name
         if number in self.replaced:
             raise EngineLost("lost again")
         self.replaced.append(number)
-        self.incarnations[number] = EngineInstance(f"second {number}", "", ())
+        self.instances[number] = EngineInstance(f"second {number}", "", ())
 
 
 class Answer:
@@ -99,6 +98,7 @@ class Generator(SGSamplesGenerator):
             labels=[""],
             scores=[score],
             weight_runs=None,
+            rewards=None,
             sequences=torch.tensor([[response, self.responses]]),
             action_mask=torch.ones(1, 3),
         )
@@ -135,7 +135,6 @@ def engines_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         return value
 
     local = SimpleNamespace(wait=wait, get=get, put=Answer, exceptions=ray.exceptions)
-    monkeypatch.setattr(upstream, "ray", local)
     monkeypatch.setattr(dispatch, "ray", local)
 
 
@@ -188,13 +187,15 @@ def test_with_filtering_a_bound_of_0_is_the_synchronous_run(solved: set[int]) ->
         generator = Generator(14, solved, filtering=True)
         generator.args.train.partial_rollout_enable = False
         if ahead:
-            lead = AsyncConfig(0, 0, False, batch=BATCH, unit=BATCH, filters=True)
+            config = AsyncConfig(
+                0, 0, False, batch_size=BATCH, request_size=BATCH, dynamic_filtering=True
+            )
 
             def sample(unit: Any, answer: Any) -> None:
-                generator.sample_ahead(unit, answer, generator.engines)
+                generator.generate_async(unit, answer, generator.engines)
 
-            made = AsyncRolloutBuffer(lead, generator.prompts_dataloader, 2, sample)
-            generator.ahead = made
+            made = AsyncRolloutBuffer(config, generator.prompts_dataloader, 2, sample)
+            generator.buffer = made
         found: list[Any] = []
         for _ in range(2):  # epochs
             over = False
@@ -203,17 +204,23 @@ def test_with_filtering_a_bound_of_0_is_the_synchronous_run(solved: set[int]) ->
                 if samples:
                     generator.step += 1
                     found.append(([s.prompts[0] for s in samples], share))
-        return found, {(p, tuple(told.draw)) for _, p, told in generator.engines.requests}
+        return found, {(p, tuple(told.seed_key)) for _, p, told in generator.engines.requests}
 
     assert rollouts(ahead=True) == rollouts(ahead=False)
 
 
+def evaluated(generator: Generator) -> list[Any]:
+    return generator.generate_eval_samples(
+        generator.eval_dataloader, n_samples_per_prompt=RESPONSES
+    )
+
+
 def test_an_evaluation_takes_every_prompt() -> None:
     generator = Generator(10)
-    found = [s.prompts[0] for s in generator.generate_eval_samples()[::RESPONSES]]
+    found = [s.prompts[0] for s in evaluated(generator)[::RESPONSES]]
     assert sorted(found) == [*range(10)]
     generator.generate_samples()
-    assert len(generator.generate_eval_samples()) == 10 * RESPONSES
+    assert len(evaluated(generator)) == 10 * RESPONSES
 
 
 def test_a_response_is_seeded_by_its_place_and_not_by_its_engine() -> None:
@@ -221,9 +228,9 @@ def test_a_response_is_seeded_by_its_place_and_not_by_its_engine() -> None:
     generator.step = 3
     generator.generate_samples()
     told = {prompt: asked for _, prompt, asked in generator.engines.requests}
-    assert [tuple(told[p].draw) for p in range(4)] == [(42, "rollout", 3, p) for p in range(4)]
+    assert [tuple(told[p].seed_key) for p in range(4)] == [(42, "rollout", 3, p) for p in range(4)]
     # Each engine computes its two prompts' responses as one batch.
-    assert {asked.expected for asked in told.values()} == {2 * RESPONSES}
+    assert {asked.batch_size for asked in told.values()} == {2 * RESPONSES}
     assert len({asked.batch for asked in told.values()}) == 1
     engines = {prompt: engine for engine, prompt, _ in generator.engines.requests}
     assert sorted(engines.values()) == [0, 0, 1, 1]
@@ -233,7 +240,7 @@ def test_replacements_of_filtered_prompts_are_asked_alone_and_seeded_by_their_ow
     generator = Generator(10, solved={1}, filtering=True)
     generator.generate_samples()
     *_, (_, prompt, asked) = generator.engines.requests
-    assert (prompt, asked.draw.prompt, asked.batch) == (4, 4, None)
+    assert (prompt, asked.seed_key.prompt, asked.batch) == (4, 4, None)
 
 
 @pytest.mark.parametrize("lost_at", range(BATCH))
@@ -246,10 +253,10 @@ def test_all_prompts_of_a_lost_engine_are_asked_again_with_the_same_seeds(lost_a
     first, again = engines.requests[:BATCH], engines.requests[BATCH:]
     lost = first[lost_at][0]
     assert engines.replaced == [lost]
-    assert [(e, p, a.draw) for e, p, a in again] == [
-        (e, p, a.draw) for e, p, a in first if e == lost
+    assert [(e, p, a.seed_key) for e, p, a in again] == [
+        (e, p, a.seed_key) for e, p, a in first if e == lost
     ]
-    assert {a.incarnation for _, _, a in again} == {f"second {lost}"}
+    assert {a.instance_id for _, _, a in again} == {f"second {lost}"}
     assert {a.batch for _, _, a in again}.isdisjoint({a.batch for _, _, a in first})
 
 
@@ -259,7 +266,10 @@ def test_filtering_counts_a_prompt_once_though_it_was_asked_twice() -> None:
     generator.engines.errors = {2: ray.exceptions.RayActorError()}
     samples, _, drawn, _ = generator.generate_samples()
     assert [s.prompts[0] for s in samples[::RESPONSES]] == [1, 3, 4, 5] and drawn == 6
-    assert generator.take_filtered() == 2 * RESPONSES * 3 and generator.take_filtered() == 0
+    assert (
+        generator.pop_filtered_tokens() == 2 * RESPONSES * 3
+        and generator.pop_filtered_tokens() == 0
+    )
 
 
 def test_an_engine_that_is_lost_again_ends_the_rollout_and_another_error_is_none_of_it() -> None:

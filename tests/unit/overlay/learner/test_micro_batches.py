@@ -180,7 +180,7 @@ def test_each_rank_trains_what_it_was_dealt_in_that_order(packed: bool) -> None:
         [of(lengths[i] for i in samples) for of_step in dealt for samples in of_step[r]]
         for r in range(RANKS)
     ]
-    assert maker.waiting_share == pytest.approx(balance.idle_fraction(tokens))
+    assert maker.idle_fraction == pytest.approx(balance.idle_fraction(tokens))
 
 
 def test_the_passes_before_the_update_are_balanced() -> None:
@@ -247,7 +247,7 @@ def test_upstreams_way_is_a_setting_away() -> None:
     experiences = maker.make_experience_batch(rollout())
     assert places(experiences) == list(range(SAMPLES))
     assert [len(e.sequences) for e in experiences] == [4] * 4
-    assert maker.waiting_share is None
+    assert maker.idle_fraction is None
     rank = ranks_of(args, experiences)[0]
     torch.manual_seed(0)
     first = rank.trained()
@@ -278,7 +278,7 @@ def test_dynamic_batches_get_their_optimizer_steps_from_the_same_draw() -> None:
     maker = Maker(args)
     maker.rollout = 3
     experiences = maker.make_experience_batch(rollout())
-    assert sorted(places(maker.passes)) == list(range(SAMPLES)) and maker.waiting_share is None
+    assert sorted(places(maker.passes)) == list(range(SAMPLES)) and maker.idle_fraction is None
     ranks = ranks_of(args, experiences)
     steps = balance.optimizer_steps(SAMPLES, STEP, args.train.seed, 3)
     own = STEP // RANKS

@@ -317,7 +317,7 @@ def test_the_policys_pass_is_left_out_and_nothing_else(monkeypatch: pytest.Monke
         assert found.info.keys() == expected.info.keys()
         for key in found.info:
             assert torch.equal(found.info[key], expected.info[key]), key
-    row = maker.clock.take()
+    row = maker.clock.pop_row()
     assert row["timing/reference_log_probs"] > 0
 
 

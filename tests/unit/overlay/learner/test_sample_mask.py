@@ -13,7 +13,7 @@ from sg_rlhf.overlay.driver.arguments import UsageError
 from sg_rlhf.overlay.learner import nonfinite
 from sg_rlhf.overlay.reporting.errors import RewardError
 from sg_rlhf.overlay.rollout.engine import SGRolloutActor
-from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
+from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator, _refuse_non_finite
 from sg_rlhf.overlay.settings import worker_settings
 from tests.unit.overlay.learner.test_micro_batches import (
     DYNAMIC,
@@ -75,7 +75,7 @@ def test_a_reward_takes_its_group_along(estimator: str, value: float) -> None:
     args = arguments(SKIP, f"algo.advantage.estimator={estimator}")
     maker = Maker(args)
     found = by_place(maker, with_bad_reward(value))
-    (row,) = maker.left_out
+    (row,) = maker.skipped_rows
     assert (row["cause"], row["left_out"], row["optimizer_step"]) == ("reward", GROUP, None)
     assert row["prompts"] == [BAD // GROUP] and row["message"].startswith("1 responses")
     assert len(found) == SAMPLES
@@ -125,7 +125,7 @@ def test_log_probs_leave_out_their_response_alone(
     maker.bad_log_probs = field
     found = by_place(maker, rollout())
     expected = by_place(Faulty(arguments(*batches)), rollout())
-    (row,) = maker.left_out
+    (row,) = maker.skipped_rows
     assert (row["cause"], row["left_out"]) == (cause, 1)
     assert row["prompts"] == [BAD // GROUP]
     for place, item in found.items():
@@ -144,10 +144,10 @@ def test_a_sample_is_told_once_and_a_finite_rollout_not_at_all() -> None:
     maker = Faulty(arguments(SKIP))
     maker.bad_log_probs = "action_log_probs"
     experiences = maker.make_experience_batch(with_bad_reward(float("nan")))
-    assert [row["cause"] for row in maker.left_out] == ["reward"]
+    assert [row["cause"] for row in maker.skipped_rows] == ["reward"]
     maker.bad_log_probs = ""
     maker.make_experience_batch(rollout())
-    assert maker.left_out == []
+    assert maker.skipped_rows == []
     status: dict[str, Any] = {nonfinite.ROWS: [{"optimizer_step": 3, "in_a_row": 1}]}
     rows = nonfinite.take(status, [{"optimizer_step": None, "left_out": GROUP}])
     assert len(rows) == 2 and len(experiences) > 0
@@ -161,15 +161,15 @@ def test_without_a_finite_reward_nothing_is_left() -> None:
     maker = Maker(arguments(SKIP))
     experiences = maker.make_experience_batch(samples)
     assert not any(e.action_mask.any() for e in experiences)
-    assert maker.left_out[0]["left_out"] == SAMPLES
-    assert maker.left_out[0]["prompts"] == list(range(SAMPLES // GROUP))
+    assert maker.skipped_rows[0]["left_out"] == SAMPLES
+    assert maker.skipped_rows[0]["prompts"] == list(range(SAMPLES // GROUP))
     assert all(bool(e.advantages.isfinite().all()) for e in experiences)
 
 
 def test_stopping_leaves_the_samples_as_they_are() -> None:
     maker = Maker(arguments())
     experiences = maker.make_experience_batch(rollout())
-    assert not maker.left_out
+    assert not maker.skipped_rows
     assert all(nonfinite.PLACE not in e.info for e in experiences)
 
 
@@ -245,6 +245,5 @@ def test_in_an_evaluation_such_a_reward_stops() -> None:
     generator: Any = object.__new__(SGSamplesGenerator)
     kept = generator._process_response_into_experience(response)
     assert bool(kept.rewards.isnan())
-    generator._evaluated = 0
     with pytest.raises(RewardError, match="gave nan in an evaluation .prompt: 'the prompt'"):
-        generator._process_response_into_experience(response, n_samples_per_prompt=1)
+        _refuse_non_finite(kept)

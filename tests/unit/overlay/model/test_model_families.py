@@ -23,7 +23,8 @@ from vllm.transformers_utils.config import try_get_generation_config
 from sg_rlhf.config import local_path
 from sg_rlhf.overlay.controller.prompt_dataset import PromptDataset
 from sg_rlhf.overlay.reporting.errors import UnusablePrompts
-from sg_rlhf.overlay.rollout.engine import SGRolloutActor, StrictSingleTurnExecutor
+from sg_rlhf.overlay.rollout.engine import SGRolloutActor
+from sg_rlhf.overlay.rollout.executors import StrictSingleTurnExecutor
 from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.kk.prompt import SYSTEM, build_chat_prompt, build_prompt

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,16 +11,15 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from sg_rlhf.overlay.rollout.async_buffer import AsyncRolloutBuffer, PromptBatch
+from sg_rlhf.overlay.rollout.async_buffer import AsyncRolloutBuffer, OnPromptDone, PromptBatch
 from sg_rlhf.overlay.settings.async_config import AsyncConfig
 
 BATCH = 2
-Answer = Callable[[int, list[Any]], list[Any]]
 
 
-def lead(rollouts: int, **settings: Any) -> AsyncConfig:
-    given = {"bound": rollouts, "drop": False, "unit": BATCH, **settings}
-    return AsyncConfig(rollouts=rollouts, batch=BATCH, **given)
+def config(max_in_flight: int, **settings: Any) -> AsyncConfig:
+    given = {"max_staleness": max_in_flight, "drop_stale": False, "request_size": BATCH, **settings}
+    return AsyncConfig(max_in_flight=max_in_flight, batch_size=BATCH, **given)
 
 
 class Run:
@@ -45,9 +43,9 @@ class Run:
         )
         self.rollouts = AsyncRolloutBuffer(settings, self.loader, epochs, self.sample)
 
-    def sample(self, unit: PromptBatch, answer: Answer) -> None:
-        todo = [(place, unit.drawn[place], self.version) for place in unit.unanswered()]
-        self.asked += [(unit.number, place, prompt) for place, prompt, _ in todo]
+    def sample(self, batch: PromptBatch, answer: OnPromptDone) -> None:
+        todo = [(place, batch.prompts[place], self.version) for place in batch.pending()]
+        self.asked += [(batch.number, place, prompt) for place, prompt, _ in todo]
         while todo:
             todo.sort(key=lambda one: one[1] in self.held)
             place, prompt, version = todo.pop(0)
@@ -55,18 +53,18 @@ class Run:
                 assert self.held[prompt].wait(300)
             samples = [] if prompt in self.solved else [_sample(prompt, version)]
             for instead in answer(place, samples):
-                todo.append((len(unit.drawn) - 1, instead, self.version))
+                todo.append((len(batch.prompts) - 1, instead, self.version))
 
     def step(self) -> bool:
         """Train one rollout; False at the end of an epoch."""
-        samples, _, _, over = self.rollouts.take(self.version)
+        samples, _, _, over = self.rollouts.pop_batch(self.version)
         if not samples:
             assert over
             return False
         assert len(samples) == BATCH
         self.trained += [(self.version, int(s.labels[0]), s.weight_runs[0][1]) for s in samples]
-        self.rollouts.ask(self.version, self.version + 1)
-        if not self.rollouts.lead.overlaps:
+        self.rollouts.submit(self.version, self.version + 1)
+        if not self.rollouts.config.partial:
             self.rollouts.drain()
         self.version += 1
         return True
@@ -88,7 +86,7 @@ def _sample(prompt: int, version: int) -> Any:
 
 @pytest.mark.parametrize("bound", [0, 1, 2, 3])
 def test_waiting_every_sample_is_as_old_as_allowed_and_no_older(bound: int) -> None:
-    run = Run(lead(bound), prompts=12)
+    run = Run(config(bound), prompts=12)
     while run.step():
         pass
     assert run.prompts() == list(range(12))
@@ -97,7 +95,7 @@ def test_waiting_every_sample_is_as_old_as_allowed_and_no_older(bound: int) -> N
 
 @pytest.mark.parametrize("unit", [3, 4])
 def test_more_prompts_at_once_serve_later_rollouts(unit: int) -> None:
-    run = Run(lead(1, unit=unit), prompts=10)
+    run = Run(config(1, request_size=unit), prompts=10)
     while run.step():
         pass
     assert run.prompts() == list(range(10))
@@ -105,7 +103,7 @@ def test_more_prompts_at_once_serve_later_rollouts(unit: int) -> None:
 
 
 def test_a_filtered_prompt_is_replaced_and_batches_stay_whole() -> None:
-    run = Run(lead(1, filters=True), prompts=11)
+    run = Run(config(1, dynamic_filtering=True), prompts=11)
     run.solved = {1, 4, 5}
     while run.step():
         pass
@@ -114,7 +112,7 @@ def test_a_filtered_prompt_is_replaced_and_batches_stay_whole() -> None:
 
 
 def test_no_rollout_has_prompts_of_two_epochs() -> None:
-    run = Run(lead(2), prompts=5, epochs=2)
+    run = Run(config(2), prompts=5, epochs=2)
     while run.step():
         pass
     while run.step():
@@ -124,9 +122,9 @@ def test_no_rollout_has_prompts_of_two_epochs() -> None:
 
 
 def test_dropping_leaves_out_what_is_too_old_and_fills_the_batch() -> None:
-    run = Run(lead(3, bound=1, drop=True, overlaps=True), prompts=12)
+    run = Run(config(3, max_staleness=1, drop_stale=True, partial=True), prompts=12)
     run.held = {1: threading.Event()}  # a long response, begun by version 0
-    run.rollouts.ask(0, 0)
+    run.rollouts.submit(0, 0)
     while (0, 1, 1) not in run.asked:
         time.sleep(0.01)
     for _ in range(3):
@@ -136,16 +134,18 @@ def test_dropping_leaves_out_what_is_too_old_and_fills_the_batch() -> None:
     while run.step():
         pass
     assert 1 not in run.prompts() and max(run.ages()) <= 1
-    assert run.rollouts.take_dropped() % 3 == 0
+    assert run.rollouts.pop_dropped_tokens() % 3 == 0
     assert len(run.prompts()) % BATCH == 0
 
 
 @pytest.mark.parametrize("stopped_after", [1, 2, 3])
-@pytest.mark.parametrize("settings", [lead(1), lead(2), lead(1, unit=4), lead(1, filters=True)])
+@pytest.mark.parametrize(
+    "settings", [config(1), config(2), config(1, request_size=4), config(1, dynamic_filtering=True)]
+)
 def test_a_resumed_run_loses_and_repeats_nothing(settings: AsyncConfig, stopped_after: int) -> None:
     def start(epochs: int) -> Run:
         run = Run(settings, prompts=9, epochs=epochs)
-        run.solved = {2} if settings.filters else set()
+        run.solved = {2} if settings.dynamic_filtering else set()
         return run
 
     whole = start(2)
@@ -167,7 +167,7 @@ def test_a_resumed_run_loses_and_repeats_nothing(settings: AsyncConfig, stopped_
 
 
 def test_a_resumed_run_leaves_out_what_its_checkpoint_holds_for_too_long() -> None:
-    settings = lead(3, bound=1, drop=True)
+    settings = config(3, max_staleness=1, drop_stale=True)
     first = Run(settings, prompts=12)
     for _ in range(2):
         assert first.step()
@@ -186,14 +186,14 @@ def test_a_resumed_run_leaves_out_what_its_checkpoint_holds_for_too_long() -> No
 
 
 def test_prompts_under_way_are_asked_again_by_their_own_numbers() -> None:
-    first = Run(lead(2, overlaps=True), prompts=8)
+    first = Run(config(2, partial=True), prompts=8)
     first.held = {3: threading.Event()}
     assert first.step()
     with first.rollouts._changed:
-        answered = lambda: sum(len(u.answered) for u in first.rollouts._units if u.number) == 3  # noqa: E731
+        answered = lambda: sum(len(b.completed) for b in first.rollouts._batches if b.number) == 3  # noqa: E731
         assert first.rollouts._changed.wait_for(answered, timeout=300)
     state = first.rollouts.state()
-    resumed = Run(lead(2, overlaps=True), prompts=8)
+    resumed = Run(config(2, partial=True), prompts=8)
     resumed.version = first.version
     resumed.loader.load_state_dict(state.pop("loader"))
     resumed.rollouts.restore(state)
@@ -206,7 +206,7 @@ def test_prompts_under_way_are_asked_again_by_their_own_numbers() -> None:
     )
 
 
-@pytest.mark.parametrize("settings", [lead(2), lead(1, unit=4)])
+@pytest.mark.parametrize("settings", [config(2), config(1, request_size=4)])
 def test_a_checkpoint_before_the_first_prompt_of_a_resumed_run_is_the_one_it_resumed_from(
     settings: AsyncConfig,
 ) -> None:
@@ -235,7 +235,7 @@ def test_a_synchronous_runs_checkpoint_keeps_the_loaders_place() -> None:
     rows = iter(loader)
     assert [next(rows) for _ in range(2)] == [0, 1]
     place = loader.state_dict()
-    resumed = Run(lead(1))
+    resumed = Run(config(1))
     resumed.rollouts.restore({"loader": place})
     assert resumed.rollouts.state()["loader"] == place
     resumed.loader.load_state_dict(place)
@@ -245,10 +245,10 @@ def test_a_synchronous_runs_checkpoint_keeps_the_loaders_place() -> None:
 
 
 def test_what_fails_in_a_thread_ends_the_run() -> None:
-    def fail(unit: PromptBatch, answer: Answer) -> None:
+    def fail(batch: PromptBatch, answer: OnPromptDone) -> None:
         raise RuntimeError("the engine is gone")
 
     loader = StatefulDataLoader(range(4), batch_size=1)
-    rollouts = AsyncRolloutBuffer(lead(1), loader, 1, fail)
+    rollouts = AsyncRolloutBuffer(config(1), loader, 1, fail)
     with pytest.raises(RuntimeError, match="the engine is gone"):
-        rollouts.take(0)
+        rollouts.pop_batch(0)

@@ -118,7 +118,7 @@ def test_without_one_all_is_upstreams(
     ours = Maker(args)
     monkeypatch.setattr(
         ours, "compute_advantages_and_returns",
-        lambda es: ours._advantages_among(es, [torch.ones(len(e.index)).bool() for e in es]),
+        lambda es: ours._advantages_of_nonempty(es, [torch.ones(len(e.index)).bool() for e in es]),
     )  # fmt: skip
     assert advantages(ours, cut_off()) == pytest.approx(expected, abs=1e-6)
 

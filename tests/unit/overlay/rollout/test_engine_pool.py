@@ -1,9 +1,16 @@
-"""Who replaces a lost engine, where several notice its loss."""
+"""Restarts of lost engines, and the monitors that notice a loss."""
 
 from __future__ import annotations
 
 import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+import ray
+
+from sg_rlhf.overlay.rollout import engine_pool
 from sg_rlhf.overlay.rollout.dispatch import EngineInstance
 from sg_rlhf.overlay.rollout.engine_pool import EnginePool
 
@@ -14,7 +21,7 @@ class Engines(EnginePool):
     def __init__(self, count: int) -> None:
         self.joined = 0
         super().__init__([], 3, self.join)
-        self.incarnations = [EngineInstance(f"first {n}", "", ()) for n in range(count)]
+        self.instances = [EngineInstance(f"first {n}", "", ()) for n in range(count)]
         self.replaced = [0] * count
         self.starting, self.may_start = threading.Event(), threading.Event()
         #: Lost while others are started.
@@ -27,12 +34,12 @@ class Engines(EnginePool):
         also, self.also = self.also, []
         return also
 
-    def _start_another(self, number: int) -> None:
+    def _restart(self, number: int) -> None:
         self.starting.set()
         assert self.may_start.wait(10)
         self.replaced[number] += 1
         name = f"{self.replaced[number]} after the first {number}"
-        self.incarnations[number] = EngineInstance(name, "", ())
+        self.instances[number] = EngineInstance(name, "", ())
 
 
 def test_an_engine_that_two_threads_miss_is_replaced_once() -> None:
@@ -62,8 +69,83 @@ def test_nobody_replaces_one_while_the_ranks_have_work() -> None:
     engines = Engines(1)
     engines.may_start.set()
     thread = threading.Thread(target=engines.replace, args=(0, "first 0"))
-    with engines.ranks:
+    with engines.trainer_lock:
         thread.start()
         assert not engines.starting.wait(0.2)
     thread.join(10)
     assert engines.replaced == [1]
+
+
+def test_an_error_of_the_monitor_itself_is_printed_and_does_not_end_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    stopped, calls = threading.Event(), []
+
+    def monitor(engines: Any, seconds: float, run_dir: Path, stopped: threading.Event) -> None:
+        calls.append(engines)
+        if len(calls) == 1:
+            raise RuntimeError("what nobody expected")
+        stopped.set()
+
+    monkeypatch.setattr(engine_pool, "_monitor", monitor)
+    engine_pool._monitor_forever("engines", 0.01, tmp_path, stopped)  # type: ignore[arg-type]
+    assert calls == ["engines", "engines"]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.endswith("begins anew: RuntimeError: what nobody expected")
+
+
+class Reference:
+    """Of a ping, with its result: None, an error, or no answer."""
+
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Start engines with these ping results; returns the killed ranks and the message."""
+
+    def run(*results: Any, timeout: float = 60.0) -> tuple[list[str], str | None]:
+        killed: list[str] = []
+
+        def wait(references: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
+            ready = [r for r in references if r.result != "silent"][:1]
+            return ready, [r for r in references if r not in ready]
+
+        def get(reference: Reference) -> None:
+            if isinstance(reference.result, Exception):
+                raise reference.result
+
+        local = SimpleNamespace(wait=wait, get=get, kill=killed.append, exceptions=ray.exceptions)
+        monkeypatch.setattr(engine_pool, "ray", local)
+        handles = [
+            SimpleNamespace(ping=SimpleNamespace(remote=lambda result=result: Reference(result)))
+            for result in results
+        ]
+        (tmp_path / "logs").mkdir(exist_ok=True)
+        started = engine_pool.StartMonitor(handles, ["rank 0", "rank 1"], tmp_path, timeout)
+        started._thread.join(30)
+        assert not started._thread.is_alive()
+        started.stop()
+        return killed, engine_pool.failure_message(tmp_path)
+
+    return run
+
+
+def test_an_engine_that_fails_to_start_ends_the_wait_of_the_ranks(start: Any) -> None:
+    """The first rank waits for it in the weight-sync rendezvous."""
+    error = ray.exceptions.RaySystemError("the core died")
+    killed, message = start(None, error)
+    assert killed == ["rank 0", "rank 1"]
+    assert message is not None and message.startswith("rollout engine 1 did not start: ")
+    assert "\n" not in message and "the core died" in message
+
+
+def test_an_engine_that_never_answers_ends_it_at_the_deadline(start: Any) -> None:
+    killed, message = start("silent", None, timeout=0.0)
+    assert killed == ["rank 0", "rank 1"]
+    assert message == "rollout engine 0 did not start within 0 s (logs/)"
+
+
+def test_engines_that_start_end_nothing(start: Any) -> None:
+    assert start(None, None) == ([], None)

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from openrlhf.trainer.ray.vllm_engine import _load_agent_executor
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
 
 from sg_rlhf.overlay.reporting.errors import RewardError
-from sg_rlhf.overlay.rollout.engine import SGRolloutActor, StrictSingleTurnExecutor
+from sg_rlhf.overlay.rollout.engine import SGRolloutActor
+from sg_rlhf.overlay.rollout.executors import StrictSingleTurnExecutor, check_agent_rewards
 from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
 from tests.unit.docs.page import ROOT, blocks
 
@@ -210,3 +212,37 @@ def test_the_agent_of_the_page_takes_a_second_attempt(tmp_path: Path) -> None:
     assert output["extra_logs"] == {"correct": 1.0, "attempts": 2.0}
     trained = [output["observation_tokens"][first:end] for first, end in output["action_ranges"]]
     assert [*map(Letters().decode, trained)] == ["\\boxed{8}", "\\boxed{7}"]
+
+
+class PlainFloat(AgentInstanceBase):
+    """An agent whose reward is no tensor."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Upstream demands one."""
+
+    async def reset(self, states: dict[str, Any], **_: Any) -> dict[str, Any]:
+        return {"observation": states["observation"]}
+
+    async def step(self, state_dict: dict[str, Any], **_: Any) -> dict[str, Any]:
+        return {"rewards": 0.5, "environment_feedback": "", "done": True}
+
+
+def test_an_agents_reward_that_is_no_tensor_is_one_line() -> None:
+    """Upstream ends in "'float' object has no attribute 'item'"."""
+
+    async def generate(*_: Any, **__: Any) -> Any:
+        made = SimpleNamespace(token_ids=[65], text="A", finish_reason="stop")
+        return SimpleNamespace(outputs=[made])
+
+    executor = MultiTurnAgentExecutor(PlainFloat)
+    check_agent_rewards(executor)
+    params, model = (
+        SimpleNamespace(max_tokens=20, logprobs=None),
+        SimpleNamespace(generate=generate),
+    )
+    with pytest.raises(RewardError) as stopped:
+        asyncio.run(executor.execute("3 + 4?", "7", params, 200, Letters(), model))
+    assert str(stopped.value) == (
+        "PlainFloat.step returned `rewards` = 0.5 (float), expected a tensor of one number: "
+        "torch.tensor(...)"
+    )

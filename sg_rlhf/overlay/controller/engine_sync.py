@@ -1,0 +1,101 @@
+"""The controller's part of a weight sync: deadlines, restarted engines, and the log-prob check.
+
+The weights themselves go from the policy's ranks to the engines
+(:mod:`sg_rlhf.overlay.weight_sync`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ray
+from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
+
+from sg_rlhf.overlay.reporting.errors import SyncError
+from sg_rlhf.overlay.rollout.engine_pool import START_TIMEOUT, EnginePool
+from sg_rlhf.overlay.weight_sync import log_prob_check, sender
+
+
+class EngineSync:
+    """Sends the policy's weights to the engines of a run.
+
+    Args:
+        args: upstream's nested namespace with ``sg``.
+        policy: upstream's group of the policy's ranks.
+        handles: the engines.
+
+    Attributes:
+        pool: the engines, with restarts.
+        version: of the policy's weights, in rollouts that were trained.
+    """
+
+    def __init__(self, args: Any, policy: Any, handles: Any) -> None:
+        self._args, self._policy = args, policy
+        self._deadline: float | None = None
+        self._syncs = 0
+        self.version = 0
+        self.pool = EnginePool(handles, args.sg.engine_restarts, self._rejoin)
+
+    def send(self) -> None:
+        """Send the weights. As upstream, leave the engines' KV cache asleep.
+
+        Raises:
+            EngineLost: an engine died and may not be replaced.
+            SyncError: engines or ranks did not finish in time.
+        """
+        self.pool.check()
+        if self._args.vllm.enable_sleep:
+            woken = [engine.wake_up.remote(tags=["weights"]) for engine in self.pool.handles]
+            self._wait(woken, "an engine did not wake up for it")
+        self._broadcast()
+
+    def check(self, batch: log_prob_check.CheckBatch) -> dict[str, float]:
+        """Compare log-probs of engines and trainer, if this sync is to be checked.
+
+        ``sg.sync_check_every`` is the interval; 0 checks the first sync only.
+
+        Args:
+            batch: sequences of the latest rollout.
+
+        Returns:
+            Metrics ``sync/...``; {} if this sync is not checked.
+        """
+        self._syncs += 1
+        every = self._args.sg.sync_check_every
+        if self._syncs % every if every else self._syncs > 1:
+            return {}
+        return log_prob_check.check(self._policy, self.pool, batch, self._args, self._syncs)
+
+    def _rejoin(self) -> None:
+        """Rebuild the weight-sync group after a restart, and send the weights to all engines."""
+        joined = self._policy.async_run_method(method_name="join_engines")
+        self._wait(joined, "the engines were not connected to the trainer again", START_TIMEOUT)
+        self._broadcast()
+
+    def _broadcast(self) -> None:
+        is_async, partial = (
+            self._args.train.async_enable,
+            self._args.train.partial_rollout_enable,
+        )
+        if partial:
+            batch_vllm_engine_call(self.pool.handles, "pause_generation")
+        sent = self._policy.async_run_method(method_name="broadcast_to_vllm")
+        self._wait(sent, "a rank of the policy did not finish it")
+        if is_async:
+            batch_vllm_engine_call(self.pool.handles, "set_weight_version", self.version)
+        if partial:
+            batch_vllm_engine_call(self.pool.handles, "resume_generation")
+
+    def _wait(self, references: list[Any], failure: str, timeout: float = math.inf) -> None:
+        if self._deadline is None:
+            deadlines = self._policy.async_run_method(method_name="sync_deadline")
+            self._deadline = sender.GRACE_SECONDS + max(ray.get(deadlines))
+        seconds = min(self._deadline, timeout)
+        try:
+            ray.get(references, timeout=None if seconds == math.inf else seconds)
+        except ray.exceptions.GetTimeoutError:
+            raise SyncError(
+                f"weight sync: {failure} within {seconds:g} s (logs/); raise sg.sync_timeout if "
+                "it is that slow"
+            ) from None

@@ -1,0 +1,122 @@
+"""Evaluations during training: when they run, on which sets, and where their results go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sg_rlhf.config import EvalSet
+from sg_rlhf.overlay.controller import evaluation
+from sg_rlhf.overlay.controller.metric_log import MetricLog
+from sg_rlhf.overlay.reporting import activity
+from sg_rlhf.overlay.reporting.timing import PhaseTimer
+from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
+from sg_rlhf.run_dir import jsonl_log
+
+
+class EvaluationLoop:
+    """Evaluates the engines' current weights on held-out prompts.
+
+    Args:
+        args: upstream's nested namespace with ``sg``.
+        sets: (settings, loader) of each of ``sg.eval_sets``.
+        loader: of ``eval.dataset``, evaluated if there are no ``sets``; None for none.
+        generator: of the run.
+        generate_kwargs: of the rollouts.
+        clock: of the controller.
+        log: of the run.
+    """
+
+    def __init__(
+        self,
+        args: Any,
+        sets: list[tuple[EvalSet, Any]],
+        loader: Any,
+        generator: SGSamplesGenerator,
+        generate_kwargs: dict[str, Any],
+        clock: PhaseTimer,
+        log: MetricLog,
+    ) -> None:
+        self._args, self._sets, self._loader = args, sets, loader
+        self._generator, self._generate_kwargs = generator, generate_kwargs
+        self._clock, self._log = clock, log
+        self._latest_step: int | None = None
+        #: Counts the engines that were replaced since the last call.
+        self.pop_replacement_count: Callable[[], int] = lambda: 0
+
+    @property
+    def loaders(self) -> list[Any]:
+        """Of the prompts of every set."""
+        loaders = [loader for _, loader in self._sets] or [self._loader]
+        return [loader for loader in loaders if loader is not None]
+
+    def is_due(self, global_step: int) -> bool:
+        """Whether the recipe evaluates after this rollout step."""
+        return bool(self.loaders) and global_step % self._args.eval.steps == 0
+
+    def was_interrupted(self, run_dir: Path, resumed_at: int) -> bool:
+        """Whether a resumed run must repeat the evaluation of its checkpoint's step.
+
+        A checkpoint is saved before the evaluation of its step, so a kill in between loses the
+        evaluation.
+        """
+        rows = jsonl_log.read(run_dir / jsonl_log.EVALUATIONS)
+        if any(row["global_step"] == resumed_at for row in rows):
+            self._latest_step = resumed_at
+            return False
+        return bool(resumed_at) and resumed_at % self._args.eval.steps == 0
+
+    def run(self, global_step: int) -> dict[str, float]:
+        """Evaluate and log.
+
+        Args:
+            global_step: of the engines' weights.
+
+        Returns:
+            Metrics by name (:mod:`.evaluation`); {} if the step was evaluated before, or there is
+            no set.
+        """
+        if not self.loaders or self._latest_step == global_step:
+            return {}
+        with (
+            self._clock.section("evaluation"),
+            activity.phase(activity.CONTROLLER, "evaluating"),
+        ):
+            started = time.time()
+            settings: dict[str, Any] = {}
+            if self._sets:
+                metrics = self._evaluate_sets()
+            else:
+                settings = {
+                    "temperature": self._args.eval.temperature,
+                    "n_samples_per_prompt": self._args.eval.n_samples_per_prompt,
+                }
+                metrics = self._evaluate(self._loader, "rollout", settings)
+            row = {
+                "global_step": global_step,
+                **settings,
+                "seconds": time.time() - started,
+                **metrics,
+            }
+            if replaced := self.pop_replacement_count():  # no rollout follows the last evaluation
+                row["engines/replaced"] = replaced
+            self._log.log_evaluation(row, metrics)
+        self._latest_step = global_step
+        return metrics
+
+    def _evaluate_sets(self) -> dict[str, float]:
+        return evaluation.combine(
+            {
+                eval_set.name: self._evaluate(
+                    loader, f"eval/{eval_set.name}", evaluation.sampling(eval_set)
+                )
+                for eval_set, loader in self._sets
+            }
+        )
+
+    def _evaluate(self, loader: Any, namespace: str, settings: dict[str, Any]) -> dict[str, float]:
+        kwargs = {**self._generate_kwargs, **settings}
+        samples = self._generator.generate_eval_samples(loader, namespace, **kwargs)
+        return evaluation.compute_eval_metrics(loader, samples, kwargs["n_samples_per_prompt"])

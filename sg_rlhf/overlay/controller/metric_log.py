@@ -1,0 +1,95 @@
+"""Rows of a run's log files, TensorBoard and W&B."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+from sg_rlhf.common.atomic_io import disk_full_context
+from sg_rlhf.overlay.controller import wandb_resume
+from sg_rlhf.run_dir import jsonl_log
+
+
+class MetricLog:
+    """Writes ``metrics.jsonl`` and its siblings, and upstream's two loggers.
+
+    Args:
+        args: upstream's nested namespace with ``sg``.
+        run_dir: of the run; None writes no files.
+        tensorboard: upstream's logger; None for none.
+        wandb: upstream's logger; None for none. Without a key W&B runs offline.
+    """
+
+    def __init__(self, args: Any, run_dir: Path | None, tensorboard: Any, wandb: Any) -> None:
+        self._args, self._run_dir = args, run_dir
+        if wandb is None and args.sg.wandb != "disabled" and run_dir is not None:
+            wandb_resume.default_to_offline(run_dir)
+            wandb = wandb_resume.WandbLogger(args)
+        self._tensorboard, self._wandb = tensorboard, wandb
+
+    def write(self, name: str, rows: list[dict[str, Any]]) -> None:
+        """Append rows to a file of the run directory."""
+        if self._run_dir is not None and rows:
+            jsonl_log.append(self._run_dir / name, rows)
+
+    def log_step(
+        self,
+        global_step: int,
+        metrics: dict[str, Any],
+        optimizer_steps: list[dict[str, Any]],
+        samples: list[dict[str, Any]],
+    ) -> None:
+        """Log one rollout step.
+
+        Args:
+            global_step: rollouts trained so far.
+            metrics: of the step; ``generated_samples`` goes to the loggers only.
+            optimizer_steps: a row per optimizer step.
+            samples: rows of ``samples.jsonl``.
+        """
+        numbers = {k: v for k, v in metrics.items() if k != "generated_samples"}
+        row = {"global_step": global_step, "time": time.time(), **numbers}
+        self.write(jsonl_log.METRICS, [row])
+        self.write(jsonl_log.OPTIMIZER_STEPS, optimizer_steps)
+        self.write(jsonl_log.SAMPLES, [{"global_step": global_step, **s} for s in samples])
+        with disk_full_context(Path(self._args.logger.tensorboard_dir or self._run_dir or ".")):
+            self._log_optimizer_steps(optimizer_steps)
+            if global_step % self._args.logger.logging_steps == 0:
+                for logger in (self._wandb, self._tensorboard):
+                    if logger:
+                        logger.log_train(global_step, metrics)
+
+    def _log_optimizer_steps(self, rows: list[dict[str, Any]]) -> None:
+        steps = ("optimizer_step", "global_step")
+        for row in rows:
+            values = {
+                k: v for k, v in row.items() if isinstance(v, (int, float)) and k not in steps
+            }
+            step = row["optimizer_step"]
+            if self._tensorboard:
+                for key, value in values.items():
+                    self._tensorboard.writer.add_scalar(f"optimizer/{key}", value, step)
+            if self._wandb:
+                logs = {f"optimizer/{key}": value for key, value in values.items()}
+                self._wandb.handle.log({**logs, "optimizer/step": step})
+
+    def log_evaluation(self, row: dict[str, Any], metrics: dict[str, float]) -> None:
+        """Log an evaluation.
+
+        Args:
+            row: of ``eval.jsonl``, with ``global_step``.
+            metrics: for the loggers.
+        """
+        self.write(jsonl_log.EVALUATIONS, [row])
+        for logger in (self._wandb, self._tensorboard):
+            if logger:
+                logger.log_eval(row["global_step"], metrics)
+
+    def close(self) -> None:
+        """Close the loggers."""
+        for logger in (self._wandb, self._tensorboard):
+            with contextlib.suppress(OSError):  # must not hide why the run stopped
+                if logger:
+                    logger.close()

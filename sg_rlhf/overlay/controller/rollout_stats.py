@@ -1,0 +1,46 @@
+"""Statistics of a rollout's samples: the ``rollout/`` metrics."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+
+
+def rollout_stats(experiences: list[Any], n_samples_per_prompt: int) -> dict[str, float]:
+    """Mean and std of the rewards, response length, truncation, accuracy and groups without signal.
+
+    Args:
+        experiences: micro-batches of the whole rollout, with ``index``.
+        n_samples_per_prompt: responses per prompt.
+
+    Returns:
+        Values by metric name. ``rollout/accuracy`` only if the reward function reports ``correct``.
+    """
+    rewards = torch.cat([e.info["reward"] for e in experiences]).float()
+    lengths = torch.cat([e.response_length for e in experiences]).float()
+    truncated = torch.cat([e.truncated for e in experiences]).float()
+    stats = {
+        "rollout/reward_mean": rewards.mean().item(),
+        "rollout/reward_std": rewards.std().item() if len(rewards) > 1 else 0.0,
+        "rollout/response_length_mean": lengths.mean().item(),
+        "rollout/truncated_rate": truncated.mean().item(),
+        "rollout/num_samples": float(len(rewards)),
+    }
+    correct = [e.info["correct"] for e in experiences if "correct" in e.info]
+    if correct:
+        stats["rollout/accuracy"] = torch.cat(correct).float().mean().item()
+    if n_samples_per_prompt > 1:
+        share = frac_reward_zero_std(experiences, n_samples_per_prompt)
+        stats["rollout/frac_reward_zero_std"] = share
+    return stats
+
+
+def frac_reward_zero_std(experiences: list[Any], n_samples_per_prompt: int) -> float:
+    """Share of the prompts whose responses all have the same reward."""
+    groups: defaultdict[int, list[float]] = defaultdict(list)
+    for e in experiences:
+        for index, reward in zip(e.index, e.info["reward"].tolist(), strict=True):
+            groups[index // n_samples_per_prompt].append(reward)
+    return sum(len(set(rewards)) == 1 for rewards in groups.values()) / len(groups)

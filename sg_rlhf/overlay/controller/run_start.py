@@ -1,0 +1,78 @@
+"""The controller's work before the first rollout: placement, plan, and checks of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sg_rlhf.common.atomic_io import write_whole
+from sg_rlhf.overlay.cluster import locations
+from sg_rlhf.overlay.reporting import terminal
+from sg_rlhf.overlay.reporting.errors import RunStopped
+from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
+from sg_rlhf.overlay.settings import layout_checks
+from sg_rlhf.run_dir import jsonl_log
+
+
+def prepare_run_dir(
+    run_dir: Path, resumed_at: int, plan: layout_checks.Plan, processes: dict[str, Any]
+) -> None:
+    """Write placement and plan, and drop log rows after the checkpoint.
+
+    Args:
+        run_dir: of the run.
+        resumed_at: rollouts trained before; 0 for a new run.
+        plan: of the run.
+        processes: Ray actors by role.
+    """
+    nodes = locations.group_by_node(
+        {
+            locations.CONTROLLER: [locations.this_process()],
+            **locations.query_locations(processes),
+        }
+    )
+    locations.save(nodes, run_dir)
+    # A run that starts over repeats the evaluation before its first rollout, too.
+    jsonl_log.drop_after(run_dir, resumed_at or -1)
+    write_plan(run_dir, plan, nodes)
+
+
+def write_plan(run_dir: Path, plan: layout_checks.Plan, nodes: dict[str, dict[str, Any]]) -> None:
+    """Write the number of rollouts and remarks for the terminal.
+
+    Args:
+        run_dir: of the run.
+        plan: of the run.
+        nodes: processes by node (:func:`sg_rlhf.overlay.cluster.locations.group_by_node`).
+    """
+    remarks = [plan.remark()] if plan.remark() else []
+    if len(nodes) > 1:
+        remarks += locations.format_lines(nodes)
+    write_whole(
+        run_dir / terminal.PLAN, json.dumps({"rollouts": plan.rollouts, "remarks": remarks})
+    )
+    for remark in remarks:
+        print(remark)  # with sg.verbose no progress bar shows the plan
+
+
+def check_resumable(args: Any, states: dict[str, Any]) -> None:
+    """Refuse settings under which a checkpoint would not be continued exactly.
+
+    Args:
+        args: upstream's nested namespace.
+        states: the checkpoint's client state.
+
+    Raises:
+        RunStopped: one line with the key.
+    """
+    if states["global_step"] and args.train.enable_ema:
+        raise RunStopped(
+            "train.enable_ema=true: upstream's checkpoints do not hold the moving average, "
+            "which would begin anew; set it to false"
+        )
+    if not args.train.async_enable and states.get(BUFFER_KEY, {}).get("units"):
+        raise RunStopped(
+            "train.async_enable=false: the checkpoint holds prompts that were drawn ahead, "
+            "which would not be trained; set it to true"
+        )

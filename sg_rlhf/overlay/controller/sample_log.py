@@ -1,0 +1,112 @@
+"""Samples of a rollout: those in ``samples.jsonl``, and those that check the weight sync."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+import torch
+
+from sg_rlhf.overlay.weight_sync.log_prob_check import CHECKED_SEQUENCES, CheckBatch
+
+
+class SampleLog:
+    """Keeps a few samples of each rollout.
+
+    Args:
+        args: upstream's nested namespace with ``sg``.
+        tokenizer: of the policy.
+
+    Attributes:
+        rows: of ``samples.jsonl``, for the latest rollout.
+        check_batch: sequences for :mod:`sg_rlhf.overlay.weight_sync.log_prob_check`; empty before
+            the first rollout.
+    """
+
+    def __init__(self, args: Any, tokenizer: Any) -> None:
+        self._args, self._tokenizer = args, tokenizer
+        self.rows: list[dict[str, Any]] = []
+        self.check_batch: CheckBatch = []
+        #: Rows whose log-probs the update computes -> the sequence.
+        self._incomplete: list[tuple[dict[str, Any], list[int]]] = []
+
+    def collect(self, experiences: list[Any], version_runs: list[Any] | None) -> None:
+        """Keep samples of a rollout.
+
+        Args:
+            experiences: of the rollout, with ``index``.
+            version_runs: weight versions of each sample's tokens, in the order of the prompts; None
+                in a synchronous run.
+        """
+        self.rows, self._incomplete = [], []
+        samples = [(e, i) for e in experiences for i in range(len(e.sequences))]
+        samples.sort(key=lambda sample: sample[0].index[sample[1]])  # by prompts, not by lengths
+        for e, i in _evenly_spaced(samples, self._args.sg.samples_per_step):
+            self.rows.append(self._row(e, i, version_runs))
+        # vLLM refuses a sequence that fills its context: it could not sample a token after it.
+        usable = [
+            (e, i)
+            for e, i in samples
+            if int(e.attention_mask[i].sum()) < self._args.data.max_len and e.action_mask[i].any()
+        ]
+        check_batch = []
+        for e, i in _evenly_spaced(usable, CHECKED_SEQUENCES):
+            valid = e.attention_mask[i].bool()
+            is_response = e.action_mask[i].bool()[valid[1:]]
+            check_batch.append((e.sequences[i][valid].tolist(), is_response.tolist()))
+        self.check_batch = check_batch
+
+    def fill_in_log_probs(self, policy: Any) -> None:
+        """Add log-probs that the update computed.
+
+        Args:
+            policy: upstream's group of the policy's ranks.
+        """
+        if not self._incomplete:
+            return
+        per_rank = ray.get(
+            policy.async_run_method(
+                method_name="sampled_log_probs",
+                sequences=[sequence for _, sequence in self._incomplete],
+            )
+        )
+        for (row, _), results in zip(self._incomplete, zip(*per_rank, strict=True), strict=True):
+            log_probs: list[float] = next((r for r in results if r is not None), [])
+            row["log_probs"] = [round(value, 5) for value in log_probs]
+        self._incomplete = []
+
+    def _row(self, e: Any, i: int, version_runs: list[Any] | None) -> dict[str, Any]:
+        mask = e.action_mask[i].bool()
+        tokens = e.sequences[i][1:][mask].tolist()
+        dialogue = self._dialogue(e, i)
+        log_probs = None if e.action_log_probs is None else e.action_log_probs[i][mask].tolist()
+        runs = version_runs[e.index[i]] if version_runs is not None else None
+        row = {
+            "prompt": e.prompts[i],
+            "label": e.labels[i],
+            "response": self._tokenizer.decode(tokens, skip_special_tokens=False),
+            **({"dialogue": dialogue} if dialogue else {}),
+            "reward": float(e.info["reward"][i]),
+            "correct": float(e.info["correct"][i]) if "correct" in e.info else None,
+            "advantage": float(e.advantages[i][mask][0]) if bool(mask.any()) else 0.0,
+            "tokens": [self._tokenizer.decode([t]) for t in tokens],
+            **({"weight_versions": runs} if runs else {}),
+            "log_probs": log_probs and [round(v, 5) for v in log_probs],
+        }
+        if log_probs is None:
+            self._incomplete.append((row, e.sequences[i][e.attention_mask[i].bool()].tolist()))
+        return row
+
+    def _dialogue(self, e: Any, i: int) -> str:
+        """The response with the environment's text between its turns; "" if there is none."""
+        actions = torch.where(e.action_mask[i].bool())[0]
+        if not len(actions) or int(actions[-1] - actions[0]) + 1 == len(actions):
+            return ""
+        tokens = e.sequences[i][1:][actions[0] : actions[-1] + 1]
+        return str(self._tokenizer.decode(tokens.tolist(), skip_special_tokens=False))
+
+
+def _evenly_spaced(samples: list[Any], count: int) -> list[Any]:
+    """Up to ``count`` samples at equal distances: neighbours answer the same prompt."""
+    count = min(count, len(samples))
+    return [samples[k * len(samples) // count] for k in range(count)]
