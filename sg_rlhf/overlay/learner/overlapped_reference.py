@@ -1,10 +1,9 @@
-"""The reference model's log-probs, computed while the policy already trains on other samples.
+"""Compute the reference model's log-probs while the policy already trains.
 
-Upstream makes the reference's pass over a whole rollout before the update, which needs of it only
-the samples of its next optimizer step. Where policy and reference are processes that share no
-accelerator, the passes go out step by step once the samples are dealt, and the ranks of the policy
-fetch their own as they come to them: the first ones while old log-probs are computed, the others
-while a step is trained. A pass has the micro-batches of the update.
+Upstream runs the reference over the whole rollout before the update. An optimizer step needs only
+its own samples. If policy and reference share no accelerator, the controller submits one pass per
+optimizer step, and each policy rank fetches its results when it reaches the step. A pass uses the
+micro-batches of the update.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.learner import micro_batches, old_log_probs
 from sg_rlhf.overlay.settings import layout_checks
 
-#: Of each optimizer step, for each rank of the policy, its reference log-probs by micro-batch.
+#: Ray references: per optimizer step, per policy rank, the log-probs of its micro-batches.
 PendingLogProbs = list[list[Any]]
 
 
 def can_overlap(args: Any) -> bool:
-    """Whether the reference's passes of a run can be made during the update.
+    """Whether a run may compute the reference's log-probs during the update.
 
-    Nothing may read its log-probs before (the KL in the reward, a sample that is left out), and
-    each rank of the policy must know which are its own.
+    Nothing may read them earlier (the KL in the reward, masked samples), and each rank of the
+    policy needs a rank of the reference.
 
     Args:
-        args: upstream's nested namespace with ``sg``, fitted to the platform.
+        args: upstream's nested namespace with ``sg``, after the platform's defaults.
     """
     ranks = layout_checks.data_parallel_ranks(args)
     return bool(
@@ -38,67 +37,70 @@ def can_overlap(args: Any) -> bool:
         and args.algo.kl.init_coef > 0
         and args.sg.on_nonfinite != "skip"
         and micro_batches.into_micro_batches(args)
-        # What reads old log-probs before the update has the policy's own pass before it.
+        # Otherwise the policy's own pass over the rollout comes first.
         and old_log_probs.is_needed(args).of != "all"
         and ranks.get("ref") == ranks["actor"]
     )
 
 
 def submit(group: Any, experiences: list[Any], args: Any) -> PendingLogProbs:
-    """Have the reference begin.
+    """Start the reference's passes.
 
     Args:
         group: upstream's group of its ranks.
-        experiences: micro-batches as
-        :func:`sg_rlhf.overlay.learner.micro_batches.training_micro_batches` has
-        them. args: upstream's nested namespace.
+        experiences: of :func:`sg_rlhf.overlay.learner.micro_batches.training_micro_batches`.
+        args: upstream's nested namespace.
     """
     ranks = layout_checks.data_parallel_ranks(args)["actor"]
-    own = len(experiences) // ranks
+    per_rank = len(experiences) // ranks
     results, start = [], 0
-    ends = [i + 1 for i in range(own) if getattr(experiences[i], micro_batches.IS_LAST_OF_STEP)]
+    ends = [
+        i + 1 for i in range(per_rank) if getattr(experiences[i], micro_batches.IS_LAST_OF_STEP)
+    ]
     for end in ends:
-        of_step = [experiences[rank * own + i] for rank in range(ranks) for i in range(start, end)]
+        in_step = [
+            experiences[rank * per_rank + i] for rank in range(ranks) for i in range(start, end)
+        ]
         start = end
         inputs: dict[str, list[Any]] = {
-            "sequences": [e.sequences for e in of_step],
-            "action_mask": [e.action_mask for e in of_step],
-            "attention_mask": [e.attention_mask for e in of_step],
+            "sequences": [e.sequences for e in in_step],
+            "action_mask": [e.action_mask for e in in_step],
+            "attention_mask": [e.attention_mask for e in in_step],
         }
-        if any(e.mm_train_inputs for e in of_step):
-            inputs["mm_train_inputs_list"] = [e.mm_train_inputs for e in of_step]
+        if any(e.mm_train_inputs for e in in_step):
+            inputs["mm_train_inputs_list"] = [e.mm_train_inputs for e in in_step]
         results.append(group.async_run_method_batch(method_name="forward", **inputs))
     return results
 
 
 class RankReference:
-    """The reference log-probs of one rank's samples, as its update needs them."""
+    """The reference log-probs of one policy rank's micro-batches."""
 
     def __init__(self) -> None:
-        self._coming: list[Any] = []
-        self._there: dict[int, list[torch.Tensor]] = {}
+        self._pending: list[Any] = []
+        self._fetched: dict[int, list[torch.Tensor]] = {}
 
     def expect(self, results: PendingLogProbs) -> None:
-        """The next update's."""
+        """Set the results for the next update."""
         rank = torch.distributed.get_rank()
-        self._coming, self._there = [of_ranks[rank] for of_ranks in results], {}
+        self._pending, self._fetched = [per_rank[rank] for per_rank in results], {}
 
-    def give(self, experience: Any, step: int, place: int) -> None:
-        """Give a micro-batch its own, where it has none.
+    def give(self, experience: Any, step: int, index: int) -> None:
+        """Add the log-probs to a micro-batch, if any are pending.
 
         Args:
-            experience: as the update is about to train it.
+            experience: the micro-batch that is trained next.
             step: its optimizer step in the epoch.
-            place: its own there.
+            index: of the micro-batch in the step.
 
         Raises:
             NonFiniteError: one is not finite.
         """
-        if not self._coming:
+        if not self._pending:
             return
-        if step not in self._there:
-            self._there[step] = ray.get(self._coming[step])
-        log_probs_BT = self._there[step][place]
+        if step not in self._fetched:
+            self._fetched[step] = ray.get(self._pending[step])
+        log_probs_BT = self._fetched[step][index]
         assert log_probs_BT.shape == experience.action_mask.shape
         old_log_probs.check_finite(
             "reference model", log_probs_BT, experience.action_mask, experience.prompts[0]
@@ -106,5 +108,5 @@ class RankReference:
         experience.base_action_log_probs = log_probs_BT
 
     def forget(self) -> None:
-        """After the update."""
-        self._coming, self._there = [], {}
+        """Forget the results after an update."""
+        self._pending, self._fetched = [], {}

@@ -1,6 +1,11 @@
 """Generation: the vLLM engines, and the controller's side of talking to them.
 
-``engine`` runs in each engine's actor. ``generator``, ``dispatch``, ``engine_pool``,
-``engine_health`` and ``async_buffer`` run in the controller: they send prompts, replace an engine
-that died, and keep rollouts ahead of the update.
+In each engine's Ray actor: ``engine`` (extends upstream's ``RolloutRayActor``), ``executors``
+(reward functions and agents), ``search_agent``, ``batch_barrier`` (starts requests together).
+
+In the controller: ``generator`` (extends upstream's ``SamplesGenerator``) turns prompts into
+experience, ``dispatch`` sends requests and repeats those of a lost engine, ``engine_pool`` checks
+the engines' health and restarts them, ``async_buffer`` keeps rollouts ahead of the update.
+
+Must not import ``learner``, ``weight_sync`` or ``controller``.
 """

@@ -127,7 +127,7 @@ def test_the_update_is_the_same_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> 
     assert status["sg_optimizer_steps"][0]["kl"] > 0
     assert len(status["sg_optimizer_steps"]) == 4 and RESPONSES > MICRO_BATCH
     # The next rollout's are told anew.
-    assert trainer.reference._coming == [] and trainer.reference._there == {}
+    assert trainer.reference._pending == [] and trainer.reference._fetched == {}
 
 
 def test_one_that_is_not_finite_stops_before_it_is_trained_on(
