@@ -83,6 +83,9 @@ class SGSettings(BaseModel):
         "a list of {name, dataset, temperature, n_samples_per_prompt, ...}",
     )
     samples_per_step: int = Field(4, ge=0, description="rollouts kept in samples.jsonl per step")
+    dump_rollout: int | None = Field(
+        None, ge=1, description="rollout step whose experience is written to rollouts/step_N.pt"
+    )
     sync_check_every: int = Field(
         0,
         ge=0,

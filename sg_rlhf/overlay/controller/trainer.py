@@ -19,7 +19,7 @@ import transformers
 
 from sg_rlhf.config import EvalSet
 from sg_rlhf.overlay.cluster import placement
-from sg_rlhf.overlay.controller import evaluation, run_start, wandb_resume
+from sg_rlhf.overlay.controller import evaluation, rollout_dump, run_start, wandb_resume
 from sg_rlhf.overlay.controller.controller_state import ControllerState
 from sg_rlhf.overlay.controller.engine_sync import EngineSync
 from sg_rlhf.overlay.controller.evaluation_loop import EvaluationLoop
@@ -215,6 +215,9 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
                     self.tokenizer.decode(experiences[0].sequences[0], skip_special_tokens=True),
                     experiences[0].info["reward"][0].item(),
                 ]
+            if self._run_dir is not None and self._sg.dump_rollout == global_step + 1:
+                with self._clock.section("logging"):
+                    rollout_dump.dump(self._run_dir, global_step + 1, experiences, maker.reference)
             with self._clock.section("hand_over"):
                 self._send_to_ranks(experiences)
             metrics = self.ppo_train(global_step)
