@@ -56,6 +56,14 @@ class SampleLog:
             check_batch.append((e.sequences[i][valid].tolist(), is_response.tolist()))
         self.check_batch = check_batch
 
+    def responses(self, experiences: list[Any]) -> list[str]:
+        """The model's text of every sample, without special tokens."""
+        return [
+            self._tokenizer.decode(sequence[1:][mask.bool()].tolist(), skip_special_tokens=True)
+            for e in experiences
+            for sequence, mask in zip(e.sequences, e.action_mask, strict=True)
+        ]
+
     def fill_in_log_probs(self, policy: Any) -> None:
         """Add log-probs that the update computed.
 

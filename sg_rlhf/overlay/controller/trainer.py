@@ -19,7 +19,13 @@ import transformers
 
 from sg_rlhf.config import EvalSet
 from sg_rlhf.overlay.cluster import placement
-from sg_rlhf.overlay.controller import evaluation, rollout_dump, run_start, wandb_resume
+from sg_rlhf.overlay.controller import (
+    evaluation,
+    mixed_scripts,
+    rollout_dump,
+    run_start,
+    wandb_resume,
+)
 from sg_rlhf.overlay.controller.controller_state import ControllerState
 from sg_rlhf.overlay.controller.engine_sync import EngineSync
 from sg_rlhf.overlay.controller.evaluation_loop import EvaluationLoop
@@ -207,6 +213,8 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             experiences = maker.make_experience_batch(rollout_samples)
             with self._clock.section("logging"):
                 stats = rollout_stats(experiences, self.args.rollout.n_samples_per_prompt)
+                responses = self._sample_log.responses(experiences)
+                stats[mixed_scripts.METRIC] = mixed_scripts.mixed_script_frac(responses)
                 version_runs = [sample.weight_runs for sample in rollout_samples]
                 self._sample_log.collect(
                     experiences, version_runs if self._async_config is not None else None

@@ -68,7 +68,7 @@ def written_out() -> set[str]:
 
 def grouped() -> list[str]:
     """Names that the overlay writes out, by their group."""
-    overlay = [text for path in ROOT.glob("sg_rlhf/overlay/*.py") for text in constants(path)]
+    overlay = [text for path in ROOT.glob("sg_rlhf/overlay/**/*.py") for text in constants(path)]
     return sorted({text for text in overlay if GROUPED.fullmatch(text)})
 
 

@@ -292,6 +292,7 @@ def test_responses_without_a_token_are_counted(
     stats = {"rollout/num_samples": 1.0}
     monkeypatch.setattr(controller, "rollout_stats", lambda *_: stats)
     monkeypatch.setattr(made._sample_log, "collect", lambda *_: None)
+    monkeypatch.setattr(made._sample_log, "responses", lambda _experiences: [])
     monkeypatch.setattr(made, "_send_to_ranks", lambda _experiences: None)
     monkeypatch.setattr(made, "ppo_train", lambda _step: {})
     made.vllm_engines = None
