@@ -40,8 +40,6 @@ CPU_WORKER_EXTENSION = "sg_rlhf.overlay.weight_sync.cpu_receiver.CpuWorkerWrap"
 MAX_SHOWN_CHARACTERS = 600
 #: Seconds between two checks whether the core still runs.
 DEAD_CORE_SECONDS = 0.5
-#: Seconds between two checks for outputs of a paused engine.
-PAUSED_SECONDS = 0.02
 #: Restarts of an engine's process by Ray. A run may allow fewer (``sg.engine_restarts``).
 MAX_RESTARTS = 3
 
@@ -101,13 +99,11 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         # Elsewhere results vary with more than the batch composition.
         self._deterministic = platform.active() or bool(kwargs.get("full_determinism"))
         self._barrier: tuple[str, BatchBarrier] | None = None
-        self._weights_version = 0
-        #: vLLM's request id -> response that is being sampled.
-        self._sampling: dict[str, _Response] = {}
         with activity.phase(activity.ENGINE, "starting vLLM and loading the model"):
             await super().__init__(*args, remote_rm_url=remote_rm_url, **kwargs)
             if platform.active():
                 await self.llm.collective_rpc("draw_by_seed")
+            await self.set_weight_version(0)
         check_agent_rewards(self.executor)
         self._core_watch = asyncio.create_task(self._fail_pending_calls())
 
@@ -207,11 +203,12 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         if multi_modal_data:
             if barrier is not None:
                 barrier.skip()
-            # Upstream's call hides the request id, so the version is that of its start.
-            append_version(response.version_runs, response.generated_tokens, self._weights_version)
             output = await super().generate(prompt_token_ids, sampling_params, multi_modal_data)
         else:
             output = await self._sample(prompt_token_ids, sampling_params, response, barrier)
+        for span in output.outputs[0].weight_versions or ():
+            start = response.generated_tokens + span.start
+            append_version(response.version_runs, start, int(span.version))
         response.generated_tokens += len(output.outputs[0].token_ids)
         return output
 
@@ -231,37 +228,17 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         outputs = await (
             add() if barrier is None else barrier.arrive((response.seed_key, response.number), add)
         )
-        append_version(response.version_runs, response.generated_tokens, self._weights_version)
-        self._sampling[outputs.request_id] = response
         try:
             while True:
                 output = outputs.get_nowait() or await outputs.get()
                 if output.finished:
                     return output
         finally:
-            del self._sampling[outputs.request_id]
             outputs.close()
 
-    async def pause_generation(self) -> None:
-        """Pause, and return once every sampled token has been counted here.
-
-        By then all outputs are in vLLM's queue. vLLM frees the KV cache of unfinished requests and
-        recomputes it with the next weights.
-        """
-        await super().pause_generation()
-        while not self.llm.engine_core.outputs_queue.empty():
-            await asyncio.sleep(PAUSED_SECONDS)
-        await asyncio.sleep(PAUSED_SECONDS)
-
     async def set_weight_version(self, version: int) -> None:
-        """Set the version of the weights that sample from now on. The engine must be paused."""
-        self._weights_version = version
-        states = self.llm.output_processor.request_states
-        for request, response in self._sampling.items():
-            # None if it is finished and its output not read yet.
-            if (state := states.get(request)) is not None:
-                sampled = state.detokenizer.num_output_tokens()
-                append_version(response.version_runs, response.generated_tokens + sampled, version)
+        """Label the tokens that vLLM samples from now on. The engine must be paused."""
+        await self.llm.update_weight_version(str(version))
 
     async def instance(self) -> EngineInstance:
         """Identify this start of the engine."""
