@@ -12,7 +12,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
@@ -24,7 +25,8 @@ from sg_rlhf.overlay.learner import micro_batches
 Steps = list[list[list[int]]]
 
 
-class MicroBatch(NamedTuple):
+@dataclass(frozen=True)
+class MicroBatch:
     """One forward and backward pass of the update on this rank.
 
     Attributes:
@@ -157,7 +159,7 @@ class UpdateBatching:
             flat, size = [[i] for i in range(len(buffer.items))], buffer.sample_batch_size
         # Upstream's update iterates over a DataLoader. It draws from torch's generator, for the
         # order and for a seed of its workers, which dropout's random numbers follow.
-        loader = DataLoader(
+        loader: Any = DataLoader(
             flat,  # type: ignore[arg-type]
             batch_size=size,
             shuffle=self.shuffles,
