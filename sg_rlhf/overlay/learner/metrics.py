@@ -11,11 +11,14 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from sg_rlhf.algo.analysis.token_statistics import TokenStatistics
 
-#: Token statistics that upstream has a name for.
-UPSTREAM_NAMES = {"ppo_kl": "ppo_kl", "clip_ratio": "ppo_clip_ratio", "mismatch_kl": "vllm_kl"}
+#: Token statistics that have another name than ``sg/...``: mostly upstream's.
+RENAMED = {
+    "ppo_kl": "ppo_kl", "clip_ratio": "ppo_clip_ratio", "mismatch_kl": "vllm_kl",
+    "mismatch_bitwise_frac": "mismatch/bitwise_frac",
+}  # fmt: skip
 #: Token statistics that a row has under another name.
 LOGGED_ELSEWHERE = (
-    *UPSTREAM_NAMES, "policy_loss_token_mean", "kl_mean", "n_kl_tokens", "response_length",
+    *RENAMED, "policy_loss_token_mean", "kl_mean", "n_kl_tokens", "response_length",
 )  # fmt: skip
 #: Short names of the progress bar -> metrics.
 _PROGRESS_BAR = {
@@ -28,26 +31,26 @@ _PROGRESS_BAR = {
 def logged_names(metrics: dict[str, float]) -> dict[str, float]:
     """Token statistics by the names that they have in a row."""
     ours = {f"sg/{name}": metrics[name] for name in metrics if name not in LOGGED_ELSEWHERE}
-    return {name: metrics[key] for key, name in UPSTREAM_NAMES.items()} | ours
+    return {name: metrics[key] for key, name in RENAMED.items()} | ours
 
 
 def sample_metrics(experience: Any) -> dict[str, torch.Tensor]:
     """What upstream logs of a micro-batch: its ``info``, and its fields with a value per sample."""
-    found: dict[str, torch.Tensor] = {}
+    metrics: dict[str, torch.Tensor] = {}
     for name, value in experience.info.items():
         if isinstance(value, torch.Tensor):
-            found[name] = value
+            metrics[name] = value
         elif isinstance(value, list):
-            found[name] = torch.tensor(value, dtype=torch.float)
+            metrics[name] = torch.tensor(value, dtype=torch.float)
     for field in fields(Experience):
         value = getattr(experience, field.name)
         if (
             Experience.is_episode_tensor_field(field.name)
-            and field.name not in {"rewards", "scores", *found}
+            and field.name not in {"rewards", "scores", *metrics}
             and isinstance(value, torch.Tensor)
         ):
-            found[field.name] = value
-    return found
+            metrics[field.name] = value
+    return metrics
 
 
 class MicroBatchMetrics(NamedTuple):
