@@ -12,6 +12,10 @@ from sg_rlhf.config.upstream_flags import SHIPPED, UpstreamMissing, as_json, fla
 from sg_rlhf.overlay.driver.arguments import upstream_arguments
 
 WRITE = "from sg_rlhf.config import upstream_flags as u; u.SHIPPED.write_text(u.as_json(u.flags()))"
+ARGUMENTS = [
+    "actor.model_name_or_path=m", "data.prompt_dataset=d", "reward.remote_url=r.py",
+    "vllm.num_engines=1",
+]  # fmt: skip
 
 
 def test_the_shipped_table_is_that_of_the_installed_upstream() -> None:
@@ -34,7 +38,7 @@ def test_a_recipe_can_be_read_without_upstream(monkeypatch: pytest.MonkeyPatch) 
         found = load_config(None, overrides)
         assert found == real
         with pytest.raises(UpstreamMissing):
-            upstream_arguments(load_config("configs/kk/grpo_sg_tiny_cpu.yaml"))
+            upstream_arguments(load_config(None, ARGUMENTS))
     finally:
         upstream_flags.flags.cache_clear()
 
