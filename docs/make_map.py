@@ -1,9 +1,9 @@
-"""Draws docs/images/map.svg, the map of the house in CONTRIBUTING.md.
+"""Draw docs/images/map.svg, the map of the packages in CONTRIBUTING.md.
 
     python docs/make_map.py [--check]
 
-The rooms and their order come from the import contract in setup.cfg, so the picture shows what is
-checked; a room without a line here is an error. ``--check`` writes nothing and fails if the picture
+The packages and their order come from the import contract in setup.cfg, so the picture shows what
+is checked. A package without a line here is an error. ``--check`` writes nothing and fails if the picture
 is not the one that would be drawn.
 """
 
@@ -16,10 +16,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "images" / "map.svg"
-#: What a room is for, in two lines.
+#: What a package is for, in two lines.
 ROOMS = {
     "train": ("one training run", "python -m sg_rlhf.train"),
     "overlay": ("registered in OpenRLHF;", "on a CPU as well"),
+    "dry_run": ("what a run would do,", "without starting it"),
+    "eval": ("benchmarks: generate,", "grade, compare"),
     "studies": ("many runs: plan, run,", "tables and pictures"),
     "tiny": ("the models that learn", "without a GPU"),
     "data": ("python -m sg_rlhf.data", "generate, check, write"),
@@ -41,14 +43,14 @@ ROOMS = {
     "common": ("atomic files, text,", "host, redaction"),
     "__main__": ("sg-rlhf: every command", "under one name"),
 }
-WIDTH, LEFT, TOP, ROW, GAP = 1120, 40, 96, 92, 14
-HOUSE = 760
+WIDTH, LEFT, TOP, ROW, GAP = 1560, 40, 96, 92, 14
+HOUSE = 1200
 INK, FAINT, PAPER = "#17313a", "#5b7680", "#fbfdfd"
 FILL = {"train": "#cfe8e4", "overlay": "#cfe8e4", "algo": "#f6e3bd", "tasks": "#f6e3bd"}
 
 
 def layers() -> list[list[str]]:
-    """The rooms from the top down, as import-linter checks them."""
+    """The packages from the top down, as import-linter checks them."""
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     lines = setup["importlinter:contract:layers"]["layers"].split("\n")
@@ -92,7 +94,7 @@ def draw() -> str:
     height = bottom + 128
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'font-family="system-ui, sans-serif" role="img" aria-label="The rooms of the house">',
+        f'font-family="system-ui, sans-serif" role="img" aria-label="The packages of sg_rlhf">',
         '<defs><marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" '
         f'markerHeight="7" orient="auto"><path d="M0 0 L10 5 L0 10 z" fill="{INK}"/></marker>'
         "</defs>",
@@ -101,7 +103,7 @@ def draw() -> str:
         text(
             LEFT + 92,
             40,
-            "a room imports only what is below it; import-linter checks it",
+            "a package imports only packages below it; import-linter checks it",
             14,
             FAINT,
         ),
@@ -131,7 +133,6 @@ def draw() -> str:
             "run directory",
             ("config, metrics, samples,", "checkpoints; see operations.md"),
         ),
-        (at["tasks"], "eval/", ("suites, engines, tables; imports", "tasks and common alone")),
     ]
     for y, name, lines in beside:
         parts.append(box(x, y, w, ROW - 18, name, lines, "#ffffff"))
@@ -141,13 +142,11 @@ def draw() -> str:
         arrow(edge + 4, at["overlay"] + middle, x, at["overlay"] + middle),
         arrow(x + w / 2, at["overlay"] + ROW - 18, x + w / 2, at["measure"]),
         arrow(x, at["measure"] + middle, edge + 4, at["measure"] + middle),
-        arrow(x + w / 2, at["measure"] + ROW - 18, x + w / 2, at["tasks"]),
-        arrow(x, at["tasks"] + middle, edge + 4, at["tasks"] + middle),
     ]
     y = bottom + 24
     around = [
-        ("tests/", "unit mirrors the rooms;", "integration runs the pipeline"),
-        ("bench/", "a script for each figure,", "its result as JSON"),
+        ("tests/", "unit mirrors the packages;", "integration runs the pipeline"),
+        ("bench/, experiments/", "speed against others;", "studies and their results"),
         ("docs/", "pages, read here and as a site", "(make docs)"),
         ("scripts/, requirements/", "set-up, lock files", ""),
     ]
