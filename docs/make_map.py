@@ -3,8 +3,8 @@
     python docs/make_map.py [--check]
 
 The packages and their order come from the import contract in setup.cfg, so the picture shows what
-is checked. A package without a line here is an error. ``--check`` writes nothing and fails if the picture
-is not the one that would be drawn.
+is checked. A package without a line here is an error. ``--check`` writes nothing and fails if the
+picture is not the one that would be drawn.
 """
 
 from __future__ import annotations
