@@ -183,3 +183,11 @@ def test_a_name_that_the_module_no_longer_has_is_an_error(name: str) -> None:
 def test_every_row_says_why() -> None:
     assert all(len(patch.why.split()) > 2 for patch in table.PATCHES)
     assert len({(patch.module, patch.name) for patch in table.PATCHES}) == len(table.PATCHES)
+
+
+def test_torch_is_imported_after_the_number_of_threads_is_set() -> None:
+    script = "import sys; import sg_rlhf.overlay.patches.table; print('torch' in sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    assert found.stdout == "False\n"
