@@ -340,7 +340,7 @@ def test_a_dry_run_prints_the_recipe_on_its_hardware(tree: Path, domain: str) ->
     found = run_script(tree, domain, gpus(4, 40960), "--dry-run", "actor.adam.lr=2e-6")
     assert found.returncode == 0, found.stderr
     assert "num_gpus_per_node: 4" in found.stdout and "lr: 2.0e-06" in found.stdout
-    assert "--train.micro_batch_size 1 " in found.stdout
+    assert "  micro_batch_size: 1\n" in found.stdout
     assert not (tree / "runs").exists()
 
 
