@@ -213,8 +213,9 @@ def run(name: str, argv: list[str]) -> int:
 
 
 def in_our_words(help_text: str) -> str:
-    """``sg-rlhf NAME`` for every ``python -m MODULE`` that is a command."""
+    """The text with ``sg-rlhf NAME`` for every ``python -m MODULE`` that is a command."""
     names = {command.module: name for name, command in COMMANDS.items()}
+    names["eval.run"] = "eval"  # its name in a checkout
 
     def named(match: re.Match[str]) -> str:
         return f"sg-rlhf {names[match[1]]}" if match[1] in names else match[0]

@@ -233,7 +233,10 @@ def test_loads_through_the_loader_that_upstream_uses(tmp_path, train_file, monke
     ("args", "complaint"),
     [
         ([], "--source"),
-        (["--source", "gone.parquet"], "gone.parquet: no such file, expected a .parquet, .json or"),
+        (
+            ["--source", "gone.parquet"],
+            "gone.parquet: no such file, expected a .parquet, .json, .jsonl or .csv file",
+        ),
         (["--source", "arithmetic", "--generate", "n=3"], "n=3: expected KEY=VALUE"),
         (["--source", "arithmetic", "--generate", "seed=1", "seed=2"], "each key once"),
         (["--source", "arithmetic", "--generate", "count=x"], "expected a whole number"),

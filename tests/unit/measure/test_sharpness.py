@@ -114,7 +114,7 @@ def test_models_of_two_families_are_refused(rollouts, capsys):
         (["--rho", "x"], "--rho: x: expected a finite number above 0"),
         (["--rho", "1", "--steps", "0"], "--steps: 0: expected a whole number, 1 or more"),
         (["--rho", "1", "--device", "nowhere"], "--device nowhere"),
-        (["--rho", "1", "sg.uper=1"], "unknown key 'sg.uper'; did you mean sg.weighting.upper?"),
+        (["--rho", "1", "sg.upper=1"], "unknown key 'sg.upper'; did you mean sg.weighting.upper?"),
         (["--rho", "1", "sg.weighting.tau=-1"], "tau=-1"),
         (["--rho", "1", "actor.policy_loss_type=gspo"], "actor.policy_loss_type=gspo: expected"),
         (["--rho", "1", "actor.policy_loss_type=cispo"], "whose clipped surrogate is"),

@@ -269,7 +269,7 @@ deepspeed.init_distributed("gloo", auto_mpi_discovery=False, init_method="file:/
                            rank=0, world_size=1)
 original, seen = packed_attention.row_from_positions, []
 packed_attention.row_from_positions = lambda position_ids: seen.append(1) or original(position_ids)
-optimizer = {"type": "AdamW", "params": {"lr": 1e-3}}
+optimizer = {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True, "fused": True}}
 config = get_train_ds_config(False, False, 3, zpg=1, optim_config=optimizer)
 config["train_micro_batch_size_per_gpu"] = 1
 actor = Actor(kk_tiny.__path__[0], attn_implementation=packed_attention.VARLEN,
