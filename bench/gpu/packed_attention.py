@@ -58,7 +58,7 @@ def ours() -> Attention | None:
 
     def attend(q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
         positions = torch.cat([torch.arange(n, device=q.device) for n in lengths])[None]
-        out: Tensor = module.attend_packed(q, k, v, module.packed_row(positions))
+        out: Tensor = module.packed_attention(q, k, v, module.row_from_positions(positions))
         return out
 
     return attend
@@ -257,13 +257,13 @@ def _calls_and_waits(
 ) -> tuple[int, int]:
     """Of one forward and backward pass; positions that the attention has not seen, as each
     micro-batch has its own."""
-    original, calls = packed.packed_row, []
+    original, calls = packed.row_from_positions, []
 
     def counted(position_ids: Tensor) -> Any:
         calls.append(position_ids)
         return original(position_ids)
 
-    packed.packed_row = counted
+    packed.row_from_positions = counted
     if job.on_cuda:
         torch.cuda.synchronize()
     try:
@@ -274,7 +274,7 @@ def _calls_and_waits(
             out = model(tokens, position_ids=positions, use_cache=False).logits
             out.float().sum().backward()
     finally:
-        packed.packed_row = original
+        packed.row_from_positions = original
         if job.on_cuda:
             torch.cuda.set_sync_debug_mode("default")
     return len(calls), sum("synchroniz" in str(warning.message) for warning in caught)

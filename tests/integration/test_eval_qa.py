@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from sg_rlhf.eval import multi_turn
-from sg_rlhf.eval import requests as plan
+from sg_rlhf.eval import multi_turn, requests
 from sg_rlhf.eval.engines.base import Completion, EngineOptions, Request
 from sg_rlhf.eval.engines.hf import HfEngine
 from sg_rlhf.eval.model import context_length, find_model
@@ -183,12 +182,12 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
         replace(q, prompt=qa_sets.prompt_of(q.prompt, "short", True, tokenizer)) for q in questions
     ]
     context = context_length(model)
-    tasks = plan.make_tasks(
+    tasks = requests.prepare_benchmarks(
         [Loaded(benchmark, questions, sources)],
         lambda texts: list(map(codec.encode, texts)),
         context,
     )
-    samples = plan.samples(tasks, 0, known_ids=True)
+    samples = requests.pending_samples(tasks, 0, known_ids=True)
     engine = RecordingEngine(EngineOptions("hf", model, context, "float32", cpu=True))
     out = tmp_path / "hf"
     with Store(out) as store:
