@@ -107,7 +107,10 @@ class Trainer:
 
         started = time.perf_counter()
         if bucket_mb is None:
-            upstreams: Any = ActorPPOTrainer.__mro__[1]  # the class that ours replaces
+            # The class that ours replaces.
+            upstreams: Any = next(
+                c for c in ActorPPOTrainer.__mro__ if c.__module__.startswith("openrlhf.")
+            )
             upstreams.broadcast_to_vllm(self)
         else:
             self.args.sg.sync_bucket_mb = bucket_mb

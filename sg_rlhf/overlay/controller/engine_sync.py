@@ -50,21 +50,21 @@ class EngineSync:
             self._wait(woken, "an engine did not wake up for it")
         self._broadcast()
 
-    def check(self, batch: log_prob_check.CheckBatch) -> dict[str, float]:
-        """Compare log-probs of engines and trainer, if this sync is to be checked.
+    def is_check_due(self) -> bool:
+        """Count a sync that can be checked, and say whether it is to be.
 
         ``sg.sync_check_every`` is the interval; 0 checks the first sync only.
-
-        Args:
-            batch: sequences of the latest rollout.
-
-        Returns:
-            Metrics ``sync/...``; {} if this sync is not checked.
         """
         self._syncs += 1
         every = self._args.sg.sync_check_every
-        if self._syncs % every if every else self._syncs > 1:
-            return {}
+        return self._syncs % every == 0 if every else self._syncs == 1
+
+    def check(self, batch: log_prob_check.CheckBatch) -> dict[str, float]:
+        """Compare log-probs of engines and trainer; metrics ``sync/...``.
+
+        Args:
+            batch: sequences of the latest rollout.
+        """
         return log_prob_check.check(self._policy, self.pool, batch, self._args, self._syncs)
 
     def _rejoin(self) -> None:

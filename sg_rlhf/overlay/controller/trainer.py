@@ -295,9 +295,10 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             ):
                 self._sync.send()
             self._sync_metrics = {}
-            if self._sample_log.check_batch:  # a resumed run syncs before its first rollout
+            batch = self._sample_log.check_batch  # empty when a resumed run syncs at its start
+            if batch and self._sync.is_check_due():
                 with self._clock.section("sync_check"):
-                    self._sync_metrics = self._sync.check(self._sample_log.check_batch)
+                    self._sync_metrics = self._sync.check(batch)
 
     # -- asynchronous rollouts -----------------------------------------------------------------
 
