@@ -114,7 +114,7 @@ def checked(trainer: Any, engine: Any) -> Any:
         async_run_method=lambda method_name, sequences: [trainer.prompt_log_probs.remote(sequences)]
     )
     engines: Any = SimpleNamespace(
-        handles=[engine], incarnations=[SimpleNamespace(name="engine")], replace=None
+        handles=[engine], instances=[SimpleNamespace(name="engine")], replace=None
     )
     args = SimpleNamespace(
         vllm=SimpleNamespace(enable_sleep=False),
