@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sg_rlhf.config import topology
+from sg_rlhf.config.async_config import async_config
 from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
 
 Value = Callable[[str], Any]
@@ -151,26 +152,24 @@ def check_batches(value: Value) -> None:
 
 def check_async(value: Value) -> None:
     """Refuse samples that ``sg.max_staleness`` would never let through, or without a correction."""
-    if not value("train.async_enable"):
+    config = async_config(value)
+    if config is None:
         return
-    partial, drop = value("train.partial_rollout_enable"), value("sg.stale") == "drop"
-    if drop and not partial:
+    partial, bound = config.partial, config.max_staleness
+    if config.drop_stale and not partial:
         raise ValueError(
             "sg.stale=drop: without train.partial_rollout_enable=true the age of every sample is "
             "known when it is requested; set that to true, or sg.stale=wait"
         )
-    bound, queue = value("sg.max_staleness"), value("train.async_queue_size")
-    in_flight = queue if drop else min(bound, queue)
-    size = value("rollout.batch_size")
-    request = value("rollout.vllm_generate_batch_size") or size
+    size, request = config.batch_size, config.request_size
     # A request is sent once the remaining prompts no longer fill a rollout.
     rollouts = -(-(request + size - math.gcd(request, size)) // size)
-    if rollouts > in_flight + 1:
+    if rollouts > config.max_in_flight + 1:
         raise ValueError(
             f"rollout.vllm_generate_batch_size={request}: with the prompts left over from before, "
             f"up to {rollouts} rollouts of rollout.batch_size={size}, of which the last is "
             f"{rollouts - 1} weight syncs old: raise sg.max_staleness={bound} and "
-            f"train.async_queue_size={queue}, or lower it"
+            f"train.async_queue_size={value('train.async_queue_size')}, or lower it"
         )
     if partial and value("train.full_determinism_enable"):
         raise ValueError(

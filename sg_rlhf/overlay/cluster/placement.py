@@ -9,7 +9,6 @@ no other job can take a part. Upstream then gets these groups from :func:`placem
 from __future__ import annotations
 
 import functools
-import operator
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +20,10 @@ from ray.util.placement_group import PlacementGroup, placement_group_table, remo
 from ray.util.placement_group import placement_group as create
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from sg_rlhf.config import topology
 from sg_rlhf.config.topology import Group
-from sg_rlhf.config.topology import groups as groups_of
 from sg_rlhf.overlay.reporting.errors import RunStopped
+from sg_rlhf.overlay.settings.lookup import value_of
 
 #: The resources of one process of a model, or of one worker of an engine.
 BUNDLE = {"GPU": 1.0, "CPU": 1.0}
@@ -58,7 +58,7 @@ class Node:
 
 def groups(args: Any) -> list[Group]:
     """The placement groups of a run, in the order in which upstream's ``train`` creates them."""
-    return groups_of(lambda key: operator.attrgetter(key)(args))
+    return topology.groups(value_of(args))
 
 
 def bundles(index: int, wanted: Sequence[Group]) -> list[dict[str, float]]:

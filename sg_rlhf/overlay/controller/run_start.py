@@ -11,12 +11,12 @@ from sg_rlhf.overlay.cluster import locations
 from sg_rlhf.overlay.reporting import terminal
 from sg_rlhf.overlay.reporting.errors import RunStopped
 from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
-from sg_rlhf.overlay.settings import layout_checks
+from sg_rlhf.overlay.settings import rollout_plan
 from sg_rlhf.run_dir import jsonl_log
 
 
 def prepare_run_dir(
-    run_dir: Path, resumed_at: int, plan: layout_checks.Plan, processes: dict[str, Any]
+    run_dir: Path, resumed_at: int, plan: rollout_plan.Plan, processes: dict[str, Any]
 ) -> None:
     """Write placement and plan, and drop log rows after the checkpoint.
 
@@ -38,7 +38,7 @@ def prepare_run_dir(
     write_plan(run_dir, plan, nodes)
 
 
-def write_plan(run_dir: Path, plan: layout_checks.Plan, nodes: dict[str, dict[str, Any]]) -> None:
+def write_plan(run_dir: Path, plan: rollout_plan.Plan, nodes: dict[str, dict[str, Any]]) -> None:
     """Write the number of rollouts and remarks for the terminal.
 
     Args:

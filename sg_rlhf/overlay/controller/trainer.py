@@ -18,6 +18,7 @@ import ray
 import transformers
 
 from sg_rlhf.config import EvalSet
+from sg_rlhf.config.async_config import async_config
 from sg_rlhf.overlay.cluster import placement
 from sg_rlhf.overlay.controller import (
     evaluation,
@@ -37,8 +38,8 @@ from sg_rlhf.overlay.reporting import activity, graceful_stop
 from sg_rlhf.overlay.reporting.errors import NonFiniteError, RunStopped, Terminated
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
 from sg_rlhf.overlay.rollout import async_buffer, engine_pool
-from sg_rlhf.overlay.settings import layout_checks
-from sg_rlhf.overlay.settings.async_config import async_config
+from sg_rlhf.overlay.settings import rollout_plan
+from sg_rlhf.overlay.settings.lookup import value_of
 from sg_rlhf.run_dir import jsonl_log, timing_keys, weight_versions
 
 #: Metrics of the update that ``rollout/...`` has for the whole rollout.
@@ -69,7 +70,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._staleness: dict[str, float] = {}
         self._sync_metrics: dict[str, float] = {}
         self._optimizer_steps: list[dict[str, Any]] = []
-        self._async_config = async_config(self.args)
+        self._async_config = async_config(value_of(self.args))
         self._buffer: async_buffer.AsyncRolloutBuffer | None = None
         self._state = ControllerState(self.samples_generator, self.kl_ctl)
         self._engine_start: engine_pool.StartMonitor | None = None
@@ -88,7 +89,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             self._clock,
             self._log,
         )
-        self._plan = layout_checks.plan(len(self.prompts_dataloader), self.args)
+        self._plan = rollout_plan.plan(len(self.prompts_dataloader), self.args)
 
     def _report_section(self, section: str) -> None:
         if self._run_dir is not None:
@@ -104,7 +105,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         """
         for loader in (self.prompts_dataloader, *self._evaluation.loaders):
             loader.dataset.check()
-        layout_checks.check_prompts(self._plan, self.args)
+        rollout_plan.check_prompts(self._plan, self.args)
         if self.vllm_engines:
             self._engine_start = engine_pool.StartMonitor(
                 self.vllm_engines, self.actor_model_group._actor_handlers, self._run_dir

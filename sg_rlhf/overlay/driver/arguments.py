@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import functools
 import io
 from typing import Any
 
@@ -17,7 +16,8 @@ from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, UpstreamChanged, flags,
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.model import packed_attention
 from sg_rlhf.overlay.patches import flash_attn_shim
-from sg_rlhf.overlay.settings import layout_checks, worker_settings
+from sg_rlhf.overlay.settings import rollout_plan, worker_settings
+from sg_rlhf.overlay.settings.lookup import value_of
 
 
 class UsageError(ValueError):
@@ -101,7 +101,7 @@ def check_prompt_count(config: Config, args: Any) -> None:
     """
     count = count_prompts(config)
     prompts = int(args.data.max_samples) if count is None else count
-    layout_checks.check_prompts(layout_checks.plan(prompts, args), args)
+    rollout_plan.check_prompts(rollout_plan.plan(prompts, args), args)
 
 
 def check_platform(args: Any) -> None:
@@ -112,10 +112,7 @@ def check_platform(args: Any) -> None:
     Raises:
         UnsupportedHere: naming each key and what to use instead.
     """
-
-    def value(key: str) -> Any:
-        return functools.reduce(getattr, key.split("."), args)
-
+    value = value_of(args)
     if not platform.active():
         problems = [*optional_packages.missing(value), *cuda_toolkit.unsupported_settings(value)]
         if "flash_attention_2" in args.ds.attn_implementation and flash_attn_shim.absent():

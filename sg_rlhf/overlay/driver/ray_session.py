@@ -12,7 +12,7 @@ import psutil
 import ray
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
-from sg_rlhf.config import domain_settings
+from sg_rlhf.config import domain_settings, topology
 from sg_rlhf.overlay.cluster import node_check, placement
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.fork_server import client as fork_server
@@ -20,6 +20,7 @@ from sg_rlhf.overlay.patches.table import WORKER_SETUP_HOOK
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting.terminal import keep_worker_logs
 from sg_rlhf.overlay.settings import worker_settings
+from sg_rlhf.overlay.settings.lookup import value_of
 from sg_rlhf.overlay.settings.worker_settings import WorkerSettings
 from sg_rlhf.ray_session import cluster
 from sg_rlhf.sampling import vllm_settings
@@ -30,7 +31,7 @@ CONTROLLER_CPUS = 2
 
 def accelerators_needed(args: Any) -> int:
     """The number of GPUs in all placement groups of a run (logical GPUs without CUDA)."""
-    return sum(group.size for group in placement.groups(args))
+    return topology.gpus(value_of(args))
 
 
 def connect(args: Any, workers: fork_server.ForkServer | None = None) -> bool:

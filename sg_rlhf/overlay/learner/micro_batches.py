@@ -20,7 +20,7 @@ from typing import Any
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from sg_rlhf.batching import balance as batching
-from sg_rlhf.overlay.settings import layout_checks, worker_settings
+from sg_rlhf.overlay.settings import rollout_plan, worker_settings
 from sg_rlhf.plan.shapes import ModelShape, shape_of
 from sg_rlhf.plan.time import sequence_flops
 
@@ -49,7 +49,7 @@ def variable_size(args: Any) -> bool:
 
     Not with a critic: its replay buffer is upstream's, which cuts micro-batches of one size.
     """
-    ranks = layout_checks.data_parallel_ranks(args)
+    ranks = rollout_plan.data_parallel_ranks(args)
     return into_micro_batches(args) and ranks["actor"] > 1 and "critic" not in ranks
 
 
@@ -73,7 +73,7 @@ def scoring_micro_batches(samples: list[Any], args: Any) -> list[list[int]]:
         Indices of samples: all micro-batches of the first rank, then of the second, and so on.
     """
     lengths = [int(sample.total_length) for sample in samples]
-    rank_counts = set(layout_checks.data_parallel_ranks(args).values())
+    rank_counts = set(rollout_plan.data_parallel_ranks(args).values())
     # A model on fewer ranks takes the micro-batches of several ranks on each.
     ranks = max(rank_counts)
     size = args.rollout.micro_batch_size
@@ -114,7 +114,7 @@ def training_micro_batches(
     samples = [by_index[i] for i in range(len(by_index))]
     lengths = [int(sample.total_length) for sample in samples]
     steps = batching.optimizer_steps(len(samples), args.train.batch_size, args.train.seed, rollout)
-    ranks = layout_checks.data_parallel_ranks(args)["actor"]
+    ranks = rollout_plan.data_parallel_ranks(args)["actor"]
     size = args.train.micro_batch_size if into_micro_batches(args) else len(steps[0]) // ranks
     packed = args.ds.packing_samples
     if variable_size(args):
@@ -165,7 +165,7 @@ def dp_idle_fraction(experiences: list[Any], args: Any) -> float:
         float(e.attention_mask.sum() if args.ds.packing_samples else e.attention_mask.numel())
         for e in experiences
     ]
-    count = len(tokens) // layout_checks.data_parallel_ranks(args)["actor"]
+    count = len(tokens) // rollout_plan.data_parallel_ranks(args)["actor"]
     return batching.idle_fraction([tokens[i : i + count] for i in range(0, len(tokens), count)])
 
 

@@ -8,7 +8,6 @@ steps the rank that trains them computes theirs before its update, in the same m
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterable
 from typing import Any
@@ -20,6 +19,7 @@ from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 from sg_rlhf.algo.nonfinite import rows_not_finite
 from sg_rlhf.config.log_probs import OldLogProbRule, old_log_prob_rule
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
+from sg_rlhf.overlay.settings.lookup import value_of
 
 #: Parts of the names in a model's configuration that make its training pass random.
 _NOISE_KEYS = ("dropout", "pdrop", "jitter")
@@ -27,7 +27,7 @@ _NOISE_KEYS = ("dropout", "pdrop", "jitter")
 
 def is_needed(args: Any) -> OldLogProbRule:
     """The rule for upstream's nested namespace with ``sg``."""
-    return old_log_prob_rule(lambda key: functools.reduce(getattr, key.split("."), args))
+    return old_log_prob_rule(value_of(args))
 
 
 def check_finite(model: str, log_probs: torch.Tensor, mask: torch.Tensor, prompt: str) -> None:

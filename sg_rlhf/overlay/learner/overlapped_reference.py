@@ -15,7 +15,7 @@ import torch
 
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.learner import micro_batches, old_log_probs
-from sg_rlhf.overlay.settings import layout_checks
+from sg_rlhf.overlay.settings import rollout_plan
 
 #: Ray references: per optimizer step, per policy rank, the log-probs of its micro-batches.
 PendingLogProbs = list[list[Any]]
@@ -30,7 +30,7 @@ def can_overlap(args: Any) -> bool:
     Args:
         args: upstream's nested namespace with ``sg``, after the platform's defaults.
     """
-    ranks = layout_checks.data_parallel_ranks(args)
+    ranks = rollout_plan.data_parallel_ranks(args)
     return bool(
         platform.active()
         and args.algo.kl.use_loss
@@ -51,7 +51,7 @@ def submit(group: Any, experiences: list[Any], args: Any) -> PendingLogProbs:
         experiences: of :func:`sg_rlhf.overlay.learner.micro_batches.training_micro_batches`.
         args: upstream's nested namespace.
     """
-    ranks = layout_checks.data_parallel_ranks(args)["actor"]
+    ranks = rollout_plan.data_parallel_ranks(args)["actor"]
     per_rank = len(experiences) // ranks
     results, start = [], 0
     ends = [

@@ -13,6 +13,7 @@ import torch
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from vllm import SamplingParams
 
+from sg_rlhf.config.async_config import AsyncConfig
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting.errors import RewardError
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
@@ -24,7 +25,6 @@ from sg_rlhf.overlay.rollout.async_buffer import (
 )
 from sg_rlhf.overlay.rollout.dispatch import Engines, RolloutDispatcher
 from sg_rlhf.overlay.settings import worker_settings
-from sg_rlhf.overlay.settings.async_config import AsyncConfig
 from sg_rlhf.run_dir import timing_keys
 
 #: Prompts of an evaluation that are sent to the engines at a time. vLLM queues what does not fit.
@@ -37,7 +37,7 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
     Three differences to upstream:
 
     - An epoch ends where its prompts no longer fill a rollout. Upstream trains on the incomplete
-      rest, whose batches do not divide evenly (:mod:`sg_rlhf.overlay.settings.layout_checks`).
+      rest, whose batches do not divide evenly (:mod:`sg_rlhf.overlay.settings.rollout_plan`).
     - Responses are in the order of their prompts and not of their completion, and a lost engine is
       replaced (:mod:`sg_rlhf.overlay.rollout.dispatch`).
     - A dialogue's response length counts the model's own tokens. Upstream takes the distance from

@@ -1,5 +1,6 @@
-"""Settings that follow from a run's arguments: layout, async rollouts, workers, optional packages.
+"""What follows from a run's arguments: rollouts and optimizer steps, and the workers' settings.
 
-Each check refuses a combination before anything starts. ``worker_settings`` carries settings to
-Ray workers in one environment variable. Imports only ``cpu`` and ``reporting`` of the overlay.
+``rollout_plan`` counts them; ``worker_settings`` carries settings to Ray workers in one environment
+variable; ``lookup`` reads the arguments by dotted keys. Checks are in ``sg_rlhf.config.checks``.
+Imports only ``reporting`` of the overlay.
 """

@@ -16,6 +16,7 @@ import ray
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from sg_rlhf.config.async_config import AsyncConfig
 from sg_rlhf.overlay.controller import engine_sync, rollout_stats, run_start
 from sg_rlhf.overlay.controller import trainer as controller
 from sg_rlhf.overlay.controller.controller_state import TOKENS, ControllerState
@@ -38,8 +39,7 @@ from sg_rlhf.overlay.reporting.timing import PhaseTimer
 from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
 from sg_rlhf.overlay.rollout.engine_pool import START_TIMEOUT
 from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
-from sg_rlhf.overlay.settings import layout_checks
-from sg_rlhf.overlay.settings.async_config import AsyncConfig
+from sg_rlhf.overlay.settings import rollout_plan
 from sg_rlhf.run_dir import jsonl_log
 
 UPSTREAM = SGPPOTrainer.__bases__[0]
@@ -72,7 +72,7 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
     made.samples_generator = SimpleNamespace(pop_filtered_tokens=lambda: 0, buffer=None)
     made.kl_ctl = SimpleNamespace(value=0.001)
     made._state = ControllerState(made.samples_generator, made.kl_ctl)
-    made._plan = layout_checks.plan(prompts, made.args)
+    made._plan = rollout_plan.plan(prompts, made.args)
     made.prompts_dataloader = SimpleNamespace(dataset=SimpleNamespace(check=lambda: None))
     made._run_dir, made._engine_start = None, None
     made._async_config = made._buffer = None

@@ -11,13 +11,13 @@ import ray
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from sg_rlhf.config.async_config import AsyncConfig
 from sg_rlhf.overlay.reporting.errors import EngineLost, RewardError
 from sg_rlhf.overlay.rollout import dispatch
 from sg_rlhf.overlay.rollout.async_buffer import AsyncRolloutBuffer
 from sg_rlhf.overlay.rollout.dispatch import EngineInstance, RequestTag
 from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
-from sg_rlhf.overlay.settings import layout_checks
-from sg_rlhf.overlay.settings.async_config import AsyncConfig
+from sg_rlhf.overlay.settings import rollout_plan
 
 BATCH, RESPONSES = 4, 2
 ENGINES = 2
@@ -294,16 +294,16 @@ def arguments(filtering: bool = False, **train: int) -> Any:
 
 
 def test_the_paper_has_5_epochs_of_70_rollouts() -> None:
-    plan = layout_checks.plan(4500, arguments())
+    plan = rollout_plan.plan(4500, arguments())
     assert (plan.epoch_rollouts, plan.rollouts, plan.optimizer_steps) == (70, 350, 700)
     assert plan.remark() == (
         "20 of 4500 prompts are left out of each epoch: the last rollout would be incomplete"
     )
-    assert layout_checks.plan(4480, arguments()).remark() == ""
-    assert layout_checks.plan(4480, arguments(max_epochs=2)).optimizer_steps == 1400
-    assert layout_checks.plan(63, arguments()).epoch_rollouts == 0
+    assert rollout_plan.plan(4480, arguments()).remark() == ""
+    assert rollout_plan.plan(4480, arguments(max_epochs=2)).optimizer_steps == 1400
+    assert rollout_plan.plan(63, arguments()).epoch_rollouts == 0
 
 
 def test_filtering_says_nothing_of_a_rest_that_it_draws_from() -> None:
-    plan = layout_checks.plan(4500, arguments(filtering=True))
+    plan = rollout_plan.plan(4500, arguments(filtering=True))
     assert (plan.rollouts, plan.remark()) == (350, "")

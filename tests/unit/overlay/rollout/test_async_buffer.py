@@ -11,8 +11,8 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from sg_rlhf.config.async_config import AsyncConfig
 from sg_rlhf.overlay.rollout.async_buffer import AsyncRolloutBuffer, OnPromptDone, PromptBatch
-from sg_rlhf.overlay.settings.async_config import AsyncConfig
 
 BATCH = 2
 

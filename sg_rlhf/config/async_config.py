@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
@@ -29,19 +30,23 @@ class AsyncConfig(NamedTuple):
     dynamic_filtering: bool = False
 
 
-def async_config(args: Any) -> AsyncConfig | None:
-    """The settings of a run; None for a synchronous one."""
-    if not args.train.async_enable:
+def async_config(value: Callable[[str], Any]) -> AsyncConfig | None:
+    """The settings of a run; None for a synchronous one.
+
+    Args:
+        value: a function from a dotted key to its value.
+    """
+    if not value("train.async_enable"):
         return None
-    max_staleness, queue_size = args.sg.max_staleness, args.train.async_queue_size
-    drop_stale = args.sg.stale == "drop"
-    batch_size = args.rollout.batch_size
+    max_staleness, queue_size = value("sg.max_staleness"), value("train.async_queue_size")
+    drop_stale = value("sg.stale") == "drop"
+    batch_size = value("rollout.batch_size")
     return AsyncConfig(
         max_in_flight=queue_size if drop_stale else min(max_staleness, queue_size),
         max_staleness=max_staleness,
         drop_stale=drop_stale,
         batch_size=batch_size,
-        request_size=args.rollout.vllm_generate_batch_size or batch_size,
-        partial=args.train.partial_rollout_enable,
-        dynamic_filtering=args.algo.dynamic_filtering_enable,
+        request_size=value("rollout.vllm_generate_batch_size") or batch_size,
+        partial=value("train.partial_rollout_enable"),
+        dynamic_filtering=value("algo.dynamic_filtering_enable"),
     )

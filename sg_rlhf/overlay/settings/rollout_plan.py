@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
 from sg_rlhf.config import topology
 from sg_rlhf.overlay.reporting.errors import UnusablePrompts
+from sg_rlhf.overlay.settings.lookup import value_of
 
 
 @dataclass(frozen=True)
@@ -69,4 +69,4 @@ def check_prompts(plan: Plan, args: Any) -> None:
 
 def data_parallel_ranks(args: Any) -> dict[str, int]:
     """See :func:`sg_rlhf.config.topology.data_parallel_ranks`."""
-    return topology.data_parallel_ranks(lambda key: operator.attrgetter(key)(args))
+    return topology.data_parallel_ranks(value_of(args))
