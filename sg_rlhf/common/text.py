@@ -74,6 +74,12 @@ def truncate(value: object, limit: int = 120) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+def listed(items: Sequence[str], limit: int) -> str:
+    """The first ``limit`` items with commas, and how many more there are."""
+    more = f" and {len(items) - limit} more" if len(items) > limit else ""
+    return f"{', '.join(items[:limit])}{more}"
+
+
 def format_bytes(number: float) -> str:
     """Bytes for people, in steps of 1,000: 64.6 GB."""
     units = ["bytes", "KB", "MB", "GB", "TB"]

@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sg_rlhf.common.environment import versions
+from sg_rlhf.common.text import listed
 from sg_rlhf.overlay.reporting import error_report
 from sg_rlhf.ray_session.cluster import ClusterError
 
@@ -140,9 +141,7 @@ def diff(address: str, local: Mapping[str, str], remote: Mapping[str, str]) -> s
     ]
     if not differences:
         return ""
-    rest = len(differences) - MAX_NAMED
-    more = f" and {rest} more" if rest > 0 else ""
     return (
-        f"machine {address} has other packages: {', '.join(differences[:MAX_NAMED])}{more}; "
+        f"machine {address} has other packages: {listed(differences, MAX_NAMED)}; "
         "install the locked ones there (scripts/bootstrap.sh, or the same container)"
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from sg_rlhf.common.text import listed
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
 
 #: Methods of DeepSpeed's ZeRO optimizers that compute the gradient norm of a parameter group over
@@ -57,10 +58,9 @@ class GradientFaults:
         """
         names = [name for name, _ in self._named() if name in self._names]
         self._names = set()
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        listed = f" ({', '.join(names[:_NAMED])}{more})" if names else ""
+        where = f" ({listed(names, _NAMED)})" if names else ""
         return NonFiniteError(
-            f"the gradient has NaN or infinite entries{listed}, though the loss is finite, at "
+            f"the gradient has NaN or infinite entries{where}, though the loss is finite, at "
             f"optimizer step {step}: nothing was trained on it"
         )
 
@@ -102,11 +102,16 @@ def _is_finite(gradient: torch.Tensor | None) -> bool:
     return gradient is None or bool(torch.isfinite(gradient).all())
 
 
-def gathered(local: Any) -> list[Any]:
-    """One object of every rank, on every rank."""
-    ranks = torch.distributed.get_world_size()
+def gathered(local: Any, group: Any = None) -> list[Any]:
+    """One object of every rank, on every rank.
+
+    Args:
+        local: this rank's.
+        group: process group; all ranks if None.
+    """
+    ranks = torch.distributed.get_world_size(group=group)
     if ranks == 1:
         return [local]
     per_rank: list[Any] = [None] * ranks
-    torch.distributed.all_gather_object(per_rank, local)
+    torch.distributed.all_gather_object(per_rank, local, group=group)
     return per_rank

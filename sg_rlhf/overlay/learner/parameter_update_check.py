@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sg_rlhf.common.text import listed
 from sg_rlhf.overlay.reporting.errors import FrozenError
 
 #: Names in an error message; it counts the others.
@@ -120,7 +121,9 @@ def evaluate(names: Sequence[str], reports: Sequence[TensorReport]) -> list[str]
     frozen = {"no gradient comes back to": cut_off, "the optimizer has no part of": not_owned}
     count = len({*cut_off, *not_owned})
     if count:
-        lines = (f"{fault} {_listed(tensors)}" for fault, tensors in frozen.items() if tensors)
+        lines = (
+            f"{fault} {listed(tensors, _NAMED)}" for fault, tensors in frozen.items() if tensors
+        )
         raise FrozenError(
             f"the first optimizer step did not train {count} of {len(names)} tensors: "
             f"{'; '.join(lines)}; freeze what shall not be trained, or set "
@@ -131,11 +134,6 @@ def evaluate(names: Sequence[str], reports: Sequence[TensorReport]) -> list[str]
         "a gradient of exactly zero": [n for n, r in pairs if r.has_grad and not r.non_zero_grad],
     }
     return [f"{remark}: {', '.join(tensors)}" for remark, tensors in remarks.items() if tensors]
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{', '.join(names[:_NAMED])}{more}"
 
 
 def is_in_optimizer(parameter: Any, optimizer: Any) -> bool:

@@ -16,6 +16,7 @@ from sg_rlhf.algo import lopti
 from sg_rlhf.algo.token_weights import weight_sum_and_count
 from sg_rlhf.algo.weightings import Weighting
 from sg_rlhf.algo.weightings.top_entropy import TopEntropy
+from sg_rlhf.overlay.learner import gradient_check
 from sg_rlhf.overlay.learner.policy_loss import token_context
 
 
@@ -94,9 +95,5 @@ def entropy_threshold(trainer: Any, weighting: TopEntropy, batches: Iterable[lis
         entropy_BT = output.entropy[:, -batch.action_mask.shape[1] :]
         entropies.append(entropy_BT[batch.action_mask.bool()].float().cpu())
     group = trainer.strategy.ds_device_mesh["dp"].get_group()
-    local = torch.cat(entropies)
-    per_rank: list[Any] = [local]
-    if (ranks := torch.distributed.get_world_size(group=group)) > 1:
-        per_rank = [None] * ranks
-        torch.distributed.all_gather_object(per_rank, local, group=group)
+    per_rank = gradient_check.gathered(torch.cat(entropies), group)
     return float(weighting.threshold(torch.cat(per_rank)))

@@ -20,6 +20,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from sg_rlhf.common.redaction import redact_text
+from sg_rlhf.common.text import listed
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.run_dir import jsonl_log
 
@@ -221,15 +222,14 @@ def evaluation_line(row: dict[str, Any]) -> str:
 
 def nonfinite_line(row: dict[str, Any]) -> str:
     """One line about a skipped optimizer step or dropped samples."""
-    named = [f"prompt {index}" for index in row["prompts"]]
-    more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
+    prompts = [f"prompt {index}" for index in row["prompts"]]
     if row["optimizer_step"] is None:
         what = f"{row['left_out']} responses left out of the update"
     else:
         what = f"optimizer step {row['optimizer_step']} skipped, {row['in_a_row']} in a row"
     return (
         f"rollout {row['global_step']}: {what}: {row['cause']} not finite: "
-        f"{', '.join(named[:MAX_NAMED])}{more} ({jsonl_log.NONFINITE})"
+        f"{listed(prompts, MAX_NAMED)} ({jsonl_log.NONFINITE})"
     )
 
 

@@ -13,7 +13,7 @@ from sg_rlhf.overlay.learner.gradient_check import GradientFaults
 
 @pytest.fixture(autouse=True)
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: 1)
 
 
 def model() -> torch.nn.Module:
