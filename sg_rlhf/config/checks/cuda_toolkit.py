@@ -1,4 +1,9 @@
-"""Whether the CUDA toolkit here can compile what ``ds.deepcompile`` needs."""
+"""Whether the CUDA toolkit here can compile what ``ds.deepcompile`` needs.
+
+DeepSpeed accepts a toolkit of torch's version, or of a minor version in its table. The table ends
+at CUDA 12 and torch is built for 13.0, so it would refuse 13.1. CUDA is compatible within a major
+version: a run turns DeepSpeed's check off (``DS_SKIP_CUDA_CHECK=1``), and this one takes its place.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HOME = "CUDA_HOME"
-#: Where a toolkit is installed that nothing names.
-DEFAULT = Path("/usr/local/cuda")
-
-
-def install(default: Path = DEFAULT) -> None:
-    """Name the toolkit in this process, as scripts/bootstrap.sh does; before torch looks for one.
-
-    torch takes the folder above the first nvcc on the path, which is wrong where that is a link or
-    a wrapper. In every worker: nodes of a cluster differ.
-    """
-    if not os.environ.get(HOME) and os.access(default / "bin" / "nvcc", os.X_OK):
-        os.environ[HOME] = str(default)
+from sg_rlhf.common import cuda_home
 
 
 def release(home: Path) -> tuple[int, int] | None:
@@ -42,7 +35,7 @@ def unsupported_settings(value: Callable[[str], Any]) -> list[str]:
     """
     if "RAY_ADDRESS" in os.environ or not value("ds.deepcompile"):
         return []
-    install()
+    cuda_home.install()
     import torch
     from torch.utils import cpp_extension
 
@@ -69,7 +62,8 @@ def problem(
         found = f"{home} has no nvcc that runs" if home else "there is none"
     return (
         f"ds.deepcompile=true: needs the CUDA toolkit, which compiles its operators, but {found}: "
-        f"install one of {torch_cuda.split('.')[0]}.x and set {HOME}; or set ds.deepcompile=false"
+        f"install one of {torch_cuda.split('.')[0]}.x and set {cuda_home.HOME}; or "
+        "set ds.deepcompile=false"
     )
 
 

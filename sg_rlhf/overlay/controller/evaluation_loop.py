@@ -66,7 +66,7 @@ class EvaluationLoop:
         if any(row["global_step"] == resumed_at for row in rows):
             self._latest_step = resumed_at
             return False
-        return bool(resumed_at) and resumed_at % self._args.eval.steps == 0
+        return bool(resumed_at) and self.is_due(resumed_at)
 
     def run(self, global_step: int) -> dict[str, float]:
         """Evaluate and log.

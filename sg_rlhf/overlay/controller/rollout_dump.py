@@ -81,7 +81,7 @@ def replay(
 
     Args:
         file: of :func:`dump`.
-        trainer: the rank's :class:`sg_rlhf.overlay.learner.policy_actor.SGActorPPOTrainer`.
+        trainer: the rank's :class:`sg_rlhf.overlay.learner.update.SGActorPPOTrainer`.
         kl_coefficient: of the KL loss, ``algo.kl.init_coef``.
         rank: of the policy's data-parallel ranks.
         ranks: how many there are.

@@ -224,8 +224,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
                     self.tokenizer.decode(experiences[0].sequences[0], skip_special_tokens=True),
                     experiences[0].info["reward"][0].item(),
                 ]
-            if self._run_dir is not None and self._sg.dump_rollout == global_step + 1:
-                with self._clock.section("logging"):
+                if self._run_dir is not None and self._sg.dump_rollout == global_step + 1:
                     rollout_dump.dump(self._run_dir, global_step + 1, experiences, maker.reference)
             with self._clock.section("hand_over"):
                 self._send_to_ranks(experiences)

@@ -123,7 +123,7 @@ def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
         variables |= platform.environment()
     else:
         variables |= vllm_settings.cuda_variables()
-        # DeepSpeed would refuse CUDA toolkits from 13.1 on: see settings.cuda_toolkit.
+        # DeepSpeed would refuse CUDA toolkits from 13.1 on: see config.checks.cuda_toolkit.
         variables["DS_SKIP_CUDA_CHECK"] = os.environ.get("DS_SKIP_CUDA_CHECK", "1")
     if args.sg.batch_invariant:
         variables["VLLM_BATCH_INVARIANT"] = "1"

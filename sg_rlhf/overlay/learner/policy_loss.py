@@ -64,13 +64,6 @@ def token_context(experience: Any, weighting: Weighting) -> TokenContext:
     )
 
 
-def uses_token_weights(args: Any) -> bool:
-    """Whether the run's loss or KL weights tokens."""
-    return (
-        args.actor.policy_loss_type in POLICY_LOSS_TYPES or args.algo.kl.estimator in KL_ESTIMATORS
-    )
-
-
 class PolicyLossWithStatistics(nn.Module):
     """Upstream's ``PolicyLoss``, or ours by name, with token statistics for every call.
 

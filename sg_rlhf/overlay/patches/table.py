@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import wrapt
 
+from sg_rlhf.common import cuda_home
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.model import packed_attention
 from sg_rlhf.overlay.patches import flash_attn_shim
@@ -200,10 +201,7 @@ def install() -> None:
     platform.install()
     flash_attn_shim.install()
     if platform.on_cuda():
-        # Here and not above: its package imports torch, which reads the number of threads.
-        from sg_rlhf.config.checks import cuda_toolkit
-
-        cuda_toolkit.install()
+        cuda_home.install()
     if log := worker_settings.current().activity_log:
         activity.write_to(Path(log))
     apply_at_import(PATCHES)

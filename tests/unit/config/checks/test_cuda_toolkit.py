@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
+from sg_rlhf.common import cuda_home
 from sg_rlhf.config.checks import cuda_toolkit
 
 NVCC = """#!/bin/sh
@@ -72,7 +73,7 @@ def test_the_usual_folder_is_named_for_whoever_asks(
         monkeypatch.delenv("CUDA_HOME")
     else:
         monkeypatch.setenv("CUDA_HOME", named)
-    cuda_toolkit.install(tmp_path)
+    cuda_home.install(tmp_path)
     assert os.environ.get("CUDA_HOME") == named
-    cuda_toolkit.install(toolkit(tmp_path, "13.0"))
+    cuda_home.install(toolkit(tmp_path, "13.0"))
     assert os.environ["CUDA_HOME"] == (named or str(tmp_path))
