@@ -88,6 +88,10 @@ class CommandLine:
         """Every option."""
         return [*self.common_options, *(o for part in self.suite_options.values() for o in part)]
 
+    def is_given(self, option: argparse.Action) -> bool:
+        """Whether an option has another value than its default."""
+        return bool(getattr(self.args, option.dest, option.default) != option.default)
+
     def refuse_all_but(self, allowed: set[str], reason: str) -> None:
         """Refuse every option that was given and is not allowed.
 
@@ -98,9 +102,7 @@ class CommandLine:
             EvalError: such an option was given.
         """
         for option in self.options:
-            if option.dest in allowed | {"help"}:
-                continue
-            if getattr(self.args, option.dest) != option.default:
+            if option.dest not in allowed | {"help"} and self.is_given(option):
                 raise EvalError(f"{option.option_strings[0]}: {reason}")
 
 
@@ -250,9 +252,8 @@ def check(line: CommandLine) -> tuple[Suite, tuple[Benchmark, ...]]:
         raise EvalError("--engine openai needs --base-url, such as http://localhost:8000/v1")
     for option in line.common_options:
         engines = _ENGINES_OF.get(option.dest)
-        value = getattr(args, option.dest, option.default)
-        if engines is not None and args.engine not in engines and value != option.default:
-            name = option.option_strings[0]
+        if engines is not None and args.engine not in engines and line.is_given(option):
+            name, value = option.option_strings[0], getattr(args, option.dest)
             raise EvalError(f"{name} {value}: only with --engine {' or '.join(engines)}")
     if args.system_prompt is not None and not args.chat_template:
         raise EvalError("--system-prompt: needs --chat-template; a raw prompt has no system turn")
@@ -284,7 +285,7 @@ def find_suite(line: CommandLine) -> Suite:
         )
     for name, options in line.suite_options.items():
         for option in options:
-            if name != args.suite and getattr(args, option.dest) != option.default:
+            if name != args.suite and line.is_given(option):
                 raise EvalError(f"{option.option_strings[0]}: only with --suite {name}")
     return suite
 

@@ -77,11 +77,18 @@ class PendingSample:
             "tokens": tokens,
             "max_tokens": self.request.max_tokens,
             "seed": self.request.seed,
-            "correct": grade.correct,
-            "extracted": grade.extracted,
-            "reason": str(grade.reason),
-            **({"graders": dict(grade.others)} if grade.others else {}),
+            **grade_fields(grade),
         }
+
+
+def grade_fields(grade: Grade) -> Row:
+    """The part of a stored sample that grading decides."""
+    return {
+        "correct": grade.correct,
+        "extracted": grade.extracted,
+        "reason": str(grade.reason),
+        **({"graders": dict(grade.others)} if grade.others else {}),
+    }
 
 
 def prepare_benchmarks(

@@ -22,7 +22,8 @@ from sg_rlhf.eval.command_line import CommandLine, find_suite, names_in
 from sg_rlhf.eval.compare import RunResults, pass_at_of, read_run_results
 from sg_rlhf.eval.contamination import TrainingOverlap
 from sg_rlhf.eval.model import Model
-from sg_rlhf.eval.store import RESULTS, SAMPLES, TABLE, Key, Row, Store
+from sg_rlhf.eval.requests import grade_fields
+from sg_rlhf.eval.store import RESULTS, SAMPLES, TABLE, Key, Row, Store, key_of
 from sg_rlhf.tasks.contamination import family_of
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.questions import EvalError
@@ -72,11 +73,8 @@ def rescore(line: CommandLine, console: Console) -> int:
 
 def regraded(row: Row, grade: Grade) -> Row:
     """A stored sample with another grade."""
-    new = {name: value for name, value in row.items() if name != "graders"}
-    new |= {"correct": grade.correct, "extracted": grade.extracted, "reason": str(grade.reason)}
-    if grade.others:
-        new["graders"] = dict(grade.others)
-    return new
+    kept = {name: value for name, value in row.items() if name != "graders"}
+    return kept | grade_fields(grade)
 
 
 def _benchmarks(
@@ -134,7 +132,7 @@ def _grade_rest(
     with progress_bar("grading", "response", total) as bar:
         bar.update(len(done))
         for benchmark in benchmarks:
-            rows = [row for row in side.rows[benchmark.name] if _key(row) not in done]
+            rows = [row for row in side.rows[benchmark.name] if key_of(row) not in done]
             for start in range(0, len(rows), CHUNK):
                 chunk = rows[start : start + CHUNK]
                 grades = benchmark.grade([(row["response"], row["gold"]) for row in chunk])
@@ -144,14 +142,14 @@ def _grade_rest(
 
 def _changes(side: RunResults, rows: Sequence[Row]) -> dict[str, dict[str, int]]:
     """Per benchmark, how many verdicts are other ones than before."""
-    before = {_key(row): bool(row["correct"]) for part in side.rows.values() for row in part}
+    before = {key_of(row): bool(row["correct"]) for part in side.rows.values() for row in part}
     changes: dict[str, dict[str, int]] = {}
     for row in rows:
         counts = changes.setdefault(
             row["benchmark"], {"responses": 0, "now_correct": 0, "now_wrong": 0}
         )
         counts["responses"] += 1
-        if bool(row["correct"]) != before[_key(row)]:
+        if bool(row["correct"]) != before[key_of(row)]:
             counts["now_correct" if row["correct"] else "now_wrong"] += 1
     return changes
 
@@ -166,7 +164,3 @@ def _seen(side: RunResults) -> TrainingOverlap:
     return TrainingOverlap(
         family, problem=f"not compared by --rescore; see results.json in {side.folder}"
     )
-
-
-def _key(row: Row) -> Key:
-    return (row["benchmark"], row["id"], row["sample"])

@@ -34,6 +34,11 @@ _KEYS = ("benchmark", "id", "sample", "prompt", "response", "extracted", "gold",
 _FIELDS = (*_KEYS, "reason", "finish_reason", "tokens")
 
 
+def key_of(row: Row) -> Key:
+    """The key of a stored sample."""
+    return (row["benchmark"], row["id"], row["sample"])
+
+
 class Store:
     """The folder of one evaluation, locked by one process at a time.
 
@@ -246,7 +251,7 @@ def _whole_rows(data: bytes, path: Path) -> tuple[dict[Key, Row], int]:
     rows: dict[Key, Row] = {}
     for number, line in enumerate(data[:whole].splitlines(), start=1):
         row = _parse_row(line, path, number)
-        key = (row["benchmark"], row["id"], row["sample"])
+        key = key_of(row)
         if key in rows:
             raise EvalError(f"{path}: line {number}: sample {key} is there twice")
         rows[key] = row

@@ -203,6 +203,11 @@ def _assign_batches(requests: Sequence[_Request]) -> None:
         request.batch, request.batch_size = batch, responses[request.engine]
 
 
+def engine_names(indices: Sequence[int]) -> str:
+    """Engines for a message: "engine 0", "engines 0, 2"."""
+    return f"engine{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"
+
+
 def is_engine_failure(error: BaseException) -> bool:
     """Whether an error of an engine call means that its process, or its core's, is gone."""
     return any(

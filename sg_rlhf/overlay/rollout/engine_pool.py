@@ -36,7 +36,7 @@ from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.overlay.cluster import placement
 from sg_rlhf.overlay.reporting import error_report
 from sg_rlhf.overlay.reporting.errors import EngineLost
-from sg_rlhf.overlay.rollout.dispatch import EngineInstance, is_engine_failure
+from sg_rlhf.overlay.rollout.dispatch import EngineInstance, engine_names, is_engine_failure
 
 #: Seconds for a restarted engine to load its model and compile.
 START_TIMEOUT = 600.0
@@ -271,7 +271,7 @@ class StartMonitor:
                     return self._abort(cause)
             if pending and time.monotonic() > deadline:
                 return self._abort(
-                    f"rollout {_engine_names(sorted(pending.values()))} did not start within "
+                    f"rollout {engine_names(sorted(pending.values()))} did not start within "
                     f"{self._timeout:g} s (logs/)"
                 )
 
@@ -367,14 +367,10 @@ def _monitor(engines: EnginePool, seconds: float, run_dir: Path, stopped: thread
 def _abort_run(silent: Sequence[int], seconds: float, run_dir: Path) -> None:
     _leave_message(
         run_dir,
-        f"rollout {_engine_names(silent)} gave no sign of life for {seconds:g} s "
+        f"rollout {engine_names(silent)} gave no sign of life for {seconds:g} s "
         "(sg.engine_timeout): stopped, hung, or cut off from the controller",
     )
     os._exit(1)
-
-
-def _engine_names(indices: Sequence[int]) -> str:
-    return f"engine{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"
 
 
 def _leave_message(run_dir: Path | None, line: str) -> None:

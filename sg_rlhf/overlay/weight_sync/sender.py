@@ -33,7 +33,7 @@ from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 from torch.multiprocessing.reductions import reduce_tensor
 
 from sg_rlhf.overlay.reporting.errors import SyncError
-from sg_rlhf.overlay.rollout.dispatch import is_engine_failure
+from sg_rlhf.overlay.rollout.dispatch import engine_names, is_engine_failure
 from sg_rlhf.overlay.weight_sync import buckets
 from sg_rlhf.overlay.weight_sync.tensors import engine_tensors
 
@@ -208,10 +208,10 @@ def _error_of(reference: Any) -> str | None:
 
 
 def _timeout_message(engines: Sequence[int], action: str, seconds: float) -> str:
-    names = f"engine{'s' if len(engines) > 1 else ''} {', '.join(map(str, engines))}"
     return (
-        f"weight sync: {names} did not {action} within {seconds:g} s: stopped, out of memory or "
-        "cut off from the trainer (logs/); raise sg.sync_timeout if the link is that slow"
+        f"weight sync: {engine_names(engines)} did not {action} within {seconds:g} s: stopped, "
+        "out of memory or cut off from the trainer (logs/); raise sg.sync_timeout if the link is "
+        "that slow"
     )
 
 
