@@ -240,7 +240,9 @@ def test_every_upstream_flag_is_a_key_with_upstreams_default() -> None:
     defaults = vars(build_parser().parse_args([]))
     config = load_config(None)
     for key, flag in flags().items():
-        assert config.value(key) == defaults[key], key
+        # Upstream names a run by the minute, and each parser reads the clock.
+        if key != "logger.wandb.run_name":
+            assert config.value(key) == defaults[key], key
         value: Any = True
         if flag.kind != "switch":
             one = flag.choices[0] if flag.choices else {int: 3, float: 0.5}.get(flag.type, "text")
