@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from sg_rlhf.overlay.checkpoints import store
 from sg_rlhf.overlay.learner import micro_batches
 from sg_rlhf.overlay.learner.overlapped_reference import PendingLogProbs
+from sg_rlhf.overlay.model import adam
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
 from sg_rlhf.overlay.weight_sync import sender
@@ -29,7 +30,10 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
 
     def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> Any:
         """Load the model into DeepSpeed, as upstream does; the terminal shows that it runs."""
-        micro_batches.prepare_strategy(args[0] if args else kwargs["strategy"])
+        strategy = args[0] if args else kwargs["strategy"]
+        micro_batches.prepare_strategy(strategy)
+        if strategy.args.ds.adam_offload:
+            adam.use_host_threads(ranks=strategy.args.actor.num_gpus_per_node)
         with activity.phase(activity.TRAINER, "loading the model into DeepSpeed"):
             return super().init_model_from_pretrained(*args, **kwargs)
 

@@ -18,6 +18,9 @@ from typing import Any
 
 import torch
 
+from sg_rlhf.common import resources
+from sg_rlhf.overlay.cpu import platform
+
 FusedAdam = torch.optim.AdamW
 
 
@@ -32,3 +35,17 @@ def with_torch_adam(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(*args, optim_config=optim_config, **kwargs)
 
     return config
+
+
+def use_host_threads(ranks: int) -> None:
+    """Let the Adam of ``ds.adam_offload`` use this rank's share of the machine's cores.
+
+    Ray exports ``OMP_NUM_THREADS=1`` to a worker that asks for less than two CPUs, as upstream's
+    do, so the step of a 3B model would be taken by one core. Runs without CUDA keep their number
+    of threads: it decides how their sums are rounded.
+
+    Args:
+        ranks: policy ranks on this machine.
+    """
+    if not platform.active():
+        torch.set_num_threads(max(1, resources.cores() // ranks))

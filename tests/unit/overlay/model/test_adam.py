@@ -8,6 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
+from sg_rlhf.overlay.model import adam
+
 TRAIN = """
 import json, sys
 from sg_rlhf.overlay.patches import table
@@ -72,3 +77,18 @@ def test_a_resumed_optimizer_takes_the_same_steps(tmp_path: Path) -> None:
         for offload in (False, True)
     ]
     assert params == ["betas", "eps", "lr", "weight_decay"]  # upstream's own dict stays as it is
+
+
+@pytest.mark.parametrize(("platform", "threads"), [("cuda", 3), ("cpu", 1)])
+def test_host_adam_takes_the_ranks_share_of_the_cores(
+    platform: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SG_PLATFORM", platform)
+    monkeypatch.setattr(adam.resources, "cores", lambda: 13)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        adam.use_host_threads(ranks=4)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
