@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -116,7 +117,9 @@ def run_stage(stage: Stage, options: Options, gpu: dict[str, Any] | None) -> Out
             found = json.loads(record.read_text())
         else:
             found = {"checks": [], "figures": {}, "skipped": None, "error": "it did not start"}
-    status, note = summary(found, ended)
+        status, note = summary(found, ended)
+        if status == "failed":
+            note += _keep_run(Path(folder), options.logs / f"{stage.key}_{stage.name}_run")
     skips = [f"{c['name']}: {c['why']}" for c in found["checks"] if c["status"] == "skipped"]
     if status == "skipped":
         return Outcome(status, note, seconds, [], log=log)
@@ -143,6 +146,19 @@ def run_stage(stage: Stage, options: Options, gpu: dict[str, Any] | None) -> Out
     file = options.out / file_name(stage, options, gpu)
     file.write_text(json.dumps(plain(result), indent=1) + "\n")
     return Outcome(status, note, seconds, skips, file, log)
+
+
+def _keep_run(folder: Path, kept: Path) -> str:
+    """Keep what a failed training run wrote of itself: the folder of the stage is deleted.
+
+    Returns what the stage's line says of it; nothing where there was no training run.
+    """
+    run = folder / "scratch" / "run"
+    if not run.is_dir():
+        return ""
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(run, kept, ignore=shutil.ignore_patterns("checkpoints"))
+    return f"; its run directory: {os.path.relpath(kept, ROOT)}"
 
 
 def file_name(stage: Stage, options: Options, gpu: dict[str, Any] | None) -> str:

@@ -19,14 +19,14 @@ FULL, SMALL = (16, 8, 512), (4, 4, 24)
 def run(record: Record, job: Job) -> None:
     """One run of three rollouts with two optimizer steps each."""
     training_run.environment(job)
-    model, run_dir = job.scratch / "random_qwen2", job.scratch / "run"
-    random_qwen2.write(model, job.small)
+    run_dir = job.scratch / "run"
+    model = training_run.random_model(job, random_qwen2.PUBLISHED)
     prompts, responses, tokens = SMALL if job.small else FULL
     data = training_run.puzzles(job, "2-3", 4 * prompts)
     samples = prompts * responses
     overrides = [
         f"actor.model_name_or_path={model}", f"data.prompt_dataset={data}",
-        f"reward.remote_url={ROOT / 'bench' / 'gpu' / 'reward_by_hash.py'}",
+        f"reward.remote_url={training_run.HASH_REWARD}",
         f"data.max_samples={ROLLOUTS * prompts}", "train.num_episodes=1",
         f"rollout.batch_size={prompts}", f"rollout.n_samples_per_prompt={responses}",
         f"rollout.max_new_tokens={tokens}", f"rollout.micro_batch_size={min(8, samples)}",
@@ -39,7 +39,8 @@ def run(record: Record, job: Job) -> None:
         configs = [ROOT / "configs" / "kk" / "grpo_sg_1xgpu.yaml"]
         # As on eight GPUs: the optimizer's states leave while the engine samples.
         overrides += [
-            "data.max_len=2048", "ds.adam_offload=false", "ds.enable_sleep=true",
+            f"data.max_len={1024 if job.small else 2048}",
+            "ds.adam_offload=false", "ds.enable_sleep=true",
             "vllm.enforce_eager=true", "vllm.gpu_memory_utilization=0.4",
         ]  # fmt: skip
     with training_run.peak_memory(record, job):

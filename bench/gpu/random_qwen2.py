@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,9 @@ def tokenizer_of_size(size: int) -> PreTrainedTokenizerFast:
     )
 
 
-def write(folder: Path, small: bool) -> None:
-    """The model in bfloat16 and its tokenizer; small, or of the published 0.5B shape."""
-    fields = SMALL if small else table()[PUBLISHED]
+def write(folder: Path, small: bool, published: str = PUBLISHED) -> None:
+    """The model in bfloat16 and its tokenizer; small, or of a published model's shape."""
+    fields = SMALL if small else table()[published]
     known = {k: v for k, v in fields.items() if k not in ("model_type", "gated", "rope_theta")}
     tokenizer = tokenizer_of_size(fields["vocab_size"])
     config = Qwen2Config(
@@ -70,5 +71,13 @@ def write(folder: Path, small: bool) -> None:
         pad_token_id=tokenizer.pad_token_id,
     )
     torch.manual_seed(0)
-    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    # Drawn where it is fast: three billion numbers take a CPU a minute.
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = Qwen2ForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    # A process of its own gives the GPU back: python -m bench.gpu.random_qwen2 FOLDER PUBLISHED
+    write(Path(sys.argv[1]), small=False, published=sys.argv[2])

@@ -2,6 +2,9 @@
 
 The recipe's model, loss and optimizer; its rollouts of 64 x 8 responses of up to 4,096 tokens are
 cut to fit the time. Needs the model: a folder (--model DIR), or the hub in reach.
+
+``--model random`` needs neither: a model of that shape with random weights. Its responses are as
+long as allowed, its reward is a hash; memory and times are the recipe's, but it learns nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from bench.gpu.launch import ROOT, probe
 from bench.gpu.result import Job, Record, StageSkippedError
 
 MODEL = "Qwen/Qwen2.5-3B-Instruct"
+RANDOM = "random"
 ROLLOUTS = 5
 #: Prompts of a rollout, responses of a prompt, tokens of a response.
 FULL, SMALL = (16, 8, 1024), (4, 4, 24)
@@ -57,7 +61,11 @@ def run(record: Record, job: Job) -> None:
     training_run.environment(job)
     # In a process of its own: this one takes nothing of the GPU.
     sizes = [hardware(probe()["gpu"]["memory_gib"])] if job.on_cuda else []
-    model, run_dir = reachable(job.model or MODEL), job.scratch / "run"
+    run_dir = job.scratch / "run"
+    if job.model == RANDOM:
+        model = str(training_run.random_model(job, MODEL))
+    else:
+        model = reachable(job.model or MODEL)
     prompts, responses, tokens = SMALL if job.small else FULL
     data = training_run.puzzles(job, "3-4" if job.on_cuda else "2-3", 3 * prompts)
     samples = prompts * responses
@@ -67,6 +75,8 @@ def run(record: Record, job: Job) -> None:
         f"rollout.batch_size={prompts}", f"rollout.n_samples_per_prompt={responses}",
         f"rollout.max_new_tokens={tokens}", f"train.batch_size={samples // 2}",
     ]  # fmt: skip
+    if job.model == RANDOM:
+        overrides.append(f"reward.remote_url={training_run.HASH_REWARD}")
     configs = [ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"]
     if job.on_cuda:
         configs = [ROOT / "configs" / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml", *sizes]

@@ -54,7 +54,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--out", type=Path, metavar="DIR", help="results [bench/results/gpu; out/gpu for cpu]"
     )
     parser.add_argument(
-        "--model", metavar="DIR|ID", help="stage f: Qwen2.5-3B-Instruct, if it is not on the hub"
+        "--model",
+        metavar="DIR|ID",
+        help="stage f: Qwen2.5-3B-Instruct, if it is not on the hub; random: weights of that shape",
     )
     parser.add_argument(
         "--limit", type=int, metavar="SECONDS", help="of each stage, on a slow machine [its own]"

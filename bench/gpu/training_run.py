@@ -17,11 +17,14 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from bench.gpu import random_qwen2
 from bench.gpu.launch import ROOT
 from bench.gpu.result import Job, Record
 from sg_rlhf.run_dir import jsonl_log
 from sg_rlhf.run_dir.final_model import final_checkpoint
 
+#: A reward that differs between random texts.
+HASH_REWARD = ROOT / "bench" / "gpu" / "reward_by_hash.py"
 PHASES = ("generation", "make_experience", "ppo_train", "broadcast", "step_total")
 
 
@@ -33,6 +36,16 @@ def puzzles(job: Job, people: str, count: int) -> Path:
         f"per_size={count}", "test_per_size=2", "seed=0",
     )  # fmt: skip
     return folder / "train.jsonl"
+
+
+def random_model(job: Job, published: str) -> Path:
+    """A model of a published shape with random weights; returns its folder."""
+    folder = job.scratch / "random_qwen2"
+    if job.small:
+        random_qwen2.write(folder, small=True)
+    else:
+        _call("-m", "bench.gpu.random_qwen2", str(folder), published)
+    return folder
 
 
 def train(configs: Sequence[Path], overrides: Sequence[str], run_dir: Path) -> None:

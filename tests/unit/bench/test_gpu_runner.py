@@ -129,6 +129,15 @@ def test_an_exception_is_one_line(options: Options) -> None:
     assert outcome.log is not None and "Traceback" in outcome.log.read_text()
 
 
+def test_a_failed_training_run_is_kept(options: Options) -> None:
+    outcome = run_stage(stage("trains"), options, None)
+    assert outcome.note.startswith("RuntimeError: -m sg_rlhf.train ended with status 1; its run")
+    kept = options.logs / "x_trains_run"
+    assert outcome.note.endswith(os.path.relpath(kept, ROOT))
+    assert (kept / "logs" / "failure.log").read_text() == "out of memory\n"
+    assert not (kept / "checkpoints").exists()
+
+
 def test_what_a_result_holds(options: Options) -> None:
     outcome = run_stage(stage("mixed"), options, None)
     assert outcome.status == "failed"
