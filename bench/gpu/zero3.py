@@ -85,6 +85,8 @@ def config(host_adam: bool = False) -> dict[str, Any]:
             "type": "AdamW",
             "params": {
                 "lr": LEARNING_RATE, "betas": list(BETAS), "eps": EPSILON, "weight_decay": DECAY,
+                # As overlay.model.adam has it: torch's Adam, which nothing compiles.
+                "torch_adam": True, "fused": True,
             },
         },
     }  # fmt: skip
