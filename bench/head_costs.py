@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,36 +18,15 @@ from sg_rlhf.algo.log_probs.fused_log_probs import log_probs_from_logits, select
 from sg_rlhf.overlay.patches import flash_attn_shim
 from sg_rlhf.plan.shapes import shape_of
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from bench.gpu.block_kernels import KERNELS
-
 TEMPERATURE = 0.7
-#: `selected_log_probs` with the kernels of `bench.gpu.block_kernels`.
-OURS = {"ours": "torch", "ours_compile": "compile", "ours_triton": "triton"}
-WAYS = ("logits", *OURS, *PEERS)
+WAYS = ("logits", "ours", *PEERS)
 
 
 def why_not(way: str, device: str) -> str | None:
     """Why a way cannot be measured on this kind of device."""
     if device == "cuda":
         return None
-    if way in OURS:
-        return None if way == "ours" else "a kernel for GPUs: needs CUDA"
     return "a Triton kernel: needs CUDA" if way in PEERS and PEERS[way].needs_cuda else None
-
-
-def _ours(
-    kernel: str, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float
-) -> tuple[Tensor, Tensor | None]:
-    return selected_log_probs(
-        hidden,
-        weight,
-        targets,
-        temperature=temperature,
-        with_entropy=True,
-        kernel=KERNELS[kernel](),
-    )
 
 
 def _entropy(logits: Tensor) -> Tensor:
@@ -81,15 +59,12 @@ def _over_logits() -> Head:
 def _head(way: str, peers: Path) -> Head:
     if way == "logits":
         return _over_logits()
-    if way not in OURS:
+    if way != "ours":
         return load(way, peers)
-    kernel = OURS[way]
 
     def head(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Any:
-        if torch.is_grad_enabled():
-            return _ours(kernel, hidden, weight, targets, temperature)
         return selected_log_probs(
-            hidden, weight, targets, temperature=temperature, kernel=KERNELS[kernel]()
+            hidden, weight, targets, temperature=temperature, with_entropy=torch.is_grad_enabled()
         )
 
     return head

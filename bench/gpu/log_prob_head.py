@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.gpu.block_kernels import KERNELS
 from bench.gpu.measure import GIB, costs, largest, relative
 from bench.gpu.result import Job, Record
 
@@ -50,9 +49,9 @@ def heads(record: Record) -> dict[str, Head]:
     else:
         module = importlib.import_module(OURS)
 
-        def without_logits(kernel: str, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        def without_logits(kernel: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
             log_probs: Tensor = module.selected_log_probs(
-                hidden, weight, targets, temperature=TEMPERATURE, kernel=KERNELS[kernel]()
+                hidden, weight, targets, temperature=TEMPERATURE, kernel=kernel
             )[0]
             return log_probs
 
@@ -62,15 +61,11 @@ def heads(record: Record) -> dict[str, Head]:
             return log_probs
 
         found |= {
-            "without logits": functools.partial(without_logits, "torch"),
+            # The default: Triton's kernels on CUDA.
+            "without logits": functools.partial(without_logits, None),
+            "without logits, torch": functools.partial(without_logits, module.TORCH_KERNEL),
             "over logits, one buffer": one_buffer,
         }
-        # For GPUs; which of them becomes the default is to be seen on one.
-        for kernel in ("compile", "triton"):
-            if torch.cuda.is_available() and importlib.util.find_spec("triton"):
-                found[f"without logits, {kernel}"] = functools.partial(without_logits, kernel)
-            else:
-                record.skip(f"without logits, {kernel}", "needs CUDA and triton")
     try:
         from sg_rlhf.overlay.patches import table
 

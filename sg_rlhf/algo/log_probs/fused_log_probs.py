@@ -25,6 +25,8 @@ Shape suffixes: ``N`` positions, ``H`` hidden size, ``V`` vocabulary.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +63,7 @@ def selected_log_probs(
     temperature: float = 1.0,
     with_entropy: bool = False,
     chunk: int | None = None,
-    kernel: BlockKernel = TORCH_KERNEL,
+    kernel: BlockKernel | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs of target tokens under a language model's head, without its logits.
 
@@ -78,7 +80,8 @@ def selected_log_probs(
         temperature: T > 0, divides the logits.
         with_entropy: also compute the entropy, with gradient.
         chunk: columns of a block; None for the default.
-        kernel: element-wise operations on a block between its matrix products.
+        kernel: element-wise operations on a block between its matrix products; None for Triton's on
+            CUDA and PyTorch's elsewhere.
 
     Returns:
         ``(log_probs_N, entropy_N)`` in float32 (float64 for float64), in nats, differentiable in
@@ -93,7 +96,7 @@ def selected_log_probs(
         float(temperature),
         with_entropy,
         chunk,
-        kernel,
+        kernel or _default_kernel(hidden_NH.device.type),
         torch.is_grad_enabled(),
     )
     log_probs_N, entropy_N = _SelectedLogProbs.apply(  # type: ignore[no-untyped-call]
@@ -120,6 +123,16 @@ def log_probs_from_logits(logits: Tensor, labels: Tensor, temperature: float = 1
         logits.div_(temperature)
     log_probs: Tensor = _FromLogits.apply(logits, labels)  # type: ignore[no-untyped-call]
     return log_probs
+
+
+@functools.cache
+def _default_kernel(device: str) -> BlockKernel:
+    if device == "cuda" and importlib.util.find_spec("triton"):
+        # Only here: torch for the CPU comes without Triton.
+        from sg_rlhf.algo.log_probs import triton_softmax
+
+        return triton_softmax.KERNEL
+    return TORCH_KERNEL
 
 
 def _check(

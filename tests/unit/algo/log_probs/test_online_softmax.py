@@ -28,7 +28,7 @@ def _block_by_block(monkeypatch):
 
 @pytest.fixture
 def kernel() -> BlockKernel:
-    """Replaced by the tests of other kernels (tests/unit/bench/test_block_kernels.py)."""
+    """Replaced by the tests of the other kernel (test_triton_softmax.py)."""
     return TORCH_KERNEL
 
 
