@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What one GPU can test, in stages of at most five minutes; docs/gpu.md. Without a GPU: a line a stage, status 0.
+# What one GPU can test, in stages of 3 to 15 minutes at most; docs/gpu.md. Without a GPU: a line a stage, status 0.
 #   bash bench/gpu.sh [STAGE ...] [--out DIR]    STAGE: a b c d e f; --help says more
 #   PYTHON=python3 bash bench/gpu.sh a b d       another Python than .venv's: torch >= 2.11 is enough for these
 set -euo pipefail

@@ -13,7 +13,7 @@ from bench.gpu.result import Job, Record
 
 ROLLOUTS = 3
 #: Prompts of a rollout, responses of a prompt, tokens of a response.
-FULL, SMALL = (16, 8, 512), (4, 4, 24)
+FULL, SMALL = (16, 8, 256), (4, 4, 24)
 
 
 def run(record: Record, job: Job) -> None:

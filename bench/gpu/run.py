@@ -1,4 +1,4 @@
-"""What one GPU can test, in stages of at most five minutes (docs/gpu.md).
+"""What one GPU can test, in stages of 3 to 15 minutes at most (docs/gpu.md).
 
     bash bench/gpu.sh              all stages that can run with what is installed
     bash bench/gpu.sh a b          some of them

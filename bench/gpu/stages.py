@@ -91,7 +91,7 @@ STAGES = (
         "pipeline",
         "the whole pipeline: a random Qwen2 of 0.5B, 3 rollouts, each sync checked",
         _PIPELINE,
-        290,
+        480,
         "bench.gpu.random_pipeline",
     ),
     Stage(
@@ -99,7 +99,7 @@ STAGES = (
         "recipe_3b",
         "the 3B recipe for 5 rollouts, batches and responses cut to fit the time",
         _PIPELINE,
-        290,
+        900,
         "bench.gpu.recipe_3b",
     ),
 )
