@@ -21,6 +21,7 @@ from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.doctor.before_run import UnfitMachine, before_run
 from sg_rlhf.dry_run import dry_run, plan_run, print_job
 from sg_rlhf.launch import options as launch_options
+from sg_rlhf.overlay.driver import replay
 from sg_rlhf.overlay.driver import run as driver
 from sg_rlhf.overlay.driver.arguments import (
     UsageError,
@@ -100,6 +101,13 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         default=[],
         metavar="KEY",
         help="resume although this key has changed since the run was started; repeatable",
+    )
+    parser.add_argument(
+        "--replay",
+        type=Path,
+        metavar="FILE",
+        help="make one update on the rollout in FILE, which a run with sg.dump_rollout=STEP wrote; "
+        "without engines and without a run directory; print the update's metrics",
     )
     launch_options.add_arguments(parser)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
@@ -191,6 +199,10 @@ def main(argv: list[str] | None = None) -> int:
                 dry_run(run.config, run.directory, run.loss_description, arguments)
                 return 0
             args = check(run)
+            if arguments.replay:
+                args = replay.without_engines(args)
+                replay.read(args, arguments.replay)
+                return driver.main(args, workers, arguments.replay)
             stack.enter_context(run_lock(run.directory))
             plan = prepare(run, args, arguments.allow_changed)
         except REFUSALS as error:

@@ -229,11 +229,13 @@ def test_a_failing_reward_stops_the_run_with_the_sample(data: Data, tmp_path: Pa
 @pytest.mark.full
 def test_two_zero3_ranks_two_engines_grpo_and_several_eval_sets(data: Data, tmp_path: Path) -> None:
     run_dir, test_set = tmp_path / "two", str(data.folder / "test.jsonl")
-    result = train(
-        run_dir, data,
+    recipe = [
         "actor.num_gpus_per_node=2", "ref.num_gpus_per_node=2", "vllm.num_engines=2",
         "actor.policy_loss_type=ppo", "algo.kl.estimator=k3", "data.max_samples=4",
-        "sg.eval_at_start=false", "train.micro_batch_size=2", "eval.dataset=null",
+        "train.micro_batch_size=2", "eval.dataset=null",
+    ]  # fmt: skip
+    result = train(
+        run_dir, data, *recipe, "sg.eval_at_start=false", "sg.dump_rollout=1",
         "sg.eval_sets=" + json.dumps([
             {"name": "greedy", "dataset": test_set, "temperature": 0.0},
             {"name": "avg3", "dataset": test_set, "temperature": 1.0, "n_samples_per_prompt": 3,
@@ -253,6 +255,14 @@ def test_two_zero3_ranks_two_engines_grpo_and_several_eval_sets(data: Data, tmp_
     assert "eval_avg3_pass3" in evaluated and "eval_greedy_pass1" in evaluated
     mean = (evaluated["eval_greedy_accuracy"] + evaluated["eval_avg3_accuracy"]) / 2
     assert evaluated["eval_accuracy"] == pytest.approx(mean)
+    dumped = run_dir / "rollouts" / "step_1.pt"
+    replayed = train(tmp_path / "none", data, *recipe, "--replay", str(dumped))
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert not (tmp_path / "none").exists()
+    numbers = {name: values for name, *values in map(str.split, replayed.stdout.splitlines())}
+    steps = jsonl_log.read(run_dir / jsonl_log.OPTIMIZER_STEPS)
+    for name in ("policy_loss", "kl", "actor_grad_norm", "sg/n_tokens", "sg/prob_mean"):
+        assert numbers[name] == [repr(step[name]) for step in steps]
 
 
 def test_usage_errors_exit_2_before_anything_starts(
@@ -275,6 +285,8 @@ def test_usage_errors_exit_2_before_anything_starts(
         ),
         (["rollout.batch_size=5"], ["5 * 4 = 20", "not divisible by train.batch_size=8"]),
         (["actor.adam.lrr=1"], ["did you mean actor.adam.lr?"]),
+        (["--replay", "gone.pt"], ["--replay gone.pt: No such file"]),
+        (["--replay", str(data.folder / "train.jsonl")], ["expected a file of sg.dump_rollout"]),
     ):
         run_dir = tmp_path / "never"
         assert main(command(run_dir, data, *overrides)[3:]) == 2

@@ -1,4 +1,4 @@
-"""Write the experience of a rollout to a file, and train on it again without engines.
+"""Write the experience of a rollout to a file, for ``sg-rlhf train --replay FILE``.
 
 ``sg.dump_rollout=STEP`` writes ``rollouts/step_STEP.pt`` in the run directory: the micro-batches
 that the update of that rollout step receives. The file has plain tensors, lists and dicts, so
@@ -13,34 +13,39 @@ from typing import Any
 
 import ray
 import torch
-from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.experience import Experience, balance_experiences
 
 from sg_rlhf.common.atomic_io import disk_full_context
-from sg_rlhf.overlay.learner.micro_batches import IS_LAST_OF_STEP
+from sg_rlhf.overlay.learner.micro_batches import IS_LAST_OF_STEP, is_balanced
 
 FOLDER = "rollouts"
 FIELDS = tuple(field.name for field in dataclasses.fields(Experience))
 
 
 def dump(
-    run_dir: Path, step: int, experiences: list[Any], reference: list[list[Any]] | None = None
+    run_dir: Path,
+    step: int,
+    micro_batches: list[Any],
+    ranks: int,
+    reference: list[list[Any]] | None = None,
 ) -> Path:
     """Write a rollout.
 
     Args:
         run_dir: of the run.
         step: rollout step, from 1.
-        experiences: micro-batches as they are sent to the ranks: all of the first rank, all of the
+        micro_batches: experiences as they are sent to the ranks: all of the first rank, all of the
             second, and so on.
+        ranks: of the policy, data-parallel.
         reference: pending log-probs of the reference model
             (:mod:`sg_rlhf.overlay.learner.overlapped_reference`), which are waited for; None if the
-            experiences have them.
+            micro-batches have them.
 
     Returns:
         The file.
     """
-    rows = [{name: getattr(e, name) for name in FIELDS} for e in experiences]
-    for row, experience in zip(rows, experiences, strict=True):
+    rows = [{name: getattr(e, name) for name in FIELDS} for e in micro_batches]
+    for row, experience in zip(rows, micro_batches, strict=True):
         row[IS_LAST_OF_STEP] = bool(getattr(experience, IS_LAST_OF_STEP, False))
     if reference is not None:
         # Per optimizer step and rank -> per rank, in the order of the micro-batches.
@@ -56,44 +61,24 @@ def dump(
     file = run_dir / FOLDER / f"step_{step}.pt"
     with disk_full_context(file.parent):
         file.parent.mkdir(exist_ok=True)
-        torch.save({"step": step, "experiences": rows}, file)
+        torch.save({"step": step, "ranks": ranks, "experiences": rows}, file)
     return file
 
 
-def load(file: str | Path) -> list[Any]:
+def as_sent(micro_batches: list[Any], args: Any) -> list[Any]:
+    """The micro-batches in the order in which they go to the ranks."""
+    if args.train.dynamic_batch_enable and not is_balanced(args):
+        micro_batches = balance_experiences(micro_batches, args)
+    return micro_batches
+
+
+def experiences(rows: list[dict[str, Any]]) -> list[Any]:
     """The micro-batches of a dumped rollout, as they were sent to the ranks."""
-    experiences = []
-    for row in torch.load(file, weights_only=True)["experiences"]:
-        is_last = row.pop(IS_LAST_OF_STEP)
-        experience = Experience(**row)
+    result = []
+    for row in rows:
+        fields = dict(row)
+        is_last = fields.pop(IS_LAST_OF_STEP)
+        experience = Experience(**fields)
         setattr(experience, IS_LAST_OF_STEP, is_last)
-        experiences.append(experience)
-    return experiences
-
-
-def replay(
-    file: str | Path, trainer: Any, kl_coefficient: float, rank: int = 0, ranks: int = 1
-) -> dict[str, Any]:
-    """Train on a dumped rollout: one update, without an engine.
-
-    Each rank of the policy calls it, with as many ranks as the run had. The update and its metrics
-    are those of the run if the policy has the same weights.
-
-    Args:
-        file: of :func:`dump`.
-        trainer: the rank's :class:`sg_rlhf.overlay.learner.update.SGActorPPOTrainer`.
-        kl_coefficient: of the KL loss, ``algo.kl.init_coef``.
-        rank: of the policy's data-parallel ranks.
-        ranks: how many there are.
-
-    Returns:
-        Metrics of the update, with a row per optimizer step in ``sg_optimizer_steps``.
-    """
-    experiences = load(file)
-    per_rank = len(experiences) // ranks
-    trainer.replay_buffer.clear()
-    for experience in experiences[rank * per_rank : (rank + 1) * per_rank]:
-        trainer.replay_buffer.append(experience)
-    metrics: dict[str, Any] = trainer.ppo_train(kl_coefficient)
-    trainer.replay_buffer.clear()
-    return metrics
+        result.append(experience)
+    return result

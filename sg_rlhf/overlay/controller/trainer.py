@@ -33,7 +33,7 @@ from sg_rlhf.overlay.controller.evaluation_loop import EvaluationLoop
 from sg_rlhf.overlay.controller.metric_log import MetricLog
 from sg_rlhf.overlay.controller.rollout_stats import rollout_stats
 from sg_rlhf.overlay.controller.sample_log import SampleLog
-from sg_rlhf.overlay.learner import micro_batches, nonfinite
+from sg_rlhf.overlay.learner import nonfinite
 from sg_rlhf.overlay.reporting import activity, graceful_stop
 from sg_rlhf.overlay.reporting.errors import NonFiniteError, RunStopped, Terminated
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
@@ -225,7 +225,10 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
                     experiences[0].info["reward"][0].item(),
                 ]
                 if self._run_dir is not None and self._sg.dump_rollout == global_step + 1:
-                    rollout_dump.dump(self._run_dir, global_step + 1, experiences, maker.reference)
+                    ranks = rollout_plan.data_parallel_ranks(self.args)["actor"]
+                    rollout_dump.dump(
+                        self._run_dir, global_step + 1, experiences, ranks, maker.reference
+                    )
             with self._clock.section("hand_over"):
                 self._send_to_ranks(experiences)
             metrics = self.ppo_train(global_step)
@@ -254,8 +257,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         return metrics, self._global_step
 
     def _send_to_ranks(self, experiences: list[Any]) -> None:
-        if self.args.train.dynamic_batch_enable and not micro_batches.is_balanced(self.args):
-            experiences = upstream.balance_experiences(experiences, self.args)
+        experiences = rollout_dump.as_sent(experiences, self.args)
         groups = [g for g in (self.actor_model_group, self.critic_model_group) if g is not None]
         references = []
         for group in groups:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from sg_rlhf.common.redaction import redact_text
 from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.overlay.checkpoints import paths
 from sg_rlhf.overlay.cpu import platform
+from sg_rlhf.overlay.driver import replay
 from sg_rlhf.overlay.fork_server import client as fork_server
 from sg_rlhf.overlay.reporting import graceful_stop
 from sg_rlhf.ray_session import auth_token
@@ -40,12 +42,27 @@ def fork_server_for_cpu() -> Iterator[fork_server.ForkServer | None]:
         workers.close()
 
 
-def train(args: argparse.Namespace, workers: fork_server.ForkServer | None = None) -> None:
+def upstream_train(args: argparse.Namespace) -> None:
+    """Upstream's ``train``, with our patches."""
+    from sg_rlhf.overlay.patches import table
+
+    table.install_driver().train(args)
+
+
+def train(
+    args: argparse.Namespace,
+    workers: fork_server.ForkServer | None = None,
+    job: Callable[[argparse.Namespace], Any] = upstream_train,
+) -> Any:
     """Train. Ends the local Ray cluster and every process that it started, however it ends.
 
     Args:
         args: upstream's namespace with ``sg``.
         workers: see :func:`fork_server_for_cpu`.
+        job: what to do once Ray is there; a function that a worker can import.
+
+    Returns:
+        What the job returns.
 
     Raises:
         RunStopped: the run stopped on purpose (a reward, a NaN, a failed sync).
@@ -76,14 +93,14 @@ def train(args: argparse.Namespace, workers: fork_server.ForkServer | None = Non
             if not local:
                 session.reserve_placement(args)
             with activity.phase(activity.DRIVER, "importing PyTorch, vLLM and OpenRLHF"):
-                upstream_train = (
-                    table.install_driver().train if workers is None else train_task.train()
-                )
+                if workers is None:
+                    table.install_driver()
+                run = _here if workers is None else train_task.prepare()
             with (
                 activity.phase(activity.DRIVER, activity.WORKERS),
                 graceful_stop.GracefulStop(args.sg.run_dir, args.sg.grace_seconds),
             ):
-                upstream_train(args)
+                return run(job, args)
         except Exception as error:
             reraise_run_error(error)
             if not local and (lost := node_failure.diagnose(error, _path(args.sg.run_dir))):
@@ -95,6 +112,10 @@ def train(args: argparse.Namespace, workers: fork_server.ForkServer | None = Non
             session.shut_down(local, args.sg.run_dir, workers=workers)
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+
+def _here(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
 
 
 def _path(name: str | None) -> Path | None:
@@ -136,8 +157,18 @@ def redirect_output(args: Any) -> Iterator[None]:
 
 
 @best_effort_output()
-def main(args: argparse.Namespace, workers: fork_server.ForkServer | None = None) -> int:
+def main(
+    args: argparse.Namespace,
+    workers: fork_server.ForkServer | None = None,
+    replayed: Path | None = None,
+) -> int:
     """Train with checked arguments and report how the run ended.
+
+    Args:
+        args: upstream's namespace with ``sg``.
+        workers: see :func:`fork_server_for_cpu`.
+        replayed: a dumped rollout to make one update on, instead of a whole run; its metrics are
+            printed.
 
     Returns:
         The exit status: 0, 2 for bad usage, 1 when the run stopped, 130 interrupted, 143
@@ -154,7 +185,11 @@ def main(args: argparse.Namespace, workers: fork_server.ForkServer | None = None
 
     install_signal_handlers()
     try:
-        train(args, workers)
+        if replayed is None:
+            train(args, workers)
+        else:
+            rows = train(args, workers, functools.partial(replay.update, file=replayed))
+            print(replay.table(rows))
     except (UpstreamChanged, ClusterError, UnusablePrompts) as error:
         print(f"error: {as_typed(redact_text(str(error)))}", file=sys.stderr)
         return 2

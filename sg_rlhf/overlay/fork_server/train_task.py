@@ -1,4 +1,4 @@
-"""Runs upstream's ``train`` in a forked Ray worker, which has the imports already."""
+"""Runs the training of a driver in a forked Ray worker, which has the imports already."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import ray
 from sg_rlhf.overlay.reporting.errors import reraise_run_error
 
 
-def train() -> Callable[[Any], None]:
+def prepare() -> Callable[..., Any]:
     """Import upstream in a worker.
 
     Returns:
-        Upstream's ``train``, which runs in such a worker.
+        Runs a function, with the arguments after it, in such a worker.
     """
     ray.get(_import.remote())
-    return lambda args: ray.get(_train.remote(args))
+    return lambda function, *arguments: ray.get(_run.remote(function, *arguments))
 
 
 # Without CPUs, because these tasks only wait for others. Without retries, because Ray must not
@@ -32,11 +32,12 @@ def _import() -> None:
 
 
 @ray.remote(num_cpus=0, max_retries=0)
-def _train(args: Any) -> None:
+def _run(function: Callable[..., Any], *arguments: Any) -> Any:
     from sg_rlhf.overlay.patches import table
 
     try:
-        table.install_driver().train(args)
+        table.install_driver()
+        return function(*arguments)
     except Exception as error:
         reraise_run_error(error)  # as many levels of Ray's errors as without this task
         raise

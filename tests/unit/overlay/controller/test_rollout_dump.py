@@ -1,4 +1,4 @@
-"""A dumped rollout trains as the rollout itself did."""
+"""A dumped rollout trains as the rollout itself did (`sg-rlhf train --replay`: test_pipeline)."""
 
 from __future__ import annotations
 
@@ -47,14 +47,17 @@ def test_a_replay_is_the_update_bit_for_bit(
         reference = [[values[:half]], [values[half:]]]
         for e in dumped:
             e.base_action_log_probs = None
-    file = rollout_dump.dump(tmp_path, 7, dumped, reference)
+    file = rollout_dump.dump(tmp_path, 7, dumped, 1, reference)
     assert file == tmp_path / "rollouts" / "step_7.pt"
     trainer = policy_trainer(TwoSteps(args), actor)
     for experience in experiences:
         trainer.replay_buffer.append(experience)
     expected = trainer.ppo_train(args.algo.kl.init_coef)
-    replayed = rollout_dump.replay(
-        file, policy_trainer(TwoSteps(args), other), args.algo.kl.init_coef
-    )
+    content = torch.load(file, weights_only=True)
+    assert (content["step"], content["ranks"]) == (7, 1)
+    trainer = policy_trainer(TwoSteps(args), other)
+    for experience in rollout_dump.experiences(content["experiences"]):
+        trainer.replay_buffer.append(experience)
+    replayed = trainer.ppo_train(args.algo.kl.init_coef)
     assert torch.equal(other.table, actor.table)
     assert replayed["sg_optimizer_steps"] == expected["sg_optimizer_steps"]
