@@ -32,6 +32,11 @@ def compute_eval_metrics(
     responses, ``_accuracy_ci95`` the half width of its normal 95 % interval over prompts,
     ``_pass{n}`` the share of prompts with any correct response (n = number of samples). A reward
     function that reports no ``correct`` gets no accuracy, only ``_reward_mean``.
+
+    Args:
+        eval_dataloader: batches of data sources, prompts, labels and images.
+        samples_list: experiences of one response each; the responses of a prompt follow each other.
+        n_samples_per_prompt: responses per prompt.
     """
     if not samples_list:
         return {}
@@ -87,6 +92,9 @@ def combine(by_set: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     sources (puzzle sizes) ``eval_{set}_{source}_accuracy``.
     ``eval_accuracy`` is the plain mean over the sets, as the paper averages its columns, with the
     half width of independent sets; ``eval_reward_mean`` likewise.
+
+    Args:
+        by_set: name of a set -> its metrics, of :func:`compute_eval_metrics`.
     """
     logs: dict[str, float] = {}
     for name, metrics in by_set.items():

@@ -1,4 +1,4 @@
-"""The prompts of a run, checked against the model that is to read them."""
+"""The prompts of a run, checked for the model that will read them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from sg_rlhf.tasks import chat
 
 
 class PromptDataset(Upstream):
-    """Upstream's data set, whose rows are whole, and whose prompts fit the model.
+    """Upstream's data set with checks of its rows, and with the BOS that the model expects.
 
-    Upstream encodes prompts without special tokens, so a plain prompt would reach a model that
-    expects a BOS without one. A prompt with control tokens of another family would be read as
-    plain text, and nothing would say so.
+    Upstream encodes prompts without special tokens, so a model that expects a BOS would get a plain
+    prompt without one. A prompt made by another model's template would be read as plain text.
     """
 
     prompts: list[str]
 
     def __init__(self, dataset: Any, tokenizer: Any, strategy: Any, *args: Any, **kwargs: Any):
-        """Upstream's reading, with the BOS. What is wrong with a row is kept for `check`."""
+        """Read as upstream does. A fault of a row is kept for :meth:`check`."""
         self._args = strategy.args
         data = self._args.data
         fields = PromptSchema(
@@ -40,7 +39,7 @@ class PromptDataset(Upstream):
         keep = self._args.sg.contradicting_labels == "keep"
         self._fault = _fault(dataset, fields, PromptIndex(keep=keep))
         if self._fault is not None:
-            # One that upstream can read in their place: it must get as far as `check`.
+            # Upstream reads a stand-in, so that the run gets as far as `check`.
             dataset = [{fields.prompt: "-", fields.label or "": "-"}]
         # Upstream reads fields of the row itself.
         rows = map(fields.flat, dataset)
@@ -50,8 +49,9 @@ class PromptDataset(Upstream):
         self.prompts = chat.with_bos(self.prompts, self._text_tokenizer)
 
     def check(self) -> None:
-        """Refuse rows that are not whole, another family's prompts, and prompts without room for a
-        response. Apart, as Ray loses the cause of a failed start.
+        """Refuse incomplete rows, prompts of another template, and prompts that are too long.
+
+        Not part of ``__init__``: Ray loses the cause of an actor's failed start.
 
         Raises:
             UnusablePrompts: one line with the remedy.
@@ -59,7 +59,7 @@ class PromptDataset(Upstream):
         if self._fault is not None:
             raise UnusablePrompts(self._fault)
         try:
-            for prompt in self.prompts[:1]:  # they are all written by one template
+            for prompt in self.prompts[:1]:  # one template made them all
                 chat.check_form(prompt, self._text_tokenizer)
         except ValueError as error:
             raise UnusablePrompts(str(error)) from None
@@ -67,7 +67,7 @@ class PromptDataset(Upstream):
             self._check_room()
 
     def _counted_before(self) -> bool:
-        """Whether the driver counted the tokens, as it does of local files (`run_inputs`)."""
+        """Whether the driver counted the tokens, as it does for local files."""
         data = self._args.data
         names = [name.strip().partition("@")[0] for name in data.prompt_dataset.split(",")]
         return not data.apply_chat_template and all(Path(n).suffix in SUFFIXES for n in names)
@@ -75,7 +75,8 @@ class PromptDataset(Upstream):
     def _check_room(self) -> None:
         limits = self._args.data.max_len, self._args.rollout.max_new_tokens
         room = max_prompt_tokens(*limits)
-        # No tokenizer makes more tokens of a text than it has bytes. Images make more of it.
+        # A text has no more tokens than bytes, so only long texts are encoded. Upstream adds the
+        # tokens of images later.
         places = [
             place
             for place, (text, images) in enumerate(zip(self.prompts, self.images, strict=True))

@@ -1,4 +1,4 @@
-"""One run of wandb for one run directory, however often it is started and however long it is."""
+"""One wandb run for one run directory, however often the run is started."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ FILE = "wandb_run_id"
 
 
 class WandbLogger(upstream.WandbLogger):
-    """Upstream's, with a table of each rollout's sample alone.
+    """Upstream's logger, with one row in each rollout's table of samples.
 
-    Upstream logs every rollout's sample again with each new one: files, upload and time of a run of
-    N rollouts grow with N squared.
+    Upstream logs the samples of all earlier rollouts again, so files, upload and time of a run of N
+    rollouts grow with N squared.
     """
 
     def log_train(self, global_step: int, logs_dict: dict[str, Any]) -> None:
-        """One rollout's figures, and its sample as ``train/generated_samples``."""
+        """Log a rollout's metrics, and its sample as ``train/generated_samples``."""
         logs = dict(logs_dict)
         sample = logs.pop("generated_samples", None)
         if sample:
@@ -47,10 +47,10 @@ def default_to_offline(run_dir: Path, always: bool = False) -> None:
 
 
 def resume_run(run_dir: Path) -> None:
-    """Have wandb go on with the directory's run, or begin it under an id that is kept there.
+    """Make wandb resume the run of this directory; its id is kept in the directory.
 
-    An id that the user exported (``WANDB_RUN_ID``) wins. Offline, the parts of a run are folders
-    of one id, which ``wandb sync`` puts together.
+    An exported ``WANDB_RUN_ID`` has precedence. Offline, each start writes a folder with the same
+    id, and ``wandb sync`` joins them.
     """
     if os.environ.get("WANDB_RUN_ID"):
         return

@@ -53,10 +53,13 @@ class AgentExecutor(AgentExecutorBase):
         llm_engine: Any,
         images: Any = None,
     ) -> dict[str, Any]:
-        """One rollout, in the form of upstream's executors.
+        """Sample and grade one rollout.
 
         `sampling_params.max_tokens` is the budget of the whole response, observations included;
-        a prompt that leaves less than that of `max_length` loses its beginning, as upstream does.
+        a prompt that leaves less than that of `max_length` loses its beginning, as in upstream.
+
+        Returns:
+            The fields that upstream's executors return.
 
         Raises:
             RewardError: the label is no list of gold answers, or there are images.
@@ -69,7 +72,7 @@ class AgentExecutor(AgentExecutorBase):
         if images:
             raise RewardError("search questions have no images; data.image_key names some")
         await self._require_retriever()
-        if self._codec is None:  # every prompt brings its own copy of the one tokenizer
+        if self._codec is None:  # upstream copies the tokenizer for every prompt
             self._codec = TokenizerCodec(hf_tokenizer)
         codec = self._codec
         prompt_ids = codec.encode(prompt)
@@ -137,7 +140,7 @@ class AgentExecutor(AgentExecutorBase):
         return passages
 
     async def _require_retriever(self) -> None:
-        """Ask once before the first rollout: a wrong address shows at once, whoever searches."""
+        """Search once before the first rollout, so that a wrong address stops the run at once."""
         if self._answered:
             return
         async with self._first_answer:
