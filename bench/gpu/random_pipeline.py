@@ -29,8 +29,9 @@ def run(record: Record, job: Job) -> None:
         f"reward.remote_url={training_run.HASH_REWARD}",
         f"data.max_samples={ROLLOUTS * prompts}", "train.num_episodes=1",
         f"rollout.batch_size={prompts}", f"rollout.n_samples_per_prompt={responses}",
-        f"rollout.max_new_tokens={tokens}", f"rollout.micro_batch_size={min(8, samples)}",
-        f"train.batch_size={samples // 2}", "train.micro_batch_size=4",
+        f"rollout.max_new_tokens={tokens}", f"train.batch_size={samples // 2}",
+        # Few and large: ZeRO-3's work in Python is the same for a small micro-batch.
+        f"rollout.micro_batch_size={samples // 4}", f"train.micro_batch_size={samples // 4}",
         # bfloat16 weights of .02 do not move by steps of 1e-6.
         "actor.adam.lr=1e-4",
     ]  # fmt: skip
