@@ -78,7 +78,7 @@ def test_tensors_of_a_model_are_those_of_transformers(model: str) -> None:
 
 
 def test_a_checksum_sees_a_bit_and_a_place() -> None:
-    x = torch.randn(1000, dtype=torch.bfloat16)
+    x = torch.arange(1000).to(torch.bfloat16)  # drawn, two of them may be equal
     swapped, flipped = x.clone(), x.clone()
     swapped[[3, 4]] = x[[4, 3]]
     flipped.view(torch.int16)[7] ^= 1
@@ -149,14 +149,36 @@ def test_unchanged_tensors(tmp_path: Path) -> None:
 def test_a_run_without_a_gradient_fails(record: Record, tmp_path: Path) -> None:
     from sg_rlhf.run_dir import jsonl_log
 
-    rows = [{"sync/log_prob_diff_mean": 0.001, "timing/step_total": 2.0} for _ in range(2)]
-    jsonl_log.append(tmp_path / jsonl_log.METRICS, rows)
+    row = {
+        "sync/log_prob_diff_mean": 0.001, training_run.MISMATCH: 0.0135, "timing/step_total": 2.0,
+    }  # fmt: skip
+    jsonl_log.append(tmp_path / jsonl_log.METRICS, [row, row])
     steps = [{"actor_grad_norm": norm, "policy_loss": 0.1} for norm in (1.0, 0.0)]
     jsonl_log.append(tmp_path / jsonl_log.OPTIMIZER_STEPS, steps)
     training_run.check_run(record, tmp_path, 2)
     failed = [check["name"] for check in record.checks if check["status"] == "failed"]
     assert failed == ["every step had a gradient"]
     assert record.figures["seconds_step_total"] == 2.0
+
+
+@pytest.mark.parametrize("mismatch", [0.25, None], ids=["zeroed weights", "no figure"])
+def test_a_rollout_from_other_weights_fails(
+    record: Record, tmp_path: Path, mismatch: float | None
+) -> None:
+    """An engine that sampled from zeroed weights differed by 0.25; its syncs were right."""
+    from sg_rlhf.run_dir import jsonl_log
+
+    right = {"sync/log_prob_diff_mean": 0.001, training_run.MISMATCH: 0.001}
+    wrong = {"sync/log_prob_diff_mean": 0.001}
+    if mismatch is not None:
+        wrong[training_run.MISMATCH] = mismatch
+    jsonl_log.append(tmp_path / jsonl_log.METRICS, [wrong, right])
+    jsonl_log.append(
+        tmp_path / jsonl_log.OPTIMIZER_STEPS, [{"actor_grad_norm": 1.0, "policy_loss": 0.1}]
+    )
+    training_run.check_run(record, tmp_path, 2)
+    failed = [check["name"] for check in record.checks if check["status"] == "failed"]
+    assert failed == ["the engine sampled by the trainer's policy"]
 
 
 def test_a_model_out_of_reach_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
