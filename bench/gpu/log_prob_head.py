@@ -19,6 +19,7 @@ from bench.gpu.measure import GIB, costs, largest, relative
 from bench.gpu.result import Job, Record
 
 OURS = "sg_rlhf.algo.log_probs.fused_log_probs"
+TRITON = "sg_rlhf.algo.log_probs.triton_softmax"
 VOCABULARY = 151_936
 HIDDEN = {"qwen2.5-3b": 2048, "qwen2.5-7b": 3584}
 TOKENS = (1024, 4096, 8192, 16_384, 20_480)
@@ -41,7 +42,7 @@ def exact(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return log_p.gather(-1, targets[:, None])[:, 0]
 
 
-def heads(record: Record) -> dict[str, Head]:
+def heads(record: Record, job: Job) -> dict[str, Head]:
     """What is here to be compared; ``over logits`` always is."""
     found: dict[str, Head] = {"over logits": over_logits}
     if importlib.util.find_spec(OURS) is None:
@@ -60,8 +61,10 @@ def heads(record: Record) -> dict[str, Head]:
             log_probs: Tensor = module.log_probs_from_logits(logits, targets, TEMPERATURE)
             return log_probs
 
+        if job.on_cuda:
+            _skip_triton(record)
         found |= {
-            # The default: Triton's kernels on CUDA.
+            # The default: Triton's kernels on CUDA, where they compile.
             "without logits": functools.partial(without_logits, None),
             "without logits, torch": functools.partial(without_logits, module.TORCH_KERNEL),
             "over logits, one buffer": one_buffer,
@@ -82,6 +85,14 @@ def heads(record: Record) -> dict[str, Head]:
 
         found["upstream"] = upstream
     return found
+
+
+def _skip_triton(record: Record) -> None:
+    """Say so if Triton's kernels cannot be compiled: then the default are PyTorch's operations."""
+    try:
+        importlib.import_module(TRITON).check("cuda")
+    except Exception as error:  # whatever Triton, the C compiler or the driver raise
+        record.skip("Triton's kernels", f"{type(error).__name__}: {error}"[:150])
 
 
 def inputs(tokens: int, hidden: int, vocabulary: int, job: Job) -> tuple[Tensor, Tensor, Tensor]:
@@ -183,9 +194,15 @@ def costs_of_a_step(record: Record, job: Job, found: dict[str, Head]) -> None:
 def _compare(record: Record, model: str, measured: Any, gradients: int, logits: int) -> None:
     mine, base = measured["without logits"], measured["over logits"]
     at = f"{model}, 4,096 tokens, without logits"
-    record.within(f"{at}: peak bytes, at most those over logits", mine.peak_bytes, base.peak_bytes)
+    if mine.peak_bytes is None:
+        record.check(f"{at}: fits into memory", False)
+        return
     extra = (mine.peak_bytes - gradients) / logits
     record.goal(f"{at}: memory beside the gradients, share of the fp32 logits", extra, 0.05)
+    if base.peak_bytes is None:
+        record.skip(f"{at}: beside the path over logits", "that runs out of memory")
+        return
+    record.within(f"{at}: peak bytes, at most those over logits", mine.peak_bytes, base.peak_bytes)
     ratio = mine.milliseconds / base.milliseconds
     record.goal(f"{at}: time, of the path over logits", ratio, 1.0)
 
@@ -197,6 +214,6 @@ def _forward(head: Head, hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
 
 def run(record: Record, job: Job) -> None:
     """All of it, with what is installed."""
-    found = heads(record)
+    found = heads(record, job)
     values(record, job, found)
     costs_of_a_step(record, job, found)

@@ -9,14 +9,21 @@ long as allowed, its reward is a hash; memory and times are the recipe's, but it
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import huggingface_hub
 
 from bench.gpu import training_run
 from bench.gpu.launch import ROOT, probe
 from bench.gpu.result import Job, Record, StageSkippedError
+from sg_rlhf.doctor import network
+from sg_rlhf.doctor.facts import ABSENT
 
 MODEL = "Qwen/Qwen2.5-3B-Instruct"
 RANDOM = "random"
+#: What is downloaded of a model.
+FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 ROLLOUTS = 5
 #: Prompts of a rollout, responses of a prompt, tokens of a response.
 FULL, SMALL = (16, 8, 1024), (4, 4, 24)
@@ -24,23 +31,35 @@ FULL, SMALL = (16, 8, 1024), (4, 4, 24)
 HARDWARE = ((75, "1x80gb"), (39, "1x40gb"))
 
 
+def is_here(model: str) -> bool:
+    """Whether a model is a folder, or complete in the hub's cache."""
+    return network.models_here([model], network.hub_cache(os.environ))[model] != ABSENT
+
+
+def download(model: str) -> None:
+    """Fetch a model that is not here, before the stage's time begins.
+
+    A failure is printed. The stage is then skipped.
+    """
+    if model == RANDOM or is_here(model):
+        return
+    print(f"f  downloading {model} first", flush=True)
+    try:
+        huggingface_hub.snapshot_download(model, allow_patterns=FILES)
+    except Exception as error:  # whatever keeps it out of reach
+        print(f"     {type(error).__name__}: {' '.join(str(error).split())[:200]}", flush=True)
+
+
 def reachable(model: str) -> str:
-    """The model, where it is a folder or the hub has it or its copy is here.
+    """The model, if it is here.
 
     Raises:
-        StageSkippedError: it is none of that.
+        StageSkippedError: it is not.
     """
-    if (Path(model) / "config.json").is_file():
-        return model
-    from huggingface_hub import HfApi, try_to_load_from_cache
-
-    if isinstance(try_to_load_from_cache(model, "model.safetensors.index.json"), str):
-        return model
-    try:
-        HfApi().model_info(model, timeout=10.0)
-    except Exception as error:  # whatever keeps it out of reach
-        why = f"{model} is no folder here and not on the hub ({type(error).__name__})"
-        raise StageSkippedError(f"{why}: --model DIR names one") from None
+    if not is_here(model):
+        raise StageSkippedError(
+            f"{model} is no folder, nor complete in the hub's cache: --model DIR names one"
+        )
     return model
 
 

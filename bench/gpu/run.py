@@ -88,6 +88,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = False
     for stage in chosen:
         why = why_none or stage.missing()
+        if stage.key == "f" and not why:
+            # Only here: it needs packages of the full environment.
+            from bench.gpu import recipe_3b
+
+            recipe_3b.download(options.model or recipe_3b.MODEL)
         outcome = (
             launch.Outcome("skipped", why, 0.0, [])
             if why

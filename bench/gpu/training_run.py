@@ -20,11 +20,14 @@ from safetensors import safe_open
 from bench.gpu import random_qwen2
 from bench.gpu.launch import ROOT
 from bench.gpu.result import Job, Record
+from sg_rlhf.config.sg_settings import SGSettings
 from sg_rlhf.run_dir import jsonl_log
 from sg_rlhf.run_dir.final_model import final_checkpoint
 
 #: A reward that differs between random texts.
 HASH_REWARD = ROOT / "bench" / "gpu" / "reward_by_hash.py"
+#: Metric of a rollout: mean of abs(trainer's - engine's log-prob) of its tokens.
+MISMATCH = "sg/mismatch_abs_mean"
 PHASES = ("generation", "make_experience", "ppo_train", "broadcast", "step_total")
 
 
@@ -103,6 +106,11 @@ def check_run(record: Record, run_dir: Path, rollouts: int) -> None:
     record.check("every weight sync was checked", len(checked) == rollouts, len(checked), rollouts)
     # What stops a run is sg.sync_check_tolerance; this is the figure that it looks at.
     record.figure("sync_log_prob_diff_mean", checked)
+    # At sampling, after the engine's sleep; a run without a correction stops at the same limit.
+    tolerance = SGSettings.model_fields["sync_check_tolerance"].default
+    mismatches = [row.get(MISMATCH, math.nan) for row in rows]
+    agree = bool(mismatches) and all(x <= tolerance for x in mismatches)
+    record.check("the engine sampled by the trainer's policy", agree, mismatches, tolerance)
     finite = all(
         math.isfinite(row[key]) for row in steps for key in ("actor_grad_norm", "policy_loss")
     )

@@ -95,7 +95,8 @@ class SGSettings(BaseModel):
     sync_check_tolerance: float = Field(
         0.05,
         gt=0,
-        description="largest mean absolute log-prob difference that passes as bf16 rounding",
+        description="largest mean absolute log-prob difference that passes as bf16 rounding, of a "
+        "checked sync and of every rollout of the current policy",
     )
     weight_sync: Literal["buckets", "upstream"] = Field(
         "buckets",

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +82,8 @@ def selected_log_probs(
         with_entropy: also compute the entropy, with gradient.
         chunk: columns of a block; None for the default.
         kernel: element-wise operations on a block between its matrix products; None for Triton's on
-            CUDA and PyTorch's elsewhere.
+            CUDA and PyTorch's elsewhere. Triton needs a C compiler. Without one the default is
+            PyTorch's, with a warning.
 
     Returns:
         ``(log_probs_N, entropy_N)`` in float32 (float64 for float64), in nats, differentiable in
@@ -131,7 +133,16 @@ def _default_kernel(device: str) -> BlockKernel:
         # Only here: torch for the CPU comes without Triton.
         from sg_rlhf.algo.log_probs import triton_softmax
 
-        return triton_softmax.KERNEL
+        try:
+            triton_softmax.check(device)
+        except Exception as error:  # whatever Triton, the C compiler or the driver raise
+            warnings.warn(
+                f"Triton does not compile here ({error}): log-probs take two to three times as "
+                "long; install a C compiler (gcc) and Python's headers",
+                stacklevel=2,
+            )
+        else:
+            return triton_softmax.KERNEL
     return TORCH_KERNEL
 
 

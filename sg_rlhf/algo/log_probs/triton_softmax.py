@@ -134,3 +134,15 @@ def logit_gradient(
 
 
 KERNEL = BlockKernel(fold, logit_gradient)
+
+
+def check(device: str) -> None:
+    """Run a kernel on one number.
+
+    Raises:
+        Exception: Triton's own, such as RuntimeError without a C compiler, with which it builds the
+            code that launches a kernel.
+    """
+    softmax = RunningSoftmax.empty(torch.zeros(1, 1, device=device), with_entropy=False)
+    target_N = torch.zeros(1, dtype=torch.long, device=device)
+    fold(torch.zeros(1, 1, device=device), target_N, softmax, 1.0)

@@ -40,6 +40,7 @@ from sg_rlhf.overlay.reporting.timing import PhaseTimer
 from sg_rlhf.overlay.rollout import async_buffer, engine_pool
 from sg_rlhf.overlay.settings import rollout_plan
 from sg_rlhf.overlay.settings.lookup import value_of
+from sg_rlhf.overlay.weight_sync import log_prob_check
 from sg_rlhf.run_dir import jsonl_log, timing_keys, weight_versions
 
 #: Metrics of the update that ``rollout/...`` has for the whole rollout.
@@ -232,6 +233,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             with self._clock.section("hand_over"):
                 self._send_to_ranks(experiences)
             metrics = self.ppo_train(global_step)
+            log_prob_check.check_rollout(metrics, self.args, global_step + 1)
             self._sync.version = global_step + 1
             if self.vllm_engines is not None:
                 self.broadcast_to_vllm()

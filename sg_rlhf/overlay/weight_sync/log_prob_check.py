@@ -1,4 +1,4 @@
-"""The log-prob check after a weight sync: rollout engines and trainer must agree.
+"""The log-prob checks of a rollout and of a weight sync: engines and trainer must agree.
 
 Both compute the log-probs of the same sequences with the weights they have now. A weight that was
 not updated, or that was loaded in a wrong layout, changes the engine's log-probs.
@@ -6,13 +6,14 @@ not updated, or that was loaded in a wrong layout, changes the engine's log-prob
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 import torch
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
+from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting.errors import SyncError
 from sg_rlhf.overlay.rollout.dispatch import Engines, is_engine_failure
 
@@ -21,6 +22,8 @@ from sg_rlhf.overlay.rollout.dispatch import Engines, is_engine_failure
 CHECKED_SEQUENCES = 16
 #: Per sequence: its token ids, and for each token but the first whether it is a response token.
 CheckBatch = Sequence[tuple[list[int], list[bool]]]
+#: Metric of a rollout: mean of abs(trainer's - engine's log-prob) of its tokens.
+MISMATCH = "sg/mismatch_abs_mean"
 
 
 def check(
@@ -74,6 +77,41 @@ def check(
             "then raise the tolerance"
         )
     return {"sync/log_prob_diff_mean": mean, "sync/log_prob_diff_max": largest}
+
+
+def check_rollout(metrics: Mapping[str, Any], args: Any, rollout: int) -> None:
+    """Compare the log-probs that the engine sampled a rollout by with the trainer's.
+
+    :func:`check` runs before the engine sleeps, and after some syncs only. Weights that a sleep
+    damages, and those that an engine has at the start of a run, show here.
+
+    Nothing is checked where the two policies differ by intent: samples of older weights
+    (``sg.max_staleness`` above 0), and truncated sampling (``rollout.top_p`` below 1). A run with a
+    correction (``algo.advantage.is_correction_level``) expects a mismatch: it gets a message.
+
+    Args:
+        metrics: of the rollout's update.
+        args: upstream's nested namespace with ``sg``.
+        rollout: number of the rollout, for the message.
+
+    Raises:
+        SyncError: the mean is above ``sg.sync_check_tolerance``.
+    """
+    if MISMATCH not in metrics:  # sg.engine_log_probs=false
+        return
+    mean, tolerance = metrics[MISMATCH], args.sg.sync_check_tolerance
+    is_stale = args.train.async_enable and args.sg.max_staleness > 0
+    # Another check watches for NaN (sg.on_nonfinite).
+    if is_stale or args.rollout.top_p < 1.0 or not mean > tolerance:
+        return
+    message = (
+        f"in rollout {rollout} the rollout engine's log-probs differ from the trainer's by "
+        f"{mean:.4f} on average ({MISMATCH}, tolerance sg.sync_check_tolerance={tolerance}): the "
+        "policy that samples is not the policy that learns"
+    )
+    if args.algo.advantage.is_correction_level == "off":
+        raise SyncError(f"{message}, or rounding is coarser than that: then raise the tolerance")
+    activity.show_message(activity.CONTROLLER, f"warning: {message}")
 
 
 def _engine_log_probs(engines: Engines, sequences: list[list[int]]) -> list[list[list[float]]]:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from bench.gpu import algo, ipc, packed_attention, random_qwen2, recipe_3b, training_run, zero3
-from bench.gpu.measure import costs, largest, relative
+from bench.gpu import (
+    algo,
+    ipc,
+    log_prob_head,
+    packed_attention,
+    random_qwen2,
+    recipe_3b,
+    training_run,
+    zero3,
+)
+from bench.gpu.measure import Cost, costs, largest, relative
 from bench.gpu.result import Job, Record, StageSkippedError
 from bench.gpu.reward_by_hash import reward_func
 from sg_rlhf.plan.shapes import from_config, table
@@ -78,7 +90,7 @@ def test_tensors_of_a_model_are_those_of_transformers(model: str) -> None:
 
 
 def test_a_checksum_sees_a_bit_and_a_place() -> None:
-    x = torch.randn(1000, dtype=torch.bfloat16)
+    x = torch.arange(1000).to(torch.bfloat16)  # drawn, two of them may be equal
     swapped, flipped = x.clone(), x.clone()
     swapped[[3, 4]] = x[[4, 3]]
     flipped.view(torch.int16)[7] ^= 1
@@ -149,8 +161,10 @@ def test_unchanged_tensors(tmp_path: Path) -> None:
 def test_a_run_without_a_gradient_fails(record: Record, tmp_path: Path) -> None:
     from sg_rlhf.run_dir import jsonl_log
 
-    rows = [{"sync/log_prob_diff_mean": 0.001, "timing/step_total": 2.0} for _ in range(2)]
-    jsonl_log.append(tmp_path / jsonl_log.METRICS, rows)
+    row = {
+        "sync/log_prob_diff_mean": 0.001, training_run.MISMATCH: 0.0135, "timing/step_total": 2.0,
+    }  # fmt: skip
+    jsonl_log.append(tmp_path / jsonl_log.METRICS, [row, row])
     steps = [{"actor_grad_norm": norm, "policy_loss": 0.1} for norm in (1.0, 0.0)]
     jsonl_log.append(tmp_path / jsonl_log.OPTIMIZER_STEPS, steps)
     training_run.check_run(record, tmp_path, 2)
@@ -159,17 +173,70 @@ def test_a_run_without_a_gradient_fails(record: Record, tmp_path: Path) -> None:
     assert record.figures["seconds_step_total"] == 2.0
 
 
-def test_a_model_out_of_reach_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
+@pytest.mark.parametrize("mismatch", [0.25, None], ids=["zeroed weights", "no figure"])
+def test_a_rollout_from_other_weights_fails(
+    record: Record, tmp_path: Path, mismatch: float | None
+) -> None:
+    """An engine that sampled from zeroed weights differed by 0.25; its syncs were right."""
+    from sg_rlhf.run_dir import jsonl_log
 
+    right = {"sync/log_prob_diff_mean": 0.001, training_run.MISMATCH: 0.001}
+    wrong = {"sync/log_prob_diff_mean": 0.001}
+    if mismatch is not None:
+        wrong[training_run.MISMATCH] = mismatch
+    jsonl_log.append(tmp_path / jsonl_log.METRICS, [wrong, right])
+    jsonl_log.append(
+        tmp_path / jsonl_log.OPTIMIZER_STEPS, [{"actor_grad_norm": 1.0, "policy_loss": 0.1}]
+    )
+    training_run.check_run(record, tmp_path, 2)
+    failed = [check["name"] for check in record.checks if check["status"] == "failed"]
+    assert failed == ["the engine sampled by the trainer's policy"]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A snapshot of some/model in the hub's cache: its index, and one of two shards."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--some--model" / "snapshots" / "1"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    shards = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    index = json.dumps({"weight_map": shards})
+    (snapshot / "model.safetensors.index.json").write_text(index)
+    (snapshot / "model-1.safetensors").touch()
+    return snapshot
+
+
+def test_a_model_out_of_reach_is_skipped(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def nobody(*_: object, **__: object) -> None:
         raise ConnectionError("no route")
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", nobody)
+    monkeypatch.setattr(recipe_3b.huggingface_hub, "snapshot_download", nobody)
+    recipe_3b.download("some/model")
+    assert capsys.readouterr().out.splitlines() == [
+        "f  downloading some/model first", "     ConnectionError: no route",
+    ]  # fmt: skip
     with pytest.raises(StageSkippedError, match="--model DIR names one"):
-        recipe_3b.reachable("nobody/none")
-    (tmp_path / "config.json").write_text("{}")
-    assert recipe_3b.reachable(str(tmp_path)) == str(tmp_path)
+        recipe_3b.reachable("some/model")
+    assert recipe_3b.reachable(str(cache)) == str(cache)
+
+
+def test_a_model_is_downloaded_before_the_stage_unless_it_is_complete(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def fetch(model: str, **_: object) -> None:
+        asked.append(model)
+        (cache / "model-2.safetensors").touch()
+
+    monkeypatch.setattr(recipe_3b.huggingface_hub, "snapshot_download", fetch)
+    for model in ("some/model", "some/model", str(cache), recipe_3b.RANDOM):
+        recipe_3b.download(model)
+    assert asked == ["some/model"]
+    assert recipe_3b.reachable("some/model") == "some/model"
 
 
 def test_the_3b_recipe_takes_the_hardware_of_the_gpu_or_is_skipped() -> None:
@@ -178,6 +245,42 @@ def test_the_3b_recipe_takes_the_hardware_of_the_gpu_or_is_skipped() -> None:
     assert all(file.is_file() for file in found)
     with pytest.raises(StageSkippedError, match="needs 40 GB"):
         recipe_3b.hardware(23.6)
+
+
+def test_a_triton_that_cannot_compile_is_skipped_with_the_reason(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(_device: str) -> None:
+        raise RuntimeError("Failed to find C compiler.")
+
+    triton = ModuleType("triton_softmax")
+    triton.check = check  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, log_prob_head.TRITON, triton)
+    found = log_prob_head.heads(record, Job("cuda", True, None, Path()))
+    assert "without logits" in found  # now of PyTorch's operations
+    (skipped,) = [c for c in record.checks if c["name"] == "Triton's kernels"]
+    assert skipped["status"] == "skipped"
+    assert skipped["why"] == "RuntimeError: Failed to find C compiler."
+
+
+@pytest.mark.parametrize(
+    ("mine", "base", "expected"),
+    [
+        (1, 2, ["met", "passed", "met"]),
+        (3, 2, ["met", "failed", "met"]),
+        (1, None, ["met", "skipped"]),
+        (None, None, ["failed"]),
+    ],
+)
+def test_a_head_that_runs_out_of_memory_is_compared_as_far_as_it_goes(
+    record: Record, mine: int | None, base: int | None, expected: list[str]
+) -> None:
+    measured = {
+        name: Cost(None if peak is None else 1.0, peak)
+        for name, peak in (("without logits", mine), ("over logits", base))
+    }
+    log_prob_head._compare(record, "3b", measured, gradients=0, logits=100)
+    assert statuses(record) == expected
 
 
 def test_an_adam_step_off_is_seen() -> None:

@@ -1,4 +1,4 @@
-"""The trainer's side of the sync check: log-probs of fixed sequences, several at a time."""
+"""The log-prob checks: the trainer's log-probs of fixed sequences, and those of a rollout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import pytest
 import torch
 from openrlhf.models import Actor
 
+from sg_rlhf.config import load_config
 from sg_rlhf.overlay.learner.actor import SGPolicyModelActor
+from sg_rlhf.overlay.reporting.errors import SyncError
+from sg_rlhf.overlay.weight_sync.log_prob_check import MISMATCH, check_rollout
 from tests.unit.overlay.model.test_log_prob_head import VOCABULARY, model_folder
 
 LENGTHS = (3, 12, 7, 2, 12)
@@ -34,3 +37,48 @@ def test_sequences_of_all_lengths_have_the_models_own_log_probs_at_temperature_1
         expected = expected.gather(1, ids[0, 1:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(log_probs), expected, rtol=0, atol=1e-5)
     assert rank.actor.temperature == 0.7 and rank.actor.training
+
+
+def arguments(
+    top_p: float = 1.0, correction: str = "off", asynchronous: bool = False, staleness: int = 1
+) -> SimpleNamespace:
+    """Upstream's arguments of a run with the default tolerance."""
+    tolerance = load_config(None, []).sg.sync_check_tolerance
+    return SimpleNamespace(
+        sg=SimpleNamespace(sync_check_tolerance=tolerance, max_staleness=staleness),
+        train=SimpleNamespace(async_enable=asynchronous),
+        rollout=SimpleNamespace(top_p=top_p),
+        algo=SimpleNamespace(advantage=SimpleNamespace(is_correction_level=correction)),
+    )
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_rollout_from_other_weights_stops_the_run(asynchronous: bool) -> None:
+    """Also the first rollout: no sync precedes it. Zeroed weights differed by 0.25."""
+    with pytest.raises(SyncError, match=r"in rollout 1 .* by 0.2500 on average") as raised:
+        check_rollout(
+            {MISMATCH: 0.25}, arguments(asynchronous=asynchronous, staleness=0), rollout=1
+        )
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "metrics", [{MISMATCH: 0.0135}, {}], ids=["random 0.5B in bf16 on an H100", "not measured"]
+)
+def test_rounding_does_not_stop_a_run(metrics: dict[str, float]) -> None:
+    check_rollout(metrics, arguments(), rollout=1)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [arguments(top_p=0.9), arguments(asynchronous=True)],
+    ids=["truncated sampling", "older weights"],
+)
+def test_policies_that_differ_by_intent_are_not_compared(args: SimpleNamespace) -> None:
+    check_rollout({MISMATCH: 0.25}, args, rollout=1)
+
+
+def test_a_run_with_a_correction_gets_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    check_rollout({MISMATCH: 0.25}, arguments(correction="token"), rollout=3)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("warning: in rollout 3 ")
