@@ -141,9 +141,10 @@ def sync(weights: dict[str, Tensor], device: str, inbox: Any, outbox: Any, child
 
 def run(record: Record, job: Job) -> None:
     """Twice, as the first sync opens what the later ones find open."""
-    if "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""):
-        record.check("PYTORCH_CUDA_ALLOC_CONF has no expandable_segments", False)
-        return
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        if "expandable_segments:True" in os.environ.get(name, ""):
+            record.check(f"{name} has no expandable_segments", False)
+            return
     shape = SMALL if job.small else shape_of(MODEL)
     assert shape is not None, MODEL
     shapes = tensors_of(shape)

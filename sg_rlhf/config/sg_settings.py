@@ -123,6 +123,11 @@ class SGSettings(BaseModel):
         description="seconds that a run which joins a cluster (RAY_ADDRESS, ray job submit) waits "
         "for its GPUs there before it stops",
     )
+    engine_start_timeout: float = Field(
+        1800.0,
+        gt=0.0,
+        description="seconds for all engines to load the model and start, a download included",
+    )
     engine_timeout: float = Field(
         300.0,
         ge=0.0,

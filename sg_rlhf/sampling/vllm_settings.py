@@ -49,7 +49,9 @@ def engine_settings(capability: tuple[int, int] | None, compiled_kernels: bool) 
     On compute capability 10.x (B200) vLLM prefers FlashInfer's attention and does not check for a
     compiler (``platforms/cuda.py``, ``_get_backend_priorities``). FlashInfer compiles its kernels
     with nvcc at the first batch and downloads the fastest ones (``flashinfer/jit/core.py``,
-    ``build_and_load``). vLLM's own FlashAttention, next in its list, needs neither.
+    ``build_and_load``). vLLM's own FlashAttention, next in its list, needs neither. There it is
+    FlashAttention 4, which CuTe-DSL compiles in the process at the first batches of each kind
+    (``v1/attention/backends/fa_utils.py``): it needs ptxas of its wheel, and time.
 
     Args:
         capability: compute capability of the GPUs; None without a GPU.
@@ -91,13 +93,15 @@ def cpu_settings(context: int) -> dict[str, Any]:
 def cuda_variables() -> dict[str, str]:
     """Environment variables of every vLLM engine on CUDA; the user's own values win.
 
+    vLLM's thread that reports usage over the network is off.
+
     FlashInfer's sampler for top-p and top-k is compiled when the engine warms up
     (``v1/worker/gpu/warmup.py`` samples with both). vLLM checks the GPU but not for nvcc
     (``flashinfer_sampler_supported``), so without nvcc the engine would fail there. vLLM's own
     kernel uses Triton. No recipe samples with top-p below 1 or with top-k.
     """
-    name = "VLLM_USE_FLASHINFER_SAMPLER"
-    return {name: os.environ.get(name, "0")}
+    ours = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1"}
+    return {name: os.environ.get(name, value) for name, value in ours.items()}
 
 
 def compute_capability() -> tuple[int, int] | None:

@@ -109,7 +109,10 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         rollout_plan.check_prompts(self._plan, self.args)
         if self.vllm_engines:
             self._engine_start = engine_pool.StartMonitor(
-                self.vllm_engines, self.actor_model_group._actor_handlers, self._run_dir
+                self.vllm_engines,
+                self.actor_model_group._actor_handlers,
+                self._run_dir,
+                self._sg.engine_start_timeout,
             )
         return self._plan.optimizer_steps
 

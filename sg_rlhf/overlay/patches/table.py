@@ -90,6 +90,9 @@ PATCHES = (
     Patch("openrlhf.trainer.ray.launcher", "BaseDistributedActor._get_free_port",
           f"{_OURS}.patches.free_port:free_port",
           "another program often takes a port of the kernel's range before it is opened"),
+    Patch("openrlhf.trainer.ray.vllm_engine", "batch_vllm_engine_call",
+          f"{_OURS}.rollout.engine_pool:after_start",
+          "waits without limit for colocated engines to start, to let them sleep", wraps=True),
     # Placement of these actors.
     Patch("openrlhf.cli.train_ppo_ray", "RayActorGroup._initiate_actors",
           f"{_OURS}.cluster.placement:always_in_a_group",

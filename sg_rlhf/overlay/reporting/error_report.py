@@ -79,15 +79,18 @@ def _cause_line(cause: BaseException) -> str:
     if isinstance(cause, ray.exceptions.OutOfMemoryError):
         return "the machine ran out of memory, and Ray ended a worker"
     lines = str(cause).strip().splitlines() or ["no message"]
-    text = _last_line(lines) if isinstance(cause, ray.exceptions.RayTaskError) else lines[0]
+    text = last_line(lines) if isinstance(cause, ray.exceptions.RayTaskError) else lines[0]
     name = "" if isinstance(cause, ray.exceptions.RayTaskError) else f"{type(cause).__name__}: "
     return f"{name}{text.strip()}"[:_MAX_LENGTH]
 
 
-def _last_line(lines: list[str]) -> str:
+def last_line(lines: list[str]) -> str:
     """The error of a traceback: like one, Ray's text of a worker's error ends with that error.
 
     Pydantic adds the address of a page to its errors, which tells nobody the cause.
+
+    Args:
+        lines: of the traceback, at least one.
     """
     told = [line for line in lines if not line.strip().startswith("For further information visit")]
     return (told or lines)[-1].strip()
@@ -101,13 +104,11 @@ def _dead_actor(error: ray.exceptions.RayActorError) -> str:
     if "pid" in fields:
         process = f"process {fields['pid']} on {fields.get('ip', 'its machine')}"
     if error.actor_init_failed:
-        last_line = _last_line(text.strip().splitlines())
+        line = last_line(text.strip().splitlines())
         match = re.search(r"pid=(\d+), ip=([\w.:]+), .*?repr=<[\w.]*?(\w+) object", text)
         if match:
             role, process = role_name(match[3]), f"process {match[1]} on {match[2]}"
-        return f"{role}{f' ({process})' if process else ''} did not start: {last_line}"[
-            :_MAX_LENGTH
-        ]
+        return f"{role}{f' ({process})' if process else ''} did not start: {line}"[:_MAX_LENGTH]
     # The facts come first. Ray's advice on common causes mentions nodes and memory in any case.
     known = text.split("common causes")[0]
     how = "out of memory" if "OOM" in known else "killed, or crashed"

@@ -5,8 +5,9 @@ Ray restarts an engine's process under the same handle, at most
 initial weights and no weight-sync group, so each start has its own id
 (:class:`.dispatch.EngineInstance`) and :class:`EnginePool` rejoins it before it gets requests.
 
-Three threads or loops watch the engines:
+Who watches the engines:
 
+- :func:`after_start`: the driver, until colocated engines have started.
 - :class:`StartMonitor`: until training begins. The policy's first rank waits in the weight-sync
   rendezvous for every engine, so an engine that fails to start must end the run.
 - :func:`monitor`: during training. The controller may be in a call of upstream's that has no
@@ -20,10 +21,11 @@ A run that ends for its engines leaves a line in :data:`FILE`; the driver prints
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +39,10 @@ from sg_rlhf.overlay.cluster import placement
 from sg_rlhf.overlay.reporting import error_report
 from sg_rlhf.overlay.reporting.errors import EngineLost
 from sg_rlhf.overlay.rollout.dispatch import EngineInstance, engine_names, is_engine_failure
+from sg_rlhf.overlay.settings import worker_settings
 
 #: Seconds for a restarted engine to load its model and compile.
 START_TIMEOUT = 600.0
-#: Seconds for the first start of all engines, which may download the model.
-FIRST_START_TIMEOUT = 1800.0
 #: Seconds for Ray to find another node for an engine whose node is gone.
 PLACEMENT_TIMEOUT = 20.0
 #: Seconds between two checks while waiting for a restart.
@@ -219,6 +220,45 @@ def _no_capacity_message(index: int, engine: EngineInstance) -> str:
     )
 
 
+# -- the start ---------------------------------------------------------------------------------
+
+
+def after_start(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``batch_vllm_engine_call``: before engines sleep, they have started.
+
+    Upstream's driver calls ``sleep`` right after it has created colocated engines, and would wait
+    for them without limit. Here ``sg.engine_start_timeout`` is the limit.
+    """
+
+    @functools.wraps(original)
+    def call(engines: Sequence[Any], method_name: str, *args: Any, **kwargs: Any) -> Any:
+        if method_name == "sleep":
+            _wait_for_start(engines, worker_settings.current().engine_start_timeout)
+        return original(engines, method_name, *args, **kwargs)
+
+    return call
+
+
+def _wait_for_start(handles: Sequence[Any], seconds: float) -> None:
+    pending = {handle.ping.remote(): index for index, handle in enumerate(handles)}
+    deadline = time.monotonic() + seconds
+    while pending:
+        remaining = max(0.0, deadline - time.monotonic())
+        ready, _ = ray.wait(list(pending), num_returns=1, timeout=remaining)
+        if not ready:
+            raise EngineLost(_late_message(pending.values(), seconds))
+        for reference in ready:
+            ray.get(reference)  # raises why an engine did not start
+            del pending[reference]
+
+
+def _late_message(engines: Iterable[int], seconds: float) -> str:
+    return (
+        f"rollout {engine_names(sorted(engines))} did not start within {seconds:g} s "
+        "(sg.engine_start_timeout; logs/)"
+    )
+
+
 # -- health checks -----------------------------------------------------------------------------
 
 
@@ -232,7 +272,7 @@ class StartMonitor:
         handles: the engines.
         ranks: of the policy.
         run_dir: for :data:`FILE`; None for none.
-        timeout: seconds for all engines to answer.
+        timeout: seconds for all engines to answer (``sg.engine_start_timeout``).
     """
 
     def __init__(
@@ -240,7 +280,7 @@ class StartMonitor:
         handles: Sequence[Any],
         ranks: Sequence[Any],
         run_dir: Path | None,
-        timeout: float = FIRST_START_TIMEOUT,
+        timeout: float,
     ) -> None:
         self._handles, self._ranks = handles, ranks
         self._run_dir, self._timeout = run_dir, timeout
@@ -270,10 +310,7 @@ class StartMonitor:
                         cause = f"rollout engine {index} did not start: {cause}"
                     return self._abort(cause)
             if pending and time.monotonic() > deadline:
-                return self._abort(
-                    f"rollout {engine_names(sorted(pending.values()))} did not start within "
-                    f"{self._timeout:g} s (logs/)"
-                )
+                return self._abort(_late_message(pending.values(), self._timeout))
 
     def _abort(self, line: str) -> None:
         _leave_message(self._run_dir, line)

@@ -33,6 +33,7 @@ class WorkerSettings:
         engine_log_probs: the engine returns the log-probs that it sampled by.
         skip_nonfinite: leave out a sample whose reward is not finite, and do not stop the run
             (``sg.on_nonfinite=skip``).
+        engine_start_timeout: seconds for all engines to start (``sg.engine_start_timeout``).
         param_dtype: ``ds.param_dtype``, which upstream does not pass to the engines.
         trusted_models: models whose own code may run (``sg.trust_remote_code``).
         activity_log: file that :mod:`sg_rlhf.overlay.reporting.activity` writes; "" for none.
@@ -43,6 +44,7 @@ class WorkerSettings:
     rotary_fp32: bool = True
     engine_log_probs: bool = False
     skip_nonfinite: bool = False
+    engine_start_timeout: float = 1800.0
     param_dtype: str = "bf16"
     trusted_models: tuple[str, ...] = ()
     activity_log: str = ""
@@ -61,6 +63,7 @@ class WorkerSettings:
             rotary_fp32=args.sg.rotary_fp32,
             engine_log_probs=needs_engine_log_probs(args),
             skip_nonfinite=args.sg.on_nonfinite == "skip",
+            engine_start_timeout=args.sg.engine_start_timeout,
             param_dtype=args.ds.param_dtype,
             trusted_models=tuple(args.sg.trust_remote_code),
             activity_log=str(activity.log_file(Path(run_dir))) if run_dir else "",

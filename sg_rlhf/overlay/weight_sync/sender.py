@@ -21,8 +21,9 @@ The layerwise reload of a received bucket is vLLM's own.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import deepspeed
@@ -31,7 +32,9 @@ import torch
 from openrlhf.trainer.ray.utils import get_physical_gpu_id
 from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 from torch.multiprocessing.reductions import reduce_tensor
+from vllm.device_allocator import alloc_conf
 
+from sg_rlhf.overlay.reporting.error_report import last_line
 from sg_rlhf.overlay.reporting.errors import SyncError
 from sg_rlhf.overlay.rollout.dispatch import engine_names, is_engine_failure
 from sg_rlhf.overlay.weight_sync import buckets
@@ -113,7 +116,8 @@ class WeightSync:
 
     def _buffer(self) -> torch.Tensor:
         words = max(bucket.words for bucket in self.buckets)
-        return torch.empty(words, dtype=torch.int64, device=torch.cuda.current_device())
+        with _plain_segments() if self._ipc else contextlib.nullcontext():
+            return torch.empty(words, dtype=torch.int64, device=torch.cuda.current_device())
 
     def _handles(self, buffer: torch.Tensor | None) -> dict[str, Any]:
         """Physical GPU -> handle of the buffer of the rank on it; an engine opens its GPU's."""
@@ -194,6 +198,25 @@ class WeightSync:
         return start(buffer, src=0, stream=torch.cuda.current_stream())
 
 
+@contextlib.contextmanager
+def _plain_segments() -> Iterator[None]:
+    """Allocate GPU memory by cudaMalloc meanwhile, whatever ``PYTORCH_CUDA_ALLOC_CONF`` says.
+
+    The handle of an expandable segment is a file descriptor, which another process gets by
+    pidfd_getfd. Docker's default seccomp profile forbids that.
+    """
+    before = alloc_conf.current_alloc_conf()
+    if not alloc_conf.conf_flag_enabled(before, alloc_conf.EXPANDABLE_SEGMENTS):
+        yield
+        return
+    off = alloc_conf.with_conf_flag(before, alloc_conf.EXPANDABLE_SEGMENTS, False)
+    alloc_conf.set_alloc_conf(off)
+    try:
+        yield
+    finally:
+        alloc_conf.set_alloc_conf(before)
+
+
 def _error_of(reference: Any) -> str | None:
     """One line with the error in an engine's answer: each of its workers returns None or a line."""
     try:
@@ -203,7 +226,7 @@ def _error_of(reference: Any) -> str | None:
             return "it is lost (killed, or crashed)"
         cause = getattr(error, "cause", None) or error
         lines = str(cause).strip().splitlines()
-        return ": ".join([type(cause).__name__, *lines[-1:]])
+        return ": ".join([type(cause).__name__, *([last_line(lines)] if lines else [])])
     return next((line for line in answers or [] if line), None)
 
 

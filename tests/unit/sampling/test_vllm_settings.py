@@ -140,9 +140,26 @@ def test_flashinfers_sampler_is_off_unless_asked_for(monkeypatch: pytest.MonkeyP
     from vllm import envs
 
     assert envs.VLLM_USE_FLASHINFER_SAMPLER  # vLLM's default
-    assert vllm_settings.cuda_variables() == {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
-    monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "1")
-    assert vllm_settings.cuda_variables() == {"VLLM_USE_FLASHINFER_SAMPLER": "1"}
+    name = "VLLM_USE_FLASHINFER_SAMPLER"
+    assert vllm_settings.cuda_variables()[name] == "0"
+    monkeypatch.setenv(name, "1")
+    assert vllm_settings.cuda_variables()[name] == "1"
+
+
+@pytest.mark.parametrize("exported", [None, "0"])
+def test_engines_report_no_usage_unless_asked_for(
+    monkeypatch: pytest.MonkeyPatch, exported: str | None
+) -> None:
+    from vllm.usage import usage_lib
+
+    name = "VLLM_NO_USAGE_STATS"
+    monkeypatch.setattr(usage_lib, "_USAGE_STATS_ENABLED", None)
+    monkeypatch.delenv("DO_NOT_TRACK", raising=False)
+    monkeypatch.delenv(name, raising=False)
+    if exported:
+        monkeypatch.setenv(name, exported)
+    monkeypatch.setenv(name, vllm_settings.cuda_variables()[name])
+    assert usage_lib.is_usage_stats_enabled() == (exported == "0")
 
 
 @pytest.mark.parametrize("asked", [MIN_TEMPERATURE, 0.7])

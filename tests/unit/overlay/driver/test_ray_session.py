@@ -23,6 +23,7 @@ ARGS = SimpleNamespace(
         domains={},
         weighting={},
         engine_log_probs=True,
+        engine_start_timeout=60.0,
         on_nonfinite="skip",
         trust_remote_code=[],
         batch_invariant=False,
@@ -84,6 +85,7 @@ def test_a_worker_reads_the_settings_of_the_run(
     assert worker_settings.current() == WorkerSettings(
         engine_log_probs=True,
         skip_nonfinite=True,
+        engine_start_timeout=60.0,
         param_dtype="fp16",
         trusted_models=("org/model",),
         activity_log=str(tmp_path / "logs" / "phases.jsonl"),

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 import ray
 
+from sg_rlhf.overlay.reporting.errors import EngineLost
 from sg_rlhf.overlay.rollout import engine_pool
 from sg_rlhf.overlay.rollout.dispatch import EngineInstance
 from sg_rlhf.overlay.rollout.engine_pool import EnginePool
+from sg_rlhf.overlay.settings import worker_settings
+from sg_rlhf.overlay.settings.worker_settings import WorkerSettings
 
 
 class Engines(EnginePool):
@@ -144,8 +147,43 @@ def test_an_engine_that_fails_to_start_ends_the_wait_of_the_ranks(start: Any) ->
 def test_an_engine_that_never_answers_ends_it_at_the_deadline(start: Any) -> None:
     killed, message = start("silent", None, timeout=0.0)
     assert killed == ["rank 0", "rank 1"]
-    assert message == "rollout engine 0 did not start within 0 s (logs/)"
+    assert message == "rollout engine 0 did not start within 0 s (sg.engine_start_timeout; logs/)"
 
 
 def test_engines_that_start_end_nothing(start: Any) -> None:
     assert start(None, None) == ([], None)
+
+
+@pytest.mark.parametrize("method", ["sleep", "wake_up"])
+def test_colocated_engines_start_within_the_deadline_before_they_sleep(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Upstream's driver lets them sleep at once, and waits for that without limit."""
+    pings = [Reference(None), Reference("silent")]
+    local = SimpleNamespace(
+        wait=lambda pending, **_: ([r for r in pending if r.result is None], []),
+        get=lambda _reference: None,
+    )
+    monkeypatch.setattr(engine_pool, "ray", local)
+    settings = WorkerSettings(engine_start_timeout=7.0).to_json()
+    monkeypatch.setenv(worker_settings.VARIABLE, settings)
+    handles = [SimpleNamespace(ping=SimpleNamespace(remote=lambda p=p: p)) for p in pings]
+    called: list[str] = []
+    call = engine_pool.after_start(lambda _engines, name: called.append(name))
+    if method == "sleep":
+        with pytest.raises(EngineLost, match="engine 1 did not start within 7 s "):
+            call(handles, method)
+        pings[1].result = None
+    call(handles, method)
+    assert called == [method]
+
+
+def test_an_engine_that_fails_to_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(_reference: Reference) -> None:
+        raise ray.exceptions.RaySystemError("no such model")
+
+    local = SimpleNamespace(wait=lambda pending, **_: (pending, []), get=get)
+    monkeypatch.setattr(engine_pool, "ray", local)
+    handle = SimpleNamespace(ping=SimpleNamespace(remote=lambda: Reference(None)))
+    with pytest.raises(ray.exceptions.RaySystemError, match="no such model"):
+        engine_pool.after_start(lambda *_: None)([handle], "sleep")

@@ -160,6 +160,43 @@ def test_the_deadline_grows_with_the_weights_unless_it_is_set(
     assert sender.deadline_seconds(setting, int(gigabytes * 1e9)) == seconds
 
 
+@pytest.mark.parametrize("ipc", [True, False])
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_a_buffer_for_another_process_is_in_no_expandable_segment(
+    monkeypatch: pytest.MonkeyPatch, name: str, ipc: bool
+) -> None:
+    """Containers forbid to share one. The other options and the trainer's own memory keep it."""
+    asked = "expandable_segments:True,max_split_size_mb:512"
+    monkeypatch.setenv(name, asked)
+    events: list[str] = []
+    monkeypatch.setattr(sender.alloc_conf, "live_alloc_conf", lambda: None)
+    monkeypatch.setattr(sender.alloc_conf, "set_alloc_conf", events.append)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
+    allocate = torch.empty
+    monkeypatch.setattr(
+        torch, "empty", lambda *given, **kw: events.append("allocated") or allocate(*given, **kw)
+    )
+    sync: Any = sender.WeightSync.__new__(sender.WeightSync)
+    sync._ipc, sync.buckets = ipc, [SimpleNamespace(words=3), SimpleNamespace(words=5)]
+    assert sync._buffer().shape == (5,)
+    off = "expandable_segments:False,max_split_size_mb:512"
+    assert events == ([off, "allocated", asked] if ipc else ["allocated"])
+
+
+def test_an_engines_error_is_the_line_with_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pydantic ends its errors with the address of a page."""
+
+    def get(_reference: Any) -> None:
+        raise ray.exceptions.RaySystemError(
+            "Traceback:\nValueError: no such tensor\nFor further information visit https://errors"
+        )
+
+    monkeypatch.setattr(sender.ray, "get", get)
+    line = sender._error_of(None)
+    assert line is not None and line.startswith("RaySystemError: ")
+    assert line.endswith("ValueError: no such tensor")
+
+
 def test_tensor_parallel_policies_keep_upstreams_loop() -> None:
     def args(way: str, tensor_parallel: int) -> Any:
         return SimpleNamespace(
