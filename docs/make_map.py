@@ -27,6 +27,7 @@ ROOMS = {
     "data": ("python -m sg_rlhf.data", "generate, check, write"),
     "doctor": ("what a machine lacks,", "before anything starts"),
     "launch": ("a recipe as a job of", "SLURM, KubeRay, SkyPilot"),
+    "integrations": ("the loss in TRL,", "verl and Molt"),
     "plan": ("memory, time and disk", "of a run, by formula"),
     "measure": ("accuracy, sharpness,", "gradients of a checkpoint"),
     "report": ("run directories as", "figures and a page"),

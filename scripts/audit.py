@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 REQUIREMENTS = ROOT / "requirements"
-LOCKS = ("cpu", "cuda", "docs", "tools")
+LOCKS = ("cpu", "cuda", "docs", "tools", "integrations")
 ACCEPTED = REQUIREMENTS / "accepted_vulnerabilities.txt"
 #: A release with an old, well-known advisory. A service that does not know it knows nothing: an
 #: index that mirrors PyPI's files alone answers "not found" for every package.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Rewrite requirements/{cuda,cpu,docs,tools}.lock from the .in files beside them: every package, pinned.
+# Rewrite requirements/{cuda,cpu,docs,tools,integrations}.lock from the .in files beside them: every package, pinned.
 #
-#   scripts/lock.sh [cuda|cpu|docs|tools] [--upgrade | --check]
+#   scripts/lock.sh [cuda|cpu|docs|tools|integrations] [--upgrade | --check]
 #
 # Without a name: all, cuda first, as cpu.lock takes the versions of cuda.lock for the packages they share.
 # Without --upgrade only what the .in files force to move is moved; --check writes nothing and says whether the locks
@@ -16,11 +16,11 @@ unset PYTHONPATH PYTHONHOME VIRTUAL_ENV UV_CONSTRAINT UV_OVERRIDE UV_RESOLUTION 
 kinds=() upgrade=() check=
 for argument in "$@"; do
   case $argument in
-    cuda | cpu | docs | tools) kinds+=("$argument") ;;
+    cuda | cpu | docs | tools | integrations) kinds+=("$argument") ;;
     --upgrade) upgrade=(--upgrade) ;;
     --check) check=1 ;;
     *)
-      echo "lock.sh: unknown argument '$argument': expected cuda, cpu, docs, tools, --upgrade or --check" >&2
+      echo "lock.sh: unknown argument '$argument': expected cuda, cpu, docs, tools, integrations, --upgrade or --check" >&2
       exit 2
       ;;
   esac
@@ -29,7 +29,7 @@ if [ -n "$check" ] && [ ${#upgrade[@]} -gt 0 ]; then
   echo "lock.sh: --check compares with the lock, --upgrade leaves it: expected one of them" >&2
   exit 2
 fi
-[ ${#kinds[@]} -gt 0 ] || kinds=(cuda cpu docs tools)
+[ ${#kinds[@]} -gt 0 ] || kinds=(cuda cpu docs tools integrations)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -1,6 +1,7 @@
 """GRPO-SG as pure functions (arXiv 2511.00066): weights, loss, KL, advantages, statistics.
 
-It needs PyTorch and nothing else. An update in a plain training loop::
+It needs PyTorch and nothing else. The loss in one call is ``sg_rlhf.algo.token_loss``. An update
+in a plain training loop, with KL and metrics::
 
     from sg_rlhf.algo.advantages import group_advantages
     from sg_rlhf.algo.aggregation import aggregate
@@ -35,3 +36,21 @@ policy sampled.
 Symbols: ``p`` the token's probability under the current policy, ``r`` the ratio p / p_old, ``A``
 the advantage, ``w`` the token weight, ``rho`` the ratio p_ref / p.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sg_rlhf.algo.policy_loss import token_loss
+
+__all__ = ["token_loss"]
+
+
+def __getattr__(name: str) -> Any:
+    # Only when asked for: this package is imported to check recipes as well, where torch is not.
+    if name == "token_loss":
+        from sg_rlhf.algo.policy_loss import token_loss
+
+        return token_loss
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

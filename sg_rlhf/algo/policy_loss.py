@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sg_rlhf.algo.aggregation import aggregate
+from sg_rlhf.algo.aggregation import AGGREGATIONS, aggregate, prompt_token_counts
 from sg_rlhf.algo.analysis.gradient_dead_zones import warn_once
 from sg_rlhf.algo.analysis.token_statistics import TokenStatistics, token_statistics
 from sg_rlhf.algo.objectives import Clip, Objective, Tokens, make_objective
 from sg_rlhf.algo.parameters import ParameterError
 from sg_rlhf.algo.token_weights import normalize_weights, unnormalized_weights
-from sg_rlhf.algo.weightings import TokenContext, Weighting
+from sg_rlhf.algo.weightings import TokenContext, Weighting, make_weighting
 
 _LOG_RATIO_LIMIT = 20.0
 
@@ -32,13 +32,87 @@ class PolicyLossTerms:
 
     Attributes:
         loss: the scalar to differentiate.
-        weights_BT: the token weights w, without a gradient.
+        loss_BT: [B, T], -token_coef J before the aggregation, with a gradient; 0 at masked tokens.
+        weights_BT: [B, T], the token weights w, without a gradient.
         statistics: sums over the tokens, additive over micro-batches and ranks.
     """
 
     loss: Tensor
+    loss_BT: Tensor
     weights_BT: Tensor
     statistics: TokenStatistics
+
+
+def token_loss(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    weighting: str | Weighting = "grpo_sg",
+    *,
+    objective: str | Objective = "ppo",
+    eps_low: float = 0.2,
+    eps_high: float = 0.24,
+    dual_clip: float | None = None,
+    aggregation: str = "token-mean",
+    prompts: Tensor | None = None,
+    total: Tensor | float | None = None,
+    **options: Any,
+) -> Tensor:
+    """The loss of a batch, for a training loop of your own.
+
+    :func:`policy_loss_terms` with the names and defaults of the paper. ``aggregation``::
+
+        token-mean    mean over all tokens of the batch (DAPO, arXiv 2503.14476)
+        seq-mean      mean over responses of the mean over their tokens (GRPO, arXiv 2402.03300)
+        prompt-mean   mean over prompts of the mean over the tokens of all their responses
+                      (Eq. 5 of arXiv 2511.00066)
+
+    Args:
+        log_probs: [B, T], log-probs of the response tokens under the current policy, with gradient.
+        old_log_probs: [B, T], the same under the policy that sampled.
+        advantages: [B], one per response, or [B, T].
+        mask: [B, T], 1 or True on response tokens.
+        weighting: the token weighting, or its name for default parameters.
+        objective: the objective, or its name for default parameters.
+        eps_low: lower clip range, above 0.
+        eps_high: upper clip range, above 0.
+        dual_clip: see ``policy_loss_terms``.
+        aggregation: one of :data:`~sg_rlhf.algo.aggregation.AGGREGATIONS`.
+        prompts: [B], integers, equal for responses of one prompt; for prompt-mean. All responses of
+            a prompt must be in this batch.
+        total: what the mean divides by: tokens, responses or prompts. With gradient accumulation
+            that of the whole optimizer step, so that the losses of its micro-batches add up to the
+            loss of one batch. None for that of this batch.
+        **options: others of ``policy_loss_terms``: ``mean_weight``, ``token_coef_BT``, ``context``,
+            ``active_BT``.
+
+    Returns:
+        The scalar to differentiate.
+
+    Raises:
+        ValueError: an unknown name, or prompt-mean without prompts.
+    """
+    if aggregation not in AGGREGATIONS:
+        raise ValueError(f"aggregation={aggregation!r}: expected one of {', '.join(AGGREGATIONS)}")
+    if aggregation == "prompt-mean":
+        if prompts is None:
+            raise ValueError("aggregation='prompt-mean': expected prompts, got None")
+        options["prompt_tokens_B"] = prompt_token_counts(mask, prompts)
+    options["batch_num_tokens" if aggregation == "token-mean" else "global_batch_size"] = total
+    return policy_loss_terms(
+        log_probs,
+        old_log_probs,
+        advantages if advantages.dim() > 1 else advantages[:, None].expand_as(log_probs),
+        mask,
+        make_weighting(weighting) if isinstance(weighting, str) else weighting,
+        eps_low,
+        eps_high,
+        dual_clip,
+        objective=objective,
+        token_level_loss=aggregation == "token-mean",
+        **options,
+    ).loss
 
 
 def sg_policy_loss(
@@ -90,6 +164,7 @@ def policy_loss_terms(
     dp_size: int = 1,
     batch_num_tokens: Tensor | float | None = None,
     global_batch_size: Tensor | float | None = None,
+    prompt_tokens_B: Tensor | None = None,
     mean_weight: Tensor | float | None = None,
     token_coef_BT: Tensor | None = None,
     objective: str | Objective = "ppo",
@@ -123,6 +198,7 @@ def policy_loss_terms(
         dp_size: see ``aggregate``.
         batch_num_tokens: see ``aggregate``.
         global_batch_size: see ``aggregate``.
+        prompt_tokens_B: see ``aggregate``.
         mean_weight: see :func:`~sg_rlhf.algo.token_weights.token_weights`.
         token_coef_BT: [B, T], factor of each token's loss without a gradient, as
             :func:`~sg_rlhf.algo.rollout_correction.rollout_correction` gives it; None for 1.
@@ -178,6 +254,7 @@ def policy_loss_terms(
         dp_size=dp_size,
         batch_num_tokens=batch_num_tokens,
         global_batch_size=global_batch_size,
+        prompt_tokens_B=prompt_tokens_B,
     )
     with torch.no_grad():
         current_BT = log_probs.detach().masked_fill(response_mask == 0, 0.0)
@@ -198,7 +275,8 @@ def policy_loss_terms(
             zeroed_BT=surrogate.zeroed_BT | (weights_BT == 0),
             zeroed_at_ratio1_BT=on_policy.zeroed_BT | (weights_BT == 0),
         )
-    return PolicyLossTerms(loss, weights_BT, statistics)
+    loss_BT = loss_BT.masked_fill(response_mask == 0, 0.0)
+    return PolicyLossTerms(loss, loss_BT, weights_BT, statistics)
 
 
 def check_objective(objective: Objective, cfg: Weighting) -> None:

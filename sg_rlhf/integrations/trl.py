@@ -1,0 +1,143 @@
+"""GRPO-SG in TRL (1.16.0): ``GRPOTrainer`` with a token weighting and an objective.
+
+TRL has no hook for its loss. Its own ``_compute_loss`` runs here with every advantage 0. What is
+left are the KL, entropy and router terms, as TRL scales them, and the policy loss of
+:mod:`sg_rlhf.algo.policy_loss` is added. With the weighting ``uniform`` the loss is TRL's.
+
+================================  =============================================================
+TRL (``GRPOConfig``)              here
+================================  =============================================================
+epsilon, epsilon_high             eps_low, eps_high
+loss_type dapo, bnpo, dr_grpo     mean over tokens, divided by TRL's number of tokens
+loss_type grpo                    mean over responses (seq-mean)
+loss_type cispo, sapo             refused: ``objective="cispo"`` or ``"sapo"`` with loss_type dapo
+delta                             refused: ``dual_clip`` limits the ratio where A < 0
+top_entropy_quantile              refused: ``weighting="top_entropy"``
+beta                              the weight of TRL's KL; ``weighted_kl`` multiplies it by w
+use_vllm and its correction       factor of each token's loss (token_coef)
+================================  =============================================================
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl import GRPOTrainer
+
+from sg_rlhf.algo.aggregation import aggregate
+from sg_rlhf.algo.analysis.token_statistics import TokenStatistics
+from sg_rlhf.algo.kl import kl_estimate
+from sg_rlhf.algo.policy_loss import policy_loss_terms
+from sg_rlhf.algo.weightings import TokenContext, Weighting, make_weighting
+
+_METRICS = ("weight_mean", "clip_ratio", "zeroed_pos", "zeroed_neg")
+
+
+class GRPOSGTrainer(GRPOTrainer):
+    """``GRPOTrainer`` with the loss of sg_rlhf.
+
+    Args:
+        *args: those of ``GRPOTrainer``.
+        weighting: the token weighting, or its name for default parameters.
+        objective: the objective's name.
+        dual_clip: see :func:`~sg_rlhf.algo.policy_loss.policy_loss_terms`.
+        weighted_kl: multiply the KL of each token by its weight (Lemma 3.4 of arXiv 2511.00066).
+        **kwargs: those of ``GRPOTrainer``.
+
+    Raises:
+        ValueError: a setting of TRL that this loss does not have.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        weighting: str | Weighting = "grpo_sg",
+        objective: str = "ppo",
+        dual_clip: float | None = None,
+        weighted_kl: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.weighting = make_weighting(weighting) if isinstance(weighting, str) else weighting
+        self.objective, self.dual_clip, self.weighted_kl = objective, dual_clip, weighted_kl
+        self._scored: tuple[Tensor, Tensor | None] | None = None
+        for name, value, expected in (
+            ("loss_type", self.loss_type, ("dapo", "grpo", "bnpo", "dr_grpo")),
+            ("importance_sampling_level", self.importance_sampling_level, ("token",)),
+            ("delta", self.args.delta, (None,)),
+            ("off_policy_mask_threshold", self.off_policy_mask_threshold, (None,)),
+            ("top_entropy_quantile", self.top_entropy_quantile, (1.0,)),
+        ):
+            if value not in expected:
+                raise ValueError(f"{name}={value!r}: expected {' or '.join(map(repr, expected))}")
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self._scored = result[:2]
+        return result
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        advantages = inputs["advantages"]
+        others = super()._compute_loss(
+            model, {**inputs, "advantages": torch.zeros_like(advantages)}
+        )
+        assert self._scored is not None
+        (log_probs, entropy), self._scored = self._scored, None
+        old_log_probs = inputs.get("old_per_token_logps")
+        old_log_probs = log_probs.detach() if old_log_probs is None else old_log_probs
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        mean = self._mean(inputs, mask)
+        corrected = self.use_vllm and self.vllm_importance_sampling_correction
+        terms = policy_loss_terms(
+            log_probs,
+            old_log_probs,
+            advantages if advantages.dim() > 1 else advantages[:, None].expand_as(log_probs),
+            mask,
+            self.weighting,
+            self.epsilon_low,
+            self.epsilon_high,
+            self.dual_clip,
+            objective=self.objective,
+            token_coef_BT=inputs["importance_sampling_ratio"] if corrected else None,
+            context=TokenContext(
+                entropy=entropy, engine_log_probs=inputs.get("sampling_per_token_logps")
+            ),
+            **mean,
+        )
+        loss = others + terms.loss
+        if self.beta != 0.0 and self.weighted_kl:
+            # TRL has added the plain KL: this is the rest, (w - 1) KL.
+            kl_BT = kl_estimate(log_probs, inputs["ref_per_token_logps"], estimator="k3")
+            if self.args.use_bias_correction_kl:
+                kl_BT = kl_BT * (log_probs - old_log_probs).exp()
+            loss = loss + self.beta * aggregate((terms.weights_BT - 1) * kl_BT, mask, **mean)
+        self._log_statistics(terms.statistics)
+        return loss
+
+    def _mean(self, inputs: dict[str, Any], mask: Tensor) -> dict[str, Any]:
+        """Arguments of ``aggregate`` that give the mean of TRL's ``loss_type``."""
+        training = self.model.training
+        steps = self.current_gradient_accumulation_steps if training else 1
+        if self.loss_type == "grpo":
+            return {"token_level_loss": False, "global_batch_size": len(mask) * steps}
+        if self.loss_type == "bnpo":
+            return {"batch_num_tokens": mask.sum().clamp(min=1.0) * steps}
+        if self.loss_type == "dr_grpo":
+            return {"batch_num_tokens": len(mask) * self.max_completion_length * steps}
+        tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
+        return {
+            "batch_num_tokens": tokens * steps / self.args.steps_per_generation
+            if training
+            else tokens
+        }
+
+    def _log_statistics(self, statistics: TokenStatistics) -> None:
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        # TRL counted these with the advantages 0.
+        for name in [name for name in metrics if name.startswith("clip_ratio/")]:
+            del metrics[name]
+        total = TokenStatistics(self.accelerator.reduce(statistics.sums, reduction="sum"))
+        for name in _METRICS:
+            metrics[f"sg/{name}"].append(total.mean(name).item())
