@@ -260,14 +260,6 @@ def test_indexes_at_a_million() -> None:
         assert build["foreseen_mb"] == pytest.approx(said, abs=0.06), "the command says another"
 
 
-def test_damages_of_an_index() -> None:
-    page = [row.split("|") for row in rows("docs/retrieval.md")]
-    found = [[cell.split(":")[0] for cell in row[1:]] for row in page if len(row) == 6]
-    for one in read("retrieval_damage.json")["table"].values():
-        counts = [str(one[key]) for key in ("damages", "start", "verify", "none", "never")]
-        assert counts in found or [*counts[:2], "none", *counts[3:]] in found
-
-
 def test_memory_of_a_run_of_the_tiny_model() -> None:
     runs = read("kk_cpu.json")["runs"].values()
     (peak,) = {f"{run['peak_memory_gb']:.1f} GB" for kind in runs for run in kind}
