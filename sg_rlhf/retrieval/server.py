@@ -19,7 +19,7 @@ from sg_rlhf.common.argument_types import non_negative_int, path, positive_int, 
 from sg_rlhf.retrieval.app import create_app
 from sg_rlhf.retrieval.command import Parser, port, run, setting, threads
 from sg_rlhf.retrieval.limits import Limits
-from sg_rlhf.retrieval.search import How, Retriever, open_faiss, open_index
+from sg_rlhf.retrieval.search import DenseOptions, Retriever, open_faiss, open_index
 
 PROG = "sg_rlhf.retrieval.server"
 EPILOG = """\
@@ -119,11 +119,13 @@ def loader(args: argparse.Namespace) -> Callable[[], Retriever]:
     """
     if (args.index is None) == (args.faiss_index is None):
         raise ValueError("expected --index DIR, or --faiss-index FILE with --corpus and --encoder")
-    how = How(dict(args.search), args.encoder_dtype, args.search_threads, args.faiss_gpu)
+    options = DenseOptions(
+        dict(args.search), args.encoder_dtype, args.search_threads, args.search_device
+    )
     if args.index is not None:
         return partial(
             open_index, args.index.resolve(), args.corpus, args.encoder, args.device,
-            verify=args.verify, how=how,
+            verify=args.verify, options=options,
         )  # fmt: skip
     if args.verify:
         raise ValueError(f"--verify: --faiss-index {args.faiss_index} has no hashes to check")
@@ -132,7 +134,7 @@ def loader(args: argparse.Namespace) -> Callable[[], Retriever]:
             raise ValueError(f"--faiss-index {args.faiss_index}: needs --{flag} too")
     return partial(
         open_faiss, args.faiss_index.resolve(), args.corpus.resolve(), args.encoder,
-        args.max_length, args.device, how,
+        args.max_length, args.device, options,
     )  # fmt: skip
 
 
@@ -180,8 +182,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="efSearch of an HNSW index, nprobe of an IVF index (what the index says)")  # fmt: skip
     what("--search-threads", type=threads, metavar="N",
         help="threads that share a search in vectors (a core each)")  # fmt: skip
-    what("--faiss-gpu", action="store_true",
-        help="search a flat or IVF index on all GPUs; needs faiss-gpu")  # fmt: skip
+    what("--search-device", type=printable_name, default="cpu", metavar="DEVICE",
+        help="cpu, or cuda:N: a GPU that holds a flat index (cpu)")  # fmt: skip
     where = parser.add_argument_group("where").add_argument
     where(
         "--host", type=printable_name, default="127.0.0.1", help="address to listen on (127.0.0.1)"
