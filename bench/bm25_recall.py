@@ -1,4 +1,4 @@
-"""BM25's recall@3 beside Lucene's own, and its words beside Lucene's.
+"""BM25's recall@3, compared with bm25s' defaults and with Lucene.
 
     python bench/bm25_recall.py --data DIR --lucene anserini-0.22.1-fatjar.jar \
         --out bench/results/bm25_recall.json
@@ -6,8 +6,6 @@
 DIR holds `corpus.jsonl` and questions, `*.jsonl` with FlashRAG's fields. `--lucene` is the jar that
 pyserini 0.22.1's wheel has in it (Java 11 or later); without it the rows of Lucene are left out.
 
-words    texts of corpus and questions that our `lucene` analysis splits exactly as Lucene does, and
-         words whose stems agree, made of stems and suffixes that Porter's rules are about.
 titles   the share of a question's supporting titles in the first 3 passages, a mean over questions;
          for the sets that have titles.
 answer   the share of questions with a gold answer in the first 3 passages. Most answers of the sets
@@ -21,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import random
 import re
 import shutil
 import subprocess
@@ -31,49 +28,16 @@ from pathlib import Path
 from typing import Any
 
 import bm25s
-import Stemmer
 from arguments import as_json
 from machine import provenance
 
 from sg_rlhf.common.atomic_io import write_whole
-from sg_rlhf.retrieval.analysis import ANALYSES, lucene_words
 from sg_rlhf.retrieval.corpus import iterate_contents
 from sg_rlhf.retrieval.index import build
 from sg_rlhf.retrieval.search import open_index
 from sg_rlhf.tasks.search.grading import occurs_in
 
 TOPK = 3
-#: Splits each line, a JSON string, as pyserini's searcher and indexer do.
-TOKENS = """
-import com.fasterxml.jackson.databind.ObjectMapper;
-import io.anserini.analysis.AnalyzerUtils;
-import io.anserini.analysis.DefaultEnglishAnalyzer;
-import java.io.*;
-
-public class Tokens {
-  public static void main(String[] arguments) throws Exception {
-    ObjectMapper json = new ObjectMapper();
-    DefaultEnglishAnalyzer analyzer = DefaultEnglishAnalyzer.newDefaultInstance();
-    BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, "UTF-8"));
-    PrintStream out = new PrintStream(new BufferedOutputStream(System.out), false, "UTF-8");
-    for (String line = lines.readLine(); line != null; line = lines.readLine())
-      out.println(json.writeValueAsString(
-          AnalyzerUtils.analyze(analyzer, json.readValue(line, String.class))));
-    out.flush();
-  }
-}
-"""
-STEMS = """
-tec pos ass techno anthropo bio apo hop tt fil fail siz conf r re see bl bab crys cry happ relat
-digit hum o a
-"""
-SUFFIXES = """
-s es ies ed ing y i e ational tional enci anci izer abli alli entli eli ousli ization ation ator
-alism iveness fulness ousness aliti iviti biliti bli bly logi logy icate ative alize iciti ical ful
-ness al ance ence er ic able ible ant ement ment ent sion tion ou ism ate iti ous ive ize ll ss at
-bl iz
-"""
-
 #: For each question the texts of its passages, best first.
 Found = list[list[str]]
 
@@ -88,23 +52,21 @@ def main() -> None:
         if path != corpus
     }
     questions = [row["question"] for rows in sets.values() for row in rows]
-    result: dict[str, Any] = provenance("bm25_recall.py", "bm25s", "pystemmer", "regex")
+    result: dict[str, Any] = provenance("bm25_recall.py", "bm25s", "pystemmer")
     result["passages"] = len(texts)
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        found = {f"ours ({name})": ours(corpus, questions, name, work) for name in ANALYSES}
-        found["bm25s, its defaults"] = with_bm25s(texts, questions, None)
-        found["bm25s, Snowball stemmer"] = with_bm25s(texts, questions, "english")
+        found = {"ours": ours(corpus, questions, work)}
+        found["bm25s, its defaults"] = with_bm25s(texts, questions)
         if args.lucene is not None:
             result["lucene"] = {"jar": args.lucene.name}
             found["Lucene"] = lucene(corpus, questions, args.lucene, work)
-            result["words"] = same_words(texts + questions, args.lucene, work)
     shares = {name: list(each_share(sets, some)) for name, some in found.items()}
     result["systems"] = {
-        name: described(sets, some, shares["ours (lucene)"]) for name, some in shares.items()
+        name: described(sets, some, shares["ours"]) for name, some in shares.items()
     }
     if args.lucene is not None:
-        pairs = list(zip(found["ours (lucene)"], found["Lucene"], strict=True))
+        pairs = list(zip(found["ours"], found["Lucene"], strict=True))
         result["same_passages_as_lucene"] = {
             "questions": len(pairs),
             "all_in_order": sum(mine == theirs for mine, theirs in pairs),
@@ -117,23 +79,19 @@ def main() -> None:
 # ------------------------------------------------------------------------------------- the systems
 
 
-def ours(corpus: Path, questions: Sequence[str], analysis: str, work: Path) -> Found:
+def ours(corpus: Path, questions: Sequence[str], work: Path) -> Found:
     """What our index finds."""
-    build(corpus, "bm25", work / analysis, analysis=analysis, progress=False)
-    hits = open_index(work / analysis).search(questions, TOPK)
+    build(corpus, "bm25", work / "ours", progress=False)
+    hits = open_index(work / "ours").search(questions, TOPK)
     return [[hit.document["contents"] for hit in some] for some in hits]
 
 
-def with_bm25s(texts: Sequence[str], questions: Sequence[str], stemmer: str | None) -> Found:
-    """What the library finds as its README shows it, with a stemmer and without."""
-
-    def split(some: Sequence[str]) -> Any:
-        stem = Stemmer.Stemmer(stemmer) if stemmer else None
-        return bm25s.tokenize(list(some), stopwords="en", stemmer=stem, show_progress=False)
-
+def with_bm25s(texts: Sequence[str], questions: Sequence[str]) -> Found:
+    """What the library finds with its defaults, without a stemmer."""
     model = bm25s.BM25()
-    model.index(split(texts), show_progress=False)
-    documents, _ = model.retrieve(split(questions), k=TOPK, show_progress=False)
+    model.index(bm25s.tokenize(list(texts), show_progress=False), show_progress=False)
+    asked = bm25s.tokenize(list(questions), show_progress=False)
+    documents, _ = model.retrieve(asked, k=TOPK, show_progress=False)
     return [[texts[row] for row in rows] for rows in documents]
 
 
@@ -164,34 +122,12 @@ def lucene(corpus: Path, questions: Sequence[str], jar: Path, work: Path) -> Fou
     return found
 
 
-def java(jar: Path, *arguments: object, text: str | None = None) -> str:
+def java(jar: Path, *arguments: object) -> None:
     command = ["java", "-cp", str(jar), *map(str, arguments)]
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+    subprocess.run(command, capture_output=True, text=True, check=True)
 
 
 # ----------------------------------------------------------------------------------------- figures
-
-
-def same_words(texts: Sequence[str], jar: Path, work: Path) -> dict[str, Any]:
-    """How many texts, and made-up words, our analysis splits as Lucene does."""
-    source = work / "Tokens.java"
-    source.write_text(TOKENS, encoding="utf-8")
-    rng = random.Random(0)
-    stems, suffixes = STEMS.split(), SUFFIXES.split()
-    made_up = list(
-        dict.fromkeys(
-            rng.choice(stems) + "".join(rng.choices(suffixes, k=rng.randint(0, 3)))
-            for _ in range(300_000)
-        )
-    )
-    result = {}
-    for name, some in (("texts", texts), ("made_up_words", made_up)):
-        lines = "".join(f"{json.dumps(text)}\n" for text in some)
-        theirs = [json.loads(line) for line in java(jar, source, text=lines).split("\n") if line]
-        mine = [lucene_words(text) for text in some]
-        equal = sum(a == b for a, b in zip(mine, theirs, strict=True))
-        result[name] = {"compared": len(mine), "equal": equal, "words": sum(map(len, theirs))}
-    return result
 
 
 def each_share(

@@ -27,9 +27,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 from arguments import as_json
 from machine import provenance
+from random_encoder import save_random_encoder
 from retrieval_load import (
     ROOT,
     answers,
@@ -45,8 +47,6 @@ from retrieval_load import (
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.retrieval.corpus import iterate_contents
 from sg_rlhf.retrieval.encoder import Encoder
-from sg_rlhf.retrieval.random_encoder import save_random_encoder
-from sg_rlhf.retrieval.vectors import VectorFile
 
 #: Width of the vectors, layers and heads of the encoder. Deep and narrow costs calls more than
 #: arithmetic, as on a GPU; E5-base is 768 wide, with 12 layers.
@@ -85,15 +85,14 @@ def encoder(folder: Path, corpus: Path, shape: tuple[int, int, int]) -> Path:
 def vectors(path: Path, rows: int, centres: np.ndarray) -> Path:
     """A flat faiss file: vectors of questions with noise, a cosine of about 0.7 to them."""
     width = centres.shape[1]
-    file = VectorFile(path, "fp32", rows, width)
-    file.create()
+    index = faiss.IndexFlatIP(width)
     rng = np.random.default_rng(0)
     for start in range(0, rows, 50_000):
         count = min(50_000, rows - start)
         noise = rng.standard_normal((count, width), np.float32) / width**0.5
         near = centres[rng.integers(len(centres), size=count)] + noise
-        file.write(start, near / np.linalg.norm(near, axis=1, keepdims=True))
-    file.close()
+        index.add((near / np.linalg.norm(near, axis=1, keepdims=True)).astype(np.float32))
+    faiss.write_index(index, str(path))
     return path
 
 

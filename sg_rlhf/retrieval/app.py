@@ -1,44 +1,41 @@
-"""The HTTP side: a FastAPI application around a `Retriever`.
+"""The HTTP API: a FastAPI application with Search-R1's contract around a `Retriever`.
 
     POST /retrieve  {"queries": ["..."], "topk": 3, "return_scores": true}
-                    {"result": [[{"document": {"id", "contents"}, "score"}]]}     a list a query
+                    {"result": [[{"document": {"id", "contents"}, "score"}]]}     one list per query
                     {"result": [[{"id", "contents"}]]}                            without scores
     GET /health, /metrics (Prometheus), /docs (OpenAPI)
 
-What a client did wrong is 4xx with the reason; too much at once is 429 with `Retry-After`.
+Client errors are 4xx with the reason. A full queue is 429 with `Retry-After`.
 """
 
-from __future__ import annotations
-
-import asyncio
-import gc
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from pydantic import BaseModel, Field, create_model
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sg_rlhf.retrieval.batching import Batcher, Closing, Overloaded
-from sg_rlhf.retrieval.body import Asked, Reader, Refused
-from sg_rlhf.retrieval.limits import Limits
+from sg_rlhf.retrieval.batching import Batcher, QueueClosed, QueueFull
+from sg_rlhf.retrieval.limits import MAX_PASSAGES, Limits
 from sg_rlhf.retrieval.metrics import Metrics
 from sg_rlhf.retrieval.search import Hit, Retriever
-from sg_rlhf.retrieval.turns import Turns
 
 DESCRIPTION = "Passage retrieval with Search-R1's HTTP contract: see POST /retrieve."
-#: Bytes of an answer that are handed over at once; a larger one lets others in between.
-PIECE = 2**17
-#: Seconds that handing it over takes.
-SEND_SECONDS = 1e-4
-#: A closing server gives requests that are on their way this many seconds to arrive.
-LAST_SECONDS = 1.0
+
+
+class RetrieveRequest(BaseModel):
+    """Queries to search for (Search-R1), or one query (SkyRL-gym)."""
+
+    queries: list[str] | None = Field(None, description="one list of passages each")
+    query: str | None = Field(None, description="instead of queries: one of them")
+    topk: int | None = Field(None, description="passages per query; the default if absent or 0")
+    return_scores: bool = Field(False, description="wrap each passage with its score")
 
 
 class Passage(BaseModel):
@@ -56,18 +53,18 @@ class ScoredPassage(BaseModel):
 
 
 class RetrieveResponse(BaseModel):
-    """A list for each query, best first; shorter than topk where fewer passages match."""
+    """One list per query, best first; shorter than topk where fewer passages match."""
 
     result: list[list[ScoredPassage]] | list[list[Passage]]
 
 
-class Refusal(BaseModel):
+class Error(BaseModel):
     """Why a request was not served."""
 
     detail: str
 
 
-class Problem(BaseModel):
+class FieldError(BaseModel):
     """What is wrong with a field of a request."""
 
     type: str
@@ -75,10 +72,10 @@ class Problem(BaseModel):
     msg: str
 
 
-class Problems(BaseModel):
+class ValidationErrors(BaseModel):
     """What is wrong with a request."""
 
-    detail: list[Problem]
+    detail: list[FieldError]
 
 
 class Health(BaseModel):
@@ -89,132 +86,95 @@ class Health(BaseModel):
     description: str
 
 
-def create_app(
-    load: Callable[[], Retriever], limits: Limits, turns: Turns | None = None
-) -> FastAPI:
-    """The application; `load` is called when it starts.
+def create_app(load: Callable[[], Retriever], limits: Limits) -> FastAPI:
+    """The application. It is stateless but for its cache, so several may serve one index.
 
-    `turns` are those in which the server parses, if it has any.
-
-    It is stateless but for its cache, so any number of them may serve one index. `app.state.close`
-    tells it that the server is shutting down: it waits no longer for bodies.
-    `app.state.is_searching` says whether a search runs, `app.state.count` counts a request by its
-    status.
+    Args:
+        load: called when the application starts.
     """
     metrics = Metrics()
-    turns = turns or Turns()
-    reader = Reader(limits, turns)
-    arrivals = Arrivals(limits.receive_seconds)
     state: dict[str, Any] = {}
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         retriever = state["retriever"] = load()
-        # What is loaded by now stays, and would be looked through by each full collection of
-        # garbage: 150 ms in which nobody is answered.
-        gc.collect()
-        gc.freeze()
 
         def search(queries: Sequence[str], options: Any) -> list[bytes]:
             topk, with_scores = options
             return [encode(hits, with_scores) for hits in retriever.search(queries, topk)]
 
-        batcher = state["batcher"] = Batcher(
-            search,
-            metrics,
-            turns,
-            max_batch=limits.max_batch,
-            max_wait=limits.max_wait_ms / 1e3,
-            max_pending=limits.max_pending,
-            cache_size=limits.cache_size,
-            cache_bytes=limits.cache_mb * 2**20,
-        )
+        batcher = state["batcher"] = Batcher(search, metrics, limits)
         yield
         await batcher.close()
 
     app = FastAPI(title="sg_rlhf retrieval", description=DESCRIPTION, lifespan=lifespan)
-    app.state.close = arrivals.close
-    app.state.count = lambda status: metrics.requests.labels(str(status)).inc()
-    app.state.is_searching = lambda: "batcher" in state and state["batcher"].is_searching
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=limits.max_body)
+    app.add_middleware(_Measured, metrics=metrics)
 
-    async def answers(request: Request, asked: Asked) -> list[bytes]:
-        batcher: Batcher = state["batcher"]
-        with _cancelled_with(request):
-            return await batcher.search(asked.queries, (asked.topk, asked.with_scores))
+    @app.exception_handler(RequestValidationError)
+    async def refuse(_: Request, error: RequestValidationError) -> Response:
+        # The first error alone, without its input: a bad body may have a million of them.
+        first = error.errors()[0]
+        return _unprocessable(first["type"], first["loc"], first["msg"])
 
-    async def respond(request: Request) -> Response:
-        started = time.perf_counter()
-        try:
-            async with arrivals.limit():
-                length = request.headers.get("content-length", "").encode("latin-1")
-                asked = await reader.read(length, request.stream())
-            found = await answers(request, asked)
-        except Refused as error:
-            return JSONResponse({"detail": error.detail}, error.status)
-        except NotArrived as error:
-            status = 503 if arrivals.closing else 408
-            return JSONResponse({"detail": str(error)}, status, {"Connection": "close"})
-        except Overloaded as error:
-            headers = {"Retry-After": str(error.seconds)}
-            return JSONResponse({"detail": str(error)}, limits.busy_status, headers)
-        except Closing as error:
-            return JSONResponse({"detail": str(error)}, 503, {"Retry-After": "1"})
-        except ClientDisconnect:
-            return Response(status_code=499)
-        except Exception as error:
-            # The reason goes to the client: nobody reads the log of a server far away.
-            return JSONResponse({"detail": f"{type(error).__name__}: {error}"}, 500)
-        except asyncio.CancelledError:
-            if not arrivals.closing:
-                raise
-            detail = "the server is shutting down, and its time for answers is over"
-            return JSONResponse({"detail": detail}, 503, {"Retry-After": "1"})
-        metrics.queries.inc(len(found))
-        metrics.request_seconds.observe(time.perf_counter() - started)
-        return _Answer(found, turns)
-
-    schema = reader.model.model_json_schema()
-    schema["anyOf"] = [{"required": ["queries"]}, {"required": ["query"]}]
-    refusals: dict[int | str, dict[str, Any]] = {
-        status: {"model": Refusal} for status in (408, 413, 429, 500, 503)
+    queries: Any = Field(None, max_length=limits.max_queries, fail_fast=True)
+    body: Any = create_model(
+        "RetrieveRequest",
+        __base__=RetrieveRequest,
+        queries=(list[str] | None, queries),
+        topk=(int | None, Field(None, ge=0, le=limits.max_topk)),
+    )
+    errors: dict[int | str, dict[str, Any]] = {
+        **{status: {"model": Error} for status in (400, 413, limits.busy_status, 500, 503)},
+        422: {"model": ValidationErrors},
     }
 
-    @app.post(
-        "/retrieve",
-        response_model=RetrieveResponse,
-        responses={**refusals, 422: {"model": Problems}},
-        openapi_extra={
-            "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}
-        },
-    )
-    async def retrieve(request: Request) -> Response:
-        response = await respond(request)
-        app.state.count(response.status_code)
-        return response
+    @app.post("/retrieve", response_model=RetrieveResponse, responses=errors)
+    async def retrieve(request: body) -> Response:
+        asked = request.queries
+        if asked is None:
+            if request.query is None:
+                return _unprocessable("missing", ("body", "queries"), "Field required (or query)")
+            asked = [request.query]
+        topk = request.topk or limits.default_topk
+        if len(asked) * topk > MAX_PASSAGES:
+            reason = f"queries x topk: at most {MAX_PASSAGES} passages in an answer"
+            return _unprocessable("too_long", ("body",), reason)
+        batcher: Batcher = state["batcher"]
+        try:
+            found = await batcher.search(
+                [_clean(query, limits.max_query_chars) for query in asked],
+                (topk, request.return_scores),
+            )
+        except QueueFull as error:
+            headers = {"Retry-After": str(error.seconds)}
+            return JSONResponse({"detail": str(error)}, limits.busy_status, headers)
+        except QueueClosed as error:
+            return JSONResponse({"detail": str(error)}, 503, {"Retry-After": "1"})
+        except Exception as error:
+            # The reason goes to the client: nobody reads the log of a remote server.
+            return JSONResponse({"detail": f"{type(error).__name__}: {error}"}, 500)
+        metrics.queries.inc(len(found))
+        return Response(b'{"result":[' + b",".join(found) + b"]}", media_type="application/json")
 
     @app.get("/health", response_model=Health)
     async def health() -> Response:
         retriever: Retriever = state["retriever"]
-        return JSONResponse(
-            {
-                "status": "ok",
-                "passages": len(retriever),
-                "description": retriever.description,
-            }
-        )
+        described = {"passages": len(retriever), "description": retriever.description}
+        return JSONResponse({"status": "ok", **described})
 
     @app.get("/metrics", response_class=Response)
-    async def figures() -> Response:
+    async def prometheus() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return app
 
 
 def encode(hits: list[Hit], with_scores: bool) -> bytes:
-    """A query's list of the answer, as JSON.
+    """The list of one query in the answer, as JSON.
 
     Raises:
-        ValueError: for a score that is no number, which a damaged index may give.
+        ValueError: a score is NaN, which a damaged index may give.
     """
     found: list[Any] = [hit.document for hit in hits]
     if with_scores:
@@ -223,105 +183,29 @@ def encode(hits: list[Hit], with_scores: bool) -> bytes:
     return text.encode()
 
 
-class _Answer(Response):
-    """The lists of all queries as one JSON, sent in pieces without being copied together."""
+def _clean(query: str, max_chars: int) -> str:
+    """The start of a query, `?` for half of a UTF-16 pair, which no tokenizer takes."""
+    return query[:max_chars].encode(errors="replace").decode()
 
-    media_type = "application/json"
 
-    def __init__(self, lists: list[bytes], turns: Turns) -> None:
-        super().__init__()
-        self._lists = lists
-        self._turns = turns
-        # Between two lists is a comma.
-        length = len(b'{"result":[') + sum(map(len, lists)) + max(0, len(lists) - 1) + len(b"]}")
-        self.headers["content-length"] = str(length)
+def _unprocessable(kind: str, place: Sequence[str | int], message: str) -> Response:
+    return JSONResponse({"detail": [{"type": kind, "loc": [*place], "msg": message}]}, 422)
+
+
+class _Measured:
+    """ASGI middleware: counts the answers of /retrieve by status, and measures their time."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send(
-            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        )
-        held = 0
-        parts = [b'{"result":[']
-        for number, part in enumerate(self._lists):
-            if number:
-                parts.append(b",")
-            parts.append(part)
-            held += len(part)
-            if held > PIECE:
-                body = await self._turns.run(partial(b"".join, parts), SEND_SECONDS)
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-                held, parts = 0, []
-        parts.append(b"]}")
-        await send({"type": "http.response.body", "body": b"".join(parts)})
+        start = time.perf_counter()
 
+        async def measured(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.requests.labels(str(message["status"])).inc()
+                if message["status"] == 200:
+                    self._metrics.request_seconds.observe(time.perf_counter() - start)
+            await send(message)
 
-class NotArrived(Exception):
-    """The body of a request did not come in its time."""
-
-
-class Arrivals:
-    """Bodies on their way; each has so many seconds, until the server closes.
-
-    Attributes:
-        closing: whether the server is shutting down.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.closing = False
-        self._seconds = seconds
-        self._limits: set[asyncio.Timeout] = set()
-
-    @asynccontextmanager
-    async def limit(self) -> AsyncIterator[None]:
-        """A body arrives in here.
-
-        Raises:
-            NotArrived: it did not.
-        """
-        limit = asyncio.timeout(LAST_SECONDS if self.closing else self._seconds)
-        self._limits.add(limit)
-        try:
-            async with limit:
-                yield
-        except TimeoutError:
-            reason = "the server is shutting down" if self.closing else f"in {self._seconds:g} s"
-            raise NotArrived(f"the request did not arrive as a whole: {reason}") from None
-        finally:
-            self._limits.discard(limit)
-
-    def close(self) -> None:
-        """From now on nothing is waited for longer than a second."""
-        self.closing = True
-        end = asyncio.get_running_loop().time() + LAST_SECONDS
-        for limit in self._limits:
-            when = limit.when()
-            if when is not None and when > end:
-                limit.reschedule(end)
-
-
-@contextmanager
-def _cancelled_with(request: Request) -> Iterator[None]:
-    """What runs in here is cancelled if the client leaves: `ClientDisconnect`."""
-    task = asyncio.current_task()
-    assert task is not None
-    inside, left = True, False
-
-    def leave(_: Any) -> None:
-        nonlocal left
-        if inside:
-            left = True
-            task.cancel()
-
-    # After the body there is nothing to receive but that it left.
-    watch = asyncio.ensure_future(request.receive())
-    watch.add_done_callback(leave)
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not left:
-            raise
-        task.uncancel()
-        raise ClientDisconnect from None
-    finally:
-        inside = False
-        watch.cancel()
+        await self._app(scope, receive, measured if scope.get("path") == "/retrieve" else send)

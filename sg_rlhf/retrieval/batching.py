@@ -1,8 +1,7 @@
-"""Merge concurrent searches into batches, in a bounded queue.
+"""Dynamic batching: concurrent requests share searches, in a bounded queue, with an LRU cache.
 
-Encoding and a flat scan cost little more for 64 queries than for one, so what arrives together is
-searched together. The search runs in one worker thread; the event loop stays free to accept and to
-refuse.
+Encoding and a flat scan cost little more for 64 queries than for one. The search runs in one worker
+thread, so the event loop stays free to accept and to refuse.
 """
 
 from __future__ import annotations
@@ -13,33 +12,29 @@ import math
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import chain
+from itertools import islice
 
 from cachetools import LRUCache
 
+from sg_rlhf.retrieval.limits import Limits
 from sg_rlhf.retrieval.metrics import Metrics
-from sg_rlhf.retrieval.turns import Turns
 
-#: An answer of one query, ready to be sent.
+#: The answer of one query, ready to be sent.
 Answer = bytes
-#: `(queries, options) -> answers`; options are what a search has beside its queries.
+#: `(queries, options) -> answers`; options are the other arguments of a search.
 Search = Callable[[Sequence[str], Hashable], list[Answer]]
+#: (query, options)
 Key = tuple[str, Hashable]
 
 #: Seconds that a slow search may make its successor wait for a batch to fill.
-LONGEST_WAIT = 0.1
-#: Queries of a request that are put into the queue at once, in about a millisecond.
-A_PIECE = 1024
-#: Requests that are given an answer in one turn of the event loop, where many asked the same.
-A_TURN = 4096
-#: If all of so many pieces of a batch fail, no single query is the reason.
+MAX_FILL_SECONDS = 0.1
+#: If this many pieces of a batch all fail, no single query is the reason.
 ALL_FAIL = 8
-#: What an entry of the cache needs beside its query and its answer: a key, two links, two places.
+#: Bytes of a cache entry besides its query and its answer: a key, two links, two places.
 _ENTRY_BYTES = 500
 
 
-class Overloaded(Exception):
+class QueueFull(Exception):
     """The queue is full: try again in `seconds`."""
 
     def __init__(self, message: str, seconds: int) -> None:
@@ -47,165 +42,79 @@ class Overloaded(Exception):
         self.seconds = seconds
 
 
-class Closing(Exception):
+class QueueClosed(Exception):
     """The server is shutting down."""
 
 
-class _Request:
-    """What one request waits for; `done` once every query of it is in `found`.
-
-    `coming` places in the queue are kept for it.
-    """
-
-    __slots__ = ("coming", "done", "found", "missing")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.done: asyncio.Future[None] = loop.create_future()
-        self.found: dict[Key, Answer] = {}
-        # Of a dictionary's order: that of service.
-        self.missing: dict[Key, None] = {}
-        self.coming = 0
-
-    def answer(self, key: Key, answer: Answer | Exception) -> None:
-        if self.done.done():
-            return
-        if isinstance(answer, Exception):
-            self.done.set_exception(answer)
-            return
-        self.found[key] = answer
-        self.missing.pop(key, None)
-        if not self.missing:
-            self.done.set_result(None)
-
-
 class Batcher:
-    """Queries in, answers out; to be used within one event loop.
+    """Queries in, answers out; for use within one event loop. Equal pending queries share a search.
 
     Args:
-        search: called in the worker thread; one that fails is tried again in halves, so that a
-            query that cannot be answered fails its own requests and no other.
-        turns: of the event loop, in which requests are taken in and put together.
-        max_batch: queries in one search.
-        max_wait: seconds that a query waits for a batch to fill, or a tenth of the last search if
-            that is longer. It waits for as many as there were last, so a lone client never does.
-        max_pending: queries waiting or being searched, beyond which new ones are refused; an idle
-            server refuses none.
-        cache_size: answers kept, by (query, options); 0 keeps none.
-        cache_bytes: what they may need together with their queries.
+        search: called in the worker thread. A batch that fails is searched again in halves, so that
+            a query that cannot be answered fails its own requests and no other.
+        limits: `max_batch`, `max_pending`, `cache_size`, `cache_mb`, and `max_wait_ms`: the time
+            that a query waits for a batch to fill, or a tenth of the last search if that is longer.
+            It waits for as many queries as there were last, so a lone client never waits.
     """
 
-    def __init__(
-        self,
-        search: Search,
-        metrics: Metrics,
-        turns: Turns,
-        max_batch: int,
-        max_wait: float,
-        max_pending: int,
-        cache_size: int,
-        cache_bytes: int,
-    ) -> None:
-        self._search = search
-        self._metrics = metrics
-        self._turns = turns
-        self._max_batch = max_batch
-        self._max_wait = max_wait
-        self._max_pending = max_pending
-        self._cache = Cache(cache_size, cache_bytes)
-        # Insertion order is the order of service. Equal queries in flight share one entry.
-        self._waiting: dict[Key, dict[_Request, None]] = {}
-        self._running: dict[Key, dict[_Request, None]] = {}
-        self._coming = 0
+    def __init__(self, search: Search, metrics: Metrics, limits: Limits) -> None:
+        self._search, self._metrics, self._limits = search, metrics, limits
+        self._cache = Cache(limits.cache_size, limits.cache_mb * 2**20)
+        self._waiting: dict[Key, asyncio.Future[Answer]] = {}  # in order of arrival
+        self._running: dict[Key, asyncio.Future[Answer]] = {}
+        self._requests = 0  # that wait for answers
         self._changed = asyncio.Event()
         self._closing = False
-        self._rate = 0.0  # queries a second, of the last batches
+        self._rate = 0.0  # queries per second, of the last batches
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="search")
         self._loop = asyncio.create_task(self._serve())
 
     async def search(self, queries: Sequence[str], options: Hashable) -> list[Answer]:
-        """The answer of each query, in order. Cancelled, it takes back what nobody else wants.
+        """The answer of each query, in order.
 
         Raises:
-            Overloaded, Closing: at once, with none of the queries accepted.
+            QueueFull, QueueClosed: at once, with none of the queries accepted.
             Exception: whatever the search raised.
         """
-        request = _Request(asyncio.get_running_loop())
         keys: list[Key] = [(query, options) for query in queries]
-        distinct = list(dict.fromkeys(keys))
-        pieces = [distinct[start : start + A_PIECE] for start in range(0, len(distinct), A_PIECE)]
-        new = 0
-        for piece in pieces:
-            new += await self._turns.run(partial(self._look_up, request, piece))
-        self._reserve(request, new)
-        try:
-            for piece in pieces:
-                await self._turns.run(partial(self._enqueue, request, piece))
-            if request.missing:
-                await request.done
-        finally:
-            self._coming -= request.coming
-            if request.missing:
-                self._turns.call(partial(self._take_back, request))
-        return await self._turns.run(lambda: [request.found[key] for key in keys])
-
-    def _look_up(self, request: _Request, keys: Sequence[Key]) -> int:
-        """Take what is known already; how many of the others nobody has asked for yet."""
-        new = 0
-        for key in keys:
-            answer = self._cache.get(key)
-            if answer is not None:
-                request.found[key] = answer
-                continue
-            request.missing[key] = None
-            new += key not in self._running and key not in self._waiting
-        return new
-
-    def _reserve(self, request: _Request, new: int) -> None:
-        """Keep places in the queue until the request is in it, which may take several turns."""
-        if new and self._closing:
-            raise Closing("the server is shutting down")
-        pending = len(self._waiting) + len(self._running) + self._coming
-        if new and pending and pending + new > self._max_pending:
-            seconds = pending / self._rate if self._rate else 1.0
-            raise Overloaded(
-                f"{pending} queries are waiting, no room for {new} more "
-                f"(at most {self._max_pending})",
-                max(1, min(60, math.ceil(seconds))),
-            )
-        request.coming = new
-        self._coming += new
-        self._metrics.cache_hits.inc(len(request.found))
-        self._metrics.cache_misses.inc(new)
-
-    def _enqueue(self, request: _Request, keys: Sequence[Key]) -> None:
-        for key in keys:
-            if key in request.found:
-                continue
-            waiters = self._running.get(key)
-            if waiters is None:
-                waiters = self._waiting.get(key)
-            if waiters is None:
-                waiters = self._waiting[key] = {}
-                if request.coming:
-                    request.coming -= 1
-                    self._coming -= 1
-            waiters[request] = None
+        distinct = dict.fromkeys(keys)
+        found = {key: answer for key in distinct if (answer := self._cache.get(key)) is not None}
+        missing = [key for key in distinct if key not in found]
+        new = [key for key in missing if key not in self._waiting and key not in self._running]
+        self._accept(len(new))
+        self._metrics.cache_hits.inc(len(found))
+        self._metrics.cache_misses.inc(len(new))
+        loop = asyncio.get_running_loop()
+        self._waiting |= {key: loop.create_future() for key in new}
         self._metrics.pending.set(len(self._waiting) + len(self._running))
         self._changed.set()
+        futures = [self._waiting.get(key) or self._running[key] for key in missing]
+        self._requests += 1
+        try:
+            if futures:
+                # `wait` leaves the futures alone when this request is cancelled: others share them.
+                await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            self._requests -= 1
+        failed = next((f for f in futures if f.done() and f.exception()), None)
+        if failed is not None:
+            failed.result()
+        found |= {key: future.result() for key, future in zip(missing, futures, strict=True)}
+        return [found[key] for key in keys]
 
-    def _take_back(self, request: _Request) -> None:
-        """Forget a request that was cancelled or failed: nobody reads the rest of its answers."""
-        for key in request.missing:
-            waiters = self._waiting.get(key)
-            if waiters is not None:
-                waiters.pop(request, None)
-                if not waiters:
-                    del self._waiting[key]
-
-    @property
-    def is_searching(self) -> bool:
-        """Whether a search runs, wanted or not."""
-        return bool(self._running)
+    def _accept(self, new: int) -> None:
+        if not new:
+            return
+        if self._closing:
+            raise QueueClosed("the server is shutting down")
+        pending = len(self._waiting) + len(self._running)
+        if pending and pending + new > self._limits.max_pending:
+            seconds = pending / self._rate if self._rate else 1.0
+            raise QueueFull(
+                f"{pending} queries are waiting, no room for {new} more "
+                f"(at most {self._limits.max_pending})",
+                max(1, min(60, math.ceil(seconds))),
+            )
 
     async def close(self) -> None:
         """Refuse new queries, answer the accepted ones, and stop.
@@ -214,11 +123,10 @@ class Batcher:
         """
         self._closing = True
         self._changed.set()
-        wanted = chain(self._waiting.values(), self._running.values())
-        if any(not request.done.done() for requests in wanted for request in requests):
-            await self._loop
-        else:
+        if not self._requests:
             self._loop.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._loop
         self._worker.shutdown(wait=False)
 
     async def _serve(self) -> None:
@@ -231,20 +139,17 @@ class Batcher:
                 self._changed.clear()
                 await self._changed.wait()
             # Clients that were answered together return one after the other. Searching for the
-            # first of them alone would let all others wait for it.
-            wait_limit = max(self._max_wait, min(seconds / 10, LONGEST_WAIT))
-            await self._gather(min(expected_size, self._max_batch), wait_limit)
-            if not self._waiting:
-                continue  # their clients have left
+            # first of them alone would make all others wait for it.
+            max_wait = max(self._limits.max_wait_ms / 1e3, min(seconds / 10, MAX_FILL_SECONDS))
+            await self._fill(min(expected_size, self._limits.max_batch), max_wait)
             start = clock()
             size = await self._search_batch()
             seconds = max(clock() - start, 1e-6)
-            self._rate = size / seconds if not self._rate else 0.8 * self._rate + 0.2 * (
-                size / seconds
-            )  # fmt: skip
+            rate = size / seconds
+            self._rate = 0.8 * self._rate + 0.2 * rate if self._rate else rate
             expected_size = size + len(self._waiting)
 
-    async def _gather(self, expected_size: int, seconds: float) -> None:
+    async def _fill(self, expected_size: int, seconds: float) -> None:
         """Wait until `expected_size` queries are there, time is up, or the server closes."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -253,14 +158,10 @@ class Batcher:
                     await self._changed.wait()
 
     async def _search_batch(self) -> int:
-        """Search the oldest waiting queries, all of one kind of options; returns how many."""
+        """Search the oldest waiting queries, all with the same options; returns how many."""
         options = next(iter(self._waiting))[1]
-        keys = []
-        for key in self._waiting:
-            if key[1] == options:
-                keys.append(key)
-                if len(keys) == self._max_batch:
-                    break
+        same = (key for key in self._waiting if key[1] == options)
+        keys = list(islice(same, self._limits.max_batch))
         self._running = {key: self._waiting.pop(key) for key in keys}
         self._metrics.batch_size.observe(len(keys))
         loop = asyncio.get_running_loop()
@@ -268,18 +169,14 @@ class Batcher:
             answers = await loop.run_in_executor(
                 self._worker, self._search_each, [query for query, _ in keys], options
             )
-        answered = 0
         for key, answer in zip(keys, answers, strict=True):
-            if not isinstance(answer, Exception):
+            future = self._running.pop(key)
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+                future.exception()  # whoever asked may have gone
+            else:
                 self._cache.put(key, answer)
-            # No longer running, so that nobody joins it while others have their turn.
-            requests = self._running.pop(key)
-            for request in requests:
-                request.answer(key, answer)
-            answered += len(requests)
-            if answered > A_TURN:
-                answered = 0
-                await asyncio.sleep(0)
+                future.set_result(answer)
         self._metrics.pending.set(len(self._waiting))
         self._metrics.cache_bytes.set(self._cache.bytes)
         return len(keys)

@@ -1,126 +1,244 @@
-"""The part of a build that makes vectors, an index of them, and its recall; resumed if killed."""
+"""Build a dense index: encode the corpus in shards, then `faiss.index_factory`, train, add.
+
+A shard is one `.npy` file, float32 [rows, dimension], written atomically, so a finished one is not
+encoded again. Several devices, or `--workers`, encode in a process pool, one process per device.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import json
+import io
+import itertools
+import multiprocessing
 import os
-from collections.abc import Sequence
-from dataclasses import asdict
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+import faiss
+import numpy as np
 import torch
 from tqdm import tqdm
 
-from sg_rlhf.common.atomic_io import write_whole
-from sg_rlhf.common.index_sizes import Spec
-from sg_rlhf.retrieval import assemble, encoding, manifest, recall, unfinished
-from sg_rlhf.retrieval.corpus import Corpus, Scan, load_offsets
+from sg_rlhf.common import resources
+from sg_rlhf.common.atomic_io import disk_full_context, write_whole
+from sg_rlhf.retrieval import faiss_file
+from sg_rlhf.retrieval.corpus import Corpus, load_offsets
 from sg_rlhf.retrieval.encoder import Encoder
-from sg_rlhf.retrieval.job import DONE, PARTS, SPEC, VECTORS, Build
 
-#: What the workers say, in a folder of an unfinished build.
-LOGS = "workers"
+#: Vectors that faiss trains on: per list of an IVF index, and at least.
+TRAIN_PER_LIST, MIN_TRAIN = 64, 65_536
+#: faiss's default of 40 loses recall at every `efSearch`.
+EF_CONSTRUCTION = 200
 
 
-def devices(job: Build) -> list[str]:
-    """The devices to encode on: those asked for, or every GPU, or the CPU."""
-    if job.device:
-        return job.device.split(",")
+@dataclass(frozen=True)
+class Shards:
+    """The encoded corpus in a folder: one file per `shard_rows` passages.
+
+    What all processes of a build share; paths are absolute.
+    """
+
+    folder: Path
+    corpus: Path
+    offsets: Path
+    rows: int
+    shard_rows: int
+    encoder: str
+    revision: str | None
+    max_length: int
+    dtype: str
+    batch_size: int | None
+
+    def path(self, number: int) -> Path:
+        """The file of a shard."""
+        return self.folder / f"{number:06d}.npy"
+
+    @property
+    def missing(self) -> list[int]:
+        """The shards that are not encoded yet."""
+        count = -(-self.rows // self.shard_rows)
+        return [number for number in range(count) if not self.path(number).exists()]
+
+    def load_encoder(self, device: str) -> Encoder:
+        """The encoder on a device."""
+        return Encoder(self.encoder, self.revision, self.max_length, device, self.dtype)
+
+    def encode(self, number: int, encoder: Encoder, corpus: Corpus) -> int:
+        """Write a shard; returns its number of rows.
+
+        Raises:
+            ValueError: a vector is not finite: no search would find its passage.
+        """
+        start = number * self.shard_rows
+        texts = corpus.contents(range(start, min(start + self.shard_rows, self.rows)))
+        vectors_ND = encoder.encode(texts, "passage", self.batch_size)
+        bad = np.flatnonzero(~np.isfinite(vectors_ND).all(axis=1))
+        if len(bad):
+            raise ValueError(
+                f"{self.corpus}: the encoder {self.encoder} gives NaN or infinity for the passage "
+                f"in line {start + int(bad[0]) + 1}; its weights are damaged, or too large for "
+                f"{encoder.dtype}: --encoder-dtype fp32"
+            )
+        content = io.BytesIO()
+        np.save(content, vectors_ND)
+        write_whole(self.path(number), content.getvalue(), sync=True)
+        return len(texts)
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """The vectors of each shard, memory-mapped, in order."""
+        for number in range(-(-self.rows // self.shard_rows)):
+            yield np.load(self.path(number), mmap_mode="r")
+
+    def open_corpus(self) -> Corpus:
+        """The passages."""
+        return Corpus(self.corpus, load_offsets(self.offsets, self.rows))
+
+
+def devices(device: str | None) -> list[str]:
+    """The devices to encode on: those of `--device`, or every GPU, or the CPU."""
+    if device:
+        return device.split(",")
     return [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
 
 
-def load_encoder(job: Build) -> Encoder:
-    """The encoder, on the first device."""
-    device = devices(job)[0]
-    return Encoder(job.encoder, job.revision, job.max_length, device, job.encoder_dtype)
+def places(names: Sequence[str], workers: int | None) -> list[tuple[str, int | None]]:
+    """(device, threads) of each encoding process; threads None: torch's own choice.
+
+    One process per GPU, or one for 8 cores of a CPU; `workers` sets another number per device.
+    """
+    if names[0] != "cpu":
+        return [(name, None) for name in names for _ in range(workers or 1)]
+    cores = resources.cores()
+    count = workers or max(1, cores // 8)
+    return [("cpu", max(1, cores // count) if count > 1 else None)] * count
 
 
-def encoder_entry(job: Build, model: Encoder) -> dict[str, Any]:
-    """The manifest's part about the encoder; `path` is where a local one lies from `out`."""
-    entry = {**model.identity, "max_length": job.max_length, "dtype": model.dtype}
-    if Path(job.encoder).is_dir():
-        entry["path"] = os.path.relpath(Path(job.encoder).resolve(), job.out.resolve())
-    return entry
+def encode(
+    shards: Shards,
+    where: Sequence[tuple[str, int | None]],
+    encoder: Encoder,
+    on_rows: Callable[[int], object],
+) -> None:
+    """Encode the missing shards; `on_rows` gets the rows of each finished one.
 
-
-def build(
-    job: Build, spec: Spec, model: Encoder, found: Scan, request: dict[str, Any], lock: IO[Any]
-) -> dict[str, Any]:
-    """Everything but the manifest, in `job.partial`; gives the manifest's entry `recall`.
+    Args:
+        encoder: of this process, which encodes alone if `where` is one place.
 
     Raises:
-        ValueError: an unfinished build of something else is there, or all workers died.
+        ValueError: a worker process ended, or a vector is not finite.
+    """
+    missing = shards.missing
+    if len(where) == 1:
+        corpus = shards.open_corpus()
+        for number in missing:
+            on_rows(shards.encode(number, encoder, corpus))
+        return
+    spawned = multiprocessing.get_context("spawn")
+    turn = spawned.Queue()
+    for place in where:
+        turn.put(place)
+    try:
+        with ProcessPoolExecutor(len(where), spawned, _start_worker, (shards, turn)) as pool:
+            for rows in pool.map(_encode_in_worker, missing):
+                on_rows(rows)
+    except BrokenProcessPool:
+        raise ValueError(
+            f"a process that encodes was killed, {len(shards.missing)} shards are missing; the "
+            "same command continues with them"
+        ) from None
+
+
+_worker: Callable[[int], int]
+
+
+def _start_worker(shards: Shards, turn: Any) -> None:
+    global _worker
+    # Without this a worker outlives a parent that was killed.
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    device, threads = turn.get()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    encoder, corpus = shards.load_encoder(device), shards.open_corpus()
+    _worker = lambda number: shards.encode(number, encoder, corpus)  # noqa: E731
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
+
+
+def _encode_in_worker(number: int) -> int:
+    return _worker(number)
+
+
+# ---------------------------------------------------------------------------------- the faiss index
+
+
+def new_index(
+    factory: str, dimension: int, search: Mapping[str, int]
+) -> tuple[Any, dict[str, int]]:
+    """An empty inner-product index, and the search parameters that are set in it.
+
+    Args:
+        factory: faiss's description, as "Flat", "IVF16384,SQ8", "HNSW32"
+            (https://github.com/facebookresearch/faiss/wiki/The-index-factory).
+        search: `nprobe`, `efSearch`; defaults are `faiss_file.set_search`'s.
+
+    Raises:
+        ValueError: faiss knows no such index of this dimension, or it has no such parameter.
+    """
+    try:
+        index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise ValueError(f"--factory {factory}: {reason}") from None
+    # A view: `index` owns the memory.
+    if isinstance(graph := faiss.downcast_index(index), faiss.IndexHNSW):
+        graph.hnsw.efConstruction = EF_CONSTRUCTION
+    used, _ = faiss_file.set_search(index, search, f"--factory {factory}")
+    return index, used
+
+
+def fill_index(index: Any, factory: str, shards: Shards, out: Path, progress: bool) -> None:
+    """Train an index on a sample, add all vectors, and write it to `out`.
+
+    Raises:
+        ValueError: there are too few vectors to train on.
         OSError: the disk is full.
     """
-    what = {"vectors": spec.vectors, "shard_rows": job.shard_rows}
-    unfinished.plan(job, found, request, what)
-    vectors = _encode(job, spec, model, lock)
-    with contextlib.closing(vectors):
-        _assemble(job, spec, vectors)
-        if spec.kind == "flat":
-            return {}
-        corpus = Corpus(job.corpus, load_offsets(job.partial / manifest.OFFSETS))
-        queries = model.encode(recall.queries(corpus), "query")
-        file = job.partial / manifest.FAISS
-        return {"recall": recall.measure(spec, file, vectors, queries, model)}
-
-
-def _encode(job: Build, spec: Spec, model: Encoder, lock: IO[Any]) -> encoding.VectorFile:
-    """All passages as vectors, those of an interrupted build used again."""
-    path, index = job.partial / VECTORS, job.partial / manifest.FAISS
-    if not path.exists() and (job.partial / DONE).exists() and index.exists():
-        index.rename(path)  # a flat index is the vectors
-    fresh = not path.exists()
-    if fresh:
-        (job.partial / DONE).unlink(missing_ok=True)
-    task = encoding.Task(
-        corpus=os.fspath(job.corpus.absolute()),
-        offsets=os.fspath((job.partial / manifest.OFFSETS).absolute()),
-        vectors=os.fspath(path.absolute()),
-        precision=spec.vectors,
-        rows=spec.rows,
-        dimension=spec.dimension,
-        chunk_rows=job.shard_rows,
-        encoder=os.path.abspath(job.encoder) if Path(job.encoder).is_dir() else job.encoder,
-        revision=job.revision,
-        max_length=job.max_length,
-        dtype=model.dtype,
-        batch_size=job.batch_size,
-    )
-    vectors = task.file()
-    if fresh:
-        vectors.create()
-    chunks = -(-spec.rows // job.shard_rows)
-    done = encoding.Done(job.partial / DONE, chunks)
-    if done.count:
-        print(f"{job.partial}: going on after {done.count} of {chunks} shards", flush=True)
-    ready = min(done.count * job.shard_rows, spec.rows)
     with tqdm(
-        total=spec.rows, initial=ready, desc="encoding", unit="passage",
-        disable=None if job.progress else True,
-    ) as bar:  # fmt: skip
-        encoding.encode(task, places(job), done, model, bar.update, lock, job.partial / LOGS)
-    return vectors
+        total=shards.rows, desc="indexing", unit="vector", disable=None if progress else True
+    ) as bar:
+        try:
+            if not index.is_trained:
+                index.train(_sample(index, shards))
+            for block in shards.blocks():
+                index.add(np.ascontiguousarray(block))
+                bar.update(len(block))
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise ValueError(f"--factory {factory}: {shards.rows} vectors: {reason}") from None
+    with disk_full_context(out):
+        faiss.write_index(index, os.fspath(out))
 
 
-def places(job: Build) -> list[encoding.Place]:
-    """Where each worker computes."""
-    return encoding.places(devices(job), job.workers)
-
-
-def _assemble(job: Build, spec: Spec, vectors: encoding.VectorFile) -> None:
-    """The index of the vectors, unless it is there; what was begun of another kind is removed."""
-    file, spec_file = job.partial / manifest.FAISS, job.partial / SPEC
-    text = json.dumps(asdict(spec), indent=2, sort_keys=True)
-    if not (spec_file.exists() and spec_file.read_text(encoding="utf-8") == text):
-        _remove([file, *(job.partial / name for name in PARTS)])
-        write_whole(spec_file, text)
-    if not file.exists():
-        assemble.assemble(spec, vectors, file, progress=job.progress)
-
-
-def _remove(paths: Sequence[Path]) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
+def _sample(index: Any, shards: Shards) -> np.ndarray:
+    """Vectors to train on, float32 [n, dimension], drawn evenly with seed 0."""
+    ivf = faiss.try_extract_index_ivf(index)
+    wanted = max(MIN_TRAIN, TRAIN_PER_LIST * (ivf.nlist if ivf else 0))
+    if wanted >= shards.rows:
+        return np.concatenate(list(shards.blocks()))
+    chosen = np.sort(np.random.default_rng(0).choice(shards.rows, wanted, replace=False))
+    starts = itertools.count(0, shards.shard_rows)
+    return np.concatenate(
+        [
+            block[chosen[(chosen >= start) & (chosen < start + len(block))] - start]
+            for start, block in zip(starts, shards.blocks(), strict=False)
+        ]
+    )

@@ -60,7 +60,9 @@ class Encoder:
         # Takes seconds to import, and BM25 needs none of it.
         from transformers import AutoModel, AutoTokenizer
 
-        self.device = _device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.device = torch_device(
+            "--device", device or ("cuda" if torch.cuda.is_available() else "cpu")
+        )
         if dtype == "auto":
             dtype = "fp16" if self.device.type == "cuda" else "fp32"
         self.dtype = dtype
@@ -139,16 +141,21 @@ class Encoder:
         return torch.nn.functional.normalize(mean_BD, dim=-1)
 
 
-def _device(name: str) -> torch.device:
+def torch_device(flag: str, name: str) -> torch.device:
+    """The CPU or GPU of this name.
+
+    Raises:
+        ValueError: there is none; names the flag.
+    """
     try:
         device = torch.device(name)
     except RuntimeError:
         device = None
     kinds = {"cpu": 1, "cuda": torch.cuda.device_count()}
     if device is None or device.type not in kinds:
-        raise ValueError(f"--device {name}: expected cpu, cuda, or cuda:N")
+        raise ValueError(f"{flag} {name}: expected cpu, cuda, or cuda:N")
     if (device.index or 0) >= kinds[device.type]:
-        raise ValueError(f"--device {name}: there are {kinds['cuda']} GPUs that torch can use")
+        raise ValueError(f"{flag} {name}: there are {kinds['cuda']} GPUs that torch can use")
     return device
 
 

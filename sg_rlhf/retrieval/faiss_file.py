@@ -1,13 +1,12 @@
-"""A faiss index file as it is opened: mapped, checked, and with search parameters that find things.
+"""Open a faiss index file: map it, check it, and set search parameters with a usable recall.
 
-faiss writes an index with the search parameters that it had, and they are faiss's defaults where
-nobody set any: `efSearch` 16 and `nprobe` 1, by which an HNSW index misses a good part and an IVF
-index most of what it should find. So a file that is opened gets at least
+A file has faiss's default search parameters where nobody set any: `efSearch` 16 and `nprobe` 1.
+With these HNSW misses many of the nearest passages, and IVF most. So an opened file gets at least
 
     efSearch   128
-    nprobe     a quarter of its lists, at most 256, if it says 1
+    nprobe     a quarter of its lists, at most 256, if the file says 1
 
-and what was raised is told; `--search NAME=VALUE` sets them in any case.
+and each raised value is printed. `--search NAME=VALUE` sets them explicitly.
 """
 
 from __future__ import annotations
@@ -19,15 +18,16 @@ from typing import Any
 
 import faiss
 import numpy as np
+import torch
 
-from sg_rlhf.common.index_sizes import EF_SEARCH, MOST_EF, probes
-
-#: A file's parameters by name, and the attribute's owner among the parts of an index.
-PARAMETERS = ("efSearch", "nprobe")
+#: The least efSearch unless another is asked for, and the largest: faiss counts in 32 bits.
+EF_SEARCH, MAX_EF_SEARCH = 128, 2**20
+#: The default nprobe is a quarter of the lists, at most this many.
+MAX_NPROBE = 256
 
 
 def read(path: Path, dimension: int) -> Any:
-    """The index in a file, its arrays mapped.
+    """The index in a file, with its arrays memory-mapped.
 
     Args:
         dimension: of the encoder's vectors.
@@ -66,7 +66,7 @@ def set_search(
     Raises:
         ValueError: for a parameter that this index has not, or a value that it cannot have.
     """
-    holders = dict(_holders(index))
+    holders = dict(_tunable_parts(index))
     used, lines = {}, []
     for name, value in given.items():
         if name not in holders:
@@ -74,8 +74,8 @@ def set_search(
             raise ValueError(f"--search {name}={value}: {where} {has}")
     for name, holder in holders.items():
         stored = int(getattr(holder, name))
-        most = int(holder.nlist) if name == "nprobe" else MOST_EF
-        value = given.get(name, _sane(name, stored, most))
+        most = int(holder.nlist) if name == "nprobe" else MAX_EF_SEARCH
+        value = given.get(name, _usable(name, stored, most))
         if not 1 <= value <= most:
             raise ValueError(f"--search {name}={value}: {where} takes 1 to {most}")
         if name not in given and value != stored:
@@ -88,13 +88,13 @@ def set_search(
     return used, lines
 
 
-def _sane(name: str, stored: int, lists: int) -> int:
+def _usable(name: str, stored: int, lists: int) -> int:
     if name == "efSearch":
         return max(stored, EF_SEARCH)
-    return probes(lists) if stored == 1 else min(stored, lists)
+    return max(1, min(lists // 4, MAX_NPROBE)) if stored == 1 else min(stored, lists)
 
 
-def _holders(index: Any) -> Iterator[tuple[str, Any]]:
+def _tunable_parts(index: Any) -> Iterator[tuple[str, Any]]:
     """The search parameters that an index has, each with the object that holds it."""
     for part in _parts(index):
         if isinstance(part, faiss.IndexHNSW):
@@ -129,7 +129,7 @@ def _check_vectors(path: Path, index: Any) -> None:
                     f"{len(ids) - 1}, in order"
                 )
     try:
-        if is_scanned(index):
+        if flat_vectors(index) is not None:
             index.reconstruct(0)  # a search would read the whole file
         else:
             index.search_and_reconstruct(np.zeros((1, index.d), np.float32), 1)
@@ -140,7 +140,19 @@ def _check_vectors(path: Path, index: Any) -> None:
         ) from None
 
 
-def is_scanned(index: Any) -> bool:
-    """Whether a search compares every vector, which `scan` does."""
-    scanned = faiss.IndexFlatIP | faiss.IndexScalarQuantizer
-    return type(index) in scanned.__args__
+def flat_vectors(index: Any) -> torch.Tensor | None:
+    """The vectors of a flat index, [rows, dimension], float32 or float16, mapped from its file.
+
+    None if the index is not flat, or its vectors have another type.
+    """
+    if isinstance(index, faiss.IndexFlat):
+        dtype: type = np.float32
+    elif (
+        type(index) is faiss.IndexScalarQuantizer
+        and index.sq.qtype == faiss.ScalarQuantizer.QT_fp16
+    ):
+        dtype = np.float16
+    else:
+        return None
+    codes = faiss.rev_swig_ptr(index.codes.data(), index.ntotal * index.code_size)
+    return torch.from_numpy(codes.view(dtype).reshape(index.ntotal, index.d))

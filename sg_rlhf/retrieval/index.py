@@ -1,114 +1,128 @@
 """Build a retrieval index: `python -m sg_rlhf.retrieval.index --corpus FILE --encoder E --out DIR`.
 
-Everything is written to `DIR.partial` and renamed at the end. Before a build its size, memory and
-time are printed, and what the machine cannot hold is refused (`room`). A killed build, started
-again, goes on where it was (`dense_build`, `postings`).
+Everything is written to `DIR.partial` and renamed at the end. A dense build that was killed
+continues after its last whole shard of vectors (`dense_build`).
 """
 
 from __future__ import annotations
 
 import argparse
 import fcntl
+import json
+import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
+from sg_rlhf.common import resources
 from sg_rlhf.common.argument_types import path, positive_int, printable_name
-from sg_rlhf.common.atomic_io import best_effort_output
-from sg_rlhf.common.index_sizes import KINDS, PRECISIONS, Spec, check_codes, spec
-from sg_rlhf.retrieval import contents, manifest, room, unfinished
-from sg_rlhf.retrieval.analysis import ANALYSES, LUCENE, of_revision
+from sg_rlhf.common.atomic_io import best_effort_output, write_whole
+from sg_rlhf.retrieval import manifest
 from sg_rlhf.retrieval.command import Parser, run, setting, threads
-from sg_rlhf.retrieval.corpus import Corpus, scan
-from sg_rlhf.retrieval.job import KEPT, SPLIT, Build
+from sg_rlhf.retrieval.corpus import save_offsets, scan
 
 if TYPE_CHECKING:
     from sg_rlhf.retrieval.encoder import Encoder
 
 LOCK = "lock"
-#: Where the index that a finished build replaces lies for a moment, inside `OUT.partial`.
+#: In `OUT.partial`: what an unfinished build encodes, and its shards of vectors.
+PLAN, VECTORS = "plan.json", "vectors"
+#: In `OUT.partial`: the index that a finished build replaces, for a moment.
 REPLACED = "replaced"
-#: What an index folder holds beside its manifest.
+#: The files and folders of an index, besides its manifest.
 INDEX = (manifest.BM25, manifest.FAISS, manifest.OFFSETS)
 PROG = "sg_rlhf.retrieval.index"
 EPILOG = """\
 examples:
   python -m sg_rlhf.retrieval.index --corpus corpus.jsonl --encoder bm25 --out indexes/bm25
   python -m sg_rlhf.retrieval.index --corpus wiki-18.jsonl --encoder intfloat/e5-base-v2 \\
-      --type flat --out indexes/e5_flat
+      --out indexes/e5_flat
   python -m sg_rlhf.retrieval.index --corpus wiki-18.jsonl --encoder intfloat/e5-base-v2 \\
-      --type hnsw --vectors fp16 --build M=64 --search efSearch=256 --out indexes/e5_hnsw --dry-run
+      --factory "IVF16384,SQ8" --search nprobe=64 --out indexes/e5_ivf
 
-which one, and its parameters:
-  bm25    words in common, as Lucene and pyserini count them; no GPU, no model, seconds for a small
-          corpus
-  flat    exact search by meaning; a batch of queries reads every vector once (64.6 GB for wiki-18)
-  sq8     the same of a byte a number
-  hnsw    a graph, nearly exact, reads few vectors; --build M efConstruction, --search efSearch
-  ivf     lists, nearly exact; quicker to build than hnsw, slower to search; nlist, nprobe
-  ivfsq8  lists of vectors of a byte a number; nlist, nprobe
-  ivfpq   lists of 2 to 4 % of the size, which lose some; nlist, pq_m, pq_bits, nprobe
-Recall beside exact search is measured when an index is made, and is in its manifest.
+--factory is faiss's index_factory string, for example:
+  Flat            exact search; 4 bytes per number (64.6 GB for wiki-18)
+  SQfp16          exact search of float16 vectors, half of it
+  HNSW32          a graph, nearly exact; --search efSearch=N
+  IVF16384,SQ8    lists, nearly exact; 1 byte per number; --search nprobe=N
+  IVF16384,PQ96   lists, 96 bytes per vector; loses some recall
 
-A corpus line is {"id": "0", "contents": "\\"Title\\"\\ntext"}, as Search-R1 publishes it. A build
-that was killed goes on where it was when the same command is given again.
+A corpus line is {"id": "0", "contents": "\\"Title\\"\\ntext"}, as Search-R1 publishes it. A dense
+build that was killed continues when the same command is given again.
 """
+
+
+@dataclass(frozen=True)
+class Build:
+    """What to build; the fields are the command's flags."""
+
+    corpus: Path
+    encoder: str
+    out: Path
+    factory: str | None = None
+    search: Mapping[str, int] = field(default_factory=dict)
+    revision: str | None = None
+    max_length: int = 256
+    encoder_dtype: str = "auto"
+    batch_size: int | None = None
+    shard_rows: int = 16_384
+    device: str | None = None
+    workers: int | None = None
+    skip_room_check: bool = False
+    force: bool = False
+    restart: bool = False
+    progress: bool = True
+
+    @property
+    def partial(self) -> Path:
+        """The folder of the unfinished index."""
+        return self.out.with_name(f"{self.out.name}.partial")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status (0, or 2 for bad input)."""
     args = vars(_parser().parse_args(argv))
-    for name in ("build", "search"):
-        args[name] = dict(args[name])
+    args["search"] = dict(args["search"])
     with best_effort_output():
         return run(PROG, lambda: build(**args))
 
 
 def build(corpus: Path, encoder: str, out: Path, **options: Any) -> None:
-    """What the command does; `options` are the other fields of `Build`.
+    """Build an index; `options` are the other fields of `Build`.
 
     Raises:
-        ValueError: for a bad argument or corpus; `out` stays as it was.
+        ValueError: a bad argument or corpus; `out` stays as it was.
     """
     job = Build(corpus, encoder, out, **options)
     _check(job)
-    if job.dry_run:
-        _room(job, None if encoder == "bm25" else _load_encoder(job))
-        return
     job.partial.mkdir(parents=True, exist_ok=True)
-    with _locked(job.partial) as lock:
+    with _locked(job.partial):
         try:
-            made = _build_partial(job, lock)
+            made = _build_partial(job)
         except (ValueError, OSError):
-            _remove_unless_parts(job)
+            _remove_without_vectors(job.partial)
             raise
         if made is None:
-            _remove_unless_parts(job)
+            _remove_without_vectors(job.partial)
             print(f"{out}: built already")
             return
         _put_in_place(job.partial, out)
     size = sum(made["files"].values())
     print(f"{out}: {made['corpus']['rows']:,} passages, {made['kind']}, {size:,} bytes")
-    for line in _recall_lines(made):
-        print(line)
 
 
 def _check(job: Build) -> None:
-    """Refuse what can be seen to be wrong before anything is read."""
-    if job.encoder == "bm25":
-        for flag in ("type", "vectors", "build", "search"):
-            if value := getattr(job, flag):
-                shown = value if isinstance(value, str) else next(iter(value))
-                raise ValueError(f"--{flag} {shown}: BM25 has one form, leave --{flag} out")
-    elif job.analysis is not None:
-        raise ValueError(f"--analysis {job.analysis}: of --encoder bm25 alone, leave it out")
+    """Refuse bad arguments before anything is read."""
+    if job.encoder == "bm25" and (job.factory or job.search):
+        raise ValueError("--encoder bm25: has no --factory and no --search, leave them out")
     devices = [] if job.device is None else job.device.split(",")
     if not all(devices):
-        raise ValueError(f"--device {job.device}: expected names with a comma between two of them")
+        raise ValueError(f"--device {job.device}: expected names separated by commas")
     if len(devices) > 1 and any(device.startswith("cpu") for device in devices):
         raise ValueError(f"--device {job.device}: expected cpu alone (--workers N), or GPUs")
     if not job.corpus.is_file():
@@ -143,98 +157,125 @@ def _names(folder: Path) -> set[str]:
     return {entry.name for entry in folder.iterdir()}
 
 
-def _build_partial(job: Build, lock: IO[Any]) -> dict[str, Any] | None:
+def _build_partial(job: Build) -> dict[str, Any] | None:
     """Make the whole index in `job.partial`; its manifest, or None if `out` is that index."""
-    _clean(job.partial, keep=(LOCK, *KEPT))
-    # Before the corpus is read: that may take minutes.
+    _clean(job.partial, keep=(LOCK, PLAN, VECTORS))
+    # Before the corpus is read, which may take minutes.
     model = None if job.encoder == "bm25" else _load_encoder(job)
-    # What is there may be this very index, which takes no room.
-    early = job.force or not (job.out / manifest.NAME).exists()
-    if early:
-        _room(job, model)
-    found = unfinished.known_scan(job) or scan(job.corpus, progress=job.progress)
+    index = None if model is None else _new_index(job, model)
+    found = scan(job.corpus, progress=job.progress)
     rows = len(found.offsets) - 1
-    wanted = None if model is None else _spec(job, rows, model)
     request: dict[str, Any] = {
-        "kind": "bm25" if wanted is None else wanted.kind,
+        "kind": "bm25" if model is None else job.factory or "Flat",
         "corpus": manifest.corpus_entry(job.corpus, job.out, rows, found.sha256),
         "encoder": _encoder_entry(job, model),
     }
-    if wanted is not None:
-        request |= {
-            "vectors": wanted.vectors,
-            "parameters": dict(wanted.build),
-            "search": dict(wanted.search),
-        }
     if not job.force and _is_built(job, request):
         return None
-    if not early:
-        _room(job, model)
-    if model is None or wanted is None:
+    save_offsets(job.partial / manifest.OFFSETS, found.offsets)
+    if model is None or index is None:
         # numba takes seconds to import, and dense indexes need none of it.
-        from sg_rlhf.retrieval import lexical
+        from sg_rlhf.retrieval import bm25
 
-        unfinished.plan(job, found, request, {})
-        folder, parts = job.partial / manifest.BM25, job.partial / SPLIT
-        analysis = ANALYSES[job.analysis or LUCENE.name]
-        request["parameters"] = lexical.build(
-            job.corpus, rows, folder, analysis, parts, progress=job.progress
-        )
+        request |= bm25.build(job.corpus, job.partial / manifest.BM25, progress=job.progress)
     else:
-        from sg_rlhf.retrieval import dense_build
-
-        request |= dense_build.build(job, wanted, model, found, request, lock)
+        _build_dense(job, request, model, index[0])
+        request["search"] = index[1]
     libraries = ("bm25s",) if model is None else ("faiss-cpu", "torch", "transformers")
-    files = manifest.files_of(job.partial, INDEX)
     request |= {
-        **contents.describe(job.partial, files, progress=job.progress),
+        **manifest.describe_files(job.partial, INDEX),
         "versions": {name: metadata.version(name) for name in libraries},
     }
     manifest.write(job.partial, request)
     return request
 
 
-def _room(job: Build, model: Encoder | None) -> None:
-    """Print what the build takes, and refuse what this machine has not."""
-    corpus = Corpus(job.corpus, scan(job.corpus, check=False, progress=job.progress).offsets)
-    if model is None:
-        needs = room.of_bm25(job, corpus)
-    else:
-        needs = room.of_vectors(job, _spec(job, len(corpus), model), corpus, model)
-    room.check(job, needs, len(corpus))
+def _new_index(job: Build, model: Encoder) -> tuple[Any, dict[str, int]]:
+    from sg_rlhf.retrieval import dense_build
+
+    return dense_build.new_index(job.factory or "Flat", model.dimension, job.search)
 
 
-def _spec(job: Build, rows: int, model: Encoder) -> Spec:
-    kind = job.type or "flat"
-    made = spec(kind, rows, model.dimension, job.vectors, job.build, job.search)
-    check_codes(made)
-    return made
+def _build_dense(job: Build, request: Mapping[str, Any], model: Encoder, index: Any) -> None:
+    """Encode the missing shards and write the faiss index."""
+    from tqdm import tqdm
+
+    from sg_rlhf.retrieval import dense_build
+
+    factory, rows = request["kind"], request["corpus"]["rows"]
+    _plan(job, request, model)
+    shards = dense_build.Shards(
+        job.partial.resolve() / VECTORS, job.corpus.resolve(),
+        job.partial.resolve() / manifest.OFFSETS, rows, job.shard_rows, job.encoder, job.revision,
+        job.max_length, job.encoder_dtype, job.batch_size,
+    )  # fmt: skip
+    shards.folder.mkdir(exist_ok=True)
+    missing = len(shards.missing)
+    if not job.skip_room_check:
+        # The shards, and an index of at most their size.
+        disk = (missing * job.shard_rows + rows) * 4 * model.dimension
+        needs = resources.Requirements(disk, 0)
+        resources.check_requirements("--out", job.out, "the build", needs)
+    count = -(-rows // job.shard_rows)
+    if missing < count:
+        print(f"{job.partial}: going on after {count - missing} of {count} shards", flush=True)
+    where = dense_build.places(dense_build.devices(job.device), job.workers)
+    with tqdm(
+        total=rows, initial=rows - min(rows, missing * job.shard_rows), desc="encoding",
+        unit="passage", disable=None if job.progress else True,
+    ) as bar:  # fmt: skip
+        dense_build.encode(shards, where[: max(1, missing)], model, bar.update)
+    out = job.partial / manifest.FAISS
+    dense_build.fill_index(index, factory, shards, out, job.progress)
 
 
-def _recall_lines(made: dict[str, Any]) -> Iterator[str]:
-    """What the manifest says of recall."""
-    if "recall" not in made:
+def _plan(job: Build, request: Mapping[str, Any], model: Encoder) -> None:
+    """Write what the shards are of, or check that those of a killed build are of the same.
+
+    Raises:
+        ValueError: an unfinished build of something else is there.
+    """
+    file = job.partial / PLAN
+    encoder = {key: value for key, value in request["encoder"].items() if key != "path"}
+    wanted = {
+        "corpus_sha256": request["corpus"]["sha256"],
+        "encoder": {**encoder, "dtype": model.dtype},
+        "shard_rows": job.shard_rows,
+    }
+    if job.restart or not file.exists():
+        # Shards without a plan are of an unknown build.
+        file.unlink(missing_ok=True)
+        shutil.rmtree(job.partial / VECTORS, ignore_errors=True)
+        write_whole(file, json.dumps(wanted, indent=2), sync=True)
         return
-    yield f"found of the exact 10 best, {made['recall']['queries']} queries of pieces of passages:"
-    for row in made["recall"]["measured"]:
-        settings = _shown({k: v for k, v in row.items() if k in made["search"]})
-        yield f"  {settings:<14} {row['recall_at_10']:.3f}   {row['ms_per_query']:.2f} ms a query"
+    before = json.loads(file.read_text(encoding="utf-8"))
+    for key, value in wanted.items():
+        if before.get(key) != value:
+            raise ValueError(
+                f"{job.partial}: an unfinished build with {key} {before.get(key)}, this one has "
+                f"{value}; give the same arguments to continue it, or --restart to drop it"
+            )
 
 
 def _encoder_entry(job: Build, model: Encoder | None) -> dict[str, Any]:
-    """The manifest's part about the encoder."""
+    """The manifest's entry of the encoder."""
     if model is None:
-        return ANALYSES[job.analysis or LUCENE.name].identity
-    from sg_rlhf.retrieval import dense_build
+        from sg_rlhf.retrieval import bm25
 
-    return dense_build.encoder_entry(job, model)
+        return bm25.IDENTITY
+    entry: dict[str, Any] = {**model.identity, "max_length": job.max_length}
+    if "fingerprint" in entry:  # a folder, whose path may be of use
+        entry["path"] = os.path.relpath(Path(job.encoder).resolve(), job.out.resolve())
+    return entry
 
 
 def _load_encoder(job: Build) -> Encoder:
-    # torch, transformers and faiss take seconds to import, and BM25 needs none of them.
+    # torch and transformers take seconds to import, and BM25 needs neither.
     from sg_rlhf.retrieval import dense_build
+    from sg_rlhf.retrieval.encoder import Encoder
 
-    return dense_build.load_encoder(job)
+    device = dense_build.devices(job.device)[0]
+    return Encoder(job.encoder, job.revision, job.max_length, device, job.encoder_dtype)
 
 
 def _is_built(job: Build, request: dict[str, Any]) -> bool:
@@ -249,61 +290,37 @@ def _is_built(job: Build, request: dict[str, Any]) -> bool:
             f"--out {out}: not empty, and {error} (--force replaces a damaged index, and nothing "
             "else)"
         ) from None
-    # One from before there were parameters has those of its time, which nothing says.
-    same_form = "vectors" not in built or _form(built) == _form(request)
-    if _identity(built) == _identity(request) and same_form:
-        if job.search and built.get("search") != request["search"]:
-            manifest.write(out, {**built, "search": request["search"]})
-            print(f"{out}: is searched with {_shown(request['search'])} from now on")
+    if _identity(built) == _identity(request):
+        if job.search and built.get("search") != job.search:
+            manifest.write(out, {**built, "search": dict(job.search)})
+            shown = " ".join(f"{name}={value}" for name, value in job.search.items())
+            print(f"{out}: is searched with {shown} from now on")
         return True
-    analysis = of_revision(built["encoder"].get("revision"))
-    of_same_passages = _identity(built)[:2] == _identity(request)[:2]
-    if analysis and of_same_passages and job.analysis is None:
-        # Of an older version: it can be searched, so whoever did not ask for another keeps it.
-        print(f"{out}: analysis {analysis.name}; --analysis {LUCENE.name} --force changes it")
-        return True
-    described = built["encoder"]["model"] + (f", analysis {analysis.name}" if analysis else "")
-    if "vectors" in built:
-        described += f", {_form(built)}"
     raise ValueError(
-        f"--out {out}: holds another index ({built['kind']} of {described}, "
+        f"--out {out}: holds another index ({built['kind']} of {built['encoder']['model']}, "
         f"corpus SHA-256 {built['corpus']['sha256'][:16]}); --force replaces it"
     )
 
 
 def _identity(request: dict[str, Any]) -> list[Any]:
-    """What makes two builds the same.
-
-    Where the encoder lies is no part of it, nor what it computed with, nor an analysis' name, which
-    its revision implies.
-    """
-    left_out = ("path", "analysis", "dtype")
-    encoder = {k: v for k, v in request["encoder"].items() if k not in left_out}
-    return [request["kind"], request["corpus"]["sha256"], encoder]
-
-
-def _form(request: dict[str, Any]) -> str:
-    """What two indexes of the same vectors may differ in."""
-    return " ".join([request["vectors"], _shown(request["parameters"])]).strip()
-
-
-def _shown(parameters: dict[str, int]) -> str:
-    return " ".join(f"{name}={value}" for name, value in parameters.items())
+    """What makes two builds the same; where the encoder lies and its dtype are no part of it."""
+    encoder = {k: v for k, v in request["encoder"].items() if k not in ("path", "dtype")}
+    return [request["kind"].lower(), request["corpus"]["sha256"], encoder]
 
 
 @contextmanager
-def _locked(partial: Path) -> Iterator[IO[Any]]:
+def _locked(partial: Path) -> Iterator[None]:
     """Keep a second build away from the same folder; a killed one leaves no lock behind."""
     with (partial / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"{partial}: another build is writing here") from None
-        yield lock
+        yield
 
 
 def _put_in_place(partial: Path, out: Path) -> None:
-    """Rename the finished folder; shards, and what it replaces, are removed after that."""
+    """Rename the finished folder; shards, and the index that it replaces, are removed after."""
     _check_replaceable(out)  # again: a build may take hours
     if out.exists():
         out.rename(partial / REPLACED)
@@ -322,10 +339,10 @@ def _clean(folder: Path, keep: Sequence[str]) -> None:
             entry.unlink()
 
 
-def _remove_unless_parts(job: Build) -> None:
-    """Leave no folder behind where nothing was gained; finished shards are kept."""
-    if not job.has_parts:
-        shutil.rmtree(job.partial)
+def _remove_without_vectors(partial: Path) -> None:
+    """Remove the folder of a failed build, unless it has finished shards."""
+    if not any((partial / VECTORS).glob("*.npy")):
+        shutil.rmtree(partial)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -336,40 +353,27 @@ def _parser() -> argparse.ArgumentParser:
     add("--corpus", type=path, required=True, metavar="FILE", help="passages, a JSON object a line")
     add("--encoder", type=printable_name, required=True, metavar="{bm25,MODEL}",
         help="bm25, or an E5 model: a Hugging Face id or a folder")  # fmt: skip
-    add("--type", choices=KINDS, help="kind of dense index (flat)")
-    add("--vectors", choices=PRECISIONS,
-        help="numbers of flat, hnsw, ivf (fp32); of others while they are made (fp16)")  # fmt: skip
-    add("--build", type=setting, nargs="+", default=[], metavar="NAME=N",
-        help="parameters of the index, see below")  # fmt: skip
+    add("--factory", type=printable_name, metavar="STRING",
+        help="kind of dense index, for faiss's index_factory (Flat)")  # fmt: skip
     add("--search", type=setting, nargs="+", default=[], metavar="NAME=N",
-        help="parameters that it is searched with unless the server is told others")  # fmt: skip
-    add("--analysis", choices=ANALYSES,
-        help="words of bm25: stems as in Lucene, or words as they are (lucene)")  # fmt: skip
+        help="nprobe or efSearch, unless the server sets another")  # fmt: skip
     add("--out", type=path, required=True, metavar="DIR", help="folder to make")
     add(
         "--revision", type=printable_name, help="commit or tag of a Hugging Face model (its newest)"
     )
-    add(
-        "--max-length",
-        type=positive_int,
-        default=256,
-        help="tokens a text; the rest is cut off (256)",
-    )
-    add(
-        "--batch-size",
-        type=positive_int,
-        help="passages a forward pass (64 on a CPU, 256 on a GPU)",
-    )
+    add("--max-length", type=positive_int, default=256,
+        help="tokens per text; the rest is cut off (256)")  # fmt: skip
+    add("--batch-size", type=positive_int,
+        help="passages per forward pass (64 on a CPU, 256 on a GPU)")  # fmt: skip
     add("--shard-rows", type=positive_int, default=16_384,
-        help="passages between two points where a killed build can go on (16384)")  # fmt: skip
+        help="passages per shard, after which a killed build continues (16384)")  # fmt: skip
     add("--encoder-dtype", choices=("auto", "fp16", "bf16", "fp32"), default="auto",
-        help="numbers that the encoder computes with (fp16 on a GPU, fp32 on a CPU)")  # fmt: skip
+        help="dtype of the encoder (fp16 on a GPU, fp32 on a CPU)")  # fmt: skip
     add("--device", "--devices", type=printable_name, metavar="DEVICE[,DEVICE]",
-        help="cpu, or GPUs as cuda:0,cuda:1; a process each (every GPU there is)")  # fmt: skip
+        help="cpu, or GPUs as cuda:0,cuda:1; one process each (every GPU)")  # fmt: skip
     add("--workers", type=threads, metavar="N",
         help="processes on a CPU, sharing its cores (one for 8), or on each GPU (1)")  # fmt: skip
-    add("--dry-run", action="store_true", help="print sizes, memory and time, and build nothing")
-    add("--skip-room-check", action="store_true", help="build what disk or memory may not hold")
+    add("--skip-room-check", action="store_true", help="build although the disk may be too small")
     add("--force", action="store_true", help="replace another index in DIR, and nothing else")
     add("--restart", action="store_true", help="drop an unfinished build of other arguments")
     return parser

@@ -1,13 +1,13 @@
-"""What a retrieval server accepts, and how it batches and remembers."""
+"""Limits of a retrieval server: sizes of requests, the queue, batches and the cache."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 #: Passages in one answer: about 160 MB of JSON.
-MOST_PASSAGES = 262_144
-#: A query waits no longer than a minute for others.
-MOST_WAIT_MS = 60_000
+MAX_PASSAGES = 262_144
+#: Longest time that a query may wait for others, in ms.
+MAX_WAIT_MS = 60_000
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,6 @@ class Limits:
     max_topk: int = 100
     default_topk: int = 3
     max_body_mb: int = 64
-    receive_seconds: float = 30.0
     busy_status: int = 429
     max_batch: int = 256
     max_wait_ms: float = 3.0
@@ -33,12 +32,12 @@ class Limits:
         Raises:
             ValueError: naming the flags.
         """
-        if self.max_topk > MOST_PASSAGES:
+        if self.max_topk > MAX_PASSAGES:
             raise ValueError(
-                f"--max-topk {self.max_topk}: an answer has at most {MOST_PASSAGES} passages"
+                f"--max-topk {self.max_topk}: an answer has at most {MAX_PASSAGES} passages"
             )
-        if self.max_wait_ms > MOST_WAIT_MS:
-            raise ValueError(f"--max-wait-ms {self.max_wait_ms:g}: at most {MOST_WAIT_MS}")
+        if self.max_wait_ms > MAX_WAIT_MS:
+            raise ValueError(f"--max-wait-ms {self.max_wait_ms:g}: at most {MAX_WAIT_MS}")
         if self.default_topk > self.max_topk:
             raise ValueError(f"--topk {self.default_topk}: above --max-topk {self.max_topk}")
         if self.max_queries > self.max_pending:

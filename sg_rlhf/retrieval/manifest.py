@@ -1,11 +1,11 @@
-"""An index folder's manifest: which corpus and which encoder the index belongs to.
+"""The manifest of an index folder: the corpus and the encoder that the index belongs to.
 
-    manifest.json   the request, what came of it, the SHA-256 of the corpus and of every file here
+    manifest.json   the request, its result, the SHA-256 of the corpus and of every file here
     offsets.npy     where each passage starts in the corpus file
     index.faiss     dense;  bm25/  lexical
 
-The corpus itself stays where it is; the manifest has its path relative to the folder. The hashes of
-the files are described in `contents`; `manifest_sha256` is the manifest's own, without the paths.
+The corpus itself stays where it is; the manifest has its path relative to the folder. Each start
+checks the size of every file and the SHA-256 of small ones; `verify` reads every byte.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from sg_rlhf.common.atomic_io import write_whole
-from sg_rlhf.retrieval import contents
 
 NAME = "manifest.json"
 OFFSETS = "offsets.npy"
@@ -29,6 +28,8 @@ FAISS = "index.faiss"
 BM25 = "bm25"
 MADE_BY = "sg_rlhf.retrieval.index"
 FORMAT = 1
+#: Bytes of a file that is hashed at each start, which takes about 10 ms.
+SMALL = 16 * 2**20
 
 
 def _inside(name: str) -> str:
@@ -36,10 +37,6 @@ def _inside(name: str) -> str:
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise ValueError("expected the path of a file in the folder")
     return name
-
-
-_Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-_File = Annotated[str, AfterValidator(_inside)]
 
 
 class _Part(BaseModel):
@@ -50,7 +47,7 @@ class _Corpus(_Part):
     path: str
     rows: int = Field(ge=1)
     bytes: int = Field(ge=1)
-    sha256: _Hash
+    sha256: str
     mtime_ns: int
 
 
@@ -58,42 +55,46 @@ class _Encoder(_Part):
     model: str
     revision: str | None = None
     fingerprint: str | None = None
-
-
-class _Hashes(_Part):
-    block_bytes: int = Field(ge=1)
-    blocks: dict[_File, list[_Hash]]
-    ends: dict[_File, _Hash]
+    max_length: int = 0
 
 
 class _Manifest(_Part):
-    """What every kind of index has; each adds entries of its own."""
+    """The entries of every kind of index; each kind adds its own."""
 
     kind: str
     corpus: _Corpus
     encoder: _Encoder
-    files: dict[_File, Annotated[int, Field(ge=0)]] = Field(min_length=1)
-    sha256: _Hashes | None = None
-    manifest_sha256: _Hash | None = None
+    files: dict[Annotated[str, AfterValidator(_inside)], int] = Field(min_length=1)
+    #: Of each file. Older versions had the hashes of blocks: these are not read.
+    sha256: dict[str, Any] = {}
 
 
 def write(folder: Path, manifest: dict[str, Any]) -> None:
-    """Write the manifest into `folder`; it comes last, so without one a folder is not complete.
+    """Write the manifest atomically; it comes last, so a folder without one is incomplete.
 
     Args:
-        manifest: with the entries of `contents.describe` among its own.
+        manifest: with the entries of `describe_files` among its own.
     """
     entry = {"made_by": MADE_BY, "format": FORMAT, **manifest}
-    entry["manifest_sha256"] = _own_hash(entry)
-    text = json.dumps(entry, indent=2, ensure_ascii=False) + "\n"
-    write_whole(folder / NAME, text, sync=True)
+    write_whole(folder / NAME, json.dumps(entry, indent=2, ensure_ascii=False) + "\n", sync=True)
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """The manifest of an index folder, after the checks that each start can afford.
+def describe_files(folder: Path, parts: Iterable[str]) -> dict[str, Any]:
+    """The entries `files` (bytes of each) and `sha256`, of files or folders in `folder`."""
+    paths = [path for part in parts for path in (folder / part, *(folder / part).rglob("*"))]
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(paths) if path.is_file()}
+    return {
+        "files": {name: path.stat().st_size for name, path in files.items()},
+        "sha256": {name: _sha256(path) for name, path in files.items()},
+    }
+
+
+def read(folder: Path, *, every_byte: bool = False) -> dict[str, Any]:
+    """The manifest of an index folder, after checking its files.
 
     Raises:
-        ValueError: if `folder` holds no complete index that this version can read.
+        ValueError: `folder` holds no complete index that this version can read, or a file is not
+            as it was built.
     """
     if not folder.is_dir():
         raise ValueError(f"--index {folder}: no such folder (make it: python -m {MADE_BY})")
@@ -117,56 +118,48 @@ def read(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path}, {place}: {first['msg'].removeprefix('Value error, ')}; build the index again"
         ) from None
-    if manifest.get("manifest_sha256", own := _own_hash(manifest)) != own:
-        raise ValueError(
-            f"{path}: not what was written with its index (SHA-256); copy it again, or build the "
-            "index again"
-        )
-    contents.check_quickly(folder, manifest)
-    if "sha256" not in manifest:
-        print(
-            f"{folder}: built before the content of an index was hashed, so damage of the same "
-            "size is not noticed; the next build has hashes",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+    hashes = manifest.get("sha256", {})
+    for name, size in manifest["files"].items():
+        _check_file(folder / name, size, hashes.get(name), every_byte)
     return manifest
 
 
-def _own_hash(manifest: dict[str, Any]) -> str:
-    """SHA-256 of what a manifest says; not of where corpus and encoder lie, which may change."""
-    where = {"corpus": ("path", "mtime_ns"), "encoder": ("path",)}
-    said = {
-        key: {k: v for k, v in value.items() if k not in where[key]} if key in where else value
-        for key, value in manifest.items()
-        if key != "manifest_sha256"
-    }
-    text = json.dumps(said, sort_keys=True, ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+def _check_file(file: Path, size: int, sha256: str | None, every_byte: bool) -> None:
+    found = file.stat().st_size if file.is_file() else None
+    if found != size:
+        state = "missing" if found is None else f"{found} bytes"
+        raise ValueError(f"{file}: {state}, but its index was built with {size} bytes")
+    if sha256 is None:
+        if every_byte:
+            raise ValueError(f"{file}: its manifest has no SHA-256 of it; build the index again")
+    elif (every_byte or size <= SMALL) and _sha256(file) != sha256:
+        raise ValueError(
+            f"{file}: its content is not what was built (SHA-256); copy it again, or build the "
+            "index again"
+        )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def verify(folder: Path, corpus: Path | None = None) -> dict[str, Any]:
-    """`read`, and every byte of the index and of its corpus checked by SHA-256; a bar on stderr.
+    """`read`, and every byte of the index and of its corpus checked by SHA-256.
 
     Args:
-        corpus: where the corpus is now, if not where it was.
+        corpus: where the corpus is now, if it moved.
 
     Raises:
-        ValueError: naming the first damaged block, or the corpus.
+        ValueError: names the first file that changed.
     """
-    facts = read(folder)
-    contents.check_wholly(folder, facts, progress=True)
-    check_corpus(folder, facts["corpus"], corpus, wholly=True)
+    facts = read(folder, every_byte=True)
+    check_corpus(folder, facts["corpus"], corpus, every_byte=True)
     return facts
 
 
-def files_of(folder: Path, parts: Iterable[str]) -> list[str]:
-    """The files of an index, by their paths inside `folder`; `parts` are files or folders in it."""
-    found = [path for part in parts for path in (folder / part, *(folder / part).rglob("*"))]
-    return [path.relative_to(folder).as_posix() for path in found if path.is_file()]
-
-
 def corpus_entry(corpus: Path, out: Path, rows: int, sha256: str) -> dict[str, Any]:
-    """The manifest's part about the corpus."""
+    """The entry of the corpus."""
     status = corpus.stat()
     return {
         "path": os.path.relpath(corpus.resolve(), out.resolve()),
@@ -178,12 +171,12 @@ def corpus_entry(corpus: Path, out: Path, rows: int, sha256: str) -> dict[str, A
 
 
 def check_corpus(
-    folder: Path, entry: dict[str, Any], corpus: Path | None = None, *, wholly: bool = False
+    folder: Path, entry: dict[str, Any], corpus: Path | None = None, *, every_byte: bool = False
 ) -> Path:
-    """The corpus of an index: where it is now, after making sure that it is the same.
+    """The path of an index's corpus, after checking that it is the same corpus.
 
     Size and modification time as at build time are taken as proof; with another time (a copy) the
-    whole file is hashed again, about a second a gigabyte; `wholly` does so in any case.
+    whole file is hashed again, about a second per gigabyte; `every_byte` always does.
 
     Raises:
         ValueError: if it is another corpus, naming index and corpus.
@@ -195,11 +188,10 @@ def check_corpus(
         )
     status = path.stat()
     if status.st_size == entry["bytes"]:
-        if status.st_mtime_ns == entry["mtime_ns"] and not wholly:
+        if status.st_mtime_ns == entry["mtime_ns"] and not every_byte:
             return path
         print(f"checking the SHA-256 of {path} ...", file=sys.stderr, flush=True)
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = _sha256(path)
     else:
         found = f"other, {status.st_size} instead of {entry['bytes']} bytes"
     if found != entry["sha256"]:

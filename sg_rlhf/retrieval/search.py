@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -16,36 +15,35 @@ from sg_rlhf.retrieval import manifest
 from sg_rlhf.retrieval.corpus import Corpus, Document, is_blank, load_offsets, scan
 
 if TYPE_CHECKING:
-    from sg_rlhf.retrieval.dense import DenseBackend
     from sg_rlhf.retrieval.encoder import Encoder
 
 
 @dataclass(frozen=True)
-class How:
-    """What may be set of a search in vectors; the flags of the server.
+class DenseOptions:
+    """Options of a search in vectors; the flags of the server.
 
     Attributes:
-        search: `efSearch` or `nprobe`, over what the index says.
-        encoder_dtype: numbers that the encoder computes with, a key of `encoder.DTYPES` or `auto`.
-        threads: that share a search; by default as many as torch uses.
-        gpus: search on GPUs with faiss.
+        search: `efSearch` or `nprobe`, instead of the index's own.
+        encoder_dtype: a key of `encoder.DTYPES`, or `auto`.
+        threads: threads of encoder and search; by default one per core.
+        device: of a flat search: cpu, cuda, or cuda:N.
     """
 
     search: Mapping[str, int] = field(default_factory=dict)
     encoder_dtype: str = "auto"
     threads: int | None = None
-    gpus: bool = False
+    device: str = "cpu"
 
     @property
-    def shown(self) -> str:
+    def flags(self) -> str:
         """The flags that are set."""
         flags = {
             "--search": " ".join(f"{name}={value}" for name, value in self.search.items()),
             "--encoder-dtype": "" if self.encoder_dtype == "auto" else self.encoder_dtype,
             "--search-threads": self.threads,
+            "--search-device": "" if self.device == "cpu" else self.device,
         }
-        shown = [f"{flag} {value}" for flag, value in flags.items() if value]
-        return ", ".join(shown + ["--faiss-gpu"] * self.gpus)
+        return ", ".join(f"{flag} {value}" for flag, value in flags.items() if value)
 
 
 @dataclass(frozen=True)
@@ -97,64 +95,36 @@ def open_index(
     device: str | None = None,
     *,
     verify: bool = False,
-    how: How | None = None,
+    options: DenseOptions | None = None,
 ) -> Retriever:
     """Open a folder made by `python -m sg_rlhf.retrieval.index`.
 
     Args:
-        corpus: where the corpus is now, if not where it was.
-        encoder: where the encoder is now, if not where it was.
+        corpus: where the corpus is now, if it moved.
+        encoder: where the encoder is now, if it moved.
         device: of the encoder.
-        verify: check every byte of index and corpus first, not what is quick alone.
-        how: what may be set of a search in vectors.
+        verify: first check every byte of index and corpus.
+        options: of a dense index.
 
     Raises:
-        ValueError: if folder, corpus or encoder do not belong together, naming both; or if a file
-            is not what was built.
+        ValueError: folder, corpus or encoder do not belong together (names both), or a file is not
+            as it was built.
     """
     facts = manifest.verify(folder, corpus) if verify else manifest.read(folder)
     path = manifest.check_corpus(folder, facts["corpus"], corpus)
     passages = Corpus(path, load_offsets(folder / manifest.OFFSETS, facts["corpus"]["rows"]))
-    expected = facts["encoder"]
-    how = how or How()
+    options = options or DenseOptions()
     backend: Backend
     if facts["kind"] == "bm25":
-        # numba takes seconds to import, and dense indexes need none of it.
-        from sg_rlhf.retrieval import lexical
-        from sg_rlhf.retrieval.analysis import of_revision
-
         if encoder not in (None, "bm25"):
             raise ValueError(f"--encoder {encoder}: index {folder} is a BM25 index, without one")
-        if how != How():
-            raise ValueError(
-                f"--index {folder}: a BM25 index, which has nothing to set: {how.shown}"
-            )
-        analysis = of_revision(expected.get("revision"))
-        if analysis is None:
-            raise ValueError(
-                f"--index {folder}: its words were split in a way that this version does not know "
-                f"({expected.get('revision')}); build the index again"
-            )
-        made = partial(lexical.BM25Backend, analysis=analysis)
-        backend = _opened(folder / manifest.BM25, made)
-        name = f"BM25, analysis {analysis.name}"
+        if options != DenseOptions():
+            raise ValueError(f"--index {folder}: a BM25 index, without options: {options.flags}")
+        backend, name = _open_bm25(folder, facts["encoder"]), "BM25"
     else:
-        from sg_rlhf.retrieval.encoder import Encoder
-
-        where = encoder or expected["model"]
-        if encoder is None and "path" in expected:
-            where = os.path.normpath(folder.resolve() / expected["path"])
-        # Without this transformers takes a folder that is gone for a model id.
-        if "path" in expected and not Path(where).is_dir():
-            raise ValueError(
-                f"--index {folder}: its encoder {where} is not there (--encoder says where it is)"
-            )
-        model = Encoder(
-            where, expected.get("revision"), expected["max_length"], device, how.encoder_dtype
-        )
-        manifest.check_encoder(folder, expected, model.identity)
-        backend = _vectors(folder / manifest.FAISS, model, how, facts.get("search", {}))
-        name = f"{facts['kind']} index, encoder {expected['model']}"
+        model = _open_encoder(folder, facts["encoder"], encoder, device, options)
+        backend = _open_vectors(folder / manifest.FAISS, model, options, facts.get("search", {}))
+        name = f"{facts['kind']} index, encoder {facts['encoder']['model']}"
     if len(backend) != len(passages):
         raise ValueError(
             f"--index {folder}: {len(backend):,} entries for {len(passages):,} passages; "
@@ -163,23 +133,58 @@ def open_index(
     return Retriever(backend, passages, f"{len(passages):,} passages of {path}, {name}")
 
 
-def _opened(folder: Path, backend: Callable[[Path], Backend]) -> Backend:
-    """What bm25s reads from its files it trusts, and what they hold decides how it fails."""
-    try:
-        return backend(folder)
-    except Exception as error:
+def _open_bm25(folder: Path, expected: Mapping[str, Any]) -> Backend:
+    # numba takes seconds to import, and dense indexes need none of it.
+    from sg_rlhf.retrieval import bm25
+
+    if expected.get("revision") != bm25.IDENTITY["revision"]:
         raise ValueError(
-            f"{folder}: cannot be read ({type(error).__name__}: {error}); build the index again"
+            f"--index {folder}: its words were split in another way ({expected.get('revision')}; "
+            f"this version: {bm25.IDENTITY['revision']}); build the index again"
+        )
+    try:
+        return bm25.BM25Backend(folder / manifest.BM25)
+    except Exception as error:
+        # bm25s trusts its files: their content decides how it fails.
+        raise ValueError(
+            f"{folder / manifest.BM25}: cannot be read ({type(error).__name__}: {error}); build "
+            "the index again"
         ) from None
 
 
-def _vectors(
-    file: Path, model: Encoder, how: How, search: Mapping[str, int] | None = None
-) -> DenseBackend:
-    """Search in a faiss file; what it had to be told says a line on stderr."""
-    from sg_rlhf.retrieval.dense import DenseBackend
+def _open_encoder(
+    folder: Path,
+    expected: dict[str, Any],
+    encoder: str | None,
+    device: str | None,
+    options: DenseOptions,
+) -> Encoder:
+    from sg_rlhf.retrieval.encoder import Encoder
 
-    backend = DenseBackend(file, model, {**(search or {}), **how.search}, how.threads, how.gpus)
+    where = encoder or expected["model"]
+    if encoder is None and "path" in expected:
+        where = os.path.normpath(folder.resolve() / expected["path"])
+    # Without this transformers takes a folder that is gone for a model id.
+    if "path" in expected and not Path(where).is_dir():
+        raise ValueError(
+            f"--index {folder}: its encoder {where} is not there (--encoder says where it is)"
+        )
+    revision, max_length = expected.get("revision"), expected["max_length"]
+    model = Encoder(where, revision, max_length, device, options.encoder_dtype)
+    manifest.check_encoder(folder, expected, model.identity)
+    return model
+
+
+def _open_vectors(
+    file: Path, model: Encoder, options: DenseOptions, search: Mapping[str, int] | None = None
+) -> Backend:
+    """Search in a faiss file; prints each raised search parameter on stderr."""
+    from sg_rlhf.retrieval import dense
+
+    if options.threads is not None:
+        dense.limit_threads(options.threads)
+    given = {**(search or {}), **options.search}
+    backend = dense.DenseBackend(file, model, given, options.device)
     for line in backend.raised:
         print(line, file=sys.stderr, flush=True)
     return backend
@@ -191,24 +196,24 @@ def open_faiss(
     encoder: str,
     max_length: int = 256,
     device: str | None = None,
-    how: How | None = None,
+    options: DenseOptions | None = None,
 ) -> Retriever:
     """Open a plain faiss file and its corpus, such as Search-R1's `e5_Flat.index` and wiki-18.
 
-    There is no manifest: the number of passages and the length of vectors must agree, that it is
-    the right encoder is the caller's word.
+    There is no manifest: the number of passages and the dimension must agree; that it is the right
+    encoder is not checked.
 
     Raises:
-        ValueError: if the files do not fit together.
+        ValueError: the files do not fit together.
     """
     from sg_rlhf.retrieval.encoder import Encoder
 
-    how = how or How()
+    options = options or DenseOptions()
     for flag, path in (("--faiss-index", index), ("--corpus", corpus)):
         if not path.is_file():
             raise ValueError(f"{flag} {path}: no such file")
-    model = Encoder(encoder, None, max_length, device, how.encoder_dtype)
-    backend = _vectors(index, model, how)
+    model = Encoder(encoder, None, max_length, device, options.encoder_dtype)
+    backend = _open_vectors(index, model, options)
     passages = Corpus(corpus, scan(corpus, check=False).offsets)
     if len(backend) != len(passages):
         raise ValueError(

@@ -6,10 +6,8 @@ One process. For several GPUs or hosts see `replicas`, which takes the same flag
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import ipaddress
-import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -18,12 +16,10 @@ from functools import partial
 import uvicorn
 
 from sg_rlhf.common.argument_types import non_negative_int, path, positive_int, printable_name
-from sg_rlhf.retrieval import connections
-from sg_rlhf.retrieval.app import LAST_SECONDS, create_app
+from sg_rlhf.retrieval.app import create_app
 from sg_rlhf.retrieval.command import Parser, port, run, setting, threads
 from sg_rlhf.retrieval.limits import Limits
-from sg_rlhf.retrieval.search import How, Retriever, open_faiss, open_index
-from sg_rlhf.retrieval.turns import Turns
+from sg_rlhf.retrieval.search import DenseOptions, Retriever, open_faiss, open_index
 
 PROG = "sg_rlhf.retrieval.server"
 EPILOG = """\
@@ -54,91 +50,42 @@ def serve(args: argparse.Namespace) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Raises:
-        ValueError, OSError: if index or address cannot be had.
+        ValueError, OSError: the index cannot be opened, or the address is taken.
     """
     limits = limits_of(args)
     limits.check()
-    connections.check_uvicorn()
     # First, since a port that is taken should not cost the minutes of loading.
     listener = _bind(args.host, args.port)
     retriever = loader(args)()
-    turns = Turns()
-    app = create_app(lambda: retriever, limits, turns)
     config = uvicorn.Config(
-        app,
-        http=connections.limited(limits.receive_seconds, turns, app.state.count),
+        create_app(lambda: retriever, limits),
         ws="none",
         # A client that sends nonsense is answered; a line for each would fill the disk.
         log_level="error",
         access_log=False,
         timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=args.shutdown_seconds,
     )
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    announcement = f"serving {retriever.description}\nlistening on http://{shown}:{port}"
-    announcement += exposure(host)
-    server = _Server(config, announcement, app.state.close, args.shutdown_seconds)
+    server = _Server(config)
+    server.announcement = (
+        f"serving {retriever.description}\nlistening on http://{shown}:{port}{exposure(host)}"
+    )
     # uvicorn shuts down in order, then raises the signal again.
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
-    if app.state.is_searching():
-        # Nobody waits for this search any more, but Python would for its thread.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
 
 
 class _Server(uvicorn.Server):
-    """Says where it listens once it does, tells the application that it closes, and ends in time.
+    """Prints `announcement` once it listens."""
 
-    Args:
-        close: called when a shutdown begins.
-        seconds: that a shutdown may take for the answers under way.
-    """
-
-    def __init__(
-        self, config: uvicorn.Config, announcement: str, close: Callable[[], None], seconds: float
-    ) -> None:
-        super().__init__(config)
-        self._announcement = announcement
-        self._close = close
-        self._seconds = seconds
+    announcement: str
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if not self.should_exit:
-            print(self._announcement, flush=True)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._close()
-        ending = asyncio.create_task(super().shutdown(sockets))
-        await asyncio.wait([ending], timeout=self._seconds)
-        if not ending.done():
-            await self._give_up(ending)
-        with contextlib.suppress(asyncio.CancelledError):
-            await ending
-
-    async def _give_up(self, ending: asyncio.Task[None]) -> None:
-        """Answer those who wait for a search with 503, and close where an answer is being sent."""
-        state = self.server_state
-        print(
-            f"{PROG}: --shutdown-seconds {self._seconds} are over, {len(state.tasks)} requests end "
-            "without their answers",
-            file=sys.stderr,
-            flush=True,
-        )
-        for connection in list(state.connections):
-            if isinstance(connection, connections.Http) and connection.is_answering:
-                connection.transport.abort()
-        await asyncio.sleep(0.1)  # their tasks end
-        for task in list(state.tasks):
-            task.cancel()
-        await asyncio.wait([ending], timeout=LAST_SECONDS)
-        # What is left has nothing to wait for: answers that are not read.
-        for connection in list(state.connections):
-            connection.transport.abort()
-        await asyncio.wait([ending], timeout=LAST_SECONDS)
-        ending.cancel()
+            print(self.announcement, flush=True)
 
 
 def exposure(host: str) -> str:
@@ -172,11 +119,13 @@ def loader(args: argparse.Namespace) -> Callable[[], Retriever]:
     """
     if (args.index is None) == (args.faiss_index is None):
         raise ValueError("expected --index DIR, or --faiss-index FILE with --corpus and --encoder")
-    how = How(dict(args.search), args.encoder_dtype, args.search_threads, args.faiss_gpu)
+    options = DenseOptions(
+        dict(args.search), args.encoder_dtype, args.search_threads, args.search_device
+    )
     if args.index is not None:
         return partial(
             open_index, args.index.resolve(), args.corpus, args.encoder, args.device,
-            verify=args.verify, how=how,
+            verify=args.verify, options=options,
         )  # fmt: skip
     if args.verify:
         raise ValueError(f"--verify: --faiss-index {args.faiss_index} has no hashes to check")
@@ -185,7 +134,7 @@ def loader(args: argparse.Namespace) -> Callable[[], Retriever]:
             raise ValueError(f"--faiss-index {args.faiss_index}: needs --{flag} too")
     return partial(
         open_faiss, args.faiss_index.resolve(), args.corpus.resolve(), args.encoder,
-        args.max_length, args.device, how,
+        args.max_length, args.device, options,
     )  # fmt: skip
 
 
@@ -202,7 +151,6 @@ def limits_of(args: argparse.Namespace) -> Limits:
         cache_size=args.cache_size,
         cache_mb=args.cache_mb,
         max_body_mb=args.max_body_mb,
-        receive_seconds=args.receive_seconds,
         busy_status=args.busy_status,
     )
 
@@ -234,8 +182,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="efSearch of an HNSW index, nprobe of an IVF index (what the index says)")  # fmt: skip
     what("--search-threads", type=threads, metavar="N",
         help="threads that share a search in vectors (a core each)")  # fmt: skip
-    what("--faiss-gpu", action="store_true",
-        help="search a flat or IVF index on all GPUs; needs faiss-gpu")  # fmt: skip
+    what("--search-device", type=printable_name, default="cpu", metavar="DEVICE",
+        help="cpu, or cuda:N: a GPU that holds a flat index (cpu)")  # fmt: skip
     where = parser.add_argument_group("where").add_argument
     where(
         "--host", type=printable_name, default="127.0.0.1", help="address to listen on (127.0.0.1)"
@@ -254,8 +202,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="characters of a query that are read; the rest is cut off (%(default)s)")  # fmt: skip
     limit("--max-body-mb", type=positive_int, default=limits.max_body_mb,
         help="MiB a request, 413 beyond it (%(default)s)")  # fmt: skip
-    limit("--receive-seconds", type=positive_int, default=int(limits.receive_seconds),
-        help="how long a request may take to arrive, 408 beyond it (%(default)s)")  # fmt: skip
     speed = parser.add_argument_group("batching").add_argument
     speed("--max-batch", type=positive_int, default=limits.max_batch,
         help="queries searched together (%(default)s)")  # fmt: skip

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from sg_rlhf.common.index_sizes import KINDS, PROCESS_BYTES, assemble_memory, spec
 from sg_rlhf.plan import hardware, of_recipe
 from sg_rlhf.plan.memory import memory_plan
 from sg_rlhf.plan.run_shape import run_shape
@@ -228,44 +227,6 @@ def test_encoders_by_onednn() -> None:
         times.setdefault(name, []).extend(f"{ms:.2f}" for ms in one["cpu_ms_each"].values())
     for name, found in times.items():
         assert "|".join([name, *found]) in rows("docs/retrieval.md")
-
-
-def test_indexes_at_a_million() -> None:
-    result = read("retrieval_scale.json")
-    assert sorted({name.split()[0] for name in result["kinds"]}) == sorted(KINDS)
-    for name, kind in result["kinds"].items():
-        type_, numbers = name.split()
-        [row] = [
-            row
-            for row in rows("docs/retrieval.md")
-            if row.startswith((f"`{type_}`, {numbers}|", f"`{type_}`, {numbers}, "))
-        ]
-        build, search = kind["build"], kind["search"]
-        best = search["searched"][-2 if type_ == "hnsw" else -1]  # efSearch 128, nprobe 256
-        limit = 1.1 * build["index_mb"] + build["libraries_mb"]
-        assert row.split("|")[1:8] == [
-            f"{build['index_mb']:.0f}",
-            f"{build['peak_mb']:.0f}",
-            f"{build['foreseen_mb']:.0f}",
-            f"{limit:.0f}",
-            f"{search['own_mb']:.0f}",
-            f"{best['recall_at_10']:.3f}",
-            f"{best['queries_per_s_64']:,.0f}",
-        ]
-        assert build["peak_mb"] <= build["foreseen_mb"]
-        assert build["peak_mb"] <= limit or (type_ == "ivfpq" and build["peak_mb"] - limit < 4)
-        wanted = spec(type_, result["rows"], result["width"], numbers)
-        own = assemble_memory(wanted, 0, result["machine"]["cores"]) - PROCESS_BYTES
-        said = build["libraries_mb"] + own / 1e6
-        assert build["foreseen_mb"] == pytest.approx(said, abs=0.06), "the command says another"
-
-
-def test_damages_of_an_index() -> None:
-    page = [row.split("|") for row in rows("docs/retrieval.md")]
-    found = [[cell.split(":")[0] for cell in row[1:]] for row in page if len(row) == 6]
-    for one in read("retrieval_damage.json")["table"].values():
-        counts = [str(one[key]) for key in ("damages", "start", "verify", "none", "never")]
-        assert counts in found or [*counts[:2], "none", *counts[3:]] in found
 
 
 def test_memory_of_a_run_of_the_tiny_model() -> None:

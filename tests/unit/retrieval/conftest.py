@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.random_encoder import save_random_encoder
 from sg_rlhf.retrieval.index import build
-from sg_rlhf.retrieval.random_encoder import save_random_encoder
 
 ROWS = 600
 SYLLABLES = ("ba", "cor", "dun", "el", "fir", "gan", "hol", "is", "jur", "kem", "lo", "mar")

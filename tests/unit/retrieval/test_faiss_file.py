@@ -123,10 +123,3 @@ def test_no_vectors(tmp_path: Path, vectors: np.ndarray) -> None:
     faiss.write_index(faiss.IndexFlatIP(DIMENSION), os.fspath(tmp_path / "index"))
     with pytest.raises(ValueError, match="no vectors in it"):
         DenseBackend(tmp_path / "index", Vectors(vectors[:1]))
-
-
-@pytest.mark.skipif(hasattr(faiss, "StandardGpuResources"), reason="this faiss has GPUs")
-def test_gpus_without_a_faiss_for_them(tmp_path: Path, vectors: np.ndarray) -> None:
-    path = saved(tmp_path / "e5.index", "Flat", vectors)
-    with pytest.raises(ValueError, match="--faiss-gpu: faiss .* searches on no GPU here"):
-        DenseBackend(path, Vectors(vectors[:1]), gpus=True)

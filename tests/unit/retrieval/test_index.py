@@ -13,10 +13,9 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from sg_rlhf.retrieval import contents, index, manifest
+from sg_rlhf.retrieval import dense_build, index, manifest
 from sg_rlhf.retrieval.encoder import Encoder
 from sg_rlhf.retrieval.search import open_faiss, open_index
-from sg_rlhf.retrieval.vectors import VectorFile
 from tests.unit.retrieval.conftest import write_corpus
 
 
@@ -28,7 +27,7 @@ def test_bm25_folder(bm25_index: Path, corpus: Path, texts: list[str]) -> None:
     facts = manifest.read(bm25_index)
     assert facts["corpus"]["rows"] == len(texts)
     assert facts["encoder"] == {
-        "model": "bm25", "revision": "lucene-english-1", "analysis": "lucene", "k1": 0.9, "b": 0.4
+        "model": "bm25", "revision": "bm25s-english-1", "k1": 0.9, "b": 0.4
     }  # fmt: skip
     # The index may be moved together with its corpus: no absolute path.
     assert not Path(facts["corpus"]["path"]).is_absolute()
@@ -46,13 +45,13 @@ def test_flat_folder_holds_the_encoders_vectors(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
+@pytest.mark.parametrize("factory", ["HNSW32", "IVF15,Flat", "SQ8"])
 def test_approximate_indexes_are_built_and_opened(
-    tmp_path: Path, corpus: Path, encoder: Path, flat_index: Path, texts: list[str], kind: str
+    tmp_path: Path, corpus: Path, encoder: Path, flat_index: Path, texts: list[str], factory: str
 ) -> None:
-    out = tmp_path / kind
+    out = tmp_path / factory
     arguments = ("--corpus", corpus, "--encoder", encoder, "--max-length", 64, "--out", out)
-    assert run(*arguments, "--type", kind) == 0
+    assert run(*arguments, "--factory", factory) == 0
     queries = [text[:50] for text in texts[:100]]
     found = open_index(out, device="cpu").search(queries, 3)
     expected = open_index(flat_index, device="cpu").search(queries, 3)
@@ -84,34 +83,6 @@ def test_another_index_is_replaced_only_by_force(
     assert run(*arguments, "--force") == 0
     assert manifest.read(out)["corpus"]["rows"] == 600
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "other.jsonl"]
-
-
-def found(index: Path, query: str) -> list[str]:
-    [hits] = open_index(index).search([query], 3)
-    return [hit.document["id"] for hit in hits]
-
-
-def test_an_index_is_searched_with_its_own_analysis(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Also one of a version that knew but the plain words and did not name them."""
-    corpus = write_corpus(tmp_path / "corpus.jsonl", ["three dogs", "a dog", "naïve"])
-    out = tmp_path / "index"
-    arguments = ("--corpus", corpus, "--encoder", "bm25", "--out", out)
-    assert run(*arguments, "--analysis", "words") == 0
-    facts = manifest.read(out)
-    del facts["encoder"]["analysis"]
-    manifest.write(out, facts)
-    assert found(out, "dogs") == ["0"]
-    assert found(out, "naive") == ["2"]
-    # Whoever does not ask for another analysis keeps the index; who does must say --force.
-    assert run(*arguments) == 0
-    assert ": analysis words; --analysis lucene --force" in capsys.readouterr().out
-    assert run(*arguments, "--analysis", "lucene") == 2
-    assert "bm25 of bm25, analysis words" in capsys.readouterr().err
-    assert run(*arguments, "--analysis", "lucene", "--force") == 0
-    assert found(out, "dogs") == ["1", "0"]
-    assert found(out, "naive") == []
 
 
 def test_somebody_elses_folder_is_left_alone(
@@ -168,8 +139,8 @@ def test_what_comes_into_the_folder_while_it_is_built_stays(
         (out / "notes.txt").write_text("my work")
         return described(*given, **options)
 
-    described = contents.describe
-    monkeypatch.setattr(contents, "describe", describe)
+    described = manifest.describe_files
+    monkeypatch.setattr(manifest, "describe_files", describe)
     assert run(*arguments) == 2
     assert (out / "notes.txt").read_text() == "my work"
     assert manifest.read(out)["corpus"]["rows"] == 600
@@ -204,11 +175,11 @@ def test_new_search_parameters_are_whole_or_not_there(
     """Killed at any point, what is there is the index as it was."""
     out = tmp_path / "index"
     arguments = ("--corpus", corpus, "--encoder", encoder, "--max-length", 64, "--out", out)
-    assert run(*arguments, "--type", "ivf", "--search", "nprobe=2") == 0
+    assert run(*arguments, "--factory", "IVF8,Flat", "--search", "nprobe=2") == 0
     before = (out / "manifest.json").read_bytes()
     # Whoever has the file open reads the old one to its end: it is replaced, not written over.
     with (out / "manifest.json").open("rb") as reader:
-        assert run(*arguments, "--type", "ivf", "--search", "nprobe=3") == 0
+        assert run(*arguments, "--factory", "IVF8,Flat", "--search", "nprobe=3") == 0
         assert reader.read() == before
     assert manifest.read(out)["search"] == {"nprobe": 3}
 
@@ -216,8 +187,7 @@ def test_new_search_parameters_are_whole_or_not_there(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--encoder", "bm25", "--type", "flat"], "--type flat: BM25 has one form"),
-        (["--encoder", "intfloat/e5-base-v2", "--analysis", "words"], "--analysis words: of --en"),
+        (["--encoder", "bm25", "--factory", "Flat"], "--encoder bm25: has no --factory"),
         (["--encoder", "/no/such/model"], "--encoder /no/such/model: "),
         (["--encoder", "bm25", "--corpus", "/no/such/file"], "--corpus /no/such/file: no such"),
     ],
@@ -264,13 +234,13 @@ def test_finished_shards_are_used_again(
     flat_index: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What a kill leaves: a plan, whole shards, half a shard, half an index."""
+    """What a kill leaves: a plan, one of three shards, half an index."""
     out, partial = tmp_path / "index", tmp_path / "index.partial"
     vectors = Encoder(str(encoder), max_length=64, device="cpu").encode(
         [f"marker {row}" for row in range(256)], "passage"
     )
     interrupted(partial, corpus, encoder, vectors)
-    (partial / "index.tmp").write_bytes(b"half an index")
+    (partial / "index.faiss").write_bytes(b"half an index")
     assert build_dense(corpus, encoder, out) == 0
     assert "going on after 1 of 3 shards" in capsys.readouterr().out
     stored = faiss.read_index(str(out / "index.faiss")).reconstruct_n(0, 600)
@@ -278,28 +248,51 @@ def test_finished_shards_are_used_again(
     assert np.array_equal(stored[:256], vectors), "the finished shard was made again"
     assert np.array_equal(stored[256:], untouched[256:])
     assert not partial.exists()
+    assert sorted(path.name for path in out.iterdir()) == [
+        "index.faiss", "manifest.json", "offsets.npy"
+    ]  # fmt: skip
 
 
 def interrupted(
     partial: Path, corpus: Path, encoder: Path, vectors: np.ndarray, **other: object
 ) -> None:
-    """An unfinished build whose first chunk is `vectors` and whose second is half there."""
+    """An unfinished build whose first shard is `vectors`."""
     identity = Encoder(str(encoder), device="cpu").identity
     plan: dict[str, object] = {
         "corpus_sha256": hashlib.sha256(corpus.read_bytes()).hexdigest(),
         "encoder": {**identity, "max_length": 64, "dtype": "fp32"},
-        "vectors": "fp32",
         "shard_rows": 256,
     }
-    partial.mkdir()
+    (partial / "vectors").mkdir(parents=True)
     (partial / "lock").touch()
     (partial / "plan.json").write_text(json.dumps(plan | other))
-    file = VectorFile(partial / "vectors.faiss", "fp32", 600, 32)
-    file.create()
-    file.write(0, vectors)
-    file.write(256, np.full((100, 32), 0.1, np.float32))
-    file.close()
-    (partial / "done").write_bytes(b"\1\0\0")
+    np.save(partial / "vectors/000000.npy", vectors)
+
+
+@pytest.mark.full
+def test_several_processes_make_the_same_index(
+    tmp_path: Path, corpus: Path, encoder: Path, flat_index: Path
+) -> None:
+    assert build_dense(corpus, encoder, tmp_path / "index", "--workers", 2) == 0
+    stored = (tmp_path / "index" / "index.faiss").read_bytes()
+    assert stored == (flat_index / "index.faiss").read_bytes()
+
+
+@pytest.mark.parametrize("rows", [100, 600])
+def test_training_vectors_are_drawn_from_all_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr(dense_build, "MIN_TRAIN", 300)
+    shards = dense_build.Shards(
+        tmp_path, tmp_path, tmp_path, rows, 64, "", None, 64, "fp32", None
+    )  # fmt: skip
+    for number in shards.missing:
+        some = np.arange(number * 64, min(rows, number * 64 + 64), dtype=np.float32)
+        np.save(shards.path(number), np.repeat(some[:, None], 4, axis=1))
+    index, _ = dense_build.new_index("SQ8", 4, {})
+    sample = dense_build._sample(index, shards)[:, 0]
+    assert len(set(sample.tolist())) == len(sample) == min(rows, 300)
+    assert sample.max() > rows - 64
 
 
 def test_another_builds_shards_are_not_mixed_in(
@@ -311,7 +304,7 @@ def test_another_builds_shards_are_not_mixed_in(
     assert build_dense(corpus, encoder, tmp_path / "index") == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert "unfinished build with corpus_sha256 0000" in error and "--restart" in error
-    assert (partial / "vectors.faiss").exists(), "hours of work were dropped unasked"
+    assert (partial / "vectors/000000.npy").exists(), "hours of work were dropped unasked"
     assert build_dense(corpus, encoder, tmp_path / "index", "--restart") == 0
 
 
@@ -331,15 +324,32 @@ def test_an_encoder_that_gives_no_numbers_ends_a_build(
     assert not (tmp_path / "index").exists()
 
 
-@pytest.mark.parametrize("more", [[], ["--dry-run"]])
-def test_codes_are_not_learnt_from_fewer_vectors_than_they_have_values(
-    tmp_path: Path, encoder: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+@pytest.mark.parametrize(
+    ("factory", "reason"),
+    [("nonsense", "nonsense"), ("IVF200,Flat", "100 vectors"), ("PQ8", "100 vectors")],
+)
+def test_a_factory_that_cannot_be_built(
+    tmp_path: Path, encoder: Path, capsys: pytest.CaptureFixture[str], factory: str, reason: str
 ) -> None:
     few = write_corpus(tmp_path / "few.jsonl", [f"passage {row}" for row in range(100)])
-    assert build_dense(few, encoder, tmp_path / "index", "--type", "ivfpq", *more) == 2
+    assert build_dense(few, encoder, tmp_path / "index", "--factory", factory) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert "--build pq_bits=8: its 256 codes are learnt from as many vectors at least" in error
+    assert f"sg_rlhf.retrieval.index: --factory {factory}: " in error and reason in error
+    assert not (tmp_path / "index").exists()
+
+
+def test_a_disk_that_is_too_small(
+    tmp_path: Path,
+    corpus: Path,
+    encoder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sg_rlhf.common.resources.free_disk", lambda _: 1000)
+    assert build_dense(corpus, encoder, tmp_path / "index") == 2
+    assert "of disk, 1" in capsys.readouterr().err
     assert not (tmp_path / "index.partial").exists()
+    assert build_dense(corpus, encoder, tmp_path / "index", "--skip-room-check") == 0
 
 
 def test_a_plain_faiss_file_is_served_as_it_is(

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.random_encoder import save_random_encoder
 from sg_rlhf.retrieval import manifest
 from sg_rlhf.retrieval.index import build
-from sg_rlhf.retrieval.random_encoder import save_random_encoder
 from sg_rlhf.retrieval.search import open_index
 from tests.unit.retrieval.conftest import write_corpus
 
@@ -109,7 +109,7 @@ def test_words_split_by_another_version_are_refused(home: Path) -> None:
     facts = manifest.read(home / "index")
     facts["encoder"]["revision"] = "older"
     manifest.write(home / "index", facts)
-    with pytest.raises(ValueError, match=r"does not know \(older\); build the index again"):
+    with pytest.raises(ValueError, match="build the index again"):
         open_index(home / "index")
 
 

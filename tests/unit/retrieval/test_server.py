@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import configparser
 import os
 from functools import partial
 from pathlib import Path
 
 import pytest
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from sg_rlhf.retrieval import connections, replicas, server
+from sg_rlhf.retrieval import replicas, server
 from sg_rlhf.retrieval.search import Retriever
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "localhost", "::1"])
@@ -26,24 +22,6 @@ def test_the_loopback_has_no_remark(host: str) -> None:
 )
 def test_what_only_looks_like_the_loopback_has_a_remark(host: str) -> None:
     assert "not the loopback" in server.exposure(host)
-
-
-def test_a_uvicorn_that_would_switch_the_limits_off_is_refused(
-    bm25_index: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delattr(HttpToolsProtocol, "_start_asgi_task")
-    monkeypatch.setattr("uvicorn.__version__", "0.34.0")
-    assert server.main(["--index", str(bm25_index), "--port", "0"]) == 2
-    said = capsys.readouterr()
-    assert "uvicorn 0.34.0 is installed, expected 0.45 or later: pip install" in said.err
-    assert said.out == ""
-
-
-def test_the_declared_uvicorn_is_the_one_that_is_asked_for() -> None:
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    needs = setup["options.extras_require"]["search"].split()
-    assert f"uvicorn>={connections.LEAST_UVICORN}" in needs
 
 
 def opened(error: Exception | None = None) -> Retriever:

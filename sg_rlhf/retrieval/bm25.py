@@ -1,84 +1,84 @@
 """BM25 with bm25s: the backend that needs neither a GPU nor a model.
 
-Scores are bm25s's `lucene` variant, precomputed at build time, so a search adds up a few columns of
-a sparse matrix. Of equal scores the lower row comes first; a passage that shares no word with the
-query is no result, so a list may be shorter than asked. How texts are split into words, and the
-parameters that go with it, is an `analysis.Analysis`.
+Words are runs of two or more letters and digits in lower case, without English stop words, stemmed
+by Snowball's English stemmer. Scores are bm25s's `lucene` variant with Anserini's k1 0.9, b 0.4,
+computed when the index is built, so a search adds up a few columns of a sparse matrix. Of equal
+scores the lower row comes first. A passage that shares no word with the query is no result.
 """
 
 from __future__ import annotations
 
-import shutil
+import re
+from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import bm25s  # type: ignore[import-untyped]
 import numpy as np
+import Stemmer  # type: ignore[import-not-found]
+from bm25s.stopwords import STOPWORDS_EN  # type: ignore[import-untyped]
+from bm25s.tokenization import Tokenized  # type: ignore[import-untyped]
+from tqdm import tqdm
 
 from sg_rlhf.common import resources
 from sg_rlhf.common.atomic_io import disk_full_context
-from sg_rlhf.retrieval import postings
-from sg_rlhf.retrieval.analysis import Analysis
+from sg_rlhf.retrieval.corpus import iterate_contents
 
+K1, B = 0.9, 0.4
+#: The manifest's entry: an index and its queries must be split into words alike.
+IDENTITY: dict[str, Any] = {"model": "bm25", "revision": "bm25s-english-1", "k1": K1, "b": B}
 #: Candidates beyond topk, among which ties at the boundary are settled.
 MARGIN = 32
-
-#: From here on numba is used: it searches 5 times faster and compiles for 9 seconds first.
+#: From this many passages on numba is used: it searches 5 times faster, after 9 s of compiling.
 COMPILE_FROM = 200_000
 
 
-def build(
-    corpus: Path,
-    rows: int,
-    out: Path,
-    analysis: Analysis,
-    parts: Path | None = None,
-    *,
-    progress: bool = True,
-) -> dict[str, Any]:
-    """Index a corpus into the folder `out`; returns the facts for the manifest.
+_WORD = re.compile(r"(?u)\b\w\w+\b")
+_STOPWORDS = frozenset(STOPWORDS_EN)
+_stem = lru_cache(maxsize=1 << 17)(Stemmer.Stemmer("english").stemWord)
 
-    Args:
-        parts: a folder for the corpus as words, which stays there: the next build goes on with it.
+
+def words(text: str) -> list[str]:
+    """The words of a text as they are indexed: `bm25s.tokenize` with Snowball's English stemmer.
+
+    That function numbers words in the order of a set, which each process has differently: an index
+    would have other bytes, and sums other roundings, each time.
+    """
+    return [_stem(word) for word in _WORD.findall(text.lower()) if word not in _STOPWORDS]
+
+
+def build(corpus: Path, out: Path, *, progress: bool = True) -> dict[str, Any]:
+    """Index a corpus into the folder `out`, in memory; returns the entries for the manifest.
 
     Raises:
         ValueError: no passage has a word.
         OSError: the disk is full.
     """
-    if parts is None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=out.parent) as folder:
-            return build(corpus, rows, out, analysis, Path(folder), progress=progress)
-    found = postings.split(corpus, rows, parts, analysis, progress=progress)
-    words = len(found.vocabulary)
-    if not words:
-        shutil.rmtree(parts)
+    vocabulary: dict[str, int] = {}
+    texts = tqdm(
+        iterate_contents(corpus), desc="splitting words", unit="passage",
+        disable=None if progress else True,
+    )  # fmt: skip
+    ids = [
+        array("i", [vocabulary.setdefault(word, len(vocabulary)) for word in words(text)])
+        for text in texts
+    ]
+    if not vocabulary:
         raise ValueError(f"{corpus}: no words in any passage, nothing to index")
-    model = bm25s.BM25(k1=analysis.k1, b=analysis.b, method="lucene")
-    model.vocab_dict, model.nonoccurrence_array = found.vocabulary, None
-    # The matrix comes after the rest of the folder.
-    matrix = dict.fromkeys(("data", "indices", "indptr"), np.empty(0))
-    model.scores = {**matrix, "num_docs": rows}
+    model = bm25s.BM25(k1=K1, b=B, method="lucene")
+    model.index(Tokenized(ids, vocabulary), show_progress=progress)
     with disk_full_context(out):
         model.save(out, show_progress=False)
-    files = {name: out / f"{name}.csc.index.npy" for name in matrix}
-    postings.fill(found, analysis, files, progress=progress)
-    return {"words": words}
+    return {"words": len(vocabulary)}
 
 
 class BM25Backend:
     """Search in a folder written by `build`; its arrays stay on disk, its vocabulary in memory."""
 
-    def __init__(
-        self,
-        folder: Path,
-        analysis: Analysis,
-        backend: Literal["numpy", "numba"] | None = None,
-    ) -> None:
-        self._analysis = analysis
+    def __init__(self, folder: Path, backend: Literal["numpy", "numba"] | None = None) -> None:
         self._model = bm25s.BM25.load(folder, mmap=True)
         scores = self._model.scores
         # numba compiles for plain arrays; these views are still backed by the file.
@@ -100,13 +100,12 @@ class BM25Backend:
     def search(self, queries: Sequence[str], topk: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each query its rows and scores, best first; at most `topk`, all scores above 0.
 
-        Words are added in one fixed order: a query's result depends on nothing but its words, and
-        with an analysis without `repeats` on nothing but their set.
+        A word counts as often as the query has it. Words are added in one fixed order, so a query's
+        result depends on nothing but its words.
         """
         known = self._model.vocab_dict
-        analysis = self._analysis
-        found = [[known[w] for w in analysis.words(query) if w in known] for query in queries]
-        ids = [sorted(some if analysis.repeats else set(some)) for some in found]
+        found = [[known[word] for word in words(query) if word in known] for query in queries]
+        ids = [sorted(some) for some in found]
         return list(self._pool.map(lambda query: self._search_one(query, topk), ids))
 
     def _search_one(self, ids: list[int], topk: int) -> tuple[np.ndarray, np.ndarray]:
