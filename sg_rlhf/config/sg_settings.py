@@ -96,7 +96,7 @@ class SGSettings(BaseModel):
         0.05,
         gt=0,
         description="largest mean absolute log-prob difference that passes as bf16 rounding, of a "
-        "checked sync and of every rollout of the current policy",
+        "checked sync; a rollout above it warns, and above four times that stops the run",
     )
     weight_sync: Literal["buckets", "upstream"] = Field(
         "buckets",

@@ -78,7 +78,10 @@ def test_policies_that_differ_by_intent_are_not_compared(args: SimpleNamespace) 
     check_rollout({MISMATCH: 0.25}, args, rollout=1)
 
 
-def test_a_run_with_a_correction_gets_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    check_rollout({MISMATCH: 0.25}, arguments(correction="token"), rollout=3)
+@pytest.mark.parametrize(("mismatch", "correction"), [(0.25, "token"), (0.1, "off")])
+def test_a_correction_or_a_small_mismatch_gets_a_warning(
+    mismatch: float, correction: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_rollout({MISMATCH: mismatch}, arguments(correction=correction), rollout=3)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("warning: in rollout 3 ")
