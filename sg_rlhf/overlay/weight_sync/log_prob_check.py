@@ -91,7 +91,7 @@ def check_rollout(metrics: Mapping[str, Any], args: Any, rollout: int) -> None:
     Above ``sg.sync_check_tolerance`` it warns, above :data:`STOP_AT` times that it stops the run.
     Nothing is checked where the two policies differ by intent: samples of older weights
     (``sg.max_staleness`` above 0), and truncated sampling (``rollout.top_p`` below 1). A run with a
-    correction (``algo.advantage.is_correction_level``) expects a mismatch and only gets the warning.
+    correction (``algo.advantage.is_correction_level``) expects a mismatch: it is only warned.
 
     Args:
         metrics: of the rollout's update.
