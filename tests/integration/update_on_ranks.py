@@ -67,6 +67,7 @@ SWITCHED_OFF = {
         )
     },
     "negative_only": ["sg.weighting.positive=1", "sg.weighting.allow_constant=true"],
+    "positive_only": ["sg.weighting.negative=1", "sg.weighting.allow_constant=true"],
     "reshape_reversed": ["sg.weighting.c=0", "sg.weighting.allow_constant=true"],
     "top_entropy": ["sg.weighting.share=1", "sg.weighting.allow_constant=true"],
 }

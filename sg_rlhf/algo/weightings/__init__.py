@@ -24,6 +24,7 @@ from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
 from sg_rlhf.algo.weightings.linear import Linear
 from sg_rlhf.algo.weightings.mask_only import MaskOnly
 from sg_rlhf.algo.weightings.negative_only import NegativeOnly
+from sg_rlhf.algo.weightings.positive_only import PositiveOnly
 from sg_rlhf.algo.weightings.power import Power
 from sg_rlhf.algo.weightings.random import Random
 from sg_rlhf.algo.weightings.reshape_reversed import ReshapeReversed
@@ -49,7 +50,7 @@ __all__ = [
 
 _ALL: tuple[type[Weighting], ...] = (
     Uniform, GrpoSG, Reverse, Centred, Random, Linear, Power, MaskOnly, NegativeOnly,
-    AdvantageReweighting, ReshapeReversed, Stapo, TopEntropy,
+    PositiveOnly, AdvantageReweighting, ReshapeReversed, Stapo, TopEntropy,
 )  # fmt: skip
 WEIGHTINGS: dict[str, type[Weighting]] = {weighting.name: weighting for weighting in _ALL}
 

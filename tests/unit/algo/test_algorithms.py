@@ -99,6 +99,10 @@ def negative_only_weight(cfg, token):
     return cfg.positive if token["A"] > 0 else 1.0
 
 
+def positive_only_weight(cfg, token):
+    return cfg.negative if token["A"] < 0 else 1.0
+
+
 def top_entropy_weight(cfg, token):
     return 1.0 if token["H"] >= THRESHOLD else 0.0
 
@@ -228,6 +232,7 @@ CASES = {
     "w_reinforce": weighting(
         "negative_only", negative_only_weight, {"positive": 1.0}, positive=0.1
     ),
+    "positive_only": weighting("positive_only", positive_only_weight, {"negative": 1.0}),
     "top_entropy": weighting("top_entropy", top_entropy_weight, {"share": 1.0}),
     "linear": weighting("linear", matched_weight, FLAT, placement="outside"),
     "power": weighting("power", matched_weight, FLAT, exponent=2.5),
@@ -620,6 +625,7 @@ def test_negative_only_leaves_ppos_clip_where_it_is(positive, ratio, advantage, 
     assert gradient(terms.loss, log_probs).item() == pytest.approx(expected)
 
 
-def test_negative_only_inside_the_clip_is_refused():
+@pytest.mark.parametrize("name", ["negative_only", "positive_only"])
+def test_one_sign_only_inside_the_clip_is_refused(name):
     with pytest.raises(ParameterError, match="placement"):
-        make_weighting("negative_only", {"placement": "inside"})
+        make_weighting(name, {"placement": "inside"})
