@@ -9,6 +9,7 @@ scores the lower row comes first. A passage that shares no word with the query i
 from __future__ import annotations
 
 import re
+import sys
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -69,7 +70,7 @@ def build(corpus: Path, out: Path, *, progress: bool = True) -> dict[str, Any]:
     if not vocabulary:
         raise ValueError(f"{corpus}: no words in any passage, nothing to index")
     model = bm25s.BM25(k1=K1, b=B, method="lucene")
-    model.index(Tokenized(ids, vocabulary), show_progress=progress)
+    model.index(Tokenized(ids, vocabulary), show_progress=progress and sys.stderr.isatty())
     with disk_full_context(out):
         model.save(out, show_progress=False)
     return {"words": len(vocabulary)}

@@ -54,24 +54,21 @@ def scan(path: Path, *, check: bool = True, progress: bool = True) -> Scan:
             of the first id that comes twice.
     """
     offsets = array("q")
-    ids = _Ids(path)
+    ids = array("q")
     digest = hashlib.sha256()
     position = 0
     size = path.stat().st_size
+    shown = None if progress else True
     with (
         path.open("rb") as file,
         tqdm(
-            total=size,
-            unit="B",
-            unit_scale=True,
-            desc=f"reading {path.name}",
-            disable=None if progress else True,
+            total=size, unit="B", unit_scale=True, desc=f"reading {path.name}", disable=shown
         ) as bar,
     ):
         for line in file:
             offsets.append(position)
             if check:
-                ids.add(parse(line, path, len(offsets))["id"])
+                ids.append(hash(parse(line, path, len(offsets))["id"]))
                 digest.update(line)
             position += len(line)
             if len(offsets) % 10_000 == 0:
@@ -80,43 +77,25 @@ def scan(path: Path, *, check: bool = True, progress: bool = True) -> Scan:
     if not offsets:
         raise ValueError(f"{path}: no passages, expected a JSON object a line")
     offsets.append(position)
-    ids.check()
+    if check:
+        _check_ids(path, ids)
     return Scan(np.frombuffer(offsets, dtype=np.int64), digest.hexdigest() if check else "")
 
 
-class _Ids:
-    """Whether all ids differ, for 8 bytes a passage, or for none where they are the rows."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._rows = 0
-        self._hashes: array[int] | None = None
-
-    def add(self, name: str) -> None:
-        """The next passage's id."""
-        if self._hashes is None and name != str(self._rows):
-            self._hashes = array("q", (hash(str(row)) for row in range(self._rows)))
-        if self._hashes is not None:
-            self._hashes.append(hash(name))
-        self._rows += 1
-
-    def check(self) -> None:
-        """Raise for two equal ids; two that only share their hash are none."""
-        if self._hashes is None:
-            return
-        hashes = np.sort(np.frombuffer(self._hashes, np.int64))
-        twice = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
-        if not twice:
-            return
-        lines: dict[str, int] = {}
-        with self._path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if self._hashes[number - 1] not in twice:
-                    continue
-                name = parse(line, self._path, number)["id"]
+def _check_ids(path: Path, ids: array[int]) -> None:
+    """Refuse two equal ids; `ids` are their hashes, so lines with equal ones are compared."""
+    hashes, counts = np.unique(np.frombuffer(ids, np.int64), return_counts=True)
+    twice = set(hashes[counts > 1].tolist())
+    if not twice:
+        return
+    lines: dict[str, int] = {}
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if ids[number - 1] in twice:
+                name = parse(line, path, number)["id"]
                 if name in lines:
                     raise ValueError(
-                        f"{self._path}, line {number}, field id: {name[:60]!r}, which line "
+                        f"{path}, line {number}, field id: {name[:60]!r}, which line "
                         f"{lines[name]} has too; expected another for each passage"
                     )
                 lines[name] = number

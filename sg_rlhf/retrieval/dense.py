@@ -7,9 +7,11 @@ float32 scores depend on how many queries are searched together, these do not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import faiss
 import numpy as np
@@ -18,16 +20,45 @@ import torch
 from sg_rlhf.retrieval import faiss_file
 from sg_rlhf.retrieval.encoder import torch_device
 
+T = TypeVar("T")
 Hits = tuple[np.ndarray, np.ndarray]
 
-#: Candidates (faiss) or groups of rows (flat search) beyond topk that are scored in float64.
-MARGIN = 8
+#: Candidates of faiss, and groups of rows of a flat search, beyond topk: scored in float64.
+MARGIN, FLAT_MARGIN = 16, 5
+#: Numbers of the vectors that a thread scores in float64 at once.
+RESCORED = 2**20
 #: Rows of the matrix product of a block, by device.
 BLOCK = {"cpu": 4096, "cuda": 2**17}
 #: Queries in one pass over the vectors.
 QUERIES = 256
-#: Rows of a group at least, and groups at most (of larger indexes the groups grow).
-GROUP, MAX_GROUPS = 8, 2**16
+#: Rows of a group: one up to FEW_ROWS rows, then GROUP, and more from GROUP * MAX_GROUPS rows on.
+GROUP, FEW_ROWS, MAX_GROUPS = 4, 2**14, 2**16
+
+
+class Threads:
+    """Threads that each compute on one core, whatever torch uses elsewhere.
+
+    torch's own threads wait for each other after every operation, which on cores with other work
+    takes longer than the operation.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        everywhere = torch.get_num_threads()
+        started = threading.Barrier(count)
+
+        def prepare(_: int) -> None:
+            torch.get_num_threads()  # makes torch set up this thread, which would undo the next
+            torch.set_num_threads(1)
+            started.wait()
+
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="scan")
+        list(self._pool.map(prepare, range(count)))
+        torch.set_num_threads(everywhere)  # new threads start with the number that was set last
+
+    def run(self, work: Callable[[int], T], parts: Iterable[int]) -> list[T]:
+        """`work` of each part."""
+        return list(self._pool.map(work, parts))
 
 
 class QueryEncoder(Protocol):
@@ -68,6 +99,7 @@ class DenseBackend:
         self.parameters, self.raised = faiss_file.set_search(self._index, search or {}, path.name)
         self._encoder = encoder
         self._flat = faiss_file.flat_vectors(self._index)
+        self._threads = Threads(torch.get_num_threads()) if device == "cpu" else None
         if device != "cpu":
             self._flat = _on_gpu(self._flat, torch_device("--search-device", device), path)
 
@@ -86,19 +118,21 @@ class DenseBackend:
         if self._flat is not None:
             queries = torch.from_numpy(np.ascontiguousarray(queries_QD)).to(self._flat.device)
             parts = queries.split(QUERIES)
-            return [hits for part in parts for hits in flat_search(self._flat, part, topk)]
+            found = (flat_search(self._flat, part, topk, self._threads) for part in parts)
+            return [hits for some in found for hits in some]
         count = min(topk + MARGIN, len(self))
         _, rows, vectors = self._index.search_and_reconstruct(queries_QD, count)
-        found = []
+        hits = []
         for query, some_rows, some_vectors in zip(queries_QD, rows, vectors, strict=True):
             valid = some_rows >= 0  # faiss pads with -1 where the probed lists run out
             exact = some_vectors[valid].astype(np.float64) @ query.astype(np.float64)
-            found.append(_best(some_rows[valid], exact, topk))
-        return found
+            hits.append(_best(some_rows[valid], exact, topk))
+        return hits
 
 
-@torch.inference_mode()
-def flat_search(vectors_ND: torch.Tensor, queries_QD: torch.Tensor, topk: int) -> list[Hits]:
+def flat_search(
+    vectors_ND: torch.Tensor, queries_QD: torch.Tensor, topk: int, threads: Threads | None = None
+) -> list[Hits]:
     """The exact `topk` rows of each query by inner product, on the tensors' device.
 
     Rows are grouped: of each group only its largest float32 score is kept, and all rows of the best
@@ -109,37 +143,56 @@ def flat_search(vectors_ND: torch.Tensor, queries_QD: torch.Tensor, topk: int) -
         vectors_ND: float32 or float16.
         queries_QD: float32.
         topk: at most N.
+        threads: that share the work on a CPU.
 
     Returns:
         for each query rows int64 [topk] and scores float32 [topk], best first, ties by row.
     """
-    rows, device = len(vectors_ND), vectors_ND.device
-    group = max(GROUP, -(-rows // MAX_GROUPS))
+    (rows, width), count, device = vectors_ND.shape, len(queries_QD), vectors_ND.device
+    run = threads.run if threads else lambda work, parts: list(map(work, parts))
+    group = max(min(GROUP, -(-rows // FEW_ROWS)), -(-rows // MAX_GROUPS))
     block = max(1, BLOCK[device.type] // group) * group
     whole = rows - rows % group
     queries_DQ = queries_QD.T.contiguous()
-    largest_GQ = torch.empty(whole // group, len(queries_QD), device=device)
-    product = torch.empty(min(block, whole), len(queries_QD), device=device)
-    for start in range(0, whole, block):
-        some = vectors_ND[start : min(start + block, whole)].float()
-        scores = torch.mm(some, queries_DQ, out=product[: len(some)])
-        groups = slice(start // group, (start + len(some)) // group)
-        torch.amax(scores.view(-1, group, len(queries_QD)), 1, out=largest_GQ[groups])
-    count = min(topk + MARGIN, len(largest_GQ))
-    best_QG = largest_GQ.T.contiguous().topk(count).indices
+    largest_GQ = torch.empty(whole // group, count, device=device)
+    # `next` of an iterator of C holds the GIL, so threads may share it.
+    starts = iter(range(0, whole, block))
+
+    @torch.inference_mode()
+    def scan(_: int) -> None:
+        product = torch.empty(min(block, whole), count, device=device)
+        for start in starts:
+            some = vectors_ND[start : min(start + block, whole)].float()
+            scores = torch.mm(some, queries_DQ, out=product[: len(some)])
+            groups = slice(start // group, (start + len(some)) // group)
+            torch.amax(scores.view(-1, group, count), 1, out=largest_GQ[groups])
+
+    workers = threads.count if threads else 1
+    run(scan, range(workers))
+    best = min(topk + FLAT_MARGIN, len(largest_GQ))
     inside = torch.arange(group, device=device)
     rest = torch.arange(whole, rows, device=device)
-    found = []
-    for query, best in zip(queries_QD, best_QG, strict=True):
-        candidates = torch.cat([(best[:, None] * group + inside).flatten(), rest])
-        exact = vectors_ND[candidates].double() @ query.double()
-        found.append(_best(candidates.cpu().numpy(), exact.cpu().numpy(), topk))
-    return found
+    rescored = (best * group + len(rest)) * width
+    at_once = max(1, min(RESCORED // rescored, -(-count // workers)))
+
+    @torch.inference_mode()
+    def rescore(first: int) -> Hits:
+        part = slice(first, first + at_once)
+        groups_QG = largest_GQ[:, part].T.contiguous().topk(best).indices
+        rows_QC = (groups_QG[:, :, None] * group + inside).flatten(1)
+        rows_QC = torch.cat([rows_QC, rest.expand(len(rows_QC), -1)], dim=1)
+        exact = torch.bmm(vectors_ND[rows_QC].double(), queries_QD[part, :, None].double())
+        return _best(rows_QC.cpu().numpy(), exact[:, :, 0].cpu().numpy(), topk)
+
+    parts = run(rescore, range(0, count, at_once))
+    return [hits for found in parts for hits in zip(*found, strict=True)]
 
 
 def _best(rows: np.ndarray, scores: np.ndarray, topk: int) -> Hits:
-    order = np.lexsort((rows, -scores))[:topk]
-    return rows[order], scores[order].astype(np.float32)
+    """The `topk` rows of the highest scores along the last axis, ties by row."""
+    order = np.lexsort((rows, -scores))[..., :topk]
+    scores = np.take_along_axis(scores, order, -1).astype(np.float32)
+    return np.take_along_axis(rows, order, -1), scores
 
 
 def _on_gpu(vectors: torch.Tensor | None, device: torch.device, path: Path) -> torch.Tensor:

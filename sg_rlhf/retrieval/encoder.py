@@ -1,12 +1,14 @@
-"""Texts to unit vectors with an E5-shaped encoder (arXiv 2212.03533, `intfloat/e5-base-v2`).
+"""Texts to unit vectors with a transformer encoder.
 
-E5's conventions: `query: ` or `passage: ` before the text, mean of the last hidden states over the
-attention mask, then L2 normalisation, so that an inner product is a cosine.
+Pooling and prompts are those of the model's sentence-transformers files, if it has them. Otherwise
+they are E5's (arXiv 2212.03533): `query: ` or `passage: ` before the text, and the mean of the last
+hidden states over the attention mask. Vectors are L2-normalised, so an inner product is a cosine.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -70,8 +72,9 @@ class Encoder:
         try:
             if Path(name).is_dir():
                 model_folder.check(Path(name))
+            self._prompts, self._pooling = _conventions(name, revision)
             self._tokenizer = AutoTokenizer.from_pretrained(
-                name, revision=revision, trust_remote_code=False
+                name, revision=revision, trust_remote_code=False, padding_side="right"
             )
             model = AutoModel.from_pretrained(
                 name, revision=revision, dtype=DTYPES[dtype], trust_remote_code=False
@@ -103,7 +106,9 @@ class Encoder:
     def tokens(self, texts: Sequence[str], kind: Kind) -> Tokens:
         """What `forward` takes; may run in another thread beside it."""
         tokens: Tokens = self._tokenizer(
-            [PREFIX[kind] + text for text in texts], truncation=True, max_length=self.max_length
+            [self._prompts[kind] + text for text in texts],
+            truncation=True,
+            max_length=self.max_length,
         )
         return tokens
 
@@ -137,8 +142,50 @@ class Encoder:
     def _forward(self, batch: Any) -> torch.Tensor:
         hidden_BLD = self._model(**batch).last_hidden_state.float()
         mask_BL1 = batch["attention_mask"][..., None].float()
-        mean_BD = (hidden_BLD * mask_BL1).sum(dim=1) / mask_BL1.sum(dim=1)
-        return torch.nn.functional.normalize(mean_BD, dim=-1)
+        if self._pooling == "mean":
+            pooled_BD = (hidden_BLD * mask_BL1).sum(dim=1) / mask_BL1.sum(dim=1)
+        elif self._pooling == "cls":
+            pooled_BD = hidden_BLD[:, 0]
+        else:
+            last_B = batch["attention_mask"].sum(dim=1) - 1
+            pooled_BD = hidden_BLD[torch.arange(len(last_B), device=last_B.device), last_B]
+        return torch.nn.functional.normalize(pooled_BD, dim=-1)
+
+
+def _conventions(name: str, revision: str | None) -> tuple[dict[str, str], str]:
+    """The prompt of each kind of text, and the pooling.
+
+    Raises:
+        ValueError: the model has a module or a pooling that this encoder has not.
+    """
+    modules = _card(name, revision, "modules.json")
+    if modules is None:
+        return PREFIX, "mean"
+    kinds = [module["type"].rpartition(".")[2] for module in modules]
+    pooling = _card(name, revision, "1_Pooling/config.json") or {}
+    # Until version 5 of sentence-transformers one flag per pooling, then a name.
+    flags = {"cls": "cls_token", "mean": "mean_tokens", "lasttoken": "lasttoken"}
+    modes = [mode for mode, flag in flags.items() if pooling.get(f"pooling_mode_{flag}")]
+    modes = modes or [str(pooling.get("pooling_mode"))]
+    if set(kinds) - {"Transformer", "Pooling", "Normalize"} or modes not in [[f] for f in flags]:
+        raise ValueError(
+            f"its sentence-transformers modules {', '.join(kinds)} with pooling {modes} are not "
+            "supported"
+        )
+    prompts = (_card(name, revision, "config_sentence_transformers.json") or {}).get("prompts")
+    if not prompts:
+        # E5's own files do not name the prompts that its card asks for.
+        return (PREFIX if "e5" in name.lower() else {"query": "", "passage": ""}), modes[0]
+    passage = prompts.get("document", prompts.get("passage", ""))
+    return {"query": prompts.get("query", ""), "passage": passage}, modes[0]
+
+
+def _card(name: str, revision: str | None, file: str) -> Any:
+    """A JSON file of a model; None if the model has no such file."""
+    from transformers.utils import cached_file
+
+    found = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
+    return None if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
 
 
 def torch_device(flag: str, name: str) -> torch.device:

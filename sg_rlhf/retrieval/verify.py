@@ -1,7 +1,7 @@
 """Check every byte of an index: `python -m sg_rlhf.retrieval.verify --index DIR`.
 
-The server itself checks at each start what is quick (`contents`); with `--verify` it does this
-first.
+Each start of the server checks the sizes of all files and the content of small ones; with
+`--verify` it does this first.
 """
 
 from __future__ import annotations

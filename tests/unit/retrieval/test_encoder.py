@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import shutil
 from pathlib import Path
@@ -41,6 +42,60 @@ def test_prefix_mean_pooling_and_norm(model: Encoder, encoder: Path, text: str) 
         by_hand(encoder, "passage: " + text), abs=1e-6
     )
     assert np.linalg.norm(model.encode([text], "query")[0]) == pytest.approx(1)
+
+
+def with_card(
+    encoder: Path, out: Path, pooling: dict[str, object], config: dict[str, object], *more: str
+) -> Encoder:
+    """The encoder as sentence-transformers saves it."""
+    shutil.copytree(encoder, out)
+    kinds = ["Transformer", "Pooling", "Normalize", *more]
+    modules = [{"type": f"sentence_transformers.models.{kind}"} for kind in kinds]
+    (out / "modules.json").write_text(json.dumps(modules))
+    (out / "1_Pooling").mkdir()
+    (out / "1_Pooling/config.json").write_text(json.dumps(pooling))
+    (out / "config_sentence_transformers.json").write_text(json.dumps(config))
+    return Encoder(str(out), max_length=64, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("pooling", "place"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, 0),
+        ({"pooling_mode_lasttoken": True}, -1),
+        ({"pooling_mode": "lasttoken"}, -1),
+    ],
+)
+def test_prompts_and_pooling_of_a_models_card(
+    encoder: Path, tmp_path: Path, pooling: dict[str, object], place: int
+) -> None:
+    prompts = {"query": "Instruct: find\nQuery:", "document": ""}
+    model = with_card(encoder, tmp_path / "bge", pooling, {"prompts": prompts})
+    tokenizer, plain = AutoTokenizer.from_pretrained(encoder), AutoModel.from_pretrained(encoder)
+    texts = ["film", "river war music " * 5]
+    found = {"query": model.encode(texts, "query"), "passage": model.encode(texts, "passage")}
+    for kind, prompt in (("query", prompts["query"]), ("passage", "")):
+        for text, vector in zip(texts, found[kind], strict=True):
+            with torch.no_grad():
+                hidden = plain(**tokenizer(prompt + text, return_tensors="pt")).last_hidden_state
+            expected = hidden[0, place] / hidden[0, place].norm()
+            assert vector == pytest.approx(expected.numpy(), abs=1e-6)
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("my_e5", "query: "), ("bge", "")])
+def test_a_card_without_prompts(encoder: Path, tmp_path: Path, name: str, prefix: str) -> None:
+    """E5's own files have none, and its card asks for them."""
+    model = with_card(encoder, tmp_path / name, {"pooling_mode_mean_tokens": True}, {})
+    assert model.encode(["film"], "query")[0] == pytest.approx(
+        by_hand(encoder, prefix + "film"), abs=1e-6
+    )
+
+
+def test_modules_that_are_not_supported(encoder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Dense with pooling .* are not supported"):
+        with_card(encoder, tmp_path / "a", {"pooling_mode": "mean"}, {}, "Dense")
+    with pytest.raises(ValueError, match="with pooling .'max'. are not supported"):
+        with_card(encoder, tmp_path / "b", {"pooling_mode": "max"}, {})
 
 
 @pytest.mark.parametrize("bias", [True, False])
