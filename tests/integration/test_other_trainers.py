@@ -47,10 +47,10 @@ def test_loss_and_gradient_are_ours(trainer: str, cases: int, loss: float, gradi
 
 
 def test_trl_trains_the_tiny_model() -> None:
-    lines = run(f"{HERE}/train_with_trl.py", "24")
+    lines = run(f"{HERE}/train_with_trl.py")
     rewards = [line["reward"] for line in lines]
-    assert len(rewards) == 12
-    assert mean(rewards[-4:]) > mean(rewards[:4]) + 0.1
+    assert len(rewards) == 5
+    assert mean(rewards[-2:]) > mean(rewards[:2]) + 0.2
     for line in lines:
         assert 1.0 <= line["sg/weight_mean"] <= 1.2
         assert 0 < line["grad_norm"] < 10

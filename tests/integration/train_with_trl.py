@@ -4,7 +4,7 @@
     PYTHONPATH=. .cache/integrations/bin/python tests/integration/train_with_trl.py [STEPS]
 
 As configs/kk/grpo_sg_tiny_cpu.yaml: 16 prompts x 8 responses a rollout, two optimizer steps each.
-Prints one line of JSON for each optimizer step.
+Prints one line of JSON for each rollout, of its first optimizer step.
 """
 
 from __future__ import annotations
@@ -57,4 +57,4 @@ def main(steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if sys.argv[1:] else 40)
+    main(int(sys.argv[1]) if sys.argv[1:] else 10)

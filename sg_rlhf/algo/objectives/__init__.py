@@ -13,14 +13,14 @@ from typing import Any
 from sg_rlhf.algo.objectives.aspo import ASPO
 from sg_rlhf.algo.objectives.base import Clip, Objective, Surrogate, Tokens
 from sg_rlhf.algo.objectives.cispo import CISPO
-from sg_rlhf.algo.objectives.dppo import DPPOKL, DPPOTV
+from sg_rlhf.algo.objectives.dppo import DPPOKL, DPPOTV, IPO
 from sg_rlhf.algo.objectives.ppo import WeightedPPO
 from sg_rlhf.algo.objectives.sapo import SAPO
 from sg_rlhf.algo.parameters import find_class, make
 
 __all__ = ["OBJECTIVES", "Clip", "Objective", "Surrogate", "Tokens", "make_objective"]
 
-_ALL: tuple[type[Objective], ...] = (WeightedPPO, CISPO, ASPO, SAPO, DPPOTV, DPPOKL)
+_ALL: tuple[type[Objective], ...] = (WeightedPPO, CISPO, ASPO, SAPO, DPPOTV, DPPOKL, IPO)
 OBJECTIVES: dict[str, type[Objective]] = {objective.name: objective for objective in _ALL}
 
 

@@ -10,6 +10,9 @@ Two differences from the authors' code. There the ratio and the mask compare p w
 that the rollout engine sampled with (the mask of its ``recompute`` variants with the trainer's
 p_old); here both compare with the trainer's p_old. And its cap on the ratio is 10, here 20.
 
+IPO, below, masks by the total variation alone, whatever the direction. Its authors' code takes the
+engine's p for p_old too, and has no cap.
+
 Gradient in log pi: w min(r, cap) A, 0 where masked. Without a mask and below the cap it is the
 policy gradient w r A without any clip.
 """
@@ -36,17 +39,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _DPPO(Objective):
-    source: ClassVar[str] = "arXiv 2602.04879"
-
+class _Masked(Objective):
     cap: float = number(20.0, "largest r in the gradient", above=0.0)
 
-    # Each has its own range and default.
-    delta_low: float
-    delta_high: float
-
-    def distance(self, p_BT: Tensor, old_p_BT: Tensor) -> Tensor:
-        """The divergence between p and p_old, [B, T]."""
+    def masked(self, p_BT: Tensor, old_p_BT: Tensor, advantages_BT: Tensor) -> Tensor:
+        """Where a token has no gradient, bool [B, T]."""
         raise NotImplementedError
 
     def surrogate(self, tokens: Tokens, clip: Clip) -> Surrogate:
@@ -56,12 +53,30 @@ class _DPPO(Objective):
         # In float32 at least: with bfloat16 a probability near 1 has no neighbours.
         old_p_BT = tokens.old_log_probs_BT.to(_at_least_float32(ratio_BT)).clamp(max=0.0).exp()
         p_BT = (old_p_BT * ratio_BT.detach()).clamp(max=1.0)
-        away_BT = torch.where(advantages_BT > 0, p_BT > old_p_BT, p_BT < old_p_BT)
-        limit_BT = by_sign(advantages_BT, self.delta_high, self.delta_low)
-        masked_BT = (advantages_BT != 0) & away_BT & (self.distance(p_BT, old_p_BT) > limit_BT)
+        masked_BT = (advantages_BT != 0) & self.masked(p_BT, old_p_BT, advantages_BT)
         value_BT = scaled(ratio_BT.clamp(max=self.cap), tokens)
         value_BT = torch.where(masked_BT, value_BT.detach(), value_BT)
         return Surrogate(value_BT, masked_BT, nowhere(value_BT), masked_BT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DPPO(_Masked):
+    source: ClassVar[str] = "arXiv 2602.04879"
+
+    # Each has its own range and default.
+    delta_low: float
+    delta_high: float
+
+    def distance(self, p_BT: Tensor, old_p_BT: Tensor) -> Tensor:
+        """The divergence between p and p_old, [B, T]."""
+        raise NotImplementedError
+
+    def masked(self, p_BT: Tensor, old_p_BT: Tensor, advantages_BT: Tensor) -> Tensor:
+        import torch
+
+        away_BT = torch.where(advantages_BT > 0, p_BT > old_p_BT, p_BT < old_p_BT)
+        limit_BT = by_sign(advantages_BT, self.delta_high, self.delta_low)
+        return away_BT & (self.distance(p_BT, old_p_BT) > limit_BT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +93,23 @@ class DPPOTV(_DPPO):
 
     def distance(self, p_BT: Tensor, old_p_BT: Tensor) -> Tensor:
         return (p_BT - old_p_BT).abs()
+
+
+@dataclass(frozen=True, kw_only=True)
+class IPO(_Masked):
+    """The gradient is w min(r, cap) A, masked where |p - p_old| > eps, in both directions.
+
+    prime-rl's default loss since August 2026, without its KL; there is no paper. Unlike DPPO it
+    also masks an update that would bring p back. The unclipped policy gradient for eps = 1.
+    """
+
+    name: ClassVar[str] = "ipo"
+    source: ClassVar[str] = "PrimeIntellect-ai/prime-rl, pull requests 2798 and 3418"
+
+    eps: float = number(0.3, "how far p may move", least=0.0, most=1.0)
+
+    def masked(self, p_BT: Tensor, old_p_BT: Tensor, advantages_BT: Tensor) -> Tensor:
+        return (p_BT - old_p_BT).abs() > self.eps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -183,9 +183,14 @@ def dppo_slope(objective, placement, w, r, a, old_p):
     return 0.0 if a == 0 or (away and distance > limit) else w * min(r, objective.cap) * a
 
 
+def ipo_slope(objective, placement, w, r, a, old_p):
+    moved = abs(min(old_p * r, 1.0) - old_p)
+    return 0.0 if a != 0 and moved > objective.eps else w * min(r, objective.cap) * a
+
+
 SLOPES = {
     "ppo": ppo_slope, "cispo": cispo_slope, "aspo": aspo_slope, "sapo": sapo_slope,
-    "dppo_tv": dppo_slope, "dppo_kl": dppo_slope,
+    "dppo_tv": dppo_slope, "dppo_kl": dppo_slope, "ipo": ipo_slope,
 }  # fmt: skip
 
 
@@ -254,6 +259,7 @@ CASES = {
     "sapo": objective("sapo", {"tau_positive": 1.0, "tau_negative": 1.0}, on_policy=True),
     "dppo_tv": objective("dppo_tv", {"delta_low": 1.0, "delta_high": 1.0}, off_eps=WIDE_OPEN),
     "dppo_kl": objective("dppo_kl", {"delta_low": 1e9, "delta_high": 1e9}, off_eps=WIDE_OPEN),
+    "ipo": objective("ipo", {"eps": 1.0}, off_eps=WIDE_OPEN),
 }  # fmt: skip
 by_name = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
@@ -629,3 +635,18 @@ def test_negative_only_leaves_ppos_clip_where_it_is(positive, ratio, advantage, 
 def test_one_sign_only_inside_the_clip_is_refused(name):
     with pytest.raises(ParameterError, match="placement"):
         make_weighting(name, {"placement": "inside"})
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize(
+    ("old_p", "p", "kept"),
+    [(0.2, 0.49, True), (0.2, 0.51, False), (0.6, 0.31, True), (0.6, 0.29, False)],
+)
+def test_ipo_masks_by_distance_in_both_directions(old_p, p, kept, advantage):
+    """DPPO keeps a token whose update would bring its probability back; IPO does not."""
+    log_probs = torch.tensor([[math.log(p)]], dtype=torch.float64, requires_grad=True)
+    old, a = torch.tensor([[math.log(old_p)]]).double(), torch.tensor([[advantage]]).double()
+    cfg = make_weighting("uniform", {"placement": "outside"})
+    terms = policy_loss_terms(log_probs, old, a, torch.ones(1, 1), cfg, *EPS, objective="ipo")
+    expected = -p / old_p * advantage if kept else 0.0
+    assert gradient(terms.loss, log_probs).item() == pytest.approx(expected)

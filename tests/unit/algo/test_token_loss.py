@@ -43,7 +43,7 @@ def test_it_is_the_loss_of_policy_loss_terms_bit_for_bit(
     assert_same_bits(loss, expected, batch)
 
 
-@pytest.mark.parametrize("objective", ["ppo", "cispo", "aspo", "sapo", "dppo_tv", "dppo_kl"])
+@pytest.mark.parametrize("objective", ["ppo", "cispo", "aspo", "sapo", "dppo_tv", "dppo_kl", "ipo"])
 def test_names_stand_for_default_parameters(objective: str) -> None:
     batch = random_batch(2)
     placement = {} if objective == "ppo" else {"placement": "outside"}
