@@ -10,8 +10,6 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-import ray
-
 from sg_rlhf.overlay.driver.arguments import UsageError
 from sg_rlhf.overlay.settings import rollout_plan
 
@@ -68,6 +66,8 @@ def update(args: Namespace, file: Path) -> list[dict[str, Any]]:
         Metrics of each optimizer step, means over the ranks. They are those of the run that wrote
         the file if recipe and weights are the same.
     """
+    import ray  # not for a dry run, which needs none of it
+
     from sg_rlhf.overlay.patches import table
 
     upstream = table.install_driver()
