@@ -130,8 +130,8 @@ def test_it_works_in_an_empty_environment(
 
     shown = checked(command, "train", "--config", recipe, "--dry-run", cwd=tmp_path)
     assert "\n  weighting:\n    type: grpo_sg\n" in shown
-    assert shown.endswith(
-        "# not checked: OpenRLHF is not installed here, and has more rules for settings\n"
+    assert (
+        "# not checked: OpenRLHF is not installed here, and has more rules for settings\n" in shown
     )
     refused = run(
         command, "train", "--config", recipe, "data.prompt_dataset=data/train.jsonl",
