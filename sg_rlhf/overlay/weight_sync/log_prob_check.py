@@ -47,7 +47,7 @@ def check(
         abs(trainer's - engine's log-prob) over the response tokens of all engines, in nats.
 
     Raises:
-        SyncError: the mean is above :data:`STOP_AT` times the tolerance.
+        SyncError: the mean is above ``sg.sync_check_tolerance``.
         EngineLost: an engine is lost and cannot be replaced.
     """
     sequences = [ids for ids, _ in batch]
@@ -99,7 +99,7 @@ def check_rollout(metrics: Mapping[str, Any], args: Any, rollout: int) -> None:
         rollout: number of the rollout, for the message.
 
     Raises:
-        SyncError: the mean is above ``sg.sync_check_tolerance``.
+        SyncError: the mean is above :data:`STOP_AT` times the tolerance.
     """
     if MISMATCH not in metrics:  # sg.engine_log_probs=false
         return
