@@ -105,7 +105,7 @@ def token_loss(
         old_log_probs,
         advantages if advantages.dim() > 1 else advantages[:, None].expand_as(log_probs),
         mask,
-        make_weighting(weighting) if isinstance(weighting, str) else weighting,
+        make_weighting(weighting),
         eps_low,
         eps_high,
         dual_clip,
@@ -221,7 +221,7 @@ def policy_loss_terms(
     """
     if dual_clip is not None and dual_clip <= 1.0:
         raise ValueError(f"dual_clip={dual_clip!r}: expected a number above 1, or None")
-    objective = make_objective(objective) if isinstance(objective, str) else objective
+    objective = make_objective(objective)
     check_objective(objective, cfg)
     warn_once(cfg, eps_low, eps_high, dual_clip)
     old_log_probs_BT = old_log_probs.masked_fill(response_mask == 0, 0.0)

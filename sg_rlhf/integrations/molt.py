@@ -43,7 +43,7 @@ def register(
     Returns:
         The loss, with Molt's signature.
     """
-    cfg = make_weighting(weighting) if isinstance(weighting, str) else weighting
+    cfg = make_weighting(weighting)
 
     @register_policy_loss(name)
     def loss(

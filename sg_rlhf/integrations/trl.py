@@ -60,7 +60,7 @@ class GRPOSGTrainer(GRPOTrainer):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.weighting = make_weighting(weighting) if isinstance(weighting, str) else weighting
+        self.weighting = make_weighting(weighting)
         self.objective, self.dual_clip, self.weighted_kl = objective, dual_clip, weighted_kl
         self._scored: tuple[Tensor, Tensor | None] | None = None
         for name, value, expected in (

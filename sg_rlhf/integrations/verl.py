@@ -53,7 +53,7 @@ def register(
     Returns:
         The loss, with verl's signature.
     """
-    cfg = make_weighting(weighting) if isinstance(weighting, str) else weighting
+    cfg = make_weighting(weighting)
 
     @register_policy_loss(name)
     def loss(

@@ -24,14 +24,17 @@ _ALL: tuple[type[Objective], ...] = (WeightedPPO, CISPO, ASPO, SAPO, DPPOTV, DPP
 OBJECTIVES: dict[str, type[Objective]] = {objective.name: objective for objective in _ALL}
 
 
-def make_objective(type: str, parameters: Mapping[str, Any] | None = None) -> Objective:
+def make_objective(type: str | Objective, parameters: Mapping[str, Any] | None = None) -> Objective:
     """An objective by name, with its parameters.
 
     Args:
-        type: a key of :data:`OBJECTIVES`, or ``package.module:Class``.
+        type: a key of :data:`OBJECTIVES`, or ``package.module:Class``. An objective is returned as
+            it is.
         parameters: name -> value; the others have their defaults.
 
     Raises:
         ParameterError: an unknown name or parameter (with the nearest one), or a bad value.
     """
+    if isinstance(type, Objective):
+        return type
     return make(find_class(type, OBJECTIVES, Objective), parameters or {})

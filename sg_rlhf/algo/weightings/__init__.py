@@ -70,11 +70,12 @@ def weighting_class(type: str) -> type[Weighting]:
     return cls
 
 
-def make_weighting(type: str, parameters: Mapping[str, Any] | None = None) -> Weighting:
+def make_weighting(type: str | Weighting, parameters: Mapping[str, Any] | None = None) -> Weighting:
     """A weighting by name, with its parameters.
 
     Args:
-        type: a key of :data:`WEIGHTINGS`, or ``package.module:Class``.
+        type: a key of :data:`WEIGHTINGS`, or ``package.module:Class``. A weighting is returned as
+            it is.
         parameters: name -> value; the others have their defaults.
 
     Raises:
@@ -82,6 +83,8 @@ def make_weighting(type: str, parameters: Mapping[str, Any] | None = None) -> We
         ConstantWeightError: every token would get the same weight.
         ValueError: the weights of a class from elsewhere cannot be computed, or are negative.
     """
+    if isinstance(type, Weighting):
+        return type
     cls, values = weighting_class(type), parameters or {}
     if cls not in _ALL:
         check_weights(make(cls, {**values, "allow_constant": True}))
