@@ -10,7 +10,6 @@ parser, with meanings of ours (``docs/upstream_keys.yaml``), and other trainers'
 from __future__ import annotations
 
 import json
-import re
 import types
 from collections.abc import Mapping
 from functools import partial
@@ -33,6 +32,8 @@ MEANINGS: dict[str, str] = yaml.safe_load((ROOT / "docs" / "upstream_keys.yaml")
 #: Set by the run itself, or a section with tables of its own.
 NOT_LISTED = ("run_dir", "domains")
 HEAD = ("key", "default", "values", "meaning")
+#: The range of a key without one.
+ANY = value_ranges.Interval()
 #: Words of pydantic's bounds.
 BOUNDS = {"ge": "{} or more", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
 
@@ -83,17 +84,11 @@ def of_upstream(section: str) -> list[str]:
         if (key.split(".")[0] if "." in key else "") != section:
             continue
         default = False if flag.kind == "switch" and not flag.default else shipped[key].default
-        interval = value_ranges.RANGES.get(key) or next(
-            (found for name, found in value_ranges.RANGES.items() if matches(key, name)), None
-        )
-        values = flag.describe() if interval is None else interval.describe()
+        interval = value_ranges.range_of(key)
+        values = flag.describe() if interval == ANY else interval.describe()
         in_base = code(base[key]) if key in base else ""
         lines.append(table_row([f"`{key}`", code(default), in_base, values, MEANINGS[key]]))
     return lines
-
-
-def matches(key: str, pattern: str) -> bool:
-    return re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), key) is not None
 
 
 def of_other_trainers() -> list[str]:

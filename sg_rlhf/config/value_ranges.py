@@ -125,7 +125,7 @@ def violation(key: str, value: Any) -> str | None:
         value: a number, or the list of them that the key takes.
     """
     numbers = [one for one in (value if isinstance(value, list) else [value]) if _is_number(one)]
-    wanted = _range_of(key)
+    wanted = range_of(key)
     if any(math.isinf(one) for one in numbers) and not _matches(key, MAY_BE_INFINITE):
         return "a finite number"
     if all(wanted.has(one) for one in numbers):
@@ -142,5 +142,6 @@ def _matches(key: str, patterns: tuple[str, ...]) -> bool:
 
 
 @functools.cache
-def _range_of(key: str) -> Interval:
+def range_of(key: str) -> Interval:
+    """The range of a key; any number without a row."""
     return next((found for name, found in RANGES.items() if _matches(key, (name,))), Interval())
