@@ -13,9 +13,6 @@ from typing import Any
 from sg_rlhf.overlay.driver.arguments import UsageError
 from sg_rlhf.overlay.settings import rollout_plan
 
-#: Of a metric's row: the position of its step.
-STEP_KEYS = ("global_step", "step")
-
 
 def without_engines(args: Namespace) -> Namespace:
     """Change the arguments of a run: the policy alone, and no run directory."""
@@ -38,7 +35,8 @@ def read(args: Namespace, file: Path) -> dict[str, Any]:
 
     ranks = rollout_plan.data_parallel_ranks(args)["actor"]
     try:
-        content: dict[str, Any] = torch.load(file, weights_only=True)
+        # Mapped: the driver looks at the header, the worker at the tensors.
+        content: dict[str, Any] = torch.load(file, weights_only=True, mmap=True)
         dumped = content["ranks"]
     except OSError as error:
         raise UsageError(f"--replay {file}: {error.strerror or error}") from None
@@ -95,7 +93,7 @@ def update(args: Namespace, file: Path) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """A line per metric, a column per optimizer step, every digit of a number."""
-    names = [name for name in rows[0] if name not in STEP_KEYS]
+    names = list(rows[0])
     width = max(map(len, names))
     lines = [["", *(f"step {number}" for number in range(1, len(rows) + 1))]]
     lines += [[name, *(repr(row.get(name)) for row in rows)] for name in names]

@@ -33,10 +33,7 @@ def _import() -> None:
 
 @ray.remote(num_cpus=0, max_retries=0)
 def _run(function: Callable[..., Any], *arguments: Any) -> Any:
-    from sg_rlhf.overlay.patches import table
-
     try:
-        table.install_driver()
         return function(*arguments)
     except Exception as error:
         reraise_run_error(error)  # as many levels of Ray's errors as without this task
