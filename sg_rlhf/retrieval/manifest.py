@@ -10,7 +10,6 @@ checks the size of every file and the SHA-256 of small ones; `verify` reads ever
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -21,6 +20,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from sg_rlhf.common.atomic_io import write_whole
+from sg_rlhf.data_io.dataset_writer import sha256_of
 
 NAME = "manifest.json"
 OFFSETS = "offsets.npy"
@@ -85,7 +85,7 @@ def describe_files(folder: Path, parts: Iterable[str]) -> dict[str, Any]:
     files = {path.relative_to(folder).as_posix(): path for path in sorted(paths) if path.is_file()}
     return {
         "files": {name: path.stat().st_size for name, path in files.items()},
-        "sha256": {name: _sha256(path) for name, path in files.items()},
+        "sha256": {name: sha256_of(path) for name, path in files.items()},
     }
 
 
@@ -132,16 +132,11 @@ def _check_file(file: Path, size: int, sha256: str | None, every_byte: bool) -> 
     if sha256 is None:
         if every_byte:
             raise ValueError(f"{file}: its manifest has no SHA-256 of it; build the index again")
-    elif (every_byte or size <= SMALL) and _sha256(file) != sha256:
+    elif (every_byte or size <= SMALL) and sha256_of(file) != sha256:
         raise ValueError(
             f"{file}: its content is not what was built (SHA-256); copy it again, or build the "
             "index again"
         )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def verify(folder: Path, corpus: Path | None = None) -> dict[str, Any]:
@@ -191,7 +186,7 @@ def check_corpus(
         if status.st_mtime_ns == entry["mtime_ns"] and not every_byte:
             return path
         print(f"checking the SHA-256 of {path} ...", file=sys.stderr, flush=True)
-        found = _sha256(path)
+        found = sha256_of(path)
     else:
         found = f"other, {status.st_size} instead of {entry['bytes']} bytes"
     if found != entry["sha256"]:
