@@ -46,8 +46,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.arguments import as_json
 from bench.machine import processor
 from experiments.graders.self_grading import FILES, Gold, read_golds
+from sg_rlhf.tasks.math.answers.notation import key, number, same, tidy
 from sg_rlhf.tasks.math.grading import Grade, Reason, WorkerPool, grade_many
-from sg_rlhf.tasks.math.notation import key, number, same, tidy
 
 SHARES = {"same": 0.45, "notation": 0.15, "wrong": 0.31, "malformed": 0.085, "hostile": 0.005}
 PLAIN_LIMIT_S = 30.0

@@ -43,8 +43,8 @@ from sg_rlhf.data_io.pinned_download import Origin, download
 from sg_rlhf.retrieval.index import build
 from sg_rlhf.retrieval.limits import Limits
 from sg_rlhf.retrieval.search import Hit, open_index
-from sg_rlhf.tasks.search.client import RetrieverClient
-from sg_rlhf.tasks.search.serving import serve
+from sg_rlhf.tasks.search.retriever.client import RetrieverClient
+from sg_rlhf.tasks.search.retriever.serving import serve
 from sg_rlhf.tasks.search.settings import SearchSettings
 
 TOPK = 3

@@ -47,7 +47,7 @@ def main() -> None:
 
     from sg_rlhf.common.atomic_io import write_whole
     from sg_rlhf.retrieval.index import build
-    from sg_rlhf.tasks.search.serving import serve
+    from sg_rlhf.tasks.search.retriever.serving import serve
 
     result: dict[str, Any] = provenance("retriever_client.py", "aiohttp", "httpx")
     result |= {"before": args.before, "rounds": args.rounds, "seconds": args.seconds}
@@ -100,7 +100,7 @@ def measured(
 
 async def load(args: argparse.Namespace) -> dict[str, float]:
     """Dialogues that search for so many seconds, after two of warming up."""
-    from sg_rlhf.tasks.search.client import RetrieverClient
+    from sg_rlhf.tasks.search.retriever.client import RetrieverClient
     from sg_rlhf.tasks.search.settings import SearchSettings
 
     client = RetrieverClient.from_settings(SearchSettings(url=args.url, timeout_s=60.0))

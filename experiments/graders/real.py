@@ -36,7 +36,7 @@ from tqdm import tqdm
 from experiments.graders import responses
 from experiments.graders.outside_cases import cell, short
 from experiments.graders.responses import FILES, Response
-from sg_rlhf.tasks.math.extraction import last_box
+from sg_rlhf.tasks.math.answers.extraction import last_box
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
 from sg_rlhf.tasks.math.other_graders import RULES, OtherGraders, find_sources
 

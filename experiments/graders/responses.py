@@ -20,7 +20,7 @@ from pathlib import Path
 from experiments.graders import pinned_files
 from sg_rlhf.data_io.pinned_download import Origin
 from sg_rlhf.data_io.records import DataError
-from sg_rlhf.tasks.math.published import read_eval_set
+from sg_rlhf.tasks.math.sets.published import read_eval_set
 
 CACHE = Path("~/.cache/sg_rlhf/responses").expanduser()
 _SKYTHOUGHT = ("NovaSky-AI/SkyThought", "dff54f122054a124670c9f85456765b0fc539ac6")

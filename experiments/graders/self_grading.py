@@ -22,9 +22,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from sg_rlhf.tasks.math.answers.notation import tidy
 from sg_rlhf.tasks.math.data import read_rows
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
-from sg_rlhf.tasks.math.notation import tidy
 
 # File name, and the share of its golds that must grade correct against themselves.
 FILES = {

@@ -25,9 +25,10 @@ from sg_rlhf.eval.store import Store
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.retrieval.index import build
 from sg_rlhf.tasks.questions import EvalError
-from sg_rlhf.tasks.search import encyclopedia, qa_sets, serving
 from sg_rlhf.tasks.search.codec import TokenizerCodec
 from sg_rlhf.tasks.search.grading import score
+from sg_rlhf.tasks.search.retriever import serving
+from sg_rlhf.tasks.search.sets import encyclopedia, qa_sets
 from sg_rlhf.tasks.search.settings import SearchSettings
 from sg_rlhf.tasks.search.suite import SearchHost
 from sg_rlhf.tasks.suite import Loaded, load_questions

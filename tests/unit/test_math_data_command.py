@@ -18,9 +18,9 @@ from sg_rlhf.data import command as data
 from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.data_io.pinned_download import Origin, download_url
 from sg_rlhf.data_io.records import DataError
-from sg_rlhf.tasks.math import published
 from sg_rlhf.tasks.math.data import golds_of
 from sg_rlhf.tasks.math.prompt import prompt_of
+from sg_rlhf.tasks.math.sets import published
 from tests.unit.data_command import contents, lines, refusal
 from tests.unit.tasks.math.fixtures import orz_row, reference_row, write_json, write_jsonl
 from tests.unit.tasks.math.fixtures import write_parquet as parquet

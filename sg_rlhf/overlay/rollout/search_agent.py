@@ -17,11 +17,11 @@ from openrlhf.utils.agent import AgentExecutorBase
 
 from sg_rlhf.overlay.reporting.activity import ENGINE, show_message
 from sg_rlhf.overlay.reporting.errors import RetrievalError, RewardError
-from sg_rlhf.tasks.search.client import FailureRate, RetrieverClient, RetrieverError
 from sg_rlhf.tasks.search.codec import TokenizerCodec
 from sg_rlhf.tasks.search.dialogue import Generation, SearchFailed, metrics, run_dialogue
 from sg_rlhf.tasks.search.grading import parse_golds, score
 from sg_rlhf.tasks.search.protocol import STOP, Passage
+from sg_rlhf.tasks.search.retriever.client import FailureRate, RetrieverClient, RetrieverError
 from sg_rlhf.tasks.search.settings import SearchSettings
 
 

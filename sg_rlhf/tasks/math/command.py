@@ -22,11 +22,11 @@ from sg_rlhf.data_io.dataset_writer import UsageError
 from sg_rlhf.data_io.hf_hub import download_from_hub
 from sg_rlhf.data_io.pinned_download import Origin, download
 from sg_rlhf.tasks.data_command import DataCommand, LoadTokenizer, Made, Plan
-from sg_rlhf.tasks.math import preparation, published, report
-from sg_rlhf.tasks.math.arithmetic import problems as arithmetic_problems
 from sg_rlhf.tasks.math.data import KINDS, MathRow, read_rows, to_records
 from sg_rlhf.tasks.math.prompt import PROMPT_VERSION, prompt_of
-from sg_rlhf.tasks.math.published import EvalSet
+from sg_rlhf.tasks.math.sets import preparation, published, report
+from sg_rlhf.tasks.math.sets.arithmetic import problems as arithmetic_problems
+from sg_rlhf.tasks.math.sets.published import EvalSet
 from sg_rlhf.tasks.overlap import LEVELS, NGRAM
 
 _HELP = """\

@@ -37,8 +37,8 @@ from typing import Any, TypeAlias
 from pebble import ProcessPool
 
 from sg_rlhf.data_io.pinned_download import Origin, download
-from sg_rlhf.tasks.math import confinement
-from sg_rlhf.tasks.math.extraction import last_box
+from sg_rlhf.tasks.math.answers import confinement
+from sg_rlhf.tasks.math.answers.extraction import last_box
 from sg_rlhf.tasks.questions import cache_folder, check_online
 
 #: Processor seconds for one response and all its golds; math-verify's own limit is 5 s.

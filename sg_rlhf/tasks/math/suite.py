@@ -12,11 +12,11 @@ from typing import Any
 from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.tasks import other_verdicts
 from sg_rlhf.tasks.grade import Grade
-from sg_rlhf.tasks.math.contamination import EXPOSURE
 from sg_rlhf.tasks.math.data import read_rows
 from sg_rlhf.tasks.math.paper import beside_the_paper
 from sg_rlhf.tasks.math.prompt import prompt_of
-from sg_rlhf.tasks.math.published import (
+from sg_rlhf.tasks.math.sets.contamination import EXPOSURE
+from sg_rlhf.tasks.math.sets.published import (
     all_eval_sets,
     download_eval_set,
     find_eval_file,

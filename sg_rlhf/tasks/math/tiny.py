@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.math import grading
-from sg_rlhf.tasks.math.arithmetic import (
+from sg_rlhf.tasks.math.prompt import SUFFIX, prompt_of
+from sg_rlhf.tasks.math.sets.arithmetic import (
     DEEDS,
     FORMULAS,
     NAMES,
@@ -23,7 +24,6 @@ from sg_rlhf.tasks.math.arithmetic import (
     generate,
     trace,
 )
-from sg_rlhf.tasks.math.prompt import SUFFIX, prompt_of
 from sg_rlhf.tasks.tiny import MERGE_TEXT, TinyModel
 
 # Held out are a tenth of all problems (`Problem.held_out`); these are measured. The data command

@@ -23,7 +23,6 @@ from sg_rlhf.data_io.dataset_writer import UsageError
 from sg_rlhf.data_io.hf_hub import download_from_hub
 from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks.data_command import DataCommand, LoadTokenizer, Made, Plan
-from sg_rlhf.tasks.search import encyclopedia
 from sg_rlhf.tasks.search.data import (
     NQ_HOTPOTQA,
     NQ_HOTPOTQA_ROWS,
@@ -37,6 +36,7 @@ from sg_rlhf.tasks.search.data import (
     to_records,
 )
 from sg_rlhf.tasks.search.prompt import PROMPT_VERSION, STYLES, Style, build_prompt
+from sg_rlhf.tasks.search.sets import encyclopedia
 
 CORPUS = "corpus.jsonl"
 #: The published runs' corpus and encoder: passages, numbers of a vector, bytes of weights.

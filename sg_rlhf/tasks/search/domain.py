@@ -31,7 +31,7 @@ SEARCH = Domain(
     prompt_end="Question:",
     data="sg_rlhf.tasks.search.command:COMMAND",
     settings="sg_rlhf.tasks.search.settings:SearchSettings",
-    check="sg_rlhf.tasks.search.client:check",
+    check="sg_rlhf.tasks.search.retriever.client:check",
     suite="sg_rlhf.tasks.search.suite:SUITE",
     tiny="sg_rlhf.tasks.search.tiny:TINY",
 )

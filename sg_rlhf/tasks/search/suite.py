@@ -15,15 +15,17 @@ from pydantic import ValidationError
 from sg_rlhf.tasks.contamination import Exposure
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.questions import EvalError, Question, one_line
-from sg_rlhf.tasks.search import qa_sets, serving, statistics
-from sg_rlhf.tasks.search.client import RetrieverClient, RetrieverError
+from sg_rlhf.tasks.search import statistics
 from sg_rlhf.tasks.search.codec import TokenizerCodec
 from sg_rlhf.tasks.search.dialogue import Dialogue, Generation, metrics, run_dialogue
 from sg_rlhf.tasks.search.grading import score
 from sg_rlhf.tasks.search.paper import beside_the_paper
 from sg_rlhf.tasks.search.prompt import PROMPT_VERSION
 from sg_rlhf.tasks.search.protocol import STOP, Passage, answer_of
-from sg_rlhf.tasks.search.qa_sets import QaSet
+from sg_rlhf.tasks.search.retriever import serving
+from sg_rlhf.tasks.search.retriever.client import RetrieverClient, RetrieverError
+from sg_rlhf.tasks.search.sets import qa_sets
+from sg_rlhf.tasks.search.sets.qa_sets import QaSet
 from sg_rlhf.tasks.search.settings import SearchSettings
 from sg_rlhf.tasks.suite import (
     Answering,

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sg_rlhf.tasks.grade import Grade
-from sg_rlhf.tasks.search import encyclopedia
 from sg_rlhf.tasks.search.protocol import (
     CORRECTION,
     FAILED,
@@ -22,7 +21,8 @@ from sg_rlhf.tasks.search.protocol import (
     Kind,
     parse_action,
 )
-from sg_rlhf.tasks.search.traces import Demonstration, draw, search_trace
+from sg_rlhf.tasks.search.sets import encyclopedia
+from sg_rlhf.tasks.search.sets.traces import Demonstration, draw, search_trace
 from sg_rlhf.tasks.tiny import EOS, TinyModel
 
 #: The encyclopedia that the data command generates by default: its held-out part is measured.

@@ -11,11 +11,12 @@ from sg_rlhf.eval import results, tables
 from sg_rlhf.eval.run import main
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.questions import EvalError
-from sg_rlhf.tasks.search import qa_sets, serving
 from sg_rlhf.tasks.search import suite as search
 from sg_rlhf.tasks.search.grading import score
 from sg_rlhf.tasks.search.paper import QA
 from sg_rlhf.tasks.search.prompt import build_prompt
+from sg_rlhf.tasks.search.retriever import serving
+from sg_rlhf.tasks.search.sets import qa_sets
 from sg_rlhf.tasks.suite import load_questions
 
 SUITE = SUITES["qa"]

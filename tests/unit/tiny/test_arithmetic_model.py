@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from sg_rlhf.tasks.math.arithmetic import NAMES, THINGS, generate, problems, trace
 from sg_rlhf.tasks.math.prompt import SUFFIX, prompt_of
+from sg_rlhf.tasks.math.sets.arithmetic import NAMES, THINGS, generate, problems, trace
 from sg_rlhf.tasks.math.tiny import TINY, ArithmeticWarmStart, held_out_problems, phrases
 from sg_rlhf.tasks.tiny import EOS
 from sg_rlhf.tiny.build import shipped

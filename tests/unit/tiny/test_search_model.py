@@ -9,8 +9,9 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from sg_rlhf.config import load_config
-from sg_rlhf.tasks.search import encyclopedia
 from sg_rlhf.tasks.search.protocol import CORRECTION, parse_action
+from sg_rlhf.tasks.search.sets import encyclopedia
+from sg_rlhf.tasks.search.sets.traces import search_trace
 from sg_rlhf.tasks.search.settings import SearchSettings
 from sg_rlhf.tasks.search.tiny import (
     TINY,
@@ -21,7 +22,6 @@ from sg_rlhf.tasks.search.tiny import (
     phrases,
     turns_of,
 )
-from sg_rlhf.tasks.search.traces import search_trace
 from sg_rlhf.tasks.tiny import EOS
 from sg_rlhf.tiny.build import check, shipped
 from sg_rlhf.tiny.tokenizer import CONTROL, build_tokenizer

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sg_rlhf.tasks.math.arithmetic import HELD_OUT_SHARE, Problem, generate, problems, trace
+from sg_rlhf.tasks.math.sets.arithmetic import HELD_OUT_SHARE, Problem, generate, problems, trace
 
 
 def value_of_text(text: str) -> int:

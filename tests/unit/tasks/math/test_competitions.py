@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 
 from sg_rlhf.data_io.records import DataError
-from sg_rlhf.tasks.math.competitions import Competitions
 from sg_rlhf.tasks.math.data import read_rows
-from sg_rlhf.tasks.math.published import MORE_EVAL_SETS
+from sg_rlhf.tasks.math.sets.competitions import Competitions
+from sg_rlhf.tasks.math.sets.published import MORE_EVAL_SETS
 
 MADE = (
     '{"problem": "Find $x$.", "answer": "7"}\n'

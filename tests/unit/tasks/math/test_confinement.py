@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from sg_rlhf.tasks.math import confinement
+from sg_rlhf.tasks.math.answers import confinement
 from sg_rlhf.tasks.math.grading import WorkerPool, grade
 
 pytestmark = pytest.mark.skipif(
@@ -44,7 +44,7 @@ ALLOWED = {
 def run(code: str, path: str) -> subprocess.CompletedProcess[str]:
     text = textwrap.dedent(f"""
         import os, resource, socket, subprocess, threading
-        from sg_rlhf.tasks.math import confinement
+        from sg_rlhf.tasks.math.answers import confinement
         path, ends = {path!r}, os.pipe()
         confinement.confine()
         assert confinement.is_confined()

@@ -14,10 +14,10 @@ from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.data_io.pinned_download import Origin, git_blob_of
 from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks.labels import label_of
-from sg_rlhf.tasks.math import published
-from sg_rlhf.tasks.math.answer_types import answer_type
 from sg_rlhf.tasks.math.data import MathRow, golds_of, hold_out, read_rows, to_records
-from sg_rlhf.tasks.math.published import (
+from sg_rlhf.tasks.math.sets import published
+from sg_rlhf.tasks.math.sets.answer_types import answer_type
+from sg_rlhf.tasks.math.sets.published import (
     DSR_UNIFORM,
     EVAL_SETS,
     MORE_EVAL_SETS,

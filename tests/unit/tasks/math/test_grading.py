@@ -2,8 +2,8 @@
 
 import pytest
 
+from sg_rlhf.tasks.math.answers.notation import number, tidy
 from sg_rlhf.tasks.math.grading import Grade, Reason, grade, grade_many, outcome_counts
-from sg_rlhf.tasks.math.notation import number, tidy
 
 # answer, gold
 RIGHT = {

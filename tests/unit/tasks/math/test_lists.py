@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from sg_rlhf.tasks.math.lists import both_signs, equal, read, split
-from sg_rlhf.tasks.math.notation import tidy
-from sg_rlhf.tasks.math.units import known_unit, without_units
+from sg_rlhf.tasks.math.answers.lists import both_signs, equal, read, split
+from sg_rlhf.tasks.math.answers.notation import tidy
+from sg_rlhf.tasks.math.answers.units import known_unit, without_units
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sg_rlhf.tasks.math.answers.worker_pool import WALL_FACTOR, WorkerPool, shared_pool
 from sg_rlhf.tasks.math.grading import Reason, grade, grade_many
-from sg_rlhf.tasks.math.worker_pool import WALL_FACTOR, WorkerPool, shared_pool
 
 ROOT = Path(__file__).parents[4]
 # Needs math-verify, and so a worker.

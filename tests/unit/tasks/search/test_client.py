@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sg_rlhf.tasks.search.client import FailureRate, RetrieverClient, RetrieverError
 from sg_rlhf.tasks.search.protocol import Passage
+from sg_rlhf.tasks.search.retriever.client import FailureRate, RetrieverClient, RetrieverError
 from tests.unit.tasks.search.http_retriever import Reply, Retriever, found, passages, running
 
 
@@ -325,7 +325,7 @@ def test_waits_grow_and_have_jitter(retriever: Retriever, monkeypatch: pytest.Mo
         waits.append(seconds)
         await real_sleep(0)
 
-    monkeypatch.setattr("sg_rlhf.tasks.search.client.asyncio.sleep", sleep)
+    monkeypatch.setattr("sg_rlhf.tasks.search.retriever.client.asyncio.sleep", sleep)
     for seed in range(20):
         with pytest.raises(RetrieverError):
             ask(retriever.url, "q", retries=8, backoff_s=0.5, rng=random.Random(seed))

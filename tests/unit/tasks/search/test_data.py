@@ -19,11 +19,11 @@ import pytest
 
 from sg_rlhf.common import resources
 from sg_rlhf.data import command
-from sg_rlhf.tasks.search import encyclopedia
 from sg_rlhf.tasks.search.command import COMMAND
 from sg_rlhf.tasks.search.data import DataError, Question, read_questions
 from sg_rlhf.tasks.search.grading import parse_golds, score
 from sg_rlhf.tasks.search.prompt import build_prompt
+from sg_rlhf.tasks.search.sets import encyclopedia
 from tests.full_disk import small_disk
 from tests.unit.data_command import lines, refusal
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sg_rlhf.tasks.search import encyclopedia, traces
 from sg_rlhf.tasks.search.grading import normalise
 from sg_rlhf.tasks.search.protocol import Kind, parse_action
+from sg_rlhf.tasks.search.sets import encyclopedia, traces
 
 seeds = st.integers(0, 10**6)
 

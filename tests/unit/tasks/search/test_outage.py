@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from sg_rlhf.tasks.search import outage
-from sg_rlhf.tasks.search.client import RetrieverClient, RetrieverError
+from sg_rlhf.tasks.search.retriever import outage
+from sg_rlhf.tasks.search.retriever.client import RetrieverClient, RetrieverError
 from tests.unit.tasks.search.http_retriever import Reply, Retriever, found, running
 
 #: The contract's smallest server, in a process that can be killed.

@@ -10,7 +10,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sg_rlhf.tasks.search.encyclopedia import Problem, Step
 from sg_rlhf.tasks.search.prompt import build_prompt
 from sg_rlhf.tasks.search.protocol import (
     OBSERVATION_END,
@@ -18,6 +17,7 @@ from sg_rlhf.tasks.search.protocol import (
     Passage,
     format_passages,
 )
+from sg_rlhf.tasks.search.sets.encyclopedia import Problem, Step
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from sg_rlhf.data_io.pinned_download import Origin, download
 from sg_rlhf.data_io.records import DataError
-from sg_rlhf.tasks.math.competitions import Competitions
 from sg_rlhf.tasks.math.data import MathRow, read_rows
+from sg_rlhf.tasks.math.sets.competitions import Competitions
 
 
 @dataclass(frozen=True)

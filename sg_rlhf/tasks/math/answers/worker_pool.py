@@ -32,8 +32,8 @@ from multiprocessing.process import BaseProcess
 
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
-from sg_rlhf.tasks.math import verifier
-from sg_rlhf.tasks.math.outcome import Reason
+from sg_rlhf.tasks.math.answers import verifier
+from sg_rlhf.tasks.math.answers.outcome import Reason
 
 log = logging.getLogger(__name__)
 

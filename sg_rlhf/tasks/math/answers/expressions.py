@@ -9,9 +9,9 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from sg_rlhf.tasks.math import sampling
-from sg_rlhf.tasks.math.names import held, hold
-from sg_rlhf.tasks.math.outcome import Reason
+from sg_rlhf.tasks.math.answers import sampling
+from sg_rlhf.tasks.math.answers.names import held, hold
+from sg_rlhf.tasks.math.answers.outcome import Reason
 
 # Variables that a constant of integration stands beside.
 _VARIABLES = frozenset("xytz") | {"theta"}

@@ -9,9 +9,9 @@ from typing import Any
 
 from sg_rlhf.common.argument_types import progress_bar
 from sg_rlhf.data_io.dataset_writer import UsageError
-from sg_rlhf.tasks.math.answer_types import TYPES, answer_type
 from sg_rlhf.tasks.math.data import MathRow, hold_out
 from sg_rlhf.tasks.math.grading import grade
+from sg_rlhf.tasks.math.sets.answer_types import TYPES, answer_type
 from sg_rlhf.tasks.overlap import NGRAM, SetOverlap, find_overlap, normalise
 
 

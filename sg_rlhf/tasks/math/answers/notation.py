@@ -10,7 +10,7 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
-from sg_rlhf.tasks.math.units import known_unit, without_units
+from sg_rlhf.tasks.math.answers.units import known_unit, without_units
 
 _GREEK = {
     "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "ζ": "zeta",

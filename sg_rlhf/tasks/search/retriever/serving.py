@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from sg_rlhf.tasks.questions import EvalError
-from sg_rlhf.tasks.search.client import RetrieverClient, RetrieverError
+from sg_rlhf.tasks.search.retriever.client import RetrieverClient, RetrieverError
 from sg_rlhf.tasks.search.settings import SearchSettings
 
 #: An index of many gigabytes is read from disk before the server listens.

@@ -30,8 +30,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sg_rlhf.tasks.search.dialogue import SearchFailed
-from sg_rlhf.tasks.search.outage import Kind, Outage, Patience, Problem, problem_of_status
 from sg_rlhf.tasks.search.protocol import Passage
+from sg_rlhf.tasks.search.retriever.outage import Kind, Outage, Patience, Problem, problem_of_status
 from sg_rlhf.tasks.search.settings import SearchSettings
 
 if TYPE_CHECKING:

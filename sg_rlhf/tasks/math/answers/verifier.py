@@ -11,10 +11,10 @@ import logging
 import os
 import signal
 
-from sg_rlhf.tasks.math import confinement, lists
-from sg_rlhf.tasks.math.expressions import compare
-from sg_rlhf.tasks.math.notation import same
-from sg_rlhf.tasks.math.outcome import Reason
+from sg_rlhf.tasks.math.answers import confinement, lists
+from sg_rlhf.tasks.math.answers.expressions import compare
+from sg_rlhf.tasks.math.answers.notation import same
+from sg_rlhf.tasks.math.answers.outcome import Reason
 
 _REASON = {True: Reason.CORRECT, False: Reason.WRONG}
 
