@@ -60,6 +60,11 @@ COMMANDS = {
     "summary": Command(
         "a run in a few lines and two pictures", "sg_rlhf.report.summary", extra="plots"
     ),
+    "push": Command(
+        "write a finished run's model card; upload model and card to the Hugging Face hub",
+        "sg_rlhf.publish.push",
+        extra="models",
+    ),
     "weights": Command(
         "what a recipe's token weighting does: curve, range, dead zone",
         "sg_rlhf.weights",

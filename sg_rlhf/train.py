@@ -15,6 +15,7 @@ from sg_rlhf.common.argument_types import OneLineParser
 from sg_rlhf.common.atomic_io import best_effort_output, real_path
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.redaction import redact_text
+from sg_rlhf.common.text import single_line
 from sg_rlhf.config import Config, ConfigError, domain_settings, input_checks, load_config
 from sg_rlhf.config.run_paths import run_dir_of, with_absolute_paths, with_run_dir
 from sg_rlhf.config.upstream_flags import UpstreamChanged
@@ -182,6 +183,17 @@ def prepare(run: Run, args: argparse.Namespace, allowed: list[str]) -> Plan | No
     return plan
 
 
+def write_model_card(run_dir: Path) -> None:
+    """Describe the final model; a run whose card cannot be written has trained all the same."""
+    # Imported here: a dry run works without huggingface_hub.
+    from sg_rlhf.publish import model_card
+
+    try:
+        model_card.write(run_dir)
+    except (model_card.CardError, OSError) as error:
+        print(f"warning: no model card: {single_line(error)}")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Exit status 0; 2 for a wrong recipe; 1 when the run stopped; 130 or 143 by a signal."""
     driver.install_signal_handlers()
@@ -217,7 +229,10 @@ def main(argv: list[str] | None = None) -> int:
         with best_effort_output():
             print(run.loss_description, *(plan.brief() if plan else ()), sep="\n")
             print(f"run directory: {run.directory}", flush=True)
-            return driver.main(args, workers)
+            status = driver.main(args, workers)
+            if status == 0:
+                write_model_card(run.directory)
+            return status
 
 
 if __name__ == "__main__":
