@@ -61,7 +61,7 @@ COMMANDS = {
         "a run in a few lines and two pictures", "sg_rlhf.report.summary", extra="plots"
     ),
     "push": Command(
-        "write a finished run's model card; upload model and card to the Hugging Face hub",
+        "upload a finished run's model and its model card to the Hugging Face hub",
         "sg_rlhf.publish.push",
         extra="models",
     ),
