@@ -234,6 +234,19 @@ def test_sharpness(loss: str, column: int) -> None:
         assert row[column + 2] == f"{values[0] / values[1]:.2f}"
 
 
+def test_shipped_tiny_models() -> None:
+    page = rows("docs/sharpness.md")
+    for name, note in (("kk", ""), ("math", ""), ("search", ", single turns")):
+        found = json.loads((ROOT / f"sg_rlhf/tiny/{name}_tiny/manifest.json").read_text())
+        sampled, greedy = found["sampled_at_0.7"], found["greedy"]
+        accuracy = f"{short(sampled['accuracy'])} ({short(greedy['accuracy'])})"
+        guesses = (f"{one['guesses']:.2f}".removeprefix("0") for one in (sampled, greedy))
+        steps = f"{found['recipe']['steps']:,}"
+        expected = f"`{name}_tiny`{note}|{steps}|{accuracy}|{next(guesses)} ({next(guesses)})"
+        assert expected in page
+        assert found["parameters"] == 855168
+
+
 def test_speed_of_retrieval() -> None:
     found = [row.split("|")[1:] for row in rows("docs/retrieval.md") if " wide, " in row]
     expected = []
