@@ -1,9 +1,10 @@
-"""The figures of docs/reproduction.md's study, from its committed runs (results.jsonl.gz).
+"""Print the tables of this study from its committed runs (results.jsonl.gz), in Markdown.
 
     python experiments/kk_small/analyse.py
 
-Prints the tables as they stand on the page, in Markdown; ``tests/unit/docs/test_figures.py`` holds
-the page to them. What results.md has already is not repeated here.
+The tables are on docs/results.md and on README.md of this folder;
+``tests/unit/docs/test_figures.py`` checks both pages. results.md of this folder is written by
+``sg-rlhf study --table`` and has the figures of every variant.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def the_nine() -> np.ndarray:
+def grpo_runs() -> np.ndarray:
     """Held-out accuracy of the nine runs of `base` that are GRPO."""
     return np.concatenate([held_out("base", variant) for variant in GRPO])
 
@@ -126,13 +127,13 @@ def pooled_sd(regime: str) -> tuple[float, int]:
 
 
 def found_by(sd: float, df: int) -> str:
-    """What 3 (8) runs per arm find, of a standard deviation that is named."""
+    """The difference that 3 (8) runs per variant detect, with the sd and its degrees of freedom."""
     return f"{short(detectable(sd, 3))} ({short(detectable(sd, 8))}), sd {short(sd, 4)}, {df} df"
 
 
 def noise() -> str:
-    """How far apart two runs are that differ in nothing but luck."""
-    nine = the_nine()
+    """The spread of runs with the same settings."""
+    nine = grpo_runs()
     own = own_evaluations(GRPO, -1)
     residual = within_variants("base")
     paired = residual - residual.mean(0, keepdims=True)
@@ -143,7 +144,7 @@ def noise() -> str:
         for at in range(3)
     ]
     return table(
-        ["noise in `base`", ""],
+        ["noise in `base`", "figure"],
         [
             [
                 "nine runs of GRPO, 150 puzzles x 8 responses: mean, sd, range",
@@ -151,11 +152,11 @@ def noise() -> str:
                 f"{short(nine.min())} to {short(nine.max())}",
             ],
             [
-                "their own last evaluation, 150 puzzles x 2: sd",
+                "the same nine, last evaluation during training, 150 puzzles x 2: sd",
                 short(own.std(ddof=1), 4),
             ],
             [
-                "most that drawing 8 (2) responses can add: sd of a binomial over 1,200 (300)",
+                "upper bound of the noise of 8 (2) responses: binomial sd of 1,200 (300) draws",
                 f"{short(math.sqrt(p * (1 - p) / 1200), 4)} "
                 f"({short(math.sqrt(p * (1 - p) / 300), 4)})",
             ],
@@ -165,7 +166,7 @@ def noise() -> str:
                 f"{short(math.sqrt((paired**2).sum() / ((n - 1) * (seeds - 1))), 4)}",
             ],
             [
-                "difference that 3 (8) runs find with 80 % power: `base`, sd of all variants",
+                "difference found by 3 (8) runs with 80 % power: `base`, sd of all variants",
                 found_by(*pooled_sd("base")),
             ],
             ["the same, sd of the nine runs of GRPO", found_by(float(nine.std(ddof=1)), 8)],
@@ -195,12 +196,13 @@ def accuracy_by_regime() -> str:
             )
         rows.append([f"`{regime}`", *cells])
     return table(
-        ["held-out accuracy", "GRPO", "inside, U = 1.4, minus it", "outside", "normalised"], rows
+        ["regime", "GRPO", "inside, U = 1.4, minus GRPO", "outside, minus", "normalised, minus"],
+        rows,
     )
 
 
 def accuracy_over_regimes() -> str:
-    """Each form beside GRPO: regimes as the sample, and seeds as the sample."""
+    """Each form minus GRPO: regimes as the sample, and seeds as the sample."""
     rows = []
     for variant in FORMS:
         regimes = [r for r in REGIMES if has(r, variant)]
@@ -217,20 +219,20 @@ def accuracy_over_regimes() -> str:
         )
     return table(
         [
-            "held-out accuracy minus GRPO's",
+            "variant",
             "regimes",
-            "interval over regimes",
-            "over seeds",
-            "lower in",
-            "single pairs",
+            "minus GRPO, interval over regimes",
+            "interval over seeds",
+            "pairs below 0",
+            "range of pairs",
         ],
         rows,
     )
 
 
-def zeroed_beside_accuracy() -> str:
-    """What the clip zeroes in `base`, beside the accuracy."""
-    nine = float(the_nine().mean())
+def zeroed_and_accuracy() -> str:
+    """The share of tokens that the clip zeroes in `base`, and the accuracy."""
+    nine = float(grpo_runs().mean())
     rows = []
     zones = {
         row["variant"]: row["dead_zones"]["positive"] for r in RANKINGS for row in r["variants"]
@@ -249,10 +251,10 @@ def zeroed_beside_accuracy() -> str:
     return table(
         [
             "`base`, inside the clip",
-            "zeroed where p >",
-            "share of A > 0",
+            "zeroed for p above",
+            "share zeroed of A > 0",
             "held-out",
-            "minus the nine",
+            "minus nine of GRPO",
         ],
         rows,
     )
@@ -282,9 +284,9 @@ def permutation_p(group: np.ndarray, others: np.ndarray) -> float:
     return extreme / total
 
 
-def beside_the_nine() -> str:
-    """The other weightings of `base` beside the nine runs that are GRPO."""
-    nine = the_nine()
+def other_weightings() -> str:
+    """The other weightings of `base` minus the nine runs that are GRPO."""
+    nine = grpo_runs()
     names = (
         "sg_outside",
         "sg_normalized",
@@ -309,15 +311,15 @@ def beside_the_nine() -> str:
             ]
         )
     return table(
-        ["`base`", "held-out", "minus the nine", "p", "p of eight comparisons", "mean weight"],
+        ["`base`", "held-out", "minus nine of GRPO", "p", "p of eight tests", "mean weight"],
         rows,
     )
 
 
 def without_a_dead_zone() -> str:
-    """Found afterwards: the forms without a dead zone beside GRPO, and their sign by time."""
+    """Found afterwards: the forms without a dead zone minus GRPO, after 10 and 20 rollouts."""
     after_10 = own_evaluations(NO_DEAD_ZONE, 1), own_evaluations(GRPO, 1)
-    after_20 = np.concatenate([held_out("base", v) for v in NO_DEAD_ZONE]), the_nine()
+    after_20 = np.concatenate([held_out("base", v) for v in NO_DEAD_ZONE]), grpo_runs()
     return table(
         ["nine runs without a dead zone, minus nine of GRPO", "held-out", "t", "p"],
         [
@@ -345,7 +347,7 @@ def peaks() -> str:
             cells.append(", ".join(f"{value:.0f}" for value in values))
         rows.append([f"`{regime}`", *cells])
     return table(
-        ["largest norm in medians", "GRPO", "outside", "normalised", "inside, U = 1.4"], rows
+        ["largest norm / median", "GRPO", "outside", "normalised", "inside, U = 1.4"], rows
     )
 
 
@@ -374,7 +376,7 @@ def rank_correlation(published: Sequence[float], ours: Sequence[float]) -> tuple
 
 
 def rankings() -> str:
-    """What the papers print beside ours: rank correlations."""
+    """Rank correlations of the papers' accuracies with ours."""
     rows = []
     for ranking in RANKINGS:
         published = [row["published"] for row in ranking["variants"]]
@@ -399,7 +401,7 @@ def rankings() -> str:
 
 
 def single_runs() -> str:
-    """GRPO-SG beside GRPO in bench/results/kk_cpu.json, paired by seed."""
+    """GRPO-SG minus GRPO in bench/results/kk_cpu.json, paired by seed."""
     runs = json.loads((ROOT / "bench" / "results" / "kk_cpu.json").read_text())["runs"]
     pairs = zip(runs["grpo_sg"], runs["grpo"], strict=True)
     differences = np.array([sg["accuracy_after"] - grpo["accuracy_after"] for sg, grpo in pairs])
@@ -437,7 +439,7 @@ def gap_and_sharpness() -> str:
             ]
         )
     return table(
-        ["", "gap, by seed", "sharpness, rho = .05", "held-out"],
+        ["run", "gap, by seed", "sharpness, rho = .05", "held-out"],
         rows,
     )
 
@@ -446,8 +448,8 @@ def tables() -> Iterator[str]:
     yield noise()
     yield accuracy_by_regime()
     yield accuracy_over_regimes()
-    yield zeroed_beside_accuracy()
-    yield beside_the_nine()
+    yield zeroed_and_accuracy()
+    yield other_weightings()
     yield without_a_dead_zone()
     yield peaks()
     yield clipped_steps()

@@ -48,12 +48,12 @@ def test_the_study() -> None:
         capture_output=True,
         text=True,
     ).stdout
-    # The last table is of docs/results.md's sentence on three pairs.
+    # The last table is the sentence of docs/results.md on three pairs.
     *of_the_page, of_the_runs = printed.strip().split("\n\n")
-    page = rows("docs/reproduction.md")
+    pages = rows("docs/results.md") + rows("experiments/kk_small/README.md")
     expected = [cells(line) for table in of_the_page for line in table.splitlines()]
     assert len(expected) > 50
-    assert [row for row in expected if row not in page] == []
+    assert [row for row in expected if row not in pages] == []
     differences = of_the_runs.splitlines()[-1].split("|")[2].strip()
     assert differences == "-.003, +.035, +.025; +.019 +- .048"
     text = " ".join((ROOT / "docs/results.md").read_text().split())
@@ -140,8 +140,8 @@ def figures(a: dict[str, Any]) -> list[str]:
     "result", ["minibatch_gradients_start", "minibatch_updates_grpo_s0"], ids=["before", "after"]
 )
 def test_gradients_and_steps_of_minibatches(result: str) -> None:
-    page = rows("docs/sharpness.md")
-    text = (ROOT / "docs/sharpness.md").read_text()
+    page = rows("experiments/kk_small/gradients.md")
+    text = (ROOT / "experiments/kk_small/gradients.md").read_text()
     baseline, *others = of_study(f"{result}.json")["algorithms"]
     assert len(others) == 10
     for a in others:
@@ -150,12 +150,41 @@ def test_gradients_and_steps_of_minibatches(result: str) -> None:
     step = baseline["update"]
     assert (
         f"GRPO's own spread is {short(baseline['spread'])} for the gradient and "
-        f"{short(step['spread'])} for the step, its largest minibatch {baseline['peak']:.2f} and "
-        f"{step['peak']:.2f} medians."
+        f"{short(step['spread'])} for the step. Its largest minibatch is {baseline['peak']:.2f} "
+        f"and {step['peak']:.2f} medians."
     ) in " ".join(text.split())
 
 
-def test_steps_beside_each_other() -> None:
+def test_sizes_and_cosines_of_the_page_before_and_after_training() -> None:
+    page = rows("docs/sharpness.md")
+    before, after = (
+        of_study(f"{name}.json")["algorithms"][1:]
+        for name in ("minibatch_gradients_start", "minibatch_updates_grpo_s0")
+    )
+    for one, other in zip(before, after, strict=True):
+        assert one["algorithm"] == other["algorithm"]
+        found = (one, one["update"], other, other["update"])
+        row = "|".join(f"{a['size']:.2f}, {a['cosine']:.3f}" for a in found)
+        assert f"{one['algorithm']}|{row}" in page
+
+
+def test_sharpness_on_three_batches() -> None:
+    page = rows("docs/sharpness.md")
+    batches = [
+        of_study(f"sharpness_sampled_from_{name}.json")["models"]
+        for name in ("start", "grpo_s0", "range_0.5_1.5_s0")
+    ]
+    names = ["GRPO, seed 0", "GRPO, seed 1", "GRPO, seed 2"]
+    names += ["(0.5, 1.5), seed 0", "(0.8, 1.5), seed 0"]
+    for name, *found in zip(names, *batches, strict=True):
+        values = [model["results"][0] for model in found]
+        row = "|".join(
+            f"{v['sharpness']:.4f} ({v['sharpness'] / v['first_order']:.2f})"[1:] for v in values
+        )
+        assert f"{name}|{row}" in page
+
+
+def test_steps_compared_with_each_other() -> None:
     text = " ".join((ROOT / "docs/sharpness.md").read_text().split())
     both = of_study("minibatch_updates_mask_only_grpo_sg.json")["algorithms"][1]
     assert f"{both['size']:.2f} times as long with cosine {short(both['cosine'])}" in text
@@ -183,7 +212,7 @@ def test_noise_of_an_accuracy() -> None:
 
 def test_minibatch_gradients_at_the_checkpoints() -> None:
     results = [of_study(f"minibatch_gradients_grpo_s{seed}.json") for seed in range(3)]
-    page = [row.split("|") for row in rows("docs/sharpness.md")]
+    page = [row.split("|") for row in rows("experiments/kk_small/gradients.md")]
     for three in zip(*(result["algorithms"] for result in results), strict=True):
         found = [row for row in page if row[0] == three[0]["algorithm"]][-1]
         assert found[1] == ", ".join(f"{a['size']:.2f}" for a in three)
@@ -203,6 +232,19 @@ def test_sharpness(loss: str, column: int) -> None:
         values = (found["sharpness"], found["first_order"])
         assert [row[column], row[column + 1]] == [f"{v:#.3g}".removeprefix("0") for v in values]
         assert row[column + 2] == f"{values[0] / values[1]:.2f}"
+
+
+def test_shipped_tiny_models() -> None:
+    page = rows("docs/sharpness.md")
+    for name, note in (("kk", ""), ("math", ""), ("search", ", single turns")):
+        found = json.loads((ROOT / f"sg_rlhf/tiny/{name}_tiny/manifest.json").read_text())
+        sampled, greedy = found["sampled_at_0.7"], found["greedy"]
+        accuracy = f"{short(sampled['accuracy'])} ({short(greedy['accuracy'])})"
+        guesses = (f"{one['guesses']:.2f}".removeprefix("0") for one in (sampled, greedy))
+        steps = f"{found['recipe']['steps']:,}"
+        expected = f"`{name}_tiny`{note}|{steps}|{accuracy}|{next(guesses)} ({next(guesses)})"
+        assert expected in page
+        assert found["parameters"] == 855168
 
 
 def test_speed_of_retrieval() -> None:
@@ -245,26 +287,25 @@ def test_memory_of_a_run_of_the_tiny_model() -> None:
 def test_step_times_of_the_tiny_model() -> None:
     ratios = read("kk_cpu.json")["step_time_ratio_grpo_sg_over_grpo"].values()
     first, second, third = (f"{ratio:.2f}" for ratio in ratios)
-    (row,) = [r for r in rows("docs/reproduction.md") if r.startswith("Table 4")]
+    (row,) = [r for r in rows("docs/results.md") if r.startswith("Table 4")]
     assert f"step time {first}, {second} and {third} of GRPO's" in row
 
 
 def test_errors_of_the_grader() -> None:
     page = " ".join(rows("docs/results.md"))
-    suites = {k: v["suites"].values() for k, v in of_graders("grader_cases.json")["runs"].items()}
-    cases = sum(suite["cases"] for suite in suites["after"])
-    wrong, accepted = (
-        {when: sum(suite[key] for suite in found) for when, found in suites.items()}
-        for key in ("ours wrong", "false_positives")
+    suites = of_graders("grader_cases.json")["runs"]["after"]["suites"].values()
+    cases, wrong, accepted = (
+        sum(suite[key] for suite in suites) for key in ("cases", "ours wrong", "false_positives")
     )
     assert (
-        f"|{cases} cases: ours is wrong on {wrong['after']} (was {wrong['before']}) and accepts "
-        f"{accepted['after']} wrong answers (was {accepted['before']})|"
+        f"|{cases} cases: ours is wrong on {wrong} and accepts {accepted} wrong answers|"
     ) in page
-    changes = of_graders("mutations.json")["runs"]
+    changes = of_graders("mutations.json")["runs"]["after"]
     rejected, passed = (
-        f"{changes['after'][kind]['errors']} of {changes['after'][kind]['made']:,} {kind} {verb} "
-        f"(was {changes['before'][kind]['errors']:,})"
-        for kind, verb in (("rewrites", "rejected"), ("mutations", "accepted"))
+        f"{changes[kind]['errors']} of {changes[kind]['made']:,} {name} {verb}"
+        for kind, name, verb in (
+            ("rewrites", "rewrites", "rejected"),
+            ("mutations", "altered answers", "accepted"),
+        )
     )
     assert f"|{rejected}, {passed}|" in page
