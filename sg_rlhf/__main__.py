@@ -125,6 +125,10 @@ COMMANDS = {
         "sg_rlhf.retrieval.replicas",
         extra="search",
     ),
+    "serve-env": Command(
+        "serve a domain as an OpenEnv environment for other trainers",
+        "sg_rlhf.environments.command",
+    ),
     "completion": Command(
         "print the completion script of bash or zsh", "sg_rlhf.config.shell_completion"
     ),

@@ -15,6 +15,7 @@ from sg_rlhf.tasks.grade import Grader
 
 if TYPE_CHECKING:
     from sg_rlhf.tasks.data_command import DataCommand
+    from sg_rlhf.tasks.episode import Episode
     from sg_rlhf.tasks.settings import DomainSettings
     from sg_rlhf.tasks.suite import Suite
     from sg_rlhf.tasks.tiny import TinyModel
@@ -41,6 +42,8 @@ class Domain:
             run needs and does not find.
         suite: `python -m eval.run --suite ...`.
         tiny: what `python -m sg_rlhf.tiny.build --domain NAME` trains on.
+        episode: called with a row, the grader and, for a domain that has any, its settings; for
+            a domain of several turns. None: a prompt and one response.
         source_titles: pattern of a row's `datasource` -> its name in figures, with the pattern's
             groups as \\1, \\2 and so on.
     """
@@ -54,6 +57,7 @@ class Domain:
     check: Callable[[Any], None] | str | None = None
     suite: Suite | str | None = None
     tiny: TinyModel[Any] | str | None = None
+    episode: Callable[..., Episode] | str | None = None
     source_titles: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -34,4 +34,5 @@ SEARCH = Domain(
     check="sg_rlhf.tasks.search.retriever.client:check",
     suite="sg_rlhf.tasks.search.suite:SUITE",
     tiny="sg_rlhf.tasks.search.tiny:TINY",
+    episode="sg_rlhf.tasks.search.episode:SearchEpisode",
 )

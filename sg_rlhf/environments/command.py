@@ -1,0 +1,144 @@
+"""Serve a domain as an environment that TRL, SkyRL and others train on (OpenEnv's protocol).
+
+The rows are those that `sg-rlhf data` writes. A client resets to get a prompt, steps with what its
+model wrote, and gets the reward of this project's grader. Needs `pip install openenv`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from sg_rlhf.common.argument_types import OneLineParser, positive_int
+from sg_rlhf.common.text import single_line
+from sg_rlhf.data_io.records import DataError, json_objects
+from sg_rlhf.tasks import registry
+from sg_rlhf.tasks.domain import Domain, load
+from sg_rlhf.tasks.episode import Episode, SingleTurn
+
+EXAMPLES = """\
+examples:
+  Knights & Knaves
+    python -m sg_rlhf.environments.command kk --data data/kk_tiny/train.jsonl
+  search: a retriever must run (sg-rlhf serve --index DIR)
+    python -m sg_rlhf.environments.command search --data data/search_tiny/train.jsonl \\
+        url=http://127.0.0.1:8000/retrieve max_turns=2
+  a client, in Python
+    from openenv.core import GenericEnvClient
+    with GenericEnvClient(base_url="http://127.0.0.1:8001").sync() as env:
+        prompt = env.reset(seed=0).observation["text"]
+        result = env.step({"text": "... <answer> ... </answer>"})
+        print(result.reward, result.done)
+
+docs/other_trainers.md has the fields of actions and observations.
+"""
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = OneLineParser(
+        prog="python -m sg_rlhf.environments.command",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    names = ", ".join(registry.domains())
+    parser.add_argument("domain", metavar="DOMAIN", help=f"{names}, or package.module:NAME")
+    parser.add_argument(
+        "--data", metavar="FILE", type=Path, required=True,
+        help="rows with `input` and `answer`, JSONL",
+    )  # fmt: skip
+    parser.add_argument("--host", default="127.0.0.1", help="address (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8001, help="port, 0: any free (default: 8001)")
+    parser.add_argument(
+        "--sessions", metavar="N", type=positive_int, default=256,
+        help="episodes at the same time (default: 256)",
+    )  # fmt: skip
+    parser.add_argument(
+        "settings", nargs="*", metavar="key=value", help="keys of the domain's section (sg.NAME.*)"
+    )
+    return parser.parse_intermixed_args(argv)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file.
+
+    Raises:
+        DataError: a row without a prompt or without an answer, or no row.
+    """
+    rows = list(json_objects(path))
+    for number, row in enumerate(rows, start=1):
+        for key in ("input", "answer"):
+            if not isinstance(row.get(key), str):
+                raise DataError(f"{path}, line {number}: expected text as {key!r}")
+    if not rows:
+        raise DataError(f"{path}: no rows")
+    return rows
+
+
+def episodes(domain: Domain, given: list[str]) -> Callable[[Mapping[str, Any]], Episode]:
+    """What begins an episode of a row.
+
+    Args:
+        given: `key=value` of the domain's settings.
+
+    Raises:
+        ValueError: a key or a value that the domain does not have.
+    """
+    settings = load(domain.settings) if domain.settings is not None else None
+    values = {}
+    for word in given:
+        key, equals, value = word.partition("=")
+        if not equals or settings is None or key not in settings.model_fields:
+            known = ", ".join(settings.model_fields) if settings else "no keys"
+            raise ValueError(f"{word}: expected key=value of {domain.name}: {known}")
+        values[key] = value
+    if domain.episode is None:
+        return functools.partial(SingleTurn, grade=domain.grade)
+    begin = load(domain.episode)
+    extra = {} if settings is None else {"settings": settings(**values)}
+    return functools.partial(begin, grade=domain.grade, **extra)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until interrupted. Exit status 0; 2 for wrong input."""
+    arguments = parse_arguments(argv)
+    try:
+        domain = registry.find(arguments.domain)
+        begin = episodes(domain, arguments.settings)
+        rows = read_rows(arguments.data)
+        begin(rows[0])
+    except (ValueError, OSError) as error:
+        print(f"sg_rlhf.environments: {_line(error)}", file=sys.stderr)
+        return 2
+    try:
+        import uvicorn
+
+        from sg_rlhf.environments import openenv
+    except ModuleNotFoundError as error:
+        needed = f"{error.name} is not installed: pip install openenv==0.10.0"
+        print(f"sg_rlhf.environments: {needed}", file=sys.stderr)
+        return 2
+    app = openenv.application(rows, begin, f"sg_rlhf {domain.name}", arguments.sessions)
+    print(f"{domain.name}: {len(rows)} rows", flush=True)
+    uvicorn.run(app, host=arguments.host, port=arguments.port, log_level="info", access_log=False)
+    return 0
+
+
+def _line(error: Exception) -> str:
+    """An error as one line; pydantic's with key, value and what was expected."""
+    if isinstance(error, ValidationError):
+        found = error.errors()[0]
+        key = ".".join(map(str, found["loc"]))
+        return f"{key}={found['input']}: {found['msg']}"
+    return single_line(error)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,146 @@
+"""A domain as an OpenEnv environment (https://github.com/huggingface/OpenEnv), version 0.10.
+
+An action is one turn of the model, `{"text": ...}`. An observation is what the model reads next,
+`{"text": ...}`; the last one has the reward, and in `metadata` the verdict: `correct`, `reason`,
+`extracted`, `format_ok` and the domain's own figures. `reset(index=N)` takes row N of the file,
+`reset(seed=N)` a row drawn with that seed, `reset()` any.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from openenv.core.env_server import Action, Environment, Observation, State, create_app
+from pydantic import Field
+
+from sg_rlhf.tasks.episode import Episode, Reply
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+Row = Mapping[str, Any]
+
+
+class TurnAction(Action):
+    """One turn of the model."""
+
+    text: str = Field(description="what the model wrote")
+
+
+class TurnObservation(Observation):
+    """What the model reads next; at the end, its reward."""
+
+    text: str = Field(default="", description="what the model reads next")
+
+
+class DomainEnvironment(Environment[TurnAction, TurnObservation, State]):
+    """One episode at a time of a domain's rows.
+
+    Args:
+        rows: of a data set, as `sg-rlhf data` writes it.
+        begin: makes the episode of a row.
+    """
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self, rows: Sequence[Row], begin: Callable[[Row], Episode]) -> None:
+        super().__init__()
+        self._rows = rows
+        self._begin = begin
+        self._episode: Episode | None = None
+        self._state = State()
+
+    def num_tasks(self, split: str) -> int:
+        """Number of rows; there is one split."""
+        return len(self._rows)
+
+    def list_splits(self) -> list[str]:
+        """The one split's name."""
+        return ["rows"]
+
+    def reset(
+        self, seed: int | None = None, episode_id: str | None = None, **options: Any
+    ) -> TurnObservation:
+        """See `reset_async`, which the server calls."""
+        raise NotImplementedError("episodes are asynchronous: call reset_async")
+
+    async def reset_async(
+        self, seed: int | None = None, episode_id: str | None = None, **options: Any
+    ) -> TurnObservation:
+        """Begin an episode.
+
+        Raises:
+            ValueError: an `index` outside the rows.
+        """
+        index = options.get("index")
+        if index is None:
+            index = random.Random(seed).randrange(len(self._rows))
+        if (
+            isinstance(index, bool)
+            or not isinstance(index, int)
+            or not (0 <= index < len(self._rows))
+        ):
+            raise ValueError(f"index={index!r}: expected 0 to {len(self._rows) - 1}")
+        await self._end()
+        row = self._rows[index]
+        self._episode = self._begin(row)
+        self._state = State(episode_id=episode_id or str(uuid.uuid4()), step_count=0)
+        metadata = {"index": index, "datasource": row.get("datasource")}
+        return TurnObservation(text=self._episode.prompt, metadata=metadata)
+
+    def step(self, action: TurnAction, timeout_s: float | None = None, **_: Any) -> TurnObservation:
+        """See `step_async`, which the server calls."""
+        raise NotImplementedError("episodes are asynchronous: call step_async")
+
+    async def step_async(
+        self, action: TurnAction, timeout_s: float | None = None, **_: Any
+    ) -> TurnObservation:
+        """Give the model's turn to the episode.
+
+        Raises:
+            RuntimeError: no episode has begun, or it has ended.
+        """
+        if self._episode is None:
+            raise RuntimeError("no episode: reset first")
+        self._state.step_count += 1
+        reply = await self._episode.step(action.text)
+        if reply.grade is not None:
+            await self._end()
+        return _observation(reply)
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    async def _end(self) -> None:
+        episode, self._episode = self._episode, None
+        if episode is not None:
+            await episode.close()
+
+
+def _observation(reply: Reply) -> TurnObservation:
+    grade = reply.grade
+    if grade is None:
+        return TurnObservation(text=reply.text)
+    verdict = {
+        "correct": grade.correct, "reason": grade.reason, "extracted": grade.extracted,
+        "format_ok": grade.format_ok, **grade.logs,
+    }  # fmt: skip
+    return TurnObservation(text=reply.text, done=True, reward=grade.reward, metadata=verdict)
+
+
+def application(
+    rows: Sequence[Row], begin: Callable[[Row], Episode], name: str, max_sessions: int
+) -> FastAPI:
+    """The server's application.
+
+    Args:
+        max_sessions: episodes at the same time.
+    """
+    return create_app(
+        lambda: DomainEnvironment(rows, begin), TurnAction, TurnObservation, env_name=name,
+        max_concurrent_envs=max_sessions,
+    )  # fmt: skip
