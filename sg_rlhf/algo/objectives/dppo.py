@@ -8,7 +8,8 @@ inequality a binary KL of 2 * 0.2^2 = 0.08 allows no more.
 
 Two differences from the authors' code. There the ratio and the mask compare p with the probability
 that the rollout engine sampled with (the mask of its ``recompute`` variants with the trainer's
-p_old); here both compare with the trainer's p_old. And its cap on the ratio is 10, here 20.
+p_old); here both compare with the trainer's p_old. And its cap on the ratio is 3 by its default
+configuration, 10 where that has none; here 20.
 
 IPO, below, masks by the total variation alone, whatever the direction. Its authors' code takes the
 engine's p for p_old too, and has no cap.
