@@ -125,8 +125,9 @@ def max_surrogate(eps_high: float, group_size: int) -> float:
     """L = (1 + eps_high) sqrt(G), the constant of Theorem 3.3 (arXiv 2511.00066).
 
     It bounds the surrogate from above, for advantages by population std and a weight inside the
-    clip. It is no lower bound: with A < 0 and a large w r, min(w r A, clip(w r) A) = w r A is
-    unlimited, unless dual clip limits it to max(1 + eps_high, dual_clip) sqrt(G).
+    clip. No such advantage exceeds sqrt(G - 1), so the bound is not tight. It is no lower bound:
+    with A < 0 and a large w r, min(w r A, clip(w r) A) = w r A is unlimited, unless dual clip
+    limits it to max(1 + eps_high, dual_clip) sqrt(G).
 
     Args:
         eps_high: upper clip range.

@@ -3,7 +3,8 @@
     S(rho) = max over ||e||_2 <= rho of L(theta + e) - L(theta)    sharpness in Eq. 14
     S(rho) ~ rho * ||grad L(theta)||_2                             its first-order surrogate, Eq. 15
 
-(arXiv 2511.00066, after SAM, arXiv 2010.01412.) The norm is taken over all given parameters
+(arXiv 2511.00066, after SAM, arXiv 2010.01412.) L is a loss, to be minimised; the paper's L_S is
+the surrogate, which training maximises. The norm is taken over all given parameters
 together, so rho is in the parameters' own unit and has no natural scale: a network whose layers
 are rescaled without changing its function has another S at the same rho. ``parameter_norm`` gives
 ||theta|| for a radius relative to it, which undoes a common factor and no more.

@@ -5,7 +5,8 @@ Theorem 3.5 of arXiv 2511.00066 bounds the norm of one token's gradient by w (1 
     w (1 - p) * lower  <=  ||w * grad_theta log pi(y)||_2  <=  sqrt(2) * w (1 - p) * upper
 
 where ``lower`` and ``upper`` are products of the network's singular values at this token, which
-nobody computes. The part at the output layer has no unknowns:
+nobody computes. The proof does not give a ``lower`` above 0: the head has more rows than columns,
+so it maps some vectors to 0. The part at the output layer has no unknowns:
 
     grad_h log pi(y) = e_y - pi,     1 - p  <=  ||e_y - pi||_2  <=  sqrt(2) (1 - p)
 

@@ -3,12 +3,13 @@
 The ratio of an unlikely token leaves PPO's clip at once and that of a likely one never does. Here
 the divergence between p and p_old decides, of the two-valued distribution {this token, any other},
 and only where the update would move the token farther away: A > 0 and p > p_old, or A < 0 and p <
-p_old. The default thresholds: 0.2 is verl's and prime-rl's for the total variation; by Pinsker's
-inequality a binary KL of 2 * 0.2^2 = 0.08 allows no more.
+p_old. The default thresholds: 0.2 is verl's for the total variation, and was prime-rl's; by
+Pinsker's inequality a binary KL of 2 * 0.2^2 = 0.08 allows no more.
 
 Two differences from the authors' code. There the ratio and the mask compare p with the probability
 that the rollout engine sampled with (the mask of its ``recompute`` variants with the trainer's
-p_old); here both compare with the trainer's p_old. And its cap on the ratio is 10, here 20.
+p_old); here both compare with the trainer's p_old. And its cap on the ratio is 3 by its default
+configuration, 10 where that has none; here 20.
 
 IPO, below, masks by the total variation alone, whatever the direction. Its authors' code takes the
 engine's p for p_old too, and has no cap.
@@ -99,8 +100,9 @@ class DPPOTV(_DPPO):
 class IPO(_Masked):
     """The gradient is w min(r, cap) A, masked where |p - p_old| > eps, in both directions.
 
-    prime-rl's default loss since August 2026, without its KL; there is no paper. Unlike DPPO it
-    also masks an update that would bring p back. The unclipped policy gradient for eps = 1.
+    prime-rl's default loss since August 2026, with eps = 0.3 and no KL since pull request 3586;
+    there is no paper. Unlike DPPO it also masks an update that would bring p back. The unclipped
+    policy gradient for eps = 1.
     """
 
     name: ClassVar[str] = "ipo"

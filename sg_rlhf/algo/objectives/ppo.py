@@ -1,8 +1,8 @@
 """The clipped ratio.
 
-``inside`` (arXiv 2511.00066, Eq. 13): J = min(w r A, clip(w r) A). A large weight uses up the room
-of the clip, so a token with A > 0 and w > 1 + eps_high has no gradient even at r = 1: the dead
-zone. ``outside``: J = w * min(r A, clip(r) A). The weight scales the gradient and never removes it.
+``inside`` (arXiv 2511.00066, Eq. 13): J = min(w r A, clip(w r) A). A large weight alone reaches the
+clip, so a token with A > 0 and w > 1 + eps_high has no gradient even at r = 1: the dead zone.
+``outside``: J = w * min(r A, clip(r) A). The weight scales the gradient and never removes it.
 
 Gradient of J in log pi (Lemma 3.4 for ``inside``):
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class Centred(ClippedLogistic):
     """w = clip(alpha * sigmoid(tau * (p - mu)), L, U): mu as the centre, a third reading of Eq. 19.
 
-    AR-Lopti's code base has such a weight, 2 * sigmoid(k * (p - tau)) (arXiv 2505.12929). Outside
-    the clip, as there. GRPO for L = U = 1.
+    AR-Lopti's code base has such a weight, 2 * sigmoid(k * (p_old - tau)) (arXiv 2505.12929), of
+    the old probability; here p is the current one. Outside the clip, as there. GRPO for L = U = 1.
     """
 
     name: ClassVar[str] = "centred"

@@ -20,7 +20,8 @@ class TopEntropy(Weighting):
 
     The threshold is a quantile over all tokens of the rollout under the policy that sampled
     (``TokenContext.entropy_threshold``), one number, so that no token's weight depends on how a
-    batch is cut; without it, over the tokens at hand. The token mean stays over all tokens. GRPO
+    batch is cut; without it, over the tokens of the batch given. The paper takes it over the
+    training batch, under the current policy. The token mean stays over all tokens. GRPO
     for share = 1.
     """
 
