@@ -23,35 +23,40 @@ def _result(name: str) -> dict[str, Any]:
     return result
 
 
-#: Titles of suites whose names in the result say little to a reader.
-TITLES = {
-    "golds written otherwise": "reference answers, written differently",
-    "golds with one certified change": "reference answers with one change",
-    "changes of every gold": "every reference answer, rewritten and altered",
+#: Rows of the table: a title, and the suites that it sums up.
+ROWS = {
+    "tests of seven other graders": (
+        "Math-Verify's tests",
+        "Qwen2.5-Math's",
+        "Hendrycks' `is_equiv`",
+        "inspect_ai's",
+        "tinker-cookbook's",
+        "slime's",
+        "lighteval's",
+    ),
+    "hand-made forms and near misses": ("hand-made forms and near misses",),
+    "reference answers, written differently": ("golds written otherwise",),
+    "reference answers with one change": ("golds with one certified change",),
+    "every reference answer, rewritten and altered": ("changes of every gold",),
+    "published responses": ("published responses",),
 }
 
 
 def suites() -> list[str]:
-    """The sum of both errors, and a row for each suite."""
+    """Both kinds of error, by source of the answers, and their sums."""
     found = _result("grading_suites.json")["suites"]
-    right, wrong = (sum(row[kind] for row in found.values()) for kind in ("right", "wrong"))
-    accepted, rejected = (
-        sum(row["after"][kind] for row in found.values())
-        for kind in ("false_positives", "false_negatives")
-    )
+    assert sorted(name for names in ROWS.values() for name in names) == sorted(found)
     lines = [
-        f"Of {right:,} right answers it rejects {rejected}, of {wrong:,} wrong answers it accepts "
-        f"{accepted}.",
-        "",
-        "| suite | right answers | rejected | wrong answers | accepted |",
+        "| answers | right ones | rejected | wrong ones | accepted |",
         "|---|---|---|---|---|",
     ]
-    for name, row in found.items():
-        errors = row["after"]
-        lines.append(
-            f"| {TITLES.get(name, name)} | {row['right']:,} | {errors['false_negatives']:,} "
-            f"| {row['wrong']:,} | {errors['false_positives']:,} |"
+    for title, names in {**ROWS, "all": tuple(found)}.items():
+        right, wrong = (sum(found[name][kind] for name in names) for kind in ("right", "wrong"))
+        rejected, accepted = (
+            sum(found[name]["after"][kind] for name in names)
+            for kind in ("false_negatives", "false_positives")
         )
+        lines.append(f"| {title} | {right:,} | {rejected:,} | {wrong:,} | {accepted:,} |")
     return lines
 
 
