@@ -106,22 +106,22 @@ COMMANDS = {
         "build a small model that learns on a laptop's CPU", "sg_rlhf.tiny.build", extra="models"
     ),
     "index": Command(
-        "build a search index of a corpus, lexical or dense",
+        "build a search index of a corpus: BM25 or dense",
         "sg_rlhf.retrieval.index",
         extra="search",
     ),
     "verify-index": Command(
-        "check every byte of a search index and of its corpus",
+        "check every byte of a search index and its corpus",
         "sg_rlhf.retrieval.verify",
         extra="search",
     ),
     "serve": Command(
-        "serve an index to training and evaluation over HTTP",
+        "serve a search index over HTTP, for training and evaluation",
         "sg_rlhf.retrieval.server",
         extra="search",
     ),
     "serve-replicas": Command(
-        "the same from several processes, on a Ray cluster too",
+        "serve a search index from several processes, or on a Ray cluster",
         "sg_rlhf.retrieval.replicas",
         extra="search",
     ),

@@ -99,8 +99,8 @@ def _parser(
 ) -> OneLineParser:
     parser = OneLineParser(
         prog=PROG,
-        description="Generate, convert and check data sets for training.",
-        epilog=f"`{PROG} DOMAIN --help` shows a domain's options with examples.",
+        description="Generate, convert and check the data sets that training reads.",
+        epilog=f"`{PROG} DOMAIN --help` shows the options of a domain, with examples.",
         allow_abbrev=False,
     )
     tasks = parser.add_subparsers(dest="task", required=True, metavar="DOMAIN")
@@ -115,18 +115,22 @@ def _parser(
             allow_abbrev=False,
         )
         sub.add_argument(
-            "--out", required=True, metavar="DIR", type=path, help="folder to write the data set to"
+            "--out",
+            required=True,
+            metavar="DIR",
+            type=path,
+            help="folder for the data set (required)",
         )
         if command is not None and name == selected:
             command.add_options(sub)
         sub.add_argument(
             "--force",
             action="store_true",
-            help="write into a folder that is not empty",
+            help="write although the folder is not empty (default: refuse)",
         )
         sub.add_argument(
             resources.SKIP,
             action="store_true",
-            help="do not check that disk and memory suffice",
+            help="start although disk or memory may be too small (default: refuse)",
         )
     return parser

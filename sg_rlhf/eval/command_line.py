@@ -23,11 +23,11 @@ from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Benchmark, Suite
 
 DESCRIPTION = """\
-Evaluate a model: python -m eval.run --suite {math,kk,qa} [--model M] [--out DIR].
+Evaluate a model on the benchmarks of a suite.
 
-Writes results.json, samples.jsonl and table.md into DIR. If the run is killed, the same command
-with --resume continues it. --compare A B compares two such folders. --rescore A grades the
-responses of a folder again.
+Writes results.json, samples.jsonl and table.md into --out. If the run is killed, the same command
+with --resume continues it. --compare compares two such folders, --rescore grades the responses of
+one again.
 """
 
 EXAMPLES = """\
@@ -143,86 +143,114 @@ def parse_arguments(argv: Sequence[str]) -> CommandLine:
 def _add_questions(add: Callable[..., Any], suite_names: str) -> None:
     add(
         "--suite", metavar="NAME",
-        help=f"what to evaluate on: {suite_names}, or package.module:DOMAIN",
+        help=f"suite of benchmarks: {suite_names}, or package.module:DOMAIN (required to evaluate)",
     )  # fmt: skip
     add(
         "--model", metavar="M",
-        help="Hugging Face folder, hub id, module:NAME, or the server's name of the model "
-        "[the newest finished run of the suite's domain in runs/]",
+        help="model: Hugging Face folder, hub id, module:NAME, or its name on the server (default: "
+        "the checkpoint of the newest finished run of the suite's domain in runs/)",
     )  # fmt: skip
-    add("--out", metavar="DIR", type=Path, help="folder for the results [out/SUITE_DATE_TIME]")
-    add("--resume", action="store_true", help="continue the run in --out")
-    add("--only", metavar="A,B", default="", help="benchmarks or families of the suite [its table]")
-    add("--data-dir", metavar="D", type=Path, help="folder with the data files [download them]")
-    add("--limit", metavar="N", type=positive_int, help="questions per benchmark [all]")
+    add(
+        "--out", metavar="DIR", type=Path,
+        help="folder for the results (default: out/SUITE_DATE_TIME)",
+    )  # fmt: skip
+    add("--resume", action="store_true", help="continue the killed run in --out")
+    add(
+        "--only", metavar="A,B", default="",
+        help="benchmarks, or groups of them, to run; --list shows the names (default: the suite's)",
+    )  # fmt: skip
+    add(
+        "--data-dir", metavar="D", type=Path,
+        help="folder with the files of questions (default: download them; qa: data/qa)",
+    )  # fmt: skip
+    add("--limit", metavar="N", type=positive_int, help="questions per benchmark (default: all)")
     add(
         "--train-data", metavar="F", type=Path, nargs="+",
-        help="files that the model was trained on [those of its run, for a run's checkpoint]",
+        help="data files that the model was trained on, to look for questions in them (default: "
+        "those of its run, for a checkpoint of a run)",
     )  # fmt: skip
     add(
         "--seed", metavar="S", type=non_negative_int, default=0,
-        help="seed of sampling and of the intervals [0]",
+        help="seed of the sampling and of the bootstrap intervals (default: 0)",
     )  # fmt: skip
 
 
 def _add_sampling(add: Callable[..., Any]) -> None:
     add(
         "--samples", metavar="N", type=positive_int,
-        help="responses per question, for benchmarks with temperature above 0 [the suite's]",
+        help="responses per question, where the temperature is above 0 (default: the suite's)",
     )  # fmt: skip
-    add("--k", metavar="K,K", type=int_list, help="the k of pass@k, each at most N: 1,8,64")
+    add(
+        "--k", metavar="K,K", type=int_list,
+        help="the k of pass@k, each at most --samples, such as 1,8,64 (default: the suite's)",
+    )  # fmt: skip
     add(
         "--temperature", metavar="T", type=non_negative_float,
-        help="sampling temperature; 0 is greedy, with one response per question [the suite's]",
+        help="sampling temperature; 0 is greedy, with one response per question (default: the "
+        "suite's)",
     )  # fmt: skip
     add(
         "--top-p", metavar="P", type=positive_float,
-        help="nucleus sampling: probability mass to keep, up to 1 [the suite's, 1]",
+        help="probability mass that nucleus sampling keeps, above 0 and up to 1 (default: the "
+        "suite's, 1)",
     )  # fmt: skip
     add(
         "--max-tokens", metavar="N", type=positive_int,
-        help="most tokens per response, without the prompt [the suite's]",
+        help="maximum tokens per response, without the prompt (default: the suite's)",
     )  # fmt: skip
     add(
         "--chat-template", action="store_true",
-        help="send each prompt as a user's turn: through the model's chat template, or to the chat "
-        "endpoint of a server [raw prompts]",
+        help="send each prompt as a user turn, through the model's chat template or to the chat "
+        "endpoint of a server (default: raw prompts)",
     )  # fmt: skip
-    add("--system-prompt", metavar="TEXT", help="system turn in front, with --chat-template [none]")
+    add(
+        "--system-prompt", metavar="TEXT",
+        help="system turn before each prompt, with --chat-template (default: none)",
+    )  # fmt: skip
 
 
 def _add_engine(add: Callable[..., Any]) -> None:
-    add("--engine", choices=ENGINES, default="vllm", help="vllm, openai (a server) or hf [vllm]")
+    add(
+        "--engine", choices=ENGINES, default="vllm",
+        help="what generates: vllm, openai (a server), or hf (transformers, slow) (default: vllm)",
+    )  # fmt: skip
     add(
         "--tensor-parallel", metavar="N", type=positive_int, default=1,
-        help="GPUs per engine, with vllm [1]",
+        help="GPUs per engine, with vllm (default: 1)",
     )  # fmt: skip
     add(
         "--replicas", metavar="N", type=positive_int, default=1,
-        help="engines, as Ray actors, with vllm and hf [1]",
+        help="number of engines, each a Ray actor, with vllm and hf (default: 1)",
     )  # fmt: skip
-    add("--revision", metavar="R", help="revision of a model on the hub, with vllm and hf [main]")
+    add(
+        "--revision", metavar="R",
+        help="commit, branch or tag of a model on the hub, with vllm and hf (default: main)",
+    )  # fmt: skip
     add(
         "--dtype", choices=DTYPES, default="auto",
-        help="type of the weights, with vllm and hf [auto: the model's, float32 on a CPU]",
+        help="number type of the model's weights, with vllm and hf (default: auto, which is the "
+        "model's own, on a CPU float32)",
     )  # fmt: skip
-    add("--base-url", metavar="U", help="address of the server: http://localhost:8000/v1")
+    add(
+        "--base-url", metavar="U",
+        help="address of the server, with openai, such as http://localhost:8000/v1",
+    )  # fmt: skip
     add(
         "--concurrency", metavar="N", type=positive_int, default=128,
-        help="most requests at a time to the server [128]",
+        help="maximum requests in flight to the server, with openai (default: 128)",
     )  # fmt: skip
 
 
 def _add_other_modes(add: Callable[..., Any]) -> None:
-    add("--list", action="store_true", help="print suites, sizes, settings and licences")
+    add("--list", action="store_true", help="list suites with sizes, settings and licences")
     add(
         "--rescore", metavar="DIR", type=Path,
-        help="grade the stored responses of a finished run again, without a model; --grader names "
-        "other rules, --out gets the results",
+        help="grade the stored responses of the finished run in DIR again, without a model; "
+        "--out gets the results",
     )  # fmt: skip
     add(
         "--compare", metavar=("A", "B"), type=Path, nargs=2,
-        help="compare two finished runs question by question; --out gets compare.json and .md",
+        help="compare two finished runs question by question; --out gets the comparison",
     )  # fmt: skip
 
 

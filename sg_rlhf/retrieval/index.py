@@ -47,13 +47,13 @@ examples:
 
 --factory is faiss's index_factory string, for example:
   Flat            exact search; 4 bytes per number (64.6 GB for wiki-18)
-  SQfp16          exact search of float16 vectors, half of it
-  HNSW32          a graph, nearly exact; --search efSearch=N
-  IVF16384,SQ8    lists, nearly exact; 1 byte per number; --search nprobe=N
-  IVF16384,PQ96   lists, 96 bytes per vector; loses some recall
+  SQfp16          exact search of float16 vectors; 2 bytes per number
+  HNSW32          graph, nearly exact; --search efSearch=N
+  IVF16384,SQ8    inverted lists, nearly exact; 1 byte per number; --search nprobe=N
+  IVF16384,PQ96   inverted lists; 96 bytes per vector; loses some recall
 
-A corpus line is {"id": "0", "contents": "\\"Title\\"\\ntext"}, as Search-R1 publishes it. A dense
-build that was killed continues when the same command is given again.
+A corpus line is {"id": "0", "contents": "\\"Title\\"\\ntext"}, as Search-R1 publishes it. If a
+dense build is killed, run the same command again: finished shards are kept.
 """
 
 
@@ -346,36 +346,61 @@ def _remove_without_vectors(partial: Path) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        f"python -m {PROG}", "Build the index that the retrieval server searches.", EPILOG
-    )
+    parser = Parser(f"python -m {PROG}", "Build a search index of a corpus.", EPILOG)
     add = parser.add_argument
-    add("--corpus", type=path, required=True, metavar="FILE", help="passages, a JSON object a line")
-    add("--encoder", type=printable_name, required=True, metavar="{bm25,MODEL}",
-        help="bm25, or an E5 model: a Hugging Face id or a folder")  # fmt: skip
-    add("--factory", type=printable_name, metavar="STRING",
-        help="kind of dense index, for faiss's index_factory (Flat)")  # fmt: skip
-    add("--search", type=setting, nargs="+", default=[], metavar="NAME=N",
-        help="nprobe or efSearch, unless the server sets another")  # fmt: skip
-    add("--out", type=path, required=True, metavar="DIR", help="folder to make")
     add(
-        "--revision", type=printable_name, help="commit or tag of a Hugging Face model (its newest)"
+        "--corpus",
+        type=path,
+        required=True,
+        metavar="FILE",
+        help="passages, one JSON object per line (required)",
     )
-    add("--max-length", type=positive_int, default=256,
-        help="tokens per text; the rest is cut off (256)")  # fmt: skip
-    add("--batch-size", type=positive_int,
-        help="passages per forward pass (64 on a CPU, 256 on a GPU)")  # fmt: skip
-    add("--shard-rows", type=positive_int, default=16_384,
-        help="passages per shard, after which a killed build continues (16384)")  # fmt: skip
+    add("--encoder", type=printable_name, required=True, metavar="{bm25,MODEL}",
+        help="bm25, or a text encoder: a Hugging Face id or a folder (required)")  # fmt: skip
+    add("--factory", type=printable_name, metavar="STRING",
+        help="kind of dense index, as a faiss index_factory string (default: Flat)")  # fmt: skip
+    add("--search", type=setting, nargs="+", default=[], metavar="NAME=N",
+        help="search parameter of the index (default: efSearch=128; nprobe a quarter of the lists, "
+        "at most 256)")  # fmt: skip
+    add("--out", type=path, required=True, metavar="DIR", help="folder for the index (required)")
+    add("--revision", type=printable_name, metavar="R",
+        help="commit, branch or tag of the encoder on the hub (default: the newest)")  # fmt: skip
+    add("--max-length", type=positive_int, default=256, metavar="N",
+        help="tokens per text; the encoder does not read the rest (default: 256)")  # fmt: skip
+    add("--batch-size", type=positive_int, metavar="N",
+        help="passages per forward pass (default: 64 on a CPU, 256 on a GPU)")  # fmt: skip
+    add(
+        "--shard-rows",
+        type=positive_int,
+        default=16_384,
+        metavar="N",
+        help="passages per shard, the unit that a restarted build keeps (default: 16384)",
+    )
     add("--encoder-dtype", choices=("auto", "fp16", "bf16", "fp32"), default="auto",
-        help="dtype of the encoder (fp16 on a GPU, fp32 on a CPU)")  # fmt: skip
+        help="number type of the encoder (default: fp16 on a GPU, fp32 on a CPU)")  # fmt: skip
     add("--device", "--devices", type=printable_name, metavar="DEVICE[,DEVICE]",
-        help="cpu, or GPUs as cuda:0,cuda:1; one process each (every GPU)")  # fmt: skip
-    add("--workers", type=threads, metavar="N",
-        help="processes on a CPU, sharing its cores (one for 8), or on each GPU (1)")  # fmt: skip
-    add("--skip-room-check", action="store_true", help="build although the disk may be too small")
-    add("--force", action="store_true", help="replace another index in DIR, and nothing else")
-    add("--restart", action="store_true", help="drop an unfinished build of other arguments")
+        help="cpu, or GPUs such as cuda:0,cuda:1 (default: every GPU, else the CPU)")  # fmt: skip
+    add(
+        "--workers",
+        type=threads,
+        metavar="N",
+        help="processes that encode, on the CPU or per GPU (default: one per 8 cores; 1 per GPU)",
+    )
+    add(
+        "--skip-room-check",
+        action="store_true",
+        help="build although the disk may be too small (default: refuse)",
+    )
+    add(
+        "--force",
+        action="store_true",
+        help="replace an index in --out; other files are never replaced (default: refuse)",
+    )
+    add(
+        "--restart",
+        action="store_true",
+        help="delete an unfinished build with other arguments (default: refuse)",
+    )
     return parser
 
 

@@ -29,27 +29,33 @@ examples:
   python -m sg_rlhf.retrieval.replicas --replicas 4 --index indexes/bm25
   python -m sg_rlhf.retrieval.replicas --replicas 16 --ray-address auto --index /shared/e5_flat
 
-On a cluster (--ray-address) every node with a replica listens on --host and --port, and index,
-corpus and encoder must lie at the same path on all of them. /metrics answers for one replica.
+On a cluster (--ray-address) every node with a process listens on --host and --port. Index, corpus
+and encoder must have the same path on all nodes. /metrics answers for one process.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status (0, or 2 for bad input)."""
-    parser = Parser(f"python -m {PROG}", "Serve an index from several processes.", EPILOG)
+    parser = Parser(
+        f"python -m {PROG}", "Serve a search index over HTTP from several processes.", EPILOG
+    )
     add = parser.add_argument
-    add("--replicas", type=positive_int, default=2, help="processes (2)")
+    add("--replicas", type=positive_int, default=2, metavar="N",
+        help="number of server processes (default: 2)")  # fmt: skip
     add(
         "--gpus-per-replica",
         type=non_negative_float,
         default=0.0,
-        help="0: its encoder runs on the CPU (0)",
+        metavar="N",
+        help="GPUs per process; with 0 the encoder runs on the CPU (default: 0)",
     )
-    add("--cpus-per-replica", type=non_negative_float, default=1.0, help="that Ray sets aside (1)")
+    add("--cpus-per-replica", type=non_negative_float, default=1.0, metavar="N",
+        help="CPUs that Ray reserves per process (default: 1)")  # fmt: skip
     add(
         "--ray-address",
         type=printable_name,
-        help="of a running Ray cluster; `auto`: this machine's (starts its own)",
+        metavar="ADDRESS",
+        help="address of a running Ray cluster, `auto` for this machine's (default: start one)",
     )
     add_arguments(parser)
     args = parser.parse_args(argv)

@@ -31,8 +31,8 @@ examples:
   curl -s 127.0.0.1:8000/retrieve -H 'content-type: application/json' \\
       -d '{"queries": ["Who wrote Faust?"], "topk": 3, "return_scores": true}'
 
-There is no login: keep it on 127.0.0.1, or on a network that you trust. SIGTERM lets it answer what
-it has accepted, then it ends.
+There is no login: serve on 127.0.0.1, or on a network that you trust. On SIGTERM the server answers
+the accepted requests and ends.
 """
 #: Seconds that an unused connection stays open: a rollout step lies between two searches.
 KEEP_ALIVE = 75
@@ -40,7 +40,7 @@ KEEP_ALIVE = 75
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status (0, or 2 for bad input)."""
-    parser = Parser(f"python -m {PROG}", "Serve an index over HTTP, in one process.", EPILOG)
+    parser = Parser(f"python -m {PROG}", "Serve a search index over HTTP.", EPILOG)
     add_arguments(parser)
     args = parser.parse_args(argv)
     return run(PROG, lambda: serve(args))
@@ -158,64 +158,81 @@ def limits_of(args: argparse.Namespace) -> Limits:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `server` and `replicas`."""
     limits = Limits()
-    what = parser.add_argument_group("what to serve").add_argument
-    what("--index", type=path, metavar="DIR", help="made by python -m sg_rlhf.retrieval.index")
+    what = parser.add_argument_group("index").add_argument
+    what(
+        "--index",
+        type=path,
+        metavar="DIR",
+        help="index folder, made by python -m sg_rlhf.retrieval.index",
+    )
     what("--faiss-index", type=path, metavar="FILE",
-        help="a plain faiss file, such as Search-R1's e5_Flat.index")  # fmt: skip
-    what("--corpus", type=path, metavar="FILE", help="its corpus (that of --index: if it moved)")
+        help="faiss file instead of --index, such as Search-R1's e5_Flat.index")  # fmt: skip
+    what("--corpus", type=path, metavar="FILE",
+        help="corpus; required with --faiss-index (default: where --index says)")  # fmt: skip
     what(
         "--encoder",
         type=printable_name,
         metavar="MODEL",
-        help="its encoder (that of --index: if it moved)",
+        help="encoder; required with --faiss-index (default: the one that --index names)",
     )
-    what("--max-length", type=positive_int, default=256,
-        help="tokens a query, of a --faiss-index (256)")  # fmt: skip
-    what("--verify", action="store_true",
-        help="check every byte of index and corpus first, about 1 s a GB and core")  # fmt: skip
     what(
-        "--device", type=printable_name, help="torch device of the encoder (a GPU if there is one)"
+        "--max-length",
+        type=positive_int,
+        default=256,
+        metavar="N",
+        help="tokens per query, with --faiss-index; the rest is not read (default: 256)",
     )
+    what("--verify", action="store_true",
+        help="first check every byte of index and corpus, about 1 s per GB and core (default: "
+        "check all sizes and small files)")  # fmt: skip
+    what("--device", type=printable_name,
+        help="device of the encoder: cpu or cuda:N (default: a GPU if there is one)")  # fmt: skip
     what("--encoder-dtype", choices=("auto", "fp16", "bf16", "fp32"), default="auto",
-        help="numbers that the encoder computes with (fp16 on a GPU, fp32 on a CPU)")  # fmt: skip
+        help="number type of the encoder (default: fp16 on a GPU, fp32 on a CPU)")  # fmt: skip
     what("--search", type=setting, nargs="+", default=[], metavar="NAME=N",
-        help="efSearch of an HNSW index, nprobe of an IVF index (what the index says)")  # fmt: skip
+        help="efSearch (HNSW) or nprobe (IVF) of the search (default: the index's)")  # fmt: skip
     what("--search-threads", type=threads, metavar="N",
-        help="threads that share a search in vectors (a core each)")  # fmt: skip
-    what("--search-device", type=printable_name, default="cpu", metavar="DEVICE",
-        help="cpu, or cuda:N: a GPU that holds a flat index (cpu)")  # fmt: skip
-    where = parser.add_argument_group("where").add_argument
-    where(
-        "--host", type=printable_name, default="127.0.0.1", help="address to listen on (127.0.0.1)"
+        help="threads of the encoder and of a dense search (default: one per core)")  # fmt: skip
+    what(
+        "--search-device",
+        type=printable_name,
+        default="cpu",
+        metavar="DEVICE",
+        help="device of a flat search: cpu, or cuda:N, which holds all vectors (default: cpu)",
     )
-    where("--port", type=port, default=8000, help="0: any free one (8000)")
-    where("--shutdown-seconds", type=positive_int, default=120,
-        help="how long SIGTERM waits for the answers under way (120)")  # fmt: skip
+    where = parser.add_argument_group("address").add_argument
+    where("--host", type=printable_name, default="127.0.0.1",
+        help="address to listen on (default: 127.0.0.1)")  # fmt: skip
+    where("--port", type=port, default=8000, metavar="N",
+        help="port to listen on; 0: any free one (default: 8000)")  # fmt: skip
+    where("--shutdown-seconds", type=positive_int, default=120, metavar="N",
+        help="seconds after SIGTERM to answer the accepted requests (default: 120)")  # fmt: skip
     limit = parser.add_argument_group("limits of a request").add_argument
-    limit("--topk", type=positive_int, default=limits.default_topk,
-        help="passages a query, if a request does not say, or says 0 (%(default)s)")  # fmt: skip
-    limit("--max-topk", type=positive_int, default=limits.max_topk,
-        help="422 beyond it (%(default)s)")  # fmt: skip
-    limit("--max-queries", type=positive_int, default=limits.max_queries,
-        help="queries a request, 422 beyond it (%(default)s)")  # fmt: skip
-    limit("--max-query-chars", type=positive_int, default=limits.max_query_chars,
-        help="characters of a query that are read; the rest is cut off (%(default)s)")  # fmt: skip
-    limit("--max-body-mb", type=positive_int, default=limits.max_body_mb,
-        help="MiB a request, 413 beyond it (%(default)s)")  # fmt: skip
+    limit("--topk", type=positive_int, default=limits.default_topk, metavar="N",
+        help="passages per query if the request has no topk (default: %(default)s)")  # fmt: skip
+    limit("--max-topk", type=positive_int, default=limits.max_topk, metavar="N",
+        help="maximum topk of a request, else status 422 (default: %(default)s)")  # fmt: skip
+    limit("--max-queries", type=positive_int, default=limits.max_queries, metavar="N",
+        help="maximum queries per request, else status 422 (default: %(default)s)")  # fmt: skip
+    limit("--max-query-chars", type=positive_int, default=limits.max_query_chars, metavar="N",
+        help="characters per query; the rest is cut off (default: %(default)s)")  # fmt: skip
+    limit("--max-body-mb", type=positive_int, default=limits.max_body_mb, metavar="N",
+        help="maximum MiB of a request, else status 413 (default: %(default)s)")  # fmt: skip
     speed = parser.add_argument_group("batching").add_argument
-    speed("--max-batch", type=positive_int, default=limits.max_batch,
-        help="queries searched together (%(default)s)")  # fmt: skip
-    speed("--max-wait-ms", type=non_negative_int, default=int(limits.max_wait_ms),
-        help="a query waits for others, or a tenth of the last search (%(default)s)",
-    )  # fmt: skip
-    speed("--max-pending", type=positive_int, default=limits.max_pending,
-        help="queries waiting, beyond which a request is refused (%(default)s)")  # fmt: skip
+    speed("--max-batch", type=positive_int, default=limits.max_batch, metavar="N",
+        help="maximum queries that are searched together (default: %(default)s)")  # fmt: skip
+    speed("--max-wait-ms", type=non_negative_int, default=int(limits.max_wait_ms), metavar="N",
+        help="ms that a query waits for others, or a tenth of the last search if that is longer "
+        "(default: %(default)s)")  # fmt: skip
+    speed("--max-pending", type=positive_int, default=limits.max_pending, metavar="N",
+        help="maximum queries in the queue; more are refused (default: %(default)s)")  # fmt: skip
     speed("--busy-status", type=non_negative_int, choices=(429, 503), default=limits.busy_status,
-        help="with this status; 503 for clients that retry 5xx alone (%(default)s)")  # fmt: skip
-    speed("--cache-size", type=non_negative_int, default=limits.cache_size,
-        help="answers kept; 0: none (%(default)s)")  # fmt: skip
-    speed("--cache-mb", type=non_negative_int, default=limits.cache_mb,
-        help="MiB that they may need (%(default)s)")  # fmt: skip
+        help="status of a refused request; 503 for clients that retry only after 5xx (default: "
+        "%(default)s)")  # fmt: skip
+    speed("--cache-size", type=non_negative_int, default=limits.cache_size, metavar="N",
+        help="maximum answers in the cache; 0: no cache (default: %(default)s)")  # fmt: skip
+    speed("--cache-mb", type=non_negative_int, default=limits.cache_mb, metavar="N",
+        help="maximum MiB of the cache; 0: no cache (default: %(default)s)")  # fmt: skip
 
 
 if __name__ == "__main__":

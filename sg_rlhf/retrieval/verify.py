@@ -21,16 +21,22 @@ examples:
   python -m sg_rlhf.retrieval.verify --index indexes/e5_flat
   python -m sg_rlhf.retrieval.verify --index indexes/e5_flat --corpus /elsewhere/wiki-18.jsonl
 
-Exit status 0: index and corpus are those of the build. 2: they are not, with the first place that
-differs.
+Exit status 0: index and corpus are as they were built. 2: they are not; one line names the first
+difference.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status (0, or 2 for damage and bad input)."""
-    parser = Parser(f"python -m {PROG}", "Check every byte of an index and of its corpus.", EPILOG)
-    parser.add_argument("--index", type=path, required=True, metavar="DIR", help="index folder")
-    parser.add_argument("--corpus", type=path, metavar="FILE", help="its corpus, if it moved")
+    parser = Parser(
+        f"python -m {PROG}", "Check every byte of a search index and its corpus.", EPILOG
+    )
+    parser.add_argument(
+        "--index", type=path, required=True, metavar="DIR", help="folder of the index (required)"
+    )
+    parser.add_argument(
+        "--corpus", type=path, metavar="FILE", help="corpus (default: where the index says)"
+    )
     args = parser.parse_args(argv)
     return run(PROG, lambda: verify(args.index, args.corpus))
 

@@ -35,8 +35,9 @@ from sg_rlhf.tasks.kk.puzzle import MAX_PEOPLE, MIN_PEOPLE, Puzzle
 TINY_MODEL_PEOPLE = 3
 
 _HELP = """\
-Knights & Knaves: generate puzzles, or convert a file of Logic-RL's shape, and check every row
-(the statements must have exactly one solution, the given one).
+Generate Knights & Knaves puzzles, or convert files in Logic-RL's format.
+
+Checks every row: the statements must have exactly one solution, the given one.
 
 examples:
   # the sizes of the published runs: 900 train and 100 test puzzles for each of 3 to 7 people
@@ -53,11 +54,11 @@ examples:
 
 keys of --generate (defaults in brackets):
   people         numbers of people: 3, 2-3, or 2,4,6          [3-7]
-  per_size       train puzzles for each number of people      [900]
-  test_per_size  test puzzles for each number of people       [100]
+  per_size       train puzzles per number of people           [900]
+  test_per_size  test puzzles per number of people            [100]
   seed           the same seed gives the same files           [0]
-  max_depth      nesting of a claim; 2 is the official data   [2]
-  width          most parts of an "and" or "or"               [2]
+  max_depth      nesting of a claim; official data have 2     [2]
+  width          maximum parts of an "and" or "or"            [2]
   distinct       structure: no puzzle twice, whatever the names
                  names: a train puzzle may return with other names
                  (test puzzles never do)                      [structure]
@@ -74,33 +75,44 @@ class KnightsData(DataCommand):
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        add("--generate", nargs="*", metavar="KEY=VALUE", help="generate puzzles; keys above")
+        add("--generate", nargs="*", metavar="KEY=VALUE", help="generate puzzles (keys above)")
         add(
             "--parquet",
             nargs="+",
             metavar="FILE",
             type=Path,
-            help="Logic-RL .parquet or K&K .jsonl",
+            help="files to convert: Logic-RL .parquet or K&K .jsonl",
         )
         add(
             "--test-parquet",
             nargs="+",
             metavar="FILE",
             type=Path,
-            help="held-out files for --parquet",
+            help="files of test puzzles, with --parquet (default: hold out --test-fraction)",
         )
-        add("--test-fraction", type=fraction, help="held out without --test-parquet [0.1]")
-        add("--seed", type=non_negative_int, help="seed of the held-out rows [0]")
+        add(
+            "--test-fraction",
+            type=fraction,
+            metavar="F",
+            help="share of each size to hold out, without --test-parquet (default: 0.1)",
+        )
+        add(
+            "--seed",
+            type=non_negative_int,
+            metavar="N",
+            help="seed that chooses the held-out rows (default: 0)",
+        )
         add(
             "--chat-template",
             metavar="MODEL",
-            help="write prompts through this model's chat template (id or folder) instead of "
-            "Logic-RL's own ChatML text, which fits Qwen2.5",
+            help="model, hub id or folder, whose chat template the prompts get (default: "
+            "Logic-RL's ChatML text, for Qwen2.5)",
         )
         add(
             "--no-system-role",
             action="store_true",
-            help="instructions in the user's turn [where the template has no system message]",
+            help="put the instructions into the user turn (default: only where the template has no "
+            "system message)",
         )
 
     def plan(self, args: argparse.Namespace, load_tokenizer: LoadTokenizer) -> Plan:

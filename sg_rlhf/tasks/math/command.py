@@ -30,8 +30,10 @@ from sg_rlhf.tasks.math.sets.published import EvalSet
 from sg_rlhf.tasks.overlap import LEVELS, NGRAM
 
 _HELP = """\
-Mathematics: read a published training set or a file, check every row, report duplicates, answer
-types and overlap with the evaluation sets, and write one form of JSONL.
+Prepare mathematics problems: a published training set, a file, or generated arithmetic.
+
+Checks every row, reports duplicates, answer types and overlap with the evaluation sets, and writes
+JSONL.
 
 examples:
   # the paper's two training sets, downloaded at a pinned commit and checked
@@ -67,7 +69,7 @@ keys of --generate (defaults in brackets):
   max_digits    digits of an operand, 1 to 4                            [2]
 
 DIR then holds train.jsonl and test.jsonl (fields input, answer, datasource, id, problem; answer is
-a JSON array of the gold answers, any of which is right), with --eval-dir one file for each
+a JSON array of reference answers, any of which is right), with --eval-dir one file for each
 evaluation set, and manifest.json (the report, source, options, SHA-256 of each file).
 """
 
@@ -89,39 +91,63 @@ class MathData(DataCommand):
         add = parser.add_argument
         files = ", ".join(e.file for e in published.EVAL_SETS.values())
         more = ", ".join(e.file for e in published.MORE_EVAL_SETS.values())
-        add("--source", required=True, metavar="SOURCE", help="what to read; sources above")
+        add(
+            "--source",
+            required=True,
+            metavar="SOURCE",
+            help="what to read: see sources above (required)",
+        )
         add("--revision", metavar="COMMIT", help="commit of a hub source, 40 hex digits")
         add(
-            "--generate", nargs="*", metavar="KEY=VALUE", help="for --source arithmetic; keys above"
+            "--generate",
+            nargs="*",
+            metavar="KEY=VALUE",
+            help="settings of --source arithmetic (keys above)",
         )
         add(
             "--eval-dir",
             metavar="DIR",
             type=Path,
-            help=f"folder with the paper's evaluation sets ({files}) and any of {more}: "
-            "report the overlap and write them as JSONL too",
+            help=f"folder with evaluation sets: the paper's ({files}) and any of {more}. The "
+            "overlap with them is reported, and they are written as JSONL too (default: none)",
         )
         add(
             "--download-eval",
             nargs="?",
             const="paper",
             choices=("paper", "all"),
-            help="get what is missing in --eval-dir: the paper's sets, or all that "
-            "`python -m eval.run --list` shows [paper]",
+            help="download the files that --eval-dir lacks: the paper's sets, or all sets of "
+            "`python -m eval.run --list` (default: none; without a value: paper)",
         )
-        add("--ngram", type=positive_int, default=NGRAM, help=f"words of a common run [{NGRAM}]")
+        add(
+            "--ngram",
+            type=positive_int,
+            default=NGRAM,
+            metavar="N",
+            help=f"length of the word sequences that are compared, in words (default: {NGRAM})",
+        )
         add(
             "--drop-overlap",
             nargs="?",
             const="mostly",
             choices=LEVELS,
-            help="drop training problems that have the same text as a problem of --eval-dir "
-            "(exact), or at least half of its runs of words (mostly; the default), or a single run "
-            "(any)",
+            help="drop training problems that share with a problem of --eval-dir the whole text "
+            "(exact), at least half of its word sequences (mostly), or one sequence (any) "
+            "(default: drop none; without a value: mostly)",
         )
-        add("--dedup", action="store_true", help="keep the first row of each problem")
-        add("--test-fraction", type=fraction, help="share of the problems to hold out [0]")
-        add("--seed", type=non_negative_int, help="seed of the held-out problems [0]")
+        add("--dedup", action="store_true", help="keep only the first row of each problem")
+        add(
+            "--test-fraction",
+            type=fraction,
+            metavar="F",
+            help="share of the problems to hold out (default: 0)",
+        )
+        add(
+            "--seed",
+            type=non_negative_int,
+            metavar="N",
+            help="seed that chooses the held-out problems (default: 0)",
+        )
 
     def plan(self, args: argparse.Namespace, _load_tokenizer: LoadTokenizer) -> Plan:
         _check(args)

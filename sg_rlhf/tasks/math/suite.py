@@ -114,11 +114,13 @@ class MathSuite(Suite):
     def add_options(self, parser: argparse._ActionsContainer) -> None:
         parser.add_argument(
             "--grader", metavar="A,B", default=OURS,
-            help="rules to score with beside ours: math_verify, hendrycks, deepscaler, qwen, verl",
+            help="other graders for the same responses: math_verify, hendrycks, deepscaler, qwen, "
+            "verl (default: none)",
         )  # fmt: skip
         parser.add_argument(
             "--grader-sources", metavar="D", type=Path,
-            help="their files, as OWNER/REPOSITORY/PATH; else they are downloaded",
+            help="folder with the source files of these graders as OWNER/REPOSITORY/PATH (default: "
+            "download them)",
         )  # fmt: skip
 
     def check(self, args: argparse.Namespace) -> None:

@@ -55,8 +55,10 @@ NQ_HOTPOTQA_BYTES = 200
 SOURCES = "nq_hotpotqa, encyclopedia, or a .parquet or .jsonl file of questions"
 
 _HELP = """\
-Questions to answer with a search engine: read a file or a published training set, or generate a
-small encyclopedia, check every row and write one form of JSONL.
+Prepare questions that are answered with a search engine.
+
+Reads a published training set or files, or generates a small encyclopedia with questions. Checks
+every row and writes JSONL.
 
 examples:
   # the published runs' training set from the hub; name the commit, there is no default one
@@ -79,13 +81,13 @@ sources:
                 or written by this command
 
 keys of --generate (defaults in brackets):
-  people      people in the encyclopedia, 4 questions each   [200]
-  towns       towns, 2 questions each                        [48]
-  test_share  of both, held out with their questions         [0.25]
-  seed        the same seed gives the same files             [0]
+  people      people in the encyclopedia, 4 questions each        [200]
+  towns       towns, 2 questions each                             [48]
+  test_share  share of both to hold out, with their questions     [0.25]
+  seed        the same seed gives the same files                  [0]
 
 DIR then holds train.jsonl and test.jsonl (fields input, answer, datasource, id, question; answer is
-a JSON array of the gold answers, any of which is right), corpus.jsonl where it was generated, and
+a JSON array of reference answers, any of which is right), corpus.jsonl if it was generated, and
 manifest.json (counts, source, SHA-256 of each file).
 """
 
@@ -118,17 +120,39 @@ class SearchData(DataCommand):
             required=True,
             nargs="+",
             metavar="SOURCE",
-            help="see above",
+            help="what to read: see sources above (required)",
         )
-        add("--revision", metavar="COMMIT", help="the hub's commit for nq_hotpotqa, 40 hex digits")
-        add("--test-file", nargs="+", metavar="FILE", type=path, help="held-out files for --source")
-        add("--test-fraction", type=fraction, help="held out without --test-file [0.02]")
-        add("--seed", type=non_negative_int, help="seed of the held-out rows [0]")
-        add("--generate", nargs="*", metavar="KEY=VALUE", help="of the encyclopedia; keys above")
+        add("--revision", metavar="COMMIT", help="commit of nq_hotpotqa, 40 hex digits")
+        add(
+            "--test-file",
+            nargs="+",
+            metavar="FILE",
+            type=path,
+            help="files of test questions (default: hold out --test-fraction)",
+        )
+        add(
+            "--test-fraction",
+            type=fraction,
+            metavar="F",
+            help="share of the questions to hold out, without --test-file (default: 0.02)",
+        )
+        add(
+            "--seed",
+            type=non_negative_int,
+            metavar="N",
+            help="seed that chooses the held-out questions (default: 0)",
+        )
+        add(
+            "--generate",
+            nargs="*",
+            metavar="KEY=VALUE",
+            help="settings of the encyclopedia (keys above)",
+        )
         add(
             "--prompt",
             choices=STYLES,
-            help="search_r1, or short [search_r1; encyclopedia: short]",
+            help="prompt: Search-R1's instructions, or the question alone (default: search_r1; "
+            "encyclopedia: short)",
         )
 
     def plan(self, args: argparse.Namespace, _load_tokenizer: LoadTokenizer) -> Plan:

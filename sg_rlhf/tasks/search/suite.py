@@ -133,11 +133,28 @@ class SearchSuite(Suite):
 
     def add_options(self, parser: argparse._ActionsContainer) -> None:
         add = parser.add_argument
-        add("--retriever", metavar="URL", help="a search engine that runs, http://HOST:PORT")
-        add("--index", metavar="DIR", type=Path, help="an index to serve while the run lasts")
-        add("--no-search", action="store_true", help="one turn from the model's memory alone")
-        add("--prompt", choices=qa_sets.PROMPTS, help="as trained, without template, bare [chat]")
-        add("--search", metavar="K=V", nargs="+", help="settings of a dialogue, such as topk=3")
+        add(
+            "--retriever", metavar="URL",
+            help="address of a running retriever, http://HOST:PORT (default: that of the model's "
+            "training run, else port 8000 of this machine)",
+        )  # fmt: skip
+        add(
+            "--index", metavar="DIR", type=Path,
+            help="index to serve for the length of the evaluation, instead of --retriever",
+        )  # fmt: skip
+        add(
+            "--no-search", action="store_true",
+            help="closed book: one turn, with a prompt that offers no search",
+        )  # fmt: skip
+        add(
+            "--prompt", choices=qa_sets.PROMPTS,
+            help="chat: the recipes' prompt in the model's chat template; raw: without template; "
+            "short: the question alone (default: chat)",
+        )  # fmt: skip
+        add(
+            "--search", metavar="K=V", nargs="+",
+            help="settings of a dialogue, keys of sg.search, such as topk=3 (default: Search-R1's)",
+        )  # fmt: skip
 
     def check(self, args: argparse.Namespace) -> None:
         if args.engine == "openai":

@@ -248,27 +248,32 @@ def test_shipped_tiny_models() -> None:
 
 
 def test_speed_of_retrieval() -> None:
-    found = [row.split("|")[1:] for row in rows("docs/retrieval.md") if " wide, " in row]
-    expected = []
-    for one in read("retrieval.json")["grid"]:
-        sides = one["ours"], one["plain"]
-        expected.append(
-            [
-                *(f"{side['queries_per_s']:.0f}" for side in sides),
-                f"{one['speedup']:.1f}",
-                *(f"{side['cpu_ms_per_query']:.1f}" for side in sides),
-            ]
-        )
-    assert found == expected
+    (row,) = [row for row in rows("docs/search.md") if "retrieval.json" in row]
+    result = read("retrieval.json")
+    ratios = [one["speedup"] for one in result["grid"]]
+    alone = result["clients"]["1"]["speedup"]
+    assert (
+        f"{min(ratios):.1f} to {max(ratios):.0f} times as many queries per second; "
+        f"with one client {alone:.2f} times"
+    ) in row
 
 
 def test_encoders_by_onednn() -> None:
-    times: dict[str, list[str]] = {}
-    for one in read("onednn_linear.json")["encoders"]:
-        name = f"{one['width']} ({one['layers']} layers)"
-        times.setdefault(name, []).extend(f"{ms:.2f}" for ms in one["cpu_ms_each"].values())
-    for name, found in times.items():
-        assert "|".join([name, *found]) in rows("docs/retrieval.md")
+    (row,) = [row for row in rows("docs/search.md") if "onednn_linear.json" in row]
+    wide = [one for one in read("onednn_linear.json")["encoders"] if one["width"] == 768]
+    times = [f"{ms:.2f}" for one in wide for ms in one["cpu_ms_each"].values()]
+    question, passage = times[:2], times[2:]
+    assert f"a question {question[1]} ms instead of {question[0]}" in row
+    assert f"a passage of 131 tokens {passage[1]} ms instead of {passage[0]}" in row
+
+
+def test_processor_time_of_the_retrievers_client() -> None:
+    (row,) = [row for row in rows("docs/search.md") if "retriever_client.json" in row]
+    times = [
+        one["now"]["cpu_ms"]
+        for one in read("retriever_client.json")["modes"]["back_to_back"].values()
+    ]
+    assert f"{min(times):.3f} to {max(times):.3f} ms of processor time per query" in row
 
 
 def test_memory_of_a_run_of_the_tiny_model() -> None:
