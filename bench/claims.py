@@ -197,7 +197,7 @@ BENCHES = {
 WEIGHT_1 = "the same step with every weight 1"
 STOCK = "stock OpenRLHF 0.11.2 on the same platform layer"
 LINEAR = "linear: exponent 1"
-REPEATED = "the same with the prompt again for each of 8 responses"
+REPEATED = "the prompt repeated for each of 8 responses"
 
 CLAIMS = (
     Claim("GRPO-SG, time of a step", WEIGHT_1, "token_weighting",
@@ -208,17 +208,17 @@ CLAIMS = (
           note="the paper reports 1.001x"),
     Claim("the slowest weighting's loss, time of a step", WEIGHT_1, "token_weighting",
           "slowest_loss/step_time_ratio", 1.01, tolerance=0.005),
-    Claim("log-probs without logits and their gradients, time", "OpenRLHF's path over logits",
+    Claim("fused log-probs and their gradients, time", "OpenRLHF's path over logits",
           "token_logprobs", "seconds/way=ours/ratios/update", 1.15, tolerance=0.15,
           note="the slowest of three heads of 3B to 8B, without a GPU"),
-    Claim("log-probs without logits, extra memory at 4,096 tokens", "the float32 logits",
+    Claim("fused log-probs, extra memory at 4,096 tokens", "the float32 logits",
           "token_logprobs", "memory/way=ours&tokens=4096/update_percent_of_fp32_logits", 5.0,
           unit=" %", whole_only=True),
-    Claim("an update with each prompt once, prompts of 300 tokens, responses of 60",
+    Claim("update with shared prompts: 300 tokens, responses of 60",
           REPEATED, "shared_prompts", "cases/long prompts/time_ratio", 0.5, tolerance=0.1),
-    Claim("an update with each prompt once, 33 and 70 (tiny K&K puzzles)",
+    Claim("update with shared prompts: 33 and 70 (tiny K&K puzzles)",
           REPEATED, "shared_prompts", "cases/puzzles/time_ratio", 0.9, tolerance=0.1),
-    Claim("an update with each prompt once, 60 and 300", REPEATED, "shared_prompts",
+    Claim("update with shared prompts: 60 and 300", REPEATED, "shared_prompts",
           "cases/long responses/time_ratio", 1.0, tolerance=0.1),
     Claim("a rollout on a CPU, tiny model", STOCK, "stock_openrlhf", "ratio/rollout", 0.8,
           tolerance=0.15),
@@ -233,11 +233,11 @@ CLAIMS = (
           "ratio/async, partial rollouts", 1.0, lower=False, tolerance=0.15),
     Claim("start to the first update on a CPU, second start", "commit 2f77df2", "start_up",
           "new_over_base/seconds", 0.6, tolerance=0.15),
-    Claim("time that 8 ranks wait in an update, by FLOPs, K&K recipe on 8 GPUs of 80 GB",
-          "all of its time", "waiting_ranks",
+    Claim("waiting of 8 ranks, by FLOPs, K&K recipe on 8 GPUs of 80 GB",
+          "the time of the update", "waiting_ranks",
           "rows/layout=kk 8x80gb&packed=True&way=balanced/waiting", 0.08, unit="%",
           note="drawn lengths, the worst of spreads 1 to 8"),
-    Claim("time that ranks wait, packed, the worst of eight layouts", "all of its time",
+    Claim("waiting of the ranks, packed, the worst of eight layouts", "the time of the update",
           "waiting_ranks", "rows/way=balanced&packed=True/waiting", 0.08, unit="%",
           tolerance=0.15, note="one by one, a step of 64 at spread 8"),
     Claim("weight sync of 434 tensors, 0.5B parameters", "OpenRLHF's loop over parameters",
@@ -266,7 +266,7 @@ CLAIMS = (
           "process_time_ratio", 1.0),
     Claim("evaluation, generation alone", "lm-evaluation-harness 0.4.13", "eval_throughput",
           "generation_time_ratio", 1.0, note="each response has a seed of its own"),
-    Claim("retrieval, queries per second of 64 clients", "a plain server of the reference's shape",
+    Claim("retrieval, queries per second of 64 clients", "a plain server built as Search-R1's",
           "retrieval", "grid/*/speedup", 3.0, lower=False,
           note="the least of three widths and three sizes"),
 )  # fmt: skip

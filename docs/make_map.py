@@ -132,7 +132,7 @@ def draw() -> str:
         (
             at["measure"],
             "run directory",
-            ("config, metrics, samples,", "checkpoints; see operations.md"),
+            ("config, metrics, samples,", "checkpoints; see running.md"),
         ),
     ]
     for y, name, lines in beside:

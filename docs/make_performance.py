@@ -54,7 +54,7 @@ def summary(folder: Path = RESULTS) -> list[str]:
 def claims(folder: Path = RESULTS) -> list[str]:
     """A row of each ratio."""
     lines = [
-        "| what | beside | goal | measured | | result |",
+        "| what | compared with | goal | measured | | result |",
         "| --- | --- | --- | --: | --- | --- |",
     ]
     for claim in CLAIMS:

@@ -146,7 +146,7 @@ examples:
     sg-rlhf report runs/kk_grpo_sg_tiny_cpu runs/kk_grpo_tiny_cpu --out comparison.html
 
 `sg-rlhf COMMAND --help` has the options and examples of a command. In the repository:
-docs/commands.md (every command), docs/method.md (the algorithm), docs/operations.md (running it).
+docs/commands.md (every command), docs/method.md (the algorithm), docs/running.md (running it).
 """
 
 

@@ -122,7 +122,7 @@ choose_recipe() {
   if [[ $hardware != cpu ]]; then configs+=(--config "configs/hardware/$hardware.yaml"); fi
   echo "hardware: $hardware; recipe: $config"
   if [[ -z ${SG_CONFIG:-} && $config == *_1xgpu.yaml ]]; then
-    echo "the paper's model does not fit: this is a reduced recipe (docs/operations.md)"
+    echo "the paper's model does not fit: this is a reduced recipe (docs/running.md)"
   fi
 }
 

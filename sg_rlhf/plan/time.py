@@ -54,7 +54,7 @@ class Assumptions:
         host_bandwidth: of a node's memory, GB/s, for Adam on the CPU.
         disk: GB/s.
         dynamic_balance: share of the ranks' time that dynamic batches keep them at work; drawn
-            lengths give 85 to 99 % (docs/operations.md, "dynamic batches").
+            lengths give 85 to 99 % (docs/performance.md, "Batches").
     """
 
     response_tokens: float | None = None

@@ -119,7 +119,7 @@ def check_platform(args: Any) -> None:
             problems.append(
                 f"ds.attn_implementation={args.ds.attn_implementation}: flash-attn is not "
                 f"installed; use {packed_attention.VARLEN}, torch's own kernel, or install "
-                f"{flash_attn_shim.PINNED} (docs/operations.md)"
+                f"{flash_attn_shim.PINNED} (docs/dependencies.md)"
             )
         if args.ds.param_dtype == "fp32":
             problems.append("ds.param_dtype=fp32: with CUDA use bf16 or fp16")

@@ -252,7 +252,7 @@ def test_flash_attn_that_is_asked_for_and_absent_is_refused_on_cuda(
         check_platform(upstream_arguments(load_config(None, asked)))
     assert str(error.value) == (
         "ds.attn_implementation=flash_attention_2: flash-attn is not installed; use varlen, "
-        "torch's own kernel, or install flash-attn==2.8.3 (docs/operations.md)"
+        "torch's own kernel, or install flash-attn==2.8.3 (docs/dependencies.md)"
     )
 
 
