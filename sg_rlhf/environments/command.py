@@ -107,7 +107,7 @@ def episodes(domain: Domain, given: list[str]) -> Callable[[Mapping[str, Any]], 
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve until interrupted. Exit status 0; 2 for wrong input."""
+    """Serve until interrupted. Exit status 0, by SIGTERM 143; 2 for wrong input."""
     arguments = parse_arguments(argv)
     try:
         domain = registry.find(arguments.domain)

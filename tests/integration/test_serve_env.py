@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ def serving(domain: str, rows: list[dict[str, Any]], folder: Path, *settings: st
         yield found[1]
     finally:
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(60) == -signal.SIGTERM
 
 
 def play(url: str, episodes: list[list[str]]) -> list[dict[str, Any]]:
