@@ -4,7 +4,7 @@
 #   docker run --rm -it --shm-size=2g --ulimit nofile=65536:65536 -v "$PWD":/workspace sg-rlhf:cpu \
 #     train --config configs/kk/grpo_sg_tiny_cpu.yaml
 #
-# docs/launch.md says what /dev/shm and the limits are for. An index of your own: --secret id=pip,src=pip.conf.
+# docs/deploy.md says what /dev/shm and the limits are for. An index of your own: --secret id=pip,src=pip.conf.
 
 # A tag can be moved. To pin these very bytes, append what this prints as python:...@sha256:...
 #   docker buildx imagetools inspect python:3.11.14-slim-bookworm --format '{{.Manifest.Digest}}'

@@ -5,7 +5,7 @@
 #     -v "$PWD":/workspace -v sg-rlhf-cache:/cache sg-rlhf:cuda \
 #     train --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml
 #
-# docs/launch.md says what /dev/shm and the limits are for. An index of your own: --secret id=pip,src=pip.conf.
+# docs/deploy.md says what /dev/shm and the limits are for. An index of your own: --secret id=pip,src=pip.conf.
 # Needs a driver for CUDA 13 (580 or later) on the host, and the NVIDIA container toolkit, which brings it in.
 
 # Plain Debian with Python: torch's wheels carry CUDA's libraries, so an nvidia/cuda base would hold them twice, and

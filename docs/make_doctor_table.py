@@ -1,4 +1,4 @@
-"""Writes the table of docs/doctor.md: what the doctor says of each described machine.
+"""Writes the table of docs/troubleshooting.md: what the doctor says of each described machine.
 
     python docs/make_doctor_table.py [--check]
 
@@ -20,7 +20,7 @@ from sg_rlhf.doctor.facts import Facts, read
 from sg_rlhf.doctor.needs import of_hardware
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "doctor.md"
+PAGE = ROOT / "docs" / "troubleshooting.md"
 MACHINES = ROOT / "tests" / "unit" / "doctor" / "machines"
 RECIPES = {
     "in general": "",
