@@ -2,8 +2,8 @@
 
     python docs/make_scale.py [--check]
 
-All figures are computed by sg_rlhf.plan. ``--check`` writes nothing and fails if a table on the page
-is out of date.
+All figures are computed by sg_rlhf.plan. ``--check`` writes nothing and fails if a table is out of
+date.
 """
 
 from __future__ import annotations
