@@ -55,24 +55,21 @@ def chosen(model: str, gpus: int) -> Choice | None:
 
 
 def scale_table() -> list[str]:
-    """One row per model and number of GPUs on which it fits."""
+    """Seconds per rollout step and GPU hours per 100 steps, one row per model."""
     lines = [
-        "| model | GPUs | seconds per step | largest part | GPU hours per 100 steps "
-        "| `vllm.tensor_parallel_size` | `ds.adam_offload` |",
-        "|---|--:|--:|---|--:|--:|---|",
+        f"| model | {' | '.join(map(str, GPUS))} |",
+        f"|---|{'--:|' * len(GPUS)}",
     ]
     for model in MODELS:
+        cells = []
         for gpus in GPUS:
             choice = chosen(model, gpus)
             if choice is None:
+                cells.append("-")
                 continue
-            run, time = choice.run, choice.time
-            share = time.parts[time.largest] / time.seconds
-            lines.append(
-                f"| {model} | {gpus} | {time.seconds:.0f} | {time.largest}, {share:.0%} | "
-                f"{100 * gpus * time.seconds / 3600:.0f} | {run.engine_tp} | "
-                f"{str(run.adam_offload).lower()} |"
-            )
+            seconds = choice.time.seconds
+            cells.append(f"{seconds:.0f} s, {100 * gpus * seconds / 3600:.0f} h")
+        lines.append(f"| {model} | {' | '.join(cells)} |")
     return lines
 
 
