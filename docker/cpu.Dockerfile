@@ -4,22 +4,22 @@
 #   docker run --rm -it --shm-size=2g --ulimit nofile=65536:65536 -v "$PWD":/workspace sg-rlhf:cpu \
 #     train --config configs/kk/grpo_sg_tiny_cpu.yaml
 #
-# docs/launch.md says what /dev/shm and the limits are for. An index of your own: --secret id=pip,src=pip.conf.
+# docs/deploy.md explains /dev/shm and the limits. For your own package index: --secret id=pip,src=pip.conf.
 
-# A tag can be moved. To pin these very bytes, append what this prints as python:...@sha256:...
+# Tags can move. To pin the image, append the digest that this prints, as python:...@sha256:...
 #   docker buildx imagetools inspect python:3.11.14-slim-bookworm --format '{{.Manifest.Digest}}'
 FROM python:3.11.14-slim-bookworm
 
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 
-# g++ is for torch.compile (the CPU recipes use none), libnuma1 is vLLM's, tini ends what Ray leaves behind.
-# Without versions: Debian takes a superseded one off its mirrors, and the build with it would fail from then on.
+# g++ is for torch.compile (the CPU recipes do not use it), libnuma1 for vLLM; tini ends Ray's leftover processes.
+# No pinned versions: Debian removes superseded ones from its mirrors, and the build would fail.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ libnuma1 tini \
     && rm -rf /var/lib/apt/lists/*
 
-# What decides about the packages, and the check before them, comes first: editing the rest installs none of them again.
+# First the files that decide about the packages: editing other files then reinstalls nothing.
 WORKDIR /opt/sg_rlhf
 COPY requirements requirements
 COPY scripts scripts
@@ -35,19 +35,19 @@ COPY configs configs
 COPY sg_rlhf sg_rlhf
 COPY eval eval
 
-# Open folders, as `--user "$(id -u)"` is how a bind mount gets files that its owner may delete.
+# World-writable folders, so that `--user "$(id -u)"` works: files in a bind mount then belong to their owner.
 RUN .venv/bin/python -m compileall -q sg_rlhf eval \
     && useradd --uid 1000 --user-group --create-home sg \
     && install -d -m 1777 /cache /workspace /home/sg
 
-# USER, as a user id that the image does not know has no name otherwise, and torch asks for one.
+# USER: torch asks for a user name, and an unknown user id has none.
 ENV PATH=/opt/sg_rlhf/.venv/bin:$PATH \
     HOME=/home/sg \
     USER=sg \
     HF_HOME=/cache/huggingface \
     PYTHONUNBUFFERED=1
 
-# Models of the hub; and the working directory: data/ and runs/ of the recipes are relative to it.
+# The hub's models, and the working directory: the recipes' data/ and runs/ are relative to it.
 VOLUME ["/cache", "/workspace"]
 USER 1000:1000
 WORKDIR /workspace

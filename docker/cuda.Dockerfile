@@ -5,26 +5,26 @@
 #     -v "$PWD":/workspace -v sg-rlhf-cache:/cache sg-rlhf:cuda \
 #     train --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml
 #
-# docs/launch.md says what /dev/shm and the limits are for. An index of your own: --secret id=pip,src=pip.conf.
-# Needs a driver for CUDA 13 (580 or later) on the host, and the NVIDIA container toolkit, which brings it in.
+# docs/deploy.md explains /dev/shm and the limits. For your own package index: --secret id=pip,src=pip.conf.
+# The host needs a driver for CUDA 13 (580 or later) and the NVIDIA container toolkit.
 
-# Plain Debian with Python: torch's wheels carry CUDA's libraries, so an nvidia/cuda base would hold them twice, and
-# nothing here is compiled by nvcc.
-# A tag can be moved. To pin these very bytes, append what this prints as python:...@sha256:...
+# Plain Debian with Python: torch's wheels contain CUDA's libraries, so an nvidia/cuda base would hold them twice. Nothing
+# here is compiled by nvcc.
+# Tags can move. To pin the image, append the digest that this prints, as python:...@sha256:...
 #   docker buildx imagetools inspect python:3.11.14-slim-bookworm --format '{{.Manifest.Digest}}'
 FROM python:3.11.14-slim-bookworm
 
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 
-# g++ compiles what Triton and torch.compile make; ibverbs lets NCCL use InfiniBand between
-# nodes; tini ends what Ray leaves behind.
-# Without versions: Debian takes a superseded one off its mirrors, and the build with it would fail from then on.
+# g++ is for Triton and torch.compile; ibverbs lets NCCL use InfiniBand between nodes; tini ends Ray's leftover
+# processes.
+# No pinned versions: Debian removes superseded ones from its mirrors, and the build would fail.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ ibverbs-providers libibverbs1 libnuma1 tini \
     && rm -rf /var/lib/apt/lists/*
 
-# What decides about the packages, and the check before them, comes first: editing the rest installs none of them again.
+# First the files that decide about the packages: editing other files then reinstalls nothing.
 WORKDIR /opt/sg_rlhf
 COPY requirements requirements
 COPY scripts scripts
@@ -32,7 +32,7 @@ COPY LICENSE README.md pyproject.toml setup.cfg ./
 COPY sg_rlhf/__init__.py sg_rlhf/
 COPY sg_rlhf/doctor sg_rlhf/doctor
 
-# Named, as no build sees a GPU.
+# SG_HARDWARE is set because a build sees no GPU.
 RUN --mount=type=cache,target=/root/.cache \
     --mount=type=secret,id=pip,target=/etc/pip.conf \
     SG_HARDWARE=cuda UV_LINK_MODE=copy scripts/bootstrap.sh
@@ -41,13 +41,13 @@ COPY configs configs
 COPY sg_rlhf sg_rlhf
 COPY eval eval
 
-# Open folders, as `--user "$(id -u)"` is how a bind mount gets files that its owner may delete.
+# World-writable folders, so that `--user "$(id -u)"` works: files in a bind mount then belong to their owner.
 RUN .venv/bin/python -m compileall -q sg_rlhf eval \
     && useradd --uid 1000 --user-group --create-home sg \
     && install -d -m 1777 /cache /workspace /home/sg
 
-# NVIDIA_*: what the container toolkit brings in, and that it refuses an older driver before anything starts.
-# USER, as a user id that the image does not know has no name otherwise, and torch asks for one.
+# NVIDIA_*: the container toolkit brings in the driver, and refuses an older one before anything starts.
+# USER: torch asks for a user name, and an unknown user id has none.
 ENV PATH=/opt/sg_rlhf/.venv/bin:$PATH \
     HOME=/home/sg \
     USER=sg \
@@ -57,7 +57,7 @@ ENV PATH=/opt/sg_rlhf/.venv/bin:$PATH \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     NVIDIA_REQUIRE_CUDA=cuda>=13.0
 
-# Models of the hub; and the working directory: data/ and runs/ of the recipes are relative to it.
+# The hub's models, and the working directory: the recipes' data/ and runs/ are relative to it.
 VOLUME ["/cache", "/workspace"]
 USER 1000:1000
 WORKDIR /workspace

@@ -1,10 +1,10 @@
-"""Writes the table of docs/doctor.md: what the doctor says of each described machine.
+"""Write the table of docs/troubleshooting.md with the doctor's verdict on described machines.
 
     python docs/make_doctor_table.py [--check]
 
-Rows are the machines of tests/unit/doctor/machines, columns are recipes; a cell is what
-``python -m sg_rlhf.doctor --facts MACHINE --config RECIPE`` exits with, and the checks that are not
-ok. ``--check`` writes nothing and fails if the page would change.
+Rows are the machines of tests/unit/doctor/machines, columns are recipes. A cell has the exit status
+of ``python -m sg_rlhf.doctor --facts MACHINE --config RECIPE`` and the checks that caused it.
+``--check`` writes nothing and fails if the table is out of date.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sg_rlhf.doctor.facts import Facts, read
 from sg_rlhf.doctor.needs import of_hardware
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "doctor.md"
+PAGE = ROOT / "docs" / "troubleshooting.md"
 MACHINES = ROOT / "tests" / "unit" / "doctor" / "machines"
 RECIPES = {
     "in general": "",

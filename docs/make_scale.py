@@ -1,9 +1,9 @@
-"""Makes the tables of docs/scale.md and docs/images/scale.png: where the time goes as a run grows.
+"""Make the tables of docs/scale.md and docs/images/scale.png: time by part as a run grows.
 
     python docs/make_scale.py [--check]
 
-All of it is computed from sg_rlhf.plan. ``--check`` writes nothing and fails if a table of the page
-is not the one that would be written.
+All figures are computed by sg_rlhf.plan. ``--check`` writes nothing and fails if a table is out of
+date.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GPUS = (1, 2, 4, 8, 16, 32, 64)
 
 @cache
 def recipe(model: str) -> RunShape:
-    """The Knights & Knaves recipe, of another model."""
+    """The Knights & Knaves recipe with another model."""
     run = run_shape(load_config(RECIPE, [f"actor.model_name_or_path={MODELS[model]}"]))
     assert run is not None
     return run
@@ -48,36 +48,28 @@ def recipe(model: str) -> RunShape:
 
 @cache
 def chosen(model: str, gpus: int) -> Choice | None:
-    """The fastest settings that fit on so many H100s of 80 GB, eight to a node."""
+    """The fastest settings that fit on H100s of 80 GB, eight per node; None if none fit."""
     nodes, of_node = max(1, gpus // 8), min(8, gpus)
     run = replace(recipe(model), nodes=nodes, gpus_per_node=of_node, engines=gpus)
     return fastest(run, of_gpus("h100", nodes=nodes, gpus_per_node=of_node))
 
 
 def scale_table() -> list[str]:
-    """A row of each model and number of GPUs."""
+    """Seconds per rollout step and GPU hours per 100 steps, one row per model."""
     lines = [
-        "| model | GPUs | s a rollout | takes most | GPU hours, 100 rollouts | settings that fit |",
-        "|---|--:|--:|---|--:|---|",
+        f"| model | {' | '.join(map(str, GPUS))} |",
+        f"|---|{'--:|' * len(GPUS)}",
     ]
     for model in MODELS:
+        cells = []
         for gpus in GPUS:
             choice = chosen(model, gpus)
             if choice is None:
-                lines.append(f"| {model} | {gpus} | does not fit | | | |")
+                cells.append("-")
                 continue
-            run, time = choice.run, choice.time
-            share = time.parts[time.largest] / time.seconds
-            settings = [
-                f"engines of {run.engine_tp}" if run.engine_tp > 1 else "",
-                "`ds.adam_offload`" if run.adam_offload else "",
-                f"vLLM {run.gpu_memory_utilization:g}",
-                f"micro-batches {run.train_micro}, {run.rollout_micro}",
-            ]
-            lines.append(
-                f"| {model} | {gpus} | {time.seconds:.0f} | {time.largest}, {share:.0%} | "
-                f"{100 * gpus * time.seconds / 3600:.0f} | {', '.join(filter(None, settings))} |"
-            )
+            seconds = choice.time.seconds
+            cells.append(f"{seconds:.0f} s, {100 * gpus * seconds / 3600:.0f} h")
+        lines.append(f"| {model} | {' | '.join(cells)} |")
     return lines
 
 
@@ -85,7 +77,7 @@ TABLES = {"recipes": overview.table, "scale": scale_table}
 
 
 def draw() -> None:
-    """Seconds of a rollout by part, a bar of each number of GPUs, a panel of each model."""
+    """Stacked bars of seconds per rollout step by part: one panel per model."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -104,10 +96,10 @@ def draw() -> None:
         axis.set_title(f"{model} parameters")
         axis.set_xlabel("H100s")
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("estimated seconds a rollout")
+    axes[0].set_ylabel("estimated seconds per rollout step")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(PARTS), frameon=False)
-    figure.suptitle("512 responses of up to 4,096 tokens: where the time goes (an estimate, unrun)")
+    figure.suptitle("512 responses of up to 4,096 tokens: estimated time by part (not measured)")
     figure.savefig(PICTURE, dpi=110)
 
 

@@ -37,7 +37,8 @@ examples:
     python3 -m sg_rlhf.doctor --json > machine.json
     python -m sg_rlhf.doctor --facts machine.json --config configs/kk/grpo_sg_1xgpu.yaml
 
-SG_HARDWARE=8x80gb requires such hardware, SG_HARDWARE=cpu none. docs/doctor.md lists every check.
+SG_HARDWARE=8x80gb requires such hardware, SG_HARDWARE=cpu none.
+docs/troubleshooting.md lists every check.
 """
 
 

@@ -52,13 +52,13 @@ def test_flags_of_job_files() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     options.add_arguments(parser)
     flags = {flag for action in parser._actions for flag in action.option_strings} - {"--print"}
-    page = (ROOT / "docs" / "launch.md").read_text()
+    page = (ROOT / "docs" / "deploy.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| `--") and "NAME" in line]
     rows += [line for line in page.splitlines() if line.startswith("| `--time")]
     named = {flag for row in rows for flag in re.findall(r"`(--[a-z]+) [A-Z]", row.split("|")[1])}
     assert named == flags
     words = {3: "Three", 4: "Four", 5: "Five", 6: "Six"}
-    assert f"{words[len(flags)]} flags write the commonest ones" in page
+    assert f"{words[len(flags)]} flags set the most common ones" in page
 
 
 def test_what_the_plain_installation_has() -> None:

@@ -35,15 +35,21 @@ def printed() -> str:
 
 
 def quoted() -> list[str]:
-    """The messages in the first column, before the section that is not ours."""
-    ours = PAGE.read_text().split("## What users of RLHF stacks meet")[0]
-    rows = [line for line in ours.splitlines() if line.startswith("| `")]
-    messages = [re.match(r"\| `([^`]+)`", row)[1] for row in rows]  # type: ignore[index]
-    return [re.sub(r"^(bootstrap|stopped): ", "", message) for message in messages]
+    """Every message in the first column of the tables of messages.
+
+    Cells that do not begin with a message describe a symptom in words.
+    """
+    messages: list[str] = []
+    inside = False
+    for line in PAGE.read_text().splitlines():
+        inside = line.startswith("| message |") or (inside and line.startswith("|"))
+        if inside and line.startswith("| `"):
+            messages += re.findall(r"`([^`]+)`", line.split(" | ")[0])
+    return [re.sub(r"^(bootstrap|stopped|failed): ", "", message) for message in messages]
 
 
 def test_the_page_quotes_messages() -> None:
-    assert len(quoted()) > 30
+    assert len(quoted()) > 50
 
 
 @pytest.mark.parametrize("message", quoted())
