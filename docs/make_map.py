@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "images" / "map.svg"
 #: What a package is for, in two lines.
-ROOMS = {
+PURPOSES = {
     "train": ("one training run", "python -m sg_rlhf.train"),
     "overlay": ("registered in OpenRLHF;", "on a CPU as well"),
     "dry_run": ("what a run would do,", "without starting it"),
@@ -28,6 +28,8 @@ ROOMS = {
     "doctor": ("what a machine lacks,", "before anything starts"),
     "launch": ("a recipe as a job of", "SLURM, KubeRay, SkyPilot"),
     "integrations": ("the loss in TRL,", "verl and Molt"),
+    "publish": ("model card, upload", "to the hub"),
+    "environments": ("domains for other", "trainers: OpenEnv"),
     "plan": ("memory, time and disk", "of a run, by formula"),
     "measure": ("accuracy, sharpness,", "gradients of a checkpoint"),
     "report": ("run directories as", "figures and a page"),
@@ -46,6 +48,8 @@ ROOMS = {
 }
 WIDTH, LEFT, TOP, ROW, GAP = 1560, 40, 96, 92, 14
 HOUSE = 1200
+#: Packages in one row.
+MOST = 7
 INK, FAINT, PAPER = "#17313a", "#5b7680", "#fbfdfd"
 FILL = {"train": "#cfe8e4", "overlay": "#cfe8e4", "algo": "#f6e3bd", "tasks": "#f6e3bd"}
 
@@ -57,6 +61,15 @@ def layers() -> list[list[str]]:
     lines = setup["importlinter:contract:layers"]["layers"].split("\n")
     found = [line.replace("|", ":").split(":") for line in lines if line.strip()]
     return [[name.strip(" ()") for name in layer] for layer in found]
+
+
+def drawn_rows() -> list[list[str]]:
+    """The layers, one with many packages in two rows."""
+    rows = []
+    for layer in layers():
+        size = len(layer) if len(layer) <= MOST else -(-len(layer) // 2)
+        rows += [layer[i : i + size] for i in range(0, len(layer), size)]
+    return rows
 
 
 def text(x: float, y: float, words: str, size: int, fill: str = INK, more: str = "") -> str:
@@ -87,8 +100,8 @@ def arrow(x1: float, y1: float, x2: float, y2: float, dashed: bool = False) -> s
 
 
 def draw() -> str:
-    rows = layers()
-    missing = {name for row in rows for name in row} - ROOMS.keys()
+    rows = drawn_rows()
+    missing = {name for row in rows for name in row} - PURPOSES.keys()
     if missing:
         raise SystemExit(f"make_map.py: say what is for: {', '.join(sorted(missing))}")
     bottom = TOP + len(rows) * ROW
@@ -117,7 +130,7 @@ def draw() -> str:
         w = (HOUSE - 14 - GAP * (len(row) - 1)) / len(row)
         # From right to left, so that overlay and measure stand beside what they speak with.
         for name in reversed(row) if len(row) > 2 else row:
-            parts.append(box(x, y, w, ROW - 18, name, ROOMS[name], FILL.get(name, "#eaf1f2")))
+            parts.append(box(x, y, w, ROW - 18, name, PURPOSES[name], FILL.get(name, "#eaf1f2")))
             x += w + GAP
 
     at = {name: TOP + i * ROW for i, row in enumerate(rows) for name in row}

@@ -128,6 +128,7 @@ COMMANDS = {
     "serve-env": Command(
         "serve a domain as an OpenEnv environment for other trainers",
         "sg_rlhf.environments.command",
+        extra="openenv",
     ),
     "completion": Command(
         "print the completion script of bash or zsh", "sg_rlhf.config.shell_completion"

@@ -1,7 +1,7 @@
 """Serve a domain as an environment that TRL, SkyRL and others train on (OpenEnv's protocol).
 
 The rows are those that `sg-rlhf data` writes. A client resets to get a prompt, steps with what its
-model wrote, and gets the reward of this project's grader. Needs `pip install openenv`.
+model wrote, and gets the reward of this project's grader. Needs `pip install 'sg-rlhf[openenv]'`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ examples:
     python -m sg_rlhf.environments.command kk --data data/kk_tiny/train.jsonl
   search: a retriever must run (sg-rlhf serve --index DIR)
     python -m sg_rlhf.environments.command search --data data/search_tiny/train.jsonl \\
-        url=http://127.0.0.1:8000/retrieve max_turns=2
+        --set url=http://127.0.0.1:8000/retrieve max_turns=2
   a client, in Python
     from openenv.core import GenericEnvClient
     with GenericEnvClient(base_url="http://127.0.0.1:8001").sync() as env:
@@ -61,9 +61,10 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         help="episodes at the same time (default: 256)",
     )  # fmt: skip
     parser.add_argument(
-        "settings", nargs="*", metavar="key=value", help="keys of the domain's section (sg.NAME.*)"
-    )
-    return parser.parse_intermixed_args(argv)
+        "--set", metavar="KEY=VALUE", nargs="+", default=[], dest="settings",
+        help="keys of the domain's section (sg.NAME.*), such as max_turns=2 for search",
+    )  # fmt: skip
+    return parser.parse_args(argv)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -122,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
 
         from sg_rlhf.environments import openenv
     except ModuleNotFoundError as error:
-        needed = f"{error.name} is not installed: pip install openenv==0.10.0"
+        needed = f"{error.name} is not installed: pip install 'sg-rlhf[openenv]'"
         print(f"sg_rlhf.environments: {needed}", file=sys.stderr)
         return 2
     app = openenv.application(rows, begin, f"sg_rlhf {domain.name}", arguments.sessions)

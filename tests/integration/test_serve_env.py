@@ -59,7 +59,10 @@ def test_knights_and_knaves(tmp_path: Path) -> None:
 def test_search_has_several_turns(tmp_path: Path) -> None:
     rows = [{"input": "Question: Who?\n", "answer": json.dumps(["Ada"])}]
     turns = ["<search> Ada </search>", "Hm.", "<answer> Ada </answer>"]
-    with running() as retriever, serving("search", rows, tmp_path, f"url={retriever.url}") as url:
+    with (
+        running() as retriever,
+        serving("search", rows, tmp_path, "--set", f"url={retriever.url}") as url,
+    ):
         (episode,) = play(url, [turns])
     assert 'Doc 1(Title: "About Ada")' in episode["texts"][1]
     assert episode["texts"][2].startswith("\nMy previous action is invalid.")

@@ -18,9 +18,15 @@ from sg_rlhf.environments.command import main
         (["kk", "--data", "nowhere.jsonl"], "nowhere.jsonl"),
         (["kk", "--data", "{empty}"], "empty.jsonl: no rows"),
         (["kk", "--data", "{chat}"], "chat.jsonl, line 1: expected text as 'input'"),
-        (["kk", "--data", "{data}", "url=x"], "url=x: expected key=value of kk: no keys"),
-        (["search", "--data", "{data}", "max_turns=many"], "max_turns=many: Input should be a va"),
-        (["search", "--data", "{data}", "turns=2"], "turns=2: expected key=value of search: url,"),
+        (["kk", "--data", "{data}", "--set", "url=x"], "url=x: expected key=value of kk: no keys"),
+        (
+            ["search", "--data", "{data}", "--set", "max_turns=many"],
+            "max_turns=many: Input should be a va",
+        ),
+        (
+            ["search", "--data", "{data}", "--set", "turns=2"],
+            "turns=2: expected key=value of search: url,",
+        ),
         (["search", "--data", "{data}"], "expected"),
         (["kk"], "the following arguments are required: --data"),
     ],
@@ -49,4 +55,4 @@ def test_without_openenv_the_line_says_how_to_install_it(
     data = tmp_path / "data.jsonl"
     data.write_text(json.dumps({"input": "Who?", "answer": "(1) Zoey is a knight"}) + "\n")
     assert main(["kk", "--data", str(data)]) == 2
-    assert capsys.readouterr().err.strip().endswith("pip install openenv==0.10.0")
+    assert capsys.readouterr().err.strip().endswith("pip install 'sg-rlhf[openenv]'")
