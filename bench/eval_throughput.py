@@ -47,7 +47,8 @@ def questions(count: int) -> list[tuple[str, str]]:
 
 def ours(args: argparse.Namespace) -> dict[str, Any]:
     """Our runner on a suite of its own."""
-    from sg_rlhf.eval import generate, run, suites
+    from sg_rlhf.eval import run, suites
+    from sg_rlhf.eval.generation import generate
     from sg_rlhf.tasks.kk.harnesses import GRADERS
     from sg_rlhf.tasks.questions import Question, generated_source
     from sg_rlhf.tasks.suite import Benchmark, Sampling, Suite

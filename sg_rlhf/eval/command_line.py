@@ -18,7 +18,7 @@ from sg_rlhf.common.argument_types import (
 )
 from sg_rlhf.eval import suites
 from sg_rlhf.eval.engines.base import DTYPES, ENGINES, EngineName
-from sg_rlhf.eval.sampling import Overrides, sampled
+from sg_rlhf.eval.generation.sampling import Overrides, sampled
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Benchmark, Suite
 

@@ -17,12 +17,13 @@ from rich.console import Console
 from sg_rlhf.common.argument_types import progress_bar
 from sg_rlhf.data_io import strict_json
 from sg_rlhf.data_io.dataset_writer import sha256_of
-from sg_rlhf.eval import contamination, defaults, results, tables
+from sg_rlhf.eval import contamination, defaults
 from sg_rlhf.eval.command_line import CommandLine, find_suite, names_in
-from sg_rlhf.eval.compare import RunResults, pass_at_of, read_run_results
 from sg_rlhf.eval.contamination import TrainingOverlap
+from sg_rlhf.eval.generation.requests import grade_fields
 from sg_rlhf.eval.model import Model
-from sg_rlhf.eval.requests import grade_fields
+from sg_rlhf.eval.scores import results, tables
+from sg_rlhf.eval.scores.compare import RunResults, pass_at_of, read_run_results
 from sg_rlhf.eval.store import RESULTS, SAMPLES, TABLE, Key, Row, Store, key_of
 from sg_rlhf.tasks.contamination import family_of
 from sg_rlhf.tasks.grade import Grade

@@ -21,17 +21,7 @@ from sg_rlhf.common.atomic_io import best_effort_output
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.redaction import redact_text
 from sg_rlhf.data_io import strict_json
-from sg_rlhf.eval import (
-    chat_prompts,
-    contamination,
-    defaults,
-    generate,
-    listing,
-    multi_turn,
-    requests,
-    results,
-    tables,
-)
+from sg_rlhf.eval import chat_prompts, contamination, defaults, listing
 from sg_rlhf.eval.command_line import (
     CommandLine,
     check,
@@ -41,6 +31,8 @@ from sg_rlhf.eval.command_line import (
 )
 from sg_rlhf.eval.engines.base import Engine, EngineOptions
 from sg_rlhf.eval.engines.start import set_environment, start
+from sg_rlhf.eval.generation import generate, multi_turn, requests
+from sg_rlhf.eval.generation.sampling import Overrides
 from sg_rlhf.eval.model import (
     Model,
     context_length,
@@ -50,7 +42,7 @@ from sg_rlhf.eval.model import (
     served_model,
 )
 from sg_rlhf.eval.rescore import rescore
-from sg_rlhf.eval.sampling import Overrides
+from sg_rlhf.eval.scores import results, tables
 from sg_rlhf.eval.store import RESULTS, TABLE, Key, Row, Store
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.questions import EvalError
@@ -100,8 +92,8 @@ def compare_folders(line: CommandLine, console: Console) -> int:
         EvalError: an option has no effect, or the folders cannot be compared.
     """
     # An evaluation does not need matplotlib and the paired tests.
-    from sg_rlhf.eval import compare_report
-    from sg_rlhf.eval.compare import compare
+    from sg_rlhf.eval.scores import compare_report
+    from sg_rlhf.eval.scores.compare import compare
 
     args = line.args
     line.refuse_all_but(_COMPARE_OPTIONS, "says nothing about two finished runs")

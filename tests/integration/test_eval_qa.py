@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from sg_rlhf.eval import multi_turn, requests
 from sg_rlhf.eval.engines.base import Completion, EngineOptions, Request
 from sg_rlhf.eval.engines.hf import HfEngine
+from sg_rlhf.eval.generation import multi_turn, requests
 from sg_rlhf.eval.model import context_length, find_model
 from sg_rlhf.eval.store import Store
 from sg_rlhf.eval.suites import SUITES

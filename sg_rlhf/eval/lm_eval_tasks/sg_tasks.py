@@ -16,7 +16,7 @@ from typing import Any
 
 from datasets import Dataset, DatasetDict
 
-from sg_rlhf.eval.metrics import pass_at_k
+from sg_rlhf.eval.scores.metrics import pass_at_k
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.suite import Benchmark
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.eval import results
+from sg_rlhf.eval.scores import results
 
 
 def git(folder: Path, *arguments: str) -> str:

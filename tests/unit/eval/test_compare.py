@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from sg_rlhf.eval import requests, results
+from sg_rlhf.eval.generation import requests
+from sg_rlhf.eval.generation.sampling import sampled
 from sg_rlhf.eval.run import main
-from sg_rlhf.eval.sampling import sampled
+from sg_rlhf.eval.scores import results
 from sg_rlhf.eval.store import Store
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.questions import Question

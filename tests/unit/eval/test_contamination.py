@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from sg_rlhf.data_io.dataset_writer import sha256_of
-from sg_rlhf.eval import contamination, results, tables
+from sg_rlhf.eval import contamination
 from sg_rlhf.eval.contamination import find_training_overlap, training_run_of
 from sg_rlhf.eval.model import Model
 from sg_rlhf.eval.run import main
+from sg_rlhf.eval.scores import results, tables
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.kk.data import to_records
 from sg_rlhf.tasks.kk.prompt import build_prompt

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from sg_rlhf.eval import requests
+from sg_rlhf.eval.generation import requests
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.kk.prompt import SYSTEM, build_prompt
 from sg_rlhf.tasks.kk.suite import SUITE

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sg_rlhf.eval import metrics
+from sg_rlhf.eval.scores import metrics
 
 
 @given(st.integers(1, 8), st.data())

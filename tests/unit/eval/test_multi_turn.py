@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.eval import multi_turn, requests
+from sg_rlhf.eval.generation import multi_turn, requests
 from sg_rlhf.eval.store import Store
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.grade import Grade

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from sg_rlhf.eval import metrics, paired, results
+from sg_rlhf.eval.scores import metrics, paired, results
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.suite import Benchmark
 

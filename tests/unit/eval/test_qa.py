@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from sg_rlhf.eval import results, tables
 from sg_rlhf.eval.run import main
+from sg_rlhf.eval.scores import results, tables
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.search import suite as search

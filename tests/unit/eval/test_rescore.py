@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.eval import requests
+from sg_rlhf.eval.generation import requests
 from sg_rlhf.eval.run import main
 from sg_rlhf.eval.store import Store
 from sg_rlhf.eval.suites import SUITES

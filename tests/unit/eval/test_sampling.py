@@ -2,11 +2,11 @@
 
 import pytest
 
-from sg_rlhf.eval import results
 from sg_rlhf.eval.command_line import check, parse_arguments
-from sg_rlhf.eval.metrics import pass_at_k
+from sg_rlhf.eval.generation.sampling import Overrides, sampled
 from sg_rlhf.eval.run import main
-from sg_rlhf.eval.sampling import Overrides, sampled
+from sg_rlhf.eval.scores import results
+from sg_rlhf.eval.scores.metrics import pass_at_k
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.questions import EvalError
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sg_rlhf.eval import requests
+from sg_rlhf.eval.generation import requests
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.kk.data import read_parquet
 from sg_rlhf.tasks.kk.prompt import build_prompt

@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from sg_rlhf.eval import results, tables
+from sg_rlhf.eval.scores import results, tables
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.kk.paper import KK
 from sg_rlhf.tasks.math.paper import MATH

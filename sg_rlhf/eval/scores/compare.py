@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.eval import metrics, paired
-from sg_rlhf.eval.paired import Difference
+from sg_rlhf.eval.scores import metrics, paired
+from sg_rlhf.eval.scores.paired import Difference
 from sg_rlhf.eval.store import Row, differences, read_results, read_run
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Benchmark, Suite

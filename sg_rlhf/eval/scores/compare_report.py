@@ -13,8 +13,8 @@ from sg_rlhf.common import figures
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.common.text import table_head, table_row
 from sg_rlhf.data_io import strict_json
-from sg_rlhf.eval.compare import BenchmarkComparison, Comparison, Discordant, RunResults
-from sg_rlhf.eval.paired import Difference
+from sg_rlhf.eval.scores.compare import BenchmarkComparison, Comparison, Discordant, RunResults
+from sg_rlhf.eval.scores.paired import Difference
 
 JSON, MARKDOWN, PICTURE = "compare.json", "compare.md", "compare.png"
 #: Questions that are named on the terminal and in Markdown; the JSON file has all.

@@ -11,9 +11,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.eval import contamination, metrics
+from sg_rlhf.eval import contamination
 from sg_rlhf.eval.contamination import TrainingOverlap
-from sg_rlhf.eval.metrics import Estimate
+from sg_rlhf.eval.scores import metrics
+from sg_rlhf.eval.scores.metrics import Estimate
 from sg_rlhf.eval.store import Row
 from sg_rlhf.tasks.questions import sample_seed
 from sg_rlhf.tasks.suite import Benchmark, Suite

@@ -14,8 +14,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from sg_rlhf.eval import metrics
-from sg_rlhf.eval.metrics import Estimate, Outcomes
+from sg_rlhf.eval.scores import metrics
+from sg_rlhf.eval.scores.metrics import Estimate, Outcomes
 from sg_rlhf.tasks.questions import sample_seed
 from sg_rlhf.tasks.suite import Benchmark
 

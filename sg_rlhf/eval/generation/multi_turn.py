@@ -21,7 +21,7 @@ from typing import TypeAlias
 from tqdm import tqdm
 
 from sg_rlhf.eval.engines.base import Completion, Engine, Request
-from sg_rlhf.eval.requests import PendingSample
+from sg_rlhf.eval.generation.requests import PendingSample
 from sg_rlhf.eval.store import Row, Store
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Host, NotHeld, Reply

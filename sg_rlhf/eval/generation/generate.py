@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from tqdm import tqdm
 
 from sg_rlhf.eval.engines.base import Completion, Engine, drain
-from sg_rlhf.eval.requests import PendingSample
+from sg_rlhf.eval.generation.requests import PendingSample
 from sg_rlhf.eval.store import Store
 
 
