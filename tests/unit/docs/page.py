@@ -67,7 +67,9 @@ def follow(folder: Path, training: bool, page: Path) -> subprocess.CompletedProc
         script = _TRAINED_MODEL.sub("module:sg_rlhf.tiny.math_tiny", script)
     search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     path = os.pathsep.join([str(folder / ".venv" / "bin"), os.environ["PATH"]])
-    no_gpu = {"CUDA_VISIBLE_DEVICES": "", "SG_HARDWARE": "cpu"}
+    no_gpu = {"SG_HARDWARE": "cpu"}
+    if not training:  # a Ray of its own does not start with this
+        no_gpu["CUDA_VISIBLE_DEVICES"] = ""
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
         cwd=folder,
