@@ -20,7 +20,7 @@ def test_the_tutorial_trains(tmp_path: Path) -> None:
     assert own["has_box"] > 0 and 0 <= own["rollout/reward_mean"] <= 1.1
     (agent,) = jsonl_log.read(tmp_path / "runs/agent" / jsonl_log.METRICS)
     assert 1 <= agent["attempts"] <= 2
-    assert agent["rollout/reward_mean"] == pytest.approx(agent["correct"])
+    assert agent["rollout/reward_mean"] == pytest.approx(agent["rollout/accuracy"])
     domain = jsonl_log.read(tmp_path / "runs/sums" / jsonl_log.METRICS)
     assert len(domain) == 2 and all(row["format_ok"] > 0 for row in domain)
     results = json.loads((tmp_path / "out/sums/results.json").read_text())
