@@ -1,7 +1,7 @@
 """The contract of a domain: what training, data, evaluation and the tiny models need of it.
 
 A domain is a folder with a `Domain` in it, named in `sg_rlhf.tasks.registry` (or, outside the
-package, in the variable `SG_DOMAINS`). docs/extending.md shows a whole one.
+package, in the variable `SG_DOMAINS`). docs/tutorials/3_first_domain.md writes one.
 """
 
 from __future__ import annotations

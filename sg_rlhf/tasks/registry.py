@@ -62,12 +62,17 @@ def rewarded_by(reward: str) -> list[str]:
     """The names of the domains whose reward a recipe names in `reward.remote_url`.
 
     Args:
-        reward: `module:NAME` or a file; the domain's module is in the same folder.
+        reward: `module:NAME` or a file, in the folder of the domain's module. A domain whose module
+            is in no package has its reward in that module.
     """
-    dotted = f".{reward.removeprefix('module:').replace('/', '.')}"
+    dotted = f".{reward.removeprefix('module:').replace('/', '.')}."
     places = {**DOMAINS, **{_domain(place).name: place for place in _outside()}}
-    folders = {name: place.partition(":")[0].rpartition(".")[0] for name, place in places.items()}
-    return [name for name, folder in folders.items() if folder and f".{folder}." in dotted]
+    modules = {name: place.partition(":")[0] for name, place in places.items()}
+    return [
+        name
+        for name, module in modules.items()
+        if f".{module.rpartition('.')[0] or module}." in dotted
+    ]
 
 
 def _outside() -> list[str]:

@@ -1,4 +1,4 @@
-"""docs/first_weighting.md to its end: a weighting from outside the package trains."""
+"""docs/tutorials/2_first_weighting.md to its end: a weighting from outside the package trains."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.docs.page import follow
+from tests.unit.docs.page import TUTORIALS, follow
 
 
 @pytest.mark.full
 def test_the_tutorial_trains(tmp_path: Path) -> None:
-    done = follow(tmp_path, training=True)
+    done = follow(tmp_path, training=True, page=TUTORIALS / "2_first_weighting.md")
     assert done.returncode == 0, done.stderr
     rows = (tmp_path / "runs/first/optimizer_steps.jsonl").read_text().splitlines()
     means = [json.loads(row)["sg/weight_mean"] for row in rows]

@@ -94,7 +94,7 @@ def test_a_name_may_have_underscores(capsys: pytest.CaptureFixture[str], name: s
 
 
 def test_the_docs_name_commands_that_there_are() -> None:
-    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    pages = [*(ROOT / "docs").glob("**/*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
     for page in pages:
         for words in re.findall(r"`sg-rlhf ([a-z][\w-]*(?: [\w-]+)?)", page.read_text()):
             name, _ = split(words.split())

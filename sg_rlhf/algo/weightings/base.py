@@ -69,7 +69,7 @@ class Weighting(Parameters):
     A subclass is a frozen dataclass with its parameters as fields (``sg_rlhf.algo.parameters``),
     its formula in the first line of its docstring, ``source``, ``uses`` (the fields of
     ``TokenContext`` that it reads) and ``weights``; ``bounds`` and ``uniform_mean`` as well where
-    the weight is no function of p alone. docs/first_weighting.md goes through one.
+    the weight is no function of p alone. docs/tutorials/2_first_weighting.md writes one.
 
     Raises ``ParameterError`` for a value out of range, and ``ConstantWeightError`` for a weight
     that is the same for every token, unless allow_constant is set.

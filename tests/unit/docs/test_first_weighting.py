@@ -1,22 +1,20 @@
-"""docs/first_weighting.md, followed up to the training itself (tests/integration has that)."""
+"""docs/tutorials/2_first_weighting.md, all but the training (tests/integration has that)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.unit.docs.page import PAGE, blocks, follow
+from tests.unit.docs.page import TUTORIALS, blocks, follow
 
-
-def test_the_page_is_short() -> None:
-    assert len(PAGE.read_text().splitlines()) <= 100
+PAGE = TUTORIALS / "2_first_weighting.md"
 
 
 def test_every_step_but_the_training(tmp_path: Path) -> None:
-    files, commands = blocks()
+    files, commands = blocks(PAGE)
     assert (
         set(files) == {"my_weighting.py", "my_weighting.yaml", "by_sign.py"} and len(commands) == 3
     )
-    done = follow(tmp_path, training=False)
+    done = follow(tmp_path, training=False, page=PAGE)
     assert done.returncode == 0, done.stderr
     # Of the two weights commands: the range at s = 0.5, and the zones that the page speaks of.
     assert done.stdout.count("range: 0.75 to 1.25") == 2

@@ -1,4 +1,4 @@
-"""The plain torch loop of docs/other_trainers.md is an optimizer step of the whole batch."""
+"""docs/other_trainers.md: other trainers' keys, and a torch loop that is one optimizer step."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from sg_rlhf.algo import token_loss
 from sg_rlhf.algo.advantages import group_advantages
+from sg_rlhf.config.old_names import ours
 
 PAGE = Path(__file__).parents[3] / "docs" / "other_trainers.md"
 
@@ -38,3 +39,16 @@ def test_the_loop_gives_the_gradient_of_the_whole_batch() -> None:
     exec(block, scope)
     assert table.weight.grad is not None
     torch.testing.assert_close(table.weight.grad, expected)
+
+
+def test_the_keys_of_other_trainers_are_answered_with_ours() -> None:
+    """The table agrees with the hint for an unknown key."""
+    table = PAGE.read_text().partition("| setting | verl | TRL | here |")[2].partition("\n\n")[0]
+    rows = [line.split("|")[2:5] for line in table.splitlines() if line.startswith("| ")]
+    checked = 0
+    for *theirs, here in rows[1:]:
+        (key,) = re.findall(r"`([\w.]+)`", here)
+        for name in re.findall(r"`([\w.]+)`", "".join(theirs)):
+            assert key in ours(name), name
+            checked += 1
+    assert checked > 15

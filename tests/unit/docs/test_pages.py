@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[3]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]*))?\)")
 
@@ -54,9 +54,10 @@ def test_tables_are_whole(page: Path) -> None:
 def test_every_page_is_in_the_site() -> None:
     site = (ROOT / "mkdocs.yml").read_text()
     navigation = yaml.safe_load("nav:" + site.split("\nnav:")[1])["nav"]
-    named = set(re.findall(r"[\w]+\.md", str(navigation)))
+    named = set(re.findall(r"[\w/]+\.md", str(navigation)))
     top = {"index.md", "contributing.md", "changelog.md", "security.md"}
-    assert named == {page.name for page in ROOT.glob("docs/*.md")} | top
+    docs = ROOT / "docs"
+    assert named == {str(page.relative_to(docs)) for page in docs.glob("**/*.md")} | top
 
 
 def test_the_map_shows_the_rooms_that_are_checked() -> None:

@@ -14,7 +14,7 @@ from sg_rlhf.launch import options
 
 ROOT = Path(__file__).parents[3]
 #: The changelog tells of older days.
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 SOURCES = [
     path
     for folder in ("sg_rlhf", "eval", "configs", "scripts", "bench", "docker", "examples")

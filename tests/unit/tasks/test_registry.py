@@ -142,6 +142,16 @@ def test_the_variable_gives_it_its_name_everywhere(outside):
     assert registry.find("reverse") is REVERSE
 
 
+def test_a_domain_in_one_file_is_found_by_its_reward(tmp_path, monkeypatch):
+    (tmp_path / "one_file.py").write_text("from sg_rlhf.tasks.kk.domain import KK as IT\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "DOMAINS", {})
+    monkeypatch.setenv(registry.VARIABLE, "one_file:IT")
+    for reward in ("one_file.py", f"{tmp_path}/one_file.py", "module:one_file"):
+        assert registry.rewarded_by(reward) == ["kk"]
+    assert registry.rewarded_by("another_file.py") == registry.rewarded_by("") == []
+
+
 def test_its_data_command(outside, tmp_path, capsys):
     for name in ("reverse", PLACE):
         out = tmp_path / name

@@ -16,7 +16,7 @@ from sg_rlhf.overlay.reporting.errors import RewardError
 from sg_rlhf.overlay.rollout.engine import SGRolloutActor
 from sg_rlhf.overlay.rollout.executors import StrictSingleTurnExecutor, check_agent_rewards
 from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
-from tests.unit.docs.page import ROOT, blocks
+from tests.unit.docs.page import TUTORIALS, blocks
 
 SAMPLE = "Question: 6 * 7?\nAnswer: 42"
 
@@ -190,8 +190,8 @@ def test_logs_of_some_responses_only_are_one_line() -> None:
 
 
 def test_the_agent_of_the_page_takes_a_second_attempt(tmp_path: Path) -> None:
-    """docs/my_data.md, through OpenRLHF's own multi-turn executor."""
-    files, _ = blocks(ROOT / "docs" / "my_data.md")
+    """docs/tutorials/3_first_domain.md, through OpenRLHF's own multi-turn executor."""
+    files, _ = blocks(TUTORIALS / "3_first_domain.md")
     (tmp_path / "my_agent.py").write_text(files["my_agent.py"])
     executor = _load_agent_executor(str(tmp_path / "my_agent.py"))
     answers = iter(["\\boxed{8}", "\\boxed{7}"])

@@ -8,7 +8,7 @@ import pytest
 from sg_rlhf.data.command import main
 
 ROOT = Path(__file__).parents[4]
-FILES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "sg_rlhf").rglob("*.py")]
+FILES = [ROOT / "README.md", *(ROOT / "docs").glob("**/*.md"), *(ROOT / "sg_rlhf").rglob("*.py")]
 EXAMPLES = sorted(
     {
         words.strip()
