@@ -26,6 +26,7 @@ OPTIONAL = {
     "trl": "the adapters and their tests: in integrations.lock",
     "verl": "the same",
     "molt": "the same",
+    "openenv": "serve-env: the extra openenv, in integrations.lock",
     "flash_attn": "upstream: where it is absent the overlay puts a stand-in in its place",
 }
 
