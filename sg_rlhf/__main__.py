@@ -37,14 +37,14 @@ class Command(NamedTuple):
 
 #: In the order of the help. A group's commands have its name before theirs.
 COMMANDS = {
-    "train": Command("one training run of a recipe; the same command resumes it", "sg_rlhf.train"),
+    "train": Command("train a recipe; the same command resumes the run", "sg_rlhf.train"),
     "data": Command(
         "generate, convert and check the data sets that training reads",
         "sg_rlhf.data",
         main="sg_rlhf.data.command",
     ),
     "doctor": Command(
-        "what this machine lacks, in general or for a recipe, and what to do",
+        "check whether this machine can run sg_rlhf, in general or for a recipe",
         "sg_rlhf.doctor",
         main="sg_rlhf.doctor.command",
     ),
@@ -52,13 +52,13 @@ COMMANDS = {
         "evaluate a model on the paper's benchmarks (--list shows them)", "sg_rlhf.eval.run"
     ),
     "report": Command(
-        "one HTML page of figures and samples about one or several runs",
+        "write one HTML page of figures and samples about one or several runs",
         "sg_rlhf.report",
         main="sg_rlhf.report.__main__",
         extra="plots",
     ),
     "summary": Command(
-        "a run in a few lines and two pictures", "sg_rlhf.report.summary", extra="plots"
+        "print a run on one screen, and write two pictures", "sg_rlhf.report.summary", extra="plots"
     ),
     "push": Command(
         "upload a finished run's model and its model card to the Hugging Face hub",
@@ -66,39 +66,39 @@ COMMANDS = {
         extra="models",
     ),
     "weights": Command(
-        "what a recipe's token weighting does: curve, range, dead zone",
+        "show a recipe's token weighting: curve, range, dead zone",
         "sg_rlhf.weights",
         main="sg_rlhf.weights.command",
         extra="plots",
     ),
     "plan": Command(
-        "whether a recipe fits on a machine, and how long a rollout takes",
+        "estimate whether a recipe fits on a machine, and how long a rollout step takes",
         "sg_rlhf.plan",
         main="sg_rlhf.plan.command",
     ),
     "study": Command(
-        "many runs by a plan, and their tables and pictures",
+        "train every cell of a study, and write tables and pictures",
         "sg_rlhf.studies",
         main="sg_rlhf.studies.command",
         extra="plots",
     ),
     "measure accuracy": Command(
-        "how often checkpoints answer correctly, without an engine",
+        "measure how often checkpoints answer correctly, without an engine",
         "sg_rlhf.measure.accuracy",
         extra="models",
     ),
     "measure sharpness": Command(
-        "how far the loss rises around a checkpoint (Eq. 14)",
+        "measure how far the loss rises around a checkpoint (Eq. 14)",
         "sg_rlhf.measure.sharpness",
         extra="models",
     ),
     "measure token-gradients": Command(
-        "gradient norms of single tokens beside the paper's w (1 - p)",
+        "compare gradient norms of single tokens with the paper's w (1 - p)",
         "sg_rlhf.measure.token_gradients",
         extra="models",
     ),
     "measure minibatch-gradients": Command(
-        "what a weighting does to the gradient of one and the same minibatch",
+        "compare the gradients of several weightings on the same minibatches",
         "sg_rlhf.measure.minibatch_gradients",
         extra="models",
     ),

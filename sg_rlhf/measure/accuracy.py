@@ -1,13 +1,11 @@
-"""Accuracy of checkpoints, from many responses to each prompt.
+"""Measure the accuracy of checkpoints from many responses to each prompt.
 
-What a run logs while it trains comes from one or two responses to a prompt, and most of the
-difference of two runs is then the luck of these draws. This command answers every prompt many
-times, says how sure the mean is, and gives each checkpoint's difference to the first one, paired by
-prompt. Sizes of puzzles (the rows' datasource) are told apart.
+A training run logs one or two responses per prompt, so the difference of two runs is mostly
+sampling noise. This command samples every prompt many times. It prints the mean of each data source
+with two intervals, and each checkpoint's difference to the first one, paired by prompt.
 
-Two intervals: over prompts, for what the checkpoint would do on others of their kind; and over the
-draws of the responses alone, the prompts as they are, which is the noise of this measurement when
-checkpoints are compared on the same prompts. More --samples narrow the second.
+The first interval is over prompts: how far the score would move on other prompts. The second is
+over responses alone: the noise of this measurement on the same prompts. More --samples narrow it.
 """
 
 from __future__ import annotations

@@ -1,26 +1,25 @@
-"""What a weighting does to the update of one and the same minibatch, many times over.
+"""Compare the updates of several weightings on the same minibatches and parameters.
 
-Training runs of two algorithms part after their first update, and from then on luck of the samples
-is in every comparison. Here every algorithm's gradient is taken at the same parameters on the same
-minibatches, sampled and graded as in training, at ratio 1. What differs is the algorithm's alone:
+Training runs of two algorithms differ after their first update, so later differences include
+sampling noise. Here every algorithm's gradient is computed at the same parameters on the same
+minibatches, sampled and graded as in training, at ratio 1:
 
     size       ||g|| over the baseline's, minibatch by minibatch: a constant is a scale
     cosine     between both gradients: 1 is the same direction
     spread     std / mean of ||g|| over minibatches, which no scale changes
     peak       largest ||g|| over the median one, likewise
 
-A gradient is not what the parameters move by. AdamW divides its mean by the root of the mean of its
-squares, so that a factor of every gradient cancels, unless the norm clip acts. The same figures are
-therefore given of AdamW's step, in units of the learning rate:
+AdamW divides the mean of the gradients by the root of the mean of their squares. A common factor
+cancels, unless the norm clip acts. The same figures are therefore given for AdamW's step, in units
+of the learning rate:
 
     g~ = g min(1, max_norm / ||g||),  u = m_hat / (sqrt(v_hat) + eps)
 
-m_hat and v_hat: the bias-corrected moments of --warm-up other minibatches' gradients, of the same
-algorithm at the same parameters, and of this minibatch's. Every measured minibatch follows the same
-warm-up, as the next step: so minibatches can be resampled for an interval, and what an exceptional
-one does to the step is seen. A checkpoint's own optimizer state would not do: it is of the
-algorithm that trained it, under whose squares another one's scale would not cancel. Weight decay,
-the same for all of them, and the KL term are left out.
+m_hat and v_hat are the bias-corrected moments of --warm-up other minibatches and of this one, by
+the same algorithm at the same parameters. Every measured minibatch follows the same warm-up, so
+minibatches can be resampled for an interval. A checkpoint's own optimizer state would not do: it
+belongs to the algorithm that trained it. Weight decay, which is the same for all, and the KL term
+are left out.
 
 docs/sharpness.md explains how to read the numbers.
 """

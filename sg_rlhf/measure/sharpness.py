@@ -1,10 +1,9 @@
-"""Sharpness of checkpoints, the quantity of Eq. 14 itself: how far the loss rises within a ball.
+"""Measure the sharpness of checkpoints (Eq. 14): how far the loss rises within a ball.
 
     S(rho) = max over ||e|| <= rho of L(theta + e) - L(theta)
 
-found from below by projected ascent along the normalised gradient
-(sg_rlhf.algo.analysis.sharpness), with
-its first-order surrogate rho * ||grad L(theta)|| of Eq. 15 beside it. All checkpoints of one call
+Projected gradient ascent finds a lower bound of it (sg_rlhf.algo.analysis.sharpness). The table
+also has the first-order surrogate rho * ||grad L(theta)|| of Eq. 15. All checkpoints of one call
 are measured on the same fixed batch.
 
 L is the mean negative log-likelihood of the responses (--loss nll), or minus the clipped surrogate

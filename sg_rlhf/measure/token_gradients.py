@@ -1,4 +1,4 @@
-"""Per-token gradient norms of a small model beside the paper's w (1 - p), Eq. 16.
+"""Compare per-token gradient norms of a small model with the paper's w (1 - p), Eq. 16.
 
 For a sample of response tokens it computes exactly
 

@@ -1,8 +1,8 @@
-"""Whether a recipe fits on a machine, and how long a rollout takes, before anything is started.
+"""Estimate whether a recipe fits on a machine, and how long a rollout step takes. Start nothing.
 
-Memory of a GPU in each phase, of a node, and on disk; the largest micro-batches that fit; seconds
-per rollout by a roofline. The machine is the one at hand; where it has no GPU, the recipe's. The
-training command's --dry-run prints the same.
+Prints the memory of a GPU in each phase, of a node and on disk, the largest micro-batches that fit,
+and the seconds per rollout step (a roofline model). Default: this machine, or the recipe's hardware
+if this machine has no GPU. The training command's --dry-run prints the same.
 """
 
 from __future__ import annotations

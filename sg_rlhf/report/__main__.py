@@ -1,7 +1,7 @@
-"""One HTML page about one or several runs: figures, settings that differ, and their samples.
+"""Write one HTML page about one or several runs: figures, differing settings, samples.
 
-The page needs no network and no server: open it in any browser, send it to anybody. Runs whose
-configuration differs in the seed alone are drawn as one line with the range of the seeds.
+The page needs no network and no server. Open it in any browser, or send it to somebody. Runs that
+differ only in their seed are drawn as one line with the range of the seeds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What a run did, on one screen: ``python -m sg_rlhf.report.summary RUN_DIR``.
+"""Print a run on one screen: scores before and after training, and where its files are.
 
-Writes ``reward.png``, ``grad_norm.png`` and ``summary.json`` into the run directory and prints the
-figures before and after, with intervals, and where everything is.
+Also writes ``reward.png``, ``grad_norm.png`` and ``summary.json`` into the run directory.
 """
 
 from __future__ import annotations

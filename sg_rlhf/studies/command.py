@@ -1,10 +1,10 @@
-"""Run a study: every cell of its plan through the real pipeline, then tables and report pages.
+"""Run a study: train every cell, then write tables and report pages.
 
-A cell is one training run (regime, variant, seed) with a run directory of its own. A finished cell
-leaves a small file under --out and is not run again, on this machine or after a fresh clone, until
-a setting that it was trained or measured with changes. Interrupted cells resume from their last
-checkpoint. A cell whose measurements alone have changed is measured again where its checkpoint is
-still under --runs, and is else trained again: --list says which.
+A cell is one training run (regime, variant, seed) with its own run directory. The result of a
+finished cell is kept under --out. The cell is not run again, here or after a fresh clone, until one
+of its settings changes. An interrupted cell resumes from its last checkpoint. If only the
+measurements of a cell changed, it is measured again from its checkpoint under --runs; without that
+checkpoint it is trained again. --list says which.
 """
 
 from __future__ import annotations

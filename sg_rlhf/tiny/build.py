@@ -1,7 +1,7 @@
-"""The tiny models: a Qwen2 of 0.86 M parameters for one domain, built from nothing in minutes.
+"""Build a tiny model: a Qwen2 of 0.86 M parameters for one domain, in minutes on a CPU.
 
-Machines without a GPU train it through the whole real pipeline. The package ships one build for
-each of its own domains (`shipped`); this command makes it again, or one for any other domain:
+Machines without a GPU train it through the whole pipeline. The package contains one for each of its
+domains (`shipped`). This command builds it again, or one for another domain:
 
     python -m sg_rlhf.tiny.build --out DIR [--domain kk|math|search|package.module:NAME]
 

@@ -1,8 +1,7 @@
-"""What a recipe's token weighting does, before any training: curve, range, mean and dead zones.
+"""Show a recipe's token weighting before any training: curve, range, mean and dead zones.
 
-Each sampled token's update is scaled by a weight w. In GRPO-SG that is w(p), p being the token's
-probability under the policy. This command says what the policy loss of a recipe does with a token,
-and shows w for its settings, or for the published constants.
+A token weighting scales the update of each sampled token by a weight w. In GRPO-SG w depends on p,
+the policy's probability of the token. Without a recipe the command shows the published constants.
 """
 
 from __future__ import annotations
