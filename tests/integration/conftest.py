@@ -53,7 +53,9 @@ class Data:
 
 def environment() -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "WANDB_", "PYTEST"))}
-    return {**kept, "SG_PLATFORM": "cpu", "WANDB_MODE": "offline", "PYTHONUNBUFFERED": "1"}
+    # Without the GPUs of a machine that has some.
+    own = {"SG_PLATFORM": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    return {**kept, **own, "WANDB_MODE": "offline", "PYTHONUNBUFFERED": "1"}
 
 
 def command(run_dir: Path, data: Data, *overrides: str) -> list[str]:

@@ -12,6 +12,7 @@ import psutil
 import ray
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
+from sg_rlhf.common import resources
 from sg_rlhf.config import domain_settings, topology
 from sg_rlhf.overlay.cluster import node_check, placement
 from sg_rlhf.overlay.cpu import platform
@@ -66,6 +67,9 @@ def connect(args: Any, workers: fork_server.ForkServer | None = None) -> bool:
     local = "RAY_ADDRESS" not in os.environ
     if local:
         if on_cpu:
+            if resources.visible_gpus() == []:
+                # Ray refuses logical GPUs where the variable names none.
+                del os.environ["CUDA_VISIBLE_DEVICES"]
             options |= {
                 "num_gpus": needed,
                 "num_cpus": needed + CONTROLLER_CPUS,
