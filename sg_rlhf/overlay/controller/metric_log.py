@@ -9,7 +9,8 @@ from typing import Any
 
 from sg_rlhf.common.atomic_io import disk_full_context
 from sg_rlhf.overlay.controller import wandb_resume
-from sg_rlhf.run_dir import jsonl_log
+from sg_rlhf.overlay.reporting import activity
+from sg_rlhf.run_dir import alerts, jsonl_log
 
 
 class MetricLog:
@@ -28,6 +29,7 @@ class MetricLog:
             wandb_resume.default_to_offline(run_dir)
             wandb = wandb_resume.WandbLogger(args)
         self._tensorboard, self._wandb = tensorboard, wandb
+        self._rows: list[dict[str, Any]] | None = None
 
     def write(self, name: str, rows: list[dict[str, Any]]) -> None:
         """Append rows to a file of the run directory."""
@@ -50,6 +52,8 @@ class MetricLog:
             samples: rows of ``samples.jsonl``.
         """
         numbers = {k: v for k, v in metrics.items() if k != "generated_samples"}
+        found = self._alerts(numbers)
+        numbers, metrics = {**numbers, **found}, {**metrics, **found}
         row = {"global_step": global_step, "time": time.time(), **numbers}
         self.write(jsonl_log.METRICS, [row])
         self.write(jsonl_log.OPTIMIZER_STEPS, optimizer_steps)
@@ -60,6 +64,17 @@ class MetricLog:
                 for logger in (self._wandb, self._tensorboard):
                     if logger:
                         logger.log_train(global_step, metrics)
+
+    def _alerts(self, numbers: dict[str, Any]) -> dict[str, float]:
+        """The step's ``alerts/*``; each alert that begins is printed."""
+        if self._rows is None:  # not in __init__: a resumed run cuts its rows first
+            file = self._run_dir / jsonl_log.METRICS if self._run_dir is not None else None
+            self._rows = jsonl_log.read(file) if file is not None and file.exists() else []
+        self._rows.append(numbers)
+        found = alerts.check(self._rows)
+        for alert in alerts.begun(self._rows, found):
+            activity.show_message(activity.CONTROLLER, f"alert: {alert.message}")
+        return alerts.metrics(found)
 
     def _log_optimizer_steps(self, rows: list[dict[str, Any]]) -> None:
         steps = ("optimizer_step", "global_step")

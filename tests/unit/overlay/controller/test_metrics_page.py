@@ -19,7 +19,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from sg_rlhf.algo.analysis.token_statistics import METRIC_NAMES
 from sg_rlhf.overlay.controller import evaluation
 from sg_rlhf.overlay.learner import metrics as update_metrics
-from sg_rlhf.run_dir import jsonl_log, timing_keys, weight_versions
+from sg_rlhf.run_dir import alerts, jsonl_log, timing_keys, weight_versions
 from sg_rlhf.tasks.search.dialogue import Dialogue, metrics
 from sg_rlhf.tasks.search.grading import score
 from tests.unit.docs.metrics_page import is_on_the_page, names, pattern
@@ -51,6 +51,7 @@ def made() -> list[str]:
     return [
         *update_metrics.logged_names(statistics),
         *timing_keys.row({}),
+        *alerts.metrics([]),
         *(timing_keys.PREFIX + name for name in timing_keys.OF_THE_RANK),
         *weight_versions.staleness([], 0, 2, 0),
         *metrics(dialogue, [""], score(None, [""])),

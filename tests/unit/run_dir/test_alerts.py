@@ -1,0 +1,74 @@
+"""Each alert: the rows that raise it, and near ones that do not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sg_rlhf.run_dir import alerts
+
+Rows = list[dict[str, Any]]
+
+
+def rows(key: str, *values: float) -> Rows:
+    return [{key: value} for value in values]
+
+
+def names(found: Rows) -> set[str]:
+    return {alert.name for alert in alerts.check(found)}
+
+
+RAISED = [
+    ("entropy_collapse", "entropy_loss", [1.0] * 5 + [0.04] * 5, [1.0] * 5 + [0.06] * 5),
+    ("length_limit", "rollout/truncated_rate", [0.31] * 5, [0.29] * 5),
+    ("flat_reward", "rollout/frac_reward_zero_std", [0.95] * 5, [0.85] * 5),
+    ("gradient_spike", "actor_grad_norm_max", [1.0] * 10 + [5.1], [1.0] * 10 + [4.9]),
+    ("engine_mismatch", "sg/mismatch_kl_k3", [1e-4] * 5 + [2e-3] * 5, [1e-3] * 5 + [2e-3] * 5),
+    ("garbled_text", "garbled/mixed_script_frac", [0.0] * 5 + [0.3] * 5, [0.2] * 5 + [0.3] * 5),
+]
+
+
+@pytest.mark.parametrize(("name", "key", "raises", "does_not"), RAISED)
+def test_the_rule_has_its_limit(
+    name: str, key: str, raises: list[float], does_not: list[float]
+) -> None:
+    assert names(rows(key, *raises)) == {name}
+    assert names(rows(key, *does_not)) == set()
+
+
+@pytest.mark.parametrize(("name", "key", "raises", "_"), RAISED)
+def test_a_few_rows_raise_nothing(name: str, key: str, raises: list[float], _: Any) -> None:
+    assert names(rows(key, *raises[-4:])) == set()
+
+
+def test_every_rule_is_tested() -> None:
+    assert [name for name, *_ in RAISED] == list(alerts.RULES)
+
+
+def test_missing_and_infinite_values_are_left_out() -> None:
+    found = rows("rollout/truncated_rate", float("nan"), 0.5, float("inf"), 0.5, 0.5)
+    assert names(found) == set()
+    assert names([*found, {}, *rows("rollout/truncated_rate", 0.5, 0.5)]) == {"length_limit"}
+
+
+def test_an_alert_begins_once_and_ends() -> None:
+    values = [0.0] * 3 + [0.5] * 5 + [0.0] * 5
+    seen, begun = [], []
+    for last in range(1, len(values) + 1):
+        part = rows("rollout/truncated_rate", *values[:last])
+        found = alerts.check(part)
+        seen.append(alerts.metrics(found)["alerts/length_limit"])
+        begun += alerts.begun(part, found)
+    assert len(begun) == 1 and "50 %" not in begun[0].message and "40%" in begun[0].message
+    assert seen == [0] * 6 + [1] * 3 + [0] * 4
+
+
+def test_a_learning_run_raises_none(tmp_path: Path) -> None:
+    """The rows of the quick start's run, as far as the rules read them."""
+    file = Path(__file__).parent / "quick_start_metrics.jsonl"
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(found) == 20
+    assert all(names(found[:last]) == set() for last in range(1, 21))
