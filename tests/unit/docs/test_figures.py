@@ -79,13 +79,6 @@ def test_the_rates_of_asynchronous_rollouts() -> None:
         assert f"{arm}|{rates}|{ratio}|{waited:.2f}|{total:.2f}" in page
 
 
-def test_what_single_settings_take() -> None:
-    result, page = read("setting_costs.json"), rows("docs/performance.md")
-    for arm, ratio in result["ratio"].items():
-        (row,) = [row for row in page if f"|`{result['changed'][arm]}`" in row]
-        assert row.endswith(f"|{ratio:.2f}")
-
-
 def short(value: float) -> str:
     return f"{value:.3f}".removeprefix("0")
 
@@ -111,13 +104,6 @@ def test_the_runs_of_the_tiny_model() -> None:
                 f"{run['peak_memory_gb']:.1f} GB",
             ]
             assert "|".join(row) in page
-
-
-def test_torchs_adam_in_host_memory_is_as_fast() -> None:
-    (row,) = [row for row in rows("docs/operations.md") if "adam_on_cpu.json" in row]
-    assert "over torch's fused kernel, as fast (" in row
-    for times in read("adam_on_cpu.json")["threads"].values():
-        assert times["torch_ms"] < 1.05 * times["deepspeed_ms"]
 
 
 def ratio_and_interval(algorithm: dict[str, Any], digits: int) -> str:
@@ -218,15 +204,6 @@ def test_speed_of_retrieval() -> None:
             ]
         )
     assert found == expected
-
-
-def test_encoders_by_onednn() -> None:
-    times: dict[str, list[str]] = {}
-    for one in read("onednn_linear.json")["encoders"]:
-        name = f"{one['width']} ({one['layers']} layers)"
-        times.setdefault(name, []).extend(f"{ms:.2f}" for ms in one["cpu_ms_each"].values())
-    for name, found in times.items():
-        assert "|".join([name, *found]) in rows("docs/retrieval.md")
 
 
 def test_memory_of_a_run_of_the_tiny_model() -> None:
