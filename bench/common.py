@@ -1,6 +1,6 @@
 """Common parts of the benchmarks: arguments, result files, ranks, memory and growth.
 
-Nothing here imports torch before it is used: torch reads its number of threads once.
+Importing it needs the standard library alone, and no torch, which reads its threads once.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from sg_rlhf.common.resources import machine, processor
 
@@ -137,6 +135,8 @@ def rank_outputs(command: Sequence[str], count: int, limit: float = 300.0) -> li
 
 def tree_memory_gb(pid: int) -> float:
     """Proportional set size of a process and its descendants in GiB: shared pages count once."""
+    import psutil
+
     total = 0
     try:
         processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
