@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.common import as_json, processor
+from bench.common import processor, write
 from sg_rlhf.common.environment import versions
 
 ROOT = Path(__file__).parents[1]
@@ -238,8 +238,7 @@ def main() -> None:
         "process_time_ratio": median("ours", "process_s") / median("lm_eval", "process_s"),
         "rounds": rounds,
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(as_json(report))
+    write(report, args.out)
     print(json.dumps({k: v for k, v in report.items() if k != "rounds"}, indent=2))
 
 

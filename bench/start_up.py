@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from bench.common import as_json, provenance
+from bench.common import provenance, write
 
 ROOT = Path(__file__).parents[1]
 RECIPE = Path("configs") / "kk" / "grpo_sg_tiny_cpu.yaml"
@@ -192,8 +192,7 @@ def main() -> None:
         },
         "runs": runs,
     }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(as_json(result))
+    write(result, arguments.out)
     print(f"new over base: {result['new_over_base']}\nwrote {arguments.out}")
 
 

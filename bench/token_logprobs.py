@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from bench.common import as_json, at_least, provenance
+from bench.common import at_least, provenance, write
 from bench.head_costs import WAYS, memory, seconds, why_not
 from bench.peer_heads import PEERS
 from sg_rlhf.plan.shapes import shape_of
@@ -242,8 +242,7 @@ def main() -> None:
     for way, why in result["skipped"].items():
         print(f"skipped: {way}: {why}")
     if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(as_json(result))
+        write(result, arguments.out)
         print(f"wrote {arguments.out}")
     if arguments.plot:
         plot(result, arguments.plot)

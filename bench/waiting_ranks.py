@@ -9,9 +9,8 @@ its slowest rank; the rest is waiting. Five ways to form micro-batches:
 ``upstream``  groups in order of completion (the group with the shortest longest response first),
               a contiguous piece for each rank, shuffled there
 ``fixed``     dealt by length, each of as many samples (sg_rlhf/batching/balance.py)
-``balanced``  ``sg.batches=balanced``: of any number of samples (sg_rlhf/batching/balance.py), no
-more
-              tokens than ``fixed`` has at most, those of padding too
+``balanced``  ``sg.batches=balanced``: of any number of samples, no more tokens than ``fixed`` has
+              at most, those of padding too
 ``dynamic``   ``train.dynamic_batch_enable`` with it: dealt to ranks alike, cut there by OpenRLHF's
               Karmarkar-Karp partitions, as many tokens a micro-batch at most as ``fixed`` has
 ``dynamic upstream``  the same with OpenRLHF's own ``balance_experiences``, whose optimizer steps
@@ -44,7 +43,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bench.common import as_json, at_least, provenance, rank_outputs
+from bench.common import at_least, provenance, rank_outputs, write
 from sg_rlhf.batching import balance
 from sg_rlhf.plan.shapes import shape_of
 from sg_rlhf.plan.time import sequence_flops
@@ -407,8 +406,7 @@ def main() -> None:
         for row in mine
         if row["waiting"] > GOAL
     ]
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(as_json(result))
+    write(result, arguments.out)
     print(f"wrote {arguments.out}; over {GOAL:.0%}: {len(result['not_met'])} of {len(mine)}")
     if arguments.plot:
         plot(rows, arguments.plot)

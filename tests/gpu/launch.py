@@ -87,7 +87,7 @@ def probe() -> dict[str, Any]:
     try:
         done = subprocess.run(
             [sys.executable, "-c", _PROBE], env=environment(), capture_output=True, text=True,
-            timeout=120,
+            timeout=300,
         )  # fmt: skip
         found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     except (subprocess.TimeoutExpired, IndexError, json.JSONDecodeError):
@@ -100,7 +100,7 @@ def probe() -> dict[str, Any]:
 def _driver() -> str | None:
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     with contextlib.suppress(OSError, subprocess.SubprocessError, IndexError):
-        found = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+        found = subprocess.run(query, capture_output=True, text=True, timeout=300, check=True)
         return found.stdout.split()[0]
     return None
 

@@ -83,7 +83,7 @@ def peak_memory(record: Record, job: Job) -> Iterator[None]:
         query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
         while not stop.wait(0.5):
             with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
-                found = subprocess.run(query, capture_output=True, text=True, timeout=10)
+                found = subprocess.run(query, capture_output=True, text=True, timeout=300)
                 peak[0] = max(peak[0], int(found.stdout.split()[0]))
 
     thread = threading.Thread(target=watch, daemon=True)

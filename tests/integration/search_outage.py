@@ -148,7 +148,7 @@ def serving(index: Path, port: int) -> Iterator[None]:
 def _end(run: subprocess.Popen[bytes]) -> None:
     if run.poll() is None:
         run.send_signal(signal.SIGTERM)
-        run.wait(timeout=120)
+        run.wait(timeout=300)
 
 
 def _without_times(row: dict[str, Any]) -> dict[str, Any]:
