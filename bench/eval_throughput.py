@@ -21,9 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from arguments import as_json
-from machine import processor
-
+from bench.common import processor, write
 from sg_rlhf.common.environment import versions
 
 ROOT = Path(__file__).parents[1]
@@ -241,8 +239,7 @@ def main() -> None:
         "process_time_ratio": median("ours", "process_s") / median("lm_eval", "process_s"),
         "rounds": rounds,
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(as_json(report))
+    write(report, args.out)
     print(json.dumps({k: v for k, v in report.items() if k != "rounds"}, indent=2))
 
 

@@ -43,8 +43,7 @@ import psutil
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from bench.arguments import as_json
-from bench.machine import processor
+from bench.common import processor, write
 from experiments.graders.self_grading import FILES, Gold, read_golds
 from sg_rlhf.tasks.math.answers.notation import key, number, same, tidy
 from sg_rlhf.tasks.math.grading import Grade, Reason, WorkerPool, grade_many
@@ -426,7 +425,7 @@ def main() -> None:
         "fast_path_against_slow_path": fast,
         "agreement": compare(pairs, grades, plain),
     }
-    args.out.write_text(as_json(result))
+    write(result, args.out)
     if args.texts:
         with args.texts.open("w") as file:
             for pair, grade, other in zip(pairs, grades, plain, strict=True):

@@ -35,13 +35,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import tiny_update  # before torch
-import torch
-from arguments import at_least, write
-from machine import provenance
-from measures import exponent
-from ranks import outputs
+from bench import tiny_update  # isort: skip (before torch, which reads its threads once)
 
+import torch
+
+from bench.common import at_least, exponent, provenance, rank_outputs, write
 from sg_rlhf.algo.advantages import group_advantages
 from sg_rlhf.algo.log_probs.fused_log_probs import selected_log_probs
 from sg_rlhf.algo.policy_loss import policy_loss_terms
@@ -141,7 +139,7 @@ def ranks(count: int, repeats: int) -> float:
     command = [sys.executable, __file__, "--rank", "--repeats", str(repeats)]
     jobs = max(1, (os.cpu_count() or 1) // count)
     with ThreadPoolExecutor(jobs) as pool:
-        of_jobs = list(pool.map(lambda _: outputs(command, count), range(jobs)))
+        of_jobs = list(pool.map(lambda _: rank_outputs(command, count), range(jobs)))
     return statistics.fmean(
         sum(float(output.splitlines()[-1]) for output in of_ranks) for of_ranks in of_jobs
     )
@@ -210,7 +208,7 @@ def main() -> None:
         }
         for name, seconds in found.items()
     }
-    result = {**provenance("growth.py", "torch", "deepspeed", "openrlhf"), "panels": panels}
+    result = {**provenance("bench/growth.py", "torch", "deepspeed", "openrlhf"), "panels": panels}
     write(result, arguments.out)
     if arguments.plot:
         draw(panels, arguments.plot)

@@ -20,9 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from arguments import at_least, write
-from machine import provenance
-
+from bench.common import at_least, provenance, write
 from sg_rlhf.data_io.pinned_download import Origin, download
 from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks.kk.puzzle import Puzzle, generate, parse_statements, solve
@@ -114,7 +112,7 @@ def main() -> None:
         speeds["ours"].append(len(ours) / (time.process_time() - between))
     ratios = [a / b for a, b in zip(speeds["ours"], speeds["official"], strict=True)]
     result = {
-        **provenance("kk_generator.py", "numpy"),
+        **provenance("bench/kk_generator.py", "numpy"),
         "official_source": ORIGIN.url,
         "people": PEOPLE,
         "puzzles_per_cpu_second": {k: round(statistics.median(v), 1) for k, v in speeds.items()},

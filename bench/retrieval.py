@@ -29,10 +29,10 @@ from typing import Any
 
 import faiss
 import numpy as np
-from arguments import as_json
-from machine import provenance
-from random_encoder import save_random_encoder
-from retrieval_load import (
+
+from bench.common import as_json, provenance
+from bench.random_encoder import save_random_encoder
+from bench.retrieval_load import (
     ROOT,
     answers,
     compare,
@@ -43,7 +43,6 @@ from retrieval_load import (
     serving,
     side_by_side,
 )
-
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.retrieval.corpus import iterate_contents
 from sg_rlhf.retrieval.encoder import Encoder
@@ -196,7 +195,9 @@ def main() -> None:
             parser.error(f"--data {args.data}: no {name}.jsonl in it")
     if args.quick:
         args.rounds, args.seconds, args.sizes = 1, 3.0, [SIZES[0]]
-    result = provenance("retrieval.py", "faiss-cpu", "torch", "transformers", "fastapi", "uvicorn")
+    result = provenance(
+        "bench/retrieval.py", "faiss-cpu", "torch", "transformers", "fastapi", "uvicorn"
+    )
     result["command"] = result["command"].replace(str(args.data), "DIR")
     with tempfile.TemporaryDirectory(prefix="bench_retrieval.", dir=args.work) as work:
         measure(args, Path(work), result)

@@ -15,10 +15,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import tiny_update  # before torch
-from arguments import at_least, write
-from machine import provenance
+from bench import tiny_update  # isort: skip (before torch, which reads its threads once)
 
+from bench.common import at_least, provenance, write
 from sg_rlhf.overlay.settings import worker_settings
 
 RESPONSES, GROUP = 32, 8
@@ -68,7 +67,7 @@ def main() -> None:
         cases[name] = compare(prompt, response, arguments.turns)
         print(name, cases[name], flush=True)
     result = {
-        **provenance("shared_prompts.py", "torch", "deepspeed", "openrlhf"),
+        **provenance("bench/shared_prompts.py", "torch", "deepspeed", "openrlhf"),
         "responses": RESPONSES,
         "to_a_prompt": GROUP,
         "cases": cases,

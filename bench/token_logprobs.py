@@ -28,11 +28,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from arguments import as_json, at_least
-from head_costs import WAYS, memory, seconds, why_not
-from machine import provenance
-from peer_heads import PEERS
 
+from bench.common import at_least, provenance, write
+from bench.head_costs import WAYS, memory, seconds, why_not
+from bench.peer_heads import PEERS
 from sg_rlhf.plan.shapes import shape_of
 
 MODELS = ("Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-7B", "meta-llama/Llama-3.1-8B-Instruct")
@@ -219,7 +218,7 @@ def main() -> None:
         return
     reasons = {way: why_not(way, arguments.device) for way in arguments.ways}
     result = {
-        **provenance("token_logprobs.py", "torch"),
+        **provenance("bench/token_logprobs.py", "torch"),
         "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu",
         "dtype": arguments.dtype,
         "goals": {
@@ -243,8 +242,7 @@ def main() -> None:
     for way, why in result["skipped"].items():
         print(f"skipped: {way}: {why}")
     if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(as_json(result))
+        write(result, arguments.out)
         print(f"wrote {arguments.out}")
     if arguments.plot:
         plot(result, arguments.plot)

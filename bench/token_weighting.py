@@ -25,13 +25,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import tiny_update  # before torch
+from bench import tiny_update  # isort: skip (before torch, which reads its threads once)
+
 import torch
-from arguments import at_least, write
-from machine import provenance
-from measures import peak_bytes
 from openrlhf.models.loss import PolicyLoss
 
+from bench.common import at_least, peak_bytes, provenance, write
 from sg_rlhf.overlay.learner.policy_loss import (
     PolicyLossWithStatistics,
     kl_dispatcher,
@@ -195,7 +194,7 @@ def main() -> None:
     alone = losses(arguments.rounds, step_seconds)
     slowest = max(alone, key=lambda name: alone[name]["ms"])
     result = {
-        **provenance("token_weighting.py", "torch", "deepspeed", "openrlhf"),
+        **provenance("bench/token_weighting.py", "torch", "deepspeed", "openrlhf"),
         "step": {
             "model": "kk_tiny", "responses": RESPONSES,
             "tokens": RESPONSES * (PROMPT_TOKENS + RESPONSE_TOKENS), "turns": arguments.turns,

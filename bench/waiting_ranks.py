@@ -9,9 +9,8 @@ its slowest rank; the rest is waiting. Five ways to form micro-batches:
 ``upstream``  groups in order of completion (the group with the shortest longest response first),
               a contiguous piece for each rank, shuffled there
 ``fixed``     dealt by length, each of as many samples (sg_rlhf/batching/balance.py)
-``balanced``  ``sg.batches=balanced``: of any number of samples (sg_rlhf/batching/balance.py), no
-more
-              tokens than ``fixed`` has at most, those of padding too
+``balanced``  ``sg.batches=balanced``: of any number of samples, no more tokens than ``fixed`` has
+              at most, those of padding too
 ``dynamic``   ``train.dynamic_batch_enable`` with it: dealt to ranks alike, cut there by OpenRLHF's
               Karmarkar-Karp partitions, as many tokens a micro-batch at most as ``fixed`` has
 ``dynamic upstream``  the same with OpenRLHF's own ``balance_experiences``, whose optimizer steps
@@ -44,10 +43,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from arguments import as_json, at_least
-from machine import provenance
-from ranks import outputs
-
+from bench.common import at_least, provenance, rank_outputs, write
 from sg_rlhf.batching import balance
 from sg_rlhf.plan.shapes import shape_of
 from sg_rlhf.plan.time import sequence_flops
@@ -309,7 +305,7 @@ def measured(way: str, spread: float, repeats: int) -> dict[str, Any]:
     """:func:`one_rank` on two processes."""
     os.environ["SG_PLATFORM"] = "cpu"
     command = [sys.executable, __file__, "--one-rank", way, str(spread), str(repeats)]
-    of_rank_0, _ = outputs(command, 2)
+    of_rank_0, _ = rank_outputs(command, 2)
     return {
         "way": way, "spread": spread, "ranks": 2, "micro_batch": 2, "step": 32, "rollout": 64,
         **json.loads(of_rank_0.splitlines()[-1]),
@@ -380,7 +376,7 @@ def main() -> None:
             flush=True,
         )
     result: dict[str, Any] = {
-        **provenance("waiting_ranks.py", "openrlhf", "torch", "transformers"),
+        **provenance("bench/waiting_ranks.py", "openrlhf", "torch", "transformers"),
         "model": MODEL, "draws": arguments.draws, "median": MEDIAN, "goal": GOAL, "rows": rows,
     }  # fmt: skip
     if arguments.recorded:
@@ -410,8 +406,7 @@ def main() -> None:
         for row in mine
         if row["waiting"] > GOAL
     ]
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(as_json(result))
+    write(result, arguments.out)
     print(f"wrote {arguments.out}; over {GOAL:.0%}: {len(result['not_met'])} of {len(mine)}")
     if arguments.plot:
         plot(rows, arguments.plot)

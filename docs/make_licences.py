@@ -78,8 +78,6 @@ def models() -> list[str]:
     """A row for each model of a recipe."""
     found = set()
     for path in sorted(CONFIGS.glob("*/*.yaml")):
-        if path.parent.name == "studies":  # of recipes that are here, too
-            continue
         name = load_config(path).value("actor.model_name_or_path")
         if name and not str(name).startswith("module:"):
             found.add(str(name))

@@ -54,17 +54,18 @@ used_of() { # COUNT: how many of so many GPUs are used
   echo "$used"
 }
 
-# NAME, such as 3x80gb or 8xh200: that of the settings for it, or NAME itself.
+# NAME, such as 3x80gb, 8xh200 or 2x8xh200: that of the settings for it, or NAME itself.
 settings_of() {
-  local name=${1,,} size
-  if [[ $name == 8xh100 || ! $name =~ ^([1-9][0-9]{0,3})x([a-z0-9-]+)$ ]]; then echo "$1"; return; fi
+  local name=${1,,} size nodes=
+  if [[ $name =~ ^2x8x ]]; then nodes=2x name=${name#2x}; fi
+  if [[ $nodes$name == 8xh100 || ! $name =~ ^([1-9][0-9]{0,3})x([a-z0-9-]+)$ ]]; then echo "$1"; return; fi
   case ${BASH_REMATCH[2]} in
     80gb | a100 | a800 | h100-pcie | h100 | h800 | h200 | b200) size=80 ;;
     40gb | a100-40gb | l40s | 6000ada | a6000 | a40) size=40 ;;
     24gb | 5090 | 4090 | 3090 | l4 | a10) size=24 ;;
     *) echo "$1"; return ;;
   esac
-  echo "$(used_of "${BASH_REMATCH[1]}")x${size}gb"
+  echo "$nodes$(used_of "${BASH_REMATCH[1]}")x${size}gb"
 }
 
 # GiB of memory that a run may use: the machine's, or its container's where that is less.

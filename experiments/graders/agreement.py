@@ -21,6 +21,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from bench.common import write
 from experiments.graders.mutations import MUTATIONS, REWRITES, make
 from experiments.graders.self_grading import FILES, read_golds
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
@@ -126,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "rules": {name: rule.identity() for name, rule in RULES.items()},
         "sets": measured,
     }
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    write(result, args.out)
     args.out.with_suffix(".md").write_text(markdown(result).rstrip() + "\n")
     print(args.out.with_suffix(".md").read_text())
     return 0

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from bench.machine import provenance
+from bench.common import provenance, write
 from experiments.graders.self_grading import FILES, read_golds
 from sg_rlhf.tasks.math.grading import grade_many
 
@@ -84,9 +84,12 @@ def main() -> int:
             surprises.append({"kind": kind, "answer": text, "gold": gold, "why": str(grade.reason)})
     for kind, row in counts.items():
         print(f"{kind:16} {row['tried']:6} tried {row['right']:6} right")
-    result = {**provenance("grade_changes.py", "math-verify", "sympy"), "kinds": counts}
+    result = {
+        **provenance("experiments/graders/grade_changes.py", "math-verify", "sympy"),
+        "kinds": counts,
+    }
     result["command"] = "python -m experiments.graders.grade_changes --data-dir DATA --out OUT"
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    write(result, args.out)
     if args.texts:
         args.texts.write_text(json.dumps(surprises, indent=1) + "\n")
     return 0

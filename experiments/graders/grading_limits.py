@@ -10,7 +10,6 @@ end and, for an answer that finds no worker, the start of one.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from bench.machine import provenance
+from bench.common import provenance, write
 from sg_rlhf.tasks.math.answers.worker_pool import DEFAULT_WORKERS
 from sg_rlhf.tasks.math.grading import WorkerPool, grade
 from tests.unit.tasks.math.test_grading_hostile import HOSTILE
@@ -42,14 +41,14 @@ def main() -> int:
     pool.close()
     slowest = max(taken, key=lambda name: taken[name]["seconds"])
     result = {
-        **provenance("grading_limits.py", "math-verify", "sympy", "pebble"),
+        **provenance("experiments/graders/grading_limits.py", "math-verify", "sympy", "pebble"),
         "load_before": load,
         "limit_s": pool.limit_s,
         "answers": len(taken),
         "slowest": {"name": slowest, **taken[slowest]},
         "seconds": taken,
     }
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    write(result, args.out)
     seconds = taken[slowest]["seconds"]
     print(f"{args.out}: {len(taken)} answers, the slowest ({slowest}) {seconds} s")
     return 0

@@ -24,6 +24,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from bench.common import write
 from experiments.graders.self_grading import FILES, Gold, read_golds
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
 
@@ -435,7 +436,7 @@ def main() -> None:
     runs = json.loads(args.out.read_text())["runs"] if args.out.is_file() else {}
     runs.pop(args.label, None)
     result = {"runs": {**runs, args.label: entry}}
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    write(result, args.out)
     args.out.with_suffix(".md").write_text(markdown(result).rstrip() + "\n")
     if args.texts:
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in texts]

@@ -25,6 +25,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from bench.common import write
 from experiments.graders import cases, fetch_cases
 from experiments.graders.cases import Case
 from sg_rlhf.data_io.records import DataError
@@ -227,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs.pop(args.label, None)
     pinned = {name: f"{o[0].repository}@{o[0].commit}" for name, o in fetch_cases.SUITES.items()}
     result = {"sources": pinned, "runs": {**runs, args.label: entry}}
-    args.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    write(result, args.out)
     table = args.out.with_suffix(".md")
     table.write_text(markdown(result).rstrip() + "\n")
     bad = 0

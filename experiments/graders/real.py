@@ -33,6 +33,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from bench.common import write
 from experiments.graders import responses
 from experiments.graders.outside_cases import cell, short
 from experiments.graders.responses import FILES, Response
@@ -250,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.texts.write_text(json.dumps(listed, indent=1, ensure_ascii=False) + "\n")
     for one in listed:
         del one["golds"]
-    args.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    write(result, args.out)
     args.out.with_suffix(".md").write_text(markdown(result))
     counts = Counter(one["verdict"] for one in listed)
     print(f"{args.out}: {len(listed)} different answers, {dict(counts)}")

@@ -27,6 +27,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.common import write
 from experiments.graders import cases, fetch_cases, responses
 from experiments.graders.cases import Case
 from experiments.graders.grade_changes import HARMLESS, changes, more_than_a_number
@@ -252,7 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "before": commit.stdout.strip(),
         "suites": table,
     }
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    write(result, args.out)
     if args.texts:
         args.texts.write_text(json.dumps(texts, indent=1, ensure_ascii=False) + "\n")
     return 0

@@ -7,24 +7,15 @@ Means over seeds with half of their 95 % t-interval; differences are paired by s
 
 from __future__ import annotations
 
-import gzip
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sg_rlhf.studies.plan import load_study
-from sg_rlhf.studies.results import interval
+from sg_rlhf.studies.results import interval, read_record
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-
-
-def read_runs() -> dict[str, dict[str, Any]]:
-    """Name of the run (regime/variant/seed) -> its figures and curves."""
-    lines = gzip.decompress((HERE / "results.jsonl.gz").read_bytes()).splitlines()
-    return {run["cell"]: run for run in map(json.loads, lines)}
 
 
 def _shown(values: Sequence[float], sign: str = "") -> str:
@@ -49,8 +40,7 @@ def _name(regime: str) -> str:
 
 def table() -> list[str]:
     """Markdown: a row for each algorithm, learning rate and bound."""
-    study = load_study(ROOT / "configs" / "studies" / "kk_async.yaml")
-    runs = read_runs()
+    study, runs = load_study(HERE / "study.yaml"), read_record(HERE)
     rows: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = {}
     for cell in study.cells():
         if cell.name in runs:

@@ -9,17 +9,18 @@ The tables are on docs/results.md and on README.md of this folder;
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
 import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy import optimize, stats
+
+from sg_rlhf.studies.plan import load_study
+from sg_rlhf.studies.results import beside_published, read_record, summarize
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -41,19 +42,12 @@ REGIMES = (
 MAX_NORM = 1.0  # actor.max_norm of configs/base.yaml
 
 
-def read_cells() -> dict[tuple[str, str, int], dict[str, Any]]:
-    """(regime, variant, seed) -> the cell."""
-    found = {}
-    for line in gzip.decompress((HERE / "results.jsonl.gz").read_bytes()).splitlines():
-        cell = json.loads(line)
-        regime, variant, seed = cell["cell"].split("/")
-        found[regime, variant, int(seed.removeprefix("s"))] = cell
-    return found
-
-
-CELLS = read_cells()
+STUDY = load_study(HERE / "study.yaml")
+RUNS = {cell: run for cell in STUDY.cells() if (run := read_record(HERE).get(cell.name))}
+#: (regime, variant, seed) -> the run.
+CELLS = {(cell.regime, cell.variant, cell.seed): run for cell, run in RUNS.items()}
 #: What the papers print for the same variants, and the p without a policy gradient at ratio 1.
-RANKINGS = json.loads((HERE / "published.json").read_text())
+RANKINGS = beside_published(STUDY, summarize(STUDY, RUNS.items()))
 TABLE_7 = list(dict.fromkeys(row["variant"] for r in RANKINGS[:2] for row in r["variants"]))
 
 
@@ -401,8 +395,8 @@ def rankings() -> str:
 
 
 def single_runs() -> str:
-    """GRPO-SG minus GRPO in bench/results/kk_cpu.json, paired by seed."""
-    runs = json.loads((ROOT / "bench" / "results" / "kk_cpu.json").read_text())["runs"]
+    """GRPO-SG beside GRPO in experiments/kk_cpu/results.json, paired by seed."""
+    runs = json.loads((ROOT / "experiments" / "kk_cpu" / "results.json").read_text())["runs"]
     pairs = zip(runs["grpo_sg"], runs["grpo"], strict=True)
     differences = np.array([sg["accuracy_after"] - grpo["accuracy_after"] for sg, grpo in pairs])
     return table(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sg_rlhf.doctor.facts import Disk, Facts
     from sg_rlhf.doctor.needs import Needs
 
-#: A run of the tiny model peaks at 4.1 GB (bench/results/kk_cpu.json); the rest is the system's.
+#: A run of the tiny model peaks at 4.1 GB (experiments/kk_cpu); the rest is the system's.
 CPU_HOST_GIB = 8
 #: Disk for the packages and pip's temporary files, GB, as in scripts/bootstrap.sh.
 CPU_INSTALL_GB, CUDA_INSTALL_GB = 6, 30

@@ -10,7 +10,7 @@ from sg_rlhf.plan.gpu_memory import GIB, SUB_GROUP
 from sg_rlhf.plan.run_shape import RunShape
 
 #: A Python process with torch, DeepSpeed or vLLM, without models: assumed on a GPU's host, measured
-#: on the CPU (bench/results/kk_cpu.json: 4.1 GB for six, which share what they have imported).
+#: on the CPU (experiments/kk_cpu: 4.1 GB for six, which share what they have imported).
 PROCESS = 2.5 * GIB
 PROCESS_CPU = 0.7e9
 #: Metrics, samples, pictures, logs of a run. Assumed.

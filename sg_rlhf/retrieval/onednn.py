@@ -1,9 +1,8 @@
 """Linear layers of a model that only computes forward, by oneDNN on a CPU.
 
 In float32, `torch.nn.functional.linear` goes to Intel's MKL, which leaves AVX-512 unused on other
-makers' processors: with oneDNN a core of an EPYC multiplies more than twice as fast
-(`bench/onednn_linear.py`). torch has it, but takes it by itself for bf16 and compiled models alone.
-The weights are reordered once.
+makers' processors: with oneDNN a core of an EPYC multiplies about twice as fast. torch has it, but
+takes it by itself for bf16 and compiled models alone. The weights are reordered once.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Run a study: train every cell, then write tables and report pages.
 
 A cell is one training run (regime, variant, seed) with its own run directory. The result of a
-finished cell is kept under --out. The cell is not run again, here or after a fresh clone, until one
-of its settings changes. An interrupted cell resumes from its last checkpoint. If only the
-measurements of a cell changed, it is measured again from its checkpoint under --runs; without that
-checkpoint it is trained again. --list says which.
+finished cell is kept under --out, and results.jsonl.gz there holds all of them. The cell is not run
+again, here or after a fresh clone, until one of its settings changes. An interrupted cell resumes
+from its last checkpoint. If only the measurements of a cell changed, it is measured again from its
+checkpoint under --runs; without that checkpoint it is trained again. --list says which.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from sg_rlhf.studies.runner import CellError, Runner, State
 EXAMPLES = """\
 examples:
   what would be run, and what is there already
-    python -m sg_rlhf.studies --study configs/studies/kk_small.yaml --list
+    python -m sg_rlhf.studies --study experiments/kk_small/study.yaml --list
   the whole study, two runs at a time
-    python -m sg_rlhf.studies --study configs/studies/kk_small.yaml --jobs 2
+    python -m sg_rlhf.studies --study experiments/kk_small/study.yaml --jobs 2
   one regime of it
-    python -m sg_rlhf.studies --study configs/studies/kk_small.yaml --only 'base/*/s0'
+    python -m sg_rlhf.studies --study experiments/kk_small/study.yaml --only 'base/*/s0'
   the tables and pages again, from the cells and the runs that are there
-    python -m sg_rlhf.studies --study configs/studies/kk_small.yaml --table
+    python -m sg_rlhf.studies --study experiments/kk_small/study.yaml --table
 
 With GPUs each cell gets as many as the study says, and --jobs defaults to what fits.
 """
@@ -52,7 +52,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--study", required=True, type=Path, metavar="FILE", help="the study")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="results [bench/results/<study>]")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="results [experiments/<study>]")
     parser.add_argument(
         "--runs", type=Path, metavar="DIR", help="run directories and data [runs/<study>]"
     )
@@ -68,7 +68,8 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def write_tables(study: Study, finished: dict[Cell, dict[str, Any]], out: Path) -> None:
-    """results.json, results.md and the pictures of these cells."""
+    """results.jsonl.gz, results.json, results.md and the pictures of these cells."""
+    study_results.write_record(out, finished.items())
     rows = study_results.summarize(study, finished.items())
     pooled = study_results.over_regimes(rows)
     rankings = study_results.beside_published(study, rows)
@@ -77,7 +78,7 @@ def write_tables(study: Study, finished: dict[Cell, dict[str, Any]], out: Path) 
         "published": rankings,
     }  # fmt: skip
     # The interval of one seed is NaN.
-    write_whole(out / "results.json", strict_json.dumps(content, indent=1) + "\n")
+    write_whole(out / "results.json", strict_json.dumps(content) + "\n")
     write_whole(out / "results.md", study_tables.table(study, rows, pooled, rankings))
     from sg_rlhf.studies import plots as study_plots  # matplotlib: only where it draws
 
@@ -162,7 +163,7 @@ def overview(states: Sequence[State]) -> str:
     if left:
         parts.append(", ".join(left))
     if State.TO_TRAIN_AGAIN in states:
-        parts.append("again: measured with other settings, and the checkpoint is not under --runs")
+        parts.append("again: made with other settings, and the checkpoint is not under --runs")
     return "; ".join(parts)
 
 
@@ -183,7 +184,7 @@ def main(argv: list[str] | None = None) -> int:
         signal.signal(number, _interrupt)
     try:
         study = load_study(arguments.study)
-        out = arguments.out or Path("bench") / "results" / study.name
+        out = arguments.out or Path("experiments") / study.name
         runner = Runner(study, out, arguments.runs or Path("runs") / study.name, arguments.jobs)
         cells = _chosen(list(study.cells()), arguments.only or "*", arguments.study)
         states = {cell: runner.state(cell) for cell in cells}
@@ -211,8 +212,13 @@ def main(argv: list[str] | None = None) -> int:
         except KeyboardInterrupt:
             interrupted = True
     # All of the study's, whatever --only chose.
-    finished = {cell: found for cell in study.cells() if (found := runner.result(cell))}
+    found = {cell: runner.result(cell) or runner.recorded(cell) for cell in study.cells()}
+    finished = {cell: run for cell, run in found.items() if run is not None}
     if finished:
+        older = sum(runner.result(cell) is None for cell in finished)
+        if older:
+            print(f"{older} of {len(finished)} runs are of {study_results.RECORD}, made with other "
+                  "settings or by an earlier version")  # fmt: skip
         write_tables(study, finished, out)
         print(f"tables and pictures: {out}/results.md, .json, .png, differences.png")
     else:

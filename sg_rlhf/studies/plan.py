@@ -144,7 +144,8 @@ class Study:
 
     @property
     def name(self) -> str:
-        return self.path.stem
+        """The file's name; of ``NAME/study.yaml`` the folder's."""
+        return self.path.parent.name if self.path.stem == "study" else self.path.stem
 
     def cells(self) -> Iterator[Cell]:
         """Every cell once, in the order of the plan: block by block, seed by seed."""

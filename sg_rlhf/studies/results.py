@@ -1,21 +1,28 @@
-"""What a study found: a file per cell, and its figures over seeds beside the baseline's."""
+"""The results of a study: a file per cell while it runs, one of all runs, figures over seeds."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import statistics
+import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from scipy import stats
 
+from sg_rlhf.common.atomic_io import write_whole
+from sg_rlhf.config import ConfigError
+from sg_rlhf.data_io import strict_json
 from sg_rlhf.report.figures import spikes
 from sg_rlhf.run_dir import jsonl_log
 from sg_rlhf.studies.plan import Cell, Study
 from sg_rlhf.weights.describe import RecipeLoss
 
+#: All runs of a study in one file, as it is published.
+RECORD = "results.jsonl.gz"
 #: Fewer seeds than this get no interval: that of two is six times as wide as they are apart.
 MIN_SEEDS = 3
 #: Curves of a cell's file over optimizer steps, and their names in the rows.
@@ -144,6 +151,29 @@ def accuracies(row: dict[str, Any]) -> dict[str, float]:
         for key, value in row.items()
         if key.endswith("_accuracy") and isinstance(value, (int, float))
     }
+
+
+def read_record(folder: Path) -> dict[str, dict[str, Any]]:
+    """The runs of ``results.jsonl.gz``, by the cell's name; {} without the file.
+
+    Raises:
+        ConfigError: it is not gzip-compressed JSON lines, each with a ``cell``.
+    """
+    file = folder / RECORD
+    if not file.is_file():
+        return {}
+    try:
+        lines = gzip.decompress(file.read_bytes()).splitlines()
+        return {run["cell"]: run for run in map(json.loads, lines)}
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{file}: not the runs of a study ({error})") from None
+
+
+def write_record(folder: Path, runs: Iterable[tuple[Cell, dict[str, Any]]]) -> None:
+    """Write ``results.jsonl.gz``: one line per run. The same runs give the same bytes."""
+    rows = ({"cell": cell.name, **run} for cell, run in runs)
+    lines = [strict_json.dumps(row, separators=(",", ":")) for row in rows]
+    write_whole(folder / RECORD, gzip.compress("\n".join([*lines, ""]).encode(), mtime=0))
 
 
 def read_cell(path: Path) -> dict[str, Any] | None:

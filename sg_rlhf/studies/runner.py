@@ -53,7 +53,7 @@ class State(enum.Enum):
     DONE = "done"
     TO_MEASURE = "to measure"
     TO_TRAIN = "to train"
-    #: Its file is there, with measurements other than the study's, and its checkpoint is not.
+    #: It was trained or measured with settings other than the study's, and no checkpoint is left.
     TO_TRAIN_AGAIN = "to train again"
 
 
@@ -73,6 +73,7 @@ class Runner:
     def __init__(self, study: Study, out: Path, runs: Path, jobs: int | None) -> None:
         self.study, self.out, self.runs = study, out, runs.resolve()
         self.jobs = jobs
+        self._record = study_results.read_record(out)
         self._devices: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._processes: set[subprocess.Popen[bytes]] = set()
         self._starting = threading.Lock()
@@ -105,11 +106,16 @@ class Runner:
         return found
 
     def _trained(self, cell: Cell) -> dict[str, Any] | None:
-        """The cell's file, if it was trained with today's settings."""
+        """The cell's file or its line in the record, if it was trained with today's settings."""
         found = study_results.read_cell(self.out / "cells" / cell.file_name)
-        if found is None or found.get("fingerprint") != self._fingerprint(cell):
-            return None
-        return found
+        for run in (found, self.recorded(cell)):
+            if run is not None and run.get("fingerprint") == self._fingerprint(cell):
+                return run
+        return None
+
+    def recorded(self, cell: Cell) -> dict[str, Any] | None:
+        """The cell's line in ``results.jsonl.gz``, whatever it was trained with."""
+        return self._record.get(cell.name)
 
     def run_dir(self, cell: Cell) -> Path:
         """Where a cell trains. Other settings are another run: it must not resume from these."""
@@ -121,7 +127,8 @@ class Runner:
             return State.DONE
         if final_checkpoint_complete(self.run_dir(cell)):
             return State.TO_MEASURE
-        return State.TO_TRAIN if self._trained(cell) is None else State.TO_TRAIN_AGAIN
+        known = self._trained(cell) or self.recorded(cell)
+        return State.TO_TRAIN if known is None else State.TO_TRAIN_AGAIN
 
     def make_data(self) -> None:
         """The study's data sets, unless they are there.
@@ -164,7 +171,7 @@ class Runner:
             "measured_with": self.study.measurements(),
             **study_results.collect(run_dir, sharpness, accuracy),
         }
-        write_whole(self.out / "cells" / cell.file_name, strict_json.dumps(found, indent=1) + "\n")
+        write_whole(self.out / "cells" / cell.file_name, strict_json.dumps(found) + "\n")
         return found
 
     def _sharpness(self, run_dir: Path, log: Path, device: str | None) -> dict[str, Any] | None:

@@ -34,6 +34,7 @@ from typing import Any
 
 import psutil
 
+from bench.common import as_json
 from sg_rlhf.common.resources import machine
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.run_dir import jsonl_log
@@ -357,9 +358,9 @@ def main() -> int:
             "seconds": round(time.time() - started),
             "differences": found, "kills": [asdict(kill) for kill in kills],
         }  # fmt: skip
-        text = json.dumps(result, indent=1).replace(str(folder), "RUNS")
+        text = as_json(result).replace(str(folder), "RUNS")
         text = re.sub(r"(?<= on )[0-9a-fA-F.:]+(?=\) died)", "HOST", text)
-        args.out.write_text(text + "\n")
+        args.out.write_text(text)
     return 1 if found else 0
 
 

@@ -7,7 +7,6 @@ what failed first. Exit status 1 if any did.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 import traceback
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 
+from bench.common import write
 from tests.fuzz.targets import TARGETS
 
 BATCH = 200
@@ -67,7 +67,7 @@ def main() -> int:
         if said:
             print(found[name]["failure"], flush=True)
     if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        write(found, args.json)
     return int(any(one["failure"] for one in found.values()))
 
 

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 def result_of(stage: str, out: Path, *arguments: str) -> dict[str, Any]:
     done = subprocess.run(
-        ["bash", "bench/gpu.sh", stage, "--device", "cpu", "--out", str(out), *arguments],
+        ["bash", "tests/gpu.sh", stage, "--device", "cpu", "--out", str(out), *arguments],
         cwd=ROOT, env={**environment(), "PYTHON": sys.executable}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -20,8 +20,7 @@ pytestmark = [
     pytest.mark.skipif(executable() is None, reason=NO_BROWSER),
 ]
 
-#: Milliseconds. The real figure is in bench/results/report_page.json; this is ten times its aim,
-#: so that a busy machine does not fail it.
+#: Milliseconds. Ten times the aim, so that a busy machine does not fail it.
 LOADED_WITHIN = 20_000
 
 

@@ -19,11 +19,11 @@ from typing import Any
 import httpx
 import pytest
 
-from bench import retriever_outage
 from sg_rlhf.run_dir import jsonl_log
 from sg_rlhf.tasks.search.grading import parse_golds, score
 from sg_rlhf.tasks.search.protocol import answer_of
 from sg_rlhf.train import main
+from tests.integration import search_outage
 from tests.integration.conftest import ROOT, SMALL, environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.full]
@@ -206,7 +206,7 @@ def test_a_retriever_that_dies_stops_the_run(stopped: Stopped) -> None:
 
 
 def test_a_run_goes_through_an_outage_as_if_there_were_none(tmp_path: Path) -> None:
-    result = retriever_outage.measure(tmp_path, outage=6.0)
+    result = search_outage.measure(tmp_path, outage=6.0)
     assert result["status"] == 0
     assert (result["rollouts"], result["dialogues"], result["retrieval_failures"]) == (6, 96, 0)
     assert result["same_dialogues"] and result["same_optimizer_steps"]

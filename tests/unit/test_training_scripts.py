@@ -176,7 +176,7 @@ def test_the_name_that_is_given_counts_whatever_is_there(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "settings"),
     [("cpu", "cpu"), ("1xgpu", "1xgpu"), ("8xh100", "8xh100"), ("2x8x80gb", "2x8x80gb"),
-     ("3x80gb", "2x80gb"), ("16x40gb", "8x40gb"), ("8xH200", "8x80gb"),
+     ("3x80gb", "2x80gb"), ("2x8xh200", "2x8x80gb"), ("16x40gb", "8x40gb"), ("8xH200", "8x80gb"),
      *((f"4x{name}", f"4x{size}gb") for name, size in TYPES.items()),
      *((f"{count}x{size}gb", f"{count}x{size}gb") for count in (1, 2, 4, 8) for size in SIZES)],
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 They compute what :mod:`sg_rlhf.algo.log_probs.online_softmax` does with PyTorch's operations, but
 read a block once and write it at most once: .35 to .5 of the time on an H100
-(``bench/results/gpu/b_attention_head_nvidia_h100_80gb_hbm3.json``).
+(``tests/gpu/results/b_attention_head_nvidia_h100_80gb_hbm3.json``).
 
 Triton comes with PyTorch for CUDA, not with PyTorch for the CPU. With ``TRITON_INTERPRET=1`` the
 kernels run on a CPU, slowly, for tests.

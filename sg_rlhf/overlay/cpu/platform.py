@@ -179,7 +179,7 @@ def multiply_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a linear layer: bf16 inputs are multiplied in float32 and rounded to bf16 once.
 
     A CPU without bf16 units emulates torch's bf16 product. For the tiny model that is 29 times
-    slower than converting, forward and backward (bench/bf16_on_cpu.py). The result is the bf16
+    slower than converting, forward and backward. The result is the bf16
     product with float32 accumulation, as hardware units compute it.
     """
     import torch

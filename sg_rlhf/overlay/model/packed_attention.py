@@ -221,7 +221,7 @@ def _attend_on_cuda(
 def _per_sample_sdpa(
     query: Any, key: Any, value: Any, row: PackedRow, scale: float | None, window: int | None
 ) -> Any:
-    """One sdpa call per sample: no product is spent on padding (bench/packing_on_cpu.py)."""
+    """One sdpa call per sample: no product is spent on padding."""
     import torch
 
     dtype = query.dtype

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.measures import exponent, peak_bytes
+from bench.common import exponent, peak_bytes
 
 MIB = 2**20
 

@@ -6,11 +6,12 @@ import sys
 
 import pytest
 
-from bench.ranks import outputs
+from bench.common import rank_outputs
 
 SAYS = "import os; print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
 FAILS = """
 import os, sys, time
+
 if os.environ["RANK"] == "1":
     print("x" * 100_000, file=sys.stderr)  # more than a pipe holds
     sys.exit("no memory")
@@ -19,14 +20,14 @@ time.sleep(3600)
 
 
 def test_each_rank_says_its_own() -> None:
-    assert outputs([sys.executable, "-c", SAYS], 3) == ["0 of 3\n", "1 of 3\n", "2 of 3\n"]
+    assert rank_outputs([sys.executable, "-c", SAYS], 3) == ["0 of 3\n", "1 of 3\n", "2 of 3\n"]
 
 
 def test_one_that_fails_ends_the_others() -> None:
     with pytest.raises(SystemExit, match="rank 1: x+\nno memory"):
-        outputs([sys.executable, "-c", FAILS], 2)
+        rank_outputs([sys.executable, "-c", FAILS], 2)
 
 
 def test_one_that_hangs_is_ended() -> None:
     with pytest.raises(SystemExit, match="not done after 1 s"):
-        outputs([sys.executable, "-c", "import time; time.sleep(60)"], 1, limit=1)
+        rank_outputs([sys.executable, "-c", "import time; time.sleep(60)"], 1, limit=1)

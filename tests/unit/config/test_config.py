@@ -30,7 +30,7 @@ RECIPES = sorted(
     p
     for p in CONFIGS.rglob("*.yaml")
     if p.name not in {"base.yaml", "common.yaml", "paper_weights.yaml"}
-    and p.parent.name not in {"hardware", "algorithms", "studies"}
+    and p.parent.name not in {"hardware", "algorithms"}
 )
 ALGORITHMS = sorted((CONFIGS / "algorithms").glob("*.yaml"))
 

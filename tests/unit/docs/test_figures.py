@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gzip
 import json
 import subprocess
 import sys
@@ -32,12 +34,19 @@ def read(name: str) -> Any:
     return json.loads((RESULTS / name).read_text())
 
 
+def of_experiment(name: str) -> Any:
+    return json.loads((ROOT / "experiments" / name).read_text())
+
+
 def of_graders(name: str) -> Any:
-    return json.loads((ROOT / "experiments" / "graders" / "results" / name).read_text())
+    return of_experiment(f"graders/results/{name}")
 
 
-def of_study(name: str) -> Any:
-    return json.loads((ROOT / "experiments" / "kk_small" / name).read_text())
+@functools.cache
+def measurements() -> dict[str, Any]:
+    """`sg-rlhf measure` on the models of kk_small, by name."""
+    file = ROOT / "experiments" / "kk_small" / "measurements.jsonl.gz"
+    return {row["name"]: row for row in map(json.loads, gzip.open(file, "rt"))}
 
 
 def test_the_study() -> None:
@@ -79,19 +88,12 @@ def test_the_rates_of_asynchronous_rollouts() -> None:
         assert f"{arm}|{rates}|{ratio}|{waited:.2f}|{total:.2f}" in page
 
 
-def test_what_single_settings_take() -> None:
-    result, page = read("setting_costs.json"), rows("docs/performance.md")
-    for arm, ratio in result["ratio"].items():
-        (row,) = [row for row in page if f"|`{result['changed'][arm]}`" in row]
-        assert row.endswith(f"|{ratio:.2f}")
-
-
 def short(value: float) -> str:
     return f"{value:.3f}".removeprefix("0")
 
 
 def test_the_runs_of_the_tiny_model() -> None:
-    result = read("kk_cpu.json")
+    result = of_experiment("kk_cpu/results.json")
     page = rows("docs/results.md")
     for kind, name in (("grpo_sg", "GRPO-SG"), ("grpo", "GRPO")):
         for run in result["runs"][kind]:
@@ -111,13 +113,6 @@ def test_the_runs_of_the_tiny_model() -> None:
                 f"{run['peak_memory_gb']:.1f} GB",
             ]
             assert "|".join(row) in page
-
-
-def test_torchs_adam_in_host_memory_is_as_fast() -> None:
-    (row,) = [row for row in rows("docs/dependencies.md") if "adam_on_cpu.json" in row]
-    assert "torch's fused kernel, as fast (" in row
-    for times in read("adam_on_cpu.json")["threads"].values():
-        assert times["torch_ms"] < 1.05 * times["deepspeed_ms"]
 
 
 def ratio_and_interval(algorithm: dict[str, Any], digits: int) -> str:
@@ -142,7 +137,7 @@ def figures(a: dict[str, Any]) -> list[str]:
 def test_gradients_and_steps_of_minibatches(result: str) -> None:
     page = rows("experiments/kk_small/gradients.md")
     text = (ROOT / "experiments/kk_small/gradients.md").read_text()
-    baseline, *others = of_study(f"{result}.json")["algorithms"]
+    baseline, *others = measurements()[result]["algorithms"]
     assert len(others) == 10
     for a in others:
         assert "|".join([a["algorithm"], *figures(a), *figures(a["update"])]) in page
@@ -158,7 +153,7 @@ def test_gradients_and_steps_of_minibatches(result: str) -> None:
 def test_sizes_and_cosines_of_the_page_before_and_after_training() -> None:
     page = rows("docs/sharpness.md")
     before, after = (
-        of_study(f"{name}.json")["algorithms"][1:]
+        measurements()[name]["algorithms"][1:]
         for name in ("minibatch_gradients_start", "minibatch_updates_grpo_s0")
     )
     for one, other in zip(before, after, strict=True):
@@ -171,7 +166,7 @@ def test_sizes_and_cosines_of_the_page_before_and_after_training() -> None:
 def test_sharpness_on_three_batches() -> None:
     page = rows("docs/sharpness.md")
     batches = [
-        of_study(f"sharpness_sampled_from_{name}.json")["models"]
+        measurements()[f"sharpness_sampled_from_{name}"]["models"]
         for name in ("start", "grpo_s0", "range_0.5_1.5_s0")
     ]
     names = ["GRPO, seed 0", "GRPO, seed 1", "GRPO, seed 2"]
@@ -186,12 +181,12 @@ def test_sharpness_on_three_batches() -> None:
 
 def test_steps_compared_with_each_other() -> None:
     text = " ".join((ROOT / "docs/sharpness.md").read_text().split())
-    both = of_study("minibatch_updates_mask_only_grpo_sg.json")["algorithms"][1]
+    both = measurements()["minibatch_updates_mask_only_grpo_sg"]["algorithms"][1]
     assert f"{both['size']:.2f} times as long with cosine {short(both['cosine'])}" in text
     step = both["update"]
     assert f"its step {step['size']:.2f} times, {short(step['cosine'])} (" in text
-    name = "minibatch_updates_grpo_sg_outside_grpo_sg_normalized.json"
-    both = of_study(name)["algorithms"][1]
+    name = "minibatch_updates_grpo_sg_outside_grpo_sg_normalized"
+    both = measurements()[name]["algorithms"][1]
     assert f"gradients of 1 and {short(round(both['size'], 2))[:3]} and one step" in text
     assert abs(both["update"]["size"] - 1) < 0.0003
 
@@ -200,7 +195,7 @@ def test_noise_of_an_accuracy() -> None:
     text = " ".join((ROOT / "docs/sharpness.md").read_text().split())
     prompts, draws = [], []
     for samples in (8, 64):
-        trained = of_study(f"accuracy_grpo_{samples}.json")["models"][1:]
+        trained = measurements()[f"accuracy_grpo_{samples}"]["models"][1:]
         found = [model["sets"]["held_out"]["all"] for model in trained]
         assert len(found) == 3
         prompts.append(sum(f["ci95"] for f in found) / 3)
@@ -211,7 +206,7 @@ def test_noise_of_an_accuracy() -> None:
 
 
 def test_minibatch_gradients_at_the_checkpoints() -> None:
-    results = [of_study(f"minibatch_gradients_grpo_s{seed}.json") for seed in range(3)]
+    results = [measurements()[f"minibatch_gradients_grpo_s{seed}"] for seed in range(3)]
     page = [row.split("|") for row in rows("experiments/kk_small/gradients.md")]
     for three in zip(*(result["algorithms"] for result in results), strict=True):
         found = [row for row in page if row[0] == three[0]["algorithm"]][-1]
@@ -227,7 +222,7 @@ def test_minibatch_gradients_at_the_checkpoints() -> None:
 @pytest.mark.parametrize(("loss", "column"), [("grpo", 1), ("nll", 4)])
 def test_sharpness(loss: str, column: int) -> None:
     page = [row.split("|") for row in rows("docs/sharpness.md")]
-    for found in read(f"sharpness_kk_{loss}.json")["models"][0]["results"]:
+    for found in measurements()[f"sharpness_kk_{loss}"]["models"][0]["results"]:
         row = next(r for r in page if r[0] == f"{found['rho']:g}" and len(r) == 7)
         values = (found["sharpness"], found["first_order"])
         assert [row[column], row[column + 1]] == [f"{v:#.3g}".removeprefix("0") for v in values]
@@ -258,26 +253,8 @@ def test_speed_of_retrieval() -> None:
     ) in row
 
 
-def test_encoders_by_onednn() -> None:
-    (row,) = [row for row in rows("docs/search.md") if "onednn_linear.json" in row]
-    wide = [one for one in read("onednn_linear.json")["encoders"] if one["width"] == 768]
-    times = [f"{ms:.2f}" for one in wide for ms in one["cpu_ms_each"].values()]
-    question, passage = times[:2], times[2:]
-    assert f"a question {question[1]} ms instead of {question[0]}" in row
-    assert f"a passage of 131 tokens {passage[1]} ms instead of {passage[0]}" in row
-
-
-def test_processor_time_of_the_retrievers_client() -> None:
-    (row,) = [row for row in rows("docs/search.md") if "retriever_client.json" in row]
-    times = [
-        one["now"]["cpu_ms"]
-        for one in read("retriever_client.json")["modes"]["back_to_back"].values()
-    ]
-    assert f"{min(times):.3f} to {max(times):.3f} ms of processor time per query" in row
-
-
 def test_memory_of_a_run_of_the_tiny_model() -> None:
-    runs = read("kk_cpu.json")["runs"].values()
+    runs = of_experiment("kk_cpu/results.json")["runs"].values()
     (peak,) = {f"{run['peak_memory_gb']:.1f} GB" for kind in runs for run in kind}
     found_in = {
         "troubleshooting": "host memory|", "scale": "host memory of the tiny K&K recipe|",
@@ -293,7 +270,7 @@ def test_memory_of_a_run_of_the_tiny_model() -> None:
 
 
 def test_step_times_of_the_tiny_model() -> None:
-    ratios = read("kk_cpu.json")["step_time_ratio_grpo_sg_over_grpo"].values()
+    ratios = of_experiment("kk_cpu/results.json")["step_time_ratio_grpo_sg_over_grpo"].values()
     first, second, third = (f"{ratio:.2f}" for ratio in ratios)
     (row,) = [r for r in rows("docs/results.md") if r.startswith("Table 4")]
     assert f"step time {first}, {second} and {third} of GRPO's" in row

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from bench.gpu.stages import table
 from sg_rlhf.plan.command import main as plan
+from tests.gpu.stages import table
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "gpu.md").read_text()
@@ -30,12 +30,12 @@ def cell(page: str, row: str) -> list[str]:
 
 
 def test_the_table_is_the_stages() -> None:
-    """`bash bench/gpu.sh --list` prints it."""
+    """`bash tests/gpu.sh --list` prints it."""
     assert table() in PAGE
 
 
 def test_the_results_are_those_that_exist() -> None:
-    found = sorted((ROOT / "bench" / "results" / "gpu").glob("*.json"))
+    found = sorted((ROOT / "tests" / "gpu" / "results").glob("*.json"))
     none = "**None: no stage has run on a GPU yet.**"
     assert (none in PAGE) == (not found)
     for file in found:

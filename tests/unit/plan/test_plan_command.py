@@ -137,7 +137,7 @@ def test_every_shipped_recipe_has_a_plan_and_fits_where_it_belongs() -> None:
 
 
 def test_the_cpus_recipes_are_planned_as_measured() -> None:
-    """bench/results/kk_cpu.json: 4.1 GB at most."""
+    """experiments/kk_cpu/results.json: 4.1 GB at most."""
     config, _ = of_recipe.load_for([str(CONFIGS / "kk/grpo_sg_tiny_cpu.yaml")], (), None)
     plan = of_recipe.plan_of(config)
     assert plan is not None and plan.time is None and plan.memory.fits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import re
@@ -24,8 +25,8 @@ from sg_rlhf.studies import tables as study_tables
 from sg_rlhf.studies.plan import load_study
 
 ROOT = Path(__file__).parents[3]
-STUDIES = sorted((ROOT / "configs" / "studies").glob("*.yaml"))
-SHIPPED = ROOT / "configs" / "studies" / "kk_small.yaml"
+STUDIES = sorted((ROOT / "experiments").glob("*/study.yaml"))
+SHIPPED = ROOT / "experiments" / "kk_small" / "study.yaml"
 SMALL = {
     "about": "two algorithms",
     "base": str(ROOT / "configs" / "kk" / "grpo_tiny_cpu.yaml"),
@@ -54,7 +55,7 @@ def write(folder: Path, **changes: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.parent.name)
 def test_a_shipped_study_parses_and_every_difference_has_its_pair(path: Path) -> None:
     study = load_study(path)
     cells = list(study.cells())
@@ -69,7 +70,7 @@ def test_a_shipped_study_parses_and_every_difference_has_its_pair(path: Path) ->
         assert seeds <= by_variant[regime, study.file.baseline]
 
 
-@pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.parent.name)
 def test_the_sharpness_of_a_shipped_study_is_a_command_line(path: Path, tmp_path: Path) -> None:
     runner = study_runner.Runner(load_study(path), tmp_path, tmp_path, 1)
     if runner.study.file.sharpness is None:
@@ -557,6 +558,63 @@ def test_tables_are_written_from_the_cells_that_are_there(
     printed = capsys.readouterr()
     assert f"failed: page of base: {run_dir}: not a run" in printed.err
     assert printed.err.count("\n") == 1 and str(out / "results.md") in printed.out
+
+
+@pytest.mark.parametrize("name", ["kk_small", "kk_async"])
+def test_the_committed_tables_are_those_of_the_committed_runs(name: str, tmp_path: Path) -> None:
+    folder = ROOT / "experiments" / name
+    study = load_study(folder / "study.yaml")
+    runs = study_results.read_record(folder)
+    assert study.name == name and set(runs) == {cell.name for cell in study.cells()}
+    cells = [(cell, runs[cell.name]) for cell in study.cells()]
+    rows = study_results.summarize(study, cells)
+    rankings = study_results.beside_published(study, rows)
+    text = study_tables.table(study, rows, study_results.over_regimes(rows), rankings)
+    assert text == (folder / "results.md").read_text()
+    study_results.write_record(tmp_path, cells)
+    record = study_results.RECORD
+    assert (tmp_path / record).read_bytes() == (folder / record).read_bytes()
+
+
+def test_recorded_runs_are_done_with_todays_settings_and_in_the_tables_with_any(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, plan=SMALL["plan"][:1], seeds=[0])
+    study = load_study(path)
+    grpo, sg = study.cells()
+    found = study_results.collect(run_directory(tmp_path / "run", 0.5, 0.1), None, None)
+    found["measured_with"] = study.measurements()
+    today = {"fingerprint": study.fingerprint(grpo), **found}
+    older = {"fingerprint": "of other settings", **found}
+    study_results.write_record(tmp_path / "out", [(grpo, today), (sg, older)])
+    runner = study_runner.Runner(study, tmp_path / "out", tmp_path / "runs", 1)
+    assert runner.state(grpo) is study_runner.State.DONE
+    assert runner.state(sg) is study_runner.State.TO_TRAIN_AGAIN
+    assert runner.result(sg) is None
+    # The file of a cell that was trained since comes first.
+    newer = {"fingerprint": study.fingerprint(sg), **found}
+    out, runs = str(tmp_path / "out"), str(tmp_path / "runs")
+    arguments = ["--study", str(path), "--out", out, "--runs", runs, "--table"]
+    assert ablation.main(arguments) == 0
+    assert (
+        "1 of 2 runs are of results.jsonl.gz, made with other settings" in capsys.readouterr().out
+    )
+    assert "| sg | 1 | 0.500 |" in (tmp_path / "out" / "results.md").read_text()
+    write_whole(tmp_path / "out" / "cells" / sg.file_name, json.dumps(newer))
+    assert ablation.main(arguments) == 0
+    assert "made with other settings" not in capsys.readouterr().out
+    recorded = study_results.read_record(tmp_path / "out")
+    assert recorded[sg.name]["fingerprint"] == study.fingerprint(sg)
+
+
+@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b"[1]\n"), gzip.compress(b"{\n")])
+def test_a_record_that_cannot_be_read_is_one_line(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / study_results.RECORD).write_bytes(content)
+    assert ablation.main(["--study", str(write(tmp_path)), "--out", str(tmp_path), "--list"]) == 2
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1 and "results.jsonl.gz: not the runs of a study" in errors
 
 
 def test_the_data_is_made_by_the_studys_domain(tmp_path: Path) -> None:

@@ -1,9 +1,0 @@
-"""A stage that cannot run here."""
-
-from __future__ import annotations
-
-from bench.gpu.result import Job, Record, StageSkippedError
-
-
-def run(record: Record, job: Job) -> None:
-    raise StageSkippedError("its model is out of reach")
