@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from bench.gpu.stages import STAGES
 
+from tests.gpu.stages import STAGES
 from tests.unit.docs.page import TUTORIALS, follow
 
 PAGE = TUTORIALS / "4_first_gpu_run.md"

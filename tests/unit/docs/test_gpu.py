@@ -19,7 +19,7 @@ SCALE = (ROOT / "docs" / "scale.md").read_text()
 
 
 def figures(stage: str) -> Any:
-    (file,) = (ROOT / "bench" / "results" / "gpu").glob(f"{stage}_*_h100_*.json")
+    (file,) = (ROOT / "tests" / "gpu" / "results").glob(f"{stage}_*_h100_*.json")
     return json.loads(file.read_text())["figures"]
 
 
