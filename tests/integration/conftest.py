@@ -53,9 +53,7 @@ class Data:
 
 def environment() -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "WANDB_", "PYTEST"))}
-    # Without the GPUs of a machine that has some.
-    own = {"SG_PLATFORM": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    return {**kept, **own, "WANDB_MODE": "offline", "PYTHONUNBUFFERED": "1"}
+    return {**kept, "SG_PLATFORM": "cpu", "WANDB_MODE": "offline", "PYTHONUNBUFFERED": "1"}
 
 
 def command(run_dir: Path, data: Data, *overrides: str) -> list[str]:
@@ -140,8 +138,10 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory, data: Data) -> Pipeline:
     run_dir = tmp_path_factory.mktemp("runs") / "trained"
     # 18 prompts: two too many for 4 rollouts of 4, and too few for 5.
     more = ["data.max_samples=18", "ckpt.save_hf=true", "ckpt.max_num=2"]
+    # As a user hides the GPUs of a machine.
+    hidden = {**environment(), "CUDA_VISIBLE_DEVICES": ""}
     process = subprocess.Popen(
-        command(run_dir, data, *more), cwd=ROOT, env=environment(), text=True,
+        command(run_dir, data, *more), cwd=ROOT, env=hidden, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     latest = run_dir / "checkpoints" / "deepspeed" / "_actor" / "latest"
