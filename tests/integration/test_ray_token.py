@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 OWNER = """
 import os, subprocess, sys
 from sg_rlhf.ray_session import auth_token as ray_token
-ray_token.make()
+ray_token.set_auth_token()
 import psutil, ray
 from sg_rlhf.ray_session import cluster as ray_cluster
 ray_cluster.start(num_cpus=1, object_store_memory=100 * 2**20, log_to_driver=False)

@@ -114,6 +114,24 @@ class RankSkips:
         self._step_prompts += self._prompts
         self.loss_failed = False
 
+    def spoil_gradients_of(self, model: torch.nn.Module) -> None:
+        """Have a loss that is not finite give NaN to the layers below the output head.
+
+        A product with NaN does not reach them where no token is left: the head then computes no
+        log-prob.
+        """
+
+        def spoiled(gradient: torch.Tensor) -> torch.Tensor:
+            return torch.full_like(gradient, torch.nan) if self.loss_failed else gradient
+
+        def watch(_head: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+            if torch.is_tensor(inputs[0]) and inputs[0].requires_grad:
+                inputs[0].register_hook(spoiled)
+
+        head = getattr(model, "get_output_embeddings", lambda: None)()
+        if head is not None:
+            head.register_forward_pre_hook(watch)
+
     def report_loss(self, message: str, rows: Sequence[bool]) -> None:
         """Skip the present optimizer step, as the loss of a micro-batch is not finite.
 

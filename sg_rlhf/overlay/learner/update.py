@@ -91,6 +91,7 @@ class SGActorPPOTrainer(SyncTrainer):
         if self.args.sg.on_nonfinite == "skip":
             self.skips = nonfinite.RankSkips(self.args, self._faults, self.actor_scheduler)
             self.actor_loss_fn.on_nonfinite = self.skips.report_loss
+            self.skips.spoil_gradients_of(self.actor.model.module)
         self._first_step = (
             parameter_update_check.UpdateWatch(self.actor.model.module, self.actor_optim)
             if self.args.sg.check_trained
