@@ -12,6 +12,7 @@ that were written. Values are copied and none is computed, so every value is bit
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import re
 from collections import defaultdict
@@ -414,8 +415,15 @@ def _is_moment(name: str, value: Any) -> bool:
 
 
 def _shared(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a buffer's state that is the same on every rank: its step count."""
-    return {name: value for name, value in state.items() if getattr(value, "ndim", 0) == 0}
+    """The part of a buffer's state that is the same on every rank: its step count.
+
+    A copy: buffers that were cut from one would else count in the same tensor.
+    """
+    return {
+        name: copy.deepcopy(value)
+        for name, value in state.items()
+        if getattr(value, "ndim", 0) == 0
+    }
 
 
 def _copy(source: Any, shard: ShardRange, target: Any, to: ShardRange) -> None:
