@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.data_io.model_folder import is_hub_id, merge_command
 from sg_rlhf.report.evaluations import held_out_accuracy
-from sg_rlhf.report.runs import Run, RunError, read_run
+from sg_rlhf.report.runs import Run, RunError, json_object, read_run
 from sg_rlhf.report.weighting import weighting_of
 from sg_rlhf.run_dir.final_model import final_checkpoint, final_checkpoint_complete
 
@@ -75,7 +75,7 @@ def write(run_dir: Path, results: Sequence[Path] = ()) -> Path:
         run = read_run(run_dir)
     except RunError as error:
         raise CardError(str(error)) from None
-    started = _json(run_dir / "started_with.json")
+    started = json_object(run_dir / "started_with.json")
     path = final_checkpoint(run_dir) / CARD
     write_whole(path, card(run, started, [s for file in results for s in read_scores(file)]))
     return path
@@ -229,11 +229,3 @@ def _from_hub(name: str) -> bool:
 def _model(name: str) -> str:
     """A hub id as it is, of a path the last part."""
     return name if _from_hub(name) or name.startswith("module:") else Path(name).name
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -150,9 +150,9 @@ def read_run(path: Path) -> Run:
         evaluations=_last_of_each_step(rows[jsonl_log.EVALUATIONS]),
         settings=settings,
         config=config,
-        environment=_json_object(path / "environment.json"),
-        planned=_json_object(path / "plan.json").get("rollouts"),
-        predicted=_json_object(path / "predicted.json"),
+        environment=json_object(path / "environment.json"),
+        planned=json_object(path / "plan.json").get("rollouts"),
+        predicted=json_object(path / "predicted.json"),
         finished=final_checkpoint_complete(path),
         notes=tuple(notes),
     )
@@ -204,7 +204,8 @@ def _checked(row: Row) -> Row:
     }
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is none that can be read."""
     try:
         value = json.loads(path.read_text())
     except (OSError, ValueError):
