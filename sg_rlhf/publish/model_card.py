@@ -17,6 +17,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from omegaconf import OmegaConf
 
 from sg_rlhf.common.atomic_io import write_whole
+from sg_rlhf.common.text import table_head, table_row
 from sg_rlhf.data_io.model_folder import is_hub_id, merge_command
 from sg_rlhf.report.evaluations import held_out_accuracy
 from sg_rlhf.report.runs import Run, RunError, json_object, read_run
@@ -172,35 +173,32 @@ def _eval_result(score: Score) -> EvalResult:
 def _scores_table(scores: Sequence[Score]) -> list[str]:
     if not scores:
         return ["The model was not evaluated."]
-    rows = [
-        f"| {s.dataset} | {s.metric} | {s.value:.3f} | {s.low:.3f} to {s.high:.3f} "
-        f"| {s.questions} |"
-        for s in scores
-    ]
     return [
-        "| data set | score | value | 95 % interval | questions |",
-        "|---|---|--:|---|--:|",
-        *rows,
+        *table_head(["data set", "score", "value", "95 % interval", "questions"]),
+        *(
+            table_row(
+                [s.dataset, s.metric, f"{s.value:.3f}", f"{s.low:.3f} to {s.high:.3f}", s.questions]
+            )
+            for s in scores
+        ),
     ]
 
 
 def _files_table(run: Run, started: Mapping[str, Any]) -> list[str]:
     files = started.get("files") or {}
-    rows = [
-        f"| `{key}` | {_model(str(run.setting(key)))} | `{digest}` |"
-        for key, digest in files.items()
+    return [
+        *table_head(["recipe key", "file", "SHA-256"]),
+        *(
+            table_row([f"`{key}`", _model(str(run.setting(key))), f"`{digest}`"])
+            for key, digest in files.items()
+        ),
     ]
-    return ["| recipe key | file | SHA-256 |", "|---|---|---|", *rows]
 
 
 def _versions_table(run: Run) -> list[str]:
-    versions = run.environment.get("versions") or {}
-    rows = [f"| {name} | {version} |" for name, version in versions.items()]
-    return ["| package | version |", "|---|---|", f"| python | {_python(run)} |", *rows]
-
-
-def _python(run: Run) -> str:
-    return str(run.environment.get("python") or "?")
+    versions = {"python": run.environment.get("python") or "?"}
+    versions |= run.environment.get("versions") or {}
+    return [*table_head(["package", "version"]), *map(table_row, versions.items())]
 
 
 def _recipe(run: Run) -> str:

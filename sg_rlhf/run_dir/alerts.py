@@ -135,10 +135,13 @@ def check(rows: Sequence[Row]) -> list[Alert]:
     return [Alert(name, message) for name, message in found if message is not None]
 
 
-def begun(rows: Sequence[Row], alerts: Sequence[Alert]) -> list[Alert]:
-    """Those of the last row's alerts that the row before it did not have."""
-    before = {alert.name for alert in check(rows[:-1])}
-    return [alert for alert in alerts if alert.name not in before]
+def begun(before: Row, alerts: Sequence[Alert]) -> list[Alert]:
+    """The alerts of a row that the row before it did not have.
+
+    Args:
+        before: with its ``alerts/*``.
+    """
+    return [alert for alert in alerts if not before.get(f"alerts/{alert.name}")]
 
 
 def metrics(alerts: Sequence[Alert]) -> dict[str, float]:

@@ -70,10 +70,12 @@ class MetricLog:
         if self._rows is None:  # not in __init__: a resumed run cuts its rows first
             file = self._run_dir / jsonl_log.METRICS if self._run_dir is not None else None
             self._rows = jsonl_log.read(file) if file is not None and file.exists() else []
+        before = self._rows[-1] if self._rows else {}
         self._rows.append(numbers)
         found = alerts.check(self._rows)
-        for alert in alerts.begun(self._rows, found):
+        for alert in alerts.begun(before, found):
             activity.show_message(activity.CONTROLLER, f"alert: {alert.message}")
+        self._rows[-1] = {**numbers, **alerts.metrics(found)}
         return alerts.metrics(found)
 
     def _log_optimizer_steps(self, rows: list[dict[str, Any]]) -> None:

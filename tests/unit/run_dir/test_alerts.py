@@ -57,11 +57,12 @@ def test_missing_and_infinite_values_are_left_out() -> None:
 def test_an_alert_begins_once_and_ends() -> None:
     values = [0.0] * 3 + [0.5] * 5 + [0.0] * 5
     seen, begun = [], []
+    before: dict[str, float] = {}
     for last in range(1, len(values) + 1):
-        part = rows("rollout/truncated_rate", *values[:last])
-        found = alerts.check(part)
-        seen.append(alerts.metrics(found)["alerts/length_limit"])
-        begun += alerts.begun(part, found)
+        found = alerts.check(rows("rollout/truncated_rate", *values[:last]))
+        begun += alerts.begun(before, found)
+        before = alerts.metrics(found)
+        seen.append(before["alerts/length_limit"])
     assert len(begun) == 1 and "50 %" not in begun[0].message and "40%" in begun[0].message
     assert seen == [0] * 6 + [1] * 3 + [0] * 4
 
