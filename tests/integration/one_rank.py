@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import runpy
 import sys
+from pathlib import Path
 
 import torch
 
 if __name__ == "__main__":
     del sys.argv[0]
+    sys.path.insert(0, str(Path(__file__).parent))  # a forked interpreter does not
     runpy.run_path(sys.argv[0], run_name="__main__")
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
