@@ -1,4 +1,4 @@
-"""A run that lost everything, then an engine, ends as one that lost nothing: byte for byte."""
+"""A run that is killed and started again ends as one that was not: byte for byte."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ pytestmark = pytest.mark.integration
 
 
 def test_the_end_is_the_same(tmp_path: Path, data: Data) -> None:
-    """Two of the kills of ``make faults``."""
-    pairs = [("everything", "updating"), ("engine", "sampling")]
+    """One of the kills of ``make faults``."""
+    pairs = [("everything", "updating")]
     kills, differences = kill_matrix.run_matrix(tmp_path, data, pairs, seed=1, epochs=2)
     # A kill that met another part than planned is tried again.
-    assert {(kill.process, kill.ended) for kill in kills} == {
-        ("everything", True), ("engine", False)
-    }  # fmt: skip
+    assert {(kill.process, kill.ended) for kill in kills} == {("everything", True)}
     assert not differences
