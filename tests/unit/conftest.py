@@ -1,3 +1,4 @@
+import gc
 import json
 import os
 
@@ -22,6 +23,12 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def imports_are_not_collected():
+    """A collection then reads what the tests made, and not the millions of objects of imports."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
