@@ -16,8 +16,8 @@ from sg_rlhf.common.redaction import redact_argv
 from sg_rlhf.config import Config, ConfigError, topology
 from sg_rlhf.launch import data_commands
 from sg_rlhf.launch.options import LaunchError, Options
-from sg_rlhf.plan.gpu_types import BY_SIZE
-from sg_rlhf.plan.hardware import named, of_gpus
+from sg_rlhf.machine.hardware import named, of_gpus
+from sg_rlhf.machine.names import BY_SIZE
 from sg_rlhf.plan.of_recipe import plan_of
 
 #: GPUs of a machine, at most, where models or engines have GPUs apart from the policy's.

@@ -12,9 +12,9 @@ from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.config import Config, ConfigError, load_config
 from sg_rlhf.config.builtin_recipes import CONFIGS
 from sg_rlhf.data_io import strict_json
+from sg_rlhf.machine.hardware import Hardware, detected, named, of_gpus
 from sg_rlhf.plan.choice import fastest
 from sg_rlhf.plan.gpu_memory import GIB
-from sg_rlhf.plan.hardware import Hardware, detected, named, of_gpus
 from sg_rlhf.plan.memory import MemoryPlan, memory_plan
 from sg_rlhf.plan.run_shape import RunShape, run_shape
 from sg_rlhf.plan.time import DEFAULT, Assumptions, TimePlan, time_plan

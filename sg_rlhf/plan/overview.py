@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sg_rlhf.config import Config
 from sg_rlhf.config.builtin_recipes import CONFIGS
-from sg_rlhf.plan.hardware import named
+from sg_rlhf.machine.hardware import named
 from sg_rlhf.plan.memory import MemoryPlan, memory_plan
 from sg_rlhf.plan.of_recipe import load_for, on_ranks_of
 from sg_rlhf.plan.run_shape import run_shape

@@ -17,9 +17,9 @@ import pytest
 from sg_rlhf.config import load_config
 from sg_rlhf.config.run_paths import run_dir_of
 from sg_rlhf.doctor.needs import SIZES, TYPES, of_hardware, size_of
+from sg_rlhf.machine.hardware import named
+from sg_rlhf.machine.names import GPUS
 from sg_rlhf.overlay.driver.arguments import upstream_arguments
-from sg_rlhf.plan.gpu_types import GPUS
-from sg_rlhf.plan.hardware import named
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "examples" / "scripts"

@@ -23,6 +23,7 @@ def checkout(tree: Tree) -> Tree:  # noqa: F811
     """With the doctor in it, and two GPUs."""
     data = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "sg_rlhf" / "doctor", tree.root / "sg_rlhf" / "doctor", ignore=data)
+    shutil.copytree(ROOT / "sg_rlhf" / "machine", tree.root / "sg_rlhf" / "machine", ignore=data)
     (tree.root / "sg_rlhf" / "common").mkdir()
     shutil.copy(ROOT / "sg_rlhf" / "__init__.py", tree.root / "sg_rlhf" / "__init__.py")
     for name in ("__init__", "environment", "redaction", "resources", "text"):

@@ -17,7 +17,7 @@ from sg_rlhf.doctor.facts import Disk, Facts, Gpu, Hub, Python, read
 from sg_rlhf.doctor.needs import SIZES, Needs, models_of, of_hardware, size_of, suggested_hardware
 from sg_rlhf.doctor.recipe import DOWNLOAD, PROCESSES, judge, load
 from sg_rlhf.doctor.report import table
-from sg_rlhf.plan.hardware import named as named_hardware
+from sg_rlhf.machine.hardware import named as named_hardware
 from sg_rlhf.plan.memory import memory_plan
 from sg_rlhf.plan.run_shape import run_shape
 

@@ -8,7 +8,7 @@ import pytest
 
 from sg_rlhf.config import load_config
 from sg_rlhf.launch import data_commands, job
-from sg_rlhf.plan.hardware import of_gpus
+from sg_rlhf.machine.hardware import of_gpus
 from sg_rlhf.plan.of_recipe import plan_of
 
 ROOT = Path(__file__).parents[3]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from sg_rlhf.machine.hardware import named
 from sg_rlhf.plan import of_recipe, overview
 from sg_rlhf.plan.command import main
-from sg_rlhf.plan.hardware import named
 from sg_rlhf.tasks.registry import DOMAINS
 from sg_rlhf.train import main as train
 from tests.unit.plan.runs import RECIPE

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sg_rlhf.common import resources
 from sg_rlhf.common.resources import visible_gpus
-from sg_rlhf.plan.gpu_types import BY_SIZE, GPUS, Gpu, gpu_of
+from sg_rlhf.machine.names import BY_SIZE, GPUS, Gpu, gpu_of
 
 #: Host memory that a machine is taken to have per GPU, GiB: about the smallest that clouds sell
 #: with GPUs of the size (an A100 80 GB comes with 170 GB, one of 40 GB with 85).
@@ -28,7 +28,7 @@ class Hardware:
     Attributes:
         nodes: machines.
         gpus_per_node: GPUs of each; 0 for a machine without.
-        gpu: their type, a key of :data:`sg_rlhf.plan.gpu_types.GPUS`; "" without.
+        gpu: their type, a key of :data:`sg_rlhf.machine.names.GPUS`; "" without.
         gpu_memory_gib: what CUDA can give of one GPU, GiB.
         host_memory_gib: memory of one node (its cgroup's limit where that is less), GiB.
         disk_free_gb: free space where the run is written, GB (1e9); None where it is not known.

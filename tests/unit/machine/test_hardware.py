@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sg_rlhf.config import ConfigError, load_config
-from sg_rlhf.plan import hardware
-from sg_rlhf.plan.gpu_types import BY_SIZE, GPUS, gpu_of
+from sg_rlhf.machine import hardware
+from sg_rlhf.machine.names import BY_SIZE, GPUS, gpu_of
 from sg_rlhf.plan.run_shape import lora_parameters, run_shape
 from tests.unit.plan.runs import EIGHT, RECIPE, run_of
 
