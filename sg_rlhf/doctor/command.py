@@ -21,7 +21,7 @@ from sg_rlhf.doctor.check import FAILED, SKIPPED, WARNING, Check, exit_status
 from sg_rlhf.doctor.checks import check
 from sg_rlhf.doctor.facts import Facts, read
 from sg_rlhf.doctor.gather import Wanted, gather
-from sg_rlhf.doctor.needs import Needs, of_hardware
+from sg_rlhf.doctor.needs import ANY_GPUS, Needs, of_hardware
 from sg_rlhf.doctor.report import coloured, table, verdict
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _look(arguments: argparse.Namespace) -> tuple[Facts, Needs, list[Check]]:
     needed = of_hardware(hardware)  # also refuses a wrong name where a recipe has its own needs
     if arguments.install:
         gpus = 0 if hardware == "cpu" else None
-        needs = replace(of_hardware("cuda"), install=arguments.install, gpus=gpus)
+        needs = replace(of_hardware(ANY_GPUS), install=arguments.install, gpus=gpus)
         return _facts(arguments, Wanted(hub=False, seconds=5.0)), needs, []
     if not arguments.config and not arguments.overrides:
         wanted = Wanted(run_dir=Path(arguments.run_dir or "runs"))

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
 from sg_rlhf.doctor.facts import NONE
-from sg_rlhf.doctor.needs import SIZES, suggested_hardware
+from sg_rlhf.doctor.needs import suggested_hardware
+from sg_rlhf.machine.names import SIZES
 
 if TYPE_CHECKING:
     from sg_rlhf.doctor.facts import Facts, Gpu

@@ -18,8 +18,9 @@ from sg_rlhf.doctor.facts import Facts
 from sg_rlhf.doctor.gather import Wanted
 from sg_rlhf.doctor.gpu_checks import settings_for, used
 from sg_rlhf.doctor.host_checks import CPU_HOST_GIB, SLACK
-from sg_rlhf.doctor.needs import SIZES, Needs, size_of
+from sg_rlhf.doctor.needs import Needs
 from sg_rlhf.machine.hardware import Hardware, of_machine
+from sg_rlhf.machine.names import SIZES, size_of
 from sg_rlhf.plan.memory import MemoryPlan, memory_plan
 from sg_rlhf.plan.run_shape import run_shape
 

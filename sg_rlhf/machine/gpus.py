@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sg_rlhf.common.resources import visible_gpus
 from sg_rlhf.machine.probes import Question
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 NONE = "none"
+#: Limit for ``nvidia-smi``, whose driver may hang.
+SECONDS = 5.0
 _FIELDS = (
     "index", "uuid", "name", "memory.total", "memory.used", "driver_version", "compute_cap",
 )  # fmt: skip
@@ -116,6 +120,15 @@ def _gpu(row: dict[str, str]) -> Gpu:
         compute_capability=_known(row.get("compute_cap")),
         used_mib=None if used is None else float(used),
     )
+
+
+def visible_devices() -> list[str]:
+    """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES has for them."""
+    chosen = visible_gpus()
+    if chosen is not None:
+        return chosen
+    found = NvidiaSmi(os.environ, SECONDS).facts()["gpus"]
+    return [str(i) for i in range(len(found or []))]
 
 
 def mig_slices(listed: str) -> dict[str, Any]:

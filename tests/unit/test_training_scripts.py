@@ -16,9 +16,9 @@ import pytest
 
 from sg_rlhf.config import load_config
 from sg_rlhf.config.run_paths import run_dir_of
-from sg_rlhf.doctor.needs import SIZES, TYPES, of_hardware, size_of
+from sg_rlhf.doctor.needs import of_hardware
 from sg_rlhf.machine.hardware import named
-from sg_rlhf.machine.names import GPUS
+from sg_rlhf.machine.names import GPUS, SIZES, parse, size_of
 from sg_rlhf.overlay.driver.arguments import upstream_arguments
 
 ROOT = Path(__file__).parents[2]
@@ -177,7 +177,7 @@ def test_the_name_that_is_given_counts_whatever_is_there(tmp_path: Path) -> None
     ("name", "settings"),
     [("cpu", "cpu"), ("1xgpu", "1xgpu"), ("8xh100", "8xh100"), ("2x8x80gb", "2x8x80gb"),
      ("3x80gb", "2x80gb"), ("2x8xh200", "2x8x80gb"), ("16x40gb", "8x40gb"), ("8xH200", "8x80gb"),
-     *((f"4x{name}", f"4x{size}gb") for name, size in TYPES.items()),
+     *((f"4x{name}", parse(f"4x{name}").settings_name) for name in GPUS),
      *((f"{count}x{size}gb", f"{count}x{size}gb") for count in (1, 2, 4, 8) for size in SIZES)],
 )  # fmt: skip
 def test_every_tool_reads_a_name_of_hardware_alike(
@@ -191,20 +191,6 @@ def test_every_tool_reads_a_name_of_hardware_alike(
     if needed.gpus:
         usable = planned.gpu_memory_gib * 1024
         assert needed.gpu_gb == size_of(usable + 700)  # CUDA gives less than nvidia-smi reports
-    choose = "made='' root=.; choose_kind; echo $kind"
-    script = (ROOT / "scripts" / "bootstrap.sh").read_text()
-    functions = script[script.index("refuse() {") : script.index("check_platform() {")]
-    kind = subprocess.run(
-        ["bash", "-c", f"{functions}\n{choose}"],
-        env={"PATH": os.environ["PATH"], "SG_HARDWARE": name}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert kind.stdout.strip() == ("cuda" if needed.gpus else "cpu"), kind.stderr
-
-
-def test_every_type_of_the_plan_is_a_size_to_the_others() -> None:
-    assert TYPES.keys() == GPUS.keys()
-    for name, gpu in GPUS.items():
-        assert TYPES[name] == max(size for size in SIZES if size <= gpu.memory_gb)
 
 
 def test_a_file_of_hardware_is_there_for_each_name_and_replaces_any_other_whole() -> None:
