@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.config import input_checks
+from sg_rlhf.config import builtin_recipes, input_checks
 from sg_rlhf.config.checks.files import WRITTEN_TO
 from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.recipe import Config, local_path
@@ -20,8 +20,8 @@ def run_dir_of(requested: str | None, files: Sequence[str], config: Config) -> P
 
     Args:
         requested: ``--run-dir``. An address is refused: it would become a folder of that name.
-        files: the recipe's files.
-        config: the recipe. Without a shipped domain the files alone give the name.
+        files: the recipe's parts.
+        config: the recipe. Without a shipped domain the parts alone give the name.
 
     Raises:
         ConfigError: naming the address and the fix.
@@ -32,7 +32,7 @@ def run_dir_of(requested: str | None, files: Sequence[str], config: Config) -> P
             "(a shared file system, or the bucket by mountpoint-s3, gcsfuse or rclone) and give "
             "its path"
         )
-    names = [*input_checks.domain_names(config)[:1], *(Path(file).stem for file in files)]
+    names = [*input_checks.domain_names(config)[:1], *map(builtin_recipes.short_name, files)]
     return Path(requested or Path("runs") / ("_".join(names) or "run"))
 
 

@@ -32,10 +32,10 @@ examples:
   check this machine, before anything is installed
     python3 -m sg_rlhf.doctor
   check it for a recipe: GPUs, memory, disk for checkpoints, model and data
-    python -m sg_rlhf.doctor --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml
+    python -m sg_rlhf.doctor --config configs/kk/grpo_qwen2.5-3b-instruct.yaml --hardware 8x80gb
   check another machine: collect its facts there, check them here
     python3 -m sg_rlhf.doctor --json > machine.json
-    python -m sg_rlhf.doctor --facts machine.json --config configs/kk/grpo_sg_1xgpu.yaml
+    python -m sg_rlhf.doctor --facts machine.json --config configs/kk/grpo_1xgpu.yaml
 
 SG_HARDWARE=8x80gb requires such hardware, SG_HARDWARE=cpu none.
 docs/troubleshooting.md lists every check.
@@ -56,6 +56,16 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         metavar="FILE",
         help="check the machine for this recipe; may be repeated, the later file wins",
     )
+    # As builtin_recipes.add_arguments, which is not importable before an installation.
+    for flag, example in (("algorithm", "grpo_sg"), ("hardware", "4x40gb")):
+        parser.add_argument(
+            f"--{flag}",
+            dest="config",
+            action="append",
+            type=f"{flag}:{{}}".format,
+            metavar="NAME",
+            help=f"{flag} to put on top of the recipe, such as {example}",
+        )
     parser.add_argument(
         "--run-dir",
         metavar="DIR",
