@@ -1,4 +1,4 @@
-"""Commands that make the data of the shipped recipes, as in examples/scripts."""
+"""Commands that make the data of the shipped recipes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sg_rlhf.config import Config
 
-_PUZZLES = "--generate people=3-7 per_size=900 test_per_size=100 seed=0"
+PUZZLES = "--generate people=3-7 per_size=900 test_per_size=100 seed=0"
 _MISTRAL, _LLAMA = "mistralai/Mistral-7B-Instruct-v0.3", "meta-llama/Llama-3.1-8B-Instruct"
 _PUBLISHED = "--eval-dir data/math_eval --download-eval"
 
@@ -16,9 +16,9 @@ _PUBLISHED = "--eval-dir data/math_eval --download-eval"
 COMMANDS = {
     folder: f"{words.split()[0]} --out {folder} {words.split(maxsplit=1)[1]}"
     for folder, words in {
-        "data/kk": f"kk {_PUZZLES}",
-        "data/kk_mistral-7b-instruct-v0.3": f"kk {_PUZZLES} --chat-template {_MISTRAL}",
-        "data/kk_llama-3.1-8b-instruct": f"kk {_PUZZLES} --chat-template {_LLAMA}",
+        "data/kk": f"kk {PUZZLES}",
+        "data/kk_mistral-7b-instruct-v0.3": f"kk {PUZZLES} --chat-template {_MISTRAL}",
+        "data/kk_llama-3.1-8b-instruct": f"kk {PUZZLES} --chat-template {_LLAMA}",
         "data/kk_tiny": "kk --generate people=2-3 per_size=160 test_per_size=100 seed=0"
         " distinct=names",
         "data/math_dsr": f"math --source dsr_uniform {_PUBLISHED}",

@@ -54,16 +54,6 @@ def test_data_of_a_shipped_recipe_is_made_or_left_to_the_user(recipe: Path) -> N
     assert bool(command) == (recipe.parent.name != "search")
 
 
-@pytest.mark.parametrize("folder", data_commands.COMMANDS)
-def test_data_is_made_as_the_training_scripts_make_it(folder: str) -> None:
-    """Word by word, so that a recipe trains on the same prompts however it is started."""
-    domain, *words = data_commands.COMMANDS[folder].split()
-    script = (ROOT / "examples" / "scripts" / f"train_grpo_sg_{domain}.sh").read_text()
-    assert words[:2] == ["--out", folder]
-    for word in words[2:]:
-        assert word in script, word
-
-
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_amounts_are_the_plans_and_a_margin(recipe: Path) -> None:
     config = load_config(recipe)
