@@ -14,6 +14,8 @@ from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.recipe import Config, local_path
 from sg_rlhf.run_dir.final_model import final_checkpoint
 
+_DATA_FILES = {".json", ".jsonl", ".parquet", ".csv"}
+
 
 def run_dir_of(requested: str | None, files: Sequence[str], config: Config) -> Path:
     """The run directory: ``--run-dir``, else ``runs/<domain>_<recipe>``.
@@ -78,3 +80,11 @@ def _absolute(names: str) -> str:
         return found + at + folder if usable else name
 
     return ",".join(map(one, names.split(",")))
+
+
+def local_data(config: Config) -> tuple[str, ...]:
+    """Local data files of a recipe, training prompts first; other names are ids of the hub."""
+    named = [config.value("data.prompt_dataset"), config.value("eval.dataset")]
+    named += [one.dataset for one in config.sg.eval_sets]
+    names = [name.strip() for given in named for name in str(given or "").split(",")]
+    return tuple(dict.fromkeys(name for name in names if Path(name).suffix in _DATA_FILES))

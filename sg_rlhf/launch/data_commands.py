@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 from sg_rlhf.config import Config
+from sg_rlhf.config.run_paths import local_data
 
 PUZZLES = "--generate people=3-7 per_size=900 test_per_size=100 seed=0"
 _MISTRAL, _LLAMA = "mistralai/Mistral-7B-Instruct-v0.3", "meta-llama/Llama-3.1-8B-Instruct"
@@ -28,18 +29,9 @@ COMMANDS = {
 }
 
 
-def local_files(config: Config) -> tuple[str, ...]:
-    """Local data files of a recipe, training prompts first."""
-    named = [config.value("data.prompt_dataset"), config.value("eval.dataset")]
-    named += [s.dataset for s in config.sg.eval_sets]
-    files = [name.strip() for names in named for name in str(names or "").split(",")]
-    kinds = (".json", ".jsonl", ".parquet", ".csv")
-    return tuple(dict.fromkeys(name for name in files if name.endswith(kinds)))
-
-
 def command_for(config: Config) -> str:
     """Shell command that makes missing training data; "" if none is known."""
-    files = local_files(config)
+    files = local_data(config)
     made = COMMANDS.get(str(Path(files[0]).parent)) if files else None
     if made is None:
         return ""

@@ -14,6 +14,7 @@ from pathlib import Path
 import sg_rlhf
 from sg_rlhf.common.redaction import redact_argv
 from sg_rlhf.config import Config, ConfigError, builtin_recipes, topology
+from sg_rlhf.config.run_paths import local_data
 from sg_rlhf.launch import data_commands
 from sg_rlhf.launch.options import LaunchError, Options
 from sg_rlhf.machine.hardware import of_gpus
@@ -140,7 +141,7 @@ def job_of(
         printed_by=" ".join(shlex.join(shown).split()),
         command=shlex.join(words),
         data=data_commands.command_for(config),
-        files=data_commands.local_files(config),
+        files=local_data(config),
         run_dir=where,
         checkpoint=f"{relative(Path(config.value('ckpt.path')))}/_actor/latest",
         nodes=nodes,
