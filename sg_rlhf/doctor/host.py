@@ -120,7 +120,7 @@ class Python311:
 
 
 class Compiler:
-    """Probe of the C++ compiler that torch and DeepSpeed would use."""
+    """Probe of the C++ compiler that torch.compile and Triton would use."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         words = shlex.split(environment.get("CXX", "")) or ["g++"]

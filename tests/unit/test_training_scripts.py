@@ -91,5 +91,7 @@ def test_a_taken_port_is_refused_and_the_run_directory_stays_untouched(tree: Pat
 def test_data_alone(tree: Path) -> None:
     found = run_script(tree, "kk", "--data-only", SG_HARDWARE="cpu")
     assert found.returncode == 0, found.stderr
+    assert "data/kk_tiny/train.jsonl  320 rows" in found.stdout
+    assert "data/kk_tiny/test.jsonl  200 rows" in found.stdout
     assert (tree / "data" / "kk_tiny" / "train.jsonl").is_file()
     assert not (tree / "runs").exists()
