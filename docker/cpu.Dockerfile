@@ -25,7 +25,6 @@ COPY requirements requirements
 COPY scripts scripts
 COPY LICENSE README.md pyproject.toml setup.cfg ./
 COPY sg_rlhf/__init__.py sg_rlhf/
-COPY sg_rlhf/doctor sg_rlhf/doctor
 
 RUN --mount=type=cache,target=/root/.cache \
     --mount=type=secret,id=pip,target=/etc/pip.conf \

@@ -30,7 +30,6 @@ COPY requirements requirements
 COPY scripts scripts
 COPY LICENSE README.md pyproject.toml setup.cfg ./
 COPY sg_rlhf/__init__.py sg_rlhf/
-COPY sg_rlhf/doctor sg_rlhf/doctor
 
 # SG_HARDWARE is set because a build sees no GPU.
 RUN --mount=type=cache,target=/root/.cache \

@@ -20,6 +20,7 @@ PICTURE = ROOT / "docs" / "images" / "map.svg"
 PURPOSES = {
     "train": ("one training run", "python -m sg_rlhf.train"),
     "overlay": ("registered in OpenRLHF;", "on a CPU as well"),
+    "run": ("sg-rlhf run: data, training,", "report, for this machine"),
     "dry_run": ("what a run would do,", "without starting it"),
     "eval": ("benchmarks: generate,", "grade, compare"),
     "studies": ("many runs: plan, run,", "tables and pictures"),
@@ -43,6 +44,7 @@ PURPOSES = {
     "run_dir": ("files, lock, names of", "a run directory"),
     "data_io": ("records, downloads,", "model folders"),
     "ray_session": ("join or start a", "Ray cluster"),
+    "machine": ("GPUs and memory; names and", "settings of hardware"),
     "common": ("atomic files, text,", "host, redaction"),
     "__main__": ("sg-rlhf: every command", "under one name"),
 }

@@ -20,9 +20,9 @@ from made_tables import main  # noqa: E402
 
 from sg_rlhf.config import load_config  # noqa: E402
 from sg_rlhf.config.builtin_recipes import CONFIGS  # noqa: E402
+from sg_rlhf.machine.hardware import of_gpus  # noqa: E402
 from sg_rlhf.plan import overview  # noqa: E402
 from sg_rlhf.plan.choice import Choice, fastest  # noqa: E402
-from sg_rlhf.plan.hardware import of_gpus  # noqa: E402
 from sg_rlhf.plan.run_shape import RunShape, run_shape  # noqa: E402
 from sg_rlhf.plan.time import PARTS  # noqa: E402
 

@@ -76,18 +76,17 @@ uv_install() {
   uv "$@" || fail "uv pip install $*"
 }
 
+# An environment keeps its kind unless SG_HARDWARE is set.
 choose_kind() {
   case ${SG_HARDWARE:-} in
-    cpu) kind=cpu ;;
-    cuda | [1-9]*x[a-zA-Z0-9]*) kind=cuda ;; # the doctor refuses what is no name of hardware
-    '')
-      kind=${made%%:*}
-      if [ -z "$kind" ]; then
-        case $(nvidia-smi -L 2>/dev/null || true) in "GPU "*) kind=cuda ;; *) kind=cpu ;; esac
-      fi
-      ;;
-    *) refuse "SG_HARDWARE='$SG_HARDWARE': expected cpu, cuda or a name such as 8x80gb" ;;
+    cpu | cuda) kind=$SG_HARDWARE ;;
+    '') kind=${made%%:*} ;;
+    *) kind= ;;
   esac
+  if [ -z "$kind" ]; then
+    find_python
+    kind=$("$base_python" -I -S sg_rlhf/machine/names.py) || exit 2
+  fi
   lock=requirements/$kind.lock
 }
 
@@ -258,7 +257,7 @@ fi
 
 trap interrupted INT TERM HUP
 check_compiler
-find_python
+[ -n "${base_python:-}" ] || find_python
 ask_doctor
 case $made in
   "$venv_id $packages_id"*) ;;

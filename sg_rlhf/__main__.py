@@ -38,6 +38,15 @@ class Command(NamedTuple):
 #: In the order of the help. A group's commands have its name before theirs.
 COMMANDS = {
     "train": Command("train a recipe; the same command resumes the run", "sg_rlhf.train"),
+    "run": Command(
+        "train a domain on this machine: data, training and report",
+        "sg_rlhf.run",
+        main="sg_rlhf.run.command",
+        extra="plots",
+    ),
+    "recipes": Command(
+        "list the shipped recipes: models, algorithms and hardware", "sg_rlhf.config.recipe_listing"
+    ),
     "data": Command(
         "generate, convert and check the data sets that training reads",
         "sg_rlhf.data",
@@ -137,12 +146,11 @@ COMMANDS = {
 
 EXAMPLES = """\
 examples:
-  train the small model on this machine's CPU, after making its data
-    sg-rlhf data kk --out data/kk_tiny --generate people=2-3 per_size=160 seed=0 distinct=names
-    sg-rlhf train --config configs/kk/grpo_sg_tiny_cpu.yaml
-  see what a recipe would run on 8 GPUs, and what its weights do, without running it
-    sg-rlhf train --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml --dry-run
-    sg-rlhf weights --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml
+  make puzzles, train the recipe for this machine, write the report
+    sg-rlhf run kk
+  see what a model with an algorithm would run on 8 GPUs, and what its weights do
+    sg-rlhf train --config configs/kk/grpo_qwen2.5-3b-instruct.yaml --algorithm grpo_sg --dry-run
+    sg-rlhf weights --algorithm grpo_sg
   two runs on one page
     sg-rlhf report runs/kk_grpo_sg_tiny_cpu runs/kk_grpo_tiny_cpu --out comparison.html
 

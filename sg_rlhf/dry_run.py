@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 
 from sg_rlhf.common.redaction import redact_argv
-from sg_rlhf.config import Config, ConfigError, input_checks
+from sg_rlhf.config import Config, ConfigError, builtin_recipes, input_checks
 from sg_rlhf.config.prompt_count import count_prompts
 from sg_rlhf.config.run_paths import with_absolute_paths
 from sg_rlhf.config.upstream_flags import UpstreamMissing
@@ -91,9 +91,7 @@ def dry_run(
 
 def command(arguments: argparse.Namespace, run_dir: Path) -> str:
     """The same run without ``--dry-run``, for a shell; secrets are hidden."""
-    words = ["sg-rlhf", "train"]
-    for file in arguments.config:
-        words += ["--config", file]
+    words = ["sg-rlhf", "train", *builtin_recipes.words(arguments.config)]
     words += ["--run-dir", str(run_dir), *redact_argv(arguments.overrides)]
     return shlex.join(words)
 

@@ -16,7 +16,14 @@ from sg_rlhf.common.atomic_io import best_effort_output, real_path
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.redaction import redact_text
 from sg_rlhf.common.text import single_line
-from sg_rlhf.config import Config, ConfigError, domain_settings, input_checks, load_config
+from sg_rlhf.config import (
+    Config,
+    ConfigError,
+    builtin_recipes,
+    domain_settings,
+    input_checks,
+    load_config,
+)  # fmt: skip
 from sg_rlhf.config.run_paths import run_dir_of, with_absolute_paths, with_run_dir
 from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.doctor.before_run import UnfitMachine, before_run
@@ -41,19 +48,20 @@ from sg_rlhf.weights.describe import describe_loss
 EXAMPLES = """\
 examples:
   see what a recipe would run, without running it
-    python -m sg_rlhf.train --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml --dry-run
+    python -m sg_rlhf.train --config configs/kk/grpo_qwen2.5-3b-instruct.yaml \\
+        --algorithm grpo_sg --dry-run
   train the small model of a machine without GPUs, with another learning rate
     python -m sg_rlhf.train --config configs/kk/grpo_sg_tiny_cpu.yaml actor.adam.lr=1e-4
-  the same recipe with another algorithm (the later file wins)
-    python -m sg_rlhf.train --config configs/kk/grpo_tiny_cpu.yaml \\
-        --config configs/algorithms/lopti.yaml
+  a model with another algorithm, on other hardware
+    python -m sg_rlhf.train --config configs/kk/grpo_qwen2.5-3b-instruct.yaml \\
+        --algorithm lopti --hardware 4x40gb --dry-run
   resume: the same command again, with the same --run-dir
   on a Ray cluster
     ray job submit --working-dir . -- \\
-        python -m sg_rlhf.train --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml
+        python -m sg_rlhf.train --config configs/kk/grpo_qwen2.5-3b-instruct.yaml
   as a job file for SLURM (or kuberay, skypilot)
-    python -m sg_rlhf.train --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml \\
-        --dry-run --print sbatch > kk.sbatch
+    python -m sg_rlhf.train --config configs/kk/grpo_qwen2.5-3b-instruct.yaml \\
+        --algorithm grpo_sg --dry-run --print sbatch > kk.sbatch
 
 every OpenRLHF flag is a key: --actor.adam.lr 1e-6 is actor.adam.lr=1e-6 here
 """
@@ -80,13 +88,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--config",
-        required=True,
-        action="append",
-        metavar="FILE",
-        help="recipe (YAML); repeat it to put files on top, key by key",
-    )
+    builtin_recipes.add_arguments(parser, required=True)
     parser.add_argument(
         "--run-dir", metavar="DIR", help="folder of the run (default: runs/<domain>_<recipe>)"
     )

@@ -2,7 +2,6 @@
 
 A container or a job sees the whole machine in `/proc/meminfo`, but is killed when it takes more
 than its cgroup allows. Cgroups of version 1 and 2 are read: ours and all above it.
-`examples/scripts/common.sh` reads the limits itself, because it runs before Python is installed.
 
 Standard library and Python 3.8 only: the doctor imports this before anything is installed.
 """

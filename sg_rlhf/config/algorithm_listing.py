@@ -48,7 +48,7 @@ def losses() -> dict[str, str]:
 def listing() -> str:
     """The sections of the help text."""
     sections = {
-        "algorithms: add --config configs/algorithms/NAME.yaml to a recipe": recipes(),
+        "algorithms: --algorithm NAME": recipes(),
         "token weightings: sg.weighting.type=NAME": weightings(),
         "policy losses: actor.policy_loss_type=NAME": losses(),
         "KL estimators: algo.kl.estimator=NAME": KL,

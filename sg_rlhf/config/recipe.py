@@ -1,5 +1,8 @@
 """Recipes: YAML files with ``extends:``, dotted overrides, and every key checked.
 
+A recipe is a list of parts: files, ``algorithm:NAME`` (a file of configs/algorithms) and
+``hardware:NAME`` (configs/hardware and :func:`sg_rlhf.machine.names.settings`).
+
 A recipe's keys are upstream's flags with the dots as nesting (``actor.adam.lr`` is
 ``--actor.adam.lr``), plus one section of our own, ``sg``. Relative ``extends`` paths are relative
 to the file that names them; ``configs/...`` is also found as ``--config`` finds it. Later files and
@@ -11,7 +14,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +28,13 @@ from sg_rlhf.algo.objectives import Objective
 from sg_rlhf.algo.weightings import WEIGHTINGS, Weighting
 from sg_rlhf.common import module_paths
 from sg_rlhf.common.redaction import HIDDEN, redact, redact_text
-from sg_rlhf.config import correction_presets, domain_settings, old_names, value_ranges
-from sg_rlhf.config.builtin_recipes import recipe_path
+from sg_rlhf.config import (
+    builtin_recipes,
+    correction_presets,
+    domain_settings,
+    old_names,
+    value_ranges,
+)
 from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.sg_settings import (
     ALIASES,
@@ -44,6 +51,7 @@ from sg_rlhf.config.weighting_resolution import (
     built_objective,
     built_weighting,
 )
+from sg_rlhf.machine import names
 
 YAML = (".yaml", ".yml")
 #: Characters of what a library says of a file.
@@ -58,12 +66,18 @@ class Config:
     Attributes:
         values: every key that the recipe or an override sets, dotted, in upstream's types.
         sg: the ``sg`` section with its defaults.
-        sources: the files it was made of, base first.
+        sources: the parts it was made of, base first.
     """
 
     values: dict[str, Any]
     sg: SGSettings
     sources: tuple[str, ...] = ()
+
+    @property
+    def hardware(self) -> str:
+        """The last hardware name of its parts, such as ``8x80gb``; "" without one."""
+        named = [builtin_recipes.hardware_of(part) for part in self.sources]
+        return next((name for name in reversed(named) if name), "")
 
     def value(self, key: str) -> Any:
         """The value of a dotted key: the recipe's, else upstream's or ``sg``'s default."""
@@ -143,7 +157,7 @@ def objective_of(config: Config) -> Objective:
 def load_config(
     path: str | Path | Sequence[str | Path] | None, overrides: list[str] | tuple[str, ...] = ()
 ) -> Config:
-    """Read a recipe, several of which the later wins, or none; then apply ``key=value`` overrides.
+    """Read a recipe's parts, of which the later wins; then apply ``key=value`` overrides.
 
     Raises:
         ConfigError: one line naming the file, the key, the value and what was expected.
@@ -160,10 +174,10 @@ def load_config(
 
     paths = [path] if isinstance(path, (str, Path)) else path or []
     for recipe in paths:
-        for file, tree in _read_chain(recipe_path(recipe), ()):
-            sources.append(str(file))
+        for part, tree in _read_part(recipe, Path(), ()):
+            sources.append(part)
             for key, value in _flatten(tree):
-                set_key(key, value, str(file))
+                set_key(key, value, part)
     for item in overrides:
         key, separator, text = item.partition("=")
         if not separator or not key:
@@ -189,7 +203,49 @@ def parsed_value(key: str, text: str) -> Any:
         ) from None
 
 
-def _read_chain(path: Path, seen: tuple[Path, ...]) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _read_part(
+    part: str | Path, folder: Path, seen: tuple[Path, ...]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A part, which may be relative to a folder, after what it extends: names and contents."""
+    text = str(part)
+    if text.startswith(builtin_recipes.ALGORITHM):
+        yield from _read_part(_algorithm_file(text), Path(), seen)
+        return
+    beside = folder / part
+    shipped = seen and text.startswith("configs/") and not beside.exists()
+    path = builtin_recipes.recipe_path(part if shipped or not seen else beside)
+    named = builtin_recipes.hardware_of(text) or builtin_recipes.hardware_of(path)
+    if named:
+        yield from _read_hardware(named)
+        return
+    older = [] if path.is_file() else builtin_recipes.model_and_algorithm(path)
+    for one in older:
+        yield from _read_part(one, Path(), seen)
+    if not older:
+        yield from _read_chain(path, seen)
+
+
+def _algorithm_file(part: str) -> Path:
+    name = part.removeprefix(builtin_recipes.ALGORITHM)
+    try:
+        builtin_recipes.algorithm(name)
+    except ValueError as error:
+        raise ConfigError(f"{builtin_recipes.ALGORITHM}{error}") from None
+    return builtin_recipes.CONFIGS / "algorithms" / f"{name}.yaml"
+
+
+def _read_hardware(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        layout = names.parse(name)
+    except ValueError as error:
+        raise ConfigError(f"{builtin_recipes.HARDWARE}{error}") from None
+    folder = builtin_recipes.CONFIGS / "hardware"
+    yield from _read_chain(folder / ("gpus.yaml" if layout.gpus else "cpu.yaml"), ())
+    if layout.gpus:
+        yield builtin_recipes.HARDWARE + name, names.settings(layout)
+
+
+def _read_chain(path: Path, seen: tuple[Path, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         path = path.resolve()
     except (OSError, RuntimeError, ValueError) as error:  # links that end nowhere, a NUL
@@ -211,10 +267,8 @@ def _read_chain(path: Path, seen: tuple[Path, ...]) -> Iterator[tuple[Path, dict
     if not isinstance(parents, list) or not all(isinstance(one, str) for one in parents):
         raise ConfigError(f"{path}: extends={given!r}: expected a recipe or a list of them")
     for parent in parents:
-        beside = path.parent / parent
-        shipped = parent.startswith("configs/") and not os.path.exists(beside)
-        yield from _read_chain(recipe_path(parent) if shipped else beside, (*seen, path))
-    yield path, {str(k): v for k, v in tree.items()}
+        yield from _read_part(parent, path.parent, (*seen, path))
+    yield str(path), {str(k): v for k, v in tree.items()}
 
 
 def _one_line(error: Exception) -> str:

@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.config import input_checks
+from sg_rlhf.config import builtin_recipes, input_checks
 from sg_rlhf.config.checks.files import WRITTEN_TO
 from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.recipe import Config, local_path
 from sg_rlhf.run_dir.final_model import final_checkpoint
+
+_DATA_FILES = {".json", ".jsonl", ".parquet", ".csv"}
 
 
 def run_dir_of(requested: str | None, files: Sequence[str], config: Config) -> Path:
@@ -20,8 +22,8 @@ def run_dir_of(requested: str | None, files: Sequence[str], config: Config) -> P
 
     Args:
         requested: ``--run-dir``. An address is refused: it would become a folder of that name.
-        files: the recipe's files.
-        config: the recipe. Without a shipped domain the files alone give the name.
+        files: the recipe's parts.
+        config: the recipe. Without a shipped domain the parts alone give the name.
 
     Raises:
         ConfigError: naming the address and the fix.
@@ -32,7 +34,7 @@ def run_dir_of(requested: str | None, files: Sequence[str], config: Config) -> P
             "(a shared file system, or the bucket by mountpoint-s3, gcsfuse or rclone) and give "
             "its path"
         )
-    names = [*input_checks.domain_names(config)[:1], *(Path(file).stem for file in files)]
+    names = [*input_checks.domain_names(config)[:1], *map(builtin_recipes.short_name, files)]
     return Path(requested or Path("runs") / ("_".join(names) or "run"))
 
 
@@ -78,3 +80,11 @@ def _absolute(names: str) -> str:
         return found + at + folder if usable else name
 
     return ",".join(map(one, names.split(",")))
+
+
+def local_data(config: Config) -> tuple[str, ...]:
+    """Local data files of a recipe, training prompts first; other names are ids of the hub."""
+    named = [config.value("data.prompt_dataset"), config.value("eval.dataset")]
+    named += [one.dataset for one in config.sg.eval_sets]
+    names = [name.strip() for given in named for name in str(given or "").split(",")]
+    return tuple(dict.fromkeys(name for name in names if Path(name).suffix in _DATA_FILES))

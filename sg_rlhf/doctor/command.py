@@ -21,7 +21,7 @@ from sg_rlhf.doctor.check import FAILED, SKIPPED, WARNING, Check, exit_status
 from sg_rlhf.doctor.checks import check
 from sg_rlhf.doctor.facts import Facts, read
 from sg_rlhf.doctor.gather import Wanted, gather
-from sg_rlhf.doctor.needs import Needs, of_hardware
+from sg_rlhf.doctor.needs import ANY_GPUS, Needs, of_hardware
 from sg_rlhf.doctor.report import coloured, table, verdict
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ examples:
   check this machine, before anything is installed
     python3 -m sg_rlhf.doctor
   check it for a recipe: GPUs, memory, disk for checkpoints, model and data
-    python -m sg_rlhf.doctor --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml
+    python -m sg_rlhf.doctor --config configs/kk/grpo_qwen2.5-3b-instruct.yaml --hardware 8x80gb
   check another machine: collect its facts there, check them here
     python3 -m sg_rlhf.doctor --json > machine.json
-    python -m sg_rlhf.doctor --facts machine.json --config configs/kk/grpo_sg_1xgpu.yaml
+    python -m sg_rlhf.doctor --facts machine.json --config configs/kk/grpo_1xgpu.yaml
 
 SG_HARDWARE=8x80gb requires such hardware, SG_HARDWARE=cpu none.
 docs/troubleshooting.md lists every check.
@@ -56,6 +56,16 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         metavar="FILE",
         help="check the machine for this recipe; may be repeated, the later file wins",
     )
+    # As builtin_recipes.add_arguments, which is not importable before an installation.
+    for flag, example in (("algorithm", "grpo_sg"), ("hardware", "4x40gb")):
+        parser.add_argument(
+            f"--{flag}",
+            dest="config",
+            action="append",
+            type=f"{flag}:{{}}".format,
+            metavar="NAME",
+            help=f"{flag} to put on top of the recipe, such as {example}",
+        )
     parser.add_argument(
         "--run-dir",
         metavar="DIR",
@@ -111,7 +121,7 @@ def _look(arguments: argparse.Namespace) -> tuple[Facts, Needs, list[Check]]:
     needed = of_hardware(hardware)  # also refuses a wrong name where a recipe has its own needs
     if arguments.install:
         gpus = 0 if hardware == "cpu" else None
-        needs = replace(of_hardware("cuda"), install=arguments.install, gpus=gpus)
+        needs = replace(of_hardware(ANY_GPUS), install=arguments.install, gpus=gpus)
         return _facts(arguments, Wanted(hub=False, seconds=5.0)), needs, []
     if not arguments.config and not arguments.overrides:
         wanted = Wanted(run_dir=Path(arguments.run_dir or "runs"))

@@ -10,34 +10,19 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING
 
+from sg_rlhf.machine.gpus import NONE, Gpu
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
     from typing import Any
 
-NONE = "none"
 #: Where a model can be (`Facts.models`).
 FOLDER, CACHE, ABSENT = "folder", "cache", "absent"
 #: What can listen where a recipe expects its retriever (`Facts.retriever`).
 RETRIEVER, STRANGER, UNTRUSTED, NOBODY = (
     "retriever", "something else", "untrusted certificate", "nothing",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU, as ``nvidia-smi`` prints it.
-
-    Attributes:
-        memory_mib: all of its memory, MiB.
-        compute_capability: such as "9.0"; None with an old driver.
-        used_mib: memory already in use, MiB.
-    """
-
-    name: str
-    memory_mib: float
-    compute_capability: str | None = None
-    used_mib: float | None = None
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sg_rlhf.common import resources
-from sg_rlhf.doctor import gpus, host, network
+from sg_rlhf.doctor import host, network
 from sg_rlhf.doctor.facts import ABSENT, Facts
+from sg_rlhf.machine import gpus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,7 +67,7 @@ def gather(wanted: Wanted, environment: Mapping[str, str] | None = None) -> Fact
     models = network.models_here(wanted.models, cache)
     # The probes run in parallel; their answers are read below.
     smi = gpus.NvidiaSmi(variables, wanted.seconds)
-    nvcc, compiler = gpus.Nvcc(variables), host.Compiler(variables)
+    nvcc, compiler = host.Nvcc(variables), host.Compiler(variables)
     python = host.Python311(variables)
     needed = not models or ABSENT in models.values()
     hub = network.HubProbe(variables, wanted.hub and needed, wanted.seconds)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
 from sg_rlhf.doctor.facts import NONE
-from sg_rlhf.doctor.needs import SIZES, suggested_hardware
+from sg_rlhf.doctor.needs import suggested_hardware
+from sg_rlhf.machine.names import SIZES
 
 if TYPE_CHECKING:
     from sg_rlhf.doctor.facts import Facts, Gpu
@@ -33,12 +34,12 @@ def used(facts: Facts, needs: Needs) -> list[Gpu]:
 def settings_for(gpus: list[Gpu], needs: Needs) -> str:
     """The setting that uses most of these GPUs; "" if they are too small.
 
-    SG_HARDWARE is for the training scripts. `train` reads only recipe files.
+    SG_HARDWARE is for the training scripts. `train` has a flag.
     """
     name = suggested_hardware(gpus)
     if not name:
         return ""
-    return f"--config configs/hardware/{name}.yaml" if needs.recipe else f"SG_HARDWARE={name}"
+    return f"--hardware {name}" if needs.recipe else f"SG_HARDWARE={name}"
 
 
 def checks(facts: Facts, needs: Needs) -> list[Check]:
@@ -57,7 +58,7 @@ def before_installing(facts: Facts, needs: Needs) -> list[Check]:
         if needs.gpus == 0 or not facts.gpu_problem:
             return []
         return [replace(count(facts, needs), status=WARNING, needed="")]
-    return _of_gpus(facts, needs)
+    return [*_of_gpus(facts, needs), *([memory(facts, needs)] if used(facts, needs) else [])]
 
 
 def _of_gpus(facts: Facts, needs: Needs) -> list[Check]:

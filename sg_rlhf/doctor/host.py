@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import resource
 import shlex
 import shutil
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from sg_rlhf.common import resources
 from sg_rlhf.doctor.facts import NONE, Disk, Python
-from sg_rlhf.doctor.questions import Question
+from sg_rlhf.machine.probes import Question
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,7 +120,7 @@ class Python311:
 
 
 class Compiler:
-    """Probe of the C++ compiler that torch and DeepSpeed would use."""
+    """Probe of the C++ compiler that torch.compile and Triton would use."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         words = shlex.split(environment.get("CXX", "")) or ["g++"]
@@ -134,6 +135,25 @@ class Compiler:
             return NONE
         status, text = self._question.answer(deadline)
         return f"{self._name} {text.strip()}" if status == 0 else self._name
+
+
+class Nvcc:
+    """Probe of the ``nvcc`` that torch would compile with."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        home = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
+        on_path = shutil.which("nvcc", path=environment.get("PATH", ""))
+        places = [f"{home}/bin/nvcc"] if home else [on_path, "/usr/local/cuda/bin/nvcc"]
+        program = next((p for p in places if p and Path(p).exists()), None)
+        self._question = Question([program, "--version"], environment) if program else None
+
+    def release(self, deadline: float) -> str | None:
+        """CUDA release such as "13.0"; "none" without nvcc, None if it does not answer."""
+        if self._question is None:
+            return NONE
+        _, text = self._question.answer(deadline)
+        found = re.search(r"release (\d+\.\d+)", text)
+        return found[1] if found else None
 
 
 def container(environment: Mapping[str, str], root: Path = Path("/")) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sg_rlhf.doctor.facts import ABSENT, CACHE, FOLDER, NOBODY, RETRIEVER, STRANGER, UNTRUSTED, Hub
-from sg_rlhf.doctor.questions import Question, python
+from sg_rlhf.machine.probes import Question, python
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -13,17 +13,18 @@ from typing import Any
 
 from sg_rlhf.config import Config, ConfigError, load_config, local_path, run_paths, topology
 from sg_rlhf.config.checks import problems
+from sg_rlhf.config.run_paths import local_data
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
 from sg_rlhf.doctor.facts import Facts
 from sg_rlhf.doctor.gather import Wanted
 from sg_rlhf.doctor.gpu_checks import settings_for, used
 from sg_rlhf.doctor.host_checks import CPU_HOST_GIB, SLACK
-from sg_rlhf.doctor.needs import SIZES, Needs, size_of
-from sg_rlhf.plan.hardware import Hardware, of_machine
+from sg_rlhf.doctor.needs import Needs
+from sg_rlhf.machine.hardware import Hardware, of_machine
+from sg_rlhf.machine.names import SIZES, size_of
 from sg_rlhf.plan.memory import MemoryPlan, memory_plan
 from sg_rlhf.plan.run_shape import run_shape
 
-_FILES = {".json", ".jsonl", ".parquet", ".csv"}
 #: Line of the plan that goes to the hub's cache and not to the run directory.
 DOWNLOAD = "the model's download"
 #: Line of the plan with the memory of every process without a model.
@@ -56,19 +57,12 @@ class Recipe:
         found: list[Any] = [getattr(s, "url", "") for s in self.config.sg.domains.values()]
         return next((str(url) for url in found if url), "")
 
-    def data(self) -> tuple[str, ...]:
-        """Local files that the recipe names; other names are ids of the hub."""
-        named = [self.config.value("data.prompt_dataset"), self.config.value("eval.dataset")]
-        named += [one.dataset for one in self.config.sg.eval_sets]
-        names = [name.strip() for given in named for name in str(given or "").split(",")]
-        return tuple(dict.fromkeys(name for name in names if Path(name).suffix in _FILES))
-
     def wanted(self, **more: Any) -> Wanted:
         """What to look for on the machine."""
         return Wanted(
             run_dir=self.run_dir,
             models=(self.model,) if self.model else (),
-            data=self.data(),
+            data=local_data(self.config),
             retriever=self.retriever or None,
             wandb_key=bool(self.config.value("logger.wandb.key")),
             **more,
@@ -99,7 +93,7 @@ def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:
         recipe=True,
         nvcc_for="" if without else _to_compile(recipe.config, facts),
         model=recipe.model,
-        data=recipe.data(),
+        data=local_data(recipe.config),
         retriever=recipe.retriever,
     )
     needed = "settings that go together"

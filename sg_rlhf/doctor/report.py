@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING
-from sg_rlhf.doctor.needs import models_of, of_hardware, suggested_hardware
+from sg_rlhf.doctor.needs import suggested_hardware
+from sg_rlhf.machine import names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
     from sg_rlhf.doctor.needs import Needs
 
 _COLOURS = {OK: "32", WARNING: "33", FAILED: "31", SKIPPED: "2"}
+_MODELS = {
+    names.TINY: "the small models",
+    names.UP_TO_1B: "reduced recipes of 0.5B",
+    names.UP_TO_3B: "models of 3B",
+    names.UP_TO_8B: "models of 3B to 8B",
+}
 #: Widest column; longer cells overflow and do not widen it.
 _WIDEST = 34
 
@@ -61,8 +68,5 @@ def verdict(checks: Sequence[Check], facts: Facts, needs: Needs) -> str:
     name = suggested_hardware(facts.gpus)
     if not name:
         return works
-    needed = of_hardware(name)
-    models = "the small models"
-    if needed.gpus:
-        models = models_of(needed.gpus, needed.gpu_gb or 0, facts.memory_gib)
+    models = _MODELS[names.largest_models(names.parse(name), facts.memory_gib)]
     return f"{works}; the training scripts choose SG_HARDWARE={name} here: {models}"

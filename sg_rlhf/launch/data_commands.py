@@ -1,4 +1,4 @@
-"""Commands that make the data of the shipped recipes, as in examples/scripts."""
+"""Commands that make the data of the shipped recipes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import shlex
 from pathlib import Path
 
 from sg_rlhf.config import Config
+from sg_rlhf.config.run_paths import local_data
 
-_PUZZLES = "--generate people=3-7 per_size=900 test_per_size=100 seed=0"
+PUZZLES = "--generate people=3-7 per_size=900 test_per_size=100 seed=0"
 _MISTRAL, _LLAMA = "mistralai/Mistral-7B-Instruct-v0.3", "meta-llama/Llama-3.1-8B-Instruct"
 _PUBLISHED = "--eval-dir data/math_eval --download-eval"
 
@@ -16,9 +17,9 @@ _PUBLISHED = "--eval-dir data/math_eval --download-eval"
 COMMANDS = {
     folder: f"{words.split()[0]} --out {folder} {words.split(maxsplit=1)[1]}"
     for folder, words in {
-        "data/kk": f"kk {_PUZZLES}",
-        "data/kk_mistral-7b-instruct-v0.3": f"kk {_PUZZLES} --chat-template {_MISTRAL}",
-        "data/kk_llama-3.1-8b-instruct": f"kk {_PUZZLES} --chat-template {_LLAMA}",
+        "data/kk": f"kk {PUZZLES}",
+        "data/kk_mistral-7b-instruct-v0.3": f"kk {PUZZLES} --chat-template {_MISTRAL}",
+        "data/kk_llama-3.1-8b-instruct": f"kk {PUZZLES} --chat-template {_LLAMA}",
         "data/kk_tiny": "kk --generate people=2-3 per_size=160 test_per_size=100 seed=0"
         " distinct=names",
         "data/math_dsr": f"math --source dsr_uniform {_PUBLISHED}",
@@ -28,18 +29,9 @@ COMMANDS = {
 }
 
 
-def local_files(config: Config) -> tuple[str, ...]:
-    """Local data files of a recipe, training prompts first."""
-    named = [config.value("data.prompt_dataset"), config.value("eval.dataset")]
-    named += [s.dataset for s in config.sg.eval_sets]
-    files = [name.strip() for names in named for name in str(names or "").split(",")]
-    kinds = (".json", ".jsonl", ".parquet", ".csv")
-    return tuple(dict.fromkeys(name for name in files if name.endswith(kinds)))
-
-
 def command_for(config: Config) -> str:
     """Shell command that makes missing training data; "" if none is known."""
-    files = local_files(config)
+    files = local_data(config)
     made = COMMANDS.get(str(Path(files[0]).parent)) if files else None
     if made is None:
         return ""

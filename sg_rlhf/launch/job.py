@@ -13,11 +13,12 @@ from pathlib import Path
 
 import sg_rlhf
 from sg_rlhf.common.redaction import redact_argv
-from sg_rlhf.config import Config, ConfigError, topology
+from sg_rlhf.config import Config, ConfigError, builtin_recipes, topology
+from sg_rlhf.config.run_paths import local_data
 from sg_rlhf.launch import data_commands
 from sg_rlhf.launch.options import LaunchError, Options
-from sg_rlhf.plan.gpu_types import BY_SIZE
-from sg_rlhf.plan.hardware import named, of_gpus
+from sg_rlhf.machine.hardware import of_gpus
+from sg_rlhf.machine.names import BY_SIZE, parse
 from sg_rlhf.plan.of_recipe import plan_of
 
 #: GPUs of a machine, at most, where models or engines have GPUs apart from the policy's.
@@ -131,9 +132,7 @@ def job_of(
     size = gpu_memory(config)
     memory, disk, estimate = resources(config, size, nodes, ranks)
     where = relative(run_dir)
-    words = ["python", "-m", "sg_rlhf.train"]
-    for file in configs:
-        words += ["--config", file]
+    words = ["python", "-m", "sg_rlhf.train", *builtin_recipes.words(configs)]
     words += ["--run-dir", where, *overrides]
     shown = ["sg-rlhf", "train", *words[3:], "--dry-run", *options.words()]
     return Job(
@@ -142,7 +141,7 @@ def job_of(
         printed_by=" ".join(shlex.join(shown).split()),
         command=shlex.join(words),
         data=data_commands.command_for(config),
-        files=data_commands.local_files(config),
+        files=local_data(config),
         run_dir=where,
         checkpoint=f"{relative(Path(config.value('ckpt.path')))}/_actor/latest",
         nodes=nodes,
@@ -209,14 +208,9 @@ def _round_up(amount: float, step: int) -> int:
 def gpu_memory(config: Config) -> int:
     """Memory in GB of the GPUs that the recipe is written for: 24, 40 or 80.
 
-    From its last file of a folder ``hardware``; 80 without one.
+    From its hardware; 80 without one.
     """
-    names = [Path(file).stem for file in config.sources if Path(file).parent.name == "hardware"]
-    try:
-        size = named(names[-1]).type.memory_gb if names else 80
-    except (KeyError, ValueError):  # no GPUs, or a name of the user's
-        size = 80
-    return max((known for known in CLOUD_GPUS if known <= size), default=24)
+    return (parse(config.hardware).size if config.hardware else 0) or 80
 
 
 def name_of(text: str) -> str:

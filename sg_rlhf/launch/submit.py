@@ -24,7 +24,14 @@ from typing import Any
 from sg_rlhf.common.argument_types import OneLineParser
 from sg_rlhf.common.environment import script
 from sg_rlhf.common.text import single_line
-from sg_rlhf.config import Config, ConfigError, input_checks, load_config, run_paths
+from sg_rlhf.config import (
+    Config,
+    ConfigError,
+    builtin_recipes,
+    input_checks,
+    load_config,
+    run_paths,
+)  # fmt: skip
 
 #: Never uploaded, as well as what .gitignore and .rayignore name; Ray's own default.
 EXCLUDED = [".git", ".venv", "venv", "__pycache__"]
@@ -133,9 +140,7 @@ def command(
     python: str,
 ) -> str:
     """The job's command, for a shell, which it replaces: signals and the status are the run's."""
-    words = [python, "-m", "sg_rlhf.train"]
-    for config in configs:
-        words += ["--config", config]
+    words = [python, "-m", "sg_rlhf.train", *builtin_recipes.words(configs)]
     words += ["--run-dir", str(run_dir)]
     for key in allowed:
         words += ["--allow-changed", key]
@@ -233,7 +238,7 @@ def stream_logs(client: Any, job: str) -> int:
 def parse(argv: Sequence[str] | None) -> Any:
     """Parse the command line."""
     parser = OneLineParser(prog="python -m sg_rlhf.launch.submit", description=__doc__)
-    parser.add_argument("--config", required=True, action="append", metavar="FILE")
+    builtin_recipes.add_arguments(parser, required=True)
     parser.add_argument(
         "--run-dir",
         metavar="DIR",
@@ -273,13 +278,14 @@ def submit(arguments: Any) -> int:
     run_dir = Path(os.path.abspath(run_dir))
     with tempfile.TemporaryDirectory() as folder:
         package = pack(Path.cwd(), Path(folder))
-        absent = [f for f in arguments.config if not package.contains(Path(f))]
+        files = [part for part in arguments.config if Path(part).is_file()]
+        absent = [file for file in files if not package.contains(Path(file))]
         if absent:
             raise SubmitError(
                 f"--config {absent[0]}: not uploaded; it has to lie in {package.folder}, and "
                 ".gitignore must not name it"
             )
-        configs = [os.path.relpath(f) for f in arguments.config]
+        configs = [os.path.relpath(p) if p in files else p for p in arguments.config]
         overrides, lines = missing_from_package(config, package)
         client = _client(arguments.address)
         print(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 
-from sg_rlhf.plan.hardware import Hardware
+from sg_rlhf.machine.hardware import Hardware
 from sg_rlhf.plan.memory import MemoryPlan, memory_plan
 from sg_rlhf.plan.run_shape import RunShape
 from sg_rlhf.plan.time import DEFAULT, Assumptions, TimePlan, time_plan

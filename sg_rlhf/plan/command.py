@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 
 from sg_rlhf.common.argument_types import OneLineParser, positive_float
-from sg_rlhf.config import ConfigError
+from sg_rlhf.config import ConfigError, builtin_recipes
 from sg_rlhf.config.checks import problems
 from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.data_io import strict_json
@@ -23,9 +23,9 @@ from sg_rlhf.plan.time import DEFAULT
 EXAMPLES = """\
 examples:
   a recipe on this machine, or on the one it is for
-    python -m sg_rlhf.plan --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml
+    python -m sg_rlhf.plan --config configs/kk/grpo_qwen2.5-3b-instruct.yaml
   the same on eight GPUs of 40 GB, with shorter responses
-    python -m sg_rlhf.plan --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml \\
+    python -m sg_rlhf.plan --config configs/kk/grpo_qwen2.5-3b-instruct.yaml \\
         --hardware 8x40gb data.max_len=3072 rollout.max_new_tokens=2048
   as JSON for a script: exit status 0 if it fits, 1 if not
     python -m sg_rlhf.plan --config configs/math/grpo_dsr_qwen2.5-7b.yaml --json
@@ -33,8 +33,8 @@ examples:
     python -m sg_rlhf.plan --all
 
 hardware: cpu, or [NODESx]COUNTx and a size (24gb, 40gb, 80gb) or a type (h100, h200, l40s, ...):
-8x80gb, 2x8xh100, 4xl40s. Where configs/hardware has a file of the name it is put on top of the
-recipe. All figures are estimates; docs/scale.md has the formulas' sources and what was checked.
+8x80gb, 2x8xh100, 4xl40s. The recipe then has the settings of this hardware. All figures are
+estimates; docs/scale.md has the formulas' sources and what was checked.
 """
 
 
@@ -46,9 +46,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--config", metavar="FILE", action="append", help="a recipe (YAML); the later file wins"
-    )
+    builtin_recipes.add_arguments(parser, hardware_too=False)
     parser.add_argument(
         "--hardware", metavar="NAME", help="a machine other than this one, such as 8x40gb"
     )

@@ -8,7 +8,7 @@ default), vLLM in 0.32.0.
 
 from __future__ import annotations
 
-from sg_rlhf.plan.hardware import Hardware
+from sg_rlhf.machine.hardware import Hardware
 from sg_rlhf.plan.run_shape import RunShape
 
 GIB = 2**30

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from sg_rlhf.machine.hardware import Hardware
 from sg_rlhf.plan import gpu_memory as gpu
 from sg_rlhf.plan import text
 from sg_rlhf.plan.gpu_memory import GIB
-from sg_rlhf.plan.hardware import Hardware
 from sg_rlhf.plan.phases import (
     CONTEXTS,
     ENGINE,

@@ -10,11 +10,10 @@ from typing import Any
 
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.config import Config, ConfigError, load_config
-from sg_rlhf.config.builtin_recipes import CONFIGS
 from sg_rlhf.data_io import strict_json
+from sg_rlhf.machine.hardware import Hardware, detected, named, of_gpus
 from sg_rlhf.plan.choice import fastest
 from sg_rlhf.plan.gpu_memory import GIB
-from sg_rlhf.plan.hardware import Hardware, detected, named, of_gpus
 from sg_rlhf.plan.memory import MemoryPlan, memory_plan
 from sg_rlhf.plan.run_shape import RunShape, run_shape
 from sg_rlhf.plan.time import DEFAULT, Assumptions, TimePlan, time_plan
@@ -147,7 +146,7 @@ def machine_for(run: RunShape, folder: str | Path = ".") -> tuple[Hardware, str]
     if here.gpus:
         return replace(here, nodes=run.nodes), "this machine"
     try:
-        return named(run.hardware), f"configs/hardware/{run.hardware}.yaml; no GPU is here"
+        return named(run.hardware), f"the recipe's hardware, {run.hardware}; no GPU is here"
     except ValueError:
         guess = of_gpus("h100", nodes=run.nodes, gpus_per_node=math.ceil(run.gpus / run.nodes))
         return guess, "assumed; no GPU is here and the recipe names no hardware"
@@ -156,10 +155,7 @@ def machine_for(run: RunShape, folder: str | Path = ".") -> tuple[Hardware, str]
 def load_for(
     files: Sequence[str], overrides: Sequence[str], hardware: str | None
 ) -> tuple[Config, Hardware | None]:
-    """A recipe as it would run on named hardware: with its file on top, as the scripts do it.
-
-    Without such a file the recipe keeps its settings, and has as many ranks and engines as the
-    hardware has GPUs.
+    """A recipe as it would run on named hardware: with its settings on top.
 
     Raises:
         ConfigError: the recipe is wrong, or there is no such hardware.
@@ -170,18 +166,7 @@ def load_for(
         machine = named(hardware)
     except ValueError as error:
         raise ConfigError(f"--hardware {error}") from None
-    shipped = CONFIGS / "hardware" / f"{hardware}.yaml"
-    if shipped.is_file():
-        return load_config([*files, shipped], tuple(overrides)), machine
-    return on_ranks_of(load_config(list(files), tuple(overrides)), machine), machine
-
-
-def on_ranks_of(config: Config, machine: Hardware) -> Config:
-    """The recipe with a rank on each GPU, and as many engines as they hold."""
-    ranks = {"num_nodes": machine.nodes, "num_gpus_per_node": machine.gpus_per_node}
-    sizes = {f"{of}.{key}": value for of in ("actor", "ref") for key, value in ranks.items()}
-    engines = max(1, machine.gpus // config.value("vllm.tensor_parallel_size"))
-    return replace(config, values=config.values | sizes | {"vllm.num_engines": engines})
+    return load_config([*files, f"hardware:{hardware}"], tuple(overrides)), machine
 
 
 def write_predicted(plan: Plan | None, run_dir: Path) -> None:

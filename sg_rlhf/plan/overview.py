@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from pathlib import Path
 
-from sg_rlhf.config import Config
+from sg_rlhf.config import Config, load_config
 from sg_rlhf.config.builtin_recipes import CONFIGS
-from sg_rlhf.plan.hardware import named
+from sg_rlhf.machine.hardware import named
 from sg_rlhf.plan.memory import MemoryPlan, memory_plan
-from sg_rlhf.plan.of_recipe import load_for, on_ranks_of
 from sg_rlhf.plan.run_shape import run_shape
 from sg_rlhf.tasks.registry import DOMAINS
 
@@ -21,12 +19,8 @@ HARDWARE = (
 
 
 @functools.cache
-def _load(file: Path) -> Config:
-    return load_for([str(file)], (), None)[0]
-
-
-def _file(recipe: str) -> Path:
-    return CONFIGS / Path(recipe).relative_to("configs")
+def _load(part: str) -> Config:
+    return load_config(part)
 
 
 def recipes() -> list[str]:
@@ -34,24 +28,21 @@ def recipes() -> list[str]:
     found = []
     for domain in DOMAINS:
         for file in sorted((CONFIGS / domain).glob("*.yaml")):
-            run = run_shape(_load(file))
+            name = f"configs/{domain}/{file.name}"
+            run = run_shape(_load(name))
             if run is not None and not run.cpu:
-                found.append(f"configs/{domain}/{file.name}")
+                found.append(name)
     return found
 
 
 def plan_on(recipe: str, hardware: str) -> MemoryPlan:
-    """A shipped recipe's memory on named hardware, whose file, if there is one, is on top."""
-    config, machine = _load(_file(recipe)), named(hardware)
-    file = CONFIGS / "hardware" / f"{hardware}.yaml"
-    if file.is_file():
-        # Key by key the later file wins, as if both were loaded, which takes far longer.
-        config = replace(config, values=config.values | _load(file).values)
-    else:
-        config = on_ranks_of(config, machine)
+    """A shipped recipe's memory on named hardware, with its settings."""
+    config = _load(recipe)
+    # Key by key the later part wins, as if both were loaded, which takes far longer.
+    config = replace(config, values=config.values | _load(f"hardware:{hardware}").values)
     run = run_shape(config)
     assert run is not None, recipe
-    return memory_plan(run, machine)
+    return memory_plan(run, named(hardware))
 
 
 def cell(memory: MemoryPlan) -> str:

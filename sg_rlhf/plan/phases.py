@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from sg_rlhf.machine.hardware import Hardware
 from sg_rlhf.plan import gpu_memory as gpu
 from sg_rlhf.plan import host_memory as host
 from sg_rlhf.plan.gpu_memory import GIB
-from sg_rlhf.plan.hardware import Hardware
 from sg_rlhf.plan.run_shape import RunShape
 
 #: Lines that other processes than the policy's hold.

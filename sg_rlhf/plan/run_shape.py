@@ -38,7 +38,7 @@ class RunShape:
 
     Attributes:
         model: the policy's shape; the reference and the engines have the same.
-        hardware: what the recipe is for, by the name of its file in ``configs/hardware``; "" where
+        hardware: what the recipe is for, by its name; "" where
             it names none.
         cpu: whether it is for a machine without GPUs.
         nodes: of the policy.
@@ -225,7 +225,7 @@ def run_shape(config: Config) -> RunShape | None:
     model = shape_of(local_path("actor.model_name_or_path", str(named))) if named else None
     if model is None:
         return None
-    hardware = _hardware(config.sources)
+    hardware = config.hardware
     dynamic = bool(value("train.dynamic_batch_enable"))
     train_tokens = value("train.max_tokens_per_gpu") if dynamic else None
     max_len = value("data.max_len")
@@ -288,12 +288,6 @@ def run_shape(config: Config) -> RunShape | None:
         turns=_turns(config),
         local_model=Path(model.name).is_dir(),
     )
-
-
-def _hardware(sources: tuple[str, ...]) -> str:
-    """The last file of a folder ``hardware`` that the recipe was made of."""
-    names = [Path(file).stem for file in sources if Path(file).parent.name == "hardware"]
-    return names[-1] if names else ""
 
 
 def _logits(config: Config, model: ModelShape) -> Logits:

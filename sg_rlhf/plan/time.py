@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from sg_rlhf.machine.hardware import Hardware
 from sg_rlhf.plan import gpu_memory as gpu
 from sg_rlhf.plan import host_memory as host
-from sg_rlhf.plan.hardware import Hardware
 from sg_rlhf.plan.lengths import Way, balance, in_batches, quantiles
 from sg_rlhf.plan.phases import cache_of
 from sg_rlhf.plan.run_shape import RunShape

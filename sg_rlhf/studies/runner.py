@@ -18,22 +18,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from sg_rlhf.common.atomic_io import write_whole
-from sg_rlhf.common.resources import visible_gpus
 from sg_rlhf.config import ConfigError
 from sg_rlhf.data_io import strict_json
+from sg_rlhf.machine.gpus import visible_devices
 from sg_rlhf.run_dir.final_model import final_checkpoint, final_checkpoint_complete
 from sg_rlhf.studies import results as study_results
 from sg_rlhf.studies.plan import DATA, Cell, Study, overrides
-
-
-def devices() -> list[str]:
-    """The GPUs that this process may use, by what CUDA_VISIBLE_DEVICES calls them."""
-    visible = visible_gpus()
-    if visible is not None:
-        return visible
-    import torch
-
-    return [str(i) for i in range(torch.cuda.device_count())]
 
 
 def device_groups(found: list[str], size: int) -> list[str]:
@@ -88,7 +78,7 @@ class Runner:
         Raises:
             ConfigError: there are GPUs, but not as many as a run takes.
         """
-        found = device_groups(devices(), self.study.file.gpus)
+        found = device_groups(visible_devices(), self.study.file.gpus)
         jobs = self.jobs or max(1, len(found))
         for i in range(jobs):
             self._devices.put(found[i % len(found)] if found else None)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common.argument_types import OneLineParser
-from sg_rlhf.config import ConfigError, load_config
+from sg_rlhf.config import ConfigError, builtin_recipes, load_config
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, UpstreamChanged
 from sg_rlhf.data_io import strict_json
 from sg_rlhf.weights.describe import RecipeLoss
@@ -26,7 +26,7 @@ examples:
   Eq. 19 as it is printed: every weight is 1, so it is plain GRPO
     python -m sg_rlhf.weights sg.weighting.form=quotient
   the weighting of a recipe, as JSON for a script
-    python -m sg_rlhf.weights --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml --json
+    python -m sg_rlhf.weights --algorithm grpo_sg --json
   an algorithm on top of a recipe
     python -m sg_rlhf.weights --config configs/kk/grpo_tiny_cpu.yaml \\
         --config configs/algorithms/reverse.yaml
@@ -64,9 +64,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--config", metavar="FILE", action="append", help="a recipe (YAML); the later file wins"
-    )
+    builtin_recipes.add_arguments(parser, hardware_too=False)
     parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
     parser.add_argument(
         "--plot", metavar="F.png", help="draw the curve; a missing folder is created"

@@ -36,6 +36,7 @@ here=$(dirname "${BASH_SOURCE[0]}")
 case $* in
   *_base_executable*) echo "${FAKE_BASE-$0}"; exit ;;
   *"import ensurepip"*) exit "${FAKE_NO_VENV:-0}" ;;
+  *sg_rlhf/machine/names.py) exec @REAL@ "$@" ;;
   *sysconfig*) echo "${FAKE_INCLUDE-@INCLUDE@}"; exit ;;
 esac
 for name in VIRTUAL_ENV PYTHONPATH PYTHONHOME PIP_TARGET PIP_USER UV_SYSTEM_PYTHON UV_CONSTRAINT; do
@@ -109,8 +110,9 @@ def tree(tmp_path: Path) -> Tree:
     made.tools.mkdir()
     shutil.copy(ROOT / "scripts" / "bootstrap.sh", made.root / "scripts")
     shutil.copytree(ROOT / "requirements", made.root / "requirements")
-    for name in ("setup.cfg", "pyproject.toml"):
-        shutil.copy(ROOT / name, made.root)
+    (made.root / "sg_rlhf" / "machine").mkdir(parents=True)
+    for name in ("setup.cfg", "pyproject.toml", "sg_rlhf/machine/names.py"):
+        shutil.copy(ROOT / name, made.root / name)
     for name in [*TOOLS, "env", "cp"]:
         found = shutil.which(name)
         assert found, name
@@ -398,7 +400,7 @@ def foreign_folder(tree: Tree) -> None:
 @pytest.mark.parametrize(
     ("prepare", "changes", "expected"),
     [
-        (None, {"SG_HARDWARE": "tpu"}, "SG_HARDWARE='tpu': expected cpu, cuda or a name such as"),
+        (None, {"SG_HARDWARE": "tpu"}, "SG_HARDWARE=tpu: no such hardware; expected cpu or "),
         (hide("python3.11"), {}, "no Python 3.11 (tried python3.11 python3"),
         (None, {"SG_PYTHON": "/no/python"}, "no Python 3.11 (tried /no/python"),
         (None, {"FAKE_BASE": ""}, "no Python 3.11"),

@@ -186,7 +186,9 @@ def test_every_command_has_its_section_with_examples_that_parse() -> None:
     assert list(sections) == list(COMMANDS)
     for name, section in sections.items():
         lines = re.sub(r"\\\n\s*", "", "\n".join(re.findall(r"```\n(.*?)```", section, re.S)))
-        examples = [line for line in lines.splitlines() if line.startswith(f"sg-rlhf {name} ")]
+        examples = [
+            line for line in lines.splitlines() if f"{line} ".startswith(f"sg-rlhf {name} ")
+        ]
         assert examples, name
         for example in examples:
             argv = shlex.split(example)[1 + len(name.split()) :]

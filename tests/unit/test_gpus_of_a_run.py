@@ -7,9 +7,9 @@ import pytest
 from sg_rlhf.config import load_config
 from sg_rlhf.doctor.recipe import gpus_per_node
 from sg_rlhf.launch import job
+from sg_rlhf.machine.hardware import named
 from sg_rlhf.overlay.driver.arguments import upstream_arguments
 from sg_rlhf.overlay.driver.ray_session import accelerators_needed
-from sg_rlhf.plan.hardware import named
 from sg_rlhf.plan.of_recipe import plan_of
 
 RECIPE = "configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml"

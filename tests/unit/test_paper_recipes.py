@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.config import Config, load_config
+from sg_rlhf.config import load_config
 from sg_rlhf.overlay.driver.arguments import upstream_arguments
 from sg_rlhf.plan.shapes import table
 from sg_rlhf.train import main
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-HARDWARE = sorted(
-    path
-    for path in (CONFIGS / "hardware").glob("*.yaml")
-    if path.stem[0].isdigit()  # not cpu, nor what the others share
-)
+#: Every size and number of GPUs that settings differ for, and their older names.
+HARDWARE = [
+    *(f"{count}x{size}gb" for size in (24, 40, 80) for count in (1, 2, 4, 8)),
+    "2x8x80gb", "1xgpu", "8xh100",
+]  # fmt: skip
 RECIPES = sorted(
     path for domain in ("kk", "math", "search") for path in (CONFIGS / domain).glob("grpo*.yaml")
 )
@@ -65,9 +65,9 @@ OF_HARDWARE = {
 }  # fmt: skip
 
 
-def recipe(run: str, algorithm: str) -> Path:
+def recipe(run: str) -> Path:
     domain, model = run.split("/")
-    return CONFIGS / domain / f"{algorithm}_{model}.yaml"
+    return CONFIGS / domain / f"grpo_{model}.yaml"
 
 
 def name_of(path: Path) -> str:
@@ -75,34 +75,39 @@ def name_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_a_run_of_the_papers_is_a_pair_of_recipes(run: str) -> None:
+def test_a_run_of_the_papers_is_a_model_with_each_algorithm(run: str) -> None:
     model, tables = RUNS[run]
-    both = {name: recipe(run, name) for name in ("grpo", "grpo_sg")}
-    grpo, sg = (load_config(path) for path in both.values())
-    for name, config in (("grpo", grpo), ("grpo_sg", sg)):
-        header = both[name].read_text().splitlines()[0]
-        assert tables in header and model in header, header
+    path = recipe(run)
+    header = path.read_text().splitlines()[0]
+    assert tables in header and model in header, header
+    grpo, sg = load_config(path), load_config([path, "algorithm:grpo_sg"])
+    paper = load_config("hardware:8x80gb")
+    for config in (grpo, sg):
         assert config.value("actor.model_name_or_path") == model and model in table()
         expected = SHARED | TABLE_6[run.partition("/")[0]]
         assert {key: config.values.get(key) for key in expected} == expected
-        assert config.sources[1].endswith("hardware/gpus.yaml")
+        assert config.hardware == "8x80gb"
         assert {k: config.values[k] for k in OF_HARDWARE} == {
-            k: paper_hardware().values[k] for k in OF_HARDWARE
+            k: paper.values[k] for k in OF_HARDWARE
         }
-    # The two differ in the weights alone.
-    differing = {key for key in sg.values if sg.values[key] != grpo.values.get(key)}
+    # The two differ in the weights alone. (One default of upstream's is written out.)
+    differing = {key for key in sg.values if sg.value(key) != grpo.value(key)}
     assert differing == {"actor.policy_loss_type", "algo.kl.estimator"}
     assert sg.sg.weighting["type"] == "grpo_sg" and sg.sg.weighting["upper"] == 1.4
+    assert sg.sg.advantage_std == "sample" and sg.sg.weighting["normalize"] is None
 
 
-def paper_hardware() -> Config:
-    return load_config(CONFIGS / "hardware" / "8x80gb.yaml")
+@pytest.mark.parametrize("run", RUNS)
+def test_the_former_file_of_grpo_sg_is_the_model_with_the_algorithm(run: str) -> None:
+    path = recipe(run)
+    older = path.with_name(path.name.replace("grpo_", "grpo_sg_", 1))
+    assert not older.exists()
+    assert load_config(older).flat() == load_config([path, "algorithm:grpo_sg"]).flat()
 
 
 def test_no_other_recipe_claims_to_be_of_the_papers() -> None:
-    named = {recipe(run, name) for run in RUNS for name in ("grpo", "grpo_sg")}
     others = {path for path in RECIPES if not path.stem.endswith(("_1xgpu", "_tiny_cpu"))}
-    assert others == named
+    assert others == {recipe(run) for run in RUNS}
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=name_of)
@@ -119,11 +124,11 @@ def test_a_recipe_dry_runs(
 def test_hardware_changes_portions_and_nothing_else(path: Path) -> None:
     own = load_config(path)
     for hardware in HARDWARE:
-        if path.stem.endswith("_1xgpu") and hardware.stem == "2x8x80gb":
+        if path.stem.endswith("_1xgpu") and hardware == "2x8x80gb":
             continue  # fewer samples in a rollout than sixteen GPUs take at once
-        config = load_config([path, hardware])
+        config = load_config([path, f"hardware:{hardware}"])
         changed = {k for k in config.values if config.values[k] != own.values.get(k)}
-        assert changed <= OF_HARDWARE, hardware.name
+        assert changed <= OF_HARDWARE, hardware
         args = upstream_arguments(config)  # upstream's own checks, and ours
         ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
         samples = args.rollout.batch_size * args.rollout.n_samples_per_prompt
@@ -136,4 +141,4 @@ def test_hardware_changes_portions_and_nothing_else(path: Path) -> None:
 
 def test_hardware_sets_what_is_its_own() -> None:
     for hardware in HARDWARE:
-        assert load_config(hardware).values.keys() == OF_HARDWARE, hardware.name
+        assert load_config(f"hardware:{hardware}").values.keys() == OF_HARDWARE, hardware

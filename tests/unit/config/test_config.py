@@ -29,7 +29,7 @@ CONFIGS = Path(__file__).parents[3] / "configs"
 RECIPES = sorted(
     p
     for p in CONFIGS.rglob("*.yaml")
-    if p.name not in {"base.yaml", "common.yaml", "paper_weights.yaml"}
+    if p.name not in {"base.yaml", "common.yaml"}
     and p.parent.name not in {"hardware", "algorithms"}
 )
 ALGORITHMS = sorted((CONFIGS / "algorithms").glob("*.yaml"))

@@ -9,7 +9,7 @@ import pytest
 
 from sg_rlhf.config import load_config
 from sg_rlhf.config.log_probs import OldLogProbRule, old_log_prob_rule
-from sg_rlhf.plan.hardware import of_gpus
+from sg_rlhf.machine.hardware import of_gpus
 from sg_rlhf.plan.run_shape import run_shape
 from sg_rlhf.plan.time import scoring
 

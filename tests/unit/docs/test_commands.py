@@ -98,7 +98,9 @@ def check(words: list[str]) -> None:
     else:
         assert (ROOT / rest[0]).is_file() or rest[0].startswith("$"), words
     for word in words:
-        if word.startswith("configs/"):
+        if word.startswith("configs/") and word.endswith(".yaml"):
+            load_config(word)  # also by an older name
+        elif word.startswith("configs/"):
             assert (ROOT / word).exists(), words
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from sg_rlhf.plan import hardware, of_recipe
+from sg_rlhf.machine import hardware
+from sg_rlhf.plan import of_recipe
 from sg_rlhf.plan.memory import memory_plan
 from sg_rlhf.plan.run_shape import run_shape
 

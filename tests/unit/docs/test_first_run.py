@@ -14,10 +14,8 @@ def test_every_step_but_the_training(tmp_path: Path) -> None:
     done = follow(tmp_path, training=False, page=PAGE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("# the command that trains it") == trainings(PAGE) == 4
-    assert "data/kk_tiny/train.jsonl  320 rows" in done.stdout
-    assert "data/kk_tiny/test.jsonl  200 rows" in done.stdout
     for run in ("kk_grpo_sg_tiny_cpu", "kk_lr1e-4", "kk_grpo"):
-        assert f"/runs/{run} " in done.stdout
+        assert re.search(rf"/runs/{run}\s", done.stdout)
     assert "lr: 0.0001" in done.stdout and "range: 1 to 1.2" in done.stdout
     assert not (tmp_path / "runs").exists()
 

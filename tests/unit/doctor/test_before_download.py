@@ -23,6 +23,8 @@ def checkout(tree: Tree) -> Tree:  # noqa: F811
     """With the doctor in it, and two GPUs."""
     data = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "sg_rlhf" / "doctor", tree.root / "sg_rlhf" / "doctor", ignore=data)
+    machine = tree.root / "sg_rlhf" / "machine"
+    shutil.copytree(ROOT / "sg_rlhf" / "machine", machine, ignore=data, dirs_exist_ok=True)
     (tree.root / "sg_rlhf" / "common").mkdir()
     shutil.copy(ROOT / "sg_rlhf" / "__init__.py", tree.root / "sg_rlhf" / "__init__.py")
     for name in ("__init__", "environment", "redaction", "resources", "text"):
@@ -44,7 +46,9 @@ def test_nothing_is_said_where_nothing_is_wrong(checkout: Tree) -> None:
 
 def test_a_wrong_name_of_hardware_is_refused(checkout: Tree) -> None:
     done = checkout.bootstrap(SG_HARDWARE="8x80")
-    assert done.returncode == 2 and done.stderr.startswith("error: SG_HARDWARE=8x80: expected cpu")
+    assert done.returncode == 2 and done.stderr.startswith(
+        "error: SG_HARDWARE=8x80: no such hardware"
+    )
     assert done.stderr.count("\n") == 1 and "making" not in done.stdout
 
 

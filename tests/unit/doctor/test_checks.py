@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,10 +13,10 @@ from sg_rlhf.doctor import gpu_checks, host_checks, run_checks
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check, exit_status
 from sg_rlhf.doctor.checks import check
 from sg_rlhf.doctor.facts import Disk, Facts, Gpu, Hub, Python, read
-from sg_rlhf.doctor.needs import SIZES, Needs, models_of, of_hardware, size_of, suggested_hardware
+from sg_rlhf.doctor.needs import Needs, of_hardware
 from sg_rlhf.doctor.recipe import DOWNLOAD, PROCESSES, judge, load
 from sg_rlhf.doctor.report import table
-from sg_rlhf.plan.hardware import named as named_hardware
+from sg_rlhf.machine.hardware import named as named_hardware
 from sg_rlhf.plan.memory import memory_plan
 from sg_rlhf.plan.run_shape import run_shape
 
@@ -155,50 +154,13 @@ def test_compute_capability(least: str | None, status: str) -> None:
     assert gpu_checks.capability(Facts(gpus=gpus), Needs()).status == status
 
 
-@pytest.mark.parametrize(
-    ("memory", "size"),
-    [(81559, 80), (81920, 80), (183359, 80), (40960, 40), (46068, 40), (24564, 24), (23028, 24),
-     (16376, None)],
-)  # fmt: skip
-def test_sizes_by_what_cards_report(memory: float, size: int | None) -> None:
-    assert size_of(memory) == size
-
-
-@pytest.mark.parametrize(
-    ("count", "memory", "name"),
-    [(8, 81559, "8x80gb"), (7, 81559, "4x80gb"), (3, 40960, "2x40gb"), (1, 24564, "1x24gb"),
-     (0, 0, "cpu"), (2, 16376, "")],
-)  # fmt: skip
-def test_hardware_that_is_suggested(count: int, memory: float, name: str) -> None:
-    assert suggested_hardware([Gpu("GPU", memory)] * count) == name
-    assert not name or of_hardware(name).gpus == count or count in (3, 7)
-
-
-@pytest.mark.parametrize("size", [24, 40, 80])
-@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
-def test_models_are_those_of_the_training_scripts(gpus: int, size: int) -> None:
-    script = """source examples/scripts/common.sh; echo "$models"; full=$models
-        for SG_HOST_MEMORY_GIB in $(seq 80 4 480); do models=$full; fit_host; echo "$models"; done
-    """
-    chosen = subprocess.run(
-        ["bash", "-c", script],
-        env={"PATH": os.environ["PATH"], "SG_HARDWARE": f"{gpus}x{size}gb"},
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout.split()  # fmt: skip
-    said = {"1b": "reduced recipes of 0.5B", "3b": "models of 3B", "8b": "models of 3B to 8B"}
-    assert models_of(gpus, size) == said[chosen[0]]
-    by_memory = [models_of(gpus, size, memory_gib) for memory_gib in range(80, 481, 4)]
-    assert by_memory == [said[models] for models in chosen[1:]]
-
-
 def test_names_of_hardware() -> None:
     assert of_hardware("cpu").gpus == 0
     two = of_hardware("2x8x80gb")
     assert (two.nodes, two.gpus, two.gpu_gb) == (2, 8, 80)
-    assert (of_hardware("8xh100").gpus, of_hardware("1xgpu").gpus) == (8, 1)
-    for wrong in ("8x80", "0x80gb", "8x30gb", "h100", "8x80gb "):
-        with pytest.raises(ValueError, match="such as 8x80gb or 8xh200: 24gb, "):
-            of_hardware(wrong)
+    assert of_hardware("cuda").gpus is None and of_hardware("").gpus is None
+    with pytest.raises(ValueError, match="^SG_HARDWARE=8x80: no such hardware"):
+        of_hardware("8x80")
 
 
 def test_hardware_by_name_asks_for_so_many_of_such_a_size() -> None:
@@ -460,7 +422,6 @@ def test_unknown_is_no_failure() -> None:
     checks = check(Facts(), of_hardware("8x80gb"))
     assert exit_status(checks) == 0 and len(named(checks, SKIPPED)) > 8
     assert exit_status(check(Facts(), of_hardware(""))) == 0
-    assert set(SIZES) == {80, 40, 24}
 
 
 def test_before_installing_only_what_would_waste_it() -> None:

@@ -157,11 +157,11 @@ def test_hardware_that_is_asked_for(
     monkeypatch.setenv("SG_HARDWARE", "8x80")
     assert main(facts_of("h100x8")) == 2
     assert capsys.readouterr().err.startswith(
-        "error: SG_HARDWARE=8x80: expected cpu, or [NODESx]COUNTx"
+        "error: SG_HARDWARE=8x80: no such hardware; expected cpu or [NODESx]COUNTx"
     )
     assert main([*facts_of("h100x8"), "--config", TINY]) == 2
     assert capsys.readouterr().err.startswith(
-        "error: SG_HARDWARE=8x80: expected cpu, or [NODESx]COUNTx"
+        "error: SG_HARDWARE=8x80: no such hardware; expected cpu or [NODESx]COUNTx"
     )
 
 

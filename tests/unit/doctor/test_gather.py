@@ -33,7 +33,7 @@ from sg_rlhf.doctor.facts import (
     parse,
 )  # fmt: skip
 from sg_rlhf.doctor.gather import Wanted, gather
-from sg_rlhf.doctor.gpus import loaded_driver, nvlink
+from sg_rlhf.machine.gpus import loaded_driver, nvlink
 from tests.unit.doctor.fake_programs import nvcc, nvidia_smi, path, program
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from sg_rlhf.config import load_config
-from sg_rlhf.plan.hardware import Hardware, named
+from sg_rlhf.machine.hardware import Hardware, named
 from sg_rlhf.plan.run_shape import RunShape, run_shape
 
 RECIPE = "configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml"

@@ -19,11 +19,11 @@ from transformers import (
 )
 
 from sg_rlhf.config import load_config
+from sg_rlhf.machine.hardware import named
 from sg_rlhf.plan import gpu_memory as gpu
 from sg_rlhf.plan import host_memory as host
 from sg_rlhf.plan import shapes
 from sg_rlhf.plan.gpu_memory import GIB
-from sg_rlhf.plan.hardware import named
 from sg_rlhf.plan.memory import memory_plan
 from sg_rlhf.plan.phases import largest, moments
 from sg_rlhf.plan.run_shape import RunShape, run_shape

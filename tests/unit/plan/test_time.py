@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sg_rlhf.machine.hardware import named
 from sg_rlhf.plan import lengths
 from sg_rlhf.plan import time as planned
-from sg_rlhf.plan.hardware import named
 from sg_rlhf.plan.run_shape import RunShape
 from sg_rlhf.plan.time import DEFAULT, PARTS, Assumptions, time_plan
 from tests.unit.plan.runs import EIGHT, on_gpus, run_of

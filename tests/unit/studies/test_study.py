@@ -250,23 +250,6 @@ def test_a_run_gets_its_gpus(found: list[str], size: int, groups: list[str]) -> 
     assert study_runner.device_groups(found, size) == groups
 
 
-@pytest.mark.parametrize(
-    ("visible", "found"),
-    [
-        ("-1", []),
-        ("", []),
-        ("0,-1,1", ["0"]),
-        ("2, 5", ["2", "5"]),
-        ("GPU-a,GPU-b", ["GPU-a", "GPU-b"]),
-    ],
-)
-def test_hidden_gpus_are_none(
-    monkeypatch: pytest.MonkeyPatch, visible: str, found: list[str]
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert study_runner.devices() == found
-
-
 def test_too_few_gpus_are_refused() -> None:
     with pytest.raises(ConfigError, match="gpus=8: a run takes 8 GPUs and 2 are visible"):
         study_runner.device_groups(["0", "1"], 8)

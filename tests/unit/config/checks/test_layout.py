@@ -17,7 +17,7 @@ RECIPES = sorted(
     path
     for task in ("kk", "math", "search")
     for path in (CONFIGS / task).glob("*.yaml")
-    if path.stem not in ("common", "paper_weights")
+    if path.stem != "common"
 )
 
 

@@ -1,24 +1,21 @@
-"""The machine that a plan is for: by name, as ``SG_HARDWARE`` takes it, or the one at hand."""
+"""Machines for a plan: described by a hardware name, or this machine."""
 
 from __future__ import annotations
 
-import re
+import os
 import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sg_rlhf.common import resources
-from sg_rlhf.common.resources import visible_gpus
-from sg_rlhf.plan.gpu_types import BY_SIZE, GPUS, Gpu, gpu_of
+from sg_rlhf.machine import names
+from sg_rlhf.machine.gpus import SECONDS, NvidiaSmi
+from sg_rlhf.machine.names import GPUS, GpuType, gpu_of
 
 #: Host memory that a machine is taken to have per GPU, GiB: about the smallest that clouds sell
 #: with GPUs of the size (an A100 80 GB comes with 170 GB, one of 40 GB with 85).
 HOST_GIB_PER_GPU = {24: 64, 40: 80, 80: 160}
-#: Names that are older than the pattern, and what they stand for.
-OLDER_NAMES = {"1xgpu": "1x24gb", "8xh100": "8xh100"}
-NAMES = "cpu, 1x24gb, 8x40gb, 8x80gb, 2x8x80gb, 4xl40s, 8xh200, ..."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +25,7 @@ class Hardware:
     Attributes:
         nodes: machines.
         gpus_per_node: GPUs of each; 0 for a machine without.
-        gpu: their type, a key of :data:`sg_rlhf.plan.gpu_types.GPUS`; "" without.
+        gpu: their type, a key of :data:`sg_rlhf.machine.names.GPUS`; "" without.
         gpu_memory_gib: what CUDA can give of one GPU, GiB.
         host_memory_gib: memory of one node (its cgroup's limit where that is less), GiB.
         disk_free_gb: free space where the run is written, GB (1e9); None where it is not known.
@@ -49,7 +46,7 @@ class Hardware:
         return self.nodes * self.gpus_per_node
 
     @property
-    def type(self) -> Gpu:
+    def type(self) -> GpuType:
         """Figures of the GPUs.
 
         Raises:
@@ -72,34 +69,26 @@ class Hardware:
 
 
 def named(name: str) -> Hardware:
-    """The hardware of a name: ``[NODESx]COUNTx{SIZEgb|TYPE}`` or ``cpu``.
+    """The hardware of a name (:func:`sg_rlhf.machine.names.parse`).
 
-    A size stands for its commonest type (`BY_SIZE`); host memory is a usual amount, the disk is not
-    known.
+    Host memory is a usual amount; the disk is not known.
 
     Raises:
-        ValueError: one line that says what a name looks like.
+        ValueError: one line that says how a name is written.
     """
-    if name == "cpu":
-        return Hardware(
-            nodes=1, gpus_per_node=0, gpu="", gpu_memory_gib=0.0,
-            host_memory_gib=resources.usable_memory() / 2**30, disk_free_gb=None, link="",
-        )  # fmt: skip
-    known = OLDER_NAMES.get(name, name).lower()
-    match = re.fullmatch(r"(?:(\d+)x)?(\d+)x(?:(\d+)gb|([a-z0-9-]+))", known)
-    kind = match and (BY_SIZE.get(int(match[3])) if match[3] else match[4])
-    if match is None or kind not in GPUS or not int(match[1] or 1) * int(match[2]):
-        raise ValueError(
-            f"{name}: no such hardware; expected cpu or [NODESx]COUNTx followed by a size "
-            f"({', '.join(f'{size}gb' for size in BY_SIZE)}) or a type ({', '.join(GPUS)})"
-        )
-    return of_gpus(kind, nodes=int(match[1] or 1), gpus_per_node=int(match[2]))
+    layout = names.parse(name)
+    if layout.gpus:
+        return of_gpus(layout.gpu, nodes=layout.nodes, gpus_per_node=layout.gpus)
+    return Hardware(
+        nodes=1, gpus_per_node=0, gpu="", gpu_memory_gib=0.0,
+        host_memory_gib=resources.usable_memory() / 2**30, disk_free_gb=None, link="",
+    )  # fmt: skip
 
 
 def of_gpus(kind: str, *, nodes: int = 1, gpus_per_node: int = 1) -> Hardware:
     """Machines of so many GPUs of a type, with a usual amount of host memory."""
     gpu = GPUS[kind]
-    size = max(size for size in HOST_GIB_PER_GPU if size <= gpu.memory_gb)
+    size = names.Layout(nodes, gpus_per_node, kind).size
     return Hardware(
         nodes=nodes,
         gpus_per_node=gpus_per_node,
@@ -155,32 +144,15 @@ def detected(folder: str | Path = ".") -> Hardware:
 
     Its disk is that of ``folder`` or of the nearest parent that exists.
     """
-    fields = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
-    # As the doctor and the training scripts do: what is hidden from CUDA is not there.
-    visible = visible_gpus()
-    chosen = ("-i", ",".join(visible)) if visible else ()
-    gpus = [] if visible == [] else _query(*chosen, *fields).splitlines()
-    rows = [line.rsplit(",", 1) for line in gpus if "," in line]
-    rows = [row for row in rows if row[1].strip().isdigit()]
     there = Path(folder).absolute()
     while not there.exists():
         there = there.parent
+    found = NvidiaSmi(os.environ, SECONDS).facts()
+    gpus = [gpu for gpu in found["gpus"] or [] if gpu.memory_mib]
     return of_machine(
-        [name.strip() for name, _ in rows],
-        [float(memory) for _, memory in rows],
-        # One link per pair is printed as NV4, NV12, NV18.
-        nvlink=bool(re.search(r"\bNV\d+\b", _query("topo", "-m"))) if len(rows) > 1 else True,
+        [gpu.name for gpu in gpus],
+        [gpu.memory_mib for gpu in gpus],
+        nvlink=len(gpus) == 1 or found.get("nvlink") == "all",
         host_memory_gib=resources.usable_memory() / 2**30,
         disk_free_gb=shutil.disk_usage(there).free / 1e9,
     )
-
-
-def _query(*arguments: str) -> str:
-    """What ``nvidia-smi`` prints; "" where it is not there or fails."""
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=5, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""

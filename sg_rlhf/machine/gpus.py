@@ -1,21 +1,25 @@
-"""Facts about GPUs, from ``nvidia-smi``, the driver and ``nvcc``."""
+"""The GPUs of this machine, from ``nvidia-smi`` and the driver."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sg_rlhf.doctor.facts import NONE, Gpu
-from sg_rlhf.doctor.questions import Question
+from sg_rlhf.common.resources import visible_gpus
+from sg_rlhf.machine.probes import Question
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+NONE = "none"
+#: Limit for ``nvidia-smi``, whose driver may hang.
+SECONDS = 5.0
 _FIELDS = (
     "index", "uuid", "name", "memory.total", "memory.used", "driver_version", "compute_cap",
 )  # fmt: skip
@@ -23,6 +27,22 @@ _FIELDS = (
 _OLD_FIELDS = _FIELDS[:6]
 #: nvidia-smi of WSL, which is not on the PATH.
 _PLACES = ("/usr/lib/wsl/lib/nvidia-smi",)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, as ``nvidia-smi`` prints it.
+
+    Attributes:
+        memory_mib: all of its memory, MiB.
+        compute_capability: such as "9.0"; None with an old driver.
+        used_mib: memory already in use, MiB.
+    """
+
+    name: str
+    memory_mib: float
+    compute_capability: str | None = None
+    used_mib: float | None = None
 
 
 class NvidiaSmi:
@@ -102,6 +122,15 @@ def _gpu(row: dict[str, str]) -> Gpu:
     )
 
 
+def visible_devices() -> list[str]:
+    """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES has for them."""
+    chosen = visible_gpus()
+    if chosen is not None:
+        return chosen
+    found = NvidiaSmi(os.environ, SECONDS).facts()["gpus"]
+    return [str(i) for i in range(len(found or []))]
+
+
 def mig_slices(listed: str) -> dict[str, Any]:
     """Name and memory of the smallest MIG slice in ``nvidia-smi -L``; {} without MIG."""
     found = re.findall(r"^\s+MIG (\S*?(\d+)gb\S*)", listed, re.MULTILINE)
@@ -159,22 +188,3 @@ def loaded_driver(root: Path = Path("/")) -> str | None:
         return None
     found = re.search(r"Module\s.*?(\d+\.\d+(?:\.\d+)?)", text)
     return found[1] if found else None
-
-
-class Nvcc:
-    """Probe of the ``nvcc`` that torch would compile with."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        home = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
-        on_path = shutil.which("nvcc", path=environment.get("PATH", ""))
-        places = [f"{home}/bin/nvcc"] if home else [on_path, "/usr/local/cuda/bin/nvcc"]
-        program = next((p for p in places if p and Path(p).exists()), None)
-        self._question = Question([program, "--version"], environment) if program else None
-
-    def release(self, deadline: float) -> str | None:
-        """CUDA release such as "13.0"; "none" without nvcc, None if it does not answer."""
-        if self._question is None:
-            return NONE
-        _, text = self._question.answer(deadline)
-        found = re.search(r"release (\d+\.\d+)", text)
-        return found[1] if found else None

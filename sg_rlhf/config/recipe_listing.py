@@ -1,0 +1,83 @@
+"""List the shipped recipes: a model of a domain, with an algorithm, on hardware."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Sequence
+
+from sg_rlhf.common.argument_types import OneLineParser
+from sg_rlhf.config import load_config
+from sg_rlhf.config.algorithm_listing import recipes as algorithms
+from sg_rlhf.config.builtin_recipes import CONFIGS
+from sg_rlhf.machine import names
+from sg_rlhf.tasks.registry import DOMAINS
+
+SIZES_OF_MODELS = {
+    names.TINY: "the tiny models",
+    names.UP_TO_1B: "up to 1B parameters",
+    names.UP_TO_3B: "up to 3B parameters",
+    names.UP_TO_8B: "up to 8B parameters",
+}
+EXAMPLE = """\
+all three
+  sg-rlhf train --config configs/kk/grpo_qwen2.5-3b-instruct.yaml --algorithm grpo_sg \\
+      --hardware 4x40gb --dry-run
+"""
+
+
+def models() -> list[tuple[str, str, str]]:
+    """(domain, model, file) of every recipe that can be trained."""
+    found = []
+    for domain in DOMAINS:
+        for file in sorted((CONFIGS / domain).glob("*.yaml")):
+            model = str(load_config(file).value("actor.model_name_or_path") or "")
+            if model:
+                short = model.rpartition(".")[2] if model.startswith("module:") else model
+                found.append((domain, short, f"configs/{domain}/{file.name}"))
+    return found
+
+
+def hardware() -> list[tuple[str, str]]:
+    """(name, models that fit) of the usual machines."""
+    sizes, counts = sorted(names.SIZES), reversed(names.COUNTS)
+    usual = [f"{count}x{size}gb" for size, count in itertools.product(sizes, counts)]
+    found = {"cpu": names.TINY, **{n: names.largest_models(names.parse(n)) for n in usual}}
+    rows = [
+        (", ".join(n for n in found if found[n] == models), text)
+        for models, text in SIZES_OF_MODELS.items()
+    ]
+    return [*rows, ("[NODESx]COUNTxTYPE", f"such as 2x8xh200; types: {', '.join(names.GPUS)}")]
+
+
+def table() -> str:
+    """The whole listing."""
+    sections: dict[str, Sequence[tuple[str, ...]]] = {
+        "models: --config FILE": models(),
+        "algorithms: --algorithm NAME": list(algorithms().items()),
+        "hardware: --hardware NAME, the largest models that fit": hardware(),
+    }
+    lines = []
+    for title, rows in sections.items():
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines += [title, *("  " + _line(row, widths) for row in rows), ""]
+    return "\n".join(lines) + EXAMPLE
+
+
+def _line(row: tuple[str, ...], widths: list[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the listing; exit status 0."""
+    OneLineParser(
+        prog="python -m sg_rlhf.config.recipe_listing",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args(argv)
+    print(table(), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""The machine: its GPUs and memory, and the names and settings of hardware."""

@@ -1,0 +1,307 @@
+"""Names of hardware (``cpu``, ``8x80gb``, ``2x8xh100``) and what follows from them.
+
+The one grammar of ``--hardware`` and ``SG_HARDWARE``, the GPU types with their data-sheet figures,
+the sizes that recipes have settings for, and those settings.
+
+Imports the standard library alone and runs on Python 3.8, because scripts/bootstrap.sh runs this
+file before anything is installed: ``python3 sg_rlhf/machine/names.py`` prints ``cpu`` or ``cuda``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+#: Memory in a hardware name, GB -> least MiB that such a GPU reports (an A10 of 24 GB: 23,028).
+SIZES = {80: 75_000, 40: 39_000, 24: 22_000}
+#: GPUs of a node that a run can use: a rollout's batches divide over these.
+COUNTS = (8, 4, 2, 1)
+#: Older names.
+ALIASES = {"1xgpu": "1x24gb"}
+#: Models that the recipes train: the shipped tiny one, and up to 1B, 3B and 8B parameters.
+TINY, UP_TO_1B, UP_TO_3B, UP_TO_8B = "tiny", "1b", "3b", "8b"
+#: Host memory in GiB that the largest models need: of a node, and for each of its GPUs. Optimizer
+#: states, the sleeping engines' weights and Python itself are there. Fitted to `sg_rlhf.plan`.
+HOST_GIB = {UP_TO_8B: (160, 36), UP_TO_3B: (67, 20)}
+
+
+@dataclass(frozen=True)
+class GpuType:
+    """A GPU type.
+
+    Attributes:
+        name: as the plan prints it.
+        pattern: what of a device's name, as ``nvidia-smi`` prints it, says that it is one.
+        memory_gb: the size in its name.
+        usable_gib: what ``torch.cuda.mem_get_info`` gives as total, in GiB.
+        tflops: dense bf16 peak, TFLOP/s.
+        bandwidth: of its memory, GB/s.
+        nvlink: to the others of its node, GB/s in one direction; 0 where it has none.
+        pcie: to the host, GB/s in one direction.
+        network: to other nodes, GB/s in one direction and per GPU, of the maker's own machine.
+        source: where the figures are from.
+    """
+
+    name: str
+    pattern: str
+    memory_gb: int
+    usable_gib: float
+    tflops: float
+    bandwidth: float
+    nvlink: float
+    pcie: float
+    network: float
+    source: str
+
+
+#: By the name that ``--hardware`` takes. The first whose pattern fits a device is its type.
+GPUS: dict[str, GpuType] = {
+    "a100-40gb": GpuType(
+        name="A100 40 GB", pattern=r"A100.*40GB", memory_gb=40, usable_gib=39.4, tflops=312,
+        bandwidth=1555, nvlink=300, pcie=32, network=25, source="NVIDIA A100 data sheet; DGX A100",
+    ),
+    "a100": GpuType(
+        name="A100 80 GB", pattern=r"A100", memory_gb=80, usable_gib=79.2, tflops=312,
+        bandwidth=2039, nvlink=300, pcie=32, network=25, source="NVIDIA A100 data sheet; DGX A100",
+    ),
+    "a800": GpuType(
+        name="A800 80 GB", pattern=r"A800", memory_gb=80, usable_gib=79.2, tflops=312,
+        bandwidth=2039, nvlink=200, pcie=32, network=25, source="NVIDIA A800 data sheet",
+    ),
+    "h100-pcie": GpuType(
+        name="H100 PCIe 80 GB", pattern=r"H100.*PCIe", memory_gb=80, usable_gib=79.1, tflops=756,
+        bandwidth=2000, nvlink=0, pcie=64, network=12.5, source="NVIDIA H100 data sheet",
+    ),
+    "h100": GpuType(
+        name="H100 80 GB", pattern=r"H100", memory_gb=80, usable_gib=79.1, tflops=989,
+        bandwidth=3350, nvlink=450, pcie=64, network=50, source="NVIDIA H100 data sheet; DGX H100",
+    ),
+    "h800": GpuType(
+        name="H800 80 GB", pattern=r"H800", memory_gb=80, usable_gib=79.1, tflops=989,
+        bandwidth=3350, nvlink=200, pcie=64, network=50, source="NVIDIA H800 data sheet",
+    ),
+    "h200": GpuType(
+        name="H200 141 GB", pattern=r"H200", memory_gb=141, usable_gib=139.8, tflops=989,
+        bandwidth=4800, nvlink=450, pcie=64, network=50, source="NVIDIA H200 data sheet; DGX H200",
+    ),
+    "b200": GpuType(
+        name="B200 180 GB", pattern=r"B200", memory_gb=180, usable_gib=178.3, tflops=2250,
+        bandwidth=7700, nvlink=900, pcie=64, network=50, source="NVIDIA DGX B200 data sheet",
+    ),
+    "l40s": GpuType(
+        name="L40S 48 GB", pattern=r"L40S", memory_gb=48, usable_gib=44.4, tflops=362,
+        bandwidth=864, nvlink=0, pcie=32, network=12.5, source="NVIDIA L40S data sheet",
+    ),
+    "6000ada": GpuType(
+        name="RTX 6000 Ada 48 GB", pattern=r"RTX 6000 Ada", memory_gb=48, usable_gib=47.5,
+        tflops=364, bandwidth=960, nvlink=0, pcie=32, network=12.5,
+        source="NVIDIA RTX 6000 Ada data sheet",
+    ),
+    "a6000": GpuType(
+        name="RTX A6000 48 GB", pattern=r"RTX A6000", memory_gb=48, usable_gib=47.5, tflops=155,
+        bandwidth=768, nvlink=56, pcie=32, network=12.5, source="NVIDIA RTX A6000 data sheet",
+    ),
+    "a40": GpuType(
+        name="A40 48 GB", pattern=r"A40\b", memory_gb=48, usable_gib=44.4, tflops=150,
+        bandwidth=696, nvlink=56, pcie=32, network=12.5, source="NVIDIA A40 data sheet",
+    ),
+    "5090": GpuType(
+        name="RTX 5090 32 GB", pattern=r"RTX 5090", memory_gb=32, usable_gib=31.4, tflops=210,
+        bandwidth=1792, nvlink=0, pcie=64, network=1.25,
+        source="NVIDIA RTX Blackwell architecture paper",
+    ),
+    "4090": GpuType(
+        name="RTX 4090 24 GB", pattern=r"RTX 4090", memory_gb=24, usable_gib=23.6, tflops=165,
+        bandwidth=1008, nvlink=0, pcie=32, network=1.25, source="NVIDIA Ada architecture paper",
+    ),
+    "3090": GpuType(
+        name="RTX 3090 24 GB", pattern=r"RTX 3090", memory_gb=24, usable_gib=23.7, tflops=71,
+        bandwidth=936, nvlink=0, pcie=32, network=1.25, source="NVIDIA GA102 architecture paper",
+    ),
+    "l4": GpuType(
+        name="L4 24 GB", pattern=r"L4\b", memory_gb=24, usable_gib=22.0, tflops=121,
+        bandwidth=300, nvlink=0, pcie=32, network=6.25, source="NVIDIA L4 data sheet",
+    ),
+    "a10": GpuType(
+        name="A10 24 GB", pattern=r"A10G?\b", memory_gb=24, usable_gib=22.0, tflops=125,
+        bandwidth=600, nvlink=0, pcie=32, network=6.25, source="NVIDIA A10 data sheet",
+    ),
+}  # fmt: skip
+
+#: The type that a recipe's hardware is planned for where only a size is named: the commonest one.
+BY_SIZE = {24: "4090", 40: "a100-40gb", 80: "h100"}
+
+
+def gpu_of(device: str, memory_gib: float) -> tuple[str, GpuType]:
+    """The key and type of a device, by its name; an unknown one's figures are of its size.
+
+    Args:
+        device: its name as ``nvidia-smi`` prints it.
+        memory_gib: its memory.
+    """
+    for key, gpu in GPUS.items():
+        fits = abs(gpu.usable_gib - memory_gib) < 0.2 * gpu.usable_gib
+        if re.search(gpu.pattern, device, re.IGNORECASE) and fits:
+            return key, gpu
+    smaller = [size for size in BY_SIZE if size <= memory_gib * 1.1]
+    key = BY_SIZE[max(smaller, default=min(BY_SIZE))]
+    return key, GPUS[key]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Equal nodes with GPUs, as a hardware name gives them.
+
+    Attributes:
+        nodes: machines.
+        gpus: GPUs of each; 0 for a machine without.
+        gpu: their type, a key of :data:`GPUS`; "" without.
+    """
+
+    nodes: int = 1
+    gpus: int = 0
+    gpu: str = ""
+
+    @property
+    def size(self) -> int:
+        """The size of :data:`SIZES` whose settings fit these GPUs, GB; 0 without GPUs."""
+        if not self.gpus:
+            return 0
+        return max(size for size in SIZES if size <= GPUS[self.gpu].memory_gb)
+
+    @property
+    def used(self) -> int:
+        """GPUs of a node that a run uses; 0 without GPUs."""
+        return next((count for count in COUNTS if count <= self.gpus), 0)
+
+    @property
+    def settings_name(self) -> str:
+        """The name of its settings: 3 H200s have those of ``2x80gb``."""
+        if not self.gpus:
+            return "cpu"
+        nodes = f"{self.nodes}x" if self.nodes > 1 else ""
+        return f"{nodes}{self.used}x{self.size}gb"
+
+
+def parse(name: str) -> Layout:
+    """The layout of a name: ``cpu`` or ``[NODESx]COUNTx{SIZEgb|TYPE}``.
+
+    A size stands for its commonest type (:data:`BY_SIZE`).
+
+    Raises:
+        ValueError: one line that says how a name is written.
+    """
+    if name == "cpu":
+        return Layout()
+    known = ALIASES.get(name, name).lower()
+    number = r"([1-9]\d{0,3})x"
+    found = re.fullmatch(rf"(?:{number})?{number}(?:(\d+)gb|([a-z0-9-]+))", known, re.ASCII)
+    gpu = (BY_SIZE.get(int(found[3])) if found[3] else found[4]) if found else None
+    if found is None or gpu not in GPUS:
+        sizes = ", ".join(f"{size}gb" for size in BY_SIZE)
+        raise ValueError(
+            f"{name}: no such hardware; expected cpu or [NODESx]COUNTx followed by a size "
+            f"({sizes}) or a type ({', '.join(GPUS)}), such as 8x80gb"
+        )
+    return Layout(int(found[1] or 1), int(found[2]), gpu)
+
+
+def size_of(memory_mib: float) -> int:
+    """The size class of a GPU, GB; 0 if it is below the smallest.
+
+    Args:
+        memory_mib: its memory as ``nvidia-smi`` reports it.
+    """
+    return next((size for size, least in SIZES.items() if memory_mib >= least), 0)
+
+
+def name_of(count: int, smallest_mib: float) -> str:
+    """The name whose settings use most of a node's GPUs; "" if they are too small, "cpu" if none.
+
+    Args:
+        count: number of GPUs.
+        smallest_mib: memory of the smallest, MiB.
+    """
+    if not count:
+        return "cpu"
+    size = size_of(smallest_mib)
+    return Layout(1, count, BY_SIZE[size]).settings_name if size else ""
+
+
+def largest_models(layout: Layout, host_gib: float | None = None) -> str:
+    """The largest models that fit: `TINY`, `UP_TO_1B`, `UP_TO_3B` or `UP_TO_8B`.
+
+    Args:
+        layout: nodes and GPUs.
+        host_gib: host memory of a node; None if it is large enough.
+    """
+    size, gpus = layout.size, layout.nodes * layout.used
+    if not size:
+        return TINY
+    large = size == 80 or (size == 40 and gpus >= 4)
+    models = UP_TO_8B if large else UP_TO_3B if size == 40 or gpus >= 4 else UP_TO_1B
+    smaller = {UP_TO_8B: UP_TO_3B, UP_TO_3B: UP_TO_1B}
+    while host_gib is not None and models in smaller:
+        if int(host_gib) >= host_needed(models, layout):
+            break
+        models = smaller[models]
+    return models
+
+
+def host_needed(models: str, layout: Layout) -> int:
+    """Host memory of a node in GiB that models of :data:`HOST_GIB` need."""
+    base, each = HOST_GIB[models]
+    return base + each * layout.used
+
+
+def settings(layout: Layout) -> dict[str, dict[str, Any]]:
+    """The recipe keys that depend on number and size of the GPUs, as a nested mapping.
+
+    The others are in configs/hardware/gpus.yaml. GPUs of 24 and 40 GB train one sample at a time.
+    Optimizer states (12 bytes per parameter) are in host memory unless 4 or more GPUs of 80 GB
+    share them. vLLM's share of the memory holds 8B parameters (15 GiB) where such models fit; on a
+    single GPU of 80 GB, policy and reference need more of the rest.
+    """
+    size, gpus = layout.size, layout.nodes * layout.used
+    share = {24: 0.55, 40: 0.6 if gpus >= 4 else 0.5, 80: 0.6 if gpus > 1 else 0.5}[size]
+    train = 1 if size < 80 else 4 if gpus >= 8 else 2
+    ranks = {"num_nodes": layout.nodes, "num_gpus_per_node": layout.used}
+    return {
+        "actor": dict(ranks),
+        "ref": dict(ranks),
+        "vllm": {"num_engines": gpus, "gpu_memory_utilization": share},
+        "ds": {"adam_offload": size < 80 or gpus < 4},
+        "rollout": {"micro_batch_size": 2 * train},
+        "train": {"micro_batch_size": train},
+    }
+
+
+def packages(name: str) -> str:
+    """``cpu`` or ``cuda``: the packages for a name, or, for "", for the GPUs that are here.
+
+    Raises:
+        ValueError: no such hardware.
+    """
+    if name == "cuda":  # any GPUs
+        return "cuda"
+    if name:
+        return "cuda" if parse(name).gpus else "cpu"
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return "cpu"
+    return "cuda" if listed.startswith(b"GPU ") else "cpu"
+
+
+if __name__ == "__main__":
+    try:
+        print(packages(os.environ.get("SG_HARDWARE", "")))
+    except ValueError as error:
+        print(f"error: SG_HARDWARE={error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,1 @@
+"""`sg-rlhf run`: train a domain on this machine, with its data, from one command."""

@@ -1,0 +1,247 @@
+"""Choose recipe, hardware settings, data and run directory of a domain for a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sg_rlhf.common import resources
+from sg_rlhf.config import Config, load_config
+from sg_rlhf.config.builtin_recipes import ALGORITHM, HARDWARE, short_name
+from sg_rlhf.launch import data_commands
+from sg_rlhf.machine import names
+from sg_rlhf.machine.gpus import NvidiaSmi
+from sg_rlhf.machine.names import TINY, UP_TO_1B, UP_TO_3B, UP_TO_8B, Layout
+
+#: Domain -> the largest models that fit -> the recipe; a smaller key's where one is missing.
+RECIPES = {
+    "kk": {TINY: "tiny_cpu", UP_TO_1B: "1xgpu", UP_TO_3B: "qwen2.5-3b-instruct"},
+    "math": {TINY: "tiny_cpu", UP_TO_1B: "1xgpu", UP_TO_8B: "dsr_qwen2.5-7b"},
+    "search": {TINY: "tiny_cpu", UP_TO_1B: "1xgpu", UP_TO_3B: "qwen2.5-3b"},
+}
+SIZES = (TINY, UP_TO_1B, UP_TO_3B, UP_TO_8B)
+#: Share of 170k questions for `test`: an evaluation then costs about as much as a rollout step.
+TEST_FRACTION = "0.003"
+ENCYCLOPEDIA = "--source encyclopedia --generate people=200 towns=48 seed=0"
+#: Limit for ``nvidia-smi``, seconds; a machine with many GPUs can take several.
+NVIDIA_SMI_SECONDS = 30.0
+
+
+class ChoiceError(ValueError):
+    """Nothing fits, or a wrong value; the message is one line for the user."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asks for; "" where nothing is said.
+
+    Attributes:
+        domain: ``kk``, ``math`` or ``search``.
+        config: a recipe instead of the machine's.
+        algorithm: a file of configs/algorithms; "" for ``grpo_sg``, or for what ``config`` has.
+        hardware: a hardware name instead of what is detected.
+        run_dir: the run directory.
+        overrides: ``key=value`` of the recipe.
+        variables: environment variables, for the data (``SG_KK_PARQUET``, ...).
+    """
+
+    domain: str
+    config: str = ""
+    algorithm: str = ""
+    hardware: str = ""
+    run_dir: str = ""
+    overrides: Sequence[str] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is run.
+
+    Attributes:
+        parts: of the recipe.
+        run_dir: the run directory.
+        data: arguments of ``sg-rlhf data``; () if the recipe's data is the user's own.
+        overrides: of the recipe, which follow from the data; the user's are not in it.
+        remarks: what the user should know about the choice.
+        on_gpus: whether the machine has GPUs, or is to have.
+    """
+
+    parts: tuple[str, ...]
+    run_dir: str
+    data: tuple[str, ...]
+    overrides: tuple[str, ...]
+    remarks: tuple[str, ...]
+    on_gpus: bool
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the data; None for the user's own."""
+        return Path(self.data[self.data.index("--out") + 1]) if self.data else None
+
+
+def detected_layout(variables: Mapping[str, str]) -> tuple[Layout, list[str]]:
+    """This machine's GPUs, and a remark for those that stay unused.
+
+    Raises:
+        ChoiceError: they are too small for every recipe, or ``nvidia-smi`` does not tell.
+    """
+    facts = NvidiaSmi(variables, NVIDIA_SMI_SECONDS).facts()
+    gpus = facts["gpus"]
+    if gpus is None:
+        raise ChoiceError(
+            f"nvidia-smi: {facts['gpu_problem']}; name the hardware: SG_HARDWARE=8x80gb"
+        )
+    if not gpus:
+        return Layout(), []
+    smallest = min(gpu.memory_mib for gpu in gpus)
+    if not smallest:
+        raise ChoiceError(
+            "nvidia-smi does not tell the GPUs' memory; name the hardware: SG_HARDWARE=1x80gb"
+        )
+    name = names.name_of(len(gpus), smallest)
+    if not name:
+        raise ChoiceError(
+            f"the smallest GPU has {smallest:.0f} MiB, and the smallest recipe is made for 24 GB: "
+            "SG_HARDWARE=cpu trains a tiny model without a GPU, SG_HARDWARE=1xgpu tries the recipe "
+            "for one of 24 GB, and CUDA_VISIBLE_DEVICES chooses among several"
+        )
+    return names.parse(name), _unused(len(gpus), names.parse(name).used)
+
+
+def _unused(count: int, used: int) -> list[str]:
+    if used == count:
+        return []
+    return [f"using {used} of {count} GPUs: a rollout's batches divide over 1, 2, 4 or 8"]
+
+
+def host_memory_gib(variables: Mapping[str, str]) -> int:
+    """Host memory in GiB: ``SG_HOST_MEMORY_GIB``, else this machine's or its cgroup's limit.
+
+    Raises:
+        ChoiceError: the variable is no whole number.
+    """
+    given = variables.get("SG_HOST_MEMORY_GIB")
+    if not given:
+        return resources.usable_memory() // 2**30
+    if not (given.isascii() and given.isdigit() and len(given) < 10):
+        raise ChoiceError(f"SG_HOST_MEMORY_GIB={given}: expected a whole number of GiB")
+    return int(given)
+
+
+def choose(request: Request) -> Choice:
+    """The recipe, its data and its run directory.
+
+    Raises:
+        ChoiceError: nothing fits, or a value is wrong.
+        ConfigError: the recipe is wrong.
+    """
+    variables = request.variables
+    if request.hardware:
+        try:
+            layout = names.parse(request.hardware)
+        except ValueError as error:
+            raise ChoiceError(f"SG_HARDWARE={error}") from None
+        remarks = _unused(layout.gpus, layout.used) if layout.gpus else []
+        models = names.largest_models(layout)  # the host may be another machine's
+    else:
+        layout, remarks = detected_layout(variables)
+        models, more = _models_that_fit(layout, host_memory_gib(variables))
+        remarks += more
+    parts, name = _parts(request, models)
+    if _takes_hardware(request, parts[0]) and layout.gpus:
+        parts.append(HARDWARE + layout.settings_name)
+        remarks.append(f"hardware: {layout.settings_name}; recipe: {' + '.join(parts[:-1])}")
+    if not request.config and parts[0].endswith("_1xgpu.yaml"):
+        remarks.append("the paper's model does not fit: this is a reduced recipe (docs/running.md)")
+    config = load_config(parts, tuple(request.overrides))
+    data, overrides = _data(request, config)
+    return Choice(
+        parts=tuple(parts), run_dir=request.run_dir or f"runs/{name}", data=tuple(data),
+        overrides=tuple(overrides), remarks=tuple(remarks), on_gpus=bool(layout.gpus),
+    )  # fmt: skip
+
+
+def _models_that_fit(layout: Layout, host_gib: int) -> tuple[str, list[str]]:
+    models, remarks = names.largest_models(layout), []
+    fitting = names.largest_models(layout, host_gib)
+    while models != fitting:
+        remarks.append(
+            f"host memory: {host_gib} GiB, and {models.upper()} parameters on {layout.used} GPU(s) "
+            f"need about {names.host_needed(models, layout)}"
+        )
+        models = SIZES[SIZES.index(models) - 1]
+    return models, remarks
+
+
+def _parts(request: Request, models: str) -> tuple[list[str], str]:
+    """Recipe and algorithm, and the name of the run."""
+    domain, algorithm = request.domain, request.algorithm
+    if request.config:
+        parts = [request.config, *([ALGORITHM + algorithm] if algorithm else [])]
+        return parts, "_".join([domain, *map(short_name, parts)])
+    known = RECIPES[domain]
+    smaller = reversed(SIZES[: SIZES.index(models) + 1])
+    model = next(known[size] for size in smaller if size in known)
+    name = f"{domain}_{algorithm or 'grpo_sg'}_{model}"
+    if models == TINY and not algorithm:
+        return [f"configs/{domain}/grpo_sg_{model}.yaml"], name  # its weighting is not the paper's
+    return [f"configs/{domain}/grpo_{model}.yaml", ALGORITHM + (algorithm or "grpo_sg")], name
+
+
+def _takes_hardware(request: Request, recipe: str) -> bool:
+    """A recipe of the user's own brings its hardware, unless one is asked for."""
+    if recipe.endswith("_cpu.yaml"):
+        return False
+    return recipe.startswith(("configs/", "./configs/")) or bool(request.hardware)
+
+
+def _data(request: Request, config: Config) -> tuple[list[str], list[str]]:
+    """Arguments of ``sg-rlhf data``, and the overrides that name its files."""
+    prompts = str(config.value("data.prompt_dataset") or f"data/{request.domain}/train.jsonl")
+    folder = str(Path(prompts).parent)
+    known = data_commands.COMMANDS.get(folder, "")
+    make = {"kk": _puzzles, "math": _problems, "search": _questions}[request.domain]
+    out, arguments = make(folder, known.split()[3:], request.variables)
+    if not arguments:
+        return [], []
+    data = [request.domain, "--out", out, *arguments]
+    if out == folder:
+        return data, []
+    held_out = [f"eval.dataset={out}/test.jsonl"]
+    if config.sg.eval_sets:
+        held_out = ["sg.eval_sets=[]", *held_out]
+    return data, [f"data.prompt_dataset={out}/train.jsonl", *held_out]
+
+
+def _puzzles(folder: str, known: list[str], given: Mapping[str, str]) -> tuple[str, list[str]]:
+    template, files = given.get("SG_KK_CHAT_TEMPLATE"), given.get("SG_KK_PARQUET")
+    if template:
+        if "--chat-template" in known:  # the recipe's own
+            folder, known = "data/kk", data_commands.PUZZLES.split()
+        folder = f"{folder}_{Path(template).name.lower()}"
+        known = [*(known or data_commands.PUZZLES.split()), "--chat-template", template]
+    if files:
+        prompts = known[known.index("--chat-template") :] if "--chat-template" in known else []
+        return f"{folder}-parquet", ["--parquet", *files.split(), *prompts]
+    return folder, known
+
+
+def _problems(folder: str, known: list[str], given: Mapping[str, str]) -> tuple[str, list[str]]:
+    source = given.get("SG_MATH_SOURCE")
+    if not source:
+        return folder, known
+    # One folder per source, and held-out problems to evaluate on.
+    name = Path(source).name
+    out = f"data/math_{name.rpartition('.')[0] or name}"
+    return out, ["--source", source, "--dedup", "--test-fraction", "0.02"]
+
+
+def _questions(folder: str, _known: list[str], given: Mapping[str, str]) -> tuple[str, list[str]]:
+    if files := given.get("SG_QA_FILES"):
+        return f"{folder}-files", ["--source", *files.split()]
+    if revision := given.get("SG_QA_REVISION"):
+        published = ["--source", "nq_hotpotqa", "--revision", revision]
+        return folder, [*published, "--test-fraction", TEST_FRACTION]
+    return folder, ENCYCLOPEDIA.split() if folder == "data/search_tiny" else []

@@ -1,0 +1,198 @@
+"""Train a domain on this machine: make its data, train, and write the report.
+
+The GPUs choose the recipe: the paper's where its model fits, a reduced one on smaller machines, and
+without a GPU a tiny model that learns within minutes. The same command resumes the run. Further
+options and key=value go to `sg-rlhf train`: --allow-changed KEY, actor.adam.lr=1e-4.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from sg_rlhf.common.argument_types import OneLineParser
+from sg_rlhf.common.environment import as_typed
+from sg_rlhf.config import ConfigError, builtin_recipes
+from sg_rlhf.run import retriever
+from sg_rlhf.run.choice import RECIPES, Choice, ChoiceError, Request, choose
+
+EXAMPLES = """\
+examples:
+  the recipe for this machine
+    python -m sg_rlhf.run kk
+  another algorithm and learning rate
+    python -m sg_rlhf.run kk --algorithm lopti actor.adam.lr=1e-4
+  see what two nodes of eight GPUs would run
+    python -m sg_rlhf.run math --hardware 2x8x80gb --dry-run
+
+environment variables, which the options override
+  SG_HARDWARE, SG_CONFIG, SG_RUN_DIR   as --hardware, --config, --run-dir
+  SG_HOST_MEMORY_GIB=N                 host memory, where a limit of the cluster is not seen
+  SG_KK_PARQUET="FILE ..."             kk: train on these puzzle files
+  SG_KK_CHAT_TEMPLATE=MODEL            kk: write the prompts through this model's chat template
+  SG_MATH_SOURCE=SOURCE                math: train on this (sg-rlhf data math --help)
+  SG_RETRIEVER_URL=URL                 search: a running retriever, http://HOST:PORT/retrieve
+  SG_INDEX=DIR, SG_PORT=PORT           search: a built index to serve, and the port [8000]
+  SG_QA_FILES="FILE ..."               search: train on these question files
+  SG_QA_REVISION=COMMIT                search: train on the published questions, at this commit
+"""
+
+
+def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The options, and what goes to the training command."""
+    parser = OneLineParser(
+        prog="python -m sg_rlhf.run",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("domain", choices=list(RECIPES), help="kk, math or search")
+    parser.add_argument("--config", metavar="FILE", help="a recipe instead of the machine's")
+    parser.add_argument(
+        "--algorithm", metavar="NAME", type=_algorithm,
+        help="of `sg-rlhf recipes` (default: grpo_sg, or what --config has)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--hardware", metavar="NAME",
+        help="instead of what is detected: cpu, 4x40gb, 8xh200, 2x8x80gb (nodes x GPUs), 1xgpu",
+    )  # fmt: skip
+    parser.add_argument(
+        "--run-dir", metavar="DIR", help="folder of the run (default: runs/<domain>_<recipe>)"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what `sg-rlhf train` would run; run nothing"
+    )
+    parser.add_argument("--data-only", action="store_true", help="make the data, and end")
+    return parser.parse_known_args(argv)
+
+
+def _algorithm(name: str) -> str:
+    try:
+        return builtin_recipes.algorithm(name).partition(":")[2]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def request_of(arguments: argparse.Namespace, rest: Sequence[str]) -> Request:
+    """The options, and the environment where they say nothing."""
+    variables = os.environ
+    return Request(
+        domain=arguments.domain,
+        config=arguments.config or variables.get("SG_CONFIG", ""),
+        algorithm=arguments.algorithm or "",
+        hardware=arguments.hardware or variables.get("SG_HARDWARE", ""),
+        run_dir=arguments.run_dir or variables.get("SG_RUN_DIR", ""),
+        overrides=[word for word in rest if "=" in word and not word.startswith("-")],
+        variables=variables,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: the training's; 2 for wrong usage or a machine on which nothing fits."""
+    arguments, rest = parse_arguments(sys.argv[1:] if argv is None else argv)
+    request = request_of(arguments, rest)
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        chosen = choose(request)
+        for line in chosen.remarks:
+            print(line, flush=True)
+        return _run(request, chosen, rest, dry=arguments.dry_run, data_only=arguments.data_only)
+    except (ChoiceError, ConfigError) as error:
+        print(f"error: {as_typed(str(error))}", file=sys.stderr)
+        return 2
+    except subprocess.CalledProcessError as error:  # it has said why
+        return error.returncode if error.returncode > 0 else 128 - error.returncode
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _terminated(_signum: int, _frame: Any) -> NoReturn:
+    raise SystemExit(143)
+
+
+def _run(
+    request: Request, chosen: Choice, rest: Sequence[str], *, dry: bool, data_only: bool
+) -> int:
+    with contextlib.ExitStack() as stack:
+        address = _retriever(request, chosen) if request.domain == "search" else []
+        if chosen.data and not dry:
+            _module("sg_rlhf.data", *chosen.data)
+        if data_only:
+            return 0
+        if request.domain == "search" and not address:
+            address = [f"sg.search.url={_start_retriever(request, chosen, stack, dry=dry)}"]
+        # Not imported for --help and --data-only: it takes seconds.
+        from sg_rlhf import train
+
+        words = [*builtin_recipes.words(chosen.parts), "--run-dir", chosen.run_dir]
+        words += ["--dry-run"] * dry
+        status = train.main([*words, *chosen.overrides, *address, *rest])
+    signal.signal(signal.SIGTERM, _terminated)  # the training has set its own
+    if status or dry or "--replay" in rest:
+        return status
+    _module("sg_rlhf.report.summary", chosen.run_dir)
+    _module("sg_rlhf.report", chosen.run_dir)
+    again = f"sg-rlhf run {request.domain} --run-dir {chosen.run_dir}_lr1e-4 actor.adam.lr=1e-4"
+    print(f"next: another setting, in a directory of its own:\n  {as_typed(again)}")
+    return 0
+
+
+def _module(name: str, *arguments: str) -> None:
+    """Run a command of ours in a process of its own: its libraries stay out of the trainer's.
+
+    Raises:
+        CalledProcessError: it failed.
+    """
+    subprocess.run([sys.executable, "-m", name, *arguments], check=True)
+
+
+def _retriever(request: Request, chosen: Choice) -> list[str]:
+    """The override for a running retriever, if one is named.
+
+    Raises:
+        ChoiceError: questions or a search engine are missing.
+    """
+    given = request.variables
+    url, index = given.get("SG_RETRIEVER_URL"), given.get("SG_INDEX")
+    if not url and index and not Path(index).is_dir():
+        raise ChoiceError(
+            f"SG_INDEX={index}: no such folder; build it with python -m sg_rlhf.retrieval.index"
+        )
+    if chosen.on_gpus and not (given.get("SG_QA_FILES") or given.get("SG_QA_REVISION")):
+        raise ChoiceError(
+            'name the questions: SG_QA_FILES="FILE ...", or SG_QA_REVISION=COMMIT of the '
+            "published set"
+        )
+    if chosen.on_gpus and not (url or index):
+        raise ChoiceError(
+            "name a search engine: SG_INDEX=DIR to serve, or "
+            "SG_RETRIEVER_URL=http://HOST:PORT/retrieve"
+        )
+    return [f"sg.search.url={url}"] if url else []
+
+
+def _start_retriever(
+    request: Request, chosen: Choice, stack: contextlib.ExitStack, *, dry: bool
+) -> str:
+    given = request.variables.get("SG_PORT") or "8000"
+    if not (given.isascii() and given.isdigit() and 0 < int(given) < 65536):
+        raise ChoiceError(f"SG_PORT={given}: expected a port, 1 to 65535")
+    port = int(given)
+    if dry:
+        return f"http://127.0.0.1:{port}/retrieve"
+    folder = chosen.folder or Path("data/search")
+    index = Path(request.variables.get("SG_INDEX") or folder / "index")
+    if not index.is_dir():
+        corpus = ["--corpus", str(folder / "corpus.jsonl"), "--encoder", "bm25"]
+        _module("sg_rlhf.retrieval.index", *corpus, "--out", str(index))
+    # Not in the run directory: another run may be there, which training refuses later.
+    return stack.enter_context(retriever.serving(index, port, folder / f"retriever_{port}.log"))

@@ -1,0 +1,128 @@
+"""Machines by name, as found, and the sizes that a recipe has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sg_rlhf.machine import gpus, hardware
+from sg_rlhf.machine.names import GPUS, gpu_of
+from tests.unit.doctor.fake_programs import nvidia_smi, program
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "gpus", "kind"),
+    [
+        ("8x80gb", 1, 8, "h100"),
+        ("1x24gb", 1, 1, "4090"),
+        ("2x8x80gb", 2, 8, "h100"),
+        ("4x40gb", 1, 4, "a100-40gb"),
+        ("1xgpu", 1, 1, "4090"),
+        ("8xh100", 1, 8, "h100"),
+        ("4xl40s", 1, 4, "l40s"),
+        ("2x8xB200", 2, 8, "b200"),
+        ("1xh100-pcie", 1, 1, "h100-pcie"),
+    ],
+)
+def test_names(name: str, nodes: int, gpus: int, kind: str) -> None:
+    found = hardware.named(name)
+    assert (found.nodes, found.gpus_per_node, found.gpu) == (nodes, gpus, kind)
+    assert found.gpus == nodes * gpus and found.gpu_memory_gib == GPUS[kind].usable_gib
+    assert found.link == ("nvlink" if GPUS[kind].nvlink else "pcie")
+    assert found.type.name in found.describe()
+
+
+@pytest.mark.parametrize(
+    ("device", "mib", "kind"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 40960, "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", 81920, "a100"),
+        ("NVIDIA A100 80GB PCIe", 81920, "a100"),
+        ("NVIDIA H100 80GB HBM3", 81559, "h100"),
+        ("NVIDIA H100 PCIe", 81559, "h100-pcie"),
+        ("NVIDIA H200", 143771, "h200"),
+        ("NVIDIA B200", 183359, "b200"),
+        ("NVIDIA GeForce RTX 4090", 24564, "4090"),
+        ("NVIDIA GeForce RTX 3090", 24576, "3090"),
+        ("NVIDIA L40S", 46068, "l40s"),
+        ("NVIDIA L4", 23034, "l4"),
+        ("NVIDIA A10G", 23028, "a10"),
+        ("NVIDIA RTX A6000", 49140, "a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", 49140, "6000ada"),
+        ("Some Future GPU", 49140, "a100-40gb"),
+        ("Some Future GPU", 98304, "h100"),
+        ("Some Old GPU", 16384, "4090"),
+    ],
+)
+def test_devices_as_nvidia_smi_names_them(device: str, mib: int, kind: str) -> None:
+    assert gpu_of(device, mib / 1024)[0] == kind
+    found = hardware.of_machine([device], [mib], nvlink=False, host_memory_gib=64.0)
+    assert found.gpu == kind
+    # Of a device that is not in the table its own memory counts, not the type's.
+    assert 0.95 * mib / 1024 <= found.gpu_memory_gib <= mib / 1024
+
+
+def test_of_unequal_gpus_the_smallest_counts_and_none_is_the_cpu() -> None:
+    names = ["NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090"]
+    found = hardware.of_machine(names, [81559, 24564], nvlink=True, host_memory_gib=64.0)
+    assert (found.gpu, found.gpus_per_node, found.link) == ("4090", 2, "pcie")
+    cpu = hardware.of_machine([], [], nvlink=False, host_memory_gib=8.0, disk_free_gb=5.0)
+    assert (cpu.gpus, cpu.host_memory_gib, cpu.disk_free_gb) == (0, 8.0, 5.0)
+
+
+def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    program(tmp_path, "nvidia-smi", "echo 'No devices were found'; exit 6")
+    found = hardware.detected(tmp_path / "not" / "yet" / "there")
+    assert found.gpus == 0 and 0 < found.host_memory_gib < 1e5
+    assert found.disk_free_gb is not None and found.disk_free_gb > 0
+    nvidia_smi(tmp_path)
+    found = hardware.detected(tmp_path)
+    assert (found.gpu, found.gpus, found.link) == ("h100", 2, "nvlink")
+    nvidia_smi(tmp_path, link="PHB")
+    assert hardware.detected(tmp_path).link == "pcie"
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [("", 0), ("-1", 0), ("-1,0", 0), ("1", 1), (" 1, -1,0", 1), ("0,1", 2),
+     ("GPU-0a8f,GPU-1a8f", 2)],
+)  # fmt: skip
+def test_gpus_that_are_hidden_from_cuda_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, gpus: int
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    nvidia_smi(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert hardware.detected(tmp_path).gpus == gpus
+
+
+def test_a_process_gets_one_mig_slice_and_the_smallest_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    slices = ("3g.40gb", "1c.2g.20gb", "1g.20gb+me")
+    mig = "".join(f"\n  MIG {name}     Device  0: (UUID: MIG-1)" for name in slices)
+    nvidia_smi(tmp_path, gpus=1, mig=mig)
+    found = hardware.detected(tmp_path)
+    assert found.gpus == 1 and found.gpu_memory_gib == pytest.approx(20_000 / 1024)
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [(None, ["0", "1"]), ("-1", []), ("", []), ("0,-1,1", ["0"]), ("2, 5", ["2", "5"]),
+     ("GPU-a,GPU-b", ["GPU-a", "GPU-b"])],
+)  # fmt: skip
+def test_devices_by_the_names_that_cuda_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, found: list[str]
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    nvidia_smi(tmp_path)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpus.visible_devices() == found

@@ -1,0 +1,311 @@
+"""What `sg-rlhf run` chooses for a machine: recipe, settings, data, run directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sg_rlhf.config import load_config
+from sg_rlhf.config.run_paths import run_dir_of
+from sg_rlhf.overlay.driver.arguments import upstream_arguments
+from sg_rlhf.plan.overview import plan_on
+from sg_rlhf.run.choice import RECIPES, Choice, ChoiceError, Request, choose, host_memory_gib
+from tests.unit.doctor.fake_programs import nvidia_smi, program
+
+#: The host that the tests run on has too little memory for most recipes.
+LARGE_HOST = {"SG_HOST_MEMORY_GIB": "2000"}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """GPUs as ``nvidia-smi`` reports them: MiB of each, and MIG slices of the first."""
+
+    memory: tuple[str, ...] = ()
+    slices: tuple[str, ...] = ()
+
+    def variables(self, folder: Path, **more: str) -> dict[str, str]:
+        """An environment in which this is the machine."""
+        if self.memory:
+            mig = "".join(f"\n  MIG {name}     Device  0: (UUID: MIG-0)" for name in self.slices)
+            row = "NVIDIA GPU, @, 1, 580.95.05, 9.0"
+            nvidia_smi(folder, gpus=len(self.memory), mig=mig, row=row)
+            text = (folder / "nvidia-smi").read_text()
+            for memory in self.memory:
+                text = text.replace("@", memory, 1)
+            (folder / "nvidia-smi").write_text(text)
+        return {"PATH": f"{folder}:/usr/bin:/bin", **LARGE_HOST, **more}
+
+
+def gpus(count: int, mib: int) -> Machine:
+    return Machine((str(mib),) * count)
+
+
+#: Machine -> the name of its settings. Memory as the drivers report it.
+MACHINES = {
+    "no-nvidia-smi": (Machine(), "cpu"),
+    "A10G": (gpus(1, 23028), "1x24gb"),
+    "4090x2": (gpus(2, 24564), "2x24gb"),
+    "4090x4": (gpus(4, 24564), "4x24gb"),
+    "4090x8": (gpus(8, 24564), "8x24gb"),
+    "5090": (gpus(1, 32607), "1x24gb"),
+    "L40Sx4": (gpus(4, 46068), "4x40gb"),
+    "A100-40": (gpus(1, 40960), "1x40gb"),
+    "A100-40x2": (gpus(2, 40960), "2x40gb"),
+    "A100-40x8": (gpus(8, 40960), "8x40gb"),
+    "H100": (gpus(1, 81559), "1x80gb"),
+    "H100x2": (gpus(2, 81559), "2x80gb"),
+    "H100x4": (gpus(4, 81559), "4x80gb"),
+    "H100x8": (gpus(8, 81559), "8x80gb"),
+    "H200x8": (gpus(8, 143771), "8x80gb"),
+    "B200x8": (gpus(8, 183359), "8x80gb"),
+    "H100-in-two-slices": (Machine(("81559",), ("3g.40gb", "3g.40gb")), "1x40gb"),
+    "A100-one-whole-slice": (Machine(("81920",), ("7g.80gb",)), "1x80gb"),
+    "unequal": (Machine(("81559", "24564")), "2x24gb"),
+}
+EXPECTED = {
+    "tiny": dict.fromkeys(RECIPES, ("grpo_sg_tiny_cpu",)),
+    "1b": dict.fromkeys(RECIPES, ("grpo_1xgpu", "grpo_sg")),
+    "3b": {
+        "kk": ("grpo_qwen2.5-3b-instruct", "grpo_sg"),
+        "math": ("grpo_1xgpu", "grpo_sg"),
+        "search": ("grpo_qwen2.5-3b", "grpo_sg"),
+    },
+}
+EXPECTED["8b"] = EXPECTED["3b"] | {"math": ("grpo_dsr_qwen2.5-7b", "grpo_sg")}
+LARGEST = {
+    "cpu": "tiny", "1x24gb": "1b", "2x24gb": "1b", "4x24gb": "3b", "8x24gb": "3b",
+    "1x40gb": "3b", "2x40gb": "3b",
+}  # fmt: skip
+
+
+def parts_of(domain: str, models: str, hardware: str) -> tuple[str, ...]:
+    recipe, *algorithm = EXPECTED[models][domain]
+    named = [f"algorithm:{name}" for name in algorithm]
+    return (f"configs/{domain}/{recipe}.yaml", *named, *([f"hardware:{hardware}"] * bool(named)))
+
+
+@pytest.mark.parametrize("domain", RECIPES)
+@pytest.mark.parametrize("name", MACHINES)
+def test_each_machine_gets_a_recipe_that_parses(tmp_path: Path, name: str, domain: str) -> None:
+    machine, hardware = MACHINES[name]
+    chosen = choose(Request(domain, variables=machine.variables(tmp_path)))
+    assert chosen.parts == parts_of(domain, LARGEST.get(hardware, "8b"), hardware)
+    reduced = any(line.startswith("the paper's model does not fit") for line in chosen.remarks)
+    assert reduced == chosen.parts[0].endswith("_1xgpu.yaml")
+    args = upstream_arguments(load_config(chosen.parts))
+    assert args.actor.num_gpus_per_node == (1 if hardware == "cpu" else int(hardware.split("x")[0]))
+    assert chosen.on_gpus == (hardware != "cpu")
+
+
+@pytest.mark.parametrize(("count", "used"), [(3, 2), (5, 4), (7, 4), (10, 8), (16, 8)])
+def test_gpus_that_no_batch_divides_over_stay_unused_and_that_is_said(
+    tmp_path: Path, count: int, used: int
+) -> None:
+    for variables, asked in (
+        (gpus(count, 81559).variables(tmp_path), ""),
+        (Machine().variables(tmp_path / "none"), f"{count}xh100"),
+    ):
+        chosen = choose(Request("kk", hardware=asked, variables=variables))
+        assert chosen.parts[-1] == f"hardware:{used}x80gb"
+        assert chosen.remarks[0].startswith(f"using {used} of {count} GPUs: ")
+
+
+@pytest.mark.parametrize(
+    ("machine", "words"),
+    [
+        (gpus(1, 16384), "the smallest GPU has 16384 MiB"),
+        (Machine(("81559", "11264")), "the smallest GPU has 11264 MiB"),
+        (Machine(("81559",), ("1g.10gb",) * 7), "the smallest GPU has 10000 MiB"),
+        (Machine(("81559",), ("3g.40gb", "1g.10gb+me", "1c.2g.20gb")), "has 10000 MiB"),
+        (Machine(("[N/A]",)), "nvidia-smi does not tell the GPUs' memory"),
+    ],
+)
+def test_gpus_that_hold_no_recipe_are_refused(tmp_path: Path, machine: Machine, words: str) -> None:
+    variables = machine.variables(tmp_path)
+    with pytest.raises(ChoiceError, match="SG_HARDWARE=") as error:
+        choose(Request("kk", variables=variables))
+    assert words in str(error.value) and "\n" not in str(error.value)
+    # The ways out that the line names.
+    assert choose(Request("kk", hardware="cpu", variables=variables)).parts[0].endswith("_cpu.yaml")
+    assert choose(Request("kk", hardware="1xgpu", variables=variables)).parts[-1] == (
+        "hardware:1x24gb"
+    )
+
+
+def test_a_driver_that_fails_is_a_machine_without_gpus_and_a_hanging_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = Machine().variables(tmp_path)
+    program(tmp_path, "nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9")
+    assert not choose(Request("kk", variables=variables)).on_gpus
+    program(tmp_path, "nvidia-smi", "sleep 3600")
+    monkeypatch.setattr("sg_rlhf.run.choice.NVIDIA_SMI_SECONDS", 0.5)
+    with pytest.raises(ChoiceError, match=r"^nvidia-smi: it gave no answer within 0\.5 s; name "):
+        choose(Request("kk", variables=variables))
+
+
+def test_gpus_that_are_hidden_do_not_count(tmp_path: Path) -> None:
+    machine = Machine(("81559", "81559", "24564"))
+    for visible, hardware in {
+        "": "", "-1": "", "-1,0": "", "0,-1,1": "1x80gb", "2": "1x24gb", "0,1": "2x80gb",
+    }.items():  # fmt: skip
+        variables = machine.variables(tmp_path, CUDA_VISIBLE_DEVICES=visible)
+        last = choose(Request("kk", variables=variables)).parts[-1]
+        assert last == (f"hardware:{hardware}" if hardware else "configs/kk/grpo_sg_tiny_cpu.yaml")
+
+
+@pytest.mark.parametrize("name", ["0x80gb", "8x80", "h100", "8x24gb ", "8xtpu"])
+def test_a_wrong_name_is_refused(name: str) -> None:
+    with pytest.raises(ChoiceError, match=f"^SG_HARDWARE={name}: no such hardware"):
+        choose(Request("kk", hardware=name))
+
+
+@pytest.mark.parametrize(
+    ("machine", "gib", "kk", "math"),
+    [
+        (gpus(1, 81559), 225, "3b", "8b"),
+        (gpus(1, 81559), 158, "3b", "1b"),
+        (gpus(1, 81559), 64, "1b", "1b"),
+        (gpus(1, 40960), 79, "1b", "1b"),
+        (gpus(4, 24564), 120, "1b", "1b"),
+        (gpus(8, 81559), 500, "8b", "8b"),
+        (gpus(8, 81559), 300, "3b", "1b"),
+        (gpus(1, 24564), 32, "1b", "1b"),
+        (Machine(), 4, "tiny", "tiny"),
+    ],
+)
+def test_a_small_host_gets_a_smaller_model_and_hears_why(
+    tmp_path: Path, machine: Machine, gib: int, kk: str, math: str
+) -> None:
+    variables = machine.variables(tmp_path, SG_HOST_MEMORY_GIB=str(gib))
+    full = machine.variables(tmp_path)
+    for domain, models in (("kk", kk), ("math", math)):
+        chosen = choose(Request(domain, variables=variables))
+        assert Path(chosen.parts[0]).stem == EXPECTED[models][domain][0]
+        said = any(line.startswith(f"host memory: {gib} GiB, and ") for line in chosen.remarks)
+        assert said == (chosen.remarks != choose(Request(domain, variables=full)).remarks)
+
+
+@pytest.mark.parametrize("wrong", ["much", "1.5", "-5"])
+def test_host_memory_that_is_no_number_is_one_line(wrong: str) -> None:
+    with pytest.raises(ChoiceError, match=f"^SG_HOST_MEMORY_GIB={wrong}: expected a whole number"):
+        host_memory_gib({"SG_HOST_MEMORY_GIB": wrong})
+
+
+def test_the_host_is_read_where_nobody_tells_it() -> None:
+    kib = int(Path("/proc/meminfo").read_text().split()[1])
+    assert 0 < host_memory_gib({}) <= kib // 2**20
+
+
+@pytest.mark.parametrize("hardware", [f"{n}x{s}gb" for s in (24, 40, 80) for n in (1, 2, 4, 8)])
+@pytest.mark.parametrize("domain", RECIPES)
+def test_what_is_chosen_fits_by_the_plan(domain: str, hardware: str) -> None:
+    chosen = choose(Request(domain, hardware=hardware))
+    memory = plan_on(chosen.parts[0], hardware)
+    free = memory.hardware.gpu_memory_gib - memory.peak_gib
+    assert free > 0.05 * memory.hardware.gpu_memory_gib, memory.verdict()
+    assert memory.cache is not None and memory.cache.sequences >= 4
+
+
+# -- a recipe or algorithm of the user's choice ----------------------------------------------------
+
+
+def test_a_recipe_of_the_users_own_brings_its_hardware_unless_one_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("extends: configs/kk/grpo_qwen2.5-3b-instruct.yaml\n")
+    shipped, variables = "configs/kk/grpo_qwen2.5-3b.yaml", gpus(4, 40960).variables(tmp_path)
+    for config, asked, last in (
+        ("mine.yaml", "", []),
+        ("mine.yaml", "2x80gb", ["hardware:2x80gb"]),
+        (shipped, "", ["hardware:4x40gb"]),
+        (shipped, "2x8xh200", ["hardware:2x8x80gb"]),
+        (shipped, "cpu", []),
+        ("configs/kk/grpo_tiny_cpu.yaml", "", []),
+    ):
+        chosen = choose(Request("kk", config=config, hardware=asked, variables=variables))
+        assert chosen.parts == (config, *last)
+
+
+def test_an_algorithm_replaces_grpo_sg_on_every_machine(tmp_path: Path) -> None:
+    for hardware, run_dir in {"cpu": "kk_lopti_tiny_cpu", "1x24gb": "kk_lopti_1xgpu"}.items():
+        chosen = choose(Request("kk", algorithm="lopti", hardware=hardware))
+        assert chosen.parts[1] == "algorithm:lopti" and chosen.run_dir == f"runs/{run_dir}"
+        assert load_config(chosen.parts).sg.update == "lopti"
+    asked = Request("kk", config="configs/kk/grpo_sg_tiny_cpu.yaml", algorithm="lopti")
+    assert choose(asked).run_dir == "runs/kk_grpo_sg_tiny_cpu_lopti"
+
+
+@pytest.mark.parametrize("domain", RECIPES)
+def test_a_run_goes_where_it_went_before_recipes_were_composed(domain: str) -> None:
+    chosen = choose(Request(domain, hardware="1x24gb"))
+    older = f"configs/{domain}/grpo_sg_1xgpu.yaml"
+    assert Path(chosen.run_dir) == run_dir_of(None, [older], load_config(older))
+    assert choose(Request(domain, config=older, hardware="1x24gb")).run_dir == chosen.run_dir
+    assert choose(Request(domain, run_dir="here", hardware="cpu")).run_dir == "here"
+
+
+# -- data ------------------------------------------------------------------------------------------
+
+
+def chosen_data(domain: str, config: str = "", *overrides: str, **variables: str) -> Choice:
+    return choose(
+        Request(domain, config=config, hardware="8x80gb", overrides=overrides, variables=variables)
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "model", "folder"),
+    [
+        ("grpo_sg_mistral-7b-instruct-v0.3", {}, "mistralai/Mistral-7B-Instruct-v0.3",
+         "data/kk_mistral-7b-instruct-v0.3"),
+        ("grpo_llama-3.1-8b-instruct", {}, "meta-llama/Llama-3.1-8B-Instruct",
+         "data/kk_llama-3.1-8b-instruct"),
+        ("grpo_qwen2.5-3b", {}, None, "data/kk"),
+        ("grpo_qwen2.5-3b", {"SG_KK_CHAT_TEMPLATE": "org/Other"}, "org/Other", "data/kk_other"),
+        ("grpo_llama-3.1-8b-instruct", {"SG_KK_CHAT_TEMPLATE": "org/Other"}, "org/Other",
+         "data/kk_other"),
+    ],
+)  # fmt: skip
+def test_puzzles_are_written_in_the_models_own_form(
+    recipe: str, given: dict[str, str], model: str | None, folder: str
+) -> None:
+    chosen = chosen_data("kk", f"configs/kk/{recipe}.yaml", **given)
+    data = list(chosen.data)
+    template = data[data.index("--chat-template") + 1] if "--chat-template" in data else None
+    assert (template, str(chosen.folder), data.count("--chat-template")) == (
+        model, folder, int(model is not None),
+    )  # fmt: skip
+    config = load_config(chosen.parts, chosen.overrides)
+    assert config.value("data.prompt_dataset") == f"{folder}/train.jsonl"
+    assert config.value("eval.dataset") == f"{folder}/test.jsonl"
+
+
+def test_data_of_the_users_choice() -> None:
+    puzzles = chosen_data("kk", SG_KK_PARQUET="a.parquet b.parquet")
+    assert puzzles.data == ("kk", "--out", "data/kk-parquet", "--parquet", "a.parquet", "b.parquet")
+    assert "eval.dataset=data/kk-parquet/test.jsonl" in puzzles.overrides
+    math = chosen_data("math", SG_MATH_SOURCE="dir/my.problems.jsonl")
+    assert math.data[:5] == ("math", "--out", "data/math_my.problems", "--source",
+                             "dir/my.problems.jsonl")  # fmt: skip
+    assert math.overrides == (
+        "data.prompt_dataset=data/math_my.problems/train.jsonl", "sg.eval_sets=[]",
+        "eval.dataset=data/math_my.problems/test.jsonl",
+    )  # fmt: skip
+    load_config(math.parts, math.overrides)
+    search = chosen_data("search", SG_QA_FILES="a.jsonl")
+    assert search.data == ("search", "--out", "data/search-files", "--source", "a.jsonl")
+    published = chosen_data("search", SG_QA_REVISION="abc")
+    assert published.data[:5] == ("search", "--out", "data/search", "--source", "nq_hotpotqa")
+    orz = chosen_data("math", "configs/math/grpo_orz_qwen2.5-7b.yaml")
+    assert orz.data[:5] == ("math", "--out", "data/math_orz", "--source", "orz57k")
+    tiny = choose(Request("search", hardware="cpu"))
+    assert tiny.data[:5] == ("search", "--out", "data/search_tiny", "--source", "encyclopedia")
+
+
+def test_data_that_only_the_user_has_is_left_alone() -> None:
+    own = chosen_data("kk", "", "data.prompt_dataset=mine/train.jsonl")
+    assert own.data == () and own.overrides == () and own.folder is None
