@@ -75,12 +75,12 @@ def test_the_study_of_the_bound() -> None:
         cwd=ROOT, check=True, capture_output=True, text=True,
     ).stdout.splitlines()  # fmt: skip
     assert len(table) == 14
-    page = rows("docs/async.md")
+    page = rows("experiments/kk_async/README.md")
     assert [row for row in map(cells, table) if row not in page] == []
 
 
 def test_the_rates_of_asynchronous_rollouts() -> None:
-    result, page = read("async_rollouts.json"), rows("docs/async.md")
+    result, page = read("async_rollouts.json"), rows("docs/performance.md")
     for arm, found in result["arms"].items():
         rates = ", ".join(f"{rate:.1f}" for rate in found["rollouts_per_minute"])
         ratio = f"{result['ratio'][arm]:.2f} x" if arm in result["ratio"] else ""
@@ -257,7 +257,7 @@ def test_memory_of_a_run_of_the_tiny_model() -> None:
     runs = of_experiment("kk_cpu/results.json")["runs"].values()
     (peak,) = {f"{run['peak_memory_gb']:.1f} GB" for kind in runs for run in kind}
     found_in = {
-        "troubleshooting": "host memory|", "scale": "host memory of the tiny K&K recipe|",
+        "troubleshooting": "host memory|", "gpu": "host memory of the tiny K&K recipe|",
     }  # fmt: skip
     for page, row in found_in.items():
         (found,) = [r for r in rows(f"docs/{page}.md") if r.startswith(row)]

@@ -15,7 +15,6 @@ from tests.gpu.stages import table
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "gpu.md").read_text()
-SCALE = (ROOT / "docs" / "scale.md").read_text()
 
 
 def figures(stage: str) -> Any:
@@ -61,7 +60,7 @@ def test_packed_attention_is_as_in_the_result() -> None:
     found = figures("b")
     for size in ("0.5", "3", "7"):
         for kind, text in zip(
-            ("ours", "torch varlen", "sdpa one by one"), cell(PAGE, f"{size}B"), strict=True
+            ("ours", "torch varlen", "sdpa one by one"), cell(PAGE, f"heads of {size}B"), strict=True
         ):
             figure = found[f"attention_qwen2.5-{size}b_T20000_{kind}"]
             assert text == f"{figure['ms']:.1f}"
@@ -79,8 +78,8 @@ def test_the_rollout_step_is_as_in_the_result() -> None:
 
 
 def test_the_step_beside_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    """docs/scale.md names the command that made its planned column."""
-    (command,) = re.findall(r"^sg-rlhf plan ([^`]*1xh100[^`]*)^```", SCALE, re.MULTILINE)
+    """The page names the command that made its planned column."""
+    (command,) = re.findall(r"^sg-rlhf plan ([^`]*1xh100[^`]*)^```", PAGE, re.MULTILINE)
     assert plan([*shlex.split(command.replace("\\\n", " ")), "--json"]) == 0
     planned, measured = json.loads(capsys.readouterr().out), figures("e")
     for row, before, after, form in (
@@ -90,7 +89,7 @@ def test_the_step_beside_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
          measured["memory/device_used_gib"], ".1f"),
         ("whole step, s", planned["time"]["seconds"], measured["timing/step_total"], ".0f"),
     ):  # fmt: skip
-        assert cell(SCALE, row) == [format(before, form), format(after, form)], row
-    assert cell(SCALE, "sampling, s") == [
+        assert cell(PAGE, row) == [format(before, form), format(after, form)], row
+    assert cell(PAGE, "sampling, s") == [
         f"{planned['time']['parts']['sampling']:.1f}", f"{measured['timing/generation']:.0f}",
     ]  # fmt: skip
