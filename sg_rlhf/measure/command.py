@@ -29,7 +29,7 @@ def listing() -> str:
             *lines,
             "",
             f"`python -m {PROG} MEASUREMENT --help` explains one and gives examples; `python -m",
-            f"{PROG}.accuracy` and so on are the same commands. docs/sharpness.md explains how to",
+            f"{PROG}.accuracy` and so on are the same commands. docs/results.md explains how to",
             "read the numbers.",
         ]
     )

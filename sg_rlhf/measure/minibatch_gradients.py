@@ -21,7 +21,7 @@ minibatches can be resampled for an interval. A checkpoint's own optimizer state
 belongs to the algorithm that trained it. Weight decay, which is the same for all, and the KL term
 are left out.
 
-docs/sharpness.md explains how to read the numbers.
+docs/results.md explains how to read the numbers.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ are measured on the same fixed batch.
 L is the mean negative log-likelihood of the responses (--loss nll), or minus the clipped surrogate
 of GRPO at ratio 1 (--loss grpo, the default) with uniform weights, so that checkpoints of different
 algorithms are measured with one loss; a recipe or sg. keys put its token weights into L.
-docs/sharpness.md explains how to read the numbers.
+docs/results.md explains how to read the numbers.
 """
 
 from __future__ import annotations

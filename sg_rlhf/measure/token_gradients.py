@@ -8,7 +8,7 @@ For a sample of response tokens it computes exactly
 and compares both with 1 - p, plain and times the token weight w. Theorems 3.5 and 3.6 of
 arXiv 2511.00066 say that w (1 - p) bounds a token's part of the gradient up to factors of the
 network at that token; how much these factors vary is what ||grad|| / (1 - p) shows.
-docs/sharpness.md explains how to read the numbers.
+docs/results.md explains how to read the numbers.
 """
 
 from __future__ import annotations
