@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 PROG = "sg_rlhf.measure"
-#: name -> what it measures. A module of this package each, imported only when it is asked for.
+#: name -> what it measures. Each is a module of this package, imported when it is used.
 MEASUREMENTS = {
     "accuracy": "accuracy on prompts, from many responses to each, with paired differences",
     "sharpness": "how far the loss rises within a ball around the parameters (Eq. 14)",

@@ -71,7 +71,7 @@ examples:
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line, with the teaching help."""
+    """The command line, with its long help."""
     parser = options.new_parser(
         "sg_rlhf.measure.minibatch_gradients", __doc__, EXAMPLES, one_batch=False
     )
@@ -186,9 +186,9 @@ def compare(
     pass_tokens: int,
     moments: Mapping[str, Moments] | None = None,
 ) -> dict[str, list[Vector]]:
-    """By algorithm: its gradient on this minibatch beside the first algorithm's.
+    """For each algorithm, its gradient on this minibatch compared with the first algorithm's.
 
-    Then, if there are moments, the update that AdamW makes of it beside the first algorithm's.
+    Then, if there are moments, the update that AdamW makes of it, compared in the same way.
     """
     found: dict[str, list[Vector]] = {}
     baseline: list[Tensor] = []
@@ -216,7 +216,7 @@ def warm_up(
     pass_tokens: int,
     optimizer: AdamW,
 ) -> dict[str, Moments]:
-    """By algorithm: AdamW's moments of its own gradients on these minibatches."""
+    """For each algorithm, AdamW's moments of its gradients on these minibatches."""
     moments = {name: Moments(optimizer) for name in losses}
     for batch in batches:
         if any(row.advantage for row in batch.rows):
@@ -257,7 +257,7 @@ def measure(
     with progress_bar("minibatches", "minibatches", count) as bar:
 
         def batches(numbers: range) -> Iterator[FixedBatch]:
-            """The minibatches of these numbers; past the last prompt it goes on at the first."""
+            """The minibatches with these indices; after the last prompt the first one follows."""
             for number in numbers:
                 places = range(number * prompts, (number + 1) * prompts)
                 part = [data[place % len(data)] for place in places]
@@ -288,7 +288,7 @@ def measure(
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, and write the files that were asked for; returns what ``--json`` holds."""
+    """Measure, write the requested files, and return the content of ``--json``."""
     losses = surrogates(args.algorithm)
     config = load_config(args.config, args.overrides)
     settings = options.sampling(args, config)
@@ -321,7 +321,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 0, or 2 after one line on stderr."""
+    """Run the command. Returns 0, or 2 after one line on stderr."""
     return options.command("sg_rlhf.measure.minibatch_gradients", parse_arguments, run, table, argv)
 
 

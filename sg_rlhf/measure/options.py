@@ -1,4 +1,4 @@
-"""What the commands that measure checkpoints have in common: options, recipe, batch, files."""
+"""Shared code of the commands that measure checkpoints: options, recipe, batch, files."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def add_dtype(parser: argparse.ArgumentParser, default: str, why: str) -> None:
 
 
 def parse(parser: OneLineParser, argv: Sequence[str]) -> argparse.Namespace:
-    """The command line; overrides may stand anywhere, also behind an option of several values."""
+    """Parse the command line; overrides may be anywhere, also after an option of several values."""
     overrides = [token for token in argv if _OVERRIDE.fullmatch(token)]
     args = parser.parse_args([token for token in argv if not _OVERRIDE.fullmatch(token)])
     if args.overrides:
@@ -186,7 +186,7 @@ def checked_curve(cfg: Weighting) -> Weighting:
     """The weighting, if it is a function of the token's p.
 
     Raises:
-        MeasureError: it needs more of a token than p.
+        MeasureError: it is not a function of p alone.
     """
     if cfg.reads:
         raise MeasureError(
@@ -310,7 +310,7 @@ def origin(args: argparse.Namespace) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def one_line_errors(prog: str) -> Iterator[list[str]]:
-    """What a user can mend becomes one line on stderr; the list then holds it."""
+    """Turn a user's error into one line on stderr, and append it to the list."""
     failed: list[str] = []
     try:
         yield failed
@@ -341,7 +341,7 @@ def command(
 
 
 def save_figure(path: Path, draw: Callable[[Any], None], size: tuple[float, float]) -> None:
-    """A picture, written whole; ``draw`` gets the figure."""
+    """Write a picture atomically; ``draw`` gets the figure."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")

@@ -32,7 +32,7 @@ class Document(TypedDict):
 
 @dataclass(frozen=True)
 class Scan:
-    """What one pass over a corpus file found.
+    """The result of one pass over a corpus file.
 
     `offsets` has rows + 1 entries: the byte where each line starts, then the file's size.
     """

@@ -196,7 +196,7 @@ class _Server:
             answer = worker_launcher.FORKED
         for file in request["received"]:
             os.close(file)
-        with contextlib.suppress(OSError):  # the launcher may be gone; _forward sees that
+        with contextlib.suppress(OSError):  # the launcher may have ended; _forward notices
             connection.sendall(answer)
         if answer != worker_launcher.FORKED:
             connection.close()
@@ -206,7 +206,7 @@ class _Server:
         return None
 
     def _forward(self, connection: Any, pid: int) -> None:
-        """Pass a launcher's signals on to its process. Kill the process if the launcher is gone."""
+        """Forward a launcher's signals to its process. Kill it if the launcher has ended."""
         if pid not in self._children:  # reaped just before
             return
         try:

@@ -28,7 +28,7 @@ _NAMED = 8
 
 
 class TensorReport(NamedTuple):
-    """What one rank, or any rank, saw of a tensor in the first optimizer step."""
+    """Observations of a tensor in the first optimizer step, by one rank or by any rank."""
 
     forward_ran: bool = False
     has_grad: bool = False

@@ -1,4 +1,4 @@
-"""What the processes of a run are doing, as rows of one file: ``logs/phases.jsonl``.
+"""Current activity of a run's processes, as rows of one file: ``logs/phases.jsonl``.
 
 Each process appends its own rows, on every node: phases with their progress, messages, and the part
 of a rollout that the controller works on. :mod:`sg_rlhf.overlay.reporting.terminal` shows them, and

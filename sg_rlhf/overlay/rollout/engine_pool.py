@@ -43,7 +43,7 @@ from sg_rlhf.overlay.settings import worker_settings
 
 #: Seconds for a restarted engine to load its model and compile.
 START_TIMEOUT = 600.0
-#: Seconds for Ray to find another node for an engine whose node is gone.
+#: Seconds for Ray to find another node for an engine whose node was lost.
 PLACEMENT_TIMEOUT = 20.0
 #: Seconds between two checks while waiting for a restart.
 POLL_INTERVAL = 2.0
@@ -164,7 +164,7 @@ class EnginePool:
         lost = self.instances[index]
         on_its_node = NodeAffinitySchedulingStrategy(lost.node, soft=False)
         kill = _kill_processes.options(scheduling_strategy=on_its_node)
-        with contextlib.suppress(ray.exceptions.RayError):  # the node is gone, too
+        with contextlib.suppress(ray.exceptions.RayError):  # the node was lost, too
             ray.get(kill.remote(lost.processes), timeout=KILL_TIMEOUT)
 
     def _wait_until_restarted(self, index: int) -> EngineInstance:

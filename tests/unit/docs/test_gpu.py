@@ -1,4 +1,4 @@
-"""docs/gpu.md says what the stages are and which results there are, tests/gpu/README.md their figures."""
+"""docs/gpu.md names the stages and their results, tests/gpu/README.md the figures."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def test_packed_attention_is_as_in_the_result() -> None:
     found = figures("b")
     for size in ("0.5", "3", "7"):
         for kind, text in zip(
-            ("ours", "torch varlen", "sdpa one by one"), cell(README, f"heads of {size}B"), strict=True
+            ("ours", "torch varlen", "sdpa one by one"),
+            cell(README, f"heads of {size}B"),
+            strict=True,
         ):
             figure = found[f"attention_qwen2.5-{size}b_T20000_{kind}"]
             assert text == f"{figure['ms']:.1f}"
