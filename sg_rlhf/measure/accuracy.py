@@ -74,13 +74,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="file or module:NAME whose reward_func reports `correct` [Knights & Knaves]",
     )  # fmt: skip
     add("--prompts", type=positive_int, metavar="N", help="the first N of each file [all]")
-    add("--samples", type=positive_int, default=8, metavar="N", help="responses to each [8]")
+    add("--samples", type=positive_int, default=8, metavar="N", help="responses per prompt [8]")
     add("--temperature", type=positive_float, default=0.7, metavar="T", help="[0.7]")
     add("--max-new-tokens", type=positive_int, default=256, metavar="N", help="[256]")
-    add("--seed", type=non_negative_int, default=0, help="of all draws [0]")
+    add("--seed", type=non_negative_int, default=0, help="seed of the sampling [0]")
     add("--device", default="auto", help="auto, cpu or cuda [auto]")
     add("--threads", type=positive_int, metavar="N", help="CPU threads; 1 is best on busy cores")
-    add("--json", type=Path, metavar="FILE", help="everything, for a script")
+    add("--json", type=Path, metavar="FILE", help="write all figures as JSON")
     args = parser.parse_args(argv)
     options.check_outputs(parser, args)
     if args.threads is not None:
@@ -219,7 +219,7 @@ def figures(
 
 
 def draws_half_width(counts: Sequence[int], samples: int) -> float:
-    """Half of the 95 % interval of the accuracy on these very prompts; NaN for one response each.
+    """Half of the 95 % interval of the accuracy on the same prompts; NaN for one response each.
 
     The variance of a prompt's share is estimated by p (1 - p) / (samples - 1), without bias.
     """
@@ -250,11 +250,11 @@ def table(result: dict[str, Any]) -> str:
                 if place:
                     line += (
                         f"   {found['difference']:+.3f} +- {found['difference_ci95']:.3f} "
-                        f"beside the first{_of_draws(found['difference_draws_ci95'])}"
+                        f"compared with the first{_of_draws(found['difference_draws_ci95'])}"
                     )
                 lines.append(line)
     lines.append(
-        "95 % intervals over prompts, and in brackets over the draws of responses to these very "
+        "95 % intervals over prompts, and in brackets over the sampled responses to the same "
         "prompts; differences are paired by prompt"
     )
     return "\n".join(lines)

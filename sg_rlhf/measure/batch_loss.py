@@ -200,7 +200,7 @@ def _hold_weights(
     log_probs_BT: Tensor, advantages_BT: Tensor, weights_BT: Tensor, *, inside: bool
 ) -> _Held:
     if inside:
-        # A weight of 0 would be an infinite shift; the ratio's limit, exp(-20), is near enough to 0.
+        # A weight of 0 would be an infinite shift; exp(-20), the ratio's limit, is near enough.
         shift_BT = weights_BT.log().clamp(min=math.log(1e-9))
         return _Held(log_probs_BT - shift_BT, advantages_BT, None)
     return _Held(log_probs_BT, advantages_BT, weights_BT)

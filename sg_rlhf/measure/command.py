@@ -12,7 +12,7 @@ PROG = "sg_rlhf.measure"
 MEASUREMENTS = {
     "accuracy": "accuracy on prompts, from many responses to each, with paired differences",
     "sharpness": "how far the loss rises within a ball around the parameters (Eq. 14)",
-    "token-gradients": "each token's gradient norm beside the paper's w (1 - p) (Eq. 16)",
+    "token-gradients": "each token's gradient norm compared with the paper's w (1 - p) (Eq. 16)",
     "minibatch-gradients": "each algorithm's gradient and AdamW step on the same minibatches",
 }
 

@@ -58,7 +58,7 @@ from sg_rlhf.measure.sharpness import surrogate_of
 
 EXAMPLES = """\
 examples:
-  GRPO-SG in its forms beside GRPO, on the shipped tiny model
+  the forms of GRPO-SG compared with GRPO, on the shipped tiny model
     python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160 distinct=names
     python -m sg_rlhf.measure.minibatch_gradients --model module:sg_rlhf.tiny.kk_tiny \\
         --data data/kk_tiny/train.jsonl --reward module:sg_rlhf.tasks.kk.reward --batches 30 \\
@@ -95,11 +95,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         type=non_negative_int,
         default=20,
         metavar="N",
-        help="minibatches before those, of newly sampled responses, that AdamW's moments are made "
-        "of; 0: no updates, and a third of the memory, which is three times the model's size for "
-        "each algorithm [20]",
+        help="minibatches of newly sampled responses for AdamW's moments; 0: no updates. With "
+        "updates each algorithm takes three times the memory of the model, else one time [20]",
     )
-    options.add_dtype(parser, "float32", "of the parameters and of all arithmetic")
+    options.add_dtype(parser, "float32", "dtype of parameters and arithmetic")
     args = options.parse(parser, argv)
     for option in ("batch", "sampler", "limit", "global_step"):
         if getattr(args, option) is not None:

@@ -72,7 +72,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--steps", type=positive_int, default=8, metavar="K", help="steps of the ascent [8]"
     )
-    options.add_dtype(parser, "float32", "of the parameters and of all arithmetic")
+    options.add_dtype(parser, "float32", "dtype of parameters and arithmetic")
     return options.parse(parser, argv)
 
 

@@ -101,7 +101,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--chunk", type=positive_int, metavar="N", help="backward passes at a time [by memory]"
     )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="one line for each token")
-    options.add_dtype(parser, "float64", "of all arithmetic; float32 blurs 1 - p below 1e-6")
+    options.add_dtype(parser, "float64", "dtype of the arithmetic; float32 blurs 1 - p below 1e-6")
     return options.parse(parser, argv)
 
 
@@ -322,8 +322,8 @@ def table(report: dict[str, Any]) -> str:
         f"||e_y - pi|| / (1 - p): {_number(at_logits['min'], '.4f')} to "
         f"{_number(at_logits['max'], '.4f')} (the proof: 1 to 1.4142)",
         f"||grad|| / (1 - p): median {_number(factor['median'], '.3g')}, 5 % "
-        f"{_number(factor['q05'], '.3g')}, 95 % {_number(factor['q95'], '.3g')}: what the bound "
-        "leaves to the network",
+        f"{_number(factor['q05'], '.3g')}, 95 % {_number(factor['q95'], '.3g')}: the factor of "
+        "the network in the bound",
         "std / mean over the batch: "
         + ", ".join(
             f"{name} {_number(spread[key], '.3f')}"

@@ -75,7 +75,7 @@ def scan(path: Path, *, check: bool = True, progress: bool = True) -> Scan:
                 bar.update(position - bar.n)
         bar.update(position - bar.n)
     if not offsets:
-        raise ValueError(f"{path}: no passages, expected a JSON object a line")
+        raise ValueError(f"{path}: no passages, expected one JSON object per line")
     offsets.append(position)
     if check:
         _check_ids(path, ids)

@@ -218,7 +218,7 @@ def _build_dense(job: Build, request: Mapping[str, Any], model: Encoder, index: 
         resources.check_requirements("--out", job.out, "the build", needs)
     count = -(-rows // job.shard_rows)
     if missing < count:
-        print(f"{job.partial}: going on after {count - missing} of {count} shards", flush=True)
+        print(f"{job.partial}: continuing after {count - missing} of {count} shards", flush=True)
     where = dense_build.places(dense_build.devices(job.device), job.workers)
     with tqdm(
         total=rows, initial=rows - min(rows, missing * job.shard_rows), desc="encoding",

@@ -230,7 +230,7 @@ def _resume_hint(args: Any) -> str:
         return ""
     found = paths.resume_candidates(Path(args.ckpt.path) / "_actor")
     if not found:
-        return "; there is no checkpoint: the same command begins again"
+        return "; there is no checkpoint: the same command starts from the beginning"
     return f"; the same command resumes from the last checkpoint, {found[0]}"
 
 

@@ -58,7 +58,7 @@ def _request(connection: socket.socket) -> dict[str, Any]:
     connection.settimeout(10.0)
     first, files, _, _ = socket.recv_fds(connection, 1, worker_launcher.MAX_FILES)
     if not first:
-        raise ConnectionError("the other side is gone")
+        raise ConnectionError("the other process has ended")
     received = []
     for file in files:
         received.append(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, worker_launcher.FD_OFFSET))
