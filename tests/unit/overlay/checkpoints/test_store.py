@@ -314,7 +314,7 @@ def test_without_a_whole_one_the_run_stops(tmp_path: Path, monkeypatch: pytest.M
         f"no checkpoint is intact: {tmp_path / 'global_step2'}: states.pt is not what was written"
     )
     assert f"; {tmp_path / 'global_step1'}: states.pt is not" in said
-    assert said.endswith("; put a copy of one back, or begin again in another --run-dir")
+    assert said.endswith("; restore one from a copy, or start in another --run-dir")
     assert (tmp_path / "latest").read_text() == "global_step2"
 
 
@@ -336,7 +336,7 @@ def test_what_deepspeed_does_not_load_is_no_fresh_start(
 ) -> None:
     one = saved(tmp_path, monkeypatch, "global_step1")
     monkeypatch.setattr(Engine, "load_checkpoint", lambda *_, **__: (None, None))
-    with pytest.raises(CheckpointError, match="global_step1: DeepSpeed finds nothing to load"):
+    with pytest.raises(CheckpointError, match="global_step1: DeepSpeed found nothing to load"):
         load(one, tmp_path)
 
 
