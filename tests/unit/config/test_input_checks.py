@@ -98,7 +98,7 @@ ROWS: dict[str, tuple[str, bytes, str]] = {
     "half a character": ("a.jsonl", GOOD + b'{"input": "\\ud800"}\n', "contains half a character"),
     "10 MB": ("a.jsonl", GOOD + row("x" * 10_000_000), "row 17: the prompt has 10000000 tokens"),
     "10 MB of junk": ("a.jsonl", b"x" * 10_000_000, "row 1: not JSON"),
-    "no room": ("a.jsonl", GOOD + row("who lies? " * 100), "data.max_len=512 leaves 256 beside"),
+    "no room": ("a.jsonl", GOOD + row("who lies? " * 100), "data.max_len=512 leaves 256 next to"),
     "no list": ("a.json", b'{"a": 1}', "row 1: input: missing"),
     "torn list": ("a.json", b'[{"a": 1}', "not JSON"),
     "CSV without rows": ("a.csv", b"input,answer\n", "no rows"),
@@ -388,7 +388,7 @@ def test_the_least_room_for_a_response_without_max_new_tokens(
         status == 2
         and (
             f"row 1: the prompt has {tokens} tokens, and data.max_len={tokens + 15} leaves "
-            f"{tokens - 1} beside a response of 16 tokens, the least where "
+            f"{tokens - 1} next to a response of 16 tokens, the least where "
             "rollout.max_new_tokens is not set"
         )
         in said

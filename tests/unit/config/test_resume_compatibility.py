@@ -109,7 +109,7 @@ def test_data_are_compared_by_what_is_in_them(
     assert start(run_dir, elsewhere)
     elsewhere.write_text('{"input": "another puzzle"}\n' * 16)
     with pytest.raises(
-        ConfigError, match=r"other settings: data.prompt_dataset: other contents; take"
+        ConfigError, match=r"other settings: data.prompt_dataset: other contents; use"
     ):
         start(run_dir, elsewhere)
     capsys.readouterr()
