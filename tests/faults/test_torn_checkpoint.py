@@ -44,8 +44,8 @@ def test_a_run_goes_on_from_the_one_before_it_and_stops_without_one(
     output = second.stdout + second.stderr
     assert second.returncode == 0, output
     said = (
-        f"checkpoint {checkpoints / 'global_step2'}: {name} is not what was written (another "
-        "SHA-256); resuming from global_step1"
+        f"checkpoint {checkpoints / 'global_step2'}: {name} was altered (its SHA-256 "
+        "differs); resuming from global_step1"
     )
     assert len([line for line in re.split(r"[\r\n]+", output) if said in line]) == 1, output
     after = jsonl_log.read(folder / jsonl_log.METRICS)
