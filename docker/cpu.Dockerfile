@@ -4,7 +4,7 @@
 #   docker run --rm -it --shm-size=2g --ulimit nofile=65536:65536 -v "$PWD":/workspace sg-rlhf:cpu \
 #     train --config configs/kk/grpo_sg_tiny_cpu.yaml
 #
-# docs/deploy.md explains /dev/shm and the limits. For your own package index: --secret id=pip,src=pip.conf.
+# docs/running.md explains /dev/shm and the limits. For your own package index: --secret id=pip,src=pip.conf.
 
 # Tags can move. To pin the image, append the digest that this prints, as python:...@sha256:...
 #   docker buildx imagetools inspect python:3.11.14-slim-bookworm --format '{{.Manifest.Digest}}'

@@ -5,7 +5,7 @@
 #     -v "$PWD":/workspace -v sg-rlhf-cache:/cache sg-rlhf:cuda \
 #     train --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml
 #
-# docs/deploy.md explains /dev/shm and the limits. For your own package index: --secret id=pip,src=pip.conf.
+# docs/running.md explains /dev/shm and the limits. For your own package index: --secret id=pip,src=pip.conf.
 # The host needs a driver for CUDA 13 (580 or later) and the NVIDIA container toolkit.
 
 # Plain Debian with Python: torch's wheels contain CUDA's libraries, so an nvidia/cuda base would hold them twice. Nothing

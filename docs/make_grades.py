@@ -1,4 +1,4 @@
-"""Write the tables of docs/evaluation.md on the grader of mathematics, from the results.
+"""Write the tables of experiments/graders/README.md on the grader of mathematics, from the results.
 
     python docs/make_grades.py [--check]
 
@@ -14,7 +14,7 @@ from typing import Any
 from made_tables import main
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "evaluation.md"
+PAGE = ROOT / "experiments" / "graders" / "README.md"
 RESULTS = ROOT / "experiments" / "graders" / "results"
 
 

@@ -1,4 +1,4 @@
-"""Make the tables of docs/scale.md and docs/images/scale.png: time by part as a run grows.
+"""Make the tables of docs/gpu.md and docs/images/scale.png: time by part as a run grows.
 
     python docs/make_scale.py [--check]
 
@@ -26,7 +26,7 @@ from sg_rlhf.plan.choice import Choice, fastest  # noqa: E402
 from sg_rlhf.plan.run_shape import RunShape, run_shape  # noqa: E402
 from sg_rlhf.plan.time import PARTS  # noqa: E402
 
-PAGE = ROOT / "docs" / "scale.md"
+PAGE = ROOT / "docs" / "gpu.md"
 PICTURE = ROOT / "docs" / "images" / "scale.png"
 RECIPE = CONFIGS / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml"
 MODELS = {

@@ -111,6 +111,9 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Point links of the repository at the site's own places."""
     here = page.file.src_uri
+    # Code and results are linked, not searched: they would hide the pages that explain them.
+    if here.startswith("source/") and not here.startswith("source/examples/"):
+        page.meta["search"] = {"exclude": True}
     origin = next((path for path, where in places.items() if where == here), None)
     if origin is None or not origin.endswith(".md"):
         return markdown

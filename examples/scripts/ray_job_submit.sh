@@ -7,7 +7,7 @@
 # --config, --run-dir, --allow-changed and keys are those of `python -m sg_rlhf.train`. DIR and the
 # data are on a folder that every machine of the cluster sees; the machines need the locked packages
 # (scripts/bootstrap.sh, or the container) and not this project. The same command again resumes the
-# run; `ray job stop` lets it save a checkpoint first (docs/deploy.md).
+# run; `ray job stop` lets it save a checkpoint first (docs/running.md).
 #
 #   SG_CLUSTER_PYTHON=COMMAND      the Python with those packages, on the machines (python)
 set -euo pipefail

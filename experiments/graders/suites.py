@@ -10,7 +10,7 @@ certified mutations of the golds, changes of every gold, and published responses
 `experiments.graders.real` judges them, whose result is read from `--real`. The earlier grader runs
 in a
 process of its own, from the checkout, with the packages of this one. `docs/make_grades.py` makes
-the table of docs/evaluation.md of the result.
+the table of README.md of the result.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of docs/async.md, from the committed runs of the study of the bound.
+"""The table of README.md, from the committed runs of the study of the bound.
 
     python experiments/kk_async/analyse.py
 

@@ -207,7 +207,7 @@ def check_requirements(flag: str, folder: Path, what: str, needs: Requirements) 
         name, needed, free = lacking
         raise InsufficientSpace(
             f"{flag} {folder}: {what} takes {format_bytes(needed)} of {name}, "
-            f"{format_bytes(free)} are free{needs.instead} ({SKIP} goes ahead anyway)"
+            f"{format_bytes(free)} are free{needs.instead} ({SKIP} skips this check)"
         )
 
 

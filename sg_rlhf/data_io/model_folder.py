@@ -63,8 +63,8 @@ def check(folder: Path, *, trusted: bool = False, tokenizer: bool = True) -> Non
         named = code_of(folder)
         if named:
             raise BringsCode(
-                f"{named[0]} names code of the model ({named[1]}), which runs only for a model "
-                "that is asked for by name"
+                f"{named[0]} names code of the model ({named[1]}), which runs only for models "
+                "that you name"
             )
     _check_weights(folder)
     if tokenizer and not any((folder / name).is_file() for name in TOKENIZER_FILES):
@@ -145,7 +145,7 @@ def _check_weights(folder: Path) -> None:
 
 def _check_whole(path: Path) -> None:
     """Refuse a truncated safetensors file: its header says where the last tensor ends."""
-    torn = ModelError(f"{path.name} is torn or no safetensors file; get it again")
+    torn = ModelError(f"{path.name} is truncated or no safetensors file; download it again")
     try:
         size = os.path.getsize(path)
         with path.open("rb") as file:

@@ -44,7 +44,7 @@ def too_long(tokens: int, rows: int, max_len: int, max_new_tokens: int | None) -
     else:
         response, other = f"{max_new_tokens} tokens (max_new_tokens)", "lower max_new_tokens"
     return (
-        f"the prompt has {tokens} tokens, and data.max_len={max_len} leaves {room} beside a "
+        f"the prompt has {tokens} tokens, and data.max_len={max_len} leaves {room} next to a "
         f"response of {response}; {rows} such rows; raise data.max_len, {other}, or leave such "
         "rows out"
     )
@@ -257,7 +257,7 @@ def _prompt_fault(prompt: Any, fields: PromptSchema) -> str | None:
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
-        return f"holds half a character (at {error.start}), expected text in UTF-8"
+        return f"contains half a character (at {error.start}), expected text in UTF-8"
     return None
 
 

@@ -56,7 +56,7 @@ class Options:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options as a group."""
     group = parser.add_argument_group(
-        "job file", "print the run as a job file for a cluster (docs/deploy.md)"
+        "job file", "print the run as a job file for a cluster (docs/running.md)"
     )
     group.add_argument(
         "--print",

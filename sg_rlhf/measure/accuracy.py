@@ -50,12 +50,12 @@ examples:
         --samples 16 --json out/accuracy.json
 Larger models: `python -m eval.run --suite kk` generates with vLLM.
 """
-#: Responses that are sampled at a time. Part of what decides the draws, so it is no option.
+#: Responses that are sampled at a time. The samples depend on it, so it is no option.
 ROWS = 512
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line, with the teaching help."""
+    """The command line, with its long help."""
     parser = OneLineParser(
         prog=f"python -m {PROG}",
         description=__doc__,
@@ -74,13 +74,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="file or module:NAME whose reward_func reports `correct` [Knights & Knaves]",
     )  # fmt: skip
     add("--prompts", type=positive_int, metavar="N", help="the first N of each file [all]")
-    add("--samples", type=positive_int, default=8, metavar="N", help="responses to each [8]")
+    add("--samples", type=positive_int, default=8, metavar="N", help="responses per prompt [8]")
     add("--temperature", type=positive_float, default=0.7, metavar="T", help="[0.7]")
     add("--max-new-tokens", type=positive_int, default=256, metavar="N", help="[256]")
-    add("--seed", type=non_negative_int, default=0, help="of all draws [0]")
+    add("--seed", type=non_negative_int, default=0, help="seed of the sampling [0]")
     add("--device", default="auto", help="auto, cpu or cuda [auto]")
     add("--threads", type=positive_int, metavar="N", help="CPU threads; 1 is best on busy cores")
-    add("--json", type=Path, metavar="FILE", help="everything, for a script")
+    add("--json", type=Path, metavar="FILE", help="write all figures as JSON")
     args = parser.parse_args(argv)
     options.check_outputs(parser, args)
     if args.threads is not None:
@@ -106,11 +106,11 @@ def correct_counts(
     args: argparse.Namespace,
     on_rows: Callable[[int], object],
 ) -> list[int]:
-    """How many of the responses to each prompt are correct.
+    """Count the correct responses to each prompt.
 
     Raises:
         DataError: a row without prompt or answer, or one that the reward does not take.
-        MeasureError: a prompt that leaves no room, or a reward that reports no ``correct``.
+        MeasureError: a prompt too long for a response, or a reward that reports no ``correct``.
     """
     prompts = [sample_batch.text_of(path, i, row, "input") for i, row in enumerate(rows, start=1)]
     labels = [sample_batch.text_of(path, i, row, "answer") for i, row in enumerate(rows, start=1)]
@@ -140,7 +140,7 @@ def correct_counts(
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure every checkpoint; the figures, written to ``--json`` as well."""
+    """Measure every checkpoint; return the figures, and write them to ``--json``."""
     sets = {name: fixed_batch.read_data(path)[: args.prompts] for name, path in args.data.items()}
     reward = sample_batch.load_reward(args.reward)
     device = choose_device(args.device)
@@ -159,7 +159,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 }
             )
             del model
-            gc.collect()  # modules hold each other: without this two models can be in memory
+            gc.collect()  # modules refer to each other: without this two models can be in memory
     result = {
         "samples": args.samples,
         "temperature": args.temperature,
@@ -219,7 +219,7 @@ def figures(
 
 
 def draws_half_width(counts: Sequence[int], samples: int) -> float:
-    """Half of the 95 % interval of the accuracy on these very prompts; NaN for one response each.
+    """Half of the 95 % interval of the accuracy on the same prompts; NaN for one response each.
 
     The variance of a prompt's share is estimated by p (1 - p) / (samples - 1), without bias.
     """
@@ -230,7 +230,7 @@ def draws_half_width(counts: Sequence[int], samples: int) -> float:
 
 
 def table(result: dict[str, Any]) -> str:
-    """What is printed."""
+    """The printed tables."""
     lines = []
     for key in result["data"]:
         lines.append(
@@ -250,11 +250,11 @@ def table(result: dict[str, Any]) -> str:
                 if place:
                     line += (
                         f"   {found['difference']:+.3f} +- {found['difference_ci95']:.3f} "
-                        f"beside the first{_of_draws(found['difference_draws_ci95'])}"
+                        f"compared with the first{_of_draws(found['difference_draws_ci95'])}"
                     )
                 lines.append(line)
     lines.append(
-        "95 % intervals over prompts, and in brackets over the draws of responses to these very "
+        "95 % intervals over prompts, and in brackets over the sampled responses to the same "
         "prompts; differences are paired by prompt"
     )
     return "\n".join(lines)
@@ -265,7 +265,7 @@ def _of_draws(half: float) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 0, or 2 after one line on stderr."""
+    """Run the command. Returns 0, or 2 after one line on stderr."""
     return options.command(PROG, parse_arguments, run, table, argv)
 
 

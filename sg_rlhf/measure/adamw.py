@@ -1,4 +1,4 @@
-"""The step that AdamW makes of a gradient: what the parameters move by, over the learning rate.
+"""The step that AdamW makes of a gradient, in units of the learning rate.
 
     g~    = g * min(1, max_norm / ||g||)                    the clipped gradient
     m_t   = beta1 m_{t-1} + (1 - beta1) g~_t                m_hat = m_t / (1 - beta1^t)
@@ -55,7 +55,7 @@ class AdamW:
 
 
 class Moments:
-    """AdamW's two moments after ``steps`` gradients, at parameters that stay where they are."""
+    """AdamW's two moments after ``steps`` gradients at fixed parameters."""
 
     def __init__(self, optimizer: AdamW) -> None:
         self.optimizer = optimizer
@@ -64,12 +64,12 @@ class Moments:
         self._second_D: Tensor | None = None
 
     def add(self, gradient_D: Tensor) -> None:
-        """Take a gradient in, clipped."""
+        """Add a gradient to the moments, after clipping it."""
         self._first_D, self._second_D = self._with(gradient_D)
         self.steps += 1
 
     def update(self, gradient_D: Tensor) -> Tensor:
-        """u [D] of the step that AdamW would take now from this gradient; the moments stay."""
+        """u [D] of AdamW's next step with this gradient; the moments do not change."""
         first_D, second_D = self._with(gradient_D)
         one, two = (1.0 - beta ** (self.steps + 1) for beta in self.optimizer.betas)
         return (first_D / one) / ((second_D / two).sqrt_().add_(self.optimizer.eps))

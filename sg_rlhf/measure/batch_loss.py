@@ -1,4 +1,4 @@
-"""The losses whose rise and whose gradient are measured, over a fixed batch, pass by pass."""
+"""Losses of a fixed batch, computed in several passes, for sharpness and gradients."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Centre:
 
 
 class BatchLoss:
-    """L as ``sg_rlhf.algo.analysis.sharpness`` wants it: called, it gives one piece of L per pass.
+    """The loss L for ``sg_rlhf.algo.analysis.sharpness``: a call gives one part of L per pass.
 
     ``surrogate`` None: the mean negative log-likelihood of the responses' tokens.
 
@@ -97,14 +97,14 @@ class BatchLoss:
             self._on_pass()
 
     def forward(self) -> Iterator[Responses]:
-        """The passes of L one after another, for ``piece``."""
+        """Iterate over the passes of L, for ``piece``."""
         for indices in self._passes:
             rows = [self._batch.rows[i] for i in indices]
             yield responses(self._model, rows, self._batch.temperature)
 
     @torch.no_grad()
     def centre(self, surrogates: Sequence[Surrogate]) -> list[Centre]:
-        """What these surrogates of this batch hold on to, pass by pass."""
+        """The constants of these surrogates for each pass."""
         entropy = any("entropy" in surrogate.weights.reads for surrogate in surrogates)
         return [
             Centre(
@@ -117,7 +117,7 @@ class BatchLoss:
         ]
 
     def piece(self, number: int, passed: Responses) -> Tensor:
-        """L's piece of pass ``number``; several losses of one batch can share a forward pass."""
+        """The part of L of pass ``number``; losses of one batch can share a forward pass."""
         log_probs_BT = passed.log_probs_BT()
         if self._surrogate is None or self._held is None:
             return -log_probs_BT.sum() / self._batch.tokens
@@ -200,7 +200,7 @@ def _hold_weights(
     log_probs_BT: Tensor, advantages_BT: Tensor, weights_BT: Tensor, *, inside: bool
 ) -> _Held:
     if inside:
-        # A weight of 0 would be a shift by infinity; the ratio's own limit, exp(-20), is 0 enough.
+        # A weight of 0 would be an infinite shift; exp(-20), the ratio's limit, is near enough.
         shift_BT = weights_BT.log().clamp(min=math.log(1e-9))
         return _Held(log_probs_BT - shift_BT, advantages_BT, None)
     return _Held(log_probs_BT, advantages_BT, weights_BT)

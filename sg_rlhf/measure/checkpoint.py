@@ -1,4 +1,4 @@
-"""Checkpoints that are measured: loading them, and their log-probabilities of given responses."""
+"""Load checkpoints, and compute their log-probabilities of given responses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PASS_TOKENS = 8192
 
 
 class MeasureError(ValueError):
-    """A measurement that was asked for wrongly; the message is one line for the user."""
+    """Wrong input to a measurement; the message is one line for the user."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def pad_id(model: PreTrainedModel) -> int:
-    """An id to fill with; its place is masked, so that any id does."""
+    """A padding id. Its position is masked, so any id works."""
     chosen = model.config.pad_token_id
     return 0 if chosen is None else int(chosen)
 
@@ -205,7 +205,7 @@ def responses(
         input_ids=ids,
         attention_mask=attention,
         use_cache=False,
-        # The prompts' own logits are not wanted; the last place predicts nothing that is here.
+        # Drop the logits inside the prompts, and the last position, which predicts no given token.
         logits_to_keep=width - first + 1,
     )
     logits_BTV = output.logits[:, :-1]

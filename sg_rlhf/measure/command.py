@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 
 PROG = "sg_rlhf.measure"
-#: name -> what it measures. A module of this package each, imported only when it is asked for.
+#: name -> what it measures. Each is a module of this package, imported when it is used.
 MEASUREMENTS = {
     "accuracy": "accuracy on prompts, from many responses to each, with paired differences",
     "sharpness": "how far the loss rises within a ball around the parameters (Eq. 14)",
-    "token-gradients": "each token's gradient norm beside the paper's w (1 - p) (Eq. 16)",
+    "token-gradients": "each token's gradient norm compared with the paper's w (1 - p) (Eq. 16)",
     "minibatch-gradients": "each algorithm's gradient and AdamW step on the same minibatches",
 }
 
@@ -29,7 +29,7 @@ def listing() -> str:
             *lines,
             "",
             f"`python -m {PROG} MEASUREMENT --help` explains one and gives examples; `python -m",
-            f"{PROG}.accuracy` and so on are the same commands. docs/sharpness.md explains how to",
+            f"{PROG}.accuracy` and so on are the same commands. docs/results.md explains how to",
             "read the numbers.",
         ]
     )

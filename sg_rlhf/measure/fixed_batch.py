@@ -33,7 +33,7 @@ class BatchRow(TokenRow):
 
 @dataclass(frozen=True)
 class FixedBatch:
-    """What is measured on.
+    """The batch that is measured on.
 
     temperature: of the policy, softmax(logits / temperature). vocabulary: whose ids these are.
     source: where the rows come from, for people. left_out: rows of the source that are not here.
@@ -78,7 +78,7 @@ class FixedBatch:
         return values
 
     def check_tokenizer(self, name: str, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Refuse a model that reads other tokens than these.
+        """Refuse a model with another vocabulary.
 
         Raises:
             MeasureError: another vocabulary.
@@ -91,7 +91,7 @@ class FixedBatch:
 
 
 def save(batch: FixedBatch, path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write a batch whole, with its texts beside the ids, for people."""
+    """Write a batch atomically, with its texts next to the ids."""
     rows = [
         {
             "prompt": tokenizer.decode(row.prompt),
@@ -163,7 +163,7 @@ def read_data(path: Path) -> list[dict[str, Any]]:
 
 
 def has_responses(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether rows are answered prompts; otherwise they are prompts to be answered."""
+    """Whether the rows have responses; otherwise they are prompts to sample from."""
     return "response" in rows[0]
 
 

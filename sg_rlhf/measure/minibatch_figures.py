@@ -1,4 +1,4 @@
-"""What `minibatch_gradients` makes of norms and cosines: figures with intervals, table, picture."""
+"""Statistics of `minibatch_gradients`: figures with intervals, table, picture."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _figures(vectors: Sequence[Vector], baseline: Sequence[Vector], seed: int) -
 
 
 def table(report: dict[str, Any]) -> str:
-    """The text that people read."""
+    """The printed table."""
     rows = report["algorithms"]
     without = report["without_gradient"]
     lines = [

@@ -21,7 +21,7 @@ minibatches can be resampled for an interval. A checkpoint's own optimizer state
 belongs to the algorithm that trained it. Weight decay, which is the same for all, and the KL term
 are left out.
 
-docs/sharpness.md explains how to read the numbers.
+docs/results.md explains how to read the numbers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from sg_rlhf.measure.sharpness import surrogate_of
 
 EXAMPLES = """\
 examples:
-  GRPO-SG in its forms beside GRPO, on the shipped tiny model
+  the forms of GRPO-SG compared with GRPO, on the shipped tiny model
     python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160 distinct=names
     python -m sg_rlhf.measure.minibatch_gradients --model module:sg_rlhf.tiny.kk_tiny \\
         --data data/kk_tiny/train.jsonl --reward module:sg_rlhf.tasks.kk.reward --batches 30 \\
@@ -71,7 +71,7 @@ examples:
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line, with the teaching help."""
+    """The command line, with its long help."""
     parser = options.new_parser(
         "sg_rlhf.measure.minibatch_gradients", __doc__, EXAMPLES, one_batch=False
     )
@@ -95,11 +95,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         type=non_negative_int,
         default=20,
         metavar="N",
-        help="minibatches before those, of newly sampled responses, that AdamW's moments are made "
-        "of; 0: no updates, and a third of the memory, which is three times the model's size for "
-        "each algorithm [20]",
+        help="minibatches of newly sampled responses for AdamW's moments; 0: no updates. With "
+        "updates each algorithm takes three times the memory of the model, else one time [20]",
     )
-    options.add_dtype(parser, "float32", "of the parameters and of all arithmetic")
+    options.add_dtype(parser, "float32", "dtype of parameters and arithmetic")
     args = options.parse(parser, argv)
     for option in ("batch", "sampler", "limit", "global_step"):
         if getattr(args, option) is not None:
@@ -186,9 +185,9 @@ def compare(
     pass_tokens: int,
     moments: Mapping[str, Moments] | None = None,
 ) -> dict[str, list[Vector]]:
-    """By algorithm: its gradient on this minibatch beside the first algorithm's.
+    """For each algorithm, its gradient on this minibatch compared with the first algorithm's.
 
-    Then, if there are moments, the update that AdamW makes of it beside the first algorithm's.
+    Then, if there are moments, the update that AdamW makes of it, compared in the same way.
     """
     found: dict[str, list[Vector]] = {}
     baseline: list[Tensor] = []
@@ -216,7 +215,7 @@ def warm_up(
     pass_tokens: int,
     optimizer: AdamW,
 ) -> dict[str, Moments]:
-    """By algorithm: AdamW's moments of its own gradients on these minibatches."""
+    """For each algorithm, AdamW's moments of its gradients on these minibatches."""
     moments = {name: Moments(optimizer) for name in losses}
     for batch in batches:
         if any(row.advantage for row in batch.rows):
@@ -257,7 +256,7 @@ def measure(
     with progress_bar("minibatches", "minibatches", count) as bar:
 
         def batches(numbers: range) -> Iterator[FixedBatch]:
-            """The minibatches of these numbers; past the last prompt it goes on at the first."""
+            """The minibatches with these indices; after the last prompt the first one follows."""
             for number in numbers:
                 places = range(number * prompts, (number + 1) * prompts)
                 part = [data[place % len(data)] for place in places]
@@ -288,7 +287,7 @@ def measure(
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, and write the files that were asked for; returns what ``--json`` holds."""
+    """Measure, write the requested files, and return the content of ``--json``."""
     losses = surrogates(args.algorithm)
     config = load_config(args.config, args.overrides)
     settings = options.sampling(args, config)
@@ -321,7 +320,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 0, or 2 after one line on stderr."""
+    """Run the command. Returns 0, or 2 after one line on stderr."""
     return options.command("sg_rlhf.measure.minibatch_gradients", parse_arguments, run, table, argv)
 
 

@@ -1,4 +1,4 @@
-"""What the commands that measure checkpoints have in common: options, recipe, batch, files."""
+"""Shared code of the commands that measure checkpoints: options, recipe, batch, files."""
 
 from __future__ import annotations
 
@@ -80,19 +80,27 @@ def new_parser(
         help=of_one("read the batch if FILE exists, else write it"),
     )
     batch.add_argument(
-        "--sampler", metavar="CKPT", help=of_one("who answers prompts [the first --model]")
+        "--sampler",
+        metavar="CKPT",
+        help=of_one("model that samples the responses [the first --model]"),
     )
-    batch.add_argument("--prompts", type=positive_int, metavar="N", help="prompts to answer [8]")
+    batch.add_argument("--prompts", type=positive_int, metavar="N", help="number of prompts [8]")
     batch.add_argument(
-        "--group", type=positive_int, metavar="G", help="responses to each [the recipe, 8]"
+        "--group", type=positive_int, metavar="G", help="responses per prompt [the recipe, 8]"
     )
     batch.add_argument(
-        "--max-new-tokens", type=positive_int, metavar="N", help="of a response [the recipe, 256]"
+        "--max-new-tokens",
+        type=positive_int,
+        metavar="N",
+        help="maximum tokens of a response [the recipe, 256]",
     )
     batch.add_argument(
-        "--temperature", type=positive_float, metavar="T", help="of the policy [the recipe, 1.0]"
+        "--temperature",
+        type=positive_float,
+        metavar="T",
+        help="sampling temperature [the recipe, 1.0]",
     )
-    batch.add_argument("--seed", type=non_negative_int, default=0, help="of all draws [0]")
+    batch.add_argument("--seed", type=non_negative_int, default=0, help="seed of the sampling [0]")
     batch.add_argument(
         "--reward", metavar="FILE", help="file or module:NAME with reward_func [the recipe]"
     )
@@ -122,7 +130,7 @@ def new_parser(
         metavar="N",
         help="CPU threads; 1 is best on busy cores [torch's]",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="everything, for a script")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")
     parser.add_argument("--plot", type=Path, metavar="F.png", help="a picture")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
     return parser
@@ -134,7 +142,7 @@ def add_dtype(parser: argparse.ArgumentParser, default: str, why: str) -> None:
 
 
 def parse(parser: OneLineParser, argv: Sequence[str]) -> argparse.Namespace:
-    """The command line; overrides may stand anywhere, also behind an option of several values."""
+    """Parse the command line; overrides may be anywhere, also after an option of several values."""
     overrides = [token for token in argv if _OVERRIDE.fullmatch(token)]
     args = parser.parse_args([token for token in argv if not _OVERRIDE.fullmatch(token)])
     if args.overrides:
@@ -176,8 +184,8 @@ def recipe_weights(config: Config, overrides: Sequence[str]) -> Weighting | None
     kind = config.value("actor.policy_loss_type")
     if kind not in ("ppo", "weighted_ppo"):
         raise MeasureError(
-            f"actor.policy_loss_type={kind}: expected ppo or weighted_ppo, whose clipped "
-            "surrogate is what is measured here"
+            f"actor.policy_loss_type={kind}: expected ppo or weighted_ppo, because "
+            "this command measures the clipped surrogate"
         )
     return weighting_of(config) if kind in POLICY_LOSS_TYPES else None
 
@@ -186,7 +194,7 @@ def checked_curve(cfg: Weighting) -> Weighting:
     """The weighting, if it is a function of the token's p.
 
     Raises:
-        MeasureError: it needs more of a token than p.
+        MeasureError: it is not a function of p alone.
     """
     if cfg.reads:
         raise MeasureError(
@@ -310,7 +318,7 @@ def origin(args: argparse.Namespace) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def one_line_errors(prog: str) -> Iterator[list[str]]:
-    """What a user can mend becomes one line on stderr; the list then holds it."""
+    """Turn a user's error into one line on stderr, and append it to the list."""
     failed: list[str] = []
     try:
         yield failed
@@ -341,7 +349,7 @@ def command(
 
 
 def save_figure(path: Path, draw: Callable[[Any], None], size: tuple[float, float]) -> None:
-    """A picture, written whole; ``draw`` gets the figure."""
+    """Write a picture atomically; ``draw`` gets the figure."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")

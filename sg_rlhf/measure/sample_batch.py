@@ -21,7 +21,7 @@ from sg_rlhf.measure.rollouts import left_pad
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.reward_values import reward_fields
 
-#: Responses that are sampled at a time. Part of what decides the draws, so it is no option.
+#: Responses that are sampled at a time. The samples depend on it, so it is no option.
 ROWS = 64
 
 RewardFunc = Callable[[list[str], list[str], list[str]], Mapping[str, Any]]
@@ -82,7 +82,7 @@ def sample_batch(
 
     Raises:
         DataError: a row without them, or one that the reward does not take.
-        MeasureError: a prompt that leaves no room for the response.
+        MeasureError: a prompt that leaves no space for the response.
     """
     chosen = data[: settings.prompts]
     prompts = [text_of(path, number, row, "input") for number, row in enumerate(chosen, start=1)]
@@ -172,8 +172,8 @@ def _generate(
     settings: Sampling,
     on_rows: Callable[[int], object],
 ) -> list[tuple[int, ...]]:
-    """Responses with their end token if it came in time; the caller's random state stays."""
-    # A fresh configuration: the model's own may hold a repetition penalty, a top-k or a top-p.
+    """Responses, with their end token if it came in time; keeps the caller's random state."""
+    # A new configuration: the model's own may have a repetition penalty, a top-k or a top-p.
     config = GenerationConfig(
         do_sample=True,
         temperature=settings.temperature,

@@ -9,7 +9,7 @@ are measured on the same fixed batch.
 L is the mean negative log-likelihood of the responses (--loss nll), or minus the clipped surrogate
 of GRPO at ratio 1 (--loss grpo, the default) with uniform weights, so that checkpoints of different
 algorithms are measured with one loss; a recipe or sg. keys put its token weights into L.
-docs/sharpness.md explains how to read the numbers.
+docs/results.md explains how to read the numbers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ RESOLUTION = {"float32": 1e-6, "float64": 1e-9}
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line, with the teaching help."""
+    """The command line, with its long help."""
     parser = options.new_parser("sg_rlhf.measure.sharpness", __doc__, EXAMPLES)
     parser.add_argument(
         "--model", nargs="+", required=True, metavar="CKPT", help="folders, hub ids or module:NAME"
@@ -72,7 +72,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--steps", type=positive_int, default=8, metavar="K", help="steps of the ascent [8]"
     )
-    options.add_dtype(parser, "float32", "of the parameters and of all arithmetic")
+    options.add_dtype(parser, "float32", "dtype of parameters and arithmetic")
     return options.parse(parser, argv)
 
 
@@ -134,7 +134,7 @@ def measure(
                 }
             )
             del model, params, loss
-            gc.collect()  # modules hold each other: without this two models can be in memory
+            gc.collect()  # modules refer to each other: without this two models can be in memory
     return found
 
 
@@ -151,7 +151,7 @@ def _result(result: Sharpness) -> dict[str, Any]:
 
 
 def table(report: dict[str, Any]) -> str:
-    """The text that people read."""
+    """The printed table."""
     lines = [f"batch: {report['batch_line']}", f"loss: {report['loss']}, {report['dtype']}"]
     notes = []
     for entry in report["models"]:
@@ -178,7 +178,7 @@ def table(report: dict[str, Any]) -> str:
 
 
 def _notes(entry: dict[str, Any], r: dict[str, Any], report: dict[str, Any]) -> list[str]:
-    """What makes a row less than it seems."""
+    """Notes on the limits of a row, such as a rise within rounding."""
     notes = []
     if r["sharpness"] < 100 * RESOLUTION[report["dtype"]] * abs(entry["loss"]):
         more = ": --dtype float64" if report["dtype"] == "float32" else ""
@@ -211,7 +211,7 @@ def plot(report: dict[str, Any], figure: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, and write the files that were asked for; returns what ``--json`` holds."""
+    """Measure, write the requested files, and return the content of ``--json``."""
     config = load_config(args.config, args.overrides)
     graded = args.loss == "grpo"
     surrogate = surrogate_of(config, args.overrides) if graded else None
@@ -234,7 +234,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 0, or 2 after one line on stderr."""
+    """Run the command. Returns 0, or 2 after one line on stderr."""
     return options.command("sg_rlhf.measure.sharpness", parse_arguments, run, table, argv)
 
 

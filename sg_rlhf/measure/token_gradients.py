@@ -7,8 +7,8 @@ For a sample of response tokens it computes exactly
 
 and compares both with 1 - p, plain and times the token weight w. Theorems 3.5 and 3.6 of
 arXiv 2511.00066 say that w (1 - p) bounds a token's part of the gradient up to factors of the
-network at that token; how much these factors vary is what ||grad|| / (1 - p) shows.
-docs/sharpness.md explains how to read the numbers.
+network at that token. The ratio ||grad|| / (1 - p) shows how much these factors vary.
+docs/results.md explains how to read the numbers.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Point:
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line, with the teaching help."""
+    """The command line, with its long help."""
     parser = options.new_parser("sg_rlhf.measure.token_gradients", __doc__, EXAMPLES)
     parser.add_argument("--model", required=True, metavar="CKPT", help="folder, id or module:NAME")
     parser.add_argument(
@@ -101,7 +101,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--chunk", type=positive_int, metavar="N", help="backward passes at a time [by memory]"
     )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="one line for each token")
-    options.add_dtype(parser, "float64", "of all arithmetic; float32 blurs 1 - p below 1e-6")
+    options.add_dtype(parser, "float64", "dtype of the arithmetic; float32 blurs 1 - p below 1e-6")
     return options.parse(parser, argv)
 
 
@@ -163,7 +163,7 @@ def measure(
                 continue
             places_N = (chosen[here] - starts[index]).to(model.device)
             out = responses(model, [row], batch.temperature)
-            # A row alone has no padding: its places are those of the response.
+            # A single row has no padding: its positions are those of the response.
             logits_NV, targets_N = out.logits_BTV[0, places_N], out.targets_BT[0, places_N]
             log_probs_N = out.log_probs_BT()[0, places_N]
             one_minus_p_N, logit_norm_N = logit_gradient_norms(logits_NV, targets_N)
@@ -248,7 +248,7 @@ def _quantiles(values: Tensor) -> dict[str, float | None]:
 
 
 def _spread(values: Tensor, represents: Tensor) -> float | None:
-    """Estimate of std / mean over all tokens of the batch, each point counted as it stands for."""
+    """Estimate of std / mean over the batch; each point counts as the tokens it represents."""
     total = represents.sum()
     mean = (values * represents).sum() / total
     std = (((values - mean) ** 2 * represents).sum() / total).sqrt()
@@ -284,7 +284,7 @@ def _strata(column: dict[str, Tensor]) -> list[dict[str, Any]]:
 
 
 def table(report: dict[str, Any]) -> str:
-    """The text that people read."""
+    """The printed tables."""
     summary, rho = report["summary"], report["summary"]["spearman"]
     at_logits, factor = (
         summary["logit_norm_over_one_minus_p"],
@@ -322,8 +322,8 @@ def table(report: dict[str, Any]) -> str:
         f"||e_y - pi|| / (1 - p): {_number(at_logits['min'], '.4f')} to "
         f"{_number(at_logits['max'], '.4f')} (the proof: 1 to 1.4142)",
         f"||grad|| / (1 - p): median {_number(factor['median'], '.3g')}, 5 % "
-        f"{_number(factor['q05'], '.3g')}, 95 % {_number(factor['q95'], '.3g')}: what the bound "
-        "leaves to the network",
+        f"{_number(factor['q05'], '.3g')}, 95 % {_number(factor['q95'], '.3g')}: the factor of "
+        "the network in the bound",
         "std / mean over the batch: "
         + ", ".join(
             f"{name} {_number(spread[key], '.3f')}"
@@ -377,9 +377,9 @@ def plot(report: dict[str, Any], points: Sequence[Point], figure: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, and write the files that were asked for; returns what ``--json`` holds."""
+    """Measure, write the requested files, and return the content of ``--json``."""
     config = load_config(args.config, args.overrides)
-    # Without a recipe the published weighting, since a token weight is what this is about.
+    # Without a recipe: the published weighting, since this command compares token weights.
     weights = options.checked_curve(
         (options.recipe_weights(config, args.overrides) if config.sources else weighting_of(config))
         or UNIFORM
@@ -422,7 +422,7 @@ def _csv(points: Sequence[Point]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 0, or 2 after one line on stderr."""
+    """Run the command. Returns 0, or 2 after one line on stderr."""
     return options.command("sg_rlhf.measure.token_gradients", parse_arguments, run, table, argv)
 
 

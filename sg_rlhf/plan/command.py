@@ -34,7 +34,7 @@ examples:
 
 hardware: cpu, or [NODESx]COUNTx and a size (24gb, 40gb, 80gb) or a type (h100, h200, l40s, ...):
 8x80gb, 2x8xh100, 4xl40s. The recipe then has the settings of this hardware. All figures are
-estimates; docs/scale.md has the formulas' sources and what was checked.
+estimates; docs/gpu.md has the formulas' sources and what was checked.
 """
 
 

@@ -1,7 +1,7 @@
 """How long a rollout takes, by a roofline: what the hardware could do, times a stated share of it.
 
 An estimate, with its assumptions in :class:`Assumptions`. Nothing here was measured on a GPU; the
-run writes what it measures beside it (docs/scale.md).
+run writes what it measures beside it (docs/gpu.md).
 """
 
 from __future__ import annotations

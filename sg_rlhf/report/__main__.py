@@ -23,7 +23,7 @@ examples:
   the figures for a paper, as PNG and SVG
     python -m sg_rlhf.report runs/grpo_sg_s* runs/grpo_s? --figures figures/
 
-docs/report.md says how to read the page.
+docs/metrics.md says how to read the page.
 """
 
 FORMATS = ("png", "svg", "pdf")

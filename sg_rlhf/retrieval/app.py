@@ -65,7 +65,7 @@ class Error(BaseModel):
 
 
 class FieldError(BaseModel):
-    """What is wrong with a field of a request."""
+    """One invalid field of a request."""
 
     type: str
     loc: list[str | int]
@@ -73,7 +73,7 @@ class FieldError(BaseModel):
 
 
 class ValidationErrors(BaseModel):
-    """What is wrong with a request."""
+    """The body of a 422 answer."""
 
     detail: list[FieldError]
 

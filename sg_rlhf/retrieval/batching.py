@@ -30,7 +30,7 @@ Key = tuple[str, Hashable]
 MAX_FILL_SECONDS = 0.1
 #: If this many pieces of a batch all fail, no single query is the reason.
 ALL_FAIL = 8
-#: Bytes of a cache entry besides its query and its answer: a key, two links, two places.
+#: Bytes of a cache entry without its query and answer: a key, two links, two slots.
 _ENTRY_BYTES = 500
 
 
@@ -119,7 +119,7 @@ class Batcher:
     async def close(self) -> None:
         """Refuse new queries, answer the accepted ones, and stop.
 
-        A search whose requests are all gone is not waited for.
+        It does not wait for a search whose requests have all been cancelled.
         """
         self._closing = True
         self._changed.set()
@@ -173,7 +173,7 @@ class Batcher:
             future = self._running.pop(key)
             if isinstance(answer, Exception):
                 future.set_exception(answer)
-                future.exception()  # whoever asked may have gone
+                future.exception()  # the client may have disconnected
             else:
                 self._cache.put(key, answer)
                 future.set_result(answer)
@@ -182,7 +182,7 @@ class Batcher:
         return len(keys)
 
     def _search_each(self, queries: list[str], options: Hashable) -> list[Answer | Exception]:
-        """An answer for each query, or why there is none.
+        """An answer or an error for each query.
 
         Pieces that fail are searched again in halves. Where all eighths of a batch fail, the reason
         is no query (a full disk, a GPU that is gone), and all queries get it.
@@ -221,7 +221,7 @@ class Cache:
 
     @property
     def bytes(self) -> int:
-        """What all entries need in memory."""
+        """Memory of all entries, in bytes."""
         return int(self._kept.currsize)
 
     def get(self, key: Key) -> Answer | None:

@@ -1,4 +1,4 @@
-"""What the commands of this package share: one-line errors and exit status 2."""
+"""Shared by the commands of this package: one-line errors and exit status 2."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def threads(text: str) -> int:
 
 
 def run(name: str, action: Callable[[], None]) -> int:
-    """Call `action`; 0, or 2 after one line on stderr for what the user can put right.
+    """Call `action`. Returns 0, or 2 after one line on stderr for a user's error.
 
-    `action` is what imports torch and faiss, whose threads sleep while they wait for one another.
+    `action` imports torch and faiss, whose threads then sleep while they wait for one another.
     """
     # Spinning, their default, takes the cores that the awaited threads need once other processes
     # (a training run) share the machine: a batch then takes ten times as long.

@@ -32,7 +32,7 @@ class Document(TypedDict):
 
 @dataclass(frozen=True)
 class Scan:
-    """What one pass over a corpus file found.
+    """The result of one pass over a corpus file.
 
     `offsets` has rows + 1 entries: the byte where each line starts, then the file's size.
     """
@@ -75,7 +75,7 @@ def scan(path: Path, *, check: bool = True, progress: bool = True) -> Scan:
                 bar.update(position - bar.n)
         bar.update(position - bar.n)
     if not offsets:
-        raise ValueError(f"{path}: no passages, expected a JSON object a line")
+        raise ValueError(f"{path}: no passages, expected one JSON object per line")
     offsets.append(position)
     if check:
         _check_ids(path, ids)

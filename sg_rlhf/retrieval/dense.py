@@ -198,7 +198,7 @@ def _best(rows: np.ndarray, scores: np.ndarray, topk: int) -> Hits:
 def _on_gpu(vectors: torch.Tensor | None, device: torch.device, path: Path) -> torch.Tensor:
     if vectors is None:
         raise ValueError(
-            f"--search-device {device}: {path.name} is no flat index, which alone a GPU searches"
+            f"--search-device {device}: {path.name} is not a flat index; a GPU searches only those"
         )
     try:
         return vectors.to(device)

@@ -39,7 +39,7 @@ EF_CONSTRUCTION = 200
 class Shards:
     """The encoded corpus in a folder: one file per `shard_rows` passages.
 
-    What all processes of a build share; paths are absolute.
+    All processes of a build share it; paths are absolute.
     """
 
     folder: Path

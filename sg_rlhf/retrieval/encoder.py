@@ -59,7 +59,7 @@ class Encoder:
         device: str | None = None,
         dtype: str = "auto",
     ) -> None:
-        # Takes seconds to import, and BM25 needs none of it.
+        # Takes seconds to import, and BM25 does not need it.
         from transformers import AutoModel, AutoTokenizer
 
         self.device = torch_device(
@@ -104,7 +104,7 @@ class Encoder:
         return self.forward(self.tokens(texts, kind), batch_size)
 
     def tokens(self, texts: Sequence[str], kind: Kind) -> Tokens:
-        """What `forward` takes; may run in another thread beside it."""
+        """The input of `forward`; may run in another thread at the same time."""
         tokens: Tokens = self._tokenizer(
             [self._prompts[kind] + text for text in texts],
             truncation=True,
@@ -207,12 +207,12 @@ def torch_device(flag: str, name: str) -> torch.device:
 
 
 def _identity(name: str, commit: str | None) -> dict[str, str]:
-    """What tells this encoder from any other: its commit, or a fingerprint of its files."""
+    """The identity of this encoder: its commit, or a fingerprint of its files."""
     if not Path(name).is_dir():
         return {"model": name, "revision": commit or "unknown"}
     digest = hashlib.sha256()
     for path in sorted(Path(name).iterdir()):
-        # Weights, tokenizer and configuration; a README or a folder beside them changes nothing.
+        # Weights, tokenizer and configuration; a README or another folder does not count.
         if path.is_file() and path.suffix in {".json", ".txt", ".model", ".safetensors", ".bin"}:
             with path.open("rb") as file:
                 digest.update(f"{path.name}\0".encode())

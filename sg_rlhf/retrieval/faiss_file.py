@@ -20,7 +20,7 @@ import faiss
 import numpy as np
 import torch
 
-#: The least efSearch unless another is asked for, and the largest: faiss counts in 32 bits.
+#: Smallest efSearch unless another is given, and the largest: faiss counts in 32 bits.
 EF_SEARCH, MAX_EF_SEARCH = 128, 2**20
 #: The default nprobe is a quarter of the lists, at most this many.
 MAX_NPROBE = 256
@@ -54,7 +54,7 @@ def read(path: Path, dimension: int) -> Any:
 def set_search(
     index: Any, given: Mapping[str, int], where: str
 ) -> tuple[dict[str, int], list[str]]:
-    """Set what an index searches with: what is given, and sane values of the rest.
+    """Set the search parameters of an index: the given ones, and usable values for the others.
 
     Args:
         given: by `--search`, or by the manifest of an index.

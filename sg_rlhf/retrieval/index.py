@@ -34,7 +34,7 @@ LOCK = "lock"
 PLAN, VECTORS = "plan.json", "vectors"
 #: In `OUT.partial`: the index that a finished build replaces, for a moment.
 REPLACED = "replaced"
-#: The files and folders of an index, besides its manifest.
+#: The files and folders of an index, without its manifest.
 INDEX = (manifest.BM25, manifest.FAISS, manifest.OFFSETS)
 PROG = "sg_rlhf.retrieval.index"
 EPILOG = """\
@@ -59,7 +59,7 @@ dense build is killed, run the same command again: finished shards are kept.
 
 @dataclass(frozen=True)
 class Build:
-    """What to build; the fields are the command's flags."""
+    """The index to build; the fields are the command's flags."""
 
     corpus: Path
     encoder: str
@@ -174,7 +174,7 @@ def _build_partial(job: Build) -> dict[str, Any] | None:
         return None
     save_offsets(job.partial / manifest.OFFSETS, found.offsets)
     if model is None or index is None:
-        # numba takes seconds to import, and dense indexes need none of it.
+        # numba takes seconds to import, and dense indexes do not need it.
         from sg_rlhf.retrieval import bm25
 
         request |= bm25.build(job.corpus, job.partial / manifest.BM25, progress=job.progress)
@@ -218,7 +218,7 @@ def _build_dense(job: Build, request: Mapping[str, Any], model: Encoder, index: 
         resources.check_requirements("--out", job.out, "the build", needs)
     count = -(-rows // job.shard_rows)
     if missing < count:
-        print(f"{job.partial}: going on after {count - missing} of {count} shards", flush=True)
+        print(f"{job.partial}: continuing after {count - missing} of {count} shards", flush=True)
     where = dense_build.places(dense_build.devices(job.device), job.workers)
     with tqdm(
         total=rows, initial=rows - min(rows, missing * job.shard_rows), desc="encoding",
@@ -303,7 +303,7 @@ def _is_built(job: Build, request: dict[str, Any]) -> bool:
 
 
 def _identity(request: dict[str, Any]) -> list[Any]:
-    """What makes two builds the same; where the encoder lies and its dtype are no part of it."""
+    """The identity of a build, without the encoder's location and dtype."""
     encoder = {k: v for k, v in request["encoder"].items() if k not in ("path", "dtype")}
     return [request["kind"].lower(), request["corpus"]["sha256"], encoder]
 

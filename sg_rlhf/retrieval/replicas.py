@@ -141,7 +141,7 @@ def describe(load: Callable[[], Retriever]) -> str:
             return process.submit(_description, load).result()
     except BrokenProcessPool:
         raise ValueError(
-            "the process that opened the index was ended before it had; is there enough memory?"
+            "the process that opens the index was killed meanwhile; is there enough memory?"
         ) from None
 
 

@@ -134,7 +134,7 @@ def open_index(
 
 
 def _open_bm25(folder: Path, expected: Mapping[str, Any]) -> Backend:
-    # numba takes seconds to import, and dense indexes need none of it.
+    # numba takes seconds to import, and dense indexes do not need it.
     from sg_rlhf.retrieval import bm25
 
     if expected.get("revision") != bm25.IDENTITY["revision"]:
@@ -164,7 +164,7 @@ def _open_encoder(
     where = encoder or expected["model"]
     if encoder is None and "path" in expected:
         where = os.path.normpath(folder.resolve() / expected["path"])
-    # Without this transformers takes a folder that is gone for a model id.
+    # Otherwise transformers would read the path of a missing folder as a model id.
     if "path" in expected and not Path(where).is_dir():
         raise ValueError(
             f"--index {folder}: its encoder {where} is not there (--encoder says where it is)"

@@ -91,7 +91,7 @@ class _Server(uvicorn.Server):
 def exposure(host: str) -> str:
     """A remark for an address that other machines may reach, "" for the loopback."""
     with contextlib.suppress(OSError, UnicodeError):
-        # A name may begin like the loopback's: what counts is the address that it stands for.
+        # A name may begin like the loopback's, so its address is checked.
         found = socket.getaddrinfo(host, None)
         if all(ipaddress.ip_address(address[4][0]).is_loopback for address in found):
             return ""
@@ -112,7 +112,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def loader(args: argparse.Namespace) -> Callable[[], Retriever]:
-    """What opens the index that the flags name; can be sent to another process.
+    """A function that opens the index of the flags; it can be sent to another process.
 
     Raises:
         ValueError: for flags that do not go together.

@@ -78,7 +78,7 @@ def flat_reward(rows: Sequence[Row]) -> str | None:
     if len(values) < WINDOW or not statistics.fmean(values) > FLAT:
         return None
     return (
-        f"{statistics.fmean(values):.0%} of the groups have equal rewards and train nothing: take "
+        f"{statistics.fmean(values):.0%} of the groups have equal rewards and train nothing: use "
         "prompts of another difficulty, or algo.dynamic_filtering_enable=true"
     )
 

@@ -111,8 +111,8 @@ def _last_beat(
     """Whether the owner still rewrites its file; watches for up to ``PATIENCE`` beats."""
     seconds = beat_seconds * PATIENCE
     say(
-        f"{file.parent}: a run on {last.get('host')} was here and did not say that it ended; "
-        f"seeing for {seconds:g} s whether it is alive"
+        f"{file.parent}: a run on {last.get('host')} did not record its end; "
+        f"checking for {seconds:g} s whether it is alive"
     )
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -142,4 +142,4 @@ def _is_held(run_dir: Path) -> str:
         if row
         else "another process"
     )
-    return f"--run-dir {run_dir}: held by {who}; wait for its end, end it, or take another folder"
+    return f"--run-dir {run_dir}: held by {who}; wait until it ends, stop it, or use another folder"

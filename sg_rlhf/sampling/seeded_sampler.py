@@ -106,8 +106,8 @@ class SeededSampler:
             import vllm
 
             raise RuntimeError(
-                f"vLLM {vllm.__version__} draws otherwise than sg_rlhf.sampling.seeded_sampler was "
-                f"written for (TopKTopPSampler takes {signature}, its batch lacks {missing}); "
+                f"vLLM {vllm.__version__} samples otherwise than sg_rlhf.sampling.seeded_sampler "
+                f"expects (TopKTopPSampler takes {signature}, its batch lacks {missing}); "
                 "install the pinned version (scripts/bootstrap.sh)"
             )
 

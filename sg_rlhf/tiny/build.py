@@ -7,7 +7,7 @@ domains (`shipped`). This command builds it again, or one for another domain:
 
 What it learns is the domain's own file `tiny.py` (`Domain.tiny`).
 
-docs/sharpness.md has their size, their warm start and their accuracy.
+docs/results.md has their size, their warm start and their accuracy.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What a recipe's loss does with a token: described, printed and drawn."""
+"""Print and plot a recipe's token weighting before training."""

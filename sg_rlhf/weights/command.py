@@ -57,7 +57,7 @@ TABLE_P = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    """The command line, with the teaching help; flags and overrides in any order."""
+    """The command line, with its long help; flags and overrides in any order."""
     parser = OneLineParser(
         prog="python -m sg_rlhf.weights",
         description=__doc__,
@@ -112,7 +112,7 @@ def summary(rule: RecipeLoss) -> dict[str, Any]:
 
 
 def table(rule: RecipeLoss) -> str:
-    """The text that people read: curve, range, mean, and what they mean."""
+    """The printed text: curve, range, mean, and what they mean."""
     cfg, report = rule.weighting, summary(rule)
     lines = [textwrap.fill(rule.describe(), 88, subsequent_indent="  ")]
     if cfg and cfg.is_curve and not cfg.constant_by_name:
@@ -129,7 +129,7 @@ def table(rule: RecipeLoss) -> str:
 
 
 def notes(rule: RecipeLoss, report: dict[str, Any]) -> list[str]:
-    """What a user should know about these settings before a run."""
+    """Warnings and notes about these settings."""
     found = []
     cfg = rule.weighting
     if cfg and report["constant"] and not cfg.constant_by_name:
@@ -211,7 +211,7 @@ def _kl_note(rule: RecipeLoss) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command; 0, or 2 after one line on stderr."""
+    """Run the command. Returns 0, or 2 after one line on stderr."""
     arguments = parse_arguments(argv)
     try:
         rule = RecipeLoss.of(

@@ -1,4 +1,4 @@
-"""What a recipe's policy loss does with a token: its weight, and where it has no gradient."""
+"""The weight that a recipe's policy loss gives a token, and where a token has no gradient."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def clip_range(config: Config) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class RecipeLoss:
-    """What a recipe's policy loss does to a token.
+    """A recipe's policy loss, as far as it concerns one token.
 
     loss: ``actor.policy_loss_type``. objective and weighting: what it maximises, and its token
     weights; None for a loss of upstream, which is upstream's own code and has no weights.
@@ -49,10 +49,10 @@ class RecipeLoss:
 
     @classmethod
     def of(cls, config: Config, *, allow_constant: bool | None = None) -> RecipeLoss:
-        """What ``config`` trains with; without any recipe, the published weighting.
+        """The loss that ``config`` trains with; without any recipe, the published weighting.
 
         Raises:
-            ConfigError: what training would not take.
+            ConfigError: settings that training would refuse.
         """
         loss = _chosen(config, "actor.policy_loss_type", "weighted_ppo")
         dual_clip = config.value("actor.dual_clip")
@@ -86,7 +86,7 @@ class RecipeLoss:
 
     @property
     def is_weighted_ppo(self) -> bool:
-        """Whether the clipped ratio loss is what the weights go into."""
+        """Whether the weights are used by the clipped ratio loss."""
         return self.loss == "weighted_ppo"
 
     def limits(self) -> tuple[float, float]:
@@ -94,7 +94,7 @@ class RecipeLoss:
         return (1.0, 1.0) if self.weighting is None else self.weighting.bounds()
 
     def mean(self) -> float | None:
-        """Of the weight over p uniform on (0, 1); see ``Weighting.uniform_mean``."""
+        """Mean of the weight over p uniform on (0, 1); see ``Weighting.uniform_mean``."""
         return 1.0 if self.weighting is None else self.weighting.uniform_mean()
 
     def is_curve(self) -> bool:
@@ -119,7 +119,7 @@ class RecipeLoss:
         return [w == 0 or any(bound.holds(w) for bound in dead) for w in weights]
 
     def _bounds(self) -> list[DeadZone]:
-        """What zeroes a token by its weight, whether or not a weight reaches it."""
+        """The limits beyond which a weight zeroes a token, whether or not a weight reaches them."""
         if self.weighting is None:
             return []
         return clip_levels(self.weighting, self.eps_low, self.eps_high, self.dual_clip)
@@ -143,7 +143,7 @@ class RecipeLoss:
 
 
 def _chosen(config: Config, key: str, otherwise: Any) -> Any:
-    """The value that a run has; ``otherwise`` if neither a recipe nor an override is given."""
+    """The value that a run uses; ``otherwise`` if neither a recipe nor an override is given."""
     if not config.sources and key not in config.values:
         return otherwise
     return config.value(key)
@@ -159,7 +159,7 @@ def _check_placement(objective: Objective, weighting: Weighting) -> None:
 
 
 def describe_loss(config: Config) -> str:
-    """What the token weighting can do, in the words that the start of a run prints."""
+    """The effects of the token weighting, as the start of a run prints them."""
     rule = RecipeLoss.of(config)
     weighting = rule.weighting
     if weighting is None:

@@ -19,7 +19,7 @@ def curve(rule: RecipeLoss, probs: list[float]) -> list[float]:
 
 
 def check_curve(rule: RecipeLoss) -> None:
-    """``ConfigError`` for a weighting that no curve over p can show."""
+    """Raise ``ConfigError`` for a weighting that is not a function of p alone."""
     if rule.weighting is not None and not rule.is_curve():
         raise ConfigError(
             f"sg.weighting.type={rule.weighting.name}: not a function of p alone, so --plot has no "
@@ -28,7 +28,7 @@ def check_curve(rule: RecipeLoss) -> None:
 
 
 def plot(rule: RecipeLoss, path: Path) -> None:
-    """The weight curve with its bounds, mean and dead zones, written to ``path``."""
+    """Plot the weight curve with its bounds, mean and dead zones to ``path``."""
     import torch
     from matplotlib.figure import Figure
 
@@ -62,7 +62,7 @@ def plot(rule: RecipeLoss, path: Path) -> None:
     axes.set_title(f"{name}\n{textwrap.fill(rest, 96)}", fontsize=10)
     if max(weights) > min(weights):
         axes.margins(y=0.12)
-    else:  # or the axis would magnify rounding
+    else:  # otherwise the axis would magnify rounding
         axes.set_ylim(0, 2 * max(weights) or 1)
     axes.legend(loc="best", fontsize=8.5, framealpha=0.95)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -106,7 +106,9 @@ def test_it_goes_on_when_there_is_room_again(disk: Path, data: Data) -> None:
     status, lines = ended(process)
     assert status == 1, lines
     named = run.checkpoints / "global_step4"
-    assert lines[-1].startswith(f"failed: no space left on the disk of {named}; make room "), lines
+    assert lines[-1].startswith(
+        f"failed: no space left on the disk of {named}; free some space "
+    ), lines
     assert "; the same command resumes from the last checkpoint, global_step2; " in lines[-1]
     assert not [line for line in lines if "Traceback" in line or "Error" in line]
     assert run.torn() == [] and run.rows() == [1, 2, 3, 4]
@@ -119,7 +121,9 @@ def test_it_goes_on_when_there_is_room_again(disk: Path, data: Data) -> None:
     status, lines = ended(process)
     assert status == 1, lines
     named = rf"{run.folder}/(metrics|optimizer_steps|samples)\.jsonl"
-    assert re.match(rf"failed: no space left on the disk of {named}; make room ", lines[-1]), lines
+    assert re.match(
+        rf"failed: no space left on the disk of {named}; free some space ", lines[-1]
+    ), lines
     assert "; the same command resumes from the last checkpoint, global_step4; " in lines[-1]
     assert not [line for line in lines if "Traceback" in line or "Error" in line]
     assert run.torn() == [] and run.rows()[:4] == [1, 2, 3, 4]
@@ -138,7 +142,9 @@ def test_it_goes_on_when_there_is_room_again(disk: Path, data: Data) -> None:
     status, lines = ended(process)
     assert status == 1, lines
     final = run.folder / "checkpoints" / "final"
-    assert lines[-1].startswith(f"failed: no space left on the disk of {final}; make room "), lines
+    assert lines[-1].startswith(
+        f"failed: no space left on the disk of {final}; free some space "
+    ), lines
     assert run.torn() == [] and not final.exists()
 
     make_room(disk)

@@ -152,7 +152,7 @@ def test_an_engine_is_replaced(run: Run, name: str, harm: signal.Signals) -> Non
     ("harm", "line"),
     [
         (signal.SIGKILL, "stopped: rollout engine 0 is lost (killed, crashed or hung), "),
-        (signal.SIGSTOP, "failed: rollout engine 0 gave no sign of life for 15 s "),
+        (signal.SIGSTOP, "failed: rollout engine 0 did not answer for 15 s "),
     ],
 )
 def test_an_engine_that_may_not_be_replaced(run: Run, harm: signal.Signals, line: str) -> None:

@@ -44,8 +44,8 @@ def test_a_run_goes_on_from_the_one_before_it_and_stops_without_one(
     output = second.stdout + second.stderr
     assert second.returncode == 0, output
     said = (
-        f"checkpoint {checkpoints / 'global_step2'}: {name} is not what was written (another "
-        "SHA-256); resuming from global_step1"
+        f"checkpoint {checkpoints / 'global_step2'}: {name} was altered (its SHA-256 "
+        "differs); resuming from global_step1"
     )
     assert len([line for line in re.split(r"[\r\n]+", output) if said in line]) == 1, output
     after = jsonl_log.read(folder / jsonl_log.METRICS)
@@ -61,8 +61,8 @@ def test_a_run_goes_on_from_the_one_before_it_and_stops_without_one(
     third = train(folder, data, *more)
     assert third.returncode == 1
     line = third.stderr.splitlines()[-1]
-    assert line.startswith(f"stopped: no checkpoint is whole: {checkpoints / tags[0]}: {name} is ")
-    assert line.endswith("; put a copy of one back, or begin again in another --run-dir")
+    assert line.startswith(f"stopped: no checkpoint is intact: {checkpoints / tags[0]}: {name} is ")
+    assert line.endswith("; restore one from a copy, or start in another --run-dir")
     assert [row["global_step"] for row in jsonl_log.read(folder / jsonl_log.METRICS)] == [
         1,
         2,

@@ -79,7 +79,7 @@ def error_of(reference: Any) -> Exception:
         (RuntimeError(""), "RuntimeError: no message (in "),
         (
             OSError(errno.ENOSPC, "No space left on device", "runs/a/metrics.jsonl"),
-            "no space left on the disk of runs/a/metrics.jsonl; make room (in ",
+            "no space left on the disk of runs/a/metrics.jsonl; free some space (in ",
         ),
     ],
 )
@@ -150,7 +150,7 @@ def test_an_engine_that_is_stopped_ends_its_controller_with_a_line(tmp_path: Pat
         os.kill(pids[1], signal.SIGKILL)
     said = engine_pool.failure_message(tmp_path)
     assert said is not None and "\n" not in said
-    assert said.startswith("rollout engine 1 gave no sign of life for 10 s (sg.engine_timeout): ")
+    assert said.startswith("rollout engine 1 did not answer for 10 s (sg.engine_timeout): ")
 
 
 def test_an_engine_that_is_dead_and_that_nobody_misses_ends_it_too(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_an_engine_that_is_dead_and_that_nobody_misses_ends_it_too(tmp_path: Pat
     with pytest.raises(ray.exceptions.WorkerCrashedError):
         ray.get(reference, timeout=1800)
     said = engine_pool.failure_message(tmp_path)
-    assert said is not None and said.startswith("rollout engine 1 gave no sign of life for 8 s")
+    assert said is not None and said.startswith("rollout engine 1 did not answer for 8 s")
 
 
 def test_engines_that_answer_or_die_end_nobody(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_a_run_goes_on_without_them(data: Data, tmp_path: Path) -> None:
     )
     where = f"prompt {rows[0]['prompts'][0]}"
     said = result.stdout + result.stderr
-    assert f"rollout 1: {rows[0]['left_out']} responses left out of the update: reward" in said
+    assert f"rollout 1: {rows[0]['left_out']} responses dropped from the update: reward" in said
     assert where in said
 
 

@@ -334,7 +334,7 @@ def test_a_killed_build_goes_on(files: Files, tmp_path: Path, workers: int) -> N
     before = shards_done(partial)
     again = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=1800)
     assert again.returncode == 0, again.stderr
-    assert f"going on after {before} of 75 shards" in again.stdout
+    assert f"continuing after {before} of 75 shards" in again.stdout
     stored = faiss.read_index(str(out / "index.faiss")).reconstruct_n(0, 600)
     whole = faiss.read_index(str(files.flat / "index.faiss")).reconstruct_n(0, 600)
     assert np.array_equal(stored, whole)

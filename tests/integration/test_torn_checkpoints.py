@@ -34,6 +34,6 @@ def test_ranks_agree_on_the_one_that_is_whole(tmp_path: Path) -> None:
     for of_rank, other in (found, found[::-1]):
         first, second, third = of_rank["chosen"]
         assert (first, second) == ("global_step2", "global_step1")
-        assert third.startswith("no checkpoint is whole: ")
-        assert f"{SHARD.format(1)} is not what was written" in third
+        assert third.startswith("no checkpoint is intact: ")
+        assert f"{SHARD.format(1)} was altered" in third
         assert third.count(SHARD.format(1)) == other["chosen"][2].count(SHARD.format(1)) == 2

@@ -65,7 +65,7 @@ class DeadZone(NamedTuple):
         return weight > self.level if self.relation == ">" else weight < self.level
 
     def sentence(self) -> str:
-        """What it means for a run, for people."""
+        """One sentence on what it means for a run."""
         return (
             f"a token with {'positive' if self.positive else 'negative'} advantage"
             f"{self._tokens()} has no policy gradient even on-policy, because w {self.relation} "
@@ -160,7 +160,7 @@ def reached_zones(
     if cfg.is_curve:
         zones = [*dead_zones(cfg, eps_low, eps_high), dual_clip_zone(cfg, dual_clip)]
         return [_over(cfg, dead, zone) for dead, zone in zip(levels, zones, strict=False) if zone]
-    if "advantages" in cfg.uses:  # the range says nothing of one sign
+    if "advantages" in cfg.uses:  # the range says nothing about one sign
         return []
     low, high = cfg.bounds()
     return [dead for dead in levels if dead.holds(high if dead.relation == ">" else low)]

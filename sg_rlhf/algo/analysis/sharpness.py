@@ -44,7 +44,7 @@ class AscentStep:
 
 @dataclass(frozen=True)
 class Sharpness:
-    """What the ascent found for one radius; ``loss`` and ``grad_norm`` are those of the centre."""
+    """Result of the ascent for one radius; ``loss`` and ``grad_norm`` are those at the centre."""
 
     rho: float
     loss: float

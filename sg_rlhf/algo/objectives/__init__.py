@@ -1,4 +1,4 @@
-"""Policy objectives: what is maximised per token, given its ratio, weight and advantage.
+"""Policy objectives: the surrogate of a token, given its ratio, weight and advantage.
 
 To add one: its file, its line below, a recipe in ``configs/algorithms`` and a case in
 ``tests/unit/algo/test_algorithms.py``. ``actor.policy_loss_type`` names it, and ``sg.objective``

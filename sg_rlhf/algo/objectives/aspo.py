@@ -10,7 +10,7 @@ from sg_rlhf.algo.parameters import number
 
 @dataclass(frozen=True, kw_only=True)
 class ASPO(WeightedPPO):
-    """The gradient is w min(1 / r, cap) A where A > 0: the ratio is turned over (arXiv 2510.06062).
+    """The gradient is w min(1 / r, cap) A where A > 0: the ratio is inverted (arXiv 2510.06062).
 
     Tokens with A > 0 that became more likely since they were sampled then count less, and not
     more. Those with r > 1 + eps_high have no gradient, as in PPO; those with A < 0 are PPO's. On

@@ -26,7 +26,7 @@ class ConstantWeightError(ValueError):
 
 @dataclass(frozen=True)
 class TokenContext:
-    """What a weighting may read of each sampled token besides p. Nothing here has a gradient.
+    """Inputs of a weighting other than p, for each sampled token. None has a gradient.
 
     Attributes:
         old_log_probs: [B, T], log-probs of the policy that sampled, as the trainer computes them.
@@ -160,7 +160,7 @@ class Weighting(Parameters):
         return {k: v for k, v in self.parameters().items() if k not in shared}
 
     def formula(self) -> str:
-        """The formula with its values, for people; by default the docstring's first line."""
+        """The formula with its values, for printed texts; by default the docstring's first line."""
         values = [f"{name} = {_shown(value)}" for name, value in self.own_parameters().items()]
         return ", ".join([self.summary(), *values])
 
@@ -173,7 +173,7 @@ class Weighting(Parameters):
 
     @property
     def label(self) -> str:
-        """The name, and what of the settings belongs to it."""
+        """The name, and the settings that belong to it."""
         return self.name
 
     before_clip_label: ClassVar[str] = "before the clip to [L, U]"

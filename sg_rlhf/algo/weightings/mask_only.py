@@ -1,4 +1,4 @@
-"""The control for the dead zone: what Eq. 13 zeroes, without what it weights."""
+"""The control for the dead zone: zeroes the tokens that Eq. 13 zeroes, and weights none."""
 
 from __future__ import annotations
 

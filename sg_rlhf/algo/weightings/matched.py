@@ -1,6 +1,6 @@
 """Other increasing weights with the mean and the variance of GRPO-SG's.
 
-What is compared then is the shape of the weight and not its size. Mean and variance depend on how
+Then the shape of the weight is compared, and not its size. Mean and variance depend on how
 p is distributed: uniform on (0, 1), or in the 20 (or any number of) equal bins of ``prob_hist``,
 such as a run's own histogram ``sg/prob_hist``, uniform within each bin.
 """

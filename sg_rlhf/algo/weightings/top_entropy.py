@@ -1,4 +1,4 @@
-"""Only the forks: tokens at whose position the policy is least sure."""
+"""Train only the tokens at whose position the policy is least sure."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def select_intact(folder: Path) -> str | None:
         errors.append(f"{folder / tag}: {error}")
     if errors:
         raise CheckpointError(
-            f"no checkpoint is whole: {'; '.join(errors)}; put a copy of one back, or begin again "
+            f"no checkpoint is intact: {'; '.join(errors)}; restore one from a copy, or start "
             "in another --run-dir"
         )
     return None
@@ -146,7 +146,7 @@ def _error_in(checkpoint: Path) -> str | None:
         error = manifest.first_mismatch(checkpoint, expected, mine)
     first = next((e for e in _all_gather_objects(error) if e is not None), None)
     if first is None and expected is None and _rank() == 0:
-        _report(f"checkpoint {checkpoint.name} has no {manifest.NAME}, as older ones: not checked")
+        _report(f"checkpoint {checkpoint.name} has no {manifest.NAME} (older version): not checked")
     return first
 
 

@@ -108,7 +108,9 @@ def read(folder: Path) -> dict[str, Entry] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "its text is cut short or altered"
+        why = (
+            error.strerror if isinstance(error, OSError) else "its content is truncated or altered"
+        )
         raise InvalidManifest(f"{NAME} cannot be read: {why}") from None
 
 
@@ -134,4 +136,4 @@ def first_mismatch(folder: Path, expected: dict[str, Entry], names: Collection[s
     except OSError as error:
         return f"{error.filename or 'a file'} cannot be read: {error.strerror}"
     altered = [name for name in names if entries[name] != expected[name]]
-    return f"{altered[0]} is not what was written (another SHA-256)" if altered else None
+    return f"{altered[0]} was altered (its SHA-256 differs)" if altered else None

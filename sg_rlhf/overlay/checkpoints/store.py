@@ -261,7 +261,7 @@ def load_newest_intact(original: Callable[..., Any]) -> Callable[..., Any]:
                 loaded = original(self, model, load_dir, tag, *args, **kwargs)
         if chosen is not None and loaded[0] is None:
             raise CheckpointError(
-                f"checkpoint {Path(load_dir) / chosen}: DeepSpeed finds nothing to load in it"
+                f"checkpoint {Path(load_dir) / chosen}: DeepSpeed found nothing to load"
             )
         drop_offload_buffers(model.optimizer)
         return loaded

@@ -120,9 +120,11 @@ def _problem(address: str, report: Any, local: Mapping[str, str]) -> str:
     try:
         answer: NodeReport = ray.get(report, timeout=ANSWER_SECONDS)
     except ray.exceptions.GetTimeoutError:
-        return f"machine {address} starts no worker within {ANSWER_SECONDS:g} s"
+        return f"machine {address} did not start a worker within {ANSWER_SECONDS:g} s"
     except ray.exceptions.RayError as error:
-        return f"machine {address} starts no worker of this run: {error_report.summarize(error)}"
+        return (
+            f"machine {address} did not start a worker of this run: {error_report.summarize(error)}"
+        )
     return diff(address, local, answer.versions)
 
 

@@ -131,7 +131,7 @@ def reserve(
             missing = missing_resources([bundle for group in pending for bundle in group], nodes())
             if waited >= seconds:
                 raise NotEnoughMachines(
-                    f"the cluster has no room for this run after {waited:.0f} s "
+                    f"the cluster has too few free resources for this run after {waited:.0f} s "
                     f"(sg.cluster_wait={seconds:g}): {missing}{hint and f': {hint}'}"
                 )
             if waited - last_message >= every and waited >= FIRST_MESSAGE_SECONDS:

@@ -12,7 +12,7 @@ TOKENS = "sg_tokens"
 
 
 class ControllerState:
-    """What a resumed run needs, besides upstream's own client state.
+    """State that a resumed run needs in addition to upstream's client state.
 
     Args:
         generator: of the run, with the buffer of an asynchronous run.

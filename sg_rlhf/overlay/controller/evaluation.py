@@ -16,7 +16,7 @@ from typing import Any
 from sg_rlhf.common.statistics import half_width
 from sg_rlhf.config import EvalSet
 
-#: What is kept of each of several sets, beside ``pass{n}``.
+#: Metrics that are logged for each of several sets, besides ``pass{n}``.
 SUMMARIES = (
     "accuracy", "accuracy_ci95", "num_prompts", "reward_mean", "response_length_mean",
     "truncated_rate", "format_ok",

@@ -21,7 +21,7 @@ IGNORED = {"", "LATIN", "GREEK", "MODIFIER"}
 
 
 def mixed_script_frac(texts: Iterable[str]) -> float:
-    """Share of the texts whose letters are of more than one script beside Latin.
+    """Share of the texts whose letters are of more than one script, Latin not counted.
 
     Scripts that one language writes together (Japanese, Korean, Chinese with Bopomofo) count as
     one. Greek letters do not count: formulas have them.

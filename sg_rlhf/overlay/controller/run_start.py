@@ -68,11 +68,11 @@ def check_resumable(args: Any, states: dict[str, Any]) -> None:
     """
     if states["global_step"] and args.train.enable_ema:
         raise RunStopped(
-            "train.enable_ema=true: upstream's checkpoints do not hold the moving average, "
-            "which would begin anew; set it to false"
+            "train.enable_ema=true: upstream's checkpoints do not contain the moving average, "
+            "so a resumed run would lose it; set it to false"
         )
     if not args.train.async_enable and states.get(BUFFER_KEY, {}).get("units"):
         raise RunStopped(
-            "train.async_enable=false: the checkpoint holds prompts that were drawn ahead, "
-            "which would not be trained; set it to true"
+            "train.async_enable=false: the checkpoint contains samples that are not trained "
+            "yet and would be lost; set it to true"
         )

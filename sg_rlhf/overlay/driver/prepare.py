@@ -105,7 +105,7 @@ def _check_unchanged(config: Config, run_dir: Path, allowed: Iterable[str]) -> N
     try:
         changes = resume.changes(config, run_dir)
     except ConfigError as error:  # written by another version
-        print(f"what the run was started with cannot be compared: {error}")
+        print(f"the settings of the first start cannot be compared: {error}")
         return
     refused = resume.disallowed(changes, allowed)
     if refused:
@@ -119,7 +119,7 @@ def _check_unchanged(config: Config, run_dir: Path, allowed: Iterable[str]) -> N
         other = "SG_RUN_DIR=DIR" if os.environ.get("SG_RUN_DIR") else "--run-dir DIR"
         raise ConfigError(
             f"another run is there: {run_dir} was started with other settings: "
-            f"{'; '.join(shown)}; take another directory with {other}, or resume it with {flags}"
+            f"{'; '.join(shown)}; use another directory with {other}, or resume it with {flags}"
         )
     for change in changes:
-        print(f"going on with a change: {change}")
+        print(f"resuming with a changed setting: {change}")

@@ -40,7 +40,7 @@ def read(args: Namespace, file: Path) -> dict[str, Any]:
         dumped = content["ranks"]
     except OSError as error:
         raise UsageError(f"--replay {file}: {error.strerror or error}") from None
-    except Exception:  # whatever else torch makes of a file that is none of its own
+    except Exception:  # any other error of torch for a file that it did not write
         raise UsageError(
             f"--replay {file}: expected a file of sg.dump_rollout=STEP, rollouts/step_STEP.pt of "
             "a run directory"
@@ -64,7 +64,7 @@ def update(args: Namespace, file: Path) -> list[dict[str, Any]]:
         Metrics of each optimizer step, means over the ranks. They are those of the run that wrote
         the file if recipe and weights are the same.
     """
-    import ray  # not for a dry run, which needs none of it
+    import ray  # a dry run does not need it
 
     from sg_rlhf.overlay.patches import table
 

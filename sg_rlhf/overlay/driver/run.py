@@ -85,8 +85,8 @@ def train(
         from sg_rlhf.overlay.patches import table
 
         try:
-            # Ray first: its processes start while this one imports. Never in a thread beside it:
-            # Ray forks, and Python's import lock was seen to stay locked for good.
+            # Ray first: its processes start while this one imports. Never import in another thread
+            # meanwhile: Ray forks, and Python's import lock was seen to stay locked for good.
             with activity.phase(activity.DRIVER, "starting Ray"):
                 local = session.connect(args, workers)
                 install_signal_handlers()  # Ray has put its own in their place
@@ -230,7 +230,7 @@ def _resume_hint(args: Any) -> str:
         return ""
     found = paths.resume_candidates(Path(args.ckpt.path) / "_actor")
     if not found:
-        return "; there is no checkpoint: the same command begins again"
+        return "; there is no checkpoint: the same command starts from the beginning"
     return f"; the same command resumes from the last checkpoint, {found[0]}"
 
 

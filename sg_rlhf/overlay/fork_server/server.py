@@ -58,7 +58,7 @@ def _request(connection: socket.socket) -> dict[str, Any]:
     connection.settimeout(10.0)
     first, files, _, _ = socket.recv_fds(connection, 1, worker_launcher.MAX_FILES)
     if not first:
-        raise ConnectionError("the other side is gone")
+        raise ConnectionError("the other process has ended")
     received = []
     for file in files:
         received.append(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, worker_launcher.FD_OFFSET))
@@ -196,7 +196,7 @@ class _Server:
             answer = worker_launcher.FORKED
         for file in request["received"]:
             os.close(file)
-        with contextlib.suppress(OSError):  # the launcher may be gone; _forward sees that
+        with contextlib.suppress(OSError):  # the launcher may have ended; _forward notices
             connection.sendall(answer)
         if answer != worker_launcher.FORKED:
             connection.close()
@@ -206,7 +206,7 @@ class _Server:
         return None
 
     def _forward(self, connection: Any, pid: int) -> None:
-        """Pass a launcher's signals on to its process. Kill the process if the launcher is gone."""
+        """Forward a launcher's signals to its process. Kill it if the launcher has ended."""
         if pid not in self._children:  # reaped just before
             return
         try:

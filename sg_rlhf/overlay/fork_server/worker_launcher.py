@@ -58,7 +58,7 @@ def main(address: str, arguments: list[str]) -> int:
     server = socket.socket(socket.AF_UNIX)
     try:
         if len(files) > MAX_FILES or files[-1] >= FD_OFFSET:
-            raise OSError("too many open files to hand over")
+            raise OSError("too many open files to pass on")
         server.connect(address)
         request = {
             "arguments": arguments,

@@ -35,7 +35,7 @@ def logged_names(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def sample_metrics(experience: Any) -> dict[str, torch.Tensor]:
-    """What upstream logs of a micro-batch: its ``info``, and its fields with a value per sample."""
+    """Upstream's logged values of a micro-batch: ``info``, and fields with a value per sample."""
     metrics: dict[str, torch.Tensor] = {}
     for name, value in experience.info.items():
         if isinstance(value, torch.Tensor):

@@ -28,7 +28,7 @@ _NAMED = 8
 
 
 class TensorReport(NamedTuple):
-    """What one rank, or any rank, saw of a tensor in the first optimizer step."""
+    """Observations of a tensor in the first optimizer step, by one rank or by any rank."""
 
     forward_ran: bool = False
     has_grad: bool = False
@@ -126,7 +126,7 @@ def evaluate(names: Sequence[str], reports: Sequence[TensorReport]) -> list[str]
         )
         raise FrozenError(
             f"the first optimizer step did not train {count} of {len(names)} tensors: "
-            f"{'; '.join(lines)}; freeze what shall not be trained, or set "
+            f"{'; '.join(lines)}; freeze tensors that should not be trained, or set "
             "sg.check_trained=false to train the rest"
         )
     remarks = {

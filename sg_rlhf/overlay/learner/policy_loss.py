@@ -47,7 +47,7 @@ def weighting_of(args: Any) -> Weighting:
 
 
 def token_context(experience: Any, weighting: Weighting) -> TokenContext:
-    """What the weighting reads of a batch besides the current log-probs.
+    """The inputs of the weighting for a batch, other than the current log-probs.
 
     Args:
         experience: of B samples.

@@ -183,8 +183,8 @@ def forward_without_logits(original: Callable[..., Any]) -> Callable[..., Any]:
 
         if output["logits"].shape[-1] != 1:
             raise RuntimeError(
-                "the model's head gave logits where it was asked for log-probs: something replaced "
-                "it after loading; actor.fused_logprobs=false goes by logits"
+                "the model's head returned logits instead of log-probs: other code "
+                "replaced it after loading; set actor.fused_logprobs=false"
             )
         log_probs = per_response(output["logits"].squeeze(-1))
         output["logits"] = None

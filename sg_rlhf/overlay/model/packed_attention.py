@@ -310,9 +310,13 @@ def attention(
         raise RuntimeError(f"{name} gives no packed row; {_UNPACK}")
     for what in ("softcap", "s_aux"):
         if others.get(what) is not None:
-            raise RuntimeError(f"{name} has {what}, which {VARLEN} attention has not; {_UNPACK}")
+            raise RuntimeError(
+                f"{name} has {what}, which {VARLEN} attention does not support; {_UNPACK}"
+            )
     if dropout:
-        raise RuntimeError(f"{name} has dropout, which {VARLEN} attention has not; {_UNPACK}")
+        raise RuntimeError(
+            f"{name} has dropout, which {VARLEN} attention does not support; {_UNPACK}"
+        )
     try:
         row = cached_row(position_ids)
     except ValueError as error:

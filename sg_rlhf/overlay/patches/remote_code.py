@@ -37,10 +37,10 @@ def trust_named_repos_only(original: Callable[..., str]) -> Callable[..., str]:
             return original(pretrained_model_name_or_path, module_file, *args, **kwargs)
         if module_file.startswith(GENERATE):
             # transformers looks for this file in every model. Most have none.
-            raise FileNotFoundError(f"{name}: {module_file} is not asked for by name")
+            raise FileNotFoundError(f"{name}: {module_file} is not in sg.trust_remote_code")
         raise ModelCodeError(
-            f"{name}: the model brings code of its own ({module_file}), which runs only for a "
-            f"model that is asked for by name: sg.trust_remote_code="
+            f"{name}: the model contains its own code ({module_file}), which runs only for "
+            f"models that you name: sg.trust_remote_code="
             f"[{','.join([*trusted, name])}]"
         )
 

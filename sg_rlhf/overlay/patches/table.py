@@ -253,7 +253,7 @@ def _apply(patch: Patch) -> None:
         from sg_rlhf.config.upstream_flags import UpstreamChanged
 
         raise UpstreamChanged(
-            f"{patch.module}: {patch.name} is gone, and the overlay replaces it"
+            f"{patch.module}: {patch.name} no longer exists, but the overlay replaces it"
         ) from None
     if patch.wraps:
         replacement = replacement(original)

@@ -1,4 +1,4 @@
-"""What the processes of a run are doing, as rows of one file: ``logs/phases.jsonl``.
+"""Current activity of a run's processes, as rows of one file: ``logs/phases.jsonl``.
 
 Each process appends its own rows, on every node: phases with their progress, messages, and the part
 of a rollout that the controller works on. :mod:`sg_rlhf.overlay.reporting.terminal` shows them, and
@@ -30,7 +30,7 @@ CONTROLLER = "controller"
 WORKERS = "starting the workers"
 
 #: This phase prints its own progress, so the terminal does not repeat it.
-PLACES = "asking the cluster for places"
+PLACES = "reserving GPUs and CPUs on the cluster"
 
 #: Minimal seconds between two rows of :func:`show_progress`.
 PROGRESS_SECONDS = 0.5
@@ -44,7 +44,7 @@ LABELS = {
     "reference_log_probs": "scoring by the reference",
     "reward_model": "scoring by the reward model",
     "values": "scoring by the critic",
-    "hand_over": "handing the experience over",
+    "hand_over": "sending the samples to the ranks",
     "ppo_train": "updating",
     "broadcast": "syncing weights",
     "sync_check": "checking the sync",

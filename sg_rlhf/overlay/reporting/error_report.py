@@ -75,7 +75,7 @@ def save_traceback(error: BaseException, run_dir: Path) -> Path | None:
 def _cause_line(cause: BaseException) -> str:
     if is_full_disk(cause):
         file = getattr(cause, "filename", None) or "the run"
-        return f"no space left on the disk of {file}; make room"
+        return f"no space left on the disk of {file}; free some space"
     if isinstance(cause, ray.exceptions.OutOfMemoryError):
         return "the machine ran out of memory, and Ray ended a worker"
     lines = str(cause).strip().splitlines() or ["no message"]

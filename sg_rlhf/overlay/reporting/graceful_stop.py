@@ -68,8 +68,8 @@ class GracefulStop:
         self._shown_phase.enter_context(
             activity.phase(
                 activity.DRIVER,
-                f"SIGTERM: a checkpoint after this rollout, then the end; at the latest in "
-                f"{self._seconds:g} s, or at once with another SIGTERM",
+                f"SIGTERM: a checkpoint is saved after this rollout, then the run ends; within "
+                f"{self._seconds:g} s, or at once after another SIGTERM",
             )
         )
         signal.setitimer(signal.ITIMER_REAL, max(self._seconds, 1e-3))

@@ -224,7 +224,7 @@ def nonfinite_line(row: dict[str, Any]) -> str:
     """One line about a skipped optimizer step or dropped samples."""
     prompts = [f"prompt {index}" for index in row["prompts"]]
     if row["optimizer_step"] is None:
-        what = f"{row['left_out']} responses left out of the update"
+        what = f"{row['left_out']} responses dropped from the update"
     else:
         what = f"optimizer step {row['optimizer_step']} skipped, {row['in_a_row']} in a row"
     return (

@@ -301,7 +301,7 @@ class AsyncRolloutBuffer:
                 if not self.config.drop_stale:
                     raise RunStopped(
                         f"a sample of batch {batch.number} is {max(ages)} weight syncs old, above "
-                        f"sg.max_staleness={self.config.max_staleness}, although it was waited for"
+                        f"sg.max_staleness={self.config.max_staleness}, although sg.stale=wait"
                     )
                 self._dropped += sum(int(s.action_mask.sum()) for s in samples)
                 batch.completed[place] = []

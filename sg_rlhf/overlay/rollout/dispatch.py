@@ -19,7 +19,7 @@ import ray
 from sg_rlhf.overlay.reporting.errors import EngineReplaced, cause_chain
 from sg_rlhf.sampling.request_seeds import SeedKey
 
-#: Raised by vLLM when the process of its core is gone (vllm.v1.engine.exceptions).
+#: Raised by vLLM when the process of its core has died (vllm.v1.engine.exceptions).
 DEAD_CORE = "EngineDeadError"
 
 
@@ -59,7 +59,7 @@ class Engines(Protocol):
     """The rollout engines of a run. Any of them may be restarted."""
 
     handles: Sequence[Any]
-    #: Held by whoever calls the trainer's ranks.
+    #: Held while the trainer's ranks are called.
     trainer_lock: threading.Condition
 
     @property
@@ -130,7 +130,7 @@ class RolloutDispatcher:
             prompts: arguments of the engine's ``generate_responses``, per prompt.
             num_samples: responses per prompt.
         """
-        # Counted here, not asked of the engines: one of them may be lost without anyone knowing.
+        # Counted here, not queried from the engines: one of them may be lost unnoticed.
         load = [0] * len(self._engines.handles)
         for request in self._pending.values():
             load[request.engine] += request.num_samples

@@ -142,7 +142,7 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
             EngineReplaced: the request is for an earlier instance of this engine.
         """
         if tag is not None and tag.instance_id != self._instance_id:
-            raise EngineReplaced("this engine was started after the one that was asked")
+            raise EngineReplaced("the request was for this engine before its restart")
         barrier = self._barrier_for(tag)
         # A processor of images has a tokenizer inside.
         ends = chat.turn_end_ids(prompt, getattr(hf_tokenizer, "tokenizer", hf_tokenizer))

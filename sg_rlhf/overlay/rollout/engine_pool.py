@@ -43,7 +43,7 @@ from sg_rlhf.overlay.settings import worker_settings
 
 #: Seconds for a restarted engine to load its model and compile.
 START_TIMEOUT = 600.0
-#: Seconds for Ray to find another node for an engine whose node is gone.
+#: Seconds for Ray to find another node for an engine whose node was lost.
 PLACEMENT_TIMEOUT = 20.0
 #: Seconds between two checks while waiting for a restart.
 POLL_INTERVAL = 2.0
@@ -148,7 +148,7 @@ class EnginePool:
                 f"{self.replaced[index]} times before (sg.engine_restarts={self._max_restarts})"
             )
         self.replaced[index] += 1
-        print(f"rollout engine {index} is lost: starting another in its place", flush=True)
+        print(f"rollout engine {index} is lost: starting a replacement", flush=True)
         self.terminate(index)
         self.instances[index] = self._wait_until_restarted(index)
 
@@ -164,7 +164,7 @@ class EnginePool:
         lost = self.instances[index]
         on_its_node = NodeAffinitySchedulingStrategy(lost.node, soft=False)
         kill = _kill_processes.options(scheduling_strategy=on_its_node)
-        with contextlib.suppress(ray.exceptions.RayError):  # the node is gone, too
+        with contextlib.suppress(ray.exceptions.RayError):  # the node was lost, too
             ray.get(kill.remote(lost.processes), timeout=KILL_TIMEOUT)
 
     def _wait_until_restarted(self, index: int) -> EngineInstance:
@@ -186,7 +186,7 @@ class EnginePool:
                 instance = lost
             except ray.exceptions.RayActorError as error:
                 raise EngineLost(
-                    f"rollout engine {index} could not be started again: "
+                    f"rollout engine {index} could not be restarted: "
                     f"{error_report.summarize(error)}"
                 ) from None
             if instance.name != lost.name:
@@ -194,7 +194,7 @@ class EnginePool:
             time.sleep(0.5)  # it is about to end
             reference = handle.instance.remote()
         raise EngineLost(
-            f"rollout engine {index} was not there again after {START_TIMEOUT:g} s (logs/)"
+            f"rollout engine {index} was not restarted within {START_TIMEOUT:g} s (logs/)"
         )
 
 
@@ -215,8 +215,8 @@ def _no_capacity_message(index: int, engine: EngineInstance) -> str:
     address = next((n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == engine.node), "")
     lacking = placement.missing_resources([placement.BUNDLE], placement.nodes())
     return (
-        f"rollout engine {index} is lost with its machine {address}, and no other has a place for "
-        f"it: {lacking}"
+        f"rollout engine {index} is lost with its machine {address}, and no other machine has "
+        f"free resources for it: {lacking}"
     )
 
 
@@ -361,7 +361,7 @@ def _monitor_forever(
         try:
             _monitor(engines, seconds, run_dir, stopped)
         except Exception as error:
-            print(f"the watch of the rollout engines begins anew: {error_report.summarize(error)}")
+            print(f"the health check of the engines was restarted: {error_report.summarize(error)}")
             stopped.wait(min(PING_INTERVAL, seconds / 4))
 
 
@@ -395,7 +395,7 @@ def _monitor(engines: EnginePool, seconds: float, run_dir: Path, stopped: thread
         if any(i in killed or not engines.can_replace(i) for i in silent):
             _abort_run(silent, seconds, run_dir)
         for index in silent:
-            print(f"rollout engine {index} is silent for {seconds:g} s: ended", flush=True)
+            print(f"rollout engine {index} gave no answer for {seconds:g} s: killed", flush=True)
             killed.add(index)
             deadlines[index] = time.monotonic() + START_TIMEOUT
             engines.terminate(index)
@@ -404,8 +404,8 @@ def _monitor(engines: EnginePool, seconds: float, run_dir: Path, stopped: thread
 def _abort_run(silent: Sequence[int], seconds: float, run_dir: Path) -> None:
     _leave_message(
         run_dir,
-        f"rollout {engine_names(silent)} gave no sign of life for {seconds:g} s "
-        "(sg.engine_timeout): stopped, hung, or cut off from the controller",
+        f"rollout {engine_names(silent)} did not answer for {seconds:g} s "
+        "(sg.engine_timeout): stopped, hung, or disconnected from the controller",
     )
     os._exit(1)
 

@@ -12,7 +12,7 @@ from sg_rlhf.overlay.settings.lookup import value_of
 
 @dataclass(frozen=True)
 class Plan:
-    """What a data set of ``prompts`` gives a run.
+    """The rollouts and optimizer steps that a data set gives a run.
 
     Attributes:
         prompts: prompts of an epoch.
@@ -30,7 +30,7 @@ class Plan:
     optimizer_steps: int
 
     def remark(self) -> str:
-        """What the user should know of it, if anything."""
+        """A remark for the user, or none."""
         if not self.left_out:
             return ""
         return (

@@ -24,7 +24,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSettings:
-    """What a worker process reads from its environment.
+    """Settings that a worker process reads from its environment.
 
     Attributes:
         fused_log_probs: compute log-probs without logits (``actor.fused_logprobs``).

@@ -75,9 +75,9 @@ def check(
         raise SyncError(
             f"after weight sync {sync} the rollout engine's log-probs differ from the trainer's by "
             f"{mean:.4f} on average (largest {largest:.4f}, tolerance "
-            f"sg.sync_check_tolerance={tolerance}): the policy that samples is not the policy that "
-            "learns, or bf16 rounds this model more coarsely than that (a high learning rate): "
-            "then raise the tolerance"
+            f"sg.sync_check_tolerance={tolerance}): the engine has other weights than the "
+            "trainer, or bf16 rounds this model that coarsely (a high learning rate); in the "
+            "latter case raise the tolerance"
         )
     return {"sync/log_prob_diff_mean": mean, "sync/log_prob_diff_max": largest}
 
@@ -111,10 +111,12 @@ def check_rollout(metrics: Mapping[str, Any], args: Any, rollout: int) -> None:
     message = (
         f"in rollout {rollout} the rollout engine's log-probs differ from the trainer's by "
         f"{mean:.4f} on average ({MISMATCH}, tolerance sg.sync_check_tolerance={tolerance}): the "
-        "policy that samples is not the policy that learns"
+        "engine has other weights than the trainer"
     )
     if args.algo.advantage.is_correction_level == "off" and mean > STOP_AT * tolerance:
-        raise SyncError(f"{message}, or rounding is coarser than that: then raise the tolerance")
+        raise SyncError(
+            f"{message}, or rounding is that coarse; in the latter case raise the tolerance"
+        )
     activity.show_message(activity.CONTROLLER, f"warning: {message}")
 
 

@@ -69,7 +69,7 @@ class BucketWorkerWrap(WorkerWrap):
             self._receive_broadcast(buffer)
         if not buckets.is_intact(bucket, buffer):
             return (
-                "not what was sent (the checksum is another); take another machine or link if it "
+                "other bytes than were sent (by the checksum); use another machine or link if it "
                 "happens again"
             )
         self._load_tensors(buckets.unpack(bucket, buffer), first, last)

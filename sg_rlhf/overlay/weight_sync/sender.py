@@ -233,8 +233,8 @@ def _error_of(reference: Any) -> str | None:
 def _timeout_message(engines: Sequence[int], action: str, seconds: float) -> str:
     return (
         f"weight sync: {engine_names(engines)} did not {action} within {seconds:g} s: stopped, "
-        "out of memory or cut off from the trainer (logs/); raise sg.sync_timeout if the link is "
-        "that slow"
+        "out of memory or disconnected from the trainer (logs/); raise sg.sync_timeout if the link "
+        "is that slow"
     )
 
 

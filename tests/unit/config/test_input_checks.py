@@ -95,10 +95,10 @@ ROWS: dict[str, tuple[str, bytes, str]] = {
     "deep": ("a.jsonl", GOOD + b"[" * 100_000 + b"\n", "row 17: not JSON"),
     "no UTF-8": ("a.jsonl", GOOD + b'{"input": "\xff"}\n', "row 17: not JSON: not UTF-8 (byte 11"),
     "UTF-16": ("a.jsonl", GOOD.decode().encode("utf-16"), "row 1: not JSON: not UTF-8"),
-    "half a character": ("a.jsonl", GOOD + b'{"input": "\\ud800"}\n', "holds half a character"),
+    "half a character": ("a.jsonl", GOOD + b'{"input": "\\ud800"}\n', "contains half a character"),
     "10 MB": ("a.jsonl", GOOD + row("x" * 10_000_000), "row 17: the prompt has 10000000 tokens"),
     "10 MB of junk": ("a.jsonl", b"x" * 10_000_000, "row 1: not JSON"),
-    "no room": ("a.jsonl", GOOD + row("who lies? " * 100), "data.max_len=512 leaves 256 beside"),
+    "no room": ("a.jsonl", GOOD + row("who lies? " * 100), "data.max_len=512 leaves 256 next to"),
     "no list": ("a.json", b'{"a": 1}', "row 1: input: missing"),
     "torn list": ("a.json", b'[{"a": 1}', "not JSON"),
     "CSV without rows": ("a.csv", b"input,answer\n", "no rows"),
@@ -240,12 +240,12 @@ def damaged(model: Path, name: str) -> None:
         ("no object", "config.json is no JSON object"),
         ("no type", "config.json has no model_type"),
         ("no weights", "no .safetensors or .bin weights there"),
-        ("torn", "model.safetensors is torn"),
-        ("no safetensors", "model.safetensors is torn"),
+        ("torn", "model.safetensors is truncated"),
+        ("no safetensors", "model.safetensors is truncated"),
         ("no shard", "2 of 2 weight files are missing: model-1.safetensors"),
         ("no tokenizer", "no tokenizer there"),
-        ("code", "config.json names code of the model (own.Config), which runs only for a model "
-         "that is asked for by name: sg.trust_remote_code=["),
+        ("code", "config.json names code of the model (own.Config), which runs only for models "
+         "that you name: sg.trust_remote_code=["),
     ],
 )  # fmt: skip
 def test_a_model_that_is_not_whole_or_brings_code_is_refused(
@@ -263,7 +263,7 @@ def test_a_model_that_is_asked_for_by_name_may_bring_code(tmp_path: Path) -> Non
     damaged(model, "code")
     named = [f"actor.model_name_or_path={model}", f"sg.trust_remote_code=[{model}]"]
     files.check_models(load_config(TINY, named))
-    with pytest.raises(ConfigError, match="asked for by name"):
+    with pytest.raises(ConfigError, match="that you name"):
         files.check_models(load_config(TINY, named[:1]))
     # Its auto_map may point to a repository that is no model of the recipe.
     named[1] = f"sg.trust_remote_code=[{model},org/code]"
@@ -388,7 +388,7 @@ def test_the_least_room_for_a_response_without_max_new_tokens(
         status == 2
         and (
             f"row 1: the prompt has {tokens} tokens, and data.max_len={tokens + 15} leaves "
-            f"{tokens - 1} beside a response of 16 tokens, the least where "
+            f"{tokens - 1} next to a response of 16 tokens, the least where "
             "rollout.max_new_tokens is not set"
         )
         in said

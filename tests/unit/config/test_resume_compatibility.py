@@ -63,7 +63,7 @@ def test_what_changes_the_mathematics_is_refused_by_name(
     assert line.startswith(f"another run is there: {run_dir} was started with other settings: ")
     assert said in line and "\n" not in line
     assert line.endswith(
-        f"take another directory with --run-dir DIR, or resume it with --allow-changed {key}"
+        f"use another directory with --run-dir DIR, or resume it with --allow-changed {key}"
     )
     assert (run_dir / "config.yaml").read_text() == before
     assert start(run_dir, data, override, allowed=(key,))
@@ -84,7 +84,7 @@ def test_a_refusal_stays_short_and_names_the_way_out_of_the_training_scripts(
     line = str(refused.value)
     assert line.startswith("another run is there: ") and len(line) - len(str(run_dir)) < 400
     assert line.endswith(
-        "; and 3 more; take another directory with SG_RUN_DIR=DIR, or resume it with "
+        "; and 3 more; use another directory with SG_RUN_DIR=DIR, or resume it with "
         "--allow-changed KEY for each"
     )
 
@@ -109,12 +109,15 @@ def test_data_are_compared_by_what_is_in_them(
     assert start(run_dir, elsewhere)
     elsewhere.write_text('{"input": "another puzzle"}\n' * 16)
     with pytest.raises(
-        ConfigError, match=r"other settings: data.prompt_dataset: other contents; take"
+        ConfigError, match=r"other settings: data.prompt_dataset: other contents; use"
     ):
         start(run_dir, elsewhere)
     capsys.readouterr()
     assert start(run_dir, elsewhere, allowed=("data.prompt_dataset",))
-    assert "going on with a change: data.prompt_dataset: other contents" in capsys.readouterr().out
+    assert (
+        "resuming with a changed setting: data.prompt_dataset: other contents"
+        in capsys.readouterr().out
+    )
 
 
 def test_another_tokenizer_is_another_model(run_dir: Path, data: Path, tmp_path: Path) -> None:

@@ -76,12 +76,12 @@ def test_the_study_of_the_bound() -> None:
         cwd=ROOT, check=True, capture_output=True, text=True,
     ).stdout.splitlines()  # fmt: skip
     assert len(table) == 14
-    page = rows("docs/async.md")
+    page = rows("experiments/kk_async/README.md")
     assert [row for row in map(cells, table) if row not in page] == []
 
 
 def test_the_rates_of_asynchronous_rollouts() -> None:
-    result, page = read("async_rollouts.json"), rows("docs/async.md")
+    result, page = read("async_rollouts.json"), rows("docs/performance.md")
     for arm, found in result["arms"].items():
         rates = ", ".join(f"{rate:.1f}" for rate in found["rollouts_per_minute"])
         ratio = f"{result['ratio'][arm]:.2f} x" if arm in result["ratio"] else ""
@@ -95,7 +95,7 @@ def short(value: float) -> str:
 
 def test_the_runs_of_the_tiny_model() -> None:
     result = of_experiment("kk_cpu/results.json")
-    page = rows("docs/results.md")
+    page = rows("experiments/kk_cpu/README.md")
     for kind, name in (("grpo_sg", "GRPO-SG"), ("grpo", "GRPO")):
         for run in result["runs"][kind]:
             step = f"{run['median_seconds']['step_total']:.1f} s"
@@ -152,7 +152,7 @@ def test_gradients_and_steps_of_minibatches(result: str) -> None:
 
 
 def test_sizes_and_cosines_of_the_page_before_and_after_training() -> None:
-    page = rows("docs/sharpness.md")
+    page = rows("experiments/kk_small/sharpness.md")
     before, after = (
         measurements()[name]["algorithms"][1:]
         for name in ("minibatch_gradients_start", "minibatch_updates_grpo_s0")
@@ -165,7 +165,7 @@ def test_sizes_and_cosines_of_the_page_before_and_after_training() -> None:
 
 
 def test_sharpness_on_three_batches() -> None:
-    page = rows("docs/sharpness.md")
+    page = rows("experiments/kk_small/sharpness.md")
     batches = [
         measurements()[f"sharpness_sampled_from_{name}"]["models"]
         for name in ("start", "grpo_s0", "range_0.5_1.5_s0")
@@ -181,7 +181,7 @@ def test_sharpness_on_three_batches() -> None:
 
 
 def test_steps_compared_with_each_other() -> None:
-    text = " ".join((ROOT / "docs/sharpness.md").read_text().split())
+    text = " ".join((ROOT / "experiments/kk_small/sharpness.md").read_text().split())
     both = measurements()["minibatch_updates_mask_only_grpo_sg"]["algorithms"][1]
     assert f"{both['size']:.2f} times as long with cosine {short(both['cosine'])}" in text
     step = both["update"]
@@ -193,7 +193,7 @@ def test_steps_compared_with_each_other() -> None:
 
 
 def test_noise_of_an_accuracy() -> None:
-    text = " ".join((ROOT / "docs/sharpness.md").read_text().split())
+    text = " ".join((ROOT / "experiments/kk_small/sharpness.md").read_text().split())
     prompts, draws = [], []
     for samples in (8, 64):
         trained = measurements()[f"accuracy_grpo_{samples}"]["models"][1:]
@@ -222,7 +222,7 @@ def test_minibatch_gradients_at_the_checkpoints() -> None:
 
 @pytest.mark.parametrize(("loss", "column"), [("grpo", 1), ("nll", 4)])
 def test_sharpness(loss: str, column: int) -> None:
-    page = [row.split("|") for row in rows("docs/sharpness.md")]
+    page = [row.split("|") for row in rows("experiments/kk_small/sharpness.md")]
     for found in measurements()[f"sharpness_kk_{loss}"]["models"][0]["results"]:
         row = next(r for r in page if r[0] == f"{found['rho']:g}" and len(r) == 7)
         values = (found["sharpness"], found["first_order"])
@@ -231,7 +231,7 @@ def test_sharpness(loss: str, column: int) -> None:
 
 
 def test_shipped_tiny_models() -> None:
-    page = rows("docs/sharpness.md")
+    page = rows("docs/results.md")
     for name, note in (("kk", ""), ("math", ""), ("search", ", single turns")):
         found = json.loads((ROOT / f"sg_rlhf/tiny/{name}_tiny/manifest.json").read_text())
         sampled, greedy = found["sampled_at_0.7"], found["greedy"]
@@ -258,10 +258,11 @@ def test_memory_of_a_run_of_the_tiny_model() -> None:
     runs = of_experiment("kk_cpu/results.json")["runs"].values()
     (peak,) = {f"{run['peak_memory_gb']:.1f} GB" for kind in runs for run in kind}
     found_in = {
-        "troubleshooting": "host memory|", "scale": "host memory of the tiny K&K recipe|",
+        "docs/troubleshooting.md": "host memory|",
+        "tests/gpu/README.md": "host memory of the tiny K&K recipe|",
     }  # fmt: skip
     for page, row in found_in.items():
-        (found,) = [r for r in rows(f"docs/{page}.md") if r.startswith(row)]
+        (found,) = [r for r in rows(page) if r.startswith(row)]
         assert peak in found
     plan = of_recipe.load_for([str(ROOT / "configs/kk/grpo_sg_tiny_cpu.yaml")], (), None)
     planned = memory_plan(

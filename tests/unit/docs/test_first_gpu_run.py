@@ -1,4 +1,4 @@
-"""docs/tutorials/4_first_gpu_run.md, as far as a machine without a GPU goes."""
+"""docs/gpu.md, as far as a machine without a GPU goes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 import pytest
 
 from tests.gpu.stages import STAGES
-from tests.unit.docs.page import TUTORIALS, follow
+from tests.unit.docs.page import ROOT, follow
 
-PAGE = TUTORIALS / "4_first_gpu_run.md"
+PAGE = ROOT / "docs" / "gpu.md"
 
 
 @pytest.fixture(scope="module")

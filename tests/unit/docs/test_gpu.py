@@ -1,4 +1,4 @@
-"""docs/gpu.md says what the stages are, which results there are, and their figures."""
+"""docs/gpu.md names the stages and their results, tests/gpu/README.md the figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.gpu.stages import table
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "gpu.md").read_text()
-SCALE = (ROOT / "docs" / "scale.md").read_text()
+README = (ROOT / "tests" / "gpu" / "README.md").read_text()
 
 
 def figures(stage: str) -> Any:
@@ -46,10 +46,10 @@ def test_the_results_are_those_that_exist() -> None:
 def test_the_fused_head_is_as_in_the_result() -> None:
     found = figures("b")
     paths = ("without logits, triton", "without logits", "over logits, one buffer", "upstream")
-    rows = re.findall(r"^\| (\d)B, ([\d,]+) \|", PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| (\d)B, ([\d,]+) \|", README, re.MULTILINE)
     assert len(rows) > 3
     for size, tokens in rows:
-        for path, text in zip(paths, cell(PAGE, f"{size}B, {tokens}"), strict=True):
+        for path, text in zip(paths, cell(README, f"{size}B, {tokens}"), strict=True):
             figure = found[f"head_qwen2.5-{size}b_T{tokens.replace(',', '')}_{path}"]
             ms, gib = text.split(", ")
             places = len(gib.partition(".")[2])
@@ -61,7 +61,9 @@ def test_packed_attention_is_as_in_the_result() -> None:
     found = figures("b")
     for size in ("0.5", "3", "7"):
         for kind, text in zip(
-            ("ours", "torch varlen", "sdpa one by one"), cell(PAGE, f"{size}B"), strict=True
+            ("ours", "torch varlen", "sdpa one by one"),
+            cell(README, f"heads of {size}B"),
+            strict=True,
         ):
             figure = found[f"attention_qwen2.5-{size}b_T20000_{kind}"]
             assert text == f"{figure['ms']:.1f}"
@@ -74,13 +76,13 @@ def test_the_rollout_step_is_as_in_the_result() -> None:
         ("old log-probs", "update_old_log_probs"), ("forward", "update_forward"),
         ("backward, with recomputation", "update_backward"), ("whole step", "step_total"),
     ):  # fmt: skip
-        assert cell(PAGE, row) == [f"{found[f'timing/{key}']:.0f}"], row
-    assert f"norm was {found['actor_grad_norm']:.1f}" in " ".join(PAGE.split())
+        assert cell(README, row) == [f"{found[f'timing/{key}']:.0f}"], row
+    assert f"norm was {found['actor_grad_norm']:.1f}" in " ".join(README.split())
 
 
 def test_the_step_beside_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    """docs/scale.md names the command that made its planned column."""
-    (command,) = re.findall(r"^sg-rlhf plan ([^`]*1xh100[^`]*)^```", SCALE, re.MULTILINE)
+    """The README names the command that made its planned column."""
+    (command,) = re.findall(r"^sg-rlhf plan ([^`]*1xh100[^`]*)^```", README, re.MULTILINE)
     assert plan([*shlex.split(command.replace("\\\n", " ")), "--json"]) == 0
     planned, measured = json.loads(capsys.readouterr().out), figures("e")
     for row, before, after, form in (
@@ -90,7 +92,7 @@ def test_the_step_beside_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
          measured["memory/device_used_gib"], ".1f"),
         ("whole step, s", planned["time"]["seconds"], measured["timing/step_total"], ".0f"),
     ):  # fmt: skip
-        assert cell(SCALE, row) == [format(before, form), format(after, form)], row
-    assert cell(SCALE, "sampling, s") == [
+        assert cell(README, row) == [format(before, form), format(after, form)], row
+    assert cell(README, "sampling, s") == [
         f"{planned['time']['parts']['sampling']:.1f}", f"{measured['timing/generation']:.0f}",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The tables of the evaluation page are those that its results make."""
+"""The tables of the graders' README are those that its results make."""
 
 import subprocess
 import sys

@@ -60,5 +60,6 @@ def test_every_page_is_in_the_site() -> None:
     assert named == {str(page.relative_to(docs)) for page in docs.glob("**/*.md")} | top
 
 
-def test_the_map_shows_the_rooms_that_are_checked() -> None:
-    subprocess.run([sys.executable, "docs/make_map.py", "--check"], cwd=ROOT, check=True)
+@pytest.mark.parametrize("script", ["make_map.py", "make_processes.py"])
+def test_a_picture_of_the_code_is_up_to_date(script: str) -> None:
+    subprocess.run([sys.executable, f"docs/{script}", "--check"], cwd=ROOT, check=True)

@@ -1,4 +1,4 @@
-"""The tables of docs/scale.md are those that sg_rlhf.plan computes."""
+"""The tables of docs/gpu.md are those that sg_rlhf.plan computes."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_flags_of_job_files() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     options.add_arguments(parser)
     flags = {flag for action in parser._actions for flag in action.option_strings} - {"--print"}
-    page = (ROOT / "docs" / "deploy.md").read_text()
+    page = (ROOT / "docs" / "running.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| `--") and "NAME" in line]
     rows += [line for line in page.splitlines() if line.startswith("| `--time")]
     named = {flag for row in rows for flag in re.findall(r"`(--[a-z]+) [A-Z]", row.split("|")[1])}

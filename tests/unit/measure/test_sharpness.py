@@ -117,7 +117,10 @@ def test_models_of_two_families_are_refused(rollouts, capsys):
         (["--rho", "1", "sg.upper=1"], "unknown key 'sg.upper'; did you mean sg.weighting.upper?"),
         (["--rho", "1", "sg.weighting.tau=-1"], "tau=-1"),
         (["--rho", "1", "actor.policy_loss_type=gspo"], "actor.policy_loss_type=gspo: expected"),
-        (["--rho", "1", "actor.policy_loss_type=cispo"], "whose clipped surrogate is"),
+        (
+            ["--rho", "1", "actor.policy_loss_type=cispo"],
+            "this command measures the clipped surrogate",
+        ),
         (["--rho", "1", "sg.weighting.type=rando"], "'rando': expected one of"),
         (["--rho", "1", "--config", "none.yaml"], "none.yaml: no such recipe"),
         (["--rho", "1", "--json", "/dev/null/x.json"], "--json /dev/null/x.json"),

@@ -242,7 +242,7 @@ def test_finished_shards_are_used_again(
     interrupted(partial, corpus, encoder, vectors)
     (partial / "index.faiss").write_bytes(b"half an index")
     assert build_dense(corpus, encoder, out) == 0
-    assert "going on after 1 of 3 shards" in capsys.readouterr().out
+    assert "continuing after 1 of 3 shards" in capsys.readouterr().out
     stored = faiss.read_index(str(out / "index.faiss")).reconstruct_n(0, 600)
     untouched = faiss.read_index(str(flat_index / "index.faiss")).reconstruct_n(0, 600)
     assert np.array_equal(stored[:256], vectors), "the finished shard was made again"

@@ -45,5 +45,5 @@ def test_the_process_that_starts_replicas_opens_no_index_itself() -> None:
 def test_what_is_wrong_with_an_index_is_said_before_replicas_start() -> None:
     with pytest.raises(ValueError, match="no such folder"):
         replicas.describe(partial(opened, ValueError("--index /no/such: no such folder")))
-    with pytest.raises(ValueError, match="was ended before"):
+    with pytest.raises(ValueError, match="was killed meanwhile"):
         replicas.describe(killed)

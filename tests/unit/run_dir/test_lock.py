@@ -89,7 +89,7 @@ def test_another_machine_that_goes_on_beating_holds_it(tmp_path: Path) -> None:
     finally:
         ended.set()
         thread.join()
-    assert len(said) == 1 and "a run on elsewhere was here" in said[0]
+    assert len(said) == 1 and "a run on elsewhere did not record its end" in said[0]
 
 
 @pytest.mark.parametrize("removed", [False, True])

@@ -268,11 +268,15 @@ def empty(path: Path) -> None:
     [
         ("states.pt", remove, "states.pt is missing"),
         ("states.pt", cut, "states.pt has 7 bytes and was written with 1000"),
-        ("states.pt", alter, "states.pt is not what was written (another SHA-256)"),
+        ("states.pt", alter, "states.pt was altered (its SHA-256 differs)"),
         ("metric.json", empty, "metric.json has 0 bytes and was written with "),
         ("manifest.json", remove, "manifest.json is missing"),
-        ("manifest.json", cut, "manifest.json cannot be read: its text is cut short or altered"),
-        ("manifest.json", empty, "manifest.json cannot be read: its text is cut short or altered"),
+        ("manifest.json", cut, "manifest.json cannot be read: its content is truncated or altered"),
+        (
+            "manifest.json",
+            empty,
+            "manifest.json cannot be read: its content is truncated or altered",
+        ),
         (".", shutil.rmtree, "the folder is missing"),
     ],
 )
@@ -307,10 +311,10 @@ def test_without_a_whole_one_the_run_stops(tmp_path: Path, monkeypatch: pytest.M
         load(one, tmp_path)
     said = str(raised.value)
     assert "\n" not in said and said.startswith(
-        f"no checkpoint is whole: {tmp_path / 'global_step2'}: states.pt is not what was written"
+        f"no checkpoint is intact: {tmp_path / 'global_step2'}: states.pt was altered"
     )
-    assert f"; {tmp_path / 'global_step1'}: states.pt is not" in said
-    assert said.endswith("; put a copy of one back, or begin again in another --run-dir")
+    assert f"; {tmp_path / 'global_step1'}: states.pt was altered" in said
+    assert said.endswith("; restore one from a copy, or start in another --run-dir")
     assert (tmp_path / "latest").read_text() == "global_step2"
 
 
@@ -323,7 +327,7 @@ def test_a_checkpoint_of_before_there_were_manifests_is_loaded(
     capsys.readouterr()
     assert load(one, tmp_path)[0].loaded == "global_step1"
     assert capsys.readouterr().out.splitlines() == [
-        "checkpoint global_step1 has no manifest.json, as older ones: not checked"
+        "checkpoint global_step1 has no manifest.json (older version): not checked"
     ]
 
 
@@ -332,7 +336,7 @@ def test_what_deepspeed_does_not_load_is_no_fresh_start(
 ) -> None:
     one = saved(tmp_path, monkeypatch, "global_step1")
     monkeypatch.setattr(Engine, "load_checkpoint", lambda *_, **__: (None, None))
-    with pytest.raises(CheckpointError, match="global_step1: DeepSpeed finds nothing to load"):
+    with pytest.raises(CheckpointError, match="global_step1: DeepSpeed found nothing to load"):
         load(one, tmp_path)
 
 

@@ -121,7 +121,7 @@ def test_a_file_with_a_high_number_is_left_to_the_plain_interpreter(server: Fork
     done = run(server, "-c", f"import os; os.write({high}, b'ours')", pass_fds=[high])
     for file in (write, high):
         os.close(file)
-    assert "too many open files to hand over" in done.stderr
+    assert "too many open files to pass on" in done.stderr
     assert os.read(read, 9) == b"ours"
     os.close(read)
 

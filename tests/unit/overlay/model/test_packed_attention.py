@@ -162,7 +162,9 @@ def test_a_row_that_is_not_packed_is_refused(positions: list[list[int]]) -> None
 def test_what_the_kernel_has_not_is_refused(what: str) -> None:
     heads = torch.zeros(1, 2, 3, 8)
     positions = torch.arange(3)[None]
-    with pytest.raises(RuntimeError, match=f"Module has {what}, which varlen attention has not"):
+    with pytest.raises(
+        RuntimeError, match=f"Module has {what}, which varlen attention does not support"
+    ):
         packed_attention.attention(
             torch.nn.Module(), heads, heads, heads, None, position_ids=positions, **{what: 0.5}
         )

@@ -66,7 +66,7 @@ def load(model: Path, how: str, tmp_path: Path, trusted: tuple[str, ...] = ()) -
 def test_a_models_code_runs_only_if_it_is_asked_for_by_name(model: Path, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     said = load(model, "overlay", tmp_path)
-    assert said.startswith(f"ModelCodeError {model}: the model brings code of its own (own.py)")
+    assert said.startswith(f"ModelCodeError {model}: the model contains its own code (own.py)")
     assert not mark.exists()
     load(model, "overlay", tmp_path, trusted=(str(model),))
     assert mark.exists()  # so the mark is one
@@ -82,7 +82,7 @@ def test_code_of_another_repository_is_asked_for_beside_the_model(
     config["auto_map"] = {"AutoConfig": f"{other}--own.OwnConfig"}
     (model / "config.json").write_text(json.dumps(config))
     said = load(model, "overlay", tmp_path, trusted=(str(model),))
-    assert said.startswith(f"ModelCodeError {other}: the model brings code of its own (own.py)")
+    assert said.startswith(f"ModelCodeError {other}: the model contains its own code (own.py)")
     assert said.endswith(f"sg.trust_remote_code=[{model},{other}]")
     assert not (tmp_path / "mark").exists()
     load(model, "overlay", tmp_path, trusted=(str(model), str(other)))

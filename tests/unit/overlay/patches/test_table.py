@@ -177,7 +177,7 @@ def test_a_name_that_the_module_no_longer_has_is_an_error(name: str) -> None:
     patch = table.Patch("json", name, "sg_rlhf.overlay.cpu.platform:synchronize", "")
     with pytest.raises(UpstreamChanged) as error:
         table.apply_at_import([patch])
-    assert str(error.value) == f"json: {name} is gone, and the overlay replaces it"
+    assert str(error.value) == f"json: {name} no longer exists, but the overlay replaces it"
 
 
 def test_every_row_says_why() -> None:

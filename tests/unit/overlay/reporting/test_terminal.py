@@ -133,7 +133,7 @@ def test_what_was_skipped_is_a_line(tmp_path: Path) -> None:
     shown._read()
     said = [line for line in stream.getvalue().splitlines() if "not finite" in line]
     assert said[0].endswith(
-        "rollout 4: 8 responses left out of the update: reward not finite: prompt 0 "
+        "rollout 4: 8 responses dropped from the update: reward not finite: prompt 0 "
         "(nonfinite.jsonl)"
     )
     assert said[1].endswith(

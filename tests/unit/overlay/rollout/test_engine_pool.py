@@ -94,7 +94,7 @@ def test_an_error_of_the_monitor_itself_is_printed_and_does_not_end_it(
     engine_pool._monitor_forever("engines", 0.01, tmp_path, stopped)  # type: ignore[arg-type]
     assert calls == ["engines", "engines"]
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.endswith("begins anew: RuntimeError: what nobody expected")
+    assert line.endswith("was restarted: RuntimeError: what nobody expected")
 
 
 class Reference:

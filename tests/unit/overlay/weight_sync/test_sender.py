@@ -64,7 +64,7 @@ def test_a_worker_loads_nothing_of_a_damaged_bucket() -> None:
     buffer[1] += 1
     worker = Worker([buffer])
     said = worker.receive_bucket(buckets.metadata(made), first=True, last=False)
-    assert said is not None and said.startswith("not what was sent")
+    assert said is not None and said.startswith("other bytes than were sent")
     assert worker.loaded == []
 
 

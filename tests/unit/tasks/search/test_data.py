@@ -207,7 +207,7 @@ def test_what_the_disk_cannot_hold_is_refused_before_anything_is_written(
         for out in (disk / "out", disk / "new" / "out"):
             error = refused(capsys, "--source", source, "--out", out)
             assert f"--out {out}: the data set takes " in error
-            assert " of disk, 1.05 MB are free (--skip-room-check goes ahead anyway)" in error
+            assert " of disk, 1.05 MB are free (--skip-room-check skips this check)" in error
         assert list(disk.iterdir()) == []
         error = refused(capsys, "--source", source, "--out", disk / "out", "--skip-room-check")
         assert "No space left on device" in error and str(disk / "out") in error
@@ -237,7 +237,7 @@ def test_what_a_cgroup_does_not_allow_is_refused(
     monkeypatch.setattr(resources.free_memory, "__defaults__", (tmp_path / "root",))
     source = many(tmp_path / "nq.jsonl", 10)
     error = refused(capsys, "--source", source, "--out", tmp_path / "out")
-    assert " of memory, 90 MB are free (--skip-room-check goes ahead anyway)" in error
+    assert " of memory, 90 MB are free (--skip-room-check skips this check)" in error
     assert not (tmp_path / "out").exists()
     assert run("--source", source, "--out", tmp_path / "out", "--skip-room-check") == 0
 
@@ -303,7 +303,7 @@ def test_a_download_that_the_caches_disk_cannot_hold_is_not_begun(tmp_path: Path
     assert result.returncode == 2
     assert result.stderr == (
         f"sg_rlhf.data: HF_HUB_CACHE {disk / 'hub/hub'}: the download of train.parquet takes "
-        "2.1 MB of disk, 1.05 MB are free (--skip-room-check goes ahead anyway)\n"
+        "2.1 MB of disk, 1.05 MB are free (--skip-room-check skips this check)\n"
     )
     assert {method for method, path in asked if "/resolve/" in path} == {"HEAD"}
     assert not (tmp_path / "out").exists()
