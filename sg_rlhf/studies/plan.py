@@ -7,6 +7,7 @@ plan says which combinations are run and in which order.
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import itertools
 import json
@@ -20,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from sg_rlhf.config import Config, ConfigError, load_config
 from sg_rlhf.config.resume_compatibility import NUMERICS_ONLY
+from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.tasks import registry
 
 DATA = "{data}"
@@ -182,11 +184,24 @@ class Study:
         return {name: s.model_dump(mode="json") for name, s in sections.items() if s is not None}
 
     def fingerprint(self, cell: Cell) -> str:
-        """A hash of everything that decides what the cell trains, but not of where it writes."""
+        """A hash of everything that decides what the cell trains, but not of where it writes.
+
+        The weights of a start model that is a local folder are part of it. A model of a package
+        (``module:NAME``) or of the hub counts by its name.
+        """
         config = self.config(cell, Path("data"))
         parts = [_decisive(config), self.file.data, self.file.revision, self.file.domain]
+        start = Path(str(config.value("actor.model_name_or_path")))
+        if weights := [*start.glob("*.safetensors"), *start.glob("*.bin")]:
+            parts.append({w.name: _sha256_of(w, w.stat().st_mtime_ns) for w in sorted(weights)})
         text = json.dumps(parts, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _sha256_of(path: Path, _mtime_ns: int) -> str:
+    """Cached, since all cells of a start model ask for it and a file can have many GB."""
+    return sha256_of(path)
 
 
 def _decisive(config: Config) -> dict[str, Any]:

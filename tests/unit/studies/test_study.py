@@ -143,6 +143,21 @@ def test_what_is_trained_decides_the_fingerprint(tmp_path: Path) -> None:
         assert all(other.fingerprint(cell) != prints[cell.name] for cell in other.cells())
 
 
+def test_the_weights_of_a_local_start_model_decide_the_fingerprint(tmp_path: Path) -> None:
+    start = tmp_path / "start"
+    start.mkdir()
+    places = {**SMALL["set"], "actor.model_name_or_path": str(start)}
+
+    def fingerprint(weights: bytes) -> str:
+        (start / "model.safetensors").write_bytes(weights)
+        study = load_study(write(tmp_path, set=places))
+        return study.fingerprint(next(study.cells()))
+
+    first = fingerprint(b"one build")
+    assert fingerprint(b"another") != first
+    assert fingerprint(b"one build") == first
+
+
 def test_every_parameter_of_a_weighting_decides_a_cell(tmp_path: Path) -> None:
     def fingerprint(**weighting: Any) -> str:
         path = write(tmp_path, set={**SMALL["set"], "sg.weighting": weighting})
