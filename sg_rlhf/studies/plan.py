@@ -92,6 +92,7 @@ class StudyFile(_Section):
     set: dict[str, Any] = {}
     sharpness: Sharpness | None = None
     accuracy: Accuracy | None = None
+    metrics: list[str] = Field([], description="columns of metrics.jsonl that a cell keeps")
     regimes: dict[str, Regime] = Field(min_length=1)
     variants: dict[str, Variant] = Field(min_length=1)
     plan: list[Block] = Field(min_length=1)
@@ -181,7 +182,8 @@ class Study:
     def measurements(self) -> dict[str, Any]:
         """How a finished run is measured: the sections of the file, for each cell's own file."""
         sections = {"sharpness": self.file.sharpness, "accuracy": self.file.accuracy}
-        return {name: s.model_dump(mode="json") for name, s in sections.items() if s is not None}
+        found = {name: s.model_dump(mode="json") for name, s in sections.items() if s is not None}
+        return {**found, **({"metrics": self.file.metrics} if self.file.metrics else {})}
 
     def fingerprint(self, cell: Cell) -> str:
         """A hash of everything that decides what the cell trains, but not of where it writes.

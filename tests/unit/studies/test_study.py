@@ -337,6 +337,23 @@ def test_a_cell_is_collected_from_its_run_directory(tmp_path: Path) -> None:
         study_results.collect(tmp_path / "empty", None, None)
 
 
+def test_a_cell_keeps_the_columns_that_the_study_names(tmp_path: Path) -> None:
+    found = study_results.collect(
+        run_directory(tmp_path, 0.6, 0.1), None, None, ["timing/step_total"]
+    )
+    assert found["curves"]["timing/step_total"] == [5.0] * 4
+    assert load_study(write(tmp_path, metrics=["a"])).measurements() == {"metrics": ["a"]}
+
+
+def test_a_run_without_an_evaluation_at_the_start_has_no_accuracy_before(tmp_path: Path) -> None:
+    folder = run_directory(tmp_path, 0.6, 0.1)
+    rows = jsonl_log.read(folder / jsonl_log.EVALUATIONS)
+    (folder / jsonl_log.EVALUATIONS).unlink()
+    jsonl_log.append(folder / jsonl_log.EVALUATIONS, [{**rows[0], "global_step": 2}, rows[1]])
+    figures = study_results.collect(folder, None, None)["figures"]
+    assert "held_out_before" not in figures and figures["held_out_after"] == 0.6
+
+
 def test_a_cell_keeps_the_spread_of_the_weights_and_the_tokens_probabilities(
     tmp_path: Path,
 ) -> None:
