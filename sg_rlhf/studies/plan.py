@@ -12,13 +12,14 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from sg_rlhf.algo.weightings import weighting_class
 from sg_rlhf.config import Config, ConfigError, load_config
 from sg_rlhf.config.resume_compatibility import NUMERICS_ONLY
 from sg_rlhf.data_io.dataset_writer import sha256_of
@@ -210,6 +211,10 @@ def _decisive(config: Config) -> dict[str, Any]:
     """Everything that decides what a recipe trains. A setting at its default is left out, so that
     a setting that comes later does not ask for finished runs again."""
     ours = config.sg.model_dump(mode="json", exclude_defaults=True)
+    if weighting := ours.get("weighting"):
+        defaults = {f.name: f.default for f in fields(weighting_class(weighting["type"]))}
+        changed = {k: v for k, v in weighting.items() if k not in defaults or v != defaults[k]}
+        ours["weighting"] = changed
     settings = {**config.values, **{f"sg.{name}": value for name, value in ours.items()}}
     return {key: v for key, v in settings.items() if not key.startswith(WITHOUT_EFFECT)}
 

@@ -165,6 +165,7 @@ def test_every_parameter_of_a_weighting_decides_a_cell(tmp_path: Path) -> None:
         return study.fingerprint(next(cell for cell in study.cells() if cell.variant == "grpo"))
 
     plain = fingerprint(type="grpo_sg")
+    assert fingerprint(type="grpo_sg", stop_gradient=False) != plain
     assert plain == fingerprint(type="grpo_sg", tau=9.0, probability="trainer")
     others = [
         fingerprint(type="grpo_sg", probability="engine"), fingerprint(type="grpo_sg", tau=7.0),
