@@ -95,7 +95,7 @@ class Weighting(Parameters):
         "whose p the weight reads: the trainer's, now, or the engine's, when it sampled",
     )
     stop_gradient: bool = switch(
-        True, "hold w constant in the gradient (Eq. 19); false: w's own gradient counts (Eq. 9)"
+        True, "hold w constant in the gradient (Eq. 19); false: w's own gradient counts (Eq. 10)"
     )
     allow_constant: bool = switch(False, "allow a weight that takes a single value (plain GRPO)")
 
