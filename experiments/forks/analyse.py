@@ -121,7 +121,7 @@ def at(rollout: int, run: dict[str, Any]) -> float:
 
 def good_words(run: dict[str, Any]) -> float:
     """Rise of the share of good words from the first to the last ten rollouts."""
-    curve = run["curves"]["rollout/good_words"]
+    curve = run["curves"]["good_words"]
     return statistics.fmean(curve[-10:]) - statistics.fmean(curve[:10])
 
 

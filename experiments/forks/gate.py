@@ -72,10 +72,12 @@ def on_policy(
     )
     words = set(tokenizer.convert_tokens_to_ids(list(WORDS)))
     p, size, is_word = [], [], []
-    for prompt, response, advantage in zip(repeated, responses, advantages.ravel(), strict=True):
-        p += token_probs(model, prompt, response)
-        size += [abs(advantage)] * len(response)
-        is_word += [token in words for token in response]
+    for i, prompt in enumerate(prompts):
+        group = responses[i * GROUP : (i + 1) * GROUP]
+        p += token_probs(model, prompt, group)
+        for response, advantage in zip(group, advantages[i], strict=True):
+            size += [abs(advantage)] * len(response)
+            is_word += [token in words for token in response]
     probs, forked = np.array(p), np.array(is_word)
     mass = np.array(size) * (1 - probs)
     weights = make_weighting("grpo_sg").curve(torch.tensor(probs)).numpy()
@@ -89,11 +91,16 @@ def on_policy(
 
 
 @torch.no_grad()
-def token_probs(model: PreTrainedModel, prompt: list[int], response: list[int]) -> list[float]:
-    """Probability of each token of a response."""
-    logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
-    chosen = logits.double().softmax(-1).gather(1, torch.tensor(response)[:, None])
-    return [float(p) for p in chosen[:, 0]]
+def token_probs(
+    model: PreTrainedModel, prompt: list[int], responses: list[list[int]]
+) -> list[float]:
+    """Probability of each token of the responses to one prompt, one after the other."""
+    longest = max(map(len, responses))
+    # Attention is causal: tokens behind a response have no effect on it.
+    ids = torch.tensor([[*prompt, *r, *[0] * (longest - len(r))] for r in responses])
+    probs = model(ids).logits[:, len(prompt) - 1 : -1].double().softmax(-1)
+    chosen = probs.gather(2, ids[:, len(prompt) :, None])[..., 0]
+    return [float(p) for row, r in zip(chosen, responses, strict=True) for p in row[: len(r)]]
 
 
 @torch.no_grad()

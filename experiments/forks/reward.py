@@ -1,4 +1,4 @@
-"""The mathematics reward. It also logs the share of good words (`rollout/good_words`)."""
+"""The mathematics reward. It also logs the share of good words (`good_words`)."""
 
 from dataclasses import replace
 
