@@ -41,7 +41,7 @@ GATES = {
     "mass_low": ("rd", 0.60, 1.0),
     "effect_of_words": ("r", -0.03, 0.03),
     "effect_of_words ": ("d", 0.30, 1.0),
-    "right_minus_other_corpus": ("rd", -0.02, 0.02),
+    "right_minus_other_corpus": ("rd", -0.05, 0.05),
 }
 
 
