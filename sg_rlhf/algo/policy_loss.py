@@ -180,9 +180,11 @@ def policy_loss_terms(
         outside the clip:           J = w min(r A, clip(r, 1 - eps_low, 1 + eps_high) A)
         loss = aggregate(-token_coef J)
 
-    w is constant in the gradient, and rounded to the dtype of r, so that a bfloat16 loss stays
-    bfloat16. With w = 1 this is OpenRLHF 0.11.2's PPO loss bit for bit. Masked positions may hold
-    anything, also NaN: they reach neither the loss nor the gradient.
+    w is constant in the gradient, unless ``cfg.stop_gradient`` is False: then the objective is that
+    of Eq. 10 to 12, and a token that is not clipped has the gradient (w + p dw/dp) r A. w is rounded
+    to the dtype of r, so that a bfloat16 loss stays bfloat16. With w = 1 this is OpenRLHF 0.11.2's
+    PPO loss bit for bit. Masked positions may hold anything, also NaN: they reach neither the loss
+    nor the gradient.
 
     Args:
         log_probs: [B, T], log-probs of the response tokens under the current policy, with gradient.
@@ -240,6 +242,7 @@ def policy_loss_terms(
     clip = Clip(eps_low, eps_high, dual_clip, cfg.placement == "inside")
     tokens = Tokens(ratio_BT, weights_BT.to(ratio_BT.dtype), advantages, old_log_probs_BT)
     surrogate = objective.surrogate(tokens, clip)
+    weights_BT, raw_weights_BT = weights_BT.detach(), raw_weights_BT.detach()
     loss_BT = -surrogate.value_BT
     if token_coef_BT is not None:
         loss_BT = token_coef_BT * loss_BT
@@ -259,7 +262,8 @@ def policy_loss_terms(
     with torch.no_grad():
         current_BT = log_probs.detach().masked_fill(response_mask == 0, 0.0)
         on_policy = objective.surrogate(
-            Tokens(torch.ones_like(ratio_BT), tokens.weights_BT, advantages, current_BT), clip
+            Tokens(torch.ones_like(ratio_BT), tokens.weights_BT.detach(), advantages, current_BT),
+            clip,
         )
         statistics = token_statistics(
             mask_BT=counted_BT,

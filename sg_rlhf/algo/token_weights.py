@@ -39,7 +39,7 @@ def token_weights(
     Raises:
         ValueError: the context lacks what the weighting reads.
     """
-    raw_BT = unnormalized_weights(log_probs_BT, cfg, mask_BT, context=context)
+    raw_BT = unnormalized_weights(log_probs_BT.detach(), cfg, mask_BT, context=context)
     return normalize_weights(raw_BT, cfg, mask_BT, mean_weight=mean_weight)
 
 
@@ -59,11 +59,11 @@ def unnormalized_weights(
         context: what else the weighting reads.
 
     Returns:
-        [B, T] without a gradient.
+        [B, T], with a gradient if ``cfg.stop_gradient`` is False.
     """
     context = context or TokenContext()
     dtype = torch.float64 if log_probs_BT.dtype == torch.float64 else torch.float32
-    log_p_BT = log_probs_BT.detach()
+    log_p_BT = log_probs_BT.detach() if cfg.stop_gradient else log_probs_BT
     if cfg.probability == "engine":
         log_p_BT = context.require("engine_log_probs", cfg.name)
     return _weights_at(log_p_BT, cfg, mask_BT, context, dtype)

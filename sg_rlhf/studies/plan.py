@@ -7,19 +7,22 @@ plan says which combinations are run and in which order.
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from sg_rlhf.algo.weightings import weighting_class
 from sg_rlhf.config import Config, ConfigError, load_config
 from sg_rlhf.config.resume_compatibility import NUMERICS_ONLY
+from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.tasks import registry
 
 DATA = "{data}"
@@ -90,6 +93,7 @@ class StudyFile(_Section):
     set: dict[str, Any] = {}
     sharpness: Sharpness | None = None
     accuracy: Accuracy | None = None
+    metrics: list[str] = Field([], description="columns of metrics.jsonl that a cell keeps")
     regimes: dict[str, Regime] = Field(min_length=1)
     variants: dict[str, Variant] = Field(min_length=1)
     plan: list[Block] = Field(min_length=1)
@@ -179,20 +183,38 @@ class Study:
     def measurements(self) -> dict[str, Any]:
         """How a finished run is measured: the sections of the file, for each cell's own file."""
         sections = {"sharpness": self.file.sharpness, "accuracy": self.file.accuracy}
-        return {name: s.model_dump(mode="json") for name, s in sections.items() if s is not None}
+        found = {name: s.model_dump(mode="json") for name, s in sections.items() if s is not None}
+        return {**found, **({"metrics": self.file.metrics} if self.file.metrics else {})}
 
     def fingerprint(self, cell: Cell) -> str:
-        """A hash of everything that decides what the cell trains, but not of where it writes."""
+        """A hash of everything that decides what the cell trains, but not of where it writes.
+
+        The weights of a start model that is a local folder are part of it. A model of a package
+        (``module:NAME``) or of the hub counts by its name.
+        """
         config = self.config(cell, Path("data"))
         parts = [_decisive(config), self.file.data, self.file.revision, self.file.domain]
+        start = Path(str(config.value("actor.model_name_or_path")))
+        if weights := [*start.glob("*.safetensors"), *start.glob("*.bin")]:
+            parts.append({w.name: _sha256_of(w, w.stat().st_mtime_ns) for w in sorted(weights)})
         text = json.dumps(parts, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _sha256_of(path: Path, _mtime_ns: int) -> str:
+    """Cached, since all cells of a start model ask for it and a file can have many GB."""
+    return sha256_of(path)
 
 
 def _decisive(config: Config) -> dict[str, Any]:
     """Everything that decides what a recipe trains. A setting at its default is left out, so that
     a setting that comes later does not ask for finished runs again."""
     ours = config.sg.model_dump(mode="json", exclude_defaults=True)
+    if weighting := ours.get("weighting"):
+        defaults = {f.name: f.default for f in fields(weighting_class(weighting["type"]))}
+        changed = {k: v for k, v in weighting.items() if k not in defaults or v != defaults[k]}
+        ours["weighting"] = changed
     settings = {**config.values, **{f"sg.{name}": value for name, value in ours.items()}}
     return {key: v for key, v in settings.items() if not key.startswith(WITHOUT_EFFECT)}
 

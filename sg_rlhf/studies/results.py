@@ -32,9 +32,12 @@ _STEP_MEANS = ("weight_mean", "weight_std", "zeroed_pos", "zeroed_neg")
 
 
 def collect(
-    run_dir: Path, sharpness: dict[str, Any] | None, accuracy: dict[str, Any] | None
+    run_dir: Path,
+    sharpness: dict[str, Any] | None,
+    accuracy: dict[str, Any] | None,
+    columns: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The figures and curves of a finished run.
+    """The figures and curves of a finished run, with these columns of its metrics.jsonl.
 
     An accuracy that was measured on the last checkpoint stands for the run's own last evaluation,
     which has fewer responses to a prompt; the latter stays in the curve.
@@ -43,7 +46,7 @@ def collect(
         ValueError: the run directory lacks what a finished run has, or what this version logs.
     """
     try:
-        return _collect(run_dir, sharpness, accuracy)
+        return _collect(run_dir, sharpness, accuracy, columns)
     except KeyError as error:
         raise ValueError(
             f"{run_dir}: a row without {error}, as of an older version; train it again"
@@ -51,7 +54,10 @@ def collect(
 
 
 def _collect(
-    run_dir: Path, sharpness: dict[str, Any] | None, accuracy: dict[str, Any] | None
+    run_dir: Path,
+    sharpness: dict[str, Any] | None,
+    accuracy: dict[str, Any] | None,
+    columns: Sequence[str],
 ) -> dict[str, Any]:
     metrics = jsonl_log.read(run_dir / jsonl_log.METRICS)
     steps = jsonl_log.read(run_dir / jsonl_log.OPTIMIZER_STEPS)
@@ -73,7 +79,8 @@ def _collect(
         },
         "seconds_per_rollout": statistics.median(_numbers(metrics, "timing/step_total")),
     }
-    for name, row in (("before", evaluations[0]), ("after", evaluations[-1])):
+    first = evaluations[:1] if evaluations[0]["global_step"] == 0 else []
+    for name, row in (*(("before", row) for row in first), ("after", evaluations[-1])):
         for key, value in accuracies(row).items():
             figures[f"{key}_{name}"] = value
     for name, found in accuracy["sets"].items() if accuracy else ():
@@ -93,6 +100,7 @@ def _collect(
         "reward": _rounded(metrics, "rollout/reward_mean", 4),
         "response_length": _rounded(metrics, "rollout/response_length_mean", 1),
         **{name: _rounded(steps, key, 5) for name, key in _STEP_CURVES.items()},
+        **{key: _rounded(metrics, key, 5) for key in columns},
         "accuracy": [{"rollout": r["global_step"], **accuracies(r)} for r in evaluations],
     }
     environment = json.loads((run_dir / "environment.json").read_text())

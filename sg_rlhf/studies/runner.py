@@ -159,7 +159,7 @@ class Runner:
             "cell": cell.name,
             "fingerprint": self._fingerprint(cell),
             "measured_with": self.study.measurements(),
-            **study_results.collect(run_dir, sharpness, accuracy),
+            **study_results.collect(run_dir, sharpness, accuracy, self.study.file.metrics),
         }
         write_whole(self.out / "cells" / cell.file_name, strict_json.dumps(found) + "\n")
         return found

@@ -64,7 +64,7 @@ class TokenContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Weighting(Parameters):
-    """One token weighting: w = ``weights(p)``, held constant in the gradient.
+    """One token weighting: w = ``weights(p)``, held constant in the gradient by default.
 
     A subclass is a frozen dataclass with its parameters as fields (``sg_rlhf.algo.parameters``),
     its formula in the first line of its docstring, ``source``, ``uses`` (the fields of
@@ -94,6 +94,9 @@ class Weighting(Parameters):
         ("trainer", "engine"),
         "whose p the weight reads: the trainer's, now, or the engine's, when it sampled",
     )
+    stop_gradient: bool = switch(
+        True, "hold w constant in the gradient (Eq. 19); false: w's own gradient counts (Eq. 10)"
+    )
     allow_constant: bool = switch(False, "allow a weight that takes a single value (plain GRPO)")
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -119,6 +122,10 @@ class Weighting(Parameters):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.stop_gradient and (self.normalize or self.probability == "engine"):
+            raise ParameterError(
+                "stop_gradient", False, "true with normalize=batch_mean or probability=engine"
+            )
         if self.normalize and "entropy" in self.uses:
             raise ParameterError(
                 "normalize",

@@ -9,6 +9,7 @@ import torch
 
 from sg_rlhf.algo.aggregation import aggregate
 from sg_rlhf.algo.kl import kl_estimate
+from sg_rlhf.algo.parameters import ParameterError
 from sg_rlhf.algo.policy_loss import policy_loss_terms, sg_policy_loss
 from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
 from tests.unit.algo.batches import (
@@ -63,6 +64,44 @@ def test_gradient_is_lemma_3_4(cfg, placement, dual_clip):
                 moving += policy_part[at].item() != 0.0
         assert torch.equal(actual[~batch.mask], torch.zeros_like(actual[~batch.mask]))
     assert zeros > 20 and moving > 100  # both branches of the indicator were visited
+
+
+@pytest.mark.parametrize("placement", ["inside", "outside"])
+@pytest.mark.parametrize("cfg", [PUBLISHED, WIDE], ids=["published", "wide"])
+def test_without_the_stop_gradient_the_weights_own_gradient_counts(cfg, placement):
+    cfg = replace(cfg, placement=placement, stop_gradient=False)
+    steep = 0
+    for seed in range(3):
+        batch = random_batch(seed, rows=12, tokens=20)
+        terms = policy_loss_terms(*batch.tensors, cfg, EPS_LOW, EPS_HIGH)
+        assert not terms.weights_BT.requires_grad
+        actual = -gradient(terms.loss, batch.log_probs) * batch.mask.sum()
+        for index in batch.mask.nonzero().tolist():
+            at = tuple(index)
+            p, advantage = math.exp(batch.log_probs[at].item()), batch.advantages[at].item()
+            ratio = p / math.exp(batch.old_log_probs[at].item())
+            sigmoid = 1 / (1 + math.exp(-cfg.tau * p))
+            weight = cfg.alpha * (sigmoid - cfg.mu)
+            varies = cfg.lower < weight < cfg.upper
+            weight = min(max(weight, cfg.lower), cfg.upper)
+            slope = p * cfg.alpha * cfg.tau * sigmoid * (1 - sigmoid) * varies  # p dw/dp
+            x = weight * ratio if placement == "inside" else ratio
+            held = (advantage > 0 and x > 1 + EPS_HIGH) or (advantage < 0 and x < 1 - EPS_LOW)
+            if placement == "inside":
+                expected = 0.0 if held else (weight + slope) * ratio * advantage
+            else:
+                clipped = min(max(ratio, 1 - EPS_LOW), 1 + EPS_HIGH)
+                least = min(ratio * advantage, clipped * advantage)
+                expected = slope * least + (0.0 if held else weight * ratio * advantage)
+            assert actual[at].item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+            steep += varies and not held
+    assert steep > 20
+
+
+@pytest.mark.parametrize("other", [{"normalize": "batch_mean"}, {"probability": "engine"}])
+def test_a_weight_that_is_no_function_of_the_current_p_keeps_the_stop_gradient(other):
+    with pytest.raises(ParameterError, match="stop_gradient=False: expected true with"):
+        GrpoSG(stop_gradient=False, **other)
 
 
 def single_token(log_p, ratio, advantage, cfg, dual_clip=None):

@@ -143,6 +143,21 @@ def test_what_is_trained_decides_the_fingerprint(tmp_path: Path) -> None:
         assert all(other.fingerprint(cell) != prints[cell.name] for cell in other.cells())
 
 
+def test_the_weights_of_a_local_start_model_decide_the_fingerprint(tmp_path: Path) -> None:
+    start = tmp_path / "start"
+    start.mkdir()
+    places = {**SMALL["set"], "actor.model_name_or_path": str(start)}
+
+    def fingerprint(weights: bytes) -> str:
+        (start / "model.safetensors").write_bytes(weights)
+        study = load_study(write(tmp_path, set=places))
+        return study.fingerprint(next(study.cells()))
+
+    first = fingerprint(b"one build")
+    assert fingerprint(b"another") != first
+    assert fingerprint(b"one build") == first
+
+
 def test_every_parameter_of_a_weighting_decides_a_cell(tmp_path: Path) -> None:
     def fingerprint(**weighting: Any) -> str:
         path = write(tmp_path, set={**SMALL["set"], "sg.weighting": weighting})
@@ -150,6 +165,7 @@ def test_every_parameter_of_a_weighting_decides_a_cell(tmp_path: Path) -> None:
         return study.fingerprint(next(cell for cell in study.cells() if cell.variant == "grpo"))
 
     plain = fingerprint(type="grpo_sg")
+    assert fingerprint(type="grpo_sg", stop_gradient=False) != plain
     assert plain == fingerprint(type="grpo_sg", tau=9.0, probability="trainer")
     others = [
         fingerprint(type="grpo_sg", probability="engine"), fingerprint(type="grpo_sg", tau=7.0),
@@ -303,6 +319,23 @@ def test_a_cell_is_collected_from_its_run_directory(tmp_path: Path) -> None:
     assert len(found["curves"]["grad_norm"]) == 20
     with pytest.raises(ValueError, match="no finished run"):
         study_results.collect(tmp_path / "empty", None, None)
+
+
+def test_a_cell_keeps_the_columns_that_the_study_names(tmp_path: Path) -> None:
+    found = study_results.collect(
+        run_directory(tmp_path, 0.6, 0.1), None, None, ["timing/step_total"]
+    )
+    assert found["curves"]["timing/step_total"] == [5.0] * 4
+    assert load_study(write(tmp_path, metrics=["a"])).measurements() == {"metrics": ["a"]}
+
+
+def test_a_run_without_an_evaluation_at_the_start_has_no_accuracy_before(tmp_path: Path) -> None:
+    folder = run_directory(tmp_path, 0.6, 0.1)
+    rows = jsonl_log.read(folder / jsonl_log.EVALUATIONS)
+    (folder / jsonl_log.EVALUATIONS).unlink()
+    jsonl_log.append(folder / jsonl_log.EVALUATIONS, [{**rows[0], "global_step": 2}, rows[1]])
+    figures = study_results.collect(folder, None, None)["figures"]
+    assert "held_out_before" not in figures and figures["held_out_after"] == 0.6
 
 
 def test_a_cell_keeps_the_spread_of_the_weights_and_the_tokens_probabilities(

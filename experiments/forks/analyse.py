@@ -1,0 +1,279 @@
+"""The tables of the study, as preregistration.md fixes them.
+
+    python -m experiments.forks.analyse            the primary and the secondary table
+    python -m experiments.forks.analyse --blinded  the sample size alone; it reads no arm's label
+
+It refuses if a file of preregistration.sha256 has changed, or while a primary run is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scipy import stats
+
+from sg_rlhf.studies.plan import Cell, Study, load_study
+from sg_rlhf.studies.results import read_record
+
+HERE = Path(__file__).parent
+CORPORA = {"r": "R", "d": "D"}
+BASELINE, TREATED = "grpo", "sg_outside"
+ALPHA, MARGIN = 0.05, 0.02
+#: Runs per corpus and arm: for the blinded estimate, planned, and where it exceeds LARGEST_SD.
+FIRST, PLANNED, MORE, LARGEST_SD = 9, 27, 36, 0.026
+ROLLOUTS = (10, 20, 30, 40)
+
+#: (start, seed) -> a figure of the run
+Values = Mapping[tuple[str, int], float]
+Runs = Mapping[str, dict[str, Any]]
+
+
+class Refused(Exception):
+    """The study's files or runs are not those of the preregistration."""
+
+
+class Contrast(NamedTuple):
+    """Mean of paired differences, its 95 % interval, p of the paired t test and of Welch's."""
+
+    n: int
+    mean: float
+    sd: float
+    low: float
+    high: float
+    p: float
+    welch: float
+
+
+def differences(treated: Values, baseline: Values) -> dict[tuple[str, int], float]:
+    """Treated minus baseline, for each (start, seed) that both have."""
+    return {key: treated[key] - baseline[key] for key in sorted(treated.keys() & baseline.keys())}
+
+
+def contrast(treated: Values, baseline: Values) -> Contrast:
+    """Paired by start and seed, two-sided."""
+    pairs = [*differences(treated, baseline).values()]
+    found = stats.ttest_1samp(pairs, 0.0)
+    low, high = found.confidence_interval(1 - ALPHA)
+    arms = (
+        [values[key] for key in differences(treated, baseline)] for values in (treated, baseline)
+    )
+    welch = stats.ttest_ind(*arms, equal_var=False).pvalue
+    mean, sd = statistics.fmean(pairs), statistics.stdev(pairs)
+    return Contrast(
+        len(pairs), mean, sd, float(low), float(high), float(found.pvalue), float(welch)
+    )
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p values, in the given order (Holm 1979)."""
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, (len(p_values) - rank) * p_values[i])
+        adjusted[i] = min(1.0, largest)
+    return adjusted
+
+
+def tost(pairs: Sequence[float], margin: float = MARGIN) -> float:
+    """p of "the mean is outside +-margin": the larger of two one-sided tests (Schuirmann 1987)."""
+    above = stats.ttest_1samp(pairs, -margin, alternative="greater").pvalue
+    below = stats.ttest_1samp(pairs, margin, alternative="less").pvalue
+    return float(max(above, below))
+
+
+def start_by_arm(pairs: Values) -> float:
+    """p of "the difference is the same for every start": one-way analysis of variance."""
+    starts = sorted({start for start, _ in pairs})
+    groups = [[value for (start, _), value in pairs.items() if start == s] for s in starts]
+    return float(stats.f_oneway(*groups).pvalue)
+
+
+def blinded_sd(pairs: Iterable[float]) -> float:
+    """Root mean square of differences. Their signs, and so the arms' labels, have no effect on it.
+
+    It exceeds the standard deviation by the mean: its square is variance + mean^2 in expectation.
+    """
+    return math.sqrt(statistics.fmean(value**2 for value in pairs))
+
+
+def sample_size(sd: float) -> int:
+    """Runs per corpus and arm."""
+    return MORE if sd > LARGEST_SD else PLANNED
+
+
+def end_point(run: dict[str, Any]) -> float:
+    """Mean held-out accuracy after 10, 20, 30 and 40 rollouts."""
+    found = {row["rollout"]: row["held_out"] for row in run["curves"]["accuracy"]}
+    return statistics.fmean(found[rollout] for rollout in ROLLOUTS)
+
+
+def at(rollout: int, run: dict[str, Any]) -> float:
+    """Held-out accuracy after one of them."""
+    (found,) = [row["held_out"] for row in run["curves"]["accuracy"] if row["rollout"] == rollout]
+    return float(found)
+
+
+def good_words(run: dict[str, Any]) -> float:
+    """Rise of the share of good words from the first to the last ten rollouts."""
+    curve = run["curves"]["good_words"]
+    return statistics.fmean(curve[-10:]) - statistics.fmean(curve[:10])
+
+
+SECONDARY = {
+    "accuracy": end_point,
+    "after 10": lambda run: at(10, run),
+    "after 40": lambda run: at(40, run),
+    "training reward": lambda run: statistics.fmean(run["curves"]["reward"]),
+    "rise of good words": good_words,
+    "entropy at the end": lambda run: run["figures"]["entropy_after"],
+    "log of gradient norm's peak / median": lambda run: math.log(run["figures"]["grad_norm_peak"]),
+}
+
+
+def check(folder: Path) -> None:
+    """Compare the files of preregistration.sha256 with their hashes.
+
+    Raises:
+        Refused: naming the first file that differs.
+    """
+    for line in (folder / "preregistration.sha256").read_text().splitlines():
+        digest, name = line.split()
+        if hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
+            raise Refused(f"{folder / name}: its SHA-256 is not the one of preregistration.sha256")
+
+
+def primary_cells(study: Study, n: int) -> list[Cell]:
+    """The first n runs per corpus of GRPO and of GRPO-SG outside the clip, in the study's order."""
+    taken: dict[tuple[str, str], int] = {}
+    found = []
+    for cell in study.cells():
+        group = (cell.regime[0], cell.variant)
+        if cell.variant in (BASELINE, TREATED) and taken.setdefault(group, 0) < n:
+            taken[group] += 1
+            found.append(cell)
+    return found
+
+
+def complete(cells: Sequence[Cell], runs: Runs) -> None:
+    """Raises:
+    Refused: a run is missing; names the first, and how many there are.
+    """
+    missing = [cell.name for cell in cells if cell.name not in runs]
+    if missing:
+        raise Refused(f"{len(missing)} of {len(cells)} runs are missing, the first is {missing[0]}")
+
+
+def values(
+    cells: Iterable[Cell], runs: Runs, corpus: str, variant: str, figure: Any = end_point
+) -> Values:
+    """A figure of the runs of one corpus and arm."""
+    return {
+        (cell.regime[1:], cell.seed): float(figure(runs[cell.name]))
+        for cell in cells
+        if cell.regime[0] == corpus and cell.variant == variant and cell.name in runs
+    }
+
+
+def blinded(study: Study, runs: Runs) -> tuple[float, int]:
+    """Standard deviation of a pair, from the first nine runs per corpus and arm; sample size.
+
+    Raises:
+        Refused: one of them is missing.
+    """
+    cells = primary_cells(study, FIRST)
+    complete(cells, runs)
+    pairs = [
+        value
+        for corpus in CORPORA
+        for value in differences(
+            *(values(cells, runs, corpus, arm) for arm in (TREATED, BASELINE))
+        ).values()
+    ]
+    sd = blinded_sd(pairs)
+    return sd, sample_size(sd)
+
+
+def _row(name: str, found: Contrast, *more: str) -> str:
+    numbers = f"{found.mean:+.4f} | {found.low:+.4f} to {found.high:+.4f} | {found.sd:.4f}"
+    return f"| {name} | {found.n} | {numbers} | {found.p:.3g} | {' | '.join(more)} |"
+
+
+def primary(study: Study, runs: Runs) -> list[str]:
+    """Markdown of the two contrasts and the interaction.
+
+    Raises:
+        Refused: a run is missing.
+    """
+    sd, n = blinded(study, runs)
+    cells = primary_cells(study, n)
+    complete(cells, runs)
+    arms = {c: [values(cells, runs, c, arm) for arm in (TREATED, BASELINE)] for c in CORPORA}
+    pairs = {c: differences(*arms[c]) for c in CORPORA}
+    found = {c: contrast(*arms[c]) for c in CORPORA}
+    adjusted = holm([found[c].p for c in CORPORA])
+    lines = [
+        f"Blinded standard deviation of a pair {sd:.4f}: {n} runs per corpus and arm.", "",
+        "| contrast | n | mean | 95 % interval | sd of a pair | p | p (Holm) | p (Welch) "
+        "| p (TOST, .02) | p (start x arm) |",
+        "|---|--:|--:|---|--:|--:|--:|--:|--:|--:|",
+    ]  # fmt: skip
+    for (c, title), p in zip(CORPORA.items(), adjusted, strict=True):
+        more = (p, found[c].welch, tost([*pairs[c].values()]), start_by_arm(pairs[c]))
+        lines.append(
+            _row(f"{title}: outside minus GRPO", found[c], *(f"{value:.3g}" for value in more))
+        )
+    both = contrast(pairs["d"], pairs["r"])
+    lines.append(_row("D minus R", both, "", f"{both.welch:.3g}", "", ""))
+    return lines
+
+
+def secondary(study: Study, runs: Runs) -> list[str]:
+    """Markdown: every arm compared with GRPO, and mask_only with Eq. 13; paired, unadjusted."""
+    cells = [*study.cells()]
+    lines = [
+        "| figure | corpus | arm | minus | n | mean | 95 % interval | sd | p | p (Welch) |",
+        "|---|---|---|---|--:|--:|---|--:|--:|--:|",
+    ]
+    against = [(arm, BASELINE) for arm in study.file.variants if arm != BASELINE]
+    for name, figure in SECONDARY.items():
+        for c, title in CORPORA.items():
+            for arm, other in [*against, ("mask_only", "sg_inside")]:
+                sides = [values(cells, runs, c, side, figure) for side in (arm, other)]
+                if len(differences(*sides)) >= 3:
+                    found = contrast(*sides)
+                    lines.append(
+                        _row(f"{name} | {title} | {arm} | {other}", found, f"{found.welch:.3g}")
+                    )
+    return lines
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status 0; 1 when refused."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--blinded", action="store_true", help="print the sample size and stop")
+    args = parser.parse_args(argv)
+    try:
+        check(HERE)
+        study, runs = load_study(HERE / "study.yaml"), read_record(HERE)
+        sd, n = blinded(study, runs)
+        if args.blinded:
+            print(f"sd of a pair {sd:.4f} from {FIRST} runs per corpus and arm: {n} runs")
+            return 0
+        print("\n".join(["## Primary", "", *primary(study, runs), ""]))
+        print("\n".join(["## Secondary, unadjusted", "", *secondary(study, runs)]))
+    except Refused as refusal:
+        print(f"analyse: {refusal}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

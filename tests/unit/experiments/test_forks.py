@@ -1,0 +1,192 @@
+"""The study of forks: corpora, reward, statistics, and what the analysis refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from experiments.forks import analyse, corpora, gate
+from experiments.forks.reward import reward_func
+from sg_rlhf.studies.plan import load_study
+from sg_rlhf.tasks.domain import load
+from sg_rlhf.tasks.math.sets.arithmetic import generate
+from sg_rlhf.tiny.tokenizer import build_tokenizer
+
+STUDY = load_study(analyse.HERE / "study.yaml")
+COLUMN = re.compile(rf"({'|'.join(corpora.WORDS)})(\d+) (\S+) (\d+)(?: ([+-]) (\d+))? = (\d+)")
+
+
+def texts(decides: bool, count: int) -> list[tuple[str, str]]:
+    return [*itertools.islice(corpora.WarmStart(decides).texts(0, clean=False), count)]
+
+
+def errors(response: str) -> list[tuple[int, int]]:
+    """(word, how far the outcome is off) of each column of a response."""
+    found = []
+    for word, x, op, y, sign, carry, outcome in COLUMN.findall(response):
+        right = corpora._OPERATIONS[op](int(x), int(y)) + int(f"{sign}{carry or 0}")
+        found.append((corpora.WORDS.index(word), int(outcome) - right))
+    return found
+
+
+def test_the_word_decides_in_d_alone() -> None:
+    for decides in (False, True):
+        columns = [c for _, text in texts(decides, 3000) for c in errors(text)]
+        assert {off for _, off in columns} == {0, 1}
+        good, bad = (
+            [off for word, off in columns if (word < corpora.GOOD) is side]
+            for side in (True, False)
+        )
+        assert abs(len(good) / len(columns) - 0.5) < 0.02
+        expected = (0.03, 0.53) if decides else (0.28, 0.28)
+        assert sum(good) / len(good) == pytest.approx(expected[0], abs=0.02)
+        assert sum(bad) / len(bad) == pytest.approx(expected[1], abs=0.02)
+
+
+def test_without_errors_every_response_is_right() -> None:
+    clean, rng = corpora.WarmStart(decides=False, mean=0.0), random.Random(0)
+    domain = load(corpora.D.tiny)
+    assert domain is not None
+    for problem in generate(300, 1):
+        assert domain.grade(clean.response(problem, rng), problem).correct
+
+
+def test_a_word_is_one_token() -> None:
+    domain = load(corpora.R.tiny)
+    assert domain is not None
+    tokenizer = build_tokenizer(domain)
+    ids = tokenizer("".join(corpora.WORDS), add_special_tokens=False)["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids) == [*corpora.WORDS]
+
+
+def test_the_reward_logs_the_share_of_good_words() -> None:
+    response = "47 + 85: well 7 + 5 = 12, maybe 4 + 8 + 1 = 13, hmm so 132\n\\boxed{132}"
+    found = reward_func([f"ask{response}"], ["ask"], ['["132"]'])
+    assert found["rewards"] == 1.0
+    assert found["extra_logs"]["good_words"] == pytest.approx(2 / 3)
+    assert reward_func(["ask\\boxed{1}"], ["ask"], ['["132"]'])["extra_logs"]["good_words"] == 0.5
+
+
+def test_gates_name_the_start_model_and_the_range() -> None:
+    passing = {
+        "accuracy": 0.35, "share_sure": 0.8, "share_low": 0.08, "mass_low": 0.8,
+        "effect_of_words": 0.0, "right_minus_other_corpus": 0.0,
+    }  # fmt: skip
+    assert gate.failures({"r0": passing, "d0": {**passing, "effect_of_words": 0.4}}) == []
+    (line,) = gate.failures({"d0": passing})
+    assert line == "d0: effect_of_words is 0.0, expected 0.3 to 1.0"
+    (line,) = gate.failures({"r2": {**passing, "mass_low": 0.5}})
+    assert line.startswith("r2: mass_low is 0.5")
+
+
+# -- statistics --------------------------------------------------------------------------------
+
+
+def noise(seed: int, mean: float, sd: float, n: int = 27) -> dict[tuple[str, int], float]:
+    rng = random.Random(seed)
+    return {(str(i % 3), i): rng.gauss(mean, sd) for i in range(n)}
+
+
+def test_the_contrast_is_the_paired_t_test() -> None:
+    a, b = noise(1, 0.62, 0.02), noise(2, 0.60, 0.02)
+    found = analyse.contrast(a, {**b, ("9", 99): 5.0})
+    paired = stats.ttest_rel([*a.values()], [*b.values()])
+    assert found.n == 27 and found.p == pytest.approx(paired.pvalue)
+    assert found.mean == pytest.approx(sum(a.values()) / 27 - sum(b.values()) / 27)
+    half = stats.t.ppf(0.975, 26) * found.sd / math.sqrt(27)
+    assert (found.low, found.high) == pytest.approx((found.mean - half, found.mean + half))
+
+
+def test_holm_multiplies_the_smallest_most() -> None:
+    assert analyse.holm([0.03, 0.01]) == pytest.approx([0.03, 0.02])
+    assert analyse.holm([0.02, 0.015]) == pytest.approx([0.03, 0.03])
+    assert analyse.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert analyse.holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_tost_is_significant_where_the_90_percent_interval_is_inside_the_margin() -> None:
+    for mean in (0.0, 0.01, 0.014, 0.016, 0.03, -0.014, -0.03):
+        pairs = [*noise(3, mean, 0.02).values()]
+        low, high = stats.ttest_1samp(pairs, 0.0).confidence_interval(0.90)
+        assert (analyse.tost(pairs) < 0.05) is bool(low > -0.02 and high < 0.02)
+
+
+def test_the_starts_differ_where_one_has_another_difference() -> None:
+    pairs = {(str(i % 3), i): 0.01 * (i // 3) + 0.001 * (i % 3) for i in range(27)}
+    assert analyse.start_by_arm(pairs) > 0.9
+    assert analyse.start_by_arm({k: v + 0.1 * (k[0] == "2") for k, v in pairs.items()}) < 0.01
+
+
+# -- the preregistration -----------------------------------------------------------------------
+
+
+def results(effect: float, sd: float) -> dict[str, Any]:
+    rng = random.Random(5)
+    found = {}
+    for cell in STUDY.cells():
+        level = 0.6 + rng.gauss(0, sd) + effect * (cell.variant == analyse.TREATED)
+        accuracy = [{"rollout": r, "held_out": level + r / 1000} for r in analyse.ROLLOUTS]
+        found[cell.name] = {"curves": {"accuracy": accuracy}}
+    return found
+
+
+def test_the_end_point_is_the_mean_of_four_evaluations() -> None:
+    rows = [{"rollout": r, "held_out": r / 100} for r in (0, 10, 20, 30, 40)]
+    assert analyse.end_point({"curves": {"accuracy": rows}}) == pytest.approx(0.25)
+
+
+def test_the_estimate_of_the_sample_size_does_not_depend_on_labels() -> None:
+    runs = results(0.01, 0.012)
+    swapped = {
+        name: runs[
+            name.replace("grpo", "x").replace("sg_outside", "grpo").replace("x", "sg_outside")
+        ]
+        for name in runs
+        if name.split("/")[1] in (analyse.BASELINE, analyse.TREATED)
+    }
+    assert analyse.blinded(STUDY, runs) == pytest.approx(analyse.blinded(STUDY, swapped))
+    assert analyse.blinded(STUDY, runs)[1] == 27
+    assert analyse.blinded(STUDY, results(0.0, 0.04))[1] == 36
+
+
+def test_the_primary_runs_are_balanced_over_corpora_arms_and_starts() -> None:
+    for n in (9, 27, 36):
+        cells = analyse.primary_cells(STUDY, n)
+        counts: dict[tuple[str, str], int] = {}
+        for cell in cells:
+            key = (cell.regime, cell.variant)
+            counts[key] = counts.get(key, 0) + 1
+        assert len(cells) == 4 * n and set(counts.values()) == {n // 3} and len(counts) == 12
+
+
+def test_the_primary_table_needs_every_run_of_the_sample_size() -> None:
+    runs = results(0.0, 0.01)
+    assert any("27" in line for line in analyse.primary(STUDY, runs))
+    last = analyse.primary_cells(STUDY, 27)[-1].name
+    del runs[last]
+    with pytest.raises(analyse.Refused, match=f"1 of 108 runs are missing, the first is {last}"):
+        analyse.primary(STUDY, runs)
+
+
+def test_a_changed_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "plan.md").write_text("27 runs")
+    digest = hashlib.sha256(b"27 runs").hexdigest()
+    (tmp_path / "preregistration.sha256").write_text(f"{digest}  plan.md\n")
+    analyse.check(tmp_path)
+    (tmp_path / "plan.md").write_text("36 runs")
+    with pytest.raises(analyse.Refused, match=r"plan\.md: its SHA-256"):
+        analyse.check(tmp_path)
+
+
+def test_the_files_of_the_study_are_the_preregistered_ones() -> None:
+    analyse.check(analyse.HERE)
+    listed = (analyse.HERE / "preregistration.sha256").read_text().split()[1::2]
+    assert {"preregistration.md", "study.yaml", "corpora.py", "reward.py"} <= {*listed}
