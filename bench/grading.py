@@ -45,7 +45,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.common import processor, write
 from experiments.graders.self_grading import FILES, Gold, read_golds
-from sg_rlhf.tasks.math.answers.notation import key, number, same, tidy
+from sg_rlhf.tasks.math.answers.normalize import key, number, same, tidy
 from sg_rlhf.tasks.math.grading import Grade, Reason, WorkerPool, grade_many
 
 SHARES = {"same": 0.45, "notation": 0.15, "wrong": 0.31, "malformed": 0.085, "hostile": 0.005}

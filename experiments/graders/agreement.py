@@ -25,7 +25,7 @@ from bench.common import write
 from experiments.graders.mutations import MUTATIONS, REWRITES, make
 from experiments.graders.self_grading import FILES, read_golds
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
-from sg_rlhf.tasks.math.other_graders import RULES, OtherGraders, find_sources
+from sg_rlhf.tasks.math.reference_graders import RULES, OtherGraders, find_sources
 
 BATCH = 64
 Pair = tuple[str, str | list[str]]

@@ -37,9 +37,9 @@ from bench.common import write
 from experiments.graders import responses
 from experiments.graders.outside_cases import cell, short
 from experiments.graders.responses import FILES, Response
-from sg_rlhf.tasks.math.answers.extraction import last_box
+from sg_rlhf.tasks.math.answers.boxed import last_box
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
-from sg_rlhf.tasks.math.other_graders import RULES, OtherGraders, find_sources
+from sg_rlhf.tasks.math.reference_graders import RULES, OtherGraders, find_sources
 
 VERDICTS = Path(__file__).with_name("real_verdicts.tsv")
 OURS = "ours"

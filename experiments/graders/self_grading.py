@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from sg_rlhf.tasks.math.answers.notation import tidy
+from sg_rlhf.tasks.math.answers.normalize import tidy
 from sg_rlhf.tasks.math.data import read_rows
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
 

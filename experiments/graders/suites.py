@@ -41,7 +41,7 @@ from experiments.graders.outside_cases import (
 )
 from experiments.graders.real import key
 from experiments.graders.self_grading import FILES, read_golds
-from sg_rlhf.tasks.math.answers.extraction import last_box
+from sg_rlhf.tasks.math.answers.boxed import last_box
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
 from tests.unit.tasks.math import test_grading, test_grading_forms
 

@@ -21,11 +21,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from sg_rlhf.tasks.grade import Grade
-from sg_rlhf.tasks.math.answers.extraction import last_box
-from sg_rlhf.tasks.math.answers.notation import same, tidy
-from sg_rlhf.tasks.math.answers.outcome import Reason
-from sg_rlhf.tasks.math.answers.refusal import MAX_CHARACTERS, refusal
-from sg_rlhf.tasks.math.answers.worker_pool import WorkerPool, shared_pool
+from sg_rlhf.tasks.math.answers.boxed import last_box
+from sg_rlhf.tasks.math.answers.guards import MAX_CHARACTERS, refusal
+from sg_rlhf.tasks.math.answers.normalize import same, tidy
+from sg_rlhf.tasks.math.answers.pool import WorkerPool, shared_pool
+from sg_rlhf.tasks.math.answers.reason import Reason
 
 __all__ = ["Grade", "Reason", "WorkerPool", "grade", "grade_many", "last_box", "outcome_counts"]
 

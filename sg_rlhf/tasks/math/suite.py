@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.data_io.dataset_writer import sha256_of
-from sg_rlhf.tasks import other_verdicts
+from sg_rlhf.tasks import alternative_graders
+from sg_rlhf.tasks.alternative_graders import OURS
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.math.data import read_rows
 from sg_rlhf.tasks.math.paper import beside_the_paper
@@ -23,7 +24,6 @@ from sg_rlhf.tasks.math.sets.published import (
     is_there,
     read_eval_set,
 )
-from sg_rlhf.tasks.other_verdicts import OURS
 from sg_rlhf.tasks.overlap import NGRAM, Problem
 from sg_rlhf.tasks.questions import EvalError, Question, Source, cache_folder, check_online
 from sg_rlhf.tasks.suite import (
@@ -99,7 +99,7 @@ def grader_names(text: str) -> tuple[str, ...]:
     Raises:
         EvalError: one is unknown; says which there are.
     """
-    from sg_rlhf.tasks.math.other_graders import RULES
+    from sg_rlhf.tasks.math.reference_graders import RULES
 
     names = dict.fromkeys(name.strip() for name in text.split(",") if name.strip())
     for name in names:
@@ -137,7 +137,7 @@ class MathSuite(Suite):
         names = grader_names(args.grader)
         if not names:
             return benchmarks, {}
-        from sg_rlhf.tasks.math.other_graders import RULES, OtherGraders, find_sources
+        from sg_rlhf.tasks.math.reference_graders import RULES, OtherGraders, find_sources
 
         try:
             sources = find_sources(names, args.grader_sources)
@@ -160,10 +160,10 @@ class MathSuite(Suite):
         return read_rows(path, allow_empty=True)
 
     def statistics(self, rows: Sequence[Mapping[str, Any]], failures: int) -> dict[str, Any]:
-        return other_verdicts.statistics(rows)
+        return alternative_graders.statistics(rows)
 
     def tables(self, results: Results) -> Sequence[ExtraTable]:
-        return other_verdicts.tables(results)
+        return alternative_graders.tables(results)
 
 
 SUITE = MathSuite(

@@ -1,6 +1,6 @@
 """How two mathematics answers are compared.
 
-`extraction` finds the answer; `notation`, `units`, `names` and `lists` bring it to one form;
-`refusal` rejects what is not parsed. `worker_pool` runs `verifier` (math-verify and `expressions`)
-in processes that can be killed. Called by `sg_rlhf.tasks.math.grading`.
+`boxed` finds the answer; `normalize`, `units`, `symbols` and `lists` bring it to one form; `guards`
+rejects what is not parsed. `pool` runs `worker` (math-verify and `symbolic`) in processes that can
+be killed. Called by `sg_rlhf.tasks.math.grading`.
 """

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from sg_rlhf.tasks.math.answers.notation import number
+from sg_rlhf.tasks.math.answers.normalize import number
 
 #: Whether two values are equal, (gold, answer).
 Same = Callable[[str, str], bool]

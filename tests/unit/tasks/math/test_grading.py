@@ -2,7 +2,7 @@
 
 import pytest
 
-from sg_rlhf.tasks.math.answers.notation import number, tidy
+from sg_rlhf.tasks.math.answers.normalize import number, tidy
 from sg_rlhf.tasks.math.grading import Grade, Reason, grade, grade_many, outcome_counts
 
 # answer, gold

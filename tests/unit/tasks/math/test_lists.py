@@ -5,7 +5,7 @@ import time
 import pytest
 
 from sg_rlhf.tasks.math.answers.lists import both_signs, equal, read, split
-from sg_rlhf.tasks.math.answers.notation import tidy
+from sg_rlhf.tasks.math.answers.normalize import tidy
 from sg_rlhf.tasks.math.answers.units import known_unit, without_units
 
 

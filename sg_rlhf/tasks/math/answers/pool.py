@@ -32,8 +32,8 @@ from multiprocessing.process import BaseProcess
 
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
-from sg_rlhf.tasks.math.answers import verifier
-from sg_rlhf.tasks.math.answers.outcome import Reason
+from sg_rlhf.tasks.math.answers import worker
+from sg_rlhf.tasks.math.answers.reason import Reason
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ class WorkerPool:
                     self._pool = self._start()
                 try:
                     future = self._pool.schedule(
-                        verifier.check,
+                        worker.check,
                         args=(answer, golds, self.limit_s),
                         timeout=WALL_FACTOR * self.limit_s,
                     )
@@ -188,9 +188,7 @@ class WorkerPool:
                 raise ModuleNotFoundError(f"grading mathematics needs {module}; is it installed?")
         # Before `multiprocessing` joins the children, as it does at the end of any process.
         util.Finalize(None, self.close, exitpriority=_BEFORE_THE_JOIN)
-        return ProcessPool(
-            max_workers=self.workers, initializer=verifier.warm_up, context=_Context()
-        )
+        return ProcessPool(max_workers=self.workers, initializer=worker.warm_up, context=_Context())
 
     def _note_verdict(self, future: Future[Reason]) -> None:
         self._last_verdict = time.monotonic()

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sg_rlhf.tasks.math.answers.worker_pool import WALL_FACTOR, WorkerPool, shared_pool
+from sg_rlhf.tasks.math.answers.pool import WALL_FACTOR, WorkerPool, shared_pool
 from sg_rlhf.tasks.math.grading import Reason, grade, grade_many
 
 ROOT = Path(__file__).parents[4]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sg_rlhf.tasks.math.answers.outcome import Reason
+from sg_rlhf.tasks.math.answers.reason import Reason
 
 # The longest gold of the five evaluation sets and of DSR-Uniform has 204 characters, the longest
 # number 18 digits, the deepest nesting 4, the highest numeric exponent 4 digits and the largest

@@ -14,7 +14,7 @@ last box, as ours does. `qwen` parses with latex2sympy2, which needs an old antl
 latex2sympy2_extended, its successor, stands in for it, so a formula that only one of the two reads
 may be judged otherwise than in a Qwen table.
 
-These rules evaluate text that a model wrote, so they run in confined processes (`confinement`) with
+These rules evaluate text that a model wrote, so they run in confined processes (`sandbox`) with
 a limit of time. No verdict is given (None) for what runs out of time or memory.
 """
 
@@ -37,8 +37,8 @@ from typing import Any, TypeAlias
 from pebble import ProcessPool
 
 from sg_rlhf.data_io.pinned_download import Origin, download
-from sg_rlhf.tasks.math.answers import confinement
-from sg_rlhf.tasks.math.answers.extraction import last_box
+from sg_rlhf.tasks.math.answers import sandbox
+from sg_rlhf.tasks.math.answers.boxed import last_box
 from sg_rlhf.tasks.questions import cache_folder, check_online
 
 #: Processor seconds for one response and all its golds; math-verify's own limit is 5 s.
@@ -271,7 +271,7 @@ def _start_worker(sources: Mapping[str, Sequence[Path]]) -> None:
         _judges[name] = RULES[name].load(modules)
         # Parsers build their tables at the first formula.
         _judge(name, r"\boxed{\frac{x}{2}+1}", [r"\frac{x+2}{2}"], limit_s=60.0)
-    confinement.confine()
+    sandbox.confine()
 
 
 def _load_file(name: str, path: Path) -> Any:

@@ -1,6 +1,6 @@
 """Two single values compared by math-verify, without what it overlooks. Runs in a grading worker.
 
-sympy and math-verify are imported when they are first needed, which `verifier.warm_up` sees to.
+sympy and math-verify are imported when they are first needed, which `worker.warm_up` sees to.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from sg_rlhf.tasks.math.answers import sampling
-from sg_rlhf.tasks.math.answers.names import held, hold
-from sg_rlhf.tasks.math.answers.outcome import Reason
+from sg_rlhf.tasks.math.answers import numeric
+from sg_rlhf.tasks.math.answers.reason import Reason
+from sg_rlhf.tasks.math.answers.symbols import held, hold
 
 # Variables that a constant of integration stands beside.
 _VARIABLES = frozenset("xytz") | {"theta"}
@@ -49,11 +49,11 @@ def _same(gold: Any, predicted: Any) -> bool:
     if pair is None:
         if _same_equation(gold, predicted):
             return True
-    elif sampling.differ(*pair):
+    elif numeric.differ(*pair):
         return _same_but_for_constants(*pair)
-    elif sampling.agree(*pair):
+    elif numeric.agree(*pair):
         return True
-    return _equal(gold, predicted) and not sampling.far_apart(
+    return _equal(gold, predicted) and not numeric.far_apart(
         _sides(gold)[-1], _sides(predicted)[-1]
     )
 
@@ -242,7 +242,7 @@ def _same_but_for_constants(gold: Any, predicted: Any) -> bool:
         return False
     rest = gold.xreplace({s: s * 0 for s in constants})
     try:
-        if sampling.agree(rest, rest * 0):
+        if numeric.agree(rest, rest * 0):
             return False
         for constant in constants:
             factor = gold.diff(constant)
@@ -254,7 +254,7 @@ def _same_but_for_constants(gold: Any, predicted: Any) -> bool:
         raise
     except Exception:
         return False
-    return sampling.agree(gold.xreplace(renamed), predicted)
+    return numeric.agree(gold.xreplace(renamed), predicted)
 
 
 def _same_equation(gold: Any, predicted: Any) -> bool:
@@ -276,7 +276,7 @@ def _same_equation(gold: Any, predicted: Any) -> bool:
             return False
         parameters = _parameters(wanted)
         wanted, given = _without_functions(wanted, given)
-        if not sampling.constant_ratio(wanted, given, parameters):
+        if not numeric.constant_ratio(wanted, given, parameters):
             return False
         ratio = cancel(wanted / given)
         if ratio.is_number:

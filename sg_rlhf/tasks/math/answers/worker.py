@@ -11,10 +11,10 @@ import logging
 import os
 import signal
 
-from sg_rlhf.tasks.math.answers import confinement, lists
-from sg_rlhf.tasks.math.answers.expressions import compare
-from sg_rlhf.tasks.math.answers.notation import same
-from sg_rlhf.tasks.math.answers.outcome import Reason
+from sg_rlhf.tasks.math.answers import lists, sandbox
+from sg_rlhf.tasks.math.answers.normalize import same
+from sg_rlhf.tasks.math.answers.reason import Reason
+from sg_rlhf.tasks.math.answers.symbolic import compare
 
 _REASON = {True: Reason.CORRECT, False: Reason.WRONG}
 
@@ -37,7 +37,7 @@ def warm_up() -> None:
     for descriptor in (0, 1, 2):
         os.dup2(devnull, descriptor)
     # Last: the parser's tables may be written to a cache, and the tests above need no limits.
-    confinement.confine()
+    sandbox.confine()
 
 
 def check(answer: str, golds: tuple[str, ...], limit_s: float) -> Reason:

@@ -8,7 +8,7 @@ wrote. So a worker gives up, for good and before the first answer:
   writing, to delete or to rename, signals to others.
 
 A refused call is an `OSError` in the worker. Not covered: reading the files that its user may read
-(without a way out but its verdict, one word), time (`verifier.check`), and other systems than
+(without a way out but its verdict, one word), time (`worker.check`), and other systems than
 Linux on x86-64, where the limits alone hold.
 """
 

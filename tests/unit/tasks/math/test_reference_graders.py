@@ -11,8 +11,8 @@ import argparse
 import pytest
 
 from sg_rlhf.tasks.grade import Grade
-from sg_rlhf.tasks.math import other_graders
-from sg_rlhf.tasks.math.other_graders import RULES, OtherGraders, find_sources
+from sg_rlhf.tasks.math import reference_graders
+from sg_rlhf.tasks.math.reference_graders import RULES, OtherGraders, find_sources
 from sg_rlhf.tasks.math.suite import SUITE, grader_names
 from sg_rlhf.tasks.questions import EvalError
 
@@ -79,7 +79,7 @@ def test_only_the_pinned_file_is_loaded(tmp_path):
 
 
 def test_a_missing_package_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(other_graders.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(reference_graders.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="--grader deepscaler needs the package pylatexenc"):
         find_sources(["deepscaler"], tmp_path)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sg_rlhf.tasks.math.answers.notation import balanced
+from sg_rlhf.tasks.math.answers.normalize import balanced
 
 # A blank line ends a box, as in LaTeX: one forgotten brace must not swallow the rest of a response.
 # Every alternative starts at a different character or is possessive, so the scan is linear.
