@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.math.answers.boxed import last_box
-from sg_rlhf.tasks.math.answers.guards import MAX_CHARACTERS, refusal
-from sg_rlhf.tasks.math.answers.normalize import same, tidy
+from sg_rlhf.tasks.math.answers.guards import MAX_CHARACTERS, reject_reason
+from sg_rlhf.tasks.math.answers.normalize import equal_exactly, normalize
 from sg_rlhf.tasks.math.answers.pool import WorkerPool, shared_pool
 from sg_rlhf.tasks.math.answers.reason import Reason
 
@@ -106,15 +106,15 @@ def _decide(extracted: str | None, golds: tuple[str, ...]) -> Reason | tuple[str
     # Tidying is for answers; a box with a whole proof in it is not worth the time.
     if len(extracted) > 4 * MAX_CHARACTERS:
         return Reason.TOO_LONG
-    verdicts = [same(extracted, gold) for gold in golds]
+    verdicts = [equal_exactly(extracted, gold) for gold in golds]
     if True in verdicts:
         return Reason.CORRECT
-    answer = tidy(extracted)
-    refused = refusal(answer) if answer else Reason.UNPARSEABLE
+    answer = normalize(extracted)
+    refused = reject_reason(answer) if answer else Reason.UNPARSEABLE
     if refused is not None:
         return refused
     undecided = tuple(
-        tidy(gold) for gold, verdict in zip(golds, verdicts, strict=True) if verdict is None
+        normalize(gold) for gold, verdict in zip(golds, verdicts, strict=True) if verdict is None
     )
     return (answer, undecided) if undecided else Reason.WRONG
 

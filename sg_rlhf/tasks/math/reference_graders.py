@@ -271,7 +271,7 @@ def _start_worker(sources: Mapping[str, Sequence[Path]]) -> None:
         _judges[name] = RULES[name].load(modules)
         # Parsers build their tables at the first formula.
         _judge(name, r"\boxed{\frac{x}{2}+1}", [r"\frac{x+2}{2}"], limit_s=60.0)
-    sandbox.confine()
+    sandbox.enter_sandbox()
 
 
 def _load_file(name: str, path: Path) -> Any:

@@ -43,7 +43,7 @@ _JUXTAPOSED = re.compile(
 )
 
 
-def refusal(answer: str) -> Reason | None:
+def reject_reason(answer: str) -> Reason | None:
     r"""Why a tidied answer is not handed to the parser, or None if it may be.
 
     Words between alternatives are read as a list, so `3 \text{ or } 5` is the set of both; any

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from sg_rlhf.tasks.math.answers.normalize import number
+from sg_rlhf.tasks.math.answers.normalize import parse_number
 
 #: Whether two values are equal, (gold, answer).
 Same = Callable[[str, str], bool]
@@ -44,7 +44,7 @@ _BUILDER = re.compile(r"\\mid(?![A-Za-z])|[|:]")
 
 
 @dataclass(frozen=True)
-class Solution:
+class Element:
     """One element of a list: a value, or the values of several names, of a tuple or of a ratio.
 
     Attributes:
@@ -59,10 +59,10 @@ class Solution:
 
 
 @dataclass(frozen=True)
-class Listed:
+class AnswerList:
     """What a text lists; `braces` for a set, whose order says nothing."""
 
-    solutions: tuple[Solution, ...]
+    elements: tuple[Element, ...]
     braces: bool
 
 
@@ -92,7 +92,7 @@ def _trimmed(text: str) -> str:
     return re.sub(r"^(?:\s|\\q?quad(?![A-Za-z]))+|(?:\s|\\q?quad(?![A-Za-z]))+$", "", text)
 
 
-def both_signs(text: str) -> list[str]:
+def expand_plus_minus(text: str) -> list[str]:
     r"""The two values of a text with one \pm, or with a \pm and a \mp, which belong together.
 
     Only the text where there is none, or where nothing says which signs go together.
@@ -112,7 +112,7 @@ def both_signs(text: str) -> list[str]:
     return [written(True), written(False)]
 
 
-def inside(text: str, opening: str, closing: str) -> str | None:
+def strip_brackets(text: str, opening: str, closing: str) -> str | None:
     """What stands between a bracket at the start and its partner at the end, if that is all."""
     if not text.startswith(opening) or not text.endswith(closing):
         return None
@@ -125,57 +125,59 @@ def inside(text: str, opening: str, closing: str) -> str | None:
 
 
 @lru_cache(maxsize=2048)
-def read(text: str) -> Listed | None:
+def read(text: str) -> AnswerList | None:
     """The list that a text is; a single value is one of one. None: too long."""
     text = text.strip()
-    within = inside(_NAME_OF_A_SET.sub("", text), "\\{", "\\}")
+    within = strip_brackets(_NAME_OF_A_SET.sub("", text), "\\{", "\\}")
     braces = within is not None and not _BUILDER.search(within)
-    if number(text) is not None:  # 1,000
+    if parse_number(text) is not None:  # 1,000
         parts = [text]
     else:
         parts = split(within if within is not None and braces else text)
     if len(parts) > MAX_ELEMENTS:
         return None
-    return Listed(tuple(_solutions([one for part in parts for one in both_signs(part)])), braces)
+    return AnswerList(
+        tuple(_elements([one for part in parts for one in expand_plus_minus(part)])), braces
+    )
 
 
-def _solutions(parts: Sequence[str]) -> list[Solution]:
-    found = list(map(_solution, parts))
+def _elements(parts: Sequence[str]) -> list[Element]:
+    found = list(map(_element, parts))
     named = [one for one in found if one.names[0]]
     if len(named) == len(found) and len({name for one in found for name in one.names}) > 1:
-        return _by_repetition(found)
+        return group_by_name(found)
     if len(named) == 1 and found[0].names[0] and all(len(one.names) == 1 for one in found):
         # x = 1, 2, 3: the name is that of all.
-        return [Solution(one.text, found[0].names, one.values) for one in found]
+        return [Element(one.text, found[0].names, one.values) for one in found]
     return found
 
 
-def _solution(part: str) -> Solution:
+def _element(part: str) -> Element:
     if match := _NAMED_TUPLE.fullmatch(part):
         names = tuple(name.strip() for name in match[1].split(","))
-        values = tuple(split(inside(match[2], "(", ")") or ""))
+        values = tuple(split(strip_brackets(match[2], "(", ")") or ""))
         if len(names) == len(values):
-            return Solution(part, names, values)
+            return Element(part, names, values)
     if match := _NAMED.fullmatch(part):
-        return Solution(part, (match[1],), (match[2].strip(),))
-    values = tuple(split(inside(part, "(", ")") or ""))
+        return Element(part, (match[1],), (match[2].strip(),))
+    values = tuple(split(strip_brackets(part, "(", ")") or ""))
     if len(values) > 1:
-        return Solution(part, ("",) * len(values), values)
+        return Element(part, ("",) * len(values), values)
     terms = tuple(_split(part, lambda token: token[0] == ":"))
     if len(terms) > 1:
-        return Solution(part, ("",) * len(terms), terms, ratio=True)
-    return Solution(part, ("",), (part,))
+        return Element(part, ("",) * len(terms), terms, ratio=True)
+    return Element(part, ("",), (part,))
 
 
-def _by_repetition(found: Sequence[Solution]) -> list[Solution]:
+def group_by_name(found: Sequence[Element]) -> list[Element]:
     """p = 5, q = 2, p = 7, q = 2 are two solutions: a name that comes again begins the next."""
-    groups: list[list[Solution]] = [[]]
+    groups: list[list[Element]] = [[]]
     for one in found:
         if {name for other in groups[-1] for name in other.names} & set(one.names):
             groups.append([])
         groups[-1].append(one)
     return [
-        Solution(
+        Element(
             ", ".join(one.text for one in group),
             tuple(name for one in group for name in one.names),
             tuple(value for one in group for value in one.values),
@@ -193,27 +195,27 @@ def equal(gold: str, answer: str, same: Same) -> bool | None:
     wanted, given = read(gold), read(answer)
     if wanted is None or given is None:
         return None
-    one_each = len(wanted.solutions) == len(given.solutions) == 1
-    widths = [len(one.values) for listed in (wanted, given) for one in listed.solutions]
+    one_each = len(wanted.elements) == len(given.elements) == 1
+    widths = [len(one.values) for listed in (wanted, given) for one in listed.elements]
     if one_each and 1 in widths:
         return None
     for listed, other, flipped in ((wanted, given, False), (given, wanted, True)):
-        if not other.braces and len(listed.solutions) == 1:
-            one = listed.solutions[0]
-            pairs = _without_brackets(one, other.solutions)
+        if not other.braces and len(listed.elements) == 1:
+            one = listed.elements[0]
+            pairs = _without_brackets(one, other.elements)
             if pairs is not None:
                 in_order = not flipped or _alphabetical(one)
                 return in_order and all(same(*(p[::-1] if flipped else p)) for p in pairs)
-    if 1 in (len(wanted.solutions), len(given.solutions)) and not one_each:
-        single = gold if len(wanted.solutions) == 1 else answer
+    if 1 in (len(wanted.elements), len(given.elements)) and not one_each:
+        single = gold if len(wanted.elements) == 1 else answer
         # A union of intervals, a range: what it holds is for the parser to say.
         return (
             None if re.search(r"\\(?:cup|cap|in|mathbb|begin)(?![A-Za-z])|[<>]", single) else False
         )
-    return _same_solutions(wanted.solutions, given.solutions, same)
+    return _same_elements(wanted.elements, given.elements, same)
 
 
-def _without_brackets(one: Solution, several: Sequence[Solution]) -> list[tuple[str, str]] | None:
+def _without_brackets(one: Element, several: Sequence[Element]) -> list[tuple[str, str]] | None:
     """The values of (1, 2), or of a = 1, b = 2, beside the elements of 1, 2, in their order."""
     if one.ratio or not 1 < len(one.values) == len(several):
         return None
@@ -222,12 +224,12 @@ def _without_brackets(one: Solution, several: Sequence[Solution]) -> list[tuple[
     return list(zip(one.values, (other.text for other in several), strict=True))
 
 
-def _alphabetical(solution: Solution) -> bool:
+def _alphabetical(solution: Element) -> bool:
     """Whether the order of its names is the usual one, in which a pair without names stands."""
     return list(solution.names) == sorted(solution.names)
 
 
-def _same_solutions(gold: Sequence[Solution], answer: Sequence[Solution], same: Same) -> bool:
+def _same_elements(gold: Sequence[Element], answer: Sequence[Element], same: Same) -> bool:
     if len(answer) > len(gold):
         # A root may be named twice, but not a gold's.
         answer = list({_key(one): one for one in answer}.values())
@@ -235,18 +237,18 @@ def _same_solutions(gold: Sequence[Solution], answer: Sequence[Solution], same: 
         return False
     left = list(answer)
     for wanted in gold:
-        found = next((given for given in left if _same_solution(wanted, given, same)), None)
+        found = next((given for given in left if _same_element(wanted, given, same)), None)
         if found is None:
             return False
         left.remove(found)
     return True
 
 
-def _key(solution: Solution) -> str:
+def _key(solution: Element) -> str:
     return re.sub(r"\s+", "", ",".join(solution.values))
 
 
-def _same_solution(gold: Solution, answer: Solution, same: Same) -> bool:
+def _same_element(gold: Element, answer: Element, same: Same) -> bool:
     if len(gold.values) != len(answer.values) or gold.ratio is not answer.ratio:
         return same(gold.text, answer.text)
     if gold.names[0] and answer.names[0]:

@@ -1,7 +1,7 @@
 r"""Notation: one spelling for what is written in many ways, and what can be decided from it alone.
 
-`tidy` keeps the meaning and stays LaTeX, for the parser; `key` goes further, for comparing texts;
-`number` reads integers, decimals and simple fractions exactly.
+`normalize` keeps the meaning and stays LaTeX, for the parser; `canonical` goes further, for
+comparing texts; `parse_number` reads integers, decimals and simple fractions exactly.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _DIGITS = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉", "+-01234567890123456789")
 _STYLES = "large|Large|LARGE|huge|Huge|small|normalsize|displaystyle|textstyle|scriptstyle|bf|rm|it"
 _WHERE = "(?:for|where|with|if|when|provided(?: that)?|assuming)"
-_REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\\(?:left|right)(?![A-Za-z])(?:\.(?!\d))?", ""),
@@ -135,10 +135,10 @@ _ASSIGNMENT = re.compile(rf"{_NAME}=([^=]*)")
 
 
 @lru_cache(maxsize=4096)
-def tidy(text: str) -> str:
+def normalize(text: str) -> str:
     r"""The same answer in plainer LaTeX: no layout commands, degree signs, units or full stop.
 
-    >>> tidy("$\\left( 1,\\, \\dfrac{1}{2} \\right)$.")
+    >>> normalize("$\\left( 1,\\, \\dfrac{1}{2} \\right)$.")
     '( 1, \\frac{1}{2} )'
     """
     text = without_units(_plain(text))
@@ -149,13 +149,13 @@ def tidy(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _plain(text: str) -> str:
-    """`tidy` without the loss of units."""
+    """`normalize` without the loss of units."""
     text = _RAISED.sub(lambda m: f"^{{{m[0].translate(_DIGITS)}}}", text)
     text = _LOWERED.sub(lambda m: f"_{{{m[0].translate(_DIGITS)}}}", text)
     text = _FINAL_STOP.sub("", text.translate(_UNICODE).strip())
     if r"\begin" not in text:
         text = _DOUBLED.sub(r"\\", text)
-    for pattern, replacement in _REWRITES:
+    for pattern, replacement in REWRITES:
         text = pattern.sub(replacement, _without_braces(text)).strip()
     # \text{3 and 5} is 3 and 5.
     text = _TEXT_WITH_DIGITS.sub(r"\1", _without_braces(text)).strip()
@@ -171,13 +171,13 @@ def _without_braces(text: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def key(text: str) -> str:
+def canonical(text: str) -> str:
     r"""What two spellings of one answer have in common: equal keys mean equal answers.
 
     White space goes unless it separates two words or numbers (`1 2` is not `12`), text commands
     go, `_{5}` becomes `_5`, `(C)` becomes `C`, and words are compared without regard to case.
     """
-    text = _WRAPPER.sub(r"\1", tidy(text))
+    text = _WRAPPER.sub(r"\1", normalize(text))
     text = _LOOSE_SPACE.sub("", re.sub(r"\s+", " ", text).strip())
     text = _BRACED_CHAR.sub(r"\1\2", text)
     choice = _CHOICE.fullmatch(text)
@@ -187,14 +187,14 @@ def key(text: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def number(text: str) -> tuple[Fraction, bool] | None:
+def parse_number(text: str) -> tuple[Fraction, bool] | None:
     r"""The exact value of an integer, decimal, simple fraction, 3 \times 10^4 or 0.\overline{3}.
 
     Beside it whether it is a decimal, which may be rounded.
 
     None for everything else, and beyond the digit caps (40 for integers, 20 elsewhere).
     """
-    text = tidy(text)
+    text = normalize(text)
     match = _NUMBER.fullmatch(_LOOSE_SPACE.sub("", text))
     # 32, 349 are two numbers; 32, 049 can only be one.
     if match is None or (", " in text and ", 0" not in text):
@@ -220,7 +220,7 @@ def number(text: str) -> tuple[Fraction, bool] | None:
 def _name_first(text: str) -> str:
     """x=5 for 5=x."""
     match = _VALUE_FIRST.fullmatch(text)
-    return f"{match[2]}={match[1]}" if match and number(match[1]) is not None else text
+    return f"{match[2]}={match[1]}" if match and parse_number(match[1]) is not None else text
 
 
 def _repeating(before: str, still: str, again: str) -> Fraction:
@@ -239,7 +239,7 @@ def balanced(text: str) -> bool:
     return depth == 0
 
 
-def same(answer: str, gold: str) -> bool | None:
+def equal_exactly(answer: str, gold: str) -> bool | None:
     """Whether two answers are equal, where notation and exact numbers decide; else None.
 
     A decimal stands for a rounded value, as in math-verify: it equals what agrees with it to six
@@ -255,11 +255,11 @@ def same(answer: str, gold: str) -> bool | None:
     units = known_unit(_plain(answer)), known_unit(_plain(gold))
     if None not in units and units[0] != units[1]:
         return False
-    answer_key, gold_key = key(answer), key(gold)
+    answer_key, gold_key = canonical(answer), canonical(gold)
     if answer_key == gold_key:
         return True
     for letter, other in ((gold_key, answer), (answer_key, gold)):
-        named = _NAMED_CHOICE.fullmatch(_WRAPPER.sub(r"\1", tidy(other)))
+        named = _NAMED_CHOICE.fullmatch(_WRAPPER.sub(r"\1", normalize(other)))
         if named and len(letter) == 1 and letter.isupper():
             return named[1] == letter and not _OTHER_CHOICE.search(named[2])
     answer_key, gold_key = map(_name_first, (answer_key, gold_key))
@@ -272,7 +272,7 @@ def same(answer: str, gold: str) -> bool | None:
     elif gold_value and not answer_value:
         gold = gold_value[1]
     percent = [_PERCENT.search(text) is not None for text in (answer, gold)]
-    a, g = (number(_PERCENT.sub("", text)) for text in (answer, gold))
+    a, g = (parse_number(_PERCENT.sub("", text)) for text in (answer, gold))
     if a is not None and g is not None:
         pairs = [(a[0], g[0])]
         if percent[0] is not percent[1]:

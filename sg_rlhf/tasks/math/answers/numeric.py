@@ -14,11 +14,11 @@ RELATIVE_TOLERANCE = 1e-4
 DIGITS = 40
 _AGREEMENT = 30
 # Values of the first variable; the next ones follow in steps. Of both signs, or |x| would be x.
-_STARTS = ("61803/100000", "-141421/100000", "173205/100000", "-27183/100000", "331662/100000")
+PROBE_POINTS = ("61803/100000", "-141421/100000", "173205/100000", "-27183/100000", "331662/100000")
 _STEP = "41421/100000"
 
 
-def differ(a: Any, b: Any) -> bool:
+def numerically_different(a: Any, b: Any) -> bool:
     """Whether two expressions have clearly different values at a point: most wrong answers do."""
     point = _point(a, b, 0, positive=True)
     try:
@@ -31,7 +31,7 @@ def differ(a: Any, b: Any) -> bool:
     return abs(x - y) > max(1e-3 * max(abs(x), abs(y)), 1e-3)
 
 
-def agree(a: Any, b: Any) -> bool:
+def numerically_equal(a: Any, b: Any) -> bool:
     """Whether two elementary formulas without decimals have the same values to 30 digits.
 
     At five points, of which three must have a value; False says nothing.
@@ -39,7 +39,7 @@ def agree(a: Any, b: Any) -> bool:
     if not (_elementary(a) and _elementary(b)):
         return False
     found = 0
-    for index in range(len(_STARTS)):
+    for index in range(len(PROBE_POINTS)):
         point = _point(a, b, index)
         try:
             x, y = (side.evalf(DIGITS, subs=point) for side in (a, b))
@@ -57,17 +57,17 @@ def agree(a: Any, b: Any) -> bool:
     return found >= 3
 
 
-def constant_ratio(a: Any, b: Any, fixed: Set[Any] = frozenset()) -> bool:
+def may_be_multiple(a: Any, b: Any, fixed: Set[Any] = frozenset()) -> bool:
     """Whether a / b may be the same at three points: where it is not, a is no multiple of b.
 
     Args:
         fixed: symbols that have the same value at each point, so that a / b may depend on them.
     """
     first = _point(a, b, 0)
-    held = {symbol: first[symbol] for symbol in fixed if symbol in first}
+    at_fixed = {symbol: first[symbol] for symbol in fixed if symbol in first}
     ratios = []
     for index in range(3):
-        point = {**_point(a, b, index), **held}
+        point = {**_point(a, b, index), **at_fixed}
         try:
             x, y = (complex(side.subs(point).evalf(15)) for side in (a, b))
             ratios.append(x / y)
@@ -78,7 +78,7 @@ def constant_ratio(a: Any, b: Any, fixed: Set[Any] = frozenset()) -> bool:
     return all(abs(ratio - ratios[0]) <= 1e-6 * abs(ratios[0]) for ratio in ratios)
 
 
-def far_apart(gold: Any, predicted: Any) -> bool:
+def exceeds_tolerance(gold: Any, predicted: Any) -> bool:
     """Whether numbers that math-verify calls equal differ by more than rounding explains.
 
     Also in the same place of two matrices or intervals.
@@ -86,10 +86,10 @@ def far_apart(gold: Any, predicted: Any) -> bool:
     from sympy import Expr, Interval, MatrixBase, UnevaluatedExpr  # type: ignore[import-untyped]
 
     if isinstance(gold, MatrixBase) and isinstance(predicted, MatrixBase):
-        return any(map(far_apart, gold.flat(), predicted.flat()))
+        return any(map(exceeds_tolerance, gold.flat(), predicted.flat()))
     if isinstance(gold, Interval) and isinstance(predicted, Interval):
         ends = ((gold.start, predicted.start), (gold.end, predicted.end))
-        return any(far_apart(a, b) for a, b in ends)
+        return any(exceeds_tolerance(a, b) for a, b in ends)
     if not (isinstance(gold, Expr) and isinstance(predicted, Expr)):
         return False
     # 52% equals 52 and 0.52: math-verify's rule, kept.
@@ -112,7 +112,7 @@ def _point(a: Any, b: Any, index: int, positive: bool = False) -> dict[Any, Any]
     from sympy import Rational
 
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
-    start, step = Rational(_STARTS[index]), Rational(_STEP)
+    start, step = Rational(PROBE_POINTS[index]), Rational(_STEP)
     signs = [1 if positive or index % 2 == 0 or n % 2 else -1 for n in range(len(symbols))]
     return {
         symbol: (abs(start) if positive or index == 0 else start) + sign * step * n

@@ -157,7 +157,7 @@ class WorkerPool:
         if pool is not None:
             _stop(pool)
 
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: the workers, and the threads that talk to them, are the parent's."""
         self._lock = threading.Lock()
         self._pool = None
@@ -199,7 +199,7 @@ class WorkerPool:
             return None
         while not futures.wait([task.future], timeout=5.0).done:
             if time.monotonic() - max(task.since, self._last_verdict) > STUCK_AFTER_S:
-                self._replace(task.pool, "no verdict for any answer")
+                self._restart(task.pool, "no verdict for any answer")
                 return None
         if task.future.cancelled():
             return None
@@ -211,11 +211,11 @@ class WorkerPool:
         if isinstance(error, ProcessExpired) and error.exitcode == -signal.SIGPROF:
             return Reason.TIMEOUT
         if isinstance(error, BrokenProcessPool):
-            self._replace(task.pool, str(error))
+            self._restart(task.pool, str(error))
             return None
         return Reason.CRASH
 
-    def _replace(self, pool: ProcessPool, why: str) -> None:
+    def _restart(self, pool: ProcessPool, why: str) -> None:
         with self._lock:
             if self._pool is not pool:  # another thread was first
                 return
@@ -264,9 +264,9 @@ def _from_environment(name: str, default: float) -> float:
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
-def _forget_pools() -> None:
+def _reset_pools() -> None:
     for pool in _pools:
-        pool.forget()
+        pool.reset_after_fork()
 
 
-os.register_at_fork(after_in_child=_forget_pools)
+os.register_at_fork(after_in_child=_reset_pools)

@@ -51,7 +51,7 @@ _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _FILTER = 22, 38, 2
 
 
-def confine() -> None:
+def enter_sandbox() -> None:
     """Give up, in this process and for good, what a verdict does not need."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     cap = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
@@ -67,7 +67,7 @@ def is_supported() -> bool:
     return sys.platform == "linux" and platform.machine() == "x86_64"
 
 
-def program() -> bytes:
+def seccomp_program() -> bytes:
     """The filter: what each system call comes to, as the kernel's classic BPF."""
     refuse = [(_RETURN, 0, 0, _ERRNO | errno.EPERM)]
     steps: list[tuple[int, int, int, int]] = [
@@ -97,7 +97,7 @@ def program() -> bytes:
 
 
 def _filter_calls() -> None:
-    code = program()
+    code = seccomp_program()
     buffer = ctypes.create_string_buffer(code, len(code))
     header = ctypes.create_string_buffer(
         struct.pack("<HxxxxxxQ", len(code) // 8, ctypes.addressof(buffer)), 16
@@ -109,7 +109,7 @@ def _filter_calls() -> None:
         prctl(_PR_SET_SECCOMP, _FILTER, ctypes.addressof(header), 0, 0)
 
 
-def is_confined() -> bool:
+def is_sandboxed() -> bool:
     """Whether this process's system calls are filtered, as the kernel tells it."""
     try:
         with open("/proc/self/status") as status:

@@ -11,18 +11,18 @@ from typing import Any
 
 from sg_rlhf.tasks.math.answers import numeric
 from sg_rlhf.tasks.math.answers.reason import Reason
-from sg_rlhf.tasks.math.answers.symbols import held, hold
+from sg_rlhf.tasks.math.answers.symbols import protect, protected_name
 
 # Variables that a constant of integration stands beside.
 _VARIABLES = frozenset("xytz") | {"theta"}
 _CONSTANT = re.compile(r"[cC](?:_\{?[0-9]\}?)?")
 
 
-def compare(gold: str, answer: str) -> Reason:
+def equivalent(gold: str, answer: str) -> Reason:
     """`CORRECT`, `WRONG`, `UNPARSEABLE` or `AMBIGUOUS` (the answer) or `UNREADABLE_GOLD`."""
     from math_verify.grader import should_treat_as_complex  # type: ignore[import-untyped]
 
-    gold, answer = hold(gold), hold(answer)
+    gold, answer = protect(gold), protect(answer)
     # One and the same for both, or a variable of the one is not the same as that of the other.
     real = not (should_treat_as_complex(gold) or should_treat_as_complex(answer))
     predicted = _parse(answer, real)
@@ -31,7 +31,7 @@ def compare(gold: str, answer: str) -> Reason:
     wanted = _parse(gold, real)
     if wanted is not None:
         wanted, predicted = _with_imaginary_unit(wanted, predicted)
-    if _contradicts_itself(predicted):
+    if inconsistent_chain(predicted):
         return Reason.AMBIGUOUS
     if wanted is None:
         return Reason.UNREADABLE_GOLD
@@ -39,22 +39,26 @@ def compare(gold: str, answer: str) -> Reason:
 
 
 def _same(gold: Any, predicted: Any) -> bool:
-    if len(_sides(gold)) == 1 and len(_sides(predicted)) > 1 and _sides(predicted)[0] == 0:
+    if (
+        len(chain_members(gold)) == 1
+        and len(chain_members(predicted)) > 1
+        and chain_members(predicted)[0] == 0
+    ):
         return False
     if _number_against_list(gold, predicted):
         return False
-    if _same_range(gold, predicted):
+    if relation_is_interval(gold, predicted):
         return True
-    pair = _two_values(gold, predicted)
+    pair = value_pair(gold, predicted)
     if pair is None:
         if _same_equation(gold, predicted):
             return True
-    elif numeric.differ(*pair):
-        return _same_but_for_constants(*pair)
-    elif numeric.agree(*pair):
+    elif numeric.numerically_different(*pair):
+        return equal_up_to_constant(*pair)
+    elif numeric.numerically_equal(*pair):
         return True
-    return _equal(gold, predicted) and not numeric.far_apart(
-        _sides(gold)[-1], _sides(predicted)[-1]
+    return _equal(gold, predicted) and not numeric.exceeds_tolerance(
+        chain_members(gold)[-1], chain_members(predicted)[-1]
     )
 
 
@@ -115,7 +119,7 @@ def _with_imaginary_unit(gold: Any, predicted: Any) -> tuple[Any, Any]:
     from sympy import Eq, I, Integral, Product, Sum, exp  # type: ignore[import-untyped]
 
     def letters(value: Any) -> set[str]:
-        return {symbol.name for symbol in getattr(_sides(value)[-1], "free_symbols", ())}
+        return {symbol.name for symbol in getattr(chain_members(value)[-1], "free_symbols", ())}
 
     if "i" not in letters(gold) | letters(predicted):
         return gold, predicted
@@ -130,14 +134,14 @@ def _with_imaginary_unit(gold: Any, predicted: Any) -> tuple[Any, Any]:
     def replaced(value: Any) -> Any:
         if isinstance(value, Eq):  # z = 3 + 4i is not false for being no real number
             return Eq(replaced(value.lhs), replaced(value.rhs), evaluate=False)
-        if len(_sides(value)) > 1:
+        if len(chain_members(value)) > 1:
             return type(value)(*map(replaced, value._unsorted_args))
         return value.xreplace({symbol: I for symbol in value.free_symbols if symbol.name == "i"})
 
     return replaced(gold), replaced(predicted)
 
 
-def _sides(expression: Any) -> list[Any]:
+def chain_members(expression: Any) -> list[Any]:
     """a, b, c of a = b = c; an expression alone is its only side."""
     from sympy import And, Eq
 
@@ -150,7 +154,7 @@ def _sides(expression: Any) -> list[Any]:
     return [expression]
 
 
-def _contradicts_itself(expression: Any) -> bool:
+def inconsistent_chain(expression: Any) -> bool:
     """Whether an answer a = b = c names several answers: 4 = 5, or y = 3x = 2x.
 
     math-verify takes the last side. The first side may be a name, as in y = 2x and f(x) = 2x, and
@@ -160,8 +164,8 @@ def _contradicts_itself(expression: Any) -> bool:
     from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
 
     if isinstance(expression, FiniteSet | Tuple):
-        return any(_contradicts_itself(element) for element in expression.args)
-    sides = _sides(expression)
+        return any(inconsistent_chain(element) for element in expression.args)
+    sides = chain_members(expression)
     # 0 = x + 1 is an equation to solve, and an answer only to a gold that is one, too.
     if len(sides) == 1 or sides[0] == 0:
         return False
@@ -190,7 +194,7 @@ def _number_against_list(gold: Any, predicted: Any) -> bool:
     )
 
 
-def _two_values(gold: Any, predicted: Any) -> tuple[Any, Any] | None:
+def value_pair(gold: Any, predicted: Any) -> tuple[Any, Any] | None:
     """What is compared where two formulas are compared by value; None where they are not.
 
     They are not for two equations, unless both say what one name is, and for sets, percentages and
@@ -198,7 +202,7 @@ def _two_values(gold: Any, predicted: Any) -> tuple[Any, Any] | None:
     """
     from sympy import Expr, Symbol, UnevaluatedExpr
 
-    sides = [_sides(side) for side in (gold, predicted)]
+    sides = [chain_members(side) for side in (gold, predicted)]
     if len(sides[0]) > 1:
         # 11 is no answer to 4a + c = 11.
         if _name(sides[0][0]) is None:
@@ -230,7 +234,7 @@ def _same_name(a: Any, b: Any) -> bool:
     return _name(a) is not None and _name(a) == _name(b) and (a == b or a.is_Symbol or b.is_Symbol)
 
 
-def _same_but_for_constants(gold: Any, predicted: Any) -> bool:
+def equal_up_to_constant(gold: Any, predicted: Any) -> bool:
     """Whether the answer writes the gold's constants of integration as C for c, or c for C.
 
     Such a constant c stands in a sum u + c v, in which u is not 0 and a variable occurs.
@@ -242,7 +246,7 @@ def _same_but_for_constants(gold: Any, predicted: Any) -> bool:
         return False
     rest = gold.xreplace({s: s * 0 for s in constants})
     try:
-        if numeric.agree(rest, rest * 0):
+        if numeric.numerically_equal(rest, rest * 0):
             return False
         for constant in constants:
             factor = gold.diff(constant)
@@ -254,7 +258,7 @@ def _same_but_for_constants(gold: Any, predicted: Any) -> bool:
         raise
     except Exception:
         return False
-    return numeric.agree(gold.xreplace(renamed), predicted)
+    return numeric.numerically_equal(gold.xreplace(renamed), predicted)
 
 
 def _same_equation(gold: Any, predicted: Any) -> bool:
@@ -276,7 +280,7 @@ def _same_equation(gold: Any, predicted: Any) -> bool:
             return False
         parameters = _parameters(wanted)
         wanted, given = _without_functions(wanted, given)
-        if not numeric.constant_ratio(wanted, given, parameters):
+        if not numeric.may_be_multiple(wanted, given, parameters):
             return False
         ratio = cancel(wanted / given)
         if ratio.is_number:
@@ -303,7 +307,9 @@ def _parameters(equation: Any) -> set[Any]:
     """The letters of a differential equation that are neither its unknowns nor their variable."""
     from sympy.core.function import AppliedUndef
 
-    derivatives = {s: held(s.name) for s in equation.free_symbols if held(s.name)}
+    derivatives = {
+        s: protected_name(s.name) for s in equation.free_symbols if protected_name(s.name)
+    }
     used = {name for pair in derivatives.values() if pair for name in pair}
     bound = {s for f in equation.atoms(AppliedUndef) for s in f.free_symbols}
     if not derivatives:
@@ -314,7 +320,7 @@ def _parameters(equation: Any) -> set[Any]:
     return {s for s in plain if s not in derivatives and s not in bound and plain[s] not in used}
 
 
-def _same_range(gold: Any, predicted: Any) -> bool:
+def relation_is_interval(gold: Any, predicted: Any) -> bool:
     """Whether relations in one variable, as 2 <= x < 5, say the range that the gold is."""
     from sympy import And, Set
     from sympy.core.relational import Relational  # type: ignore[import-untyped]
@@ -322,7 +328,7 @@ def _same_range(gold: Any, predicted: Any) -> bool:
     links = predicted.args if isinstance(predicted, And) else (predicted,)
     if not all(isinstance(link, Relational) for link in links):
         return False
-    *names, gold = _sides(gold)
+    *names, gold = chain_members(gold)
     if not isinstance(gold, Set) or any(predicted.free_symbols != {name} for name in names):
         return False
     if len(predicted.free_symbols) != 1:

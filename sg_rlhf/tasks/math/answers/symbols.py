@@ -32,10 +32,10 @@ _LETTER_I = re.compile(r"(\\text\s*\{[^{}]*\}|\\[A-Za-z]+|\b[DZ]_\{[^{}]*\})|I")
 _STYLE = re.compile(r"\\(?:text|mathrm|mbox|rm|mathit|operatorname)(?![A-Za-z])")
 
 
-def hold(text: str) -> str:
+def protect(text: str) -> str:
     r"""The same with a plain name for each derivative and for each index that is not read.
 
-    >>> hold(r"\frac{dx}{dt} = k x(t) + E_1 - m_{\max}")
+    >>> protect(r"\frac{dx}{dt} = k x(t) + E_1 - m_{\max}")
     'D_{1QxQt} = k x  + Z_{E1} - Z_{mmax}'
     """
     unknowns = {(m["of"], m["by"]) for m in _FRACTION.finditer(text)}
@@ -45,7 +45,7 @@ def hold(text: str) -> str:
     # x(t) beside dx/dt is x, not a product and not another function.
     for name, variable in sorted(unknowns):
         text = _without_argument(text, name, variable)
-    text = _PRIMES.sub(lambda m: _held(len(m[2]), m[1], None, ""), text)
+    text = _PRIMES.sub(lambda m: _protected(len(m[2]), m[1], None, ""), text)
     text = _INDEXED.sub(_indexed, text)
     return _LETTER_I.sub(lambda m: m[1] or " Z_{I}", text).strip()
 
@@ -55,13 +55,13 @@ def _without_argument(text: str, name: str, variable: str) -> str:
     return re.sub(called, lambda match: match[1] or f"{name} ", text)
 
 
-def held(name: str) -> tuple[str, str] | None:
+def protected_name(name: str) -> tuple[str, str] | None:
     """Of what and by what, where a symbol's name is that of a derivative."""
     match = re.fullmatch(r"D_\{[0-9]Q(\w+)Q(\w*)\}", name)
     return (match[1], match[2]) if match else None
 
 
-def _held(order: int | str, of: str, index: str | None, by: str) -> str:
+def _protected(order: int | str, of: str, index: str | None, by: str) -> str:
     return f" D_{{{order}Q{of.strip(chr(92))}{index or ''}Q{by}}}"
 
 
@@ -69,17 +69,17 @@ def _derivative(match: re.Match[str]) -> str:
     orders = {match["n"] or "1", match["m"] or "1"}
     if len(orders) > 1:
         return match[0].replace("frac", "badfrac")  # no derivative, and the parser must not see one
-    return _held(orders.pop(), match["of"], match["index"], match["by"])
+    return _protected(orders.pop(), match["of"], match["index"], match["by"])
 
 
 def _dotted(match: re.Match[str]) -> str:
     order = 2 if match["dots"] else 1
-    return _held(order, match["of"] or match["of1"], match["index"], "t")
+    return _protected(order, match["of"] or match["of1"], match["index"], "t")
 
 
 def _indexed(match: re.Match[str]) -> str:
     index = match["index"] if match["index"] is not None else match["one"]
-    if held(match[0]):
+    if protected_name(match[0]):
         return match[0]
     # n + 1 is a value, not a name.
     if re.search(r"[-+*=^]", index):

@@ -12,9 +12,9 @@ import os
 import signal
 
 from sg_rlhf.tasks.math.answers import lists, sandbox
-from sg_rlhf.tasks.math.answers.normalize import same
+from sg_rlhf.tasks.math.answers.normalize import equal_exactly
 from sg_rlhf.tasks.math.answers.reason import Reason
-from sg_rlhf.tasks.math.answers.symbolic import compare
+from sg_rlhf.tasks.math.answers.symbolic import equivalent
 
 _REASON = {True: Reason.CORRECT, False: Reason.WRONG}
 
@@ -37,7 +37,7 @@ def warm_up() -> None:
     for descriptor in (0, 1, 2):
         os.dup2(devnull, descriptor)
     # Last: the parser's tables may be written to a cache, and the tests above need no limits.
-    sandbox.confine()
+    sandbox.enter_sandbox()
 
 
 def check(answer: str, golds: tuple[str, ...], limit_s: float) -> Reason:
@@ -59,7 +59,7 @@ def check(answer: str, golds: tuple[str, ...], limit_s: float) -> Reason:
 def _check(answer: str, golds: tuple[str, ...]) -> Reason:
     seen = set()
     for gold in golds:
-        reason = _against(answer, gold)
+        reason = _compare_one(answer, gold)
         if reason is Reason.CORRECT:
             return reason
         seen.add(reason)
@@ -68,19 +68,19 @@ def _check(answer: str, golds: tuple[str, ...]) -> Reason:
     return next(reason for reason in order if reason in seen)
 
 
-def _against(answer: str, gold: str) -> Reason:
+def _compare_one(answer: str, gold: str) -> Reason:
     """The verdict on an answer that may be a list, by its elements."""
     seen = set()
 
     def same_values(wanted: str, given: str) -> bool:
-        decided = same(given, wanted)
-        reason = _REASON[decided] if decided is not None else compare(wanted, given)
+        decided = equal_exactly(given, wanted)
+        reason = _REASON[decided] if decided is not None else equivalent(wanted, given)
         seen.add(reason)
         return reason is Reason.CORRECT
 
     listed = lists.equal(gold, answer, same_values)
     if listed is None:
-        return compare(gold, answer)
+        return equivalent(gold, answer)
     if listed:
         return Reason.CORRECT
     for reason in (Reason.AMBIGUOUS, Reason.UNREADABLE_GOLD, Reason.UNPARSEABLE):

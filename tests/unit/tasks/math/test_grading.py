@@ -2,7 +2,7 @@
 
 import pytest
 
-from sg_rlhf.tasks.math.answers.normalize import number, tidy
+from sg_rlhf.tasks.math.answers.normalize import normalize, parse_number
 from sg_rlhf.tasks.math.grading import Grade, Reason, grade, grade_many, outcome_counts
 
 # answer, gold
@@ -276,8 +276,8 @@ NUMBERS = [
 
 def test_exact_numbers_decide_as_math_verify_does(pool):
     """Every pair that the fast path decides, also by math-verify."""
-    pairs = [(a, b) for a in NUMBERS for b in NUMBERS if number(a) and number(b)]
-    verdicts = [pool.submit(tidy(a), (tidy(b),)) for a, b in pairs]
+    pairs = [(a, b) for a in NUMBERS for b in NUMBERS if parse_number(a) and parse_number(b)]
+    verdicts = [pool.submit(normalize(a), (normalize(b),)) for a, b in pairs]
     fast = grade_many([(f"\\boxed{{{a}}}", b) for a, b in pairs], pool)
     differing = [
         pair

@@ -46,8 +46,8 @@ def run(code: str, path: str) -> subprocess.CompletedProcess[str]:
         import os, resource, socket, subprocess, threading
         from sg_rlhf.tasks.math.answers import sandbox
         path, ends = {path!r}, os.pipe()
-        sandbox.confine()
-        assert sandbox.is_confined()
+        sandbox.enter_sandbox()
+        assert sandbox.is_sandboxed()
         try:
             {code}
         except (OSError, MemoryError, ValueError, AssertionError) as error:
