@@ -16,8 +16,6 @@ dx/dt and 0, i and I, 5 m and 5 km, 2t and 2, several candidates for one gold, u
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from sg_rlhf.tasks.grade import Grade
@@ -26,11 +24,9 @@ from sg_rlhf.tasks.math.answers.guards import MAX_CHARACTERS, reject_reason
 from sg_rlhf.tasks.math.answers.normalize import equal_exactly, normalize
 from sg_rlhf.tasks.math.answers.pool import WorkerPool, shared_pool
 from sg_rlhf.tasks.math.answers.reason import Reason
+from sg_rlhf.tasks.math.answers.worker import compare
 
-__all__ = ["Grade", "Reason", "WorkerPool", "grade", "grade_many", "last_box", "outcome_counts"]
-
-_counts: Counter[Reason] = Counter()
-_counts_lock = threading.Lock()
+__all__ = ["Grade", "Reason", "WorkerPool", "grade", "grade_many", "last_box"]
 
 
 def grade(response: str, golds: str | Sequence[str], pool: WorkerPool | None = None) -> Grade:
@@ -76,12 +72,6 @@ def grade_many(
     return grades
 
 
-def outcome_counts() -> dict[Reason, int]:
-    """How many responses this process has graded since its start, by reason."""
-    with _counts_lock:
-        return dict(_counts)
-
-
 def _begin(
     response: str, golds: str | Sequence[str], pool: WorkerPool | None
 ) -> Callable[[], Grade]:
@@ -90,15 +80,19 @@ def _begin(
     if not golds or not all(gold.strip() for gold in golds):
         raise ValueError(f"no gold answer, or an empty one, in {list(golds)!r}")
     extracted = last_box(response)
-    decided = _decide(extracted, golds)
+    decided = decide(extracted, golds)
     if isinstance(decided, Reason):
-        return lambda: _count(extracted, decided)
-    verdict = (pool or shared_pool()).submit(*decided)
-    return lambda: _count(extracted, verdict())
+        return lambda: _graded(extracted, decided)
+    verdict = (pool or shared_pool()).submit(compare, *decided)
+    return lambda: _graded(extracted, verdict())
 
 
-def _decide(extracted: str | None, golds: tuple[str, ...]) -> Reason | tuple[str, tuple[str, ...]]:
-    """The reason, or the tidied answer and golds that only math-verify can compare."""
+def decide(extracted: str | None, golds: tuple[str, ...]) -> Reason | tuple[str, tuple[str, ...]]:
+    """The verdict on a box by spelling and exact numbers alone.
+
+    Returns:
+        The reason, or the normalised answer and golds that only math-verify can compare.
+    """
     if extracted is None:
         return Reason.NO_BOX
     if not extracted:
@@ -119,9 +113,7 @@ def _decide(extracted: str | None, golds: tuple[str, ...]) -> Reason | tuple[str
     return (answer, undecided) if undecided else Reason.WRONG
 
 
-def _count(extracted: str | None, reason: Reason) -> Grade:
-    with _counts_lock:
-        _counts[reason] += 1
+def _graded(extracted: str | None, reason: Reason) -> Grade:
     correct = reason is Reason.CORRECT
     return Grade(
         reward=float(correct),

@@ -1,6 +1,6 @@
-"""Other people's rules for the same question, so that a number of theirs can be compared.
+"""Graders of other projects, so that their published numbers can be compared.
 
-| name | rule | from |
+| name | calls | from |
 |---|---|---|
 | `math_verify` | `verify(parse(gold), parse(response))`, as its README has it | the package |
 | `hendrycks` | `is_equiv`: equal as normalised strings | hendrycks/math |
@@ -8,24 +8,18 @@
 | `qwen` | `math_equal` over `strip_string`, tolerance 1e-4 | QwenLM/Qwen2.5-Math |
 | `verl` | `math_reward.compute_score`, verl's reward for MATH | volcengine/verl |
 
-Where there is no package the rule's own file is loaded, at one commit and checked by SHA-256; it is
-not part of this project. `hendrycks` and `qwen` compare answers and read no responses: they get the
-last box, as ours does. `qwen` parses with latex2sympy2, which needs an old antlr;
+Where there is no package the grader's own file is loaded, at one commit and checked by SHA-256; it
+is not part of this project. `hendrycks` and `qwen` compare answers and read no responses: they get
+the last box, as ours does. `qwen` parses with latex2sympy2, which needs an old antlr;
 latex2sympy2_extended, its successor, stands in for it, so a formula that only one of the two reads
-may be judged otherwise than in a Qwen table.
-
-These rules evaluate text that a model wrote, so they run in confined processes (`sandbox`) with
-a limit of time. No verdict is given (None) for what runs out of time or memory.
+may be judged otherwise than in a Qwen table. They evaluate text that a model wrote, so they run in
+the confined processes of `answers.pool`.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
-import multiprocessing
-import os
-import signal
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -34,55 +28,23 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pebble import ProcessPool
-
 from sg_rlhf.data_io.pinned_download import Origin, download
-from sg_rlhf.tasks.math.answers import sandbox
 from sg_rlhf.tasks.math.answers.boxed import last_box
+from sg_rlhf.tasks.math.answers.pool import DEFAULT_WORKERS, WorkerPool
+from sg_rlhf.tasks.math.answers.reason import Reason
 from sg_rlhf.tasks.questions import cache_folder, check_online
 
 #: Processor seconds for one response and all its golds; math-verify's own limit is 5 s.
 LIMIT_S = 5.0
-WALL_FACTOR = 10.0
-WORKERS = 2
 
 #: (response, gold) -> whether it is right.
 Judge: TypeAlias = Callable[[str, str], bool]
 
-_HENDRYCKS = Origin(
-    "hendrycks/math",
-    "985bdc1696e88e8643f081a0ff4719da39f2ae2a",
-    "modeling/math_equivalence.py",
-    sha256="c4101b1f51a2bb65665194aecd9f761d668c0c248a0350f196c2950e87488527",
-)
-_DEEPSCALER = Origin(
-    "zhyang2226/AR-Lopti",
-    "cbeb333376decdfe571fa8613bdebcfcc526628d",
-    "verl/utils/reward_score/rewards/math_utils/utils.py",
-    sha256="9bdc85ecb9c9255c387c04df5ae2d9a858a44d169418f05c262b78d2c33c963b",
-)
-_QWEN_GRADER = Origin(
-    "QwenLM/Qwen2.5-Math",
-    "a45202bd16f1ec06f433442dc1152d0074773465",
-    "evaluation/grader.py",
-    sha256="ed9494a388e7117735fccf2985de6c444d5bdba4d493b425e92a91e9ab97742a",
-)
-_QWEN_PARSER = Origin(
-    "QwenLM/Qwen2.5-Math",
-    "a45202bd16f1ec06f433442dc1152d0074773465",
-    "evaluation/parser.py",
-    sha256="2bee38c8721c3c0ce120edd73de6ad5bf2e4aa7bf14b988f96aa1d590153e8fe",
-)
-_VERL = Origin(
-    "volcengine/verl",
-    "b178a3cd56f58b2d502255daba591e92833930a7",
-    "verl/utils/reward_score/math_reward.py",
-    sha256="085eb67055c6976fea529d5ed9c8f0c63a989e85295d532db0d41fde8db50974",
-)
+_QWEN = ("QwenLM/Qwen2.5-Math", "a45202bd16f1ec06f433442dc1152d0074773465")
 
 
 @dataclass(frozen=True)
-class Rule:
+class ReferenceGrader:
     """One grader: its files, the packages that these import, and how they are called.
 
     Attributes:
@@ -101,7 +63,7 @@ class Rule:
         return f"{self.files[0].repository}@{self.files[0].commit}"
 
 
-def _load_math_verify(modules: Sequence[Any]) -> Judge:
+def _math_verify(modules: Sequence[Any]) -> Judge:
     from math_verify import parse, verify  # type: ignore[import-untyped]
 
     return lambda response, gold: bool(
@@ -117,11 +79,7 @@ def _of_boxes(equal: Callable[[str, str], Any]) -> Judge:
     return judge
 
 
-def _load_hendrycks(modules: Sequence[Any]) -> Judge:
-    return _of_boxes(modules[0].is_equiv)
-
-
-def _load_deepscaler(modules: Sequence[Any]) -> Judge:
+def _deepscaler(modules: Sequence[Any]) -> Judge:
     utils = modules[0]
 
     def judge(response: str, gold: str) -> bool:
@@ -137,42 +95,53 @@ def _load_deepscaler(modules: Sequence[Any]) -> Judge:
     return judge
 
 
-def _load_qwen(modules: Sequence[Any]) -> Judge:
+def _qwen(modules: Sequence[Any]) -> Judge:
     grader, parser = modules
 
     def equal(answer: str, gold: str) -> bool:
-        tidied = (parser.strip_string(text, skip_unit=False) for text in (answer, gold))
-        return bool(grader.math_equal(*tidied))
+        stripped = (parser.strip_string(text, skip_unit=False) for text in (answer, gold))
+        return bool(grader.math_equal(*stripped))
 
     return _of_boxes(equal)
 
 
-def _load_verl(modules: Sequence[Any]) -> Judge:
-    return lambda response, gold: bool(modules[0].compute_score(response, gold))
-
-
-RULES: Mapping[str, Rule] = {
-    rule.name: rule
-    for rule in (
-        Rule("math_verify", (), ("math_verify",), _load_math_verify),
-        Rule("hendrycks", (_HENDRYCKS,), (), _load_hendrycks),
-        Rule("deepscaler", (_DEEPSCALER,), ("pylatexenc", "sympy"), _load_deepscaler),
-        Rule(
-            "qwen",
-            (_QWEN_GRADER, _QWEN_PARSER),
-            ("regex", "sympy", "word2number", "latex2sympy2_extended"),
-            _load_qwen,
-        ),
-        Rule("verl", (_VERL,), (), _load_verl),
+# fmt: off
+GRADERS: Mapping[str, ReferenceGrader] = {
+    grader.name: grader
+    for grader in (
+        ReferenceGrader("math_verify", (), ("math_verify",), _math_verify),
+        ReferenceGrader("hendrycks", (Origin(
+            "hendrycks/math", "985bdc1696e88e8643f081a0ff4719da39f2ae2a",
+            "modeling/math_equivalence.py",
+            sha256="c4101b1f51a2bb65665194aecd9f761d668c0c248a0350f196c2950e87488527",
+        ),), (), lambda modules: _of_boxes(modules[0].is_equiv)),
+        ReferenceGrader("deepscaler", (Origin(
+            "zhyang2226/AR-Lopti", "cbeb333376decdfe571fa8613bdebcfcc526628d",
+            "verl/utils/reward_score/rewards/math_utils/utils.py",
+            sha256="9bdc85ecb9c9255c387c04df5ae2d9a858a44d169418f05c262b78d2c33c963b",
+        ),), ("pylatexenc", "sympy"), _deepscaler),
+        ReferenceGrader("qwen", (
+            Origin(*_QWEN, "evaluation/grader.py",
+                   sha256="ed9494a388e7117735fccf2985de6c444d5bdba4d493b425e92a91e9ab97742a"),
+            Origin(*_QWEN, "evaluation/parser.py",
+                   sha256="2bee38c8721c3c0ce120edd73de6ad5bf2e4aa7bf14b988f96aa1d590153e8fe"),
+        ), ("regex", "sympy", "word2number", "latex2sympy2_extended"), _qwen),
+        ReferenceGrader("verl", (Origin(
+            "volcengine/verl", "b178a3cd56f58b2d502255daba591e92833930a7",
+            "verl/utils/reward_score/math_reward.py",
+            sha256="085eb67055c6976fea529d5ed9c8f0c63a989e85295d532db0d41fde8db50974",
+        ),), (), lambda modules: lambda response, gold: bool(
+            modules[0].compute_score(response, gold))),
     )
 }
+# fmt: on
 
 
 def find_sources(names: Sequence[str], folder: Path | None) -> dict[str, list[Path]]:
-    """Each rule's files.
+    """Each grader's files.
 
     Args:
-        names: of `RULES`.
+        names: of `GRADERS`.
         folder: holds the files as OWNER/REPOSITORY/PATH; None: they are downloaded.
 
     Raises:
@@ -181,11 +150,11 @@ def find_sources(names: Sequence[str], folder: Path | None) -> dict[str, list[Pa
     """
     found: dict[str, list[Path]] = {}
     for name in names:
-        rule = RULES[name]
-        for module in rule.needs:
+        grader = GRADERS[name]
+        for module in grader.needs:
             if importlib.util.find_spec(module) is None:
                 raise ValueError(f"--grader {name} needs the package {module}")
-        found[name] = [_find(origin, folder) for origin in rule.files]
+        found[name] = [_find(origin, folder) for origin in grader.files]
     return found
 
 
@@ -200,8 +169,8 @@ def _find(origin: Origin, folder: Path | None) -> Path:
     return path
 
 
-class OtherGraders:
-    """Verdicts of some rules, by a pool of confined processes.
+class ReferenceGraders:
+    """Verdicts of some graders, by a pool of confined processes.
 
     Args:
         sources: as `find_sources` gives them.
@@ -210,68 +179,51 @@ class OtherGraders:
     def __init__(
         self,
         sources: Mapping[str, Sequence[Path]],
-        workers: int = WORKERS,
+        workers: int = DEFAULT_WORKERS,
         limit_s: float = LIMIT_S,
     ) -> None:
         self.names = tuple(sources)
-        self._limit_s = limit_s
-        self._pool = ProcessPool(
-            max_workers=workers,
-            initializer=_start_worker,
-            initargs=({name: list(paths) for name, paths in sources.items()},),
-            context=multiprocessing.get_context("spawn"),
-        )
+        paths = {name: list(paths) for name, paths in sources.items()}
+        self._pool = WorkerPool(workers, limit_s, _load, paths)
 
-    def judge(
+    def grade(
         self, pairs: Sequence[tuple[str, str | Sequence[str]]]
     ) -> list[dict[str, bool | None]]:
-        """For each (response, golds) each rule's verdict; None where it gave none in time."""
+        """For each (response, references) each grader's verdict; None: none in time or memory."""
         waiting = [
             {
-                name: self._pool.schedule(
-                    _judge,
-                    args=(name, response, [golds] if isinstance(golds, str) else list(golds)),
-                    kwargs={"limit_s": self._limit_s},
-                    timeout=WALL_FACTOR * self._limit_s,
+                name: self._pool.submit(
+                    _grade, name, response, [given] if isinstance(given, str) else list(given)
                 )
                 for name in self.names
             }
-            for response, golds in pairs
+            for response, given in pairs
         ]
-        return [{name: _verdict(f) for name, f in futures.items()} for futures in waiting]
+        found = ({name: result() for name, result in results.items()} for results in waiting)
+        return [
+            {name: None if isinstance(v, Reason) else v for name, v in verdicts.items()}
+            for verdicts in found
+        ]
 
     def close(self) -> None:
         """Stop the workers."""
-        self._pool.stop()  # type: ignore[no-untyped-call]
-        self._pool.join()
-
-
-def _verdict(future: Any) -> bool | None:
-    # It ran out of time, or its process was ended; what else goes wrong `_judge` answers.
-    return None if future.exception() is not None else future.result()
+        self._pool.close()
 
 
 _judges: dict[str, Judge] = {}
 
 
-def _start_worker(sources: Mapping[str, Sequence[Path]]) -> None:
-    """Load the rules, and give up what they do not need."""
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    logging.disable(logging.CRITICAL)
-    devnull = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(devnull, descriptor)
+def _load(sources: Mapping[str, Sequence[Path]]) -> None:
+    """In a worker: load the graders' files."""
     if "qwen" in sources:
         sys.modules["latex2sympy2"] = importlib.import_module("latex2sympy2_extended.latex2sympy2")
         # parser.py imports everything of its neighbour; strip_string uses nothing of it.
         sys.modules["utils"] = types.ModuleType("utils")
     for name, paths in sources.items():
-        modules = [_load_file(f"sg_rlhf_other_{name}_{path.stem}", path) for path in paths]
-        _judges[name] = RULES[name].load(modules)
+        modules = [_load_file(f"sg_rlhf_reference_{name}_{path.stem}", path) for path in paths]
+        _judges[name] = GRADERS[name].load(modules)
         # Parsers build their tables at the first formula.
-        _judge(name, r"\boxed{\frac{x}{2}+1}", [r"\frac{x+2}{2}"], limit_s=60.0)
-    sandbox.enter_sandbox()
+        _grade(name, r"\boxed{\frac{x}{2}+1}", [r"\frac{x+2}{2}"])
 
 
 def _load_file(name: str, path: Path) -> Any:
@@ -284,20 +236,14 @@ def _load_file(name: str, path: Path) -> Any:
     return module
 
 
-def _judge(name: str, response: str, golds: Sequence[str], limit_s: float) -> bool | None:
-    """Whether any gold is met; a rule that raises says no, as its own harness has it."""
-    signal.setitimer(signal.ITIMER_PROF, limit_s)
-    try:
-        return any(_met(_judges[name], response, gold) for gold in golds)
-    except MemoryError:
-        return None
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
+def _grade(name: str, response: str, references: Sequence[str]) -> bool:
+    """Whether any reference is met; a grader that raises says no, as its own harness has it."""
+    return any(_is_met(_judges[name], response, reference) for reference in references)
 
 
-def _met(judge: Judge, response: str, gold: str) -> bool:
+def _is_met(judge: Judge, response: str, reference: str) -> bool:
     try:
-        return judge(response, gold)
+        return judge(response, reference)
     except MemoryError:
         raise
     except Exception:

@@ -15,7 +15,7 @@ from sg_rlhf.eval.run import main
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.math import reference_graders
 from sg_rlhf.tasks.math.grading import grade_many
-from sg_rlhf.tasks.math.reference_graders import RULES
+from sg_rlhf.tasks.math.reference_graders import GRADERS
 from sg_rlhf.tasks.math.suite import MathSuite
 from sg_rlhf.tasks.questions import Question, generated_source
 from sg_rlhf.tasks.suite import Benchmark, Sampling
@@ -74,9 +74,9 @@ def serve():
 def rule(monkeypatch):
     """The rule `hendrycks`, pinned to the file above."""
     origin = replace(
-        RULES["hendrycks"].files[0], sha256=hashlib.sha256(IS_EQUIV.encode()).hexdigest()
+        GRADERS["hendrycks"].files[0], sha256=hashlib.sha256(IS_EQUIV.encode()).hexdigest()
     )
-    monkeypatch.setitem(RULES, "hendrycks", replace(RULES["hendrycks"], files=(origin,)))
+    monkeypatch.setitem(GRADERS, "hendrycks", replace(GRADERS["hendrycks"], files=(origin,)))
     return origin
 
 

@@ -1,17 +1,17 @@
-"""A pool of killable processes for comparing answers, shared by all threads of a process.
+"""A pool of killable, confined processes, shared by all threads of a process.
 
-It starts with the first answer that needs it and ends with the process, in whatever way that ends:
-a script, a child of `multiprocessing` (which runs no `atexit`, and joins its children), a worker of
-an executor, of `multiprocessing.Pool`, joblib or Ray. Covered, each with a test: an answer that
-never ends, in Python or in C; one that takes all memory or kills its worker; calls from many
-threads; a fork of the process that uses it; a `__main__` that is not fit to be imported twice; a
-pool that breaks down, which is replaced.
+Ours and other graders run in it: they evaluate text that a model wrote. It starts with the first
+answer that needs it and ends with the process, in whatever way that ends: a script, a child of
+`multiprocessing` (which runs no `atexit`, and joins its children), a worker of an executor, of
+`multiprocessing.Pool`, joblib or Ray. Covered, each with a test: an answer that never ends, in
+Python or in C; one that takes all memory or kills its worker; calls from many threads; a fork of
+the process that uses it; a `__main__` that is not fit to be imported twice; a pool that breaks
+down, which is replaced.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import io
 import logging
 import math
 import multiprocessing
@@ -19,6 +19,7 @@ import os
 import signal
 import threading
 import time
+import types
 import weakref
 from collections.abc import Callable
 from concurrent import futures
@@ -26,16 +27,18 @@ from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
-from multiprocessing import popen_spawn_posix, reduction, resource_tracker, spawn, util
-from multiprocessing.context import SpawnContext, SpawnProcess, set_spawning_popen
+from multiprocessing import popen_spawn_posix, spawn, util
+from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar
 
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
-from sg_rlhf.tasks.math.answers import worker
+from sg_rlhf.tasks.math.answers import sandbox, worker
 from sg_rlhf.tasks.math.answers.reason import Reason
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 LIMIT_S = 2.0
 WALL_FACTOR = 10.0
@@ -43,54 +46,34 @@ DEFAULT_WORKERS = 2
 # Beyond this without a verdict for any answer, the pool itself is taken to be stuck: a worker that
 # is killed from outside while it hands over a verdict takes pebble's lock along. A start takes 2 s.
 STUCK_AFTER_S = 60.0
-
-
 _BEFORE_THE_JOIN = 100
 
 
-def _close(*descriptors: int) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
+def _without_main(name: str) -> dict[str, Any]:
+    data = spawn.get_preparation_data(name)
+    # The start method as well: an executor's own, such as joblib's loky, is unknown there.
+    for entry in ("init_main_from_name", "init_main_from_path", "start_method"):
+        data.pop(entry, None)
+    return data
 
 
 class _Popen(popen_spawn_posix.Popen):
     """A spawned process that does not import the parent's `__main__`.
 
     That would be Ray's worker program or an evaluation script with vLLM: seconds and gigabytes for
-    each worker, and endless recursion for a script without a `__main__` guard. This is
-    `popen_spawn_posix.Popen._launch` of Python 3.11 without those entries of `prep_data`.
+    each worker, and endless recursion for a script without a `__main__` guard. The method is the
+    base class's, with another `get_preparation_data`.
     """
 
-    _fds: list[int]
-
-    def _launch(self, process_obj: BaseProcess) -> None:
-        tracker_fd = resource_tracker.getfd()
-        assert tracker_fd is not None
-        prep_data = spawn.get_preparation_data(process_obj.name)
-        # The start method as well: an executor's own, such as joblib's loky, is unknown there.
-        for entry in ("init_main_from_name", "init_main_from_path", "start_method"):
-            prep_data.pop(entry, None)
-        payload = io.BytesIO()
-        set_spawning_popen(self)
-        try:
-            reduction.dump(prep_data, payload)
-            reduction.dump(process_obj, payload)
-        finally:
-            set_spawning_popen(None)
-        parent_r, child_w = os.pipe()
-        child_r, parent_w = os.pipe()
-        try:
-            command = spawn.get_command_line(tracker_fd=tracker_fd, pipe_handle=child_r)
-            descriptors = [*self._fds, tracker_fd, child_r, child_w]
-            executable = os.fsencode(spawn.get_executable())
-            self.pid = util.spawnv_passfds(executable, command, descriptors)
-            self.sentinel = parent_r
-            with open(parent_w, "wb", closefd=False) as pipe:
-                pipe.write(payload.getbuffer())
-        finally:
-            self.finalizer = util.Finalize(self, _close, [parent_r, parent_w])
-            os.close(child_r)
-            os.close(child_w)
+    _launch = types.FunctionType(
+        popen_spawn_posix.Popen._launch.__code__,  # type: ignore[attr-defined]
+        {
+            **vars(popen_spawn_posix),
+            "spawn": types.SimpleNamespace(
+                **{**vars(spawn), "get_preparation_data": _without_main}
+            ),
+        },
+    )
 
 
 class _Process(SpawnProcess):
@@ -118,15 +101,25 @@ class _Context(SpawnContext):
 
 
 class WorkerPool:
-    """`workers` processes, each of which is killed when one answer takes longer than `limit_s`.
+    """`workers` processes, each of which is killed when one call takes longer than `limit_s`.
 
-    The limit is processor time from the moment when a worker takes up the answer, so that neither
-    the start of the workers, nor a queue, nor a busy machine counts. pebble notices ten times a
-    second that a worker is gone: add 0.2 s. `WALL_FACTOR` times the limit in wall time also ends an
-    answer, in case a worker sleeps or is starved.
+    The limit is processor time from the moment when a worker takes up the call, so that neither the
+    start of the workers, nor a queue, nor a busy machine counts. pebble notices ten times a second
+    that a worker is gone: add 0.2 s. `WALL_FACTOR` times the limit in wall time also ends a call,
+    in case a worker sleeps or is starved.
+
+    Args:
+        prepare: called in each new worker, before it is confined (`sandbox`) and its output goes
+            nowhere; by default it makes the worker ready for our grader.
     """
 
-    def __init__(self, workers: int, limit_s: float = LIMIT_S) -> None:
+    def __init__(
+        self,
+        workers: int,
+        limit_s: float = LIMIT_S,
+        prepare: Callable[..., object] = worker.warm_up,
+        *args: Any,
+    ) -> None:
         if workers < 1 or limit_s <= 0:
             raise ValueError(
                 f"a grading pool needs at least 1 worker and a limit above 0 s, "
@@ -134,24 +127,28 @@ class WorkerPool:
             )
         self.workers = workers
         self.limit_s = limit_s
+        self._prepare = (prepare, *args)
         self._lock = threading.Lock()
         self._pool: ProcessPool | None = None
-        self._last_verdict = 0.0
+        self._last_result = 0.0
         _pools.add(self)
 
-    def submit(self, answer: str, golds: tuple[str, ...]) -> Callable[[], Reason]:
-        """Queue one comparison of tidied texts; calling the result waits for its verdict."""
-        first = self._schedule(answer, golds)
+    def submit(self, function: Callable[..., T], *args: Any) -> Callable[[], T | Reason]:
+        """Queue a call; calling the result waits for its value, or `TIMEOUT` or `CRASH`."""
+        first = self._schedule(function, args)
 
-        def verdict() -> Reason:
-            # The pool can break down without this answer's doing: it gets a second try.
-            reason = self._wait(first) or self._wait(self._schedule(answer, golds))
-            return reason or Reason.CRASH
+        def result() -> T | Reason:
+            # The pool can break down without this call's doing: it gets a second try.
+            for task in (first, None):
+                found = self._wait(task or self._schedule(function, args))
+                if found is not _BROKEN:
+                    return found  # type: ignore[no-any-return]
+            return Reason.CRASH
 
-        return verdict
+        return result
 
     def close(self) -> None:
-        """Stop the workers. The next answer starts new ones."""
+        """Stop the workers. The next call starts new ones."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
@@ -162,15 +159,15 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._pool = None
 
-    def _schedule(self, answer: str, golds: tuple[str, ...]) -> _Scheduled | None:
+    def _schedule(self, function: Callable[..., Any], args: tuple[Any, ...]) -> _Scheduled | None:
         with self._lock:
             for _ in range(2):
                 if self._pool is None:
                     self._pool = self._start()
                 try:
                     future = self._pool.schedule(
-                        worker.check,
-                        args=(answer, golds, self.limit_s),
+                        _limited,
+                        args=(self.limit_s, function, *args),
                         timeout=WALL_FACTOR * self.limit_s,
                     )
                 except RuntimeError as error:  # it broke down while idle, or does not start
@@ -178,7 +175,7 @@ class WorkerPool:
                     broken, self._pool = self._pool, None
                     _stop(broken)
                     continue
-                future.add_done_callback(self._note_verdict)
+                future.add_done_callback(self._note_result)
                 return _Scheduled(self._pool, future, time.monotonic())
         return None
 
@@ -188,21 +185,25 @@ class WorkerPool:
                 raise ModuleNotFoundError(f"grading mathematics needs {module}; is it installed?")
         # Before `multiprocessing` joins the children, as it does at the end of any process.
         util.Finalize(None, self.close, exitpriority=_BEFORE_THE_JOIN)
-        return ProcessPool(max_workers=self.workers, initializer=worker.warm_up, context=_Context())
+        return ProcessPool(
+            max_workers=self.workers,
+            initializer=_begin,
+            initargs=self._prepare,
+            context=_Context(),
+        )
 
-    def _note_verdict(self, future: Future[Reason]) -> None:
-        self._last_verdict = time.monotonic()
+    def _note_result(self, future: Future[Any]) -> None:
+        self._last_result = time.monotonic()
 
-    def _wait(self, task: _Scheduled | None) -> Reason | None:
-        """The verdict, or None if the pool broke down or got stuck before there was one."""
+    def _wait(self, task: _Scheduled | None) -> Any:
+        """The result, or `_BROKEN` if the pool broke down or got stuck before there was one."""
         if task is None:
-            return None
+            return _BROKEN
         while not futures.wait([task.future], timeout=5.0).done:
-            if time.monotonic() - max(task.since, self._last_verdict) > STUCK_AFTER_S:
-                self._restart(task.pool, "no verdict for any answer")
-                return None
+            if time.monotonic() - max(task.since, self._last_result) > STUCK_AFTER_S:
+                return self._restart(task.pool, "no verdict for any answer")
         if task.future.cancelled():
-            return None
+            return _BROKEN
         error = task.future.exception()
         if error is None:
             return task.future.result()
@@ -211,29 +212,63 @@ class WorkerPool:
         if isinstance(error, ProcessExpired) and error.exitcode == -signal.SIGPROF:
             return Reason.TIMEOUT
         if isinstance(error, BrokenProcessPool):
-            self._restart(task.pool, str(error))
-            return None
+            return self._restart(task.pool, str(error))
         return Reason.CRASH
 
-    def _restart(self, pool: ProcessPool, why: str) -> None:
+    def _restart(self, pool: ProcessPool, why: str) -> object:
         with self._lock:
             if self._pool is not pool:  # another thread was first
-                return
+                return _BROKEN
             self._pool = None
         log.warning("grading workers are replaced: %s", why)
         _stop(pool)
+        return _BROKEN
+
+
+_BROKEN = object()
 
 
 @dataclass(frozen=True)
 class _Scheduled:
     pool: ProcessPool
-    future: ProcessFuture[Reason]
+    future: ProcessFuture[Any]
     since: float
 
 
 def _stop(pool: ProcessPool) -> None:
     pool.stop()  # type: ignore[no-untyped-call]
     pool.join()
+
+
+def _begin(prepare: Callable[..., object], *args: Any) -> None:
+    """Make this process a worker; the limit of its first call starts only after it."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    # pebble's handler waits for the running C call to end, and its kill follows 3 s later.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    logging.disable(logging.CRITICAL)
+    prepare(*args)
+    # The parser prints, and the trainer's terminal is not the place for it.
+    devnull = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(devnull, descriptor)
+    # Last: the parser's tables may be written to a cache.
+    sandbox.enter_sandbox()
+
+
+def _limited(limit_s: float, function: Callable[..., T], *args: Any) -> T | Reason:
+    """The call's value; `CRASH` stands for running out of memory.
+
+    After `limit_s` seconds of processor time the kernel ends this process with SIGPROF, whatever C
+    code it is in and whether or not the trainer still lives. Processor time, because a verdict must
+    not depend on what else the machine is doing.
+    """
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
+    try:
+        return function(*args)
+    except MemoryError:
+        return Reason.CRASH
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
 
 
 @lru_cache(maxsize=1)

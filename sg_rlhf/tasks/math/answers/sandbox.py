@@ -107,12 +107,3 @@ def _filter_calls() -> None:
     # A kernel without filters, or a container that refuses them: the limits hold all the same.
     if prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
         prctl(_PR_SET_SECCOMP, _FILTER, ctypes.addressof(header), 0, 0)
-
-
-def is_sandboxed() -> bool:
-    """Whether this process's system calls are filtered, as the kernel tells it."""
-    try:
-        with open("/proc/self/status") as status:
-            return any(line.split() == ["Seccomp:", "2"] for line in status)
-    except OSError:
-        return False
