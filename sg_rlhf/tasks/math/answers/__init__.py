@@ -1,6 +1,7 @@
-"""How two mathematics answers are compared.
+"""How two mathematics answers are compared: a table of rules, and the code that applies it.
 
-`boxed` finds the answer; `normalize`, `units`, `symbols` and `lists` bring it to one form; `guards`
-rejects what is not parsed. `pool` runs `worker` (math-verify and `symbolic`) in processes that can
-be killed. Called by `sg_rlhf.tasks.math.grading`.
+`boxed` finds the answer. `rewrites`, `units` and `normalize` bring it to one spelling; `guards`
+rejects what is not parsed. `pool` runs `worker` in processes that can be killed: `lists` splits
+the answer, `symbols` and `symbolic` (math-verify and sympy) compare its values, `numeric` by their
+values at points. `table` lists every rule. Called by `sg_rlhf.tasks.math.grading`.
 """

@@ -53,7 +53,7 @@ def last_box(response: str) -> str | None:
 
 
 def strip_boxes(text: str) -> str:
-    r"""Remove boxes that are the whole text: `\boxed{5}` -> `5`. Others stay, and do not parse."""
+    r"""Remove boxes that are the whole text: `\boxed{5}` -> `5`. Others stay."""
     for _ in range(3):
         match = _WHOLE_BOX.fullmatch(text)
         # `\boxed{5}, \boxed{6}` also begins with a box and ends with a brace.

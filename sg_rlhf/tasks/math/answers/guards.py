@@ -1,85 +1,80 @@
-r"""Answers that are refused before anything is parsed: too large, code, or more than one answer."""
+"""Answers that are rejected before anything is parsed: too large, code, or several answers."""
 
 from __future__ import annotations
 
 import re
 
 from sg_rlhf.tasks.math.answers.reason import Reason
+from sg_rlhf.tasks.math.answers.rules import Pairs, Rule
 
-# The longest gold of the five evaluation sets and of DSR-Uniform has 204 characters, the longest
-# number 18 digits, the deepest nesting 4, the highest numeric exponent 4 digits and the largest
-# factorial 100!.
+# The longest reference answer of the five evaluation sets and of DSR-Uniform has 204 characters,
+# the longest number 18 digits, the deepest nesting 4, the highest exponent 4 digits.
 MAX_CHARACTERS = 500
 MAX_DIGITS = 40
 MAX_NESTING = 20
 
-_LONG_NUMBER = re.compile(rf"[0-9](?:[ ,_]?[0-9]){{{MAX_DIGITS}}}")
-# Evaluating these could take time or memory without end. The pool's limit is what makes grading
-# safe; this spares it the loss of a worker for each of the commonest.
-_EXPLOSIVE = re.compile(
-    r"\^\s*[({]?\s*[+-]?[0-9]{5,}"  # an exponent of 5 digits
-    r"|[0-9]{4,}\s*[)}]?\s*!|!\s*[)}]?\s*!"  # a factorial of 4 digits, or of a factorial
-    r"|\^\s*[({][^(){}^]*\^\s*[({][^(){}^]*\^"  # a power tower: 2^{2^{2^2}}
-    r"|[0-9]\s*\^\s*[0-9]+\s*\^\s*[0-9]"
-    r"|\\binom\s*\{[0-9]{4,}|[0-9]e[+-]?[0-9]{3,}"
-)
-_CODE = re.compile(
-    r"__|(?<![A-Za-z\\])(?:import|lambda|eval|exec|getattr|setattr|globals|compile|open|print)"
-    r"(?![A-Za-z])|[A-Za-z_)\]]\.[A-Za-z_]\w*\s*\("
-)
-_TEXT = re.compile(r"\\(?:text\w*|mbox|mathrm|operatorname)\s*\{([^{}]*)\}")
-_HEDGE = re.compile(r"[0-9]|\b(?:or|maybe|perhaps|possibly|either|not)\b", re.IGNORECASE)
-# Letters are variables to math-verify, so that "it is surely 0" is a product, and 0.
-_PROSE = re.compile(
-    r"(?<![\\A-Za-z{])(?!(?:and|or|sin|cos|tan|log|ln|sqrt|pi|inf)\b)[A-Za-z]{2,}\s+[-+(]?[0-9]"
-)
-# math-verify leaves out what dots stand for: 1, 2, \ldots, 10 would be three numbers.
-_DOTS = re.compile(r"\\[lc]?dots[a-z]?(?![A-Za-z])|\.\.\.")
-_BELOW_A_NUMBER = re.compile(r"^(?![0-9A-Fa-f]+_\{?[0-9]{1,2}\}?$).*[0-9]\s*_")
-_LIST_WORD = re.compile(r"\s*,?\s*(?:and|or)\s*,?\s*", re.IGNORECASE)
-# math-verify reads "5'6" as 56 and "5 6" as a product.
-_JUXTAPOSED = re.compile(
-    r"""[0-9]\s*["'`]+\s*[0-9]|[0-9] +[0-9.]|[0-9]\s*\\(?:quad|qquad)\s*[0-9]"""
-)
-
 
 def reject_reason(answer: str) -> Reason | None:
-    r"""Why a tidied answer is not handed to the parser, or None if it may be.
+    """Why a normalised answer is not handed to the parser, or None if it may be."""
+    return next((reason for rule in GUARDS if (reason := rule.apply(answer))), None)
 
-    Words between alternatives are read as a list, so `3 \text{ or } 5` is the set of both; any
-    other text with a digit or a word such as "or" in it is a hedge: math-verify drops a final
-    `\text{...}` as a unit, and would read `5 \text{ or 6}` as 5.
-    """
-    if len(answer) > MAX_CHARACTERS or _LONG_NUMBER.search(answer):
-        return Reason.TOO_LONG
-    if _nesting(answer) > MAX_NESTING or _EXPLOSIVE.search(answer):
-        return Reason.TOO_COMPLEX
-    if _CODE.search(answer):
-        return Reason.CODE_LIKE
-    if (
-        not answer.isascii()
-        or not answer.isprintable()
-        or r"\boxed" in answer
-        or r"\fbox" in answer
-    ):
-        return Reason.UNPARSEABLE
-    if _JUXTAPOSED.search(answer) or _PROSE.search(answer):
-        return Reason.UNPARSEABLE
-    # What is below a number, such as its base, is not read.
-    if _DOTS.search(answer) or _BELOW_A_NUMBER.search(answer):
-        return Reason.UNPARSEABLE
-    for text in _TEXT.findall(answer):
-        if _HEDGE.search(text) and not _LIST_WORD.fullmatch(text):
-            return Reason.AMBIGUOUS
+
+def _guard(
+    name: str, does: str, reason: Reason, pattern: str, right: Pairs = (), near_misses: Pairs = ()
+) -> Rule:
+    found = re.compile(pattern).search
+    return Rule(name, does, lambda text: reason if found(text) else None, right, near_misses)
+
+
+def _too_nested(answer: str) -> Reason | None:
+    depth = 0
+    for character in answer:
+        depth += (character in "{([") - (character in "})]")
+        if depth > MAX_NESTING:
+            return Reason.TOO_COMPLEX
     return None
 
 
-def _nesting(answer: str) -> int:
-    depth = deepest = 0
-    for character in answer:
-        if character in "{([":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in "})]":
-            depth -= 1
-    return deepest
+def _unprintable(answer: str) -> Reason | None:
+    return None if answer.isascii() and answer.isprintable() else Reason.UNPARSEABLE
+
+
+# fmt: off
+#: Normalised answer -> the reason for rejecting it, or None.
+GUARDS: tuple[Rule, ...] = (
+    _guard("long text", f"Reject more than {MAX_CHARACTERS} characters.", Reason.TOO_LONG,
+        rf"(?s)^.{{{MAX_CHARACTERS + 1}}}", near_misses=(("+".join("x" * 300), "300x"),)),
+    _guard("long number", f"Reject a number of more than {MAX_DIGITS} digits.", Reason.TOO_LONG,
+        rf"[0-9](?:[ ,_]?[0-9]){{{MAX_DIGITS}}}", near_misses=(("9" * 41, "9" * 40),)),
+    Rule("deep nesting", f"Reject brackets nested deeper than {MAX_NESTING}.", _too_nested,
+        near_misses=(("(" * 21 + "x" + ")" * 21, "x"),)),
+    # The pool's limit is what makes grading safe; this saves a worker for each of the commonest.
+    _guard("explosive", "Reject powers, factorials and binomials that take for ever.",
+        Reason.TOO_COMPLEX, r"\^\s*[({]?\s*[+-]?[0-9]{5,}"  # an exponent of 5 digits
+        r"|[0-9]{4,}\s*[)}]?\s*!|!\s*[)}]?\s*!"  # a factorial of 4 digits, or of a factorial
+        r"|\^\s*[({][^(){}^]*\^\s*[({][^(){}^]*\^"  # a power tower: 2^{2^{2^2}}
+        r"|[0-9]\s*\^\s*[0-9]+\s*\^\s*[0-9]" r"|\\binom\s*\{[0-9]{4,}|[0-9]e[+-]?[0-9]{3,}",
+        near_misses=(("9^{9^{9^9}}", "9"),)),
+    _guard("code", "Reject Python.", Reason.CODE_LIKE,
+        r"__|(?<![A-Za-z\\])(?:import|lambda|eval|exec|getattr|setattr|globals|compile|open|print)"
+        r"(?![A-Za-z])|[A-Za-z_)\]]\.[A-Za-z_]\w*\s*\(", near_misses=(("open(x).read()", "x"),)),
+    Rule("unprintable", "Reject what is not printable ASCII.", _unprintable,
+        near_misses=(("5é", "5"),)),
+    # math-verify reads 5'6 as 56 and 5 6 as a product.
+    _guard("two numbers side by side", "Reject two numbers without a sign between them.",
+        Reason.UNPARSEABLE, r"""[0-9]\s*["'`]+\s*[0-9]|[0-9] +[0-9.]""", near_misses=(("5'6", "56"),
+        ("5 6", "30"))),
+    # Letters are variables to math-verify, so that "it is surely 0" is a product, and 0.
+    _guard("prose", "Reject a word before a number.", Reason.UNPARSEABLE,
+        r"(?<![\\A-Za-z{])(?!(?:and|or|sin|cos|tan|log|ln|sqrt|pi|inf)\b)[A-Za-z]{2,}\s+[-+(]?[0-9]",
+        near_misses=(("surely 5, not 6", "5"), ("it is surely 0 I think", "0"))),
+    # math-verify leaves out what dots stand for: 1, 2, \ldots, 10 would be three numbers.
+    _guard("dots", "Reject dots that stand for something.", Reason.UNPARSEABLE,
+        r"\\[lc]?dots[a-z]?(?![A-Za-z])|\.\.\.", near_misses=((r"1,2,\ldots,10", "1,2,10"),
+        (r"1+2+\ldots+10", "13"), (r"0.333\ldots", "0.333"))),
+    _guard("index of a number",
+        "Reject an index of a number that is not the base of the whole answer.", Reason.UNPARSEABLE,
+        r"^(?![0-9A-Fa-f]+_\{?[0-9]{1,2}\}?$).*[0-9]\s*_", near_misses=(("12_{5}+x", "12+x"),
+        ("5_{a}", "5"))),
+)
+# fmt: on

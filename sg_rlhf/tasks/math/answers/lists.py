@@ -4,10 +4,10 @@ What is a list is decided here, from the text, and its elements are compared one
 makes a set of a list, which forgets how often an element occurs, and to which of two solutions a
 named value belongs.
 
-| gold | right | wrong |
+| reference | right | wrong |
 |---|---|---|
 | 1, 2 | 2, 1; {1, 2}; x = 1 or x = 2; (1, 2) | (2, 1): in brackets the order counts |
-| -2, -2 | a = -2, b = -2; (-2, -2) | -2: the gold is a pair |
+| -2, -2 | a = -2, b = -2; (-2, -2) | -2: the reference is a pair |
 | 2 \pm \sqrt{3} | the two roots in any order | one of them |
 | p = 5, q = 2; p = 7, q = 2 | (7, 2), (5, 2) | p = 5, p = 7, q = 2 |
 """
@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from sg_rlhf.tasks.math.answers.normalize import parse_number
+from sg_rlhf.tasks.math.answers.rules import Rule
 
-#: Whether two values are equal, (gold, answer).
+#: Whether two values are equal, (reference, answer).
 Same = Callable[[str, str], bool]
 
 MAX_ELEMENTS = 40
@@ -40,6 +41,9 @@ _NAMED = re.compile(rf"({_NAME})\s*=\s*([^=<>]+)")
 _NAMED_TUPLE = re.compile(rf"\(\s*({_NAME}(?:\s*,\s*{_NAME})+)\s*\)\s*=\s*(\(.*\))")
 _NAME_OF_A_SET = re.compile(rf"\s*{_NAME}\s*(?:=|\\in(?![A-Za-z]))\s*(?=\\\{{)")
 _SIGNS = re.compile(r"\\(pm|mp)(?![A-Za-z])\s*")
+_RANGE = re.compile(r"\\(?:cup|cap|in|mathbb|begin)(?![A-Za-z])|[<>]")
+# 1:10 may be a time of day, and 2:20 another.
+_TIME = re.compile(r"[0-2]?[0-9]:[0-5][0-9]")
 _BUILDER = re.compile(r"\\mid(?![A-Za-z])|[|:]")
 
 
@@ -136,41 +140,45 @@ def read(text: str) -> AnswerList | None:
         parts = split(within if within is not None and braces else text)
     if len(parts) > MAX_ELEMENTS:
         return None
-    return AnswerList(
-        tuple(_elements([one for part in parts for one in expand_plus_minus(part)])), braces
-    )
-
-
-def _elements(parts: Sequence[str]) -> list[Element]:
-    found = list(map(_element, parts))
-    named = [one for one in found if one.names[0]]
-    if len(named) == len(found) and len({name for one in found for name in one.names}) > 1:
-        return group_by_name(found)
-    if len(named) == 1 and found[0].names[0] and all(len(one.names) == 1 for one in found):
-        # x = 1, 2, 3: the name is that of all.
-        return [Element(one.text, found[0].names, one.values) for one in found]
-    return found
+    for rule in PARTS:
+        parts = [one for part in parts for one in rule.apply(part)]
+    found = [_element(part) for part in parts]
+    for rule in GROUPS:
+        found = rule.apply(found)
+    return AnswerList(tuple(found), braces)
 
 
 def _element(part: str) -> Element:
-    if match := _NAMED_TUPLE.fullmatch(part):
-        names = tuple(name.strip() for name in match[1].split(","))
-        values = tuple(split(strip_brackets(match[2], "(", ")") or ""))
-        if len(names) == len(values):
-            return Element(part, names, values)
-    if match := _NAMED.fullmatch(part):
-        return Element(part, (match[1],), (match[2].strip(),))
+    read_as = (rule.apply(part) for rule in ELEMENTS)
+    return next((one for one in read_as if one is not None), Element(part, ("",), (part,)))
+
+
+def _named_tuple(part: str) -> Element | None:
+    match = _NAMED_TUPLE.fullmatch(part)
+    names = tuple(name.strip() for name in match[1].split(",")) if match else ()
+    values = tuple(split(strip_brackets(match[2], "(", ")") or "")) if match else ()
+    return Element(part, names, values) if names and len(names) == len(values) else None
+
+
+def _named_value(part: str) -> Element | None:
+    match = _NAMED.fullmatch(part)
+    return Element(part, (match[1],), (match[2].strip(),)) if match else None
+
+
+def _tuple(part: str) -> Element | None:
     values = tuple(split(strip_brackets(part, "(", ")") or ""))
-    if len(values) > 1:
-        return Element(part, ("",) * len(values), values)
+    return Element(part, ("",) * len(values), values) if len(values) > 1 else None
+
+
+def _ratio(part: str) -> Element | None:
     terms = tuple(_split(part, lambda token: token[0] == ":"))
-    if len(terms) > 1:
-        return Element(part, ("",) * len(terms), terms, ratio=True)
-    return Element(part, ("",), (part,))
+    return Element(part, ("",) * len(terms), terms, ratio=True) if len(terms) > 1 else None
 
 
-def group_by_name(found: Sequence[Element]) -> list[Element]:
-    """p = 5, q = 2, p = 7, q = 2 are two solutions: a name that comes again begins the next."""
+def _group_by_name(found: list[Element]) -> list[Element]:
+    names = [name for one in found for name in one.names]
+    if "" in (one.names[0] for one in found) or len(set(names)) == 1:
+        return found
     groups: list[list[Element]] = [[]]
     for one in found:
         if {name for other in groups[-1] for name in other.names} & set(one.names):
@@ -186,57 +194,66 @@ def group_by_name(found: Sequence[Element]) -> list[Element]:
     ]
 
 
-def equal(gold: str, answer: str, same: Same) -> bool | None:
+def equal(reference: str, answer: str, same: Same) -> bool | None:
     """Whether two texts list the same; None where both are one value, or one is a set in words.
 
     Args:
         same: compares two single values, and elements that only one of the two takes apart.
     """
-    wanted, given = read(gold), read(answer)
+    wanted, given = read(reference), read(answer)
     if wanted is None or given is None:
         return None
     one_each = len(wanted.elements) == len(given.elements) == 1
-    widths = [len(one.values) for listed in (wanted, given) for one in listed.elements]
-    if one_each and 1 in widths:
+    if one_each and 1 in (len(wanted.elements[0].values), len(given.elements[0].values)):
         return None
-    for listed, other, flipped in ((wanted, given, False), (given, wanted, True)):
-        if not other.braces and len(listed.elements) == 1:
-            one = listed.elements[0]
-            pairs = _without_brackets(one, other.elements)
-            if pairs is not None:
-                in_order = not flipped or _alphabetical(one)
-                return in_order and all(same(*(p[::-1] if flipped else p)) for p in pairs)
+    for rule in COMPARISONS:
+        verdict: bool | None = rule.apply(wanted, given, same)
+        if verdict is not None:
+            return verdict
     if 1 in (len(wanted.elements), len(given.elements)) and not one_each:
-        single = gold if len(wanted.elements) == 1 else answer
-        # A union of intervals, a range: what it holds is for the parser to say.
-        return (
-            None if re.search(r"\\(?:cup|cap|in|mathbb|begin)(?![A-Za-z])|[<>]", single) else False
-        )
+        single = reference if len(wanted.elements) == 1 else answer
+        # A union of intervals, a range: its elements are for the parser to find.
+        return None if _RANGE.search(single) else False
     return _same_elements(wanted.elements, given.elements, same)
 
 
-def _without_brackets(one: Element, several: Sequence[Element]) -> list[tuple[str, str]] | None:
-    """The values of (1, 2), or of a = 1, b = 2, beside the elements of 1, 2, in their order."""
-    if one.ratio or not 1 < len(one.values) == len(several):
-        return None
-    if any(other.names != ("",) for other in several):
-        return None
-    return list(zip(one.values, (other.text for other in several), strict=True))
+def _without_brackets(wanted: AnswerList, given: AnswerList, same: Same) -> bool | None:
+    for listed, other, flipped in ((wanted, given, False), (given, wanted, True)):
+        one, several = listed.elements[0], other.elements
+        if other.braces or len(listed.elements) > 1 or one.ratio or len(one.values) == 1:
+            continue
+        if len(one.values) == len(several) and all(part.names == ("",) for part in several):
+            pairs = zip(one.values, (part.text for part in several), strict=True)
+            in_order = not flipped or _alphabetical(one)
+            return in_order and all(same(*(pair[::-1] if flipped else pair)) for pair in pairs)
+    return None
 
 
-def _alphabetical(solution: Element) -> bool:
+def _same_ratio(wanted: AnswerList, given: AnswerList, same: Same) -> bool | None:
+    r, a = wanted.elements[0], given.elements[0]
+    if not (r.ratio and a.ratio and len(r.values) == len(a.values)) or _TIME.fullmatch(r.text):
+        return None
+    products = [
+        (f"({r.values[0]})*({x})", f"({a.values[0]})*({y})")
+        for x, y in zip(a.values[1:], r.values[1:], strict=True)
+    ]
+    multiple = not same("0", a.values[0]) and all(same(*pair) for pair in products)
+    return True if multiple else None
+
+
+def _alphabetical(element: Element) -> bool:
     """Whether the order of its names is the usual one, in which a pair without names stands."""
-    return list(solution.names) == sorted(solution.names)
+    return list(element.names) == sorted(element.names)
 
 
-def _same_elements(gold: Sequence[Element], answer: Sequence[Element], same: Same) -> bool:
-    if len(answer) > len(gold):
-        # A root may be named twice, but not a gold's.
-        answer = list({_key(one): one for one in answer}.values())
-    if len(gold) != len(answer):
+def _same_elements(reference: Sequence[Element], answer: Sequence[Element], same: Same) -> bool:
+    if len(answer) > len(reference):
+        # A root may be named twice, but not a reference answer's.
+        answer = list({re.sub(r"\s+", "", ",".join(one.values)): one for one in answer}.values())
+    if len(reference) != len(answer):
         return False
     left = list(answer)
-    for wanted in gold:
+    for wanted in reference:
         found = next((given for given in left if _same_element(wanted, given, same)), None)
         if found is None:
             return False
@@ -244,20 +261,59 @@ def _same_elements(gold: Sequence[Element], answer: Sequence[Element], same: Sam
     return True
 
 
-def _key(solution: Element) -> str:
-    return re.sub(r"\s+", "", ",".join(solution.values))
-
-
-def _same_element(gold: Element, answer: Element, same: Same) -> bool:
-    if len(gold.values) != len(answer.values) or gold.ratio is not answer.ratio:
-        return same(gold.text, answer.text)
-    if gold.names[0] and answer.names[0]:
-        if sorted(gold.names) != sorted(answer.names):
+def _same_element(reference: Element, answer: Element, same: Same) -> bool:
+    if len(reference.values) != len(answer.values) or reference.ratio is not answer.ratio:
+        return same(reference.text, answer.text)
+    if reference.names[0] and answer.names[0]:
+        if sorted(reference.names) != sorted(answer.names):
             return False
         given = dict(zip(answer.names, answer.values, strict=True))
-        answered = [given[name] for name in gold.names]
+        answered = [given[name] for name in reference.names]
     elif _alphabetical(answer):
         answered = list(answer.values)
     else:
         return False
-    return all(map(same, gold.values, answered))
+    return all(map(same, reference.values, answered))
+
+
+# fmt: off
+#: Part of a list -> parts.
+PARTS: tuple[Rule, ...] = (
+    Rule("plus-minus", "Read 2 \\pm 1 as its two values.", expand_plus_minus,
+        right=((r"2+\sqrt{3},2-\sqrt{3}", r"2\pm\sqrt{3}"), ("(1,-1),(-1,1)", r"(\pm 1,\mp 1)")),
+        near_misses=((r"\pm 5", "5"), (r"2+\sqrt{3}", r"2\pm\sqrt{3}"),
+        ("(1,1),(-1,-1)", r"(\pm 1,\mp 1)"))),
+)
+#: Part -> element, or None: not of this kind.
+ELEMENTS: tuple[Rule, ...] = (
+    Rule("named tuple", "Read (x, y) = (1, 2) as two named values.", _named_tuple,
+        right=(("(p,q)=(7,2),(5,2)", "p=5,q=2;p=7,q=2"),
+        ("(f(n),g(n))=(n,1)", "$f(n)=n$, $g(n)=1$")),
+        near_misses=(("(p,q)=(5,2),(2,7)", "p=5,q=2;p=7,q=2"),)),
+    Rule("named value", "Read x = 1 as a named value.", _named_value,
+        right=(("k=45,n=2", "n=2,k=45"),), near_misses=(("n=45,k=2", "k=45,n=2"),
+        ("y=1,x=2", "1,2"))),
+    Rule("tuple", "Read (1, 2) as two values in order.", _tuple,
+        right=(("(3,2),(1,1)", "$(1,1), (3,2)$"),), near_misses=(("(2,1)", "(1,2)"),
+        ("(32, 349)", "32349"), ("(1,2]", "1,2"))),
+    Rule("ratio", "Read 1 : 2 as two values in order.", _ratio,
+        right=((r"\sqrt{5} : 2 \cdot \sqrt{2} : 3", r"\sqrt{5} : 2\sqrt{2} : 3"),),
+        near_misses=(("3:2", "2:3"), ("(2,3)", "2:3"), ("2,3", "2:3"), ("23", "2:3"))),
+)
+#: Elements -> elements.
+GROUPS: tuple[Rule, ...] = (
+    Rule("group by name", "Read p = 5, q = 2, p = 7, q = 2 as two solutions.", _group_by_name,
+        right=(("p=5,q=2;p=7,q=2", r"p = 5, q = 2 \quad \text{and} \quad p = 7, q = 2"),),
+        near_misses=(("p=5,p=7,q=2", r"p = 5, q = 2 \text{ and } p = 7, q = 2"),
+        ("p=5,q=2,p=7,q=2", "p=5,q=7,p=2,q=2"))),
+)
+#: (list of the reference, of the answer, how to compare values) -> verdict, or None.
+COMPARISONS: tuple[Rule, ...] = (
+    Rule("brackets left out", "Accept 1, 2 in order for (1, 2).", _without_brackets,
+        right=(("x=1,y=2", "(1,2)"), ("(-2,-2)", "-2,-2")), near_misses=(("x=2,y=1", "(1,2)"),
+        ("(2,1)", "1,2"), (r"\{1,2\}", "(1,2)"))),
+    Rule("multiple of a ratio", "Accept 4 : 6 for 2 : 3.", _same_ratio, right=(("4:6", "2:3"),
+        (r"\frac12 : 1", "1:2"), ("2:4:6", "1:2:3")), near_misses=(("4:6", "3:2"), ("0:0", "2:3"),
+        ("2:4:5", "1:2:3"), ("2:20", "1:10"))),
+)
+# fmt: on

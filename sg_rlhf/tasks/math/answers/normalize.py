@@ -1,7 +1,8 @@
-r"""Notation: one spelling for what is written in many ways, and what can be decided from it alone.
+r"""The normal form of an answer, and what it decides without a parser.
 
-`normalize` keeps the meaning and stays LaTeX, for the parser; `canonical` goes further, for
-comparing texts; `parse_number` reads integers, decimals and simple fractions exactly.
+`normalize` keeps the meaning and stays LaTeX, for the parser. `canonical` goes further, for
+comparing texts. `parse_number` reads integers, decimals and simple fractions exactly.
+`equal_exactly` applies these to a pair.
 """
 
 from __future__ import annotations
@@ -10,111 +11,17 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
+from sg_rlhf.tasks.math.answers.rewrites import REWRITES
+from sg_rlhf.tasks.math.answers.rules import Rule, rewrite
 from sg_rlhf.tasks.math.answers.units import known_unit, without_units
 
-_GREEK = {
-    "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "ζ": "zeta",
-    "η": "eta", "θ": "theta", "κ": "kappa", "λ": "lambda", "μ": "mu", "ν": "nu", "ξ": "xi",
-    "π": "pi", "ρ": "rho", "σ": "sigma", "τ": "tau", "φ": "phi", "χ": "chi", "ψ": "psi",
-    "ω": "omega", "Γ": "Gamma", "Δ": "Delta", "Θ": "Theta", "Λ": "Lambda", "Σ": "Sigma",
-    "Φ": "Phi", "Ψ": "Psi", "Ω": "Omega",
-}  # fmt: skip
-_UNICODE = str.maketrans(
-    {
-        "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/",
-        "∞": r"\infty ", "°": r"^\circ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ",
-        "±": r"\pm ", "∓": r"\mp ", "½": r"\frac{1}{2}", "\u00a0": " ", "\u2009": " ",
-        "\u202f": " ", "‐": "-", "‑": "-", "—": "-", "－": "-", "≈": r"\approx ",
-        "∅": r"\emptyset ", "⋅": r"\cdot ", "∈": r"\in ", "∩": r"\cap ", "…": r"\ldots ",
-        "€": "", "£": "", "Å": " angstrom", "\u212b": " angstrom",
-        "µ": r"\mu ", "ϕ": r"\phi ",
-        **{letter: f"\\{name} " for letter, name in _GREEK.items()},
-    }
-)  # fmt: skip
-# A raised or lowered number of several digits is one number.
-_RAISED = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
-_LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
-_DIGITS = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉", "+-01234567890123456789")
-_STYLES = "large|Large|LARGE|huge|Huge|small|normalsize|displaystyle|textstyle|scriptstyle|bf|rm|it"
-_WHERE = "(?:for|where|with|if|when|provided(?: that)?|assuming)"
-REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"\\(?:left|right)(?![A-Za-z])(?:\.(?!\d))?", ""),
-        (rf"\\(?:{_STYLES})(?![A-Za-z])", ""),
-        # What only changes how the same thing looks. A group stays, or 2\boldsymbol{3} would be 23.
-        (r"\\(?:textcolor|color)\s*\{[A-Za-z!0-9]+\}", ""),
-        (r"\\(?:boldsymbol|bm|underline|mathbf)\s*(?=\{)", ""),
-        (r"\\text\s*\{\s*OR\s*\}", r"\\text{ or }"),
-        (r"\\text\s*\{\s*AND\s*\}", r"\\text{ and }"),
-        (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
-        (r"^\s*\\(?:approx|simeq)(?![A-Za-z])", ""),
-        (
-            r"\\text\s*\{\s*(?:percent(?:age)?|pct)\s*\}|(?<=[0-9])\s*(?:percent|pct)(?![A-Za-z])",
-            r"\\%",
-        ),
-        # 12^{\text{th}} is 12.
-        (
-            r"(?<=[0-9])\s*(?:\^\s*)?(\{\s*)?\\(?:text|mathrm)\s*\{\s*(?:st|nd|rd|th)\s*\}(?(1)\s*\})",
-            "",
-        ),
-        (r"(?<=[0-9])(?:\^\{(?:st|nd|rd|th)\}|(?:st|nd|rd|th)(?![A-Za-z]))", ""),
-        # Minutes and seconds of arc.
-        (r"(?<=[0-9])\s*\^\s*(\{\s*)?(?:\\prime\s*){1,2}(?(1)\})(?![0-9A-Za-z])", ""),
-        (r"(?<=[0-9])\s*x\s*(?=10\s*\^)", r" \\times "),
-        *(
-            (rf"^([0-9][0-9.]*)\s*{before}{word}\b", rf"\1 \\times 10^{{{zeros}}}{after}")
-            for word, zeros in (("thousand", 3), ("million", 6), ("billion", 9))
-            for before, after in ((r"\\text\s*\{\s*", r" \\text{"), ("", ""))
-        ),
-        (r"\\text\s*\{\s*\}", ""),
-        (r"(?<=[0-9A-F])_\{\s*\(\s*([0-9]{1,2})\s*\)\s*\}", r"_{\1}"),  # a base in brackets
-        # What follows in words and only says where the answer holds.
-        (
-            rf",?\s*\\text\s*\{{\s*,?\s*{_WHERE}\s*\}}[^,;=<>]{{1,40}}\\neq?(?![A-Za-z])[^,;=<>]{{1,40}}$",
-            "",
-        ),
-        (
-            rf",?\s*\\text\s*\{{\s*,?\s*(?:{_WHERE} )?(?:for )?(?:all|any|every|each)\b"
-            r"[a-z ]*\}\s*[A-Za-z]?(?:\s*\\in\s*\\mathbb\s*\{?[A-Z]\}?(?:[\^_]\{?[+*]?\}?)?)?$",
-            "",
-        ),
-        (r"√\s*([0-9]+|[A-Za-z])", r"\\sqrt{\1}"),
-        (r"(?:√|(?<![\\A-Za-z])sqrt)\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
-        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-        (r"\\log\s*_\s*([0-9]+)\s+(?=[0-9])", r"\\log_{\1} "),
-        (r",\s*\\!\s*", ","),  # how thousands are grouped
-        (r"(?<!\\)\\!|\\?\$|(?<!\\)\\[()\[\]]", ""),
-        (r"(?<!\\)\\[,;: ]|~|\\q?quad(?![A-Za-z])", " "),
-        (r"\{,\}", ","),
-        (r"(?<!\\)%", r"\\%"),
-        (r"\^\s*(\{\s*)?\\circ\s*(?(1)\}\s*)(?:[CF]|\\(?:text|mathrm)\s*\{\s*[CF]\s*\})$", ""),
-        # math-verify drops degree signs as well.
-        (r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![A-Za-z])|\\degrees?(?![A-Za-z])", ""),
-        (r"\s+", " "),
-        # 1e5 would be read as 1 * e * 5.
-        (r"^([+-]?[0-9]+(?:\.[0-9]+)?)[eE]\+?(-?[0-9]{1,3})$", r"\1 \\times 10^{\2}"),
-        # 1 1/2 would be read as 1 * 1/2; \frac next to a whole number is a mixed number.
-        (r"^([+-]?[0-9]+) ([0-9]+)/([0-9]+)$", r"\1\\frac{\2}{\3}"),
-    )
-)
-_TEXT_WITH_DIGITS = re.compile(r"^\\(?:text|mathrm|mbox)\s*\{([^{}]*[0-9][^{}]*)\}$")
-# A backslash that was escaped twice; in a matrix it ends a row.
-_DOUBLED = re.compile(r"\\\\(?=[A-Za-z])")
-_FINAL_STOP = re.compile(r"(?<!\\)[.,;]+$")
 _GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}(?: [0-9]{3})+(?:\.[0-9]+)?")
 _LOOSE_SPACE = re.compile(r"(?<![A-Za-z0-9]) | (?![A-Za-z0-9])")
-_WRAPPER = re.compile(
-    r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it|sf)|mbox|operatorname)\{([^{}]*)\}"
-)
-_BRACED_CHAR = re.compile(r"([_^])\{([A-Za-z0-9])\}")
-_CHOICE = re.compile(r"\(([A-Z])\)")
 # "(B) 12", and what would name another choice behind it.
 _NAMED_CHOICE = re.compile(r"\(([A-Z])\)(?:[:.] ?| )(?![-+*/^=<>])(.+)")
 _OTHER_CHOICE = re.compile(r"\([A-Z]\)|\b(?:or|and|not)\b")
-# Not "W and Z": a letter of its own is a name.
-_WORDS = re.compile(r"(?=.{3})[A-Za-z]{2,}(?: [A-Za-z]{2,})*")
+# Single letters are variable names, so "W and Z" stays case-sensitive.
+_WORDS = re.compile(r"(?=.{3})[A-Za-z]{2,}(?: [A-Za-z]{2,})*|No")
 
 _GROUPS = r"[1-9][0-9]{0,2}(?:,[0-9]{3}){1,12}"
 _INTEGER = rf"[0-9]{{1,40}}|{_GROUPS}"
@@ -132,6 +39,16 @@ _BASED = re.compile(r"([0-9][0-9A-Fa-f]{0,39})_\{?([0-9]{1,2})\}?")
 _NAME = r"[A-Za-z](?:_[A-Za-z0-9])?(?:\([A-Za-z0-9]\))?"
 _VALUE_FIRST = re.compile(rf"([^=]*)=({_NAME})")
 _ASSIGNMENT = re.compile(rf"{_NAME}=([^=]*)")
+_MODULUS = (
+    r"\s*\(?\s*(?:\\pmod|\\p?mod|\\bmod|\\(?:text|mathrm)\s*\{\s*mod\s*\}|(?<![A-Za-z\\])mod)(?![A-Za-z])"
+    r"\s*(?P<modulus>[0-9A-Za-z]+|\{[^{}]+\})\s*\)?"
+)
+_CONGRUENCE = re.compile(
+    rf"(?:(?:(?P<name>[A-Za-z](?:_[A-Za-z0-9])?)\s*\\equiv(?![A-Za-z])\s*)(?P<value>[^=<>]+?)|(?P<number>-?[0-9]+))"
+    rf"{_MODULUS}"
+)
+#: The largest difference of two numbers that agree to six decimals.
+_ROUNDED = Fraction(2, 10**6)
 
 
 @lru_cache(maxsize=4096)
@@ -141,25 +58,17 @@ def normalize(text: str) -> str:
     >>> normalize("$\\left( 1,\\, \\dfrac{1}{2} \\right)$.")
     '( 1, \\frac{1}{2} )'
     """
-    text = without_units(_plain(text))
-    if _GROUPED.fullmatch(text):
-        text = text.replace(" ", "")
+    text = _with_units(text)
+    for rule in VALUES:
+        text = rule.apply(text)
     return text.rstrip(".,; ")
 
 
 @lru_cache(maxsize=4096)
-def _plain(text: str) -> str:
-    """`normalize` without the loss of units."""
-    text = _RAISED.sub(lambda m: f"^{{{m[0].translate(_DIGITS)}}}", text)
-    text = _LOWERED.sub(lambda m: f"_{{{m[0].translate(_DIGITS)}}}", text)
-    text = _FINAL_STOP.sub("", text.translate(_UNICODE).strip())
-    if r"\begin" not in text:
-        text = _DOUBLED.sub(r"\\", text)
-    for pattern, replacement in REWRITES:
-        text = pattern.sub(replacement, _without_braces(text)).strip()
-    # \text{3 and 5} is 3 and 5.
-    text = _TEXT_WITH_DIGITS.sub(r"\1", _without_braces(text)).strip()
-    return _FINAL_STOP.sub("", text)
+def _with_units(text: str) -> str:
+    for rule in REWRITES:
+        text = rule.apply(_without_braces(text)).strip()
+    return text
 
 
 def _without_braces(text: str) -> str:
@@ -168,65 +77,6 @@ def _without_braces(text: str) -> str:
             break
         text = text[1:-1].strip()
     return text
-
-
-@lru_cache(maxsize=4096)
-def canonical(text: str) -> str:
-    r"""What two spellings of one answer have in common: equal keys mean equal answers.
-
-    White space goes unless it separates two words or numbers (`1 2` is not `12`), text commands
-    go, `_{5}` becomes `_5`, `(C)` becomes `C`, and words are compared without regard to case.
-    """
-    text = _WRAPPER.sub(r"\1", normalize(text))
-    text = _LOOSE_SPACE.sub("", re.sub(r"\s+", " ", text).strip())
-    text = _BRACED_CHAR.sub(r"\1\2", text)
-    choice = _CHOICE.fullmatch(text)
-    if choice:
-        return choice[1]
-    return text.lower() if _WORDS.fullmatch(text) or text == "No" else text
-
-
-@lru_cache(maxsize=4096)
-def parse_number(text: str) -> tuple[Fraction, bool] | None:
-    r"""The exact value of an integer, decimal, simple fraction, 3 \times 10^4 or 0.\overline{3}.
-
-    Beside it whether it is a decimal, which may be rounded.
-
-    None for everything else, and beyond the digit caps (40 for integers, 20 elsewhere).
-    """
-    text = normalize(text)
-    match = _NUMBER.fullmatch(_LOOSE_SPACE.sub("", text))
-    # 32, 349 are two numbers; 32, 049 can only be one.
-    if match is None or (", " in text and ", 0" not in text):
-        return None
-    if match["mantissa"]:
-        value = Fraction(match["mantissa"]) * Fraction(10) ** int(match["power"] or match["p1"])
-        return -value if match["sign"] == "-" else value, "." in match["mantissa"]
-    if match["again"] or match["a1"]:
-        value = _repeating(match["before"], match["still"], match["again"] or match["a1"])
-    elif match["int"]:
-        value = Fraction(int(match["int"].replace(",", "")))
-    elif match["dec"]:
-        value = Fraction(f"0{match['dec'].replace(',', '')}")
-    else:
-        top = match["top"] or match["t1"] or match["over"]
-        bottom = match["bottom"] or match["b1"] or match["under"]
-        if not int(bottom):
-            return None
-        value = Fraction(int(top), int(bottom))
-    return -value if match["sign"] == "-" else value, bool(match["dec"])
-
-
-def _name_first(text: str) -> str:
-    """x=5 for 5=x."""
-    match = _VALUE_FIRST.fullmatch(text)
-    return f"{match[2]}={match[1]}" if match and parse_number(match[1]) is not None else text
-
-
-def _repeating(before: str, still: str, again: str) -> Fraction:
-    """The value of before.still with the digits of again after it for ever."""
-    first = Fraction(int(f"0{before}{still}"), 10 ** len(still))
-    return first + Fraction(int(again), (10 ** len(again) - 1) * 10 ** len(still))
 
 
 def balanced(text: str) -> bool:
@@ -239,55 +89,197 @@ def balanced(text: str) -> bool:
     return depth == 0
 
 
-def equal_exactly(answer: str, gold: str) -> bool | None:
-    """Whether two answers are equal, where notation and exact numbers decide; else None.
+@lru_cache(maxsize=4096)
+def canonical(text: str) -> str:
+    """The normal form without spaces and text commands: equal texts mean equal answers."""
+    text = normalize(text)
+    for rule in CANONICAL:
+        text = rule.apply(text)
+    return text
 
-    A decimal stands for a rounded value, as in math-verify: it equals what agrees with it to six
-    decimals. Here it is told apart only from numbers that differ by more than 2e-6, which no such
-    rounding can bring together; closer ones are left to math-verify, as is all other mathematics.
 
-    Units are not needed, but two that are known must be the same: 5 m is not 5 km. 52, 52% and .52
-    are equal where just one of them is a percentage.
+@lru_cache(maxsize=4096)
+def parse_number(text: str) -> tuple[Fraction, bool] | None:
+    r"""The exact value of an integer, decimal, simple fraction, 3 \times 10^4 or 0.\overline{3}.
 
-    `12_5` has a base, which math-verify overlooks: both must name the same one, or just one of them
-    names any, since the question then says which is meant.
+    Returns:
+        The value, and whether it is a decimal, which may be rounded. None for everything else, and
+        beyond the digit caps (40 for integers, 20 elsewhere).
     """
-    units = known_unit(_plain(answer)), known_unit(_plain(gold))
-    if None not in units and units[0] != units[1]:
-        return False
-    answer_key, gold_key = canonical(answer), canonical(gold)
-    if answer_key == gold_key:
-        return True
-    for letter, other in ((gold_key, answer), (answer_key, gold)):
-        named = _NAMED_CHOICE.fullmatch(_WRAPPER.sub(r"\1", normalize(other)))
-        if named and len(letter) == 1 and letter.isupper():
-            return named[1] == letter and not _OTHER_CHOICE.search(named[2])
-    answer_key, gold_key = map(_name_first, (answer_key, gold_key))
-    if answer_key == gold_key:
-        return True
-    # x = 5 answers "5", and 5 answers "x = 5"; but x = 5 does not answer "y = 5".
-    answer_value, gold_value = _ASSIGNMENT.fullmatch(answer_key), _ASSIGNMENT.fullmatch(gold_key)
-    if answer_value and not gold_value:
-        answer = answer_value[1]
-    elif gold_value and not answer_value:
-        gold = gold_value[1]
-    percent = [_PERCENT.search(text) is not None for text in (answer, gold)]
-    a, g = (parse_number(_PERCENT.sub("", text)) for text in (answer, gold))
-    if a is not None and g is not None:
-        pairs = [(a[0], g[0])]
-        if percent[0] is not percent[1]:
-            pairs.append((a[0] / 100, g[0]) if percent[0] else (a[0], g[0] / 100))
-        if any(x == y for x, y in pairs):
-            return True
-        if not (a[1] or g[1]) or all(abs(x - y) > Fraction(2, 10**6) for x, y in pairs):
-            return False
-    a_based, g_based = _BASED.fullmatch(answer_key), _BASED.fullmatch(gold_key)
-    if a_based and g_based:
-        return a_based.groups() == g_based.groups()
-    if (a_based and g is not None) or (g_based and a is not None):
-        return _digits(answer_key) == _digits(gold_key)
+    text = normalize(text)
+    match = _NUMBER.fullmatch(_LOOSE_SPACE.sub("", text))
+    # 32, 349 are two numbers; 32, 049 can only be one.
+    if match is None or (", " in text and ", 0" not in text):
+        return None
+    decimal = match["mantissa"] or match["dec"] or ""
+    if match["mantissa"]:
+        value = Fraction(match["mantissa"]) * Fraction(10) ** int(match["power"] or match["p1"])
+    elif again := match["again"] or match["a1"]:
+        first = Fraction(int(f"0{match['before']}{match['still']}"), 10 ** len(match["still"]))
+        period = (10 ** len(again) - 1) * 10 ** len(match["still"])
+        value = first + Fraction(int(again), period)
+    elif match["int"]:
+        value = Fraction(int(match["int"].replace(",", "")))
+    elif match["dec"]:
+        value = Fraction(f"0{match['dec'].replace(',', '')}")
+    else:
+        top = match["top"] or match["t1"] or match["over"]
+        bottom = match["bottom"] or match["b1"] or match["under"]
+        if not int(bottom):
+            return None
+        value = Fraction(int(top), int(bottom))
+    return -value if match["sign"] == "-" else value, "." in decimal
+
+
+def equal_exactly(answer: str, reference: str) -> bool | None:
+    """Whether two answers are equal, where spelling and exact numbers decide; else None."""
+    for rule in EXACT:
+        found: bool | tuple[str, str] | None = rule.apply(answer, reference)
+        if isinstance(found, bool):
+            return found
+        if found is not None:
+            answer, reference = found
     return None
 
 
-def _digits(text: str) -> str:
-    return text.split("_")[0]
+def _units_differ(answer: str, reference: str) -> bool | None:
+    units = known_unit(_with_units(answer)), known_unit(_with_units(reference))
+    return False if None not in units and units[0] != units[1] else None
+
+
+def _moduli_differ(answer: str, reference: str) -> bool | None:
+    found = [_CONGRUENCE.fullmatch(_with_units(text)) for text in (answer, reference)]
+    moduli = {match["modulus"].strip("{} ") for match in found if match}
+    return False if len(moduli) > 1 else None
+
+
+def _without_modulus(text: str) -> str:
+    match = _CONGRUENCE.fullmatch(text)
+    if not match:
+        return text
+    return match["number"] or f"{match['name']} = {match['value']}"
+
+
+def _choice_with_text(answer: str, reference: str) -> bool | None:
+    for letter, other in ((reference, answer), (answer, reference)):
+        letter = canonical(letter)
+        named = _NAMED_CHOICE.fullmatch(CANONICAL[0].apply(normalize(other)))
+        if named and len(letter) == 1 and letter.isupper():
+            return named[1] == letter and not _OTHER_CHOICE.search(named[2])
+    return None
+
+
+def _name_first(answer: str, reference: str) -> tuple[str, str] | None:
+    def swapped(text: str) -> str:
+        match = _VALUE_FIRST.fullmatch(canonical(text))
+        return f"{match[2]}={match[1]}" if match and parse_number(match[1]) else text
+
+    pair = swapped(answer), swapped(reference)
+    return None if pair == (answer, reference) else pair
+
+
+def _without_name(answer: str, reference: str) -> tuple[str, str] | None:
+    value, wanted = (_ASSIGNMENT.fullmatch(canonical(text)) for text in (answer, reference))
+    if value and not wanted:
+        return value[1], reference
+    return (answer, wanted[1]) if wanted and not value else None
+
+
+def _same_text(answer: str, reference: str) -> bool | None:
+    return True if canonical(answer) == canonical(reference) else None
+
+
+def _numbers(answer: str, reference: str) -> bool | None:
+    percent = [_PERCENT.search(text) is not None for text in (answer, reference)]
+    a, r = (parse_number(_PERCENT.sub("", text)) for text in (answer, reference))
+    if a is None or r is None:
+        return None
+    pairs = [(a[0], r[0])]
+    if percent[0] is not percent[1]:
+        pairs.append((a[0] / 100, r[0]) if percent[0] else (a[0], r[0] / 100))
+    if any(x == y for x, y in pairs):
+        return True
+    # A decimal may be rounded: math-verify compares what is closer.
+    return None if (a[1] or r[1]) and any(abs(x - y) <= _ROUNDED for x, y in pairs) else False
+
+
+def _bases(answer: str, reference: str) -> bool | None:
+    a, r = (_BASED.fullmatch(canonical(text)) for text in (answer, reference))
+    if a and r:
+        return a.groups() == r.groups()
+    if (a and parse_number(reference)) or (r and parse_number(answer)):
+        return canonical(answer).split("_")[0] == canonical(reference).split("_")[0]
+    return None
+
+
+def _grouped(text: str) -> str:
+    return text.replace(" ", "") if _GROUPED.fullmatch(text) else text
+
+
+def _letter_case(text: str) -> str:
+    return text.lower() if _WORDS.fullmatch(text) else text
+
+
+# fmt: off
+#: Behind `REWRITES`, text -> text.
+VALUES: tuple[Rule, ...] = (
+    Rule("units", "Drop units behind values.", without_units, right=((r"10\text{ cm}", "10"),
+        ("10 cm", r"10 \text{ cm}"), (r"60 \frac{\text{km}}{\text{h}}", "60"), ("5 USD", "5"),
+        ("12 apples", "12"), ("7 gallons", "7")), near_misses=((r"5\text{ cm}+7\text{ cm}", "5"),
+        ("2t", "2"), ("2ab", "2"), ("2abcs", "2"), (r"5\text{ dozen}", "5"), ("5 hundreds", "5"),
+        ("5 apples 6", "5"))),
+    Rule("modulus", "Read x \\equiv 3 \\pmod 7 as x = 3.", _without_modulus,
+        right=((r"x \equiv 3 \pmod 7", "3"), ("3", "3 (mod 7)"), (r"n \equiv 1, 5 \pmod 6", "1,5"),
+        (r"3 \bmod 7", "3")), near_misses=((r"x \equiv 3 \pmod 7", "7"),
+        (r"x \equiv 3 \pmod 7", "4"), (r"x \equiv 3 \pmod 7", r"y \equiv 3 \pmod 7"),
+        (r"1 \equiv 3 \pmod 2", "1"))),
+    Rule("thousands", "Drop spaces that group digits.", _grouped, right=((r"12\,345", "12345"),),
+        near_misses=(("1 2", "12"), ("1,000", "1,0"))),
+)
+#: Behind `normalize`, text -> text, for comparing texts.
+CANONICAL: tuple[Rule, ...] = (
+    rewrite("text commands", "Drop text and font commands around letters.",
+        r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it|sf)|mbox|operatorname)\{([^{}]*)\}", r"\1",
+        right=(("Evelyn", r"\text{Evelyn}"), (r"\text{(D)}", "(D) Alina")),
+        near_misses=((r"\text{odd}", r"\text{even}"),)),
+    # `1 2` is not `12`.
+    Rule("white space", "Drop spaces that do not separate two words or numbers.",
+        lambda text: _LOOSE_SPACE.sub("", re.sub(r"\s+", " ", text).strip()),
+        right=(("( 6, 31, -1 )", "(6,31,-1)"),), near_misses=(("1 2", "12"),)),
+    rewrite("choice in brackets", "Write (C) as C.", r"^\(([A-Z])\)$", r"\1",
+        right=(("C", r"\text{(C)}"), (r"\textbf{(C)}", "C")), near_misses=(("B", "(C)"),
+        ("(C) + 1", "C"))),
+    Rule("case of words", "Compare words without regard to case.", _letter_case,
+        right=((r"\text{even}", "Even"), ("No", r"\text{no}")), near_misses=(("2N", "2n"),
+        (r"W \text{ and } z", r"W \text{ and } Z"))),
+)
+#: (answer, reference) -> verdict, another pair to go on with, or None: not decided here.
+EXACT: tuple[Rule, ...] = (
+    Rule("another unit", "Reject a unit that differs from the reference answer's.", _units_differ,
+        right=((r"15 \text{ square centimeters}", r"15\mbox{ cm}^2"),),
+        near_misses=((r"5\text{ km}", r"5\text{ m}"), (r"5\text{ cm}", r"5\text{ cm}^2"),
+        ("3:30 AM", r"3:30 \text{ p.m.}"), ("5 euros", r"5 \text{ dollars}"))),
+    Rule("another modulus", "Reject a modulus that differs from the reference answer's.",
+        _moduli_differ, right=((r"x\equiv 3\pmod{7}", r"x \equiv 3 \pmod 7"),),
+        near_misses=((r"x \equiv 3 \pmod 7", r"x \equiv 3 \pmod 8"),)),
+    Rule("choice with its text", "Compare the letters of (B) 12 and B.", _choice_with_text,
+        right=((r"\textbf{(B)}\ 12", "B"), ("D", "(D) Alina")), near_misses=(("(C) 12", "B"),
+        ("(B) or (C)", "B"), ("D", "(D) or (E)"))),
+    Rule("name behind its value", "Read 5 = x as x = 5.", _name_first, right=(("5=x", "x=5"),
+        ("1=f(x)", "f(x)=1")), near_misses=(("5=y", "x=5"),)),
+    Rule("same text", "Accept an equal text.", _same_text, right=(("t(0, 4]", "$t(0,4]$"),),
+        near_misses=(("t(0, 4)", "$t(0,4]$"),)),
+    Rule("value for its name", "Compare 5 with the value of x = 5.", _without_name,
+        right=(("x=5", "5"), ("5", "x=5"), ("f(2)=5", "5")), near_misses=(("y=5", "x=5"),
+        ("x=4,x=5", "5"))),
+    Rule("exact numbers", "Compare exact numbers; a percentage equals a number either way.",
+        _numbers, right=(("142", "142.0"), ("3/4", r"\frac{3}{4}"), ("52", r"52\%"),
+        ("0.52", r"52\%"), (r"\frac{7}{30}", r"0.2\overline{3}"),
+        ("870000000", r"8.7 \times 10^{8}")),
+        near_misses=(("100000000000000000001", "100000000000000000000"),
+        ("0.33", r"0.\overline{3}"), ("32, 349", "32349"),
+        (r"8.8 \times 10^{8}", r"8.7 \times 10^{8}"))),
+    Rule("bases", "Compare bases where both name one; else the digits.", _bases,
+        right=(("4210", "4210_{5}"),), near_misses=(("4210_7", "4210_5"), ("12_{5}+x", "12+x"))),
+)
+# fmt: on

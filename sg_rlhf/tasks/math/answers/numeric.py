@@ -1,12 +1,31 @@
-"""What numbers in place of variables say of two formulas; sympy's own proofs can take minutes.
+"""Two formulas compared by their values at points; sympy's own proofs can take minutes.
 
-Runs in a grading worker: sympy is imported when it is needed.
+Imported in grading workers alone, as `symbolic`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Set
 from typing import Any
+
+from sympy import (  # type: ignore[import-untyped]
+    Abs,
+    Expr,
+    I,
+    Interval,
+    MatrixBase,
+    Rational,
+    Symbol,
+    UnevaluatedExpr,
+    exp,
+    log,
+    preorder_traversal,
+)
+from sympy.core.numbers import NumberSymbol  # type: ignore[import-untyped]
+from sympy.functions.elementary import (  # type: ignore[import-untyped]
+    hyperbolic,
+    trigonometric,
+)
 
 # Largest relative difference of two numbers that may be called equal. math-verify rounds to six
 # decimals, which makes 0.0 equal to 1.6e-19.
@@ -83,8 +102,6 @@ def exceeds_tolerance(gold: Any, predicted: Any) -> bool:
 
     Also in the same place of two matrices or intervals.
     """
-    from sympy import Expr, Interval, MatrixBase, UnevaluatedExpr  # type: ignore[import-untyped]
-
     if isinstance(gold, MatrixBase) and isinstance(predicted, MatrixBase):
         return any(map(exceeds_tolerance, gold.flat(), predicted.flat()))
     if isinstance(gold, Interval) and isinstance(predicted, Interval):
@@ -109,8 +126,6 @@ def exceeds_tolerance(gold: Any, predicted: Any) -> bool:
 
 def _point(a: Any, b: Any, index: int, positive: bool = False) -> dict[Any, Any]:
     """A number for each variable; unrelated ones, so that unequal formulas differ."""
-    from sympy import Rational
-
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
     start, step = Rational(PROBE_POINTS[index]), Rational(_STEP)
     signs = [1 if positive or index % 2 == 0 or n % 2 else -1 for n in range(len(symbols))]
@@ -121,13 +136,6 @@ def _point(a: Any, b: Any, index: int, positive: bool = False) -> dict[Any, Any]
 
 
 def _elementary(expression: Any) -> bool:
-    from sympy import Abs, Expr, I, Symbol, exp, log, preorder_traversal
-    from sympy.core.numbers import NumberSymbol, Rational  # type: ignore[import-untyped]
-    from sympy.functions.elementary import (  # type: ignore[import-untyped]
-        hyperbolic,
-        trigonometric,
-    )
-
     allowed = (
         Rational, NumberSymbol, type(I), Symbol, exp, log, Abs,
         trigonometric.TrigonometricFunction, trigonometric.InverseTrigonometricFunction,
