@@ -5,22 +5,9 @@ Imported in grading workers alone, as `symbolic`.
 
 from __future__ import annotations
 
-from collections.abc import Set
 from typing import Any
 
-from sympy import (  # type: ignore[import-untyped]
-    Abs,
-    Expr,
-    I,
-    Interval,
-    MatrixBase,
-    Rational,
-    Symbol,
-    UnevaluatedExpr,
-    exp,
-    log,
-    preorder_traversal,
-)
+import sympy  # type: ignore[import-untyped]
 from sympy.core.numbers import NumberSymbol  # type: ignore[import-untyped]
 from sympy.functions.elementary import (  # type: ignore[import-untyped]
     hyperbolic,
@@ -76,17 +63,11 @@ def numerically_equal(a: Any, b: Any) -> bool:
     return found >= 3
 
 
-def may_be_multiple(a: Any, b: Any, fixed: Set[Any] = frozenset()) -> bool:
-    """Whether a / b may be the same at three points: where it is not, a is no multiple of b.
-
-    Args:
-        fixed: symbols that have the same value at each point, so that a / b may depend on them.
-    """
-    first = _point(a, b, 0)
-    at_fixed = {symbol: first[symbol] for symbol in fixed if symbol in first}
+def may_be_multiple(a: Any, b: Any) -> bool:
+    """Whether a / b may be the same at three points: where it is not, a is no multiple of b."""
     ratios = []
     for index in range(3):
-        point = {**_point(a, b, index), **at_fixed}
+        point = _point(a, b, index)
         try:
             x, y = (complex(side.subs(point).evalf(15)) for side in (a, b))
             ratios.append(x / y)
@@ -102,15 +83,15 @@ def exceeds_tolerance(gold: Any, predicted: Any) -> bool:
 
     Also in the same place of two matrices or intervals.
     """
-    if isinstance(gold, MatrixBase) and isinstance(predicted, MatrixBase):
+    if isinstance(gold, sympy.MatrixBase) and isinstance(predicted, sympy.MatrixBase):
         return any(map(exceeds_tolerance, gold.flat(), predicted.flat()))
-    if isinstance(gold, Interval) and isinstance(predicted, Interval):
+    if isinstance(gold, sympy.Interval) and isinstance(predicted, sympy.Interval):
         ends = ((gold.start, predicted.start), (gold.end, predicted.end))
         return any(exceeds_tolerance(a, b) for a, b in ends)
-    if not (isinstance(gold, Expr) and isinstance(predicted, Expr)):
+    if not (isinstance(gold, sympy.Expr) and isinstance(predicted, sympy.Expr)):
         return False
     # 52% equals 52 and 0.52: math-verify's rule, kept.
-    if gold.has(UnevaluatedExpr) or predicted.has(UnevaluatedExpr):
+    if gold.has(sympy.UnevaluatedExpr) or predicted.has(sympy.UnevaluatedExpr):
         return False
     if not (gold.is_number and predicted.is_number):
         return False
@@ -127,7 +108,7 @@ def exceeds_tolerance(gold: Any, predicted: Any) -> bool:
 def _point(a: Any, b: Any, index: int, positive: bool = False) -> dict[Any, Any]:
     """A number for each variable; unrelated ones, so that unequal formulas differ."""
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
-    start, step = Rational(PROBE_POINTS[index]), Rational(_STEP)
+    start, step = sympy.Rational(PROBE_POINTS[index]), sympy.Rational(_STEP)
     signs = [1 if positive or index % 2 == 0 or n % 2 else -1 for n in range(len(symbols))]
     return {
         symbol: (abs(start) if positive or index == 0 else start) + sign * step * n
@@ -137,11 +118,11 @@ def _point(a: Any, b: Any, index: int, positive: bool = False) -> dict[Any, Any]
 
 def _elementary(expression: Any) -> bool:
     allowed = (
-        Rational, NumberSymbol, type(I), Symbol, exp, log, Abs,
+        sympy.Rational, NumberSymbol, type(sympy.I), sympy.Symbol, sympy.exp, sympy.log, sympy.Abs,
         trigonometric.TrigonometricFunction, trigonometric.InverseTrigonometricFunction,
         hyperbolic.HyperbolicFunction, hyperbolic.InverseHyperbolicFunction,
     )  # fmt: skip
-    return isinstance(expression, Expr) and all(
+    return isinstance(expression, sympy.Expr) and all(
         isinstance(part, allowed) or part.is_Add or part.is_Mul or part.is_Pow
-        for part in preorder_traversal(expression)
+        for part in sympy.preorder_traversal(expression)
     )

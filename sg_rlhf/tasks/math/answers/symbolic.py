@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 from latex2sympy2_extended import (  # type: ignore[import-untyped]
     NormalizationConfig,
     latex2sympy,
@@ -18,31 +19,13 @@ from latex2sympy2_extended import (  # type: ignore[import-untyped]
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig  # type: ignore[import-untyped]
 from math_verify import verify  # type: ignore[import-untyped]
 from math_verify.grader import should_treat_as_complex  # type: ignore[import-untyped]
-from sympy import (  # type: ignore[import-untyped]
-    And,
-    Dummy,
-    Eq,
-    Expr,
-    FiniteSet,
-    I,
-    Integral,
-    Product,
-    Set,
-    Sum,
-    Symbol,
-    Tuple,
-    UnevaluatedExpr,
-    cancel,
-    exp,
-    nsimplify,
-)
 from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
 from sympy.core.relational import Relational  # type: ignore[import-untyped]
 
 from sg_rlhf.tasks.math.answers import numeric
 from sg_rlhf.tasks.math.answers.reason import Reason
 from sg_rlhf.tasks.math.answers.rules import Rule
-from sg_rlhf.tasks.math.answers.symbols import protect, protected_name
+from sg_rlhf.tasks.math.answers.symbols import protect
 
 # Variables that a constant of integration stands beside.
 _VARIABLES = frozenset("xytz") | {"theta"}
@@ -127,31 +110,35 @@ def _with_imaginary_unit(reference: Any, given: Any) -> tuple[Any, Any]:
         return {symbol.name for symbol in getattr(chain_members(value)[-1], "free_symbols", ())}
 
     both = letters(reference) | letters(given)
-    if "i" not in both or any(v.has(Sum, Product, Integral) for v in (reference, given)):
+    if "i" not in both or any(
+        v.has(sympy.Sum, sympy.Product, sympy.Integral) for v in (reference, given)
+    ):
         return reference, given
     in_exponent = any(
-        s.name == "i" for power in reference.atoms(exp) for s in power.args[0].free_symbols
+        s.name == "i" for power in reference.atoms(sympy.exp) for s in power.args[0].free_symbols
     )
     if not in_exponent and both != {"i"}:
         return reference, given
 
     def replaced(value: Any) -> Any:
-        if isinstance(value, Eq):  # z = 3 + 4i is not false for being no real number
-            return Eq(replaced(value.lhs), replaced(value.rhs), evaluate=False)
+        if isinstance(value, sympy.Eq):  # z = 3 + 4i is not false for being no real number
+            return sympy.Eq(replaced(value.lhs), replaced(value.rhs), evaluate=False)
         if len(chain_members(value)) > 1:
             return type(value)(*map(replaced, value._unsorted_args))
-        return value.xreplace({symbol: I for symbol in value.free_symbols if symbol.name == "i"})
+        return value.xreplace(
+            {symbol: sympy.I for symbol in value.free_symbols if symbol.name == "i"}
+        )
 
     return replaced(reference), replaced(given)
 
 
 def chain_members(expression: Any) -> list[Any]:
     """a, b, c of a = b = c; an expression alone is its only member."""
-    if isinstance(expression, Eq):
+    if isinstance(expression, sympy.Eq):
         return [expression.lhs, expression.rhs]
-    if isinstance(expression, And):
+    if isinstance(expression, sympy.And):
         links = getattr(expression, "_unsorted_args", expression.args)
-        if links and all(isinstance(link, Eq) for link in links):
+        if links and all(isinstance(link, sympy.Eq) for link in links):
             return [links[0].lhs, *(link.rhs for link in links)]
     return [expression]
 
@@ -162,7 +149,7 @@ def inconsistent_chain(expression: Any) -> bool:
     math-verify takes the last side. The first side may be a name, as in y = 2x and f(x) = 2x, and
     a side with other variables than the last is a formula: A = pi r^2 = 9 pi.
     """
-    if isinstance(expression, FiniteSet | Tuple):
+    if isinstance(expression, sympy.FiniteSet | sympy.Tuple):
         return any(inconsistent_chain(element) for element in expression.args)
     first, *middle = chain_members(expression)
     # 0 = x + 1 is an equation to solve, and an answer only to a reference that is one, too.
@@ -196,7 +183,11 @@ def value_pair(reference: Any, given: Any) -> tuple[Any, Any] | None:
             return None
     pair = (sides[0][-1], sides[1][-1])
     for side in pair:
-        if not isinstance(side, Expr) or isinstance(side, Symbol) or side.has(UnevaluatedExpr):
+        if (
+            not isinstance(side, sympy.Expr)
+            or isinstance(side, sympy.Symbol)
+            or side.has(sympy.UnevaluatedExpr)
+        ):
             return None
     return pair
 
@@ -205,7 +196,7 @@ def _name(side: Any) -> str | None:
     """x of x and of x(t)."""
     if isinstance(side, AppliedUndef):
         return str(side.func.__name__)
-    return str(side.name) if isinstance(side, Symbol) else None
+    return str(side.name) if isinstance(side, sympy.Symbol) else None
 
 
 def _same_name(a: Any, b: Any) -> bool:
@@ -222,14 +213,14 @@ def _zero_first(reference: Any, given: Any) -> bool | None:
 @_unless_sympy_fails
 def relation_is_interval(reference: Any, given: Any) -> bool | None:
     """True where relations in one variable, as 2 <= x < 5, say the reference's interval."""
-    links = given.args if isinstance(given, And) else (given,)
+    links = given.args if isinstance(given, sympy.And) else (given,)
     if not all(isinstance(link, Relational) for link in links):
         return None
     *names, interval = chain_members(reference)
-    if not isinstance(interval, Set) or len(given.free_symbols) != 1:
+    if not isinstance(interval, sympy.Set) or len(given.free_symbols) != 1:
         return None
     named = all(given.free_symbols == {name} for name in names)
-    return True if named and And(*links).as_set() == interval else None
+    return True if named and sympy.And(*links).as_set() == interval else None
 
 
 @_unless_sympy_fails
@@ -261,46 +252,22 @@ def equal_up_to_constant(reference: Any, given: Any) -> bool | None:
 
 @_unless_sympy_fails
 def same_equation(reference: Any, given: Any) -> bool | None:
-    """True where a = b and c = d say the same: a - b is a number, not 0, times c - d.
-
-    Of a differential equation, which has no solutions at a parameter's zeros to lose, it may also
-    be a product of powers of parameters.
-    """
+    """True where a = b and c = d say the same: a - b is a number, not 0, times c - d."""
     # Not for x = {1, 2}, nor for x = [-2, 7], as which the parser has a variable's range.
     if not all(
-        isinstance(e, Eq) and all(isinstance(s, Expr) for s in e.args) for e in (reference, given)
+        isinstance(e, sympy.Eq) and all(isinstance(s, sympy.Expr) for s in e.args)
+        for e in (reference, given)
     ):
         return None
     if value_pair(reference, given) is not None:
         return None
-    wanted, found = (nsimplify(e.lhs - e.rhs, rational=True) for e in (reference, given))
+    wanted, found = (sympy.nsimplify(e.lhs - e.rhs, rational=True) for e in (reference, given))
     if not wanted.free_symbols or wanted.free_symbols != found.free_symbols:
         return None
-    parameters = _parameters(wanted)
-    # Letters in the place of f(t) and the like, whose values at a point are not known.
-    functions = sorted(wanted.atoms(AppliedUndef) | found.atoms(AppliedUndef), key=str)
-    letters = {function: Dummy(f"F{index}") for index, function in enumerate(functions)}
-    wanted, found = wanted.xreplace(letters), found.xreplace(letters)
-    if not numeric.may_be_multiple(wanted, found, parameters):
+    if not numeric.may_be_multiple(wanted, found):
         return None
-    ratio = cancel(wanted / found)
-    if ratio.is_number:
-        return bool(ratio.is_finite and ratio.is_nonzero) or None
-    return all(base in parameters or base.is_number for base in ratio.as_powers_dict()) or None
-
-
-def _parameters(equation: Any) -> set[Any]:
-    """The letters of a differential equation that are neither its unknowns nor their variable."""
-    derivatives = {s: name for s in equation.free_symbols if (name := protected_name(s.name))}
-    if not derivatives:
-        return set()
-    used = {name for pair in derivatives.values() for name in pair}
-    bound = {s for f in equation.atoms(AppliedUndef) for s in f.free_symbols}
-    return {
-        s
-        for s in equation.free_symbols - set(derivatives) - bound
-        if s.name.replace("\\", "").replace("_", "").strip("{}") not in used
-    }
+    ratio = sympy.cancel(wanted / found)
+    return bool(ratio.is_number and ratio.is_finite and ratio.is_nonzero) or None
 
 
 def _different_values(reference: Any, given: Any) -> bool | None:
@@ -339,10 +306,8 @@ TOGETHER: tuple[Rule, ...] = (
         ("c_1 e^t + c_2 e^{-t} + t", "C_{1} e^{t} + C_{2} e^{-t} + t")), near_misses=(("C", "c"),
         ("R+C", "R+c"), ("x+C+c", "x+2c"), ("-x+C", "x+c"))),
     Rule("equation rearranged", "Accept an equation that is a multiple of the reference's.",
-        same_equation, right=(("2x+2y=10", "x+y=5"),
-        (r"\dot{v} = \frac{f - bv}{m}", r"m \frac{d v}{d t}+b v=f")),
-        near_misses=(("x+y-6=0", "x+y=5"), ("0=0", "x+y=5"),
-        (r"v\frac{dv}{dt} = v\frac{f - bv}{m}", r"m \frac{d v}{d t}+b v=f"))),
+        same_equation, right=(("2x+2y=10", "x+y=5"),), near_misses=(("x+y-6=0", "x+y=5"),
+        ("0=0", "x+y=5"), (r"v\frac{dv}{dt} = v\frac{f - bv}{m}", r"m \frac{d v}{d t}+b v=f"))),
     Rule("different values", "Reject a formula whose value at a point differs.", _different_values,
         right=((r"2\sin x\cos x", r"\sin 2x"),), near_misses=(("2c", "2t"), ("y=3x", "y=2x"))),
     Rule("equal values", "Accept a formula with equal values to 30 digits at three points or more.",

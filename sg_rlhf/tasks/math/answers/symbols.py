@@ -45,12 +45,6 @@ def protect(text: str) -> str:
     return text.strip()
 
 
-def protected_name(name: str) -> tuple[str, str] | None:
-    """The function and the variable, where a symbol's name is that of a derivative."""
-    match = _DERIVATIVE.fullmatch(name)
-    return (match[1], match[2]) if match else None
-
-
 def _protected(order: int | str, of: str, index: str | None, by: str) -> str:
     return f" D_{{{order}Q{of.strip(chr(92))}{index or ''}Q{by}}}"
 
@@ -94,8 +88,7 @@ SYMBOLS: tuple[Rule, ...] = (
         (r"\frac{d^2y}{dt^2}=k", r"\frac{dy}{dt}=k"),
         (r"\frac{d^{2} v}{d t^{7}}=k", r"\frac{d^{2} v}{d t^{2}}=k"))),
     Rule("derivative as a dot", "Name \\dot{x} by a symbol.", lambda t: _DOTTED.sub(_dotted, t),
-        right=((r"\frac{\dot{x}_0}{a}\sin t", r"\sin(t) \frac{\dot{x}_{0}}{a}"),
-        (r"\dot{v} = \frac{f - bv}{m}", r"m \frac{d v}{d t}+b v=f")),
+        right=((r"\frac{\dot{x}_0}{a}\sin t", r"\sin(t) \frac{\dot{x}_{0}}{a}"),),
         near_misses=(("mv = f - bv", r"m \dot{v}+b v=f"),)),
     Rule("argument of the unknown", "Write x for x(t) where its derivative occurs.",
         _without_arguments, right=((r"\frac{dx}{dt} = kx(t) - a", r"\frac{dx}{dt} = kx - a"),),
