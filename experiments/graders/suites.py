@@ -55,6 +55,8 @@ TITLES = {
     "slime": "slime's",
     "lighteval": "lighteval's",
 }
+#: The suites that are made from the data's reference answers.
+MADE = ("golds written otherwise", "golds with one certified change", "changes of every gold")
 #: Runs in the earlier checkout: pairs from standard input, verdicts to standard output.
 _EARLIER = """
 import json, sys
@@ -113,7 +115,7 @@ def tests() -> dict[str, list[Answer]]:
     wrong = [pair for rule in RULES for pair in rule.near_misses]
     right += [pair for pairs in test_grading.RIGHT.values() for pair in pairs]
     wrong += [pair for pairs in test_grading.NEAR_MISSES.values() for pair in pairs]
-    wrong += [(answer, gold) for answer, gold, _ in test_grading.NOT_RIGHT.values()]
+    wrong += [pair for pairs in test_grading.NOT_RIGHT.values() for pair in pairs]
     return {
         "hand-made forms and near misses": [
             boxed(answer, gold, is_right)

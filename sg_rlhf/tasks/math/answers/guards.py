@@ -62,8 +62,8 @@ GUARDS: tuple[Rule, ...] = (
         near_misses=(("5é", "5"),)),
     # math-verify reads 5'6 as 56 and 5 6 as a product.
     _guard("two numbers side by side", "Reject two numbers without a sign between them.",
-        Reason.UNPARSEABLE, r"""[0-9]\s*["'`]+\s*[0-9]|[0-9] +[0-9.]""", near_misses=(("5'6", "56"),
-        ("5 6", "30"))),
+        Reason.UNPARSEABLE, r"""[0-9]\s*["'`]+\s*[0-9]|[0-9] +[0-9.]""",
+        near_misses=(("5'6", "56"),)),
     # Letters are variables to math-verify, so that "it is surely 0" is a product, and 0.
     _guard("prose", "Reject a word before a number.", Reason.UNPARSEABLE,
         r"(?<![\\A-Za-z{])(?!(?:and|or|sin|cos|tan|log|ln|sqrt|pi|inf)\b)[A-Za-z]{2,}\s+[-+(]?[0-9]",
@@ -74,7 +74,6 @@ GUARDS: tuple[Rule, ...] = (
         (r"1+2+\ldots+10", "13"), (r"0.333\ldots", "0.333"))),
     _guard("index of a number",
         "Reject an index of a number that is not the base of the whole answer.", Reason.UNPARSEABLE,
-        r"^(?![0-9A-Fa-f]+_\{?[0-9]{1,2}\}?$).*[0-9]\s*_", near_misses=(("12_{5}+x", "12+x"),
-        ("5_{a}", "5"))),
+        r"^(?![0-9A-Fa-f]+_\{?[0-9]{1,2}\}?$).*[0-9]\s*_", near_misses=(("5_{a}", "5"),)),
 )
 # fmt: on

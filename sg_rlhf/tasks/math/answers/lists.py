@@ -3,13 +3,6 @@ r"""Answers that are several values: 1, 2; x = 1 or x = 2; (1, 2), (3, 4); 2 \pm
 What is a list is decided here, from the text, and its elements are compared one by one: math-verify
 makes a set of a list, which forgets how often an element occurs, and to which of two solutions a
 named value belongs.
-
-| reference | right | wrong |
-|---|---|---|
-| 1, 2 | 2, 1; {1, 2}; x = 1 or x = 2; (1, 2) | (2, 1): in brackets the order counts |
-| -2, -2 | a = -2, b = -2; (-2, -2) | -2: the reference is a pair |
-| 2 \pm \sqrt{3} | the two roots in any order | one of them |
-| p = 5, q = 2; p = 7, q = 2 | (7, 2), (5, 2) | p = 5, p = 7, q = 2 |
 """
 
 from __future__ import annotations
