@@ -45,7 +45,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.common import processor, write
 from experiments.graders.self_grading import FILES, Gold, read_golds
-from sg_rlhf.tasks.math.answers.notation import key, number, same, tidy
+from sg_rlhf.tasks.math.answers.normalize import canonical, equal_exactly, normalize, parse_number
 from sg_rlhf.tasks.math.grading import Grade, Reason, WorkerPool, grade_many
 
 SHARES = {"same": 0.45, "notation": 0.15, "wrong": 0.31, "malformed": 0.085, "hostile": 0.005}
@@ -94,7 +94,7 @@ class Plain:
 def otherwise(gold: str, rng: random.Random) -> tuple[str, str]:
     """The gold in another notation, and the name of what was done."""
     text = gold.strip().strip("$")
-    value = number(text)
+    value = parse_number(text)
     ways = {"dollars": f"${text}$", "spaces": rf"\, {text} \,", "full stop": f"{text}."}
     if "\\frac" in text:
         ways = {"dfrac": text.replace("\\frac", "\\dfrac")}
@@ -116,12 +116,12 @@ def otherwise(gold: str, rng: random.Random) -> tuple[str, str]:
 
 
 def wrong(gold: Gold, same_file: list[Gold], rng: random.Random) -> tuple[str, str]:
-    value = number(gold.text)
+    value = parse_number(gold.text)
     if value is not None and rng.random() < 0.5:
         return str(value[0] + rng.choice((-1, 1))), "one off"
     for _ in range(100):
         other = rng.choice(same_file)
-        if key(other.text) != key(gold.text) and other.row != gold.row:
+        if canonical(other.text) != canonical(gold.text) and other.row != gold.row:
             return other.text.strip().strip("$"), "another gold"
     raise ValueError(f"{gold.file} has one answer only")
 
@@ -266,9 +266,9 @@ def explain(pair: Pair, grade: Grade, plain: Plain) -> str:
     if plain.verdict is None:
         return f"the library gives no verdict: {plain.end}"
     if grade.correct:
-        if key(grade.extracted or "") == key(gold):
+        if canonical(grade.extracted or "") == canonical(gold):
             return "the gold's own text, which the library cannot read or finds more beside"
-        if same(grade.extracted or "", gold):
+        if equal_exactly(grade.extracted or "", gold):
             return "the same exact number, in a notation that the library reads otherwise"
         return "the library reads more than the box, or the gold differently in dollar signs"
     if grade.reason in (Reason.NO_BOX, Reason.EMPTY_BOX):
@@ -337,15 +337,15 @@ def fast_against_slow(pairs: list[Pair], grades: list[Grade], workers: int) -> d
     pool = WorkerPool(workers)
     decided: dict[tuple[str, str], bool] = {}
     for pair, grade in zip(pairs, grades, strict=True):
-        verdict = same(grade.extracted, pair.source.text) if grade.extracted else None
+        verdict = equal_exactly(grade.extracted, pair.source.text) if grade.extracted else None
         if verdict is not None and grade.reason in (Reason.CORRECT, Reason.WRONG):
-            decided[tidy(grade.extracted or ""), tidy(pair.source.text)] = verdict
+            decided[normalize(grade.extracted or ""), normalize(pair.source.text)] = verdict
     waiting = [(texts, pool.submit(texts[0], (texts[1],))) for texts in decided]
     differ: Counter[str] = Counter()
     for texts, verdict in tqdm(waiting, "fast path against slow"):
         slow = verdict()
         if (slow is Reason.CORRECT) != decided[texts]:
-            numbers = all(number(text) is not None for text in texts)
+            numbers = all(parse_number(text) is not None for text in texts)
             way = "equal" if decided[texts] else "unequal"
             differ[f"{'numbers' if numbers else 'texts'} {way}, slow path says {slow}"] += 1
     pool.close()

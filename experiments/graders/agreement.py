@@ -25,20 +25,20 @@ from bench.common import write
 from experiments.graders.mutations import MUTATIONS, REWRITES, make
 from experiments.graders.self_grading import FILES, read_golds
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
-from sg_rlhf.tasks.math.other_graders import RULES, OtherGraders, find_sources
+from sg_rlhf.tasks.math.reference_graders import GRADERS, ReferenceGraders, find_sources
 
 BATCH = 64
 Pair = tuple[str, str | list[str]]
 
 
 def verdicts(
-    pairs: Sequence[Pair], pool: WorkerPool, others: OtherGraders
+    pairs: Sequence[Pair], pool: WorkerPool, others: ReferenceGraders
 ) -> list[dict[str, bool | None]]:
     """Each grader's verdict on each pair."""
     found: list[dict[str, bool | None]] = []
     for start in tqdm(range(0, len(pairs), BATCH), disable=None):
         part = pairs[start : start + BATCH]
-        graded = zip(grade_many(part, pool), others.judge(part), strict=True)
+        graded = zip(grade_many(part, pool), others.grade(part), strict=True)
         found += [{"ours": ours.correct, **theirs} for ours, theirs in graded]
     return found
 
@@ -52,7 +52,7 @@ def counts(found: Sequence[Mapping[str, bool | None]]) -> dict[str, dict[str, in
             "only_theirs": sum(bool(v[name]) and not v["ours"] for v in found),
             "no_verdict": sum(v[name] is None for v in found),
         }
-        for name in ("ours", *RULES)
+        for name in ("ours", *GRADERS)
     }
 
 
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if missing:
         parser.error(f"{args.data_dir} has no {', '.join(missing)}")
     try:
-        sources = find_sources(list(RULES), args.grader_sources)
+        sources = find_sources(list(GRADERS), args.grader_sources)
         given = {
             n: read_responses(Path(f)) for n, _, f in (r.partition("=") for r in args.responses)
         }
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ):
         made = make(golds, families, count, right, args.seed)
         sets[name] = [(rf"\boxed{{{m.answer}}}", m.gold.text) for m in made]
-    pool, others = WorkerPool(2), OtherGraders(sources)
+    pool, others = WorkerPool(2), ReferenceGraders(sources)
     measured = {
         name: {"size": len(pairs), "graders": counts(verdicts(pairs, pool, others))}
         for name, pairs in {**sets, **given}.items()
@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "command": "python -m experiments.graders.agreement --data-dir data/math",
         "date": args.date,
         "seed": args.seed,
-        "rules": {name: rule.identity() for name, rule in RULES.items()},
+        "rules": {name: rule.identity() for name, rule in GRADERS.items()},
         "sets": measured,
     }
     write(result, args.out)

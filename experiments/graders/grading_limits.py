@@ -2,7 +2,7 @@
 
     python -m experiments.graders.grading_limits --out FILE
 
-The limit of an answer is processor time (`sg_rlhf.tasks.math.answers.worker_pool`); on a machine
+The limit of an answer is processor time (`sg_rlhf.tasks.math.answers.pool`); on a machine
 that is not starved the two should agree. What is above the limit is the pool's notice of a worker's
 end and, for an answer that finds no worker, the start of one.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from bench.common import provenance, write
-from sg_rlhf.tasks.math.answers.worker_pool import DEFAULT_WORKERS
+from sg_rlhf.tasks.math.answers.pool import DEFAULT_WORKERS
 from sg_rlhf.tasks.math.grading import WorkerPool, grade
 from tests.unit.tasks.math.test_grading_hostile import HOSTILE
 

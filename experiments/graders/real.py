@@ -37,13 +37,14 @@ from bench.common import write
 from experiments.graders import responses
 from experiments.graders.outside_cases import cell, short
 from experiments.graders.responses import FILES, Response
-from sg_rlhf.tasks.math.answers.extraction import last_box
+from sg_rlhf.tasks.math.answers.boxed import last_box
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
-from sg_rlhf.tasks.math.other_graders import RULES, OtherGraders, find_sources
+from sg_rlhf.tasks.math.reference_graders import GRADERS as OTHERS
+from sg_rlhf.tasks.math.reference_graders import ReferenceGraders, find_sources
 
 VERDICTS = Path(__file__).with_name("real_verdicts.tsv")
 OURS = "ours"
-GRADERS = (OURS, *RULES)
+GRADERS = (OURS, *OTHERS)
 #: Rules that compare texts, whose rejections say nothing of value.
 TEXTS = ("hendrycks", "verl")
 BATCH = 256
@@ -82,7 +83,7 @@ def read_verdicts(path: Path = VERDICTS) -> dict[str, Judged]:
 def differ(verdicts: Verdicts) -> bool:
     """Whether the rules differ in a way that a person has to judge."""
     ours = bool(verdicts[OURS])
-    if any(bool(verdicts[name]) is not ours for name in RULES if name not in TEXTS):
+    if any(bool(verdicts[name]) is not ours for name in OTHERS if name not in TEXTS):
         return True
     return not ours and any(verdicts[name] for name in TEXTS)
 
@@ -91,11 +92,11 @@ def others_verdicts(
     found: Sequence[Response], sources: Mapping[str, Sequence[Path]]
 ) -> list[dict[str, bool | None]]:
     """Of each response each other rule's verdict."""
-    others = OtherGraders(sources)
+    others = ReferenceGraders(sources)
     verdicts: list[dict[str, bool | None]] = []
     for start in tqdm(range(0, len(found), BATCH), disable=None):
         part = found[start : start + BATCH]
-        verdicts += others.judge([(one.text, list(one.golds)) for one in part])
+        verdicts += others.grade([(one.text, list(one.golds)) for one in part])
     others.close()
     return verdicts
 
@@ -175,9 +176,9 @@ def markdown(result: Mapping[str, Any]) -> str:
         counts = [part["responses"], part["boxed"], *(part["accepted"].get(g, 0) for g in GRADERS)]
         lines.append(f"| {name} | {' | '.join(map(str, counts))} |")
     lines += ["", "Accepted by each. Of all responses, judged alike (%):", ""]
-    lines += [f"| | {' | '.join(RULES)} |", "|---" * (1 + len(RULES)) + "|"]
+    lines += [f"| | {' | '.join(OTHERS)} |", "|---" * (1 + len(OTHERS)) + "|"]
     for a in GRADERS[:-1]:
-        shares = [result["pairs"].get(f"{a} {b}") for b in RULES]
+        shares = [result["pairs"].get(f"{a} {b}") for b in OTHERS]
         cells = ["" if count is None else f"{100 * count / total:.1f}" for count in shares]
         lines.append(f"| {a} | {' | '.join(cells)} |")
     lines += [
@@ -221,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         found = responses.read(responses.fetch(args.cache, dict(args.given)), args.data_dir)
-        sources = find_sources(list(RULES), args.grader_sources)
+        sources = find_sources(list(OTHERS), args.grader_sources)
         judged = read_verdicts()
     except (ValueError, OSError) as error:  # DataError is one
         print(f"error: {error}", file=sys.stderr)
@@ -241,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "command": "python -m experiments.graders.real --data-dir data/math --out OUT",
         "date": args.date,
         "versions": {**versions, "python": platform.python_version()},
-        "rules": {name: rule.identity() for name, rule in RULES.items()},
+        "rules": {name: rule.identity() for name, rule in OTHERS.items()},
         "sources": sorted({f"{p.origin.repository}@{p.origin.commit}" for p in FILES}),
         "reasons": dict(Counter(str(g.reason) for g in ours)),
         **result_of(found, verdicts, judged),

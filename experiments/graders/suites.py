@@ -41,9 +41,10 @@ from experiments.graders.outside_cases import (
 )
 from experiments.graders.real import key
 from experiments.graders.self_grading import FILES, read_golds
-from sg_rlhf.tasks.math.answers.extraction import last_box
+from sg_rlhf.tasks.math.answers.boxed import last_box
+from sg_rlhf.tasks.math.answers.table import RULES
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
-from tests.unit.tasks.math import test_grading, test_grading_forms
+from tests.unit.tasks.math import test_grading
 
 TITLES = {
     "math_verify": "Math-Verify's tests",
@@ -54,9 +55,12 @@ TITLES = {
     "slime": "slime's",
     "lighteval": "lighteval's",
 }
+#: The suites that are made from the data's reference answers.
+MADE = ("golds written otherwise", "golds with one certified change", "changes of every gold")
 #: Runs in the earlier checkout: pairs from standard input, verdicts to standard output.
 _EARLIER = """
 import json, sys
+from sg_rlhf.tasks.math.answers.table import RULES
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
 pool = WorkerPool(2)
 pairs = [(response, golds) for response, golds in json.load(sys.stdin)]
@@ -106,19 +110,17 @@ def truth(case: Case, verdicts: Mapping[tuple[str, str], Verdict]) -> bool | Non
 
 
 def tests() -> dict[str, list[Answer]]:
-    """The tables of our own tests."""
-    forms, near = test_grading_forms.RIGHT, test_grading_forms.NEAR_MISSES
-    right = [*test_grading.RIGHT.values(), *(pair for pairs in forms.values() for pair in pairs)]
-    wrong = [
-        *((answer, gold) for answer, gold, _ in test_grading.NOT_RIGHT.values()),
-        *test_grading.NEAR_MISSES.values(),
-        *(pair for pairs in near.values() for pair in pairs),
-    ]
+    """The examples of the rules, and the tables of the tests."""
+    right = [pair for rule in RULES for pair in rule.right]
+    wrong = [pair for rule in RULES for pair in rule.near_misses]
+    right += [pair for pairs in test_grading.RIGHT.values() for pair in pairs]
+    wrong += [pair for pairs in test_grading.NEAR_MISSES.values() for pair in pairs]
+    wrong += [pair for pairs in test_grading.NOT_RIGHT.values() for pair in pairs]
     return {
         "hand-made forms and near misses": [
             boxed(answer, gold, is_right)
             for pairs, is_right in ((right, True), (wrong, False))
-            for answer, gold in pairs
+            for answer, gold in dict.fromkeys(pairs)
         ]
     }
 
@@ -149,7 +151,7 @@ def of_the_golds(data_dir: Path, seed: int) -> dict[str, list[Answer]]:
 
 def published(args: argparse.Namespace) -> dict[str, list[Answer]]:
     """Responses of models."""
-    found = responses.read(responses.fetch(args.responses, dict(args.given)), args.data_dir)
+    found = responses.read(responses.fetch(args.responses, {}), args.data_dir)
     right = set(json.loads(args.real.read_text())["right"])
     answers = []
     for one in found:
@@ -158,6 +160,33 @@ def published(args: argparse.Namespace) -> dict[str, list[Answer]]:
             Answer(one.text, one.golds, bool(answer) and key(one.golds, str(answer)) in right)
         )
     return {"published responses": answers}
+
+
+def all_suites(args: argparse.Namespace) -> dict[str, list[Answer]]:
+    """Suite -> its answers.
+
+    Raises:
+        ValueError, OSError: a file is missing or another one than pinned.
+    """
+    return {
+        **outside(args.cases, {}),
+        **tests(),
+        **of_the_golds(args.data_dir, args.seed),
+        **published(args),
+    }
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say where the answers are."""
+    parser.add_argument("--data-dir", type=Path, required=True, help="folder of the parquet files")
+    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    parser.add_argument("--cases", type=Path, default=fetch_cases.CACHE, metavar="DIR")
+    parser.add_argument("--responses", type=Path, default=responses.CACHE, metavar="DIR")
+    parser.add_argument(
+        "--real", type=Path, default=Path("experiments/graders/results/real_responses.json")
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--date", default=datetime.date.today().isoformat())
 
 
 def errors(answers: Sequence[Answer], verdicts: Sequence[bool]) -> dict[str, int]:
@@ -200,28 +229,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--data-dir", type=Path, required=True, help="folder of the parquet files")
+    add_options(parser)
     parser.add_argument("--before", type=Path, required=True, metavar="CHECKOUT")
-    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
-    parser.add_argument("--cases", type=Path, default=fetch_cases.CACHE, metavar="DIR")
-    parser.add_argument("--responses", type=Path, default=responses.CACHE, metavar="DIR")
-    parser.add_argument(
-        "--real", type=Path, default=Path("experiments/graders/results/real_responses.json")
-    )
     parser.add_argument("--texts", type=Path, help="write the errors with their texts here")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--date", default=datetime.date.today().isoformat())
     args = parser.parse_args(argv)
-    args.given = []
     if not (args.before / "sg_rlhf" / "tasks" / "math" / "grading.py").is_file():
         parser.error(f"--before {args.before}: not a checkout of this project")
     try:
-        suites = {
-            **outside(args.cases, {}),
-            **tests(),
-            **of_the_golds(args.data_dir, args.seed),
-            **published(args),
-        }
+        suites = all_suites(args)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     commit = subprocess.run(

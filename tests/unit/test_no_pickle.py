@@ -15,7 +15,7 @@ MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "she
 #: (file, what): the exceptions, with the reason.
 ALLOWED = {
     # Sends its own objects to the processes that it starts.
-    ("sg_rlhf/tasks/math/answers/worker_pool.py", "pickle"),
+    ("sg_rlhf/tasks/math/answers/pool.py", "pickle"),
 }
 
 

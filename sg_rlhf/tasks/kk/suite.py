@@ -12,7 +12,7 @@ from typing import Any
 
 from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.data_io.pinned_download import Origin, download
-from sg_rlhf.tasks import chat, other_verdicts
+from sg_rlhf.tasks import alternative_graders, chat
 from sg_rlhf.tasks.contamination import Exposure
 from sg_rlhf.tasks.kk import harnesses
 from sg_rlhf.tasks.kk.data import read_parquet, repeats
@@ -77,11 +77,11 @@ class KnightsSuite(Suite):
 
     def statistics(self, rows: Sequence[Mapping[str, Any]], failures: int) -> dict[str, Any]:
         """What the strict reading makes of the reward's responses."""
-        return other_verdicts.statistics(rows)
+        return alternative_graders.statistics(rows)
 
     def tables(self, results: Results) -> Sequence[ExtraTable]:
         """That, as a table."""
-        return other_verdicts.tables(results)
+        return alternative_graders.tables(results)
 
 
 def _in_the_form_of(tokenizer: Any, benchmark: Benchmark) -> Benchmark:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.data_io.dataset_writer import sha256_of
-from sg_rlhf.tasks import other_verdicts
+from sg_rlhf.tasks import alternative_graders
+from sg_rlhf.tasks.alternative_graders import OURS
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.math.data import read_rows
 from sg_rlhf.tasks.math.paper import beside_the_paper
@@ -23,7 +24,6 @@ from sg_rlhf.tasks.math.sets.published import (
     is_there,
     read_eval_set,
 )
-from sg_rlhf.tasks.other_verdicts import OURS
 from sg_rlhf.tasks.overlap import NGRAM, Problem
 from sg_rlhf.tasks.questions import EvalError, Question, Source, cache_folder, check_online
 from sg_rlhf.tasks.suite import (
@@ -99,12 +99,14 @@ def grader_names(text: str) -> tuple[str, ...]:
     Raises:
         EvalError: one is unknown; says which there are.
     """
-    from sg_rlhf.tasks.math.other_graders import RULES
+    from sg_rlhf.tasks.math.reference_graders import GRADERS
 
     names = dict.fromkeys(name.strip() for name in text.split(",") if name.strip())
     for name in names:
-        if name not in (OURS, *RULES):
-            raise EvalError(f"--grader {name}: expected one or more of {', '.join((OURS, *RULES))}")
+        if name not in (OURS, *GRADERS):
+            raise EvalError(
+                f"--grader {name}: expected one or more of {', '.join((OURS, *GRADERS))}"
+            )
     return tuple(name for name in names if name != OURS)
 
 
@@ -137,33 +139,33 @@ class MathSuite(Suite):
         names = grader_names(args.grader)
         if not names:
             return benchmarks, {}
-        from sg_rlhf.tasks.math.other_graders import RULES, OtherGraders, find_sources
+        from sg_rlhf.tasks.math.reference_graders import GRADERS, ReferenceGraders, find_sources
 
         try:
             sources = find_sources(names, args.grader_sources)
         except ValueError as error:
             raise EvalError(str(error)) from None
-        others = OtherGraders(sources)
+        others = ReferenceGraders(sources)
         resources.callback(others.close)
 
         def also(grade: GradeMany) -> GradeMany:
             def grade_many(pairs: Sequence[tuple[str, Any]]) -> list[Grade]:
-                graded = zip(grade(pairs), others.judge(pairs), strict=True)
+                graded = zip(grade(pairs), others.grade(pairs), strict=True)
                 return [replace(ours, others=verdicts) for ours, verdicts in graded]
 
             return grade_many
 
         changed = [replace(benchmark, grade=also(benchmark.grade)) for benchmark in benchmarks]
-        return changed, {"graders": {name: RULES[name].identity() for name in names}}
+        return changed, {"graders": {name: GRADERS[name].identity() for name in names}}
 
     def training_problems(self, path: Path) -> Sequence[Problem]:
         return read_rows(path, allow_empty=True)
 
     def statistics(self, rows: Sequence[Mapping[str, Any]], failures: int) -> dict[str, Any]:
-        return other_verdicts.statistics(rows)
+        return alternative_graders.statistics(rows)
 
     def tables(self, results: Results) -> Sequence[ExtraTable]:
-        return other_verdicts.tables(results)
+        return alternative_graders.tables(results)
 
 
 SUITE = MathSuite(

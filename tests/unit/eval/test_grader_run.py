@@ -13,9 +13,9 @@ import pytest
 from sg_rlhf.data_io.pinned_download import Origin
 from sg_rlhf.eval.run import main
 from sg_rlhf.eval.suites import SUITES
-from sg_rlhf.tasks.math import other_graders
+from sg_rlhf.tasks.math import reference_graders
 from sg_rlhf.tasks.math.grading import grade_many
-from sg_rlhf.tasks.math.other_graders import RULES
+from sg_rlhf.tasks.math.reference_graders import GRADERS
 from sg_rlhf.tasks.math.suite import MathSuite
 from sg_rlhf.tasks.questions import Question, generated_source
 from sg_rlhf.tasks.suite import Benchmark, Sampling
@@ -74,9 +74,9 @@ def serve():
 def rule(monkeypatch):
     """The rule `hendrycks`, pinned to the file above."""
     origin = replace(
-        RULES["hendrycks"].files[0], sha256=hashlib.sha256(IS_EQUIV.encode()).hexdigest()
+        GRADERS["hendrycks"].files[0], sha256=hashlib.sha256(IS_EQUIV.encode()).hexdigest()
     )
-    monkeypatch.setitem(RULES, "hendrycks", replace(RULES["hendrycks"], files=(origin,)))
+    monkeypatch.setitem(GRADERS, "hendrycks", replace(GRADERS["hendrycks"], files=(origin,)))
     return origin
 
 
@@ -146,7 +146,7 @@ def test_a_file_is_downloaded_once(run, rule, serve, tmp_path, monkeypatch, caps
 
     address = serve(Raw)
     monkeypatch.setattr(Origin, "url", property(lambda self: f"{address}/{self.path}"))
-    monkeypatch.setattr(other_graders, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(reference_graders, "cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert run("--grader", "hendrycks")[0] == 2
     assert "HF_HUB_OFFLINE is set" in capsys.readouterr().err

@@ -1,6 +1,7 @@
-"""How two mathematics answers are compared.
+"""How two mathematics answers are compared: a table of rules, and the code that applies it.
 
-`extraction` finds the answer; `notation`, `units`, `names` and `lists` bring it to one form;
-`refusal` rejects what is not parsed. `worker_pool` runs `verifier` (math-verify and `expressions`)
-in processes that can be killed. Called by `sg_rlhf.tasks.math.grading`.
+`boxed` finds the answer. `rewrites`, `units` and `normalize` bring it to one spelling; `guards`
+rejects what is not parsed. `pool` runs `worker` in processes that can be killed: `lists` splits
+the answer, `symbols` and `symbolic` (math-verify and sympy) compare its values, `numeric` by their
+values at points. `table` lists every rule. Called by `sg_rlhf.tasks.math.grading`.
 """

@@ -3,13 +3,6 @@ r"""Answers that are several values: 1, 2; x = 1 or x = 2; (1, 2), (3, 4); 2 \pm
 What is a list is decided here, from the text, and its elements are compared one by one: math-verify
 makes a set of a list, which forgets how often an element occurs, and to which of two solutions a
 named value belongs.
-
-| gold | right | wrong |
-|---|---|---|
-| 1, 2 | 2, 1; {1, 2}; x = 1 or x = 2; (1, 2) | (2, 1): in brackets the order counts |
-| -2, -2 | a = -2, b = -2; (-2, -2) | -2: the gold is a pair |
-| 2 \pm \sqrt{3} | the two roots in any order | one of them |
-| p = 5, q = 2; p = 7, q = 2 | (7, 2), (5, 2) | p = 5, p = 7, q = 2 |
 """
 
 from __future__ import annotations
@@ -19,9 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from sg_rlhf.tasks.math.answers.notation import number
+from sg_rlhf.tasks.math.answers.normalize import parse_number
+from sg_rlhf.tasks.math.answers.rules import Rule
 
-#: Whether two values are equal, (gold, answer).
+#: Whether two values are equal, (reference, answer).
 Same = Callable[[str, str], bool]
 
 MAX_ELEMENTS = 40
@@ -40,11 +34,14 @@ _NAMED = re.compile(rf"({_NAME})\s*=\s*([^=<>]+)")
 _NAMED_TUPLE = re.compile(rf"\(\s*({_NAME}(?:\s*,\s*{_NAME})+)\s*\)\s*=\s*(\(.*\))")
 _NAME_OF_A_SET = re.compile(rf"\s*{_NAME}\s*(?:=|\\in(?![A-Za-z]))\s*(?=\\\{{)")
 _SIGNS = re.compile(r"\\(pm|mp)(?![A-Za-z])\s*")
+_RANGE = re.compile(r"\\(?:cup|cap|in|mathbb|begin)(?![A-Za-z])|[<>]")
+# 1:10 may be a time of day, and 2:20 another.
+_TIME = re.compile(r"[0-2]?[0-9]:[0-5][0-9]")
 _BUILDER = re.compile(r"\\mid(?![A-Za-z])|[|:]")
 
 
 @dataclass(frozen=True)
-class Solution:
+class Element:
     """One element of a list: a value, or the values of several names, of a tuple or of a ratio.
 
     Attributes:
@@ -59,10 +56,10 @@ class Solution:
 
 
 @dataclass(frozen=True)
-class Listed:
+class AnswerList:
     """What a text lists; `braces` for a set, whose order says nothing."""
 
-    solutions: tuple[Solution, ...]
+    elements: tuple[Element, ...]
     braces: bool
 
 
@@ -92,7 +89,7 @@ def _trimmed(text: str) -> str:
     return re.sub(r"^(?:\s|\\q?quad(?![A-Za-z]))+|(?:\s|\\q?quad(?![A-Za-z]))+$", "", text)
 
 
-def both_signs(text: str) -> list[str]:
+def expand_plus_minus(text: str) -> list[str]:
     r"""The two values of a text with one \pm, or with a \pm and a \mp, which belong together.
 
     Only the text where there is none, or where nothing says which signs go together.
@@ -112,7 +109,7 @@ def both_signs(text: str) -> list[str]:
     return [written(True), written(False)]
 
 
-def inside(text: str, opening: str, closing: str) -> str | None:
+def strip_brackets(text: str, opening: str, closing: str) -> str | None:
     """What stands between a bracket at the start and its partner at the end, if that is all."""
     if not text.startswith(opening) or not text.endswith(closing):
         return None
@@ -125,57 +122,63 @@ def inside(text: str, opening: str, closing: str) -> str | None:
 
 
 @lru_cache(maxsize=2048)
-def read(text: str) -> Listed | None:
+def read(text: str) -> AnswerList | None:
     """The list that a text is; a single value is one of one. None: too long."""
     text = text.strip()
-    within = inside(_NAME_OF_A_SET.sub("", text), "\\{", "\\}")
+    within = strip_brackets(_NAME_OF_A_SET.sub("", text), "\\{", "\\}")
     braces = within is not None and not _BUILDER.search(within)
-    if number(text) is not None:  # 1,000
+    if parse_number(text) is not None:  # 1,000
         parts = [text]
     else:
         parts = split(within if within is not None and braces else text)
     if len(parts) > MAX_ELEMENTS:
         return None
-    return Listed(tuple(_solutions([one for part in parts for one in both_signs(part)])), braces)
+    for rule in PARTS:
+        parts = [one for part in parts for one in rule.apply(part)]
+    found = [_element(part) for part in parts]
+    for rule in GROUPS:
+        found = rule.apply(found)
+    return AnswerList(tuple(found), braces)
 
 
-def _solutions(parts: Sequence[str]) -> list[Solution]:
-    found = list(map(_solution, parts))
-    named = [one for one in found if one.names[0]]
-    if len(named) == len(found) and len({name for one in found for name in one.names}) > 1:
-        return _by_repetition(found)
-    if len(named) == 1 and found[0].names[0] and all(len(one.names) == 1 for one in found):
-        # x = 1, 2, 3: the name is that of all.
-        return [Solution(one.text, found[0].names, one.values) for one in found]
-    return found
+def _element(part: str) -> Element:
+    read_as = (rule.apply(part) for rule in ELEMENTS)
+    return next((one for one in read_as if one is not None), Element(part, ("",), (part,)))
 
 
-def _solution(part: str) -> Solution:
-    if match := _NAMED_TUPLE.fullmatch(part):
-        names = tuple(name.strip() for name in match[1].split(","))
-        values = tuple(split(inside(match[2], "(", ")") or ""))
-        if len(names) == len(values):
-            return Solution(part, names, values)
-    if match := _NAMED.fullmatch(part):
-        return Solution(part, (match[1],), (match[2].strip(),))
-    values = tuple(split(inside(part, "(", ")") or ""))
-    if len(values) > 1:
-        return Solution(part, ("",) * len(values), values)
+def _named_tuple(part: str) -> Element | None:
+    match = _NAMED_TUPLE.fullmatch(part)
+    names = tuple(name.strip() for name in match[1].split(",")) if match else ()
+    values = tuple(split(strip_brackets(match[2], "(", ")") or "")) if match else ()
+    return Element(part, names, values) if names and len(names) == len(values) else None
+
+
+def _named_value(part: str) -> Element | None:
+    match = _NAMED.fullmatch(part)
+    return Element(part, (match[1],), (match[2].strip(),)) if match else None
+
+
+def _tuple(part: str) -> Element | None:
+    values = tuple(split(strip_brackets(part, "(", ")") or ""))
+    return Element(part, ("",) * len(values), values) if len(values) > 1 else None
+
+
+def _ratio(part: str) -> Element | None:
     terms = tuple(_split(part, lambda token: token[0] == ":"))
-    if len(terms) > 1:
-        return Solution(part, ("",) * len(terms), terms, ratio=True)
-    return Solution(part, ("",), (part,))
+    return Element(part, ("",) * len(terms), terms, ratio=True) if len(terms) > 1 else None
 
 
-def _by_repetition(found: Sequence[Solution]) -> list[Solution]:
-    """p = 5, q = 2, p = 7, q = 2 are two solutions: a name that comes again begins the next."""
-    groups: list[list[Solution]] = [[]]
+def _group_by_name(found: list[Element]) -> list[Element]:
+    names = [name for one in found for name in one.names]
+    if "" in (one.names[0] for one in found) or len(set(names)) == 1:
+        return found
+    groups: list[list[Element]] = [[]]
     for one in found:
         if {name for other in groups[-1] for name in other.names} & set(one.names):
             groups.append([])
         groups[-1].append(one)
     return [
-        Solution(
+        Element(
             ", ".join(one.text for one in group),
             tuple(name for one in group for name in one.names),
             tuple(value for one in group for value in one.values),
@@ -184,78 +187,126 @@ def _by_repetition(found: Sequence[Solution]) -> list[Solution]:
     ]
 
 
-def equal(gold: str, answer: str, same: Same) -> bool | None:
+def equal(reference: str, answer: str, same: Same) -> bool | None:
     """Whether two texts list the same; None where both are one value, or one is a set in words.
 
     Args:
         same: compares two single values, and elements that only one of the two takes apart.
     """
-    wanted, given = read(gold), read(answer)
+    wanted, given = read(reference), read(answer)
     if wanted is None or given is None:
         return None
-    one_each = len(wanted.solutions) == len(given.solutions) == 1
-    widths = [len(one.values) for listed in (wanted, given) for one in listed.solutions]
-    if one_each and 1 in widths:
+    one_each = len(wanted.elements) == len(given.elements) == 1
+    if one_each and 1 in (len(wanted.elements[0].values), len(given.elements[0].values)):
         return None
+    for rule in COMPARISONS:
+        verdict: bool | None = rule.apply(wanted, given, same)
+        if verdict is not None:
+            return verdict
+    if 1 in (len(wanted.elements), len(given.elements)) and not one_each:
+        single = reference if len(wanted.elements) == 1 else answer
+        # A union of intervals, a range: its elements are for the parser to find.
+        return None if _RANGE.search(single) else False
+    return _same_elements(wanted.elements, given.elements, same)
+
+
+def _without_brackets(wanted: AnswerList, given: AnswerList, same: Same) -> bool | None:
     for listed, other, flipped in ((wanted, given, False), (given, wanted, True)):
-        if not other.braces and len(listed.solutions) == 1:
-            one = listed.solutions[0]
-            pairs = _without_brackets(one, other.solutions)
-            if pairs is not None:
-                in_order = not flipped or _alphabetical(one)
-                return in_order and all(same(*(p[::-1] if flipped else p)) for p in pairs)
-    if 1 in (len(wanted.solutions), len(given.solutions)) and not one_each:
-        single = gold if len(wanted.solutions) == 1 else answer
-        # A union of intervals, a range: what it holds is for the parser to say.
-        return (
-            None if re.search(r"\\(?:cup|cap|in|mathbb|begin)(?![A-Za-z])|[<>]", single) else False
-        )
-    return _same_solutions(wanted.solutions, given.solutions, same)
+        one, several = listed.elements[0], other.elements
+        if other.braces or len(listed.elements) > 1 or one.ratio or len(one.values) == 1:
+            continue
+        if len(one.values) == len(several) and all(part.names == ("",) for part in several):
+            pairs = zip(one.values, (part.text for part in several), strict=True)
+            in_order = not flipped or _alphabetical(one)
+            return in_order and all(same(*(pair[::-1] if flipped else pair)) for pair in pairs)
+    return None
 
 
-def _without_brackets(one: Solution, several: Sequence[Solution]) -> list[tuple[str, str]] | None:
-    """The values of (1, 2), or of a = 1, b = 2, beside the elements of 1, 2, in their order."""
-    if one.ratio or not 1 < len(one.values) == len(several):
+def _same_ratio(wanted: AnswerList, given: AnswerList, same: Same) -> bool | None:
+    r, a = wanted.elements[0], given.elements[0]
+    if not (r.ratio and a.ratio and len(r.values) == len(a.values)) or _TIME.fullmatch(r.text):
         return None
-    if any(other.names != ("",) for other in several):
-        return None
-    return list(zip(one.values, (other.text for other in several), strict=True))
+    products = [
+        (f"({r.values[0]})*({x})", f"({a.values[0]})*({y})")
+        for x, y in zip(a.values[1:], r.values[1:], strict=True)
+    ]
+    multiple = not same("0", a.values[0]) and all(same(*pair) for pair in products)
+    return True if multiple else None
 
 
-def _alphabetical(solution: Solution) -> bool:
+def _alphabetical(element: Element) -> bool:
     """Whether the order of its names is the usual one, in which a pair without names stands."""
-    return list(solution.names) == sorted(solution.names)
+    return list(element.names) == sorted(element.names)
 
 
-def _same_solutions(gold: Sequence[Solution], answer: Sequence[Solution], same: Same) -> bool:
-    if len(answer) > len(gold):
-        # A root may be named twice, but not a gold's.
-        answer = list({_key(one): one for one in answer}.values())
-    if len(gold) != len(answer):
+def _same_elements(reference: Sequence[Element], answer: Sequence[Element], same: Same) -> bool:
+    if len(answer) > len(reference):
+        # A root may be named twice, but not a reference answer's.
+        answer = list({re.sub(r"\s+", "", ",".join(one.values)): one for one in answer}.values())
+    if len(reference) != len(answer):
         return False
     left = list(answer)
-    for wanted in gold:
-        found = next((given for given in left if _same_solution(wanted, given, same)), None)
+    for wanted in reference:
+        found = next((given for given in left if _same_element(wanted, given, same)), None)
         if found is None:
             return False
         left.remove(found)
     return True
 
 
-def _key(solution: Solution) -> str:
-    return re.sub(r"\s+", "", ",".join(solution.values))
-
-
-def _same_solution(gold: Solution, answer: Solution, same: Same) -> bool:
-    if len(gold.values) != len(answer.values) or gold.ratio is not answer.ratio:
-        return same(gold.text, answer.text)
-    if gold.names[0] and answer.names[0]:
-        if sorted(gold.names) != sorted(answer.names):
+def _same_element(reference: Element, answer: Element, same: Same) -> bool:
+    if len(reference.values) != len(answer.values) or reference.ratio is not answer.ratio:
+        return same(reference.text, answer.text)
+    if reference.names[0] and answer.names[0]:
+        if sorted(reference.names) != sorted(answer.names):
             return False
         given = dict(zip(answer.names, answer.values, strict=True))
-        answered = [given[name] for name in gold.names]
+        answered = [given[name] for name in reference.names]
     elif _alphabetical(answer):
         answered = list(answer.values)
     else:
         return False
-    return all(map(same, gold.values, answered))
+    return all(map(same, reference.values, answered))
+
+
+# fmt: off
+#: Part of a list -> parts.
+PARTS: tuple[Rule, ...] = (
+    Rule("plus-minus", "Read 2 \\pm 1 as its two values.", expand_plus_minus,
+        right=((r"2+\sqrt{3},2-\sqrt{3}", r"2\pm\sqrt{3}"), ("(1,-1),(-1,1)", r"(\pm 1,\mp 1)")),
+        near_misses=((r"\pm 5", "5"), (r"2+\sqrt{3}", r"2\pm\sqrt{3}"),
+        ("(1,1),(-1,-1)", r"(\pm 1,\mp 1)"))),
+)
+#: Part -> element, or None: not of this kind.
+ELEMENTS: tuple[Rule, ...] = (
+    Rule("named tuple", "Read (x, y) = (1, 2) as two named values.", _named_tuple,
+        right=(("(p,q)=(7,2),(5,2)", "p=5,q=2;p=7,q=2"),
+        ("(f(n),g(n))=(n,1)", "$f(n)=n$, $g(n)=1$")),
+        near_misses=(("(p,q)=(5,2),(2,7)", "p=5,q=2;p=7,q=2"),)),
+    Rule("named value", "Read x = 1 as a named value.", _named_value,
+        right=(("k=45,n=2", "n=2,k=45"),), near_misses=(("n=45,k=2", "k=45,n=2"),
+        ("y=1,x=2", "1,2"))),
+    Rule("tuple", "Read (1, 2) as two values in order.", _tuple,
+        right=(("(3,2),(1,1)", "$(1,1), (3,2)$"),), near_misses=(("(2,1)", "(1,2)"),
+        ("(32, 349)", "32349"), ("(1,2]", "1,2"))),
+    Rule("ratio", "Read 1 : 2 as two values in order.", _ratio,
+        right=((r"\sqrt{5} : 2 \cdot \sqrt{2} : 3", r"\sqrt{5} : 2\sqrt{2} : 3"),),
+        near_misses=(("3:2", "2:3"), ("(2,3)", "2:3"), ("2,3", "2:3"), ("23", "2:3"))),
+)
+#: Elements -> elements.
+GROUPS: tuple[Rule, ...] = (
+    Rule("group by name", "Read p = 5, q = 2, p = 7, q = 2 as two solutions.", _group_by_name,
+        right=(("p=5,q=2;p=7,q=2", r"p = 5, q = 2 \quad \text{and} \quad p = 7, q = 2"),),
+        near_misses=(("p=5,p=7,q=2", r"p = 5, q = 2 \text{ and } p = 7, q = 2"),
+        ("p=5,q=2,p=7,q=2", "p=5,q=7,p=2,q=2"))),
+)
+#: (list of the reference, of the answer, how to compare values) -> verdict, or None.
+COMPARISONS: tuple[Rule, ...] = (
+    Rule("brackets left out", "Accept 1, 2 in order for (1, 2).", _without_brackets,
+        right=(("x=1,y=2", "(1,2)"), ("(-2,-2)", "-2,-2")), near_misses=(("x=2,y=1", "(1,2)"),
+        ("(2,1)", "1,2"), (r"\{1,2\}", "(1,2)"))),
+    Rule("multiple of a ratio", "Accept 4 : 6 for 2 : 3.", _same_ratio, right=(("4:6", "2:3"),
+        (r"\frac12 : 1", "1:2"), ("2:4:6", "1:2:3")), near_misses=(("4:6", "3:2"), ("0:0", "2:3"),
+        ("2:4:5", "1:2:3"), ("2:20", "1:10"))),
+)
+# fmt: on

@@ -47,7 +47,13 @@ _PLAIN = (
     r"miles?|yards?|met(?:er|re)s?|(?:centi|kilo|milli)met(?:er|re)s?|cm|km|mm|nm|kg|mg|grams?|"
     r"kilograms?|lit(?:er|re)s?|ml|mL|seconds?|sec|min(?:ute)?s?|hours?|hrs?|days?|weeks?|months?|years?|"
     r"mph|kmph|km/hr?|m/s|cm/s|km/s|Hz|kHz|MHz|GHz|eV|keV|MeV|angstroms?|kJ|kcal|kPa|Pa|mol|people|students?|ways?|"
-    r"[ap]\.?m\.?|[AP]\.?M\.?"
+    r"[ap]\.?m\.?|[AP]\.?M\.?|"
+    r"USD|EUR|GBP|yen|yuan|rupees?|pesos?|francs?|pence|tons?|tonnes?|gallons?|ounces?|oz|lbs?|"
+    r"quarts?|pints?|joules?|newtons?|watts?|volts?|amp(?:ere)?s?|ohms?|kelvins?|hectares?|acres?|"
+    r"decades?|centuries|persons?|"
+    # The plural of a noun that is counted, but no function and no word that changes the value.
+    r"(?<= )(?!(?:plus|minus|times|dozens|hundreds|thousands|[a-z]*illions|halves|thirds|quarters|"
+    r"solutions)\b)[a-z]{3,}s(?<!ss)"
 )
 _NUMERIC = r"[+-]?(?:[0-9.,:(){}+*/ -]|\\(?:frac|sqrt|pi|cdot|times)(?![A-Za-z])|\^)*[0-9)}]"
 _PLAIN_UNIT = re.compile(
@@ -77,7 +83,8 @@ _NAMES = {
         "wk": "week weeks",
         "mo": "month months",
         "yr": "year years",
-        "dollar": "dollar dollars",
+        "dollar": "dollar dollars USD",
+        "euro": "euro euros EUR",
         "cent": "cent cents",
         "degree": "degree degrees deg",
         "radian": "radian radians rad",

@@ -1,6 +1,6 @@
 import pytest
 
-from sg_rlhf.tasks.math.answers.worker_pool import WorkerPool
+from sg_rlhf.tasks.math.answers.pool import WorkerPool
 
 
 @pytest.fixture(scope="session")

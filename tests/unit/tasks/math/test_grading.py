@@ -2,232 +2,197 @@
 
 import pytest
 
-from sg_rlhf.tasks.math.answers.notation import number, tidy
-from sg_rlhf.tasks.math.grading import Grade, Reason, grade, grade_many, outcome_counts
+from sg_rlhf.tasks.math.answers.normalize import normalize, parse_number
+from sg_rlhf.tasks.math.answers.table import RULES
+from sg_rlhf.tasks.math.answers.worker import compare
+from sg_rlhf.tasks.math.grading import Grade, Reason, grade, grade_many
 
-# answer, gold
+# (answer, reference answer) by class: what no single rule's examples say (see test_rules.py).
 RIGHT = {
-    "equation, moved": ("x+y-5=0", "x+y=5"),
-    "equation, scaled": ("2x+2y=10", "x+y=5"),
-    "equation, swapped": ("5=x", "x=5"),
-    "value for its name": ("5=x", "5"),
-    "value in a gold for its name": ("5", "5=x"),
-    "relation for an interval": (r"x \geq 2", r"[2,\infty)"),
-    "strict relation for an interval": ("x>2", r"(2,\infty)"),
-    "variable's range": (r"x \in [-2,\frac{14}{2}]", r"x \in [-2,7]"),
-    "derivative, reordered": (r"\frac{dx}{dt}=-a+kx", r"\frac{dx}{dt} = kx - a"),
-    "prime": ("y'=2x", "y' = 2x"),
-    "scientific, written out": ("870000000", r"8.7 \times 10^{8}"),
-    "scientific, shifted": (r"87 \times 10^{7}", r"8.7 \times 10^8"),
-    "scientific, small": (r"0.16 \cdot 10^{-18}", "1.6e-19"),
-    "repeating decimal": (r"0.\overline{3}", r"\frac{1}{3}"),
-    "gold that repeats": (r"\frac{7}{30}", r"0.2\overline{3}"),
-    "grouped by negative spaces": (r"11,\! 111,\! 111,\! 100", "11111111100"),
-    "grouped with a space": ("10, 000", "10000"),
-    "outer braces": (r"{\frac{1}{2}}", r"\frac{1}{2}"),
-    "outer braces of E notation": ("{1e-5}", "1e-5"),
-    "bold": (r"\boldsymbol{5}", "5"),
-    "colour": (r"\color{red}{5}", "5"),
-    "underlined": (r"\underline{5}", "5"),
-    "large": (r"\large 5", "5"),
-    "approximately": (r"\approx 5", "5"),
-    "empty set": (r"\varnothing", r"\emptyset"),
-    "bare sqrt": ("-1 + sqrt(3)", r"-1+\sqrt{3}"),
-    "bare pi": ("2pi", r"2\pi"),
-    "unicode root": ("2√3", r"2\sqrt{3}"),
-    "unicode square": ("x²", "x^2"),
-    "unicode theta": ("θ", r"\theta"),
-    "unicode hyphen": ("\u20103", "-3"),
-    "euro": ("5€", "5"),
-    "dollars in words": ("5 dollars", "5"),
-    "choice with its text": (r"\textbf{(B)}\ 12", "B"),
-    "no": ("No", r"\text{no}"),
-    "E notation with a full stop": ("6e13.", "6e13"),
-    "integer": ("142", "142"),
-    "float gold": ("142", "142.0"),
-    "integer gold": ("142.0", "142"),
-    "leading zero gold": ("33", "033"),
-    "negative float gold": ("-4", "-4.0"),
-    "unicode minus": ("−4", "-4"),
-    "leading point": ("0.35625", ".35625"),
-    "grouped by commas": ("1,234,567", "1234567"),
-    "grouped by TeX commas": ("1{,}234", "1234"),
-    "grouped by thin spaces": (r"12\,345", "12345"),
-    "list, not a grouped number": ("5, 15", "5,15"),
-    "final full stop": ("5.", "5"),
-    "dollar signs": ("$5$", "5"),
-    "currency": (r"\$32,\!348", "32348"),
-    "fraction": ("3/4", r"\frac{3}{4}"),
-    "unreduced fraction": (r"\frac{6}{8}", r"\frac{3}{4}"),
-    "dfrac": (r"\dfrac{3}{4}", r"\frac34"),
-    "fraction as decimal": ("0.75", r"\frac{3}{4}"),
-    "rounded third": ("0.333333", r"\frac{1}{3}"),
-    "negative fraction": (r"\frac{-1}{2}", r"-\frac{1}{2}"),
-    "mixed number": (r"1\frac{1}{2}", r"\frac{3}{2}"),
-    "mixed number in words": ("1 1/2", "1.5"),
-    "percent for number": (r"52\%", "52"),
-    "number for percent": ("52", r"52\%"),
-    "decimal for percent": ("0.52", r"52\%"),
-    "degrees": ("35", r"35^\circ"),
-    "unit in text": (r"10\text{ cm}", "10"),
-    "squared unit": (r"15 \text{ cm}^2", r"15\mbox{ cm}^2"),
-    "plain unit": ("10 cm", r"10 \text{ cm}"),
-    "root": (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"),
-    "power of ten": ("300000000", r"3 \times 10^{8}"),
-    "computer notation": ("3e8", r"3 \times 10^{8}"),
-    "large power": (r"2 \cdot 2^{1008}", "$2^{1009}$"),
-    "large factorial": (r"\frac{100!}{2^{50}}", r"$\frac{100!}{2^{50}}$"),
-    "polynomial": ("1+x^2", "x^2+1"),
-    "expanded": ("x^2-1", "(x-1)(x+1)"),
-    "equation for its value": ("x=5", "5"),
-    "value for its equation": ("5", "x=5"),
-    "value of a function": ("f(2)=5", "5"),
-    "chain with a formula": (r"A=\pi r^2=9\pi", r"9\pi"),
-    "chain of equal values": (r"x=2\cdot 3=6", "6"),
-    "function": ("f(x)=x+1", "$f(x)=1+x$"),
-    "right side of a function": ("2x", "y=2x"),
-    "tuple": ("( 6, 31, -1 )", "(6,31,-1)"),
-    "tuple of fractions": (r"\left(\frac12, 0.5\right)", r"(\frac{1}{2},\frac{1}{2})"),
-    "interval": (r"\left[0,\infty\right)", r"[0,\infty)"),
-    "union": (r"(-\infty,1)\cup(2,3)", r"(-\infty,1) \cup (2,3)"),
-    "set in another order": (r"\{3,1,2\}", r"\{1,2,3\}"),
-    "list in another order": ("60,90", r"$90^{\circ}$,$60^{\circ}$"),
-    "list of tuples": ("(3,2),(1,1)", "$(1,1), (3,2)$"),
-    "alternatives, all given": (r"3 \text{ or } 5", "3,5"),
-    "plus or minus": (r"\pm 5", "5,-5"),
-    "matrix": (
-        r"\begin{pmatrix} 1 & 2 \\ 3 & 0.5 \end{pmatrix}",
-        r"\begin{pmatrix}1&2\\3&\frac{1}{2}\end{pmatrix}",
-    ),
-    "inequality": ("5 > x", "x < 5"),
-    "inequality as interval": (r"(-\infty,5)", "x<5"),
-    "equation to solve": ("0=1+x", "0=x+1"),
-    "complex": ("9i+6", "6+9i"),
-    "text": ("Evelyn", r"\text{Evelyn}"),
-    "text in another case": (r"\text{even}", "Even"),
-    "choice": ("C", r"\text{(C)}"),
-    "bold choice": (r"\textbf{(C)}", "C"),
-    "base": ("4210_5", "4210_{5}"),
-    "base left out": ("4210", "4210_{5}"),
-    "gold with line feed": ("3", "3\n"),
-    "gold that no parser reads": ("t(0, 4]", "$t(0,4]$"),
-    "variable after a number": ("10 t", "10t"),
-    "box in a box": (r"\boxed{5}", "5"),
-}
+    "without a rule of their own": [
+        (r"\\frac{1}{2}", r"\frac12"), (r"-2 \\le x \\le 7", r"x \in [-2,7]"),
+        ("10110_2", "10110_{(2)}"), ("10110", "10110_{(2)}"), ("1{,}234", "1234"),
+        ("17.5", "17.5%"), ("4210_5", "4210_{5}"), (r"\boxed{5}", "5"), (r"3 \text{ or } 5", "3,5"),
+        ("x=1,2,3", "3,2,1"),
+    ],
+    "others": [
+        ("x+y-5=0", "x+y=5"), ("5=x", "5"), ("5", "5=x"), ("x>2", r"(2,\infty)"),
+        (r"x \in [-2,\frac{14}{2}]", r"x \in [-2,7]"), (r"87 \times 10^{7}", r"8.7 \times 10^8"),
+        (r"0.16 \cdot 10^{-18}", "1.6e-19"), (r"0.\overline{3}", r"\frac{1}{3}"),
+        ("10, 000", "10000"), (r"{\frac{1}{2}}", r"\frac{1}{2}"), ("‐3", "-3"), ("5 dollars", "5"),
+        ("142", "142"), ("142.0", "142"), ("33", "033"), ("-4", "-4.0"), ("0.35625", ".35625"),
+        ("1,234,567", "1234567"), ("5, 15", "5,15"), (r"\frac{6}{8}", r"\frac{3}{4}"),
+        ("0.75", r"\frac{3}{4}"), (r"\frac{-1}{2}", r"-\frac{1}{2}"),
+        (r"1\frac{1}{2}", r"\frac{3}{2}"), (r"52\%", "52"), (r"15 \text{ cm}^2", r"15\mbox{ cm}^2"),
+        (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"), ("300000000", r"3 \times 10^{8}"),
+        (r"2 \cdot 2^{1008}", "$2^{1009}$"), (r"\frac{100!}{2^{50}}", r"$\frac{100!}{2^{50}}$"),
+        ("1+x^2", "x^2+1"), ("x^2-1", "(x-1)(x+1)"), ("f(x)=x+1", "$f(x)=1+x$"), ("2x", "y=2x"),
+        (r"(-\infty,1)\cup(2,3)", r"(-\infty,1) \cup (2,3)"), (r"\{3,1,2\}", r"\{1,2,3\}"),
+        (r"\pm 5", "5,-5"),
+        (r"\begin{pmatrix} 1 \\ 0.5 \end{pmatrix}", r"\begin{pmatrix}1\\\frac{1}{2}\end{pmatrix}"),
+        ("5 > x", "x < 5"), (r"(-\infty,5)", "x<5"), ("9i+6", "6+9i"), ("3", "3\n"),
+        ("10 t", "10t"),
+    ],
+    "complex": [
+        ("3+4i", "4i+3"), ("(1+i)^2", "2i"), ("-1", "i^2"), (r"2e^{i\pi/3}", r"1+i\sqrt{3}"),
+        (r"\sqrt{-4}", "2i"), ("(3+4i)(3-4i)", "25"), (r"\cos\theta+i\sin\theta", r"e^{i\theta}"),
+        ("z = 3+4i", "3+4i"), ("a+bi", "bi+a"),
+        (r"\frac{2A}{3}(1-i)e^{it}", r"\frac{4A}{3+3i}e^{it}"),
+    ],
+    "plus-minus": [
+        (r"2\pm\sqrt{3}", r"2-\sqrt{3},2+\sqrt{3}"),
+        (r"x=2+\sqrt{3} \text{ or } x=2-\sqrt{3}", r"x=2\pm\sqrt{3}"),
+        (r"\frac{1\pm\sqrt{5}}{2}", r"\frac{1+\sqrt{5}}{2},\frac{1-\sqrt{5}}{2}"),
+        (r"-\frac{1}{2}\pm\frac{\sqrt3}{2}i", r"\frac{-1\pm i\sqrt{3}}{2}"),
+        ("(1,2),(-1,2)", r"(\pm 1,2)"), ("-2,-1,1,2", r"\pm 1, \pm 2"), (r"\mp 5", r"\pm 5"),
+    ],
+    "lists": [
+        ("(x,y)=(1,2)", "x=1,y=2"), ("a=-2,b=-2", "-2,-2"), ("1,1,2", "1,2"),
+        (r"x \in \{3,2,1\}", r"\{1,2,3\}"),
+    ],
+    "units": [
+        ("5 cm, 7 cm", r"5\text{ cm}, 7\text{ cm}"), (r"5\text{ cm and }7\text{ cm}", "5,7"),
+        (r"(5\text{ cm}, 7\text{ cm})", "(5,7)"), (r"5 \mathrm{~kJ} / \text{mole photons}", "5"),
+        (r"1.3 × 10⁻²⁷ \mathrm{~kg·m/s}", r"1.3 \times 10^{-27}"),
+        (r"6630.65 \text{ Å}", "6630.65"), (r"5 \text{ million dollars}", "5000000"),
+        ("3:30 PM", r"3:30 \text{ p.m.}"), ("1,000.99", "1000.99"),
+    ],
+    "names": [
+        ("b = m", "m"), ("y=2x+3", "y-2x-3=0"), ("x(t) = 2t+t", "x = 3t"),
+    ],
+    "derivatives": [
+        (r"\dot{v} = \frac{f - bv}{m}", r"m \frac{d v}{d t}+b v=f"),
+        (r"\frac{dM}{dt} = \frac{L_{\odot} M^{6}}{7}", r"\frac{dM}{dt}=\frac{L_{\odot}}{7} M^{6}"),
+    ],
+    "constants": [
+        (r"x = \frac{1}{3}e^{t} + Ce^{-2t}", r"x = \frac{e^{t}}{3} + ce^{-2t}"),
+    ],
+    "formulas": [
+        (r"\sqrt{x^2}", "|x|"),
+    ],
+    "ranges": [
+        (r"-2 \le x \le 7", r"x \in [-2,7]"),
+    ],
+}  # fmt: skip
 
-# answer, gold, reason
-NOT_RIGHT = {
-    "other number": ("6", "5", Reason.WRONG),
-    "sign": ("-5", "5", Reason.WRONG),
-    "nearly, integers": ("100000000000000000001", "100000000000000000000", Reason.WRONG),
-    "rounded too far": ("0.3333", r"\frac13", Reason.WRONG),
-    "interval ends": ("[0,1)", "[0,1]", Reason.WRONG),
-    "tuple order": ("(2,1)", "(1,2)", Reason.WRONG),
-    "half of a list": ("5", "5,15", Reason.WRONG),
-    "other text": (r"\text{odd}", r"\text{even}", Reason.WRONG),
-    "other choice": ("B", "C", Reason.WRONG),
-    "other variable": ("y=5", "x=5", Reason.WRONG),
-    "other base": ("4210_7", "4210_5", Reason.WRONG),
-    "transposed": (
-        r"\begin{pmatrix}1&3\\2&4\end{pmatrix}",
-        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
-        Reason.WRONG,
-    ),
-    "two numbers for one": ("1 2", "12", Reason.UNPARSEABLE),
-    "empty": ("", "5", Reason.EMPTY_BOX),
-    "blank": (r"\ ", "5", Reason.UNPARSEABLE),
-    "half a fraction": (r"\frac{1}{", "5", Reason.NO_BOX),
-    "unknown command": (r"5 \foo 5", "5", Reason.UNPARSEABLE),
-    "unicode digits": ("５", "5", Reason.UNPARSEABLE),
-    "division by zero": (r"\frac{1}{0}", "5", Reason.WRONG),
-    "unreadable gold": ("5", "$t(0,4]$", Reason.UNREADABLE_GOLD),
-    # Games: each of these holds the gold.
-    "every candidate": ("1,2,3,4,5,6,7,8,9,10", "5", Reason.WRONG),
-    "set of candidates": (r"\{4,5\}", "5", Reason.WRONG),
-    "or": ("5 or 6", "5", Reason.WRONG),
-    "or in text": (r"5 \text{ or } 6", "5", Reason.WRONG),
-    "or hidden in a unit": (r"5 \text{ or 6}", "5", Reason.AMBIGUOUS),
-    "words in a unit": (r"5 \text{ or six}", "5", Reason.AMBIGUOUS),
-    "negation in a unit": (r"5 \text{ not six}", "5", Reason.AMBIGUOUS),
-    "semicolons": ("5;6", "5", Reason.WRONG),
-    "bar": ("5|6", "5", Reason.UNPARSEABLE),
-    "quotes join digits": ("5'6", "56", Reason.UNPARSEABLE),
-    "far spaces": (r"5 \quad 6", "30", Reason.UNPARSEABLE),
-    "plus or minus": (r"\pm 5", "5", Reason.WRONG),
-    "gold in a sentence": ("surely 5, not 6", "5", Reason.UNPARSEABLE),
-    "gold at the end of a sentence": ("the answer is: 5", "5", Reason.WRONG),
-    "false equation": ("4=5", "5", Reason.AMBIGUOUS),
-    "chain of candidates": ("x=3=4=5", "5", Reason.AMBIGUOUS),
-    "chain of formulas": ("y=3x=2x", "y=2x", Reason.AMBIGUOUS),
-    "false equation in a list": ("7654321=3,-3", "3,-3", Reason.AMBIGUOUS),
-    "false equation with a variable": ("7654321=3x+1", "3x+1", Reason.AMBIGUOUS),
-    "zero equals the answer": ("0=3x+1", "3x+1", Reason.WRONG),
-    "sentence about zero": ("it is surely 0 I think", "0", Reason.UNPARSEABLE),
-    "two assignments": ("x=4,x=5", "5", Reason.WRONG),
-    "zero for a tiny gold": ("0.0", r"1.6 \times 10^{-19}", Reason.WRONG),
-    "tiny for a tiny gold": ("3^{-40}", r"1.6 \times 10^{-19}", Reason.WRONG),
-    "zero for a tiny decimal": ("0.0", "0.0000001", Reason.WRONG),
-    "number without its variable": ("2", "2t", Reason.WRONG),
-    "other letter in its place": ("2c", "2t", Reason.WRONG),
-    "boxes in a box": (r"\boxed{5},\boxed{6}", "5", Reason.UNPARSEABLE),
-    "another box's text": (r"6 \boxed{5}", "5", Reason.UNPARSEABLE),
-    "not a number": ("nan", "5", Reason.WRONG),
-    "everything": (r"\mathbb{R}", "5", Reason.WRONG),
-}
-
-
-# answer, gold: what a rule for something equal must not let pass.
 NEAR_MISSES = {
-    "another letter's case": ("1", r"\frac{R}{r}"),
-    "a variable's case": ("2N", "2n"),
-    "a name's case": (r"W \text{ and } z", r"W \text{ and } Z"),
-    "energy for Euler's number": ("E", "e"),
-    "sum behind a unit": (r"5\text{ cm}+7\text{ cm}", "5"),
-    "list behind a unit": (r"5\text{ cm}, 7\text{ cm}", "5"),
-    "derivative left out": ("kx=a", r"\frac{dx}{dt} = kx - a"),
-    "partial derivative left out": ("k=0", r"\frac{\partial u}{\partial t}=k"),
-    "second derivative for the first": (r"\frac{d^2y}{dt^2}=k", r"\frac{dy}{dt}=k"),
-    "prime left out": ("y=2x+y", "y'=2x+y"),
-    "list read as a number": ("32, 349", "32349"),
-    "tuple read as a number": ("(32, 349)", "32349"),
-    "another equation": ("x+y-6=0", "x+y=5"),
-    "equation with another sign": ("x-y=5", "x+y=5"),
-    "trivial equation": ("0=0", "x+y=5"),
-    "another variable, swapped": ("5=y", "x=5"),
-    "open for closed": ("x > 2", r"[2,\infty)"),
-    "relation the other way": (r"x \leq 2", r"[2,\infty)"),
-    "another mantissa": (r"8.8 \times 10^{8}", r"8.7 \times 10^{8}"),
-    "another power": (r"8.7 \times 10^{7}", r"8.7 \times 10^{8}"),
-    "another small mantissa": (r"1.7 \times 10^{-19}", "1.6e-19"),
-    "fewer repeating digits": ("0.33", r"0.\overline{3}"),
-    "styled digit beside another": (r"2\boldsymbol{3}", "23"),
-    "another choice with text": ("(C) 12", "B"),
-    "two choices": ("(B) or (C)", "B"),
-    "choice as a factor": ("(C) + 1", "C"),
-    "alternatives in capitals": (r"0.09 \text{ OR } \frac{9}{103}", "0.09"),
-}
+    "without a rule of their own": [
+        ("2^{nd}+1", "2"), ("10110_{(7)}", "10110_{(2)}"), ("175", "17.5%"), ("1.75", "17.5%"),
+        (r"5 \text{ or more}", "5"), ("y=1,2,3", "x=1,2,3"),
+    ],
+    "others": [
+        ("1", r"\frac{R}{r}"), ("E", "e"), (r"5\text{ cm}, 7\text{ cm}", "5"),
+        ("k=0", r"\frac{\partial u}{\partial t}=k"), ("x-y=5", "x+y=5"),
+        (r"x \leq 2", r"[2,\infty)"), (r"8.7 \times 10^{7}", r"8.7 \times 10^{8}"),
+        (r"1.7 \times 10^{-19}", "1.6e-19"), (r"0.09 \text{ OR } \frac{9}{103}", "0.09"),
+    ],
+    "complex": [
+        ("3-4i", "3+4i"), ("4+3i", "3+4i"), ("3+4x", "3+4i"), ("3+4j", "3+4i"), ("x", "i"),
+        ("-1", "i"), ("2Pi", "P(1+i)^2"), ("-x", "i^2 x"), ("(1+i)^2", "2i+1"), (r"\pm i", "i"),
+    ],
+    "plus-minus": [
+        (r"2\pm\sqrt{3}", r"2+\sqrt{3}"), (r"2\pm\sqrt{2}", r"2\pm\sqrt{3}"),
+        (r"2+\sqrt{3},2+\sqrt{3}", r"2\pm\sqrt{3}"), ("5,-5,0", r"\pm 5"), ("5,5", r"\pm 5"),
+        (r"\pm1\pm2", "3,-3"), (r"\pm1\pm2", "3,1,-1,-3"),
+    ],
+    "lists": [
+        ("p=5,q=2;p=7,q=3", "p=5,q=2;p=7,q=2"), ("p=5,q=2", "p=5,q=2;p=7,q=2"),
+        ("x=1,y=2", "y=1,x=2"), ("-2", "-2,-2"), ("2,2", "1,2"), ("1,2", "1,2,2"),
+    ],
+    "units": [
+        ("5 cm", r"5\text{ cm}, 7\text{ cm}"), (r"5\text{ cm}, 7\text{ cm}", "5"),
+        ("5 cm, 8 cm", r"5\text{ cm}, 7\text{ cm}"), (r"5\text{ cm} \cdot 7\text{ cm}", "5"),
+        (r"5\text{cm}\frac{7}{8}", "5"), (r"5\text{ cm}7\text{ cm}", "5"), ("2 t", "2"),
+        ("2m", "2"), ("2c", "2"), (r"5.4 \text{ dollars}", r"5.4 \text{ cents}"),
+        (r"5\text{ million}", "5"), (r"5\text{ squared}", "5"),
+        (r"5 \text{ if n even, } 6 \text{ if n odd}", "5"),
+        (r"3\mathbf{i}+4\mathbf{j}", r"3\mathbf{i}+4"), (r"2\mathrm{e}", "2"), (r"3\text{i}", "3"),
+        ("17.5%", "18"), ("1,000.98", "1000.99"),
+    ],
+    "names": [
+        ("E_1", "E_1, E_2"), ("f(N)=n^2", "f(n)=n^2"), ("11a+c", "7=11a+c"), ("0", "a+3z=0"),
+        ("g(x)=3x", "f(x)=3x"),
+    ],
+    "derivatives": [
+        (r"\frac{dv}{dt} = \frac{f + bv}{m}", r"m \frac{d v}{d t}+b v=f"),
+        (r"\frac{d^2v}{dt^2} = \frac{f - bv}{m}", r"m \frac{d v}{d t}+b v=f"),
+        ("mv = f - bv", r"m \frac{d v}{d t}+b v=f"),
+    ],
+    "constants": [
+        ("mC^2", "mc^2"), ("2C", "2c"), ("Cx^2", "cx^2"), (r"\frac{C}{x}+x+c", r"\frac{c}{x}+x+C"),
+    ],
+    "formulas": [
+        (r"\sqrt{x^2}", "x"), (r"\frac{1}{a} \cosh(at)", r"\frac{e^{at}-e^{-at}}{2a}"),
+    ],
+    "ranges": [
+        (r"2 \leq x \leq 5", "[2,5)"), ("y>2", "x>2"),
+    ],
+    "choices": [
+        ("C", "(D) Alina"),
+    ],
+    "ratios": [
+        ("2:3", "(2,3)"), ("8:35", "8:34"), ("6", "2:3"),
+    ],
+}  # fmt: skip
+
+# Each of these also says why. Several hold the reference answer among others.
+NOT_RIGHT = {
+    Reason.WRONG: [
+        ("6", "5"), ("-5", "5"), ("100000000000000000001", "100000000000000000000"),
+        ("0.3333", r"\frac13"), ("[0,1)", "[0,1]"), ("(2,1)", "(1,2)"), ("5", "5,15"),
+        (r"\text{odd}", r"\text{even}"), ("B", "C"), ("y=5", "x=5"), ("4210_7", "4210_5"),
+        (r"\begin{pmatrix}1&3\\2&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+        (r"\frac{1}{0}", "5"), ("1,2,3,4,5,6,7,8,9,10", "5"), (r"\{4,5\}", "5"), ("5 or 6", "5"),
+        (r"5 \text{ or } 6", "5"), (r"5 \text{ or 6}", "5"), (r"5 \text{ or six}", "5"),
+        (r"5 \text{ not six}", "5"), ("5;6", "5"), (r"\pm 5", "5"), ("the answer is: 5", "5"),
+        ("0=3x+1", "3x+1"), ("x=4,x=5", "5"), ("0.0", r"1.6 \times 10^{-19}"),
+        ("3^{-40}", r"1.6 \times 10^{-19}"), ("0.0", "0.0000001"), ("2", "2t"), ("2c", "2t"),
+        (r"\boxed{5},\boxed{6}", "5"), (r"6 \boxed{5}", "5"), ("nan", "5"), (r"\mathbb{R}", "5"),
+    ],
+    Reason.UNPARSEABLE: [
+        ("1 2", "12"), (r"\ ", "5"), (r"5 \foo 5", "5"), ("５", "5"), ("5|6", "5"), ("5'6", "56"),
+        (r"5 \quad 6", "30"), ("surely 5, not 6", "5"), ("it is surely 0 I think", "0"),
+    ],
+    Reason.EMPTY_BOX: [
+        ("", "5"),
+    ],
+    Reason.NO_BOX: [
+        (r"\frac{1}{", "5"),
+    ],
+    Reason.UNREADABLE_GOLD: [
+        ("5", "$t(0,4]$"),
+    ],
+    Reason.AMBIGUOUS: [
+        ("4=5", "5"), ("x=3=4=5", "5"), ("y=3x=2x", "y=2x"), ("7654321=3,-3", "3,-3"),
+        ("7654321=3x+1", "3x+1"),
+    ],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("answer", "gold"), RIGHT.values(), ids=RIGHT)
-def test_right(answer, gold, pool):
-    result = grade(f"Then $\\boxed{{{answer}}}$.", gold, pool)
-    assert (result.correct, result.reason) == (True, Reason.CORRECT)
+def cases(table):
+    return [(kind, *pair) for kind, pairs in table.items() for pair in pairs]
 
 
-@pytest.mark.parametrize(("answer", "gold"), NEAR_MISSES.values(), ids=NEAR_MISSES)
-def test_near_misses(answer, gold, pool):
-    assert not grade(f"Then $\\boxed{{{answer}}}$.", gold, pool).correct
+@pytest.mark.parametrize(("kind", "answer", "gold"), cases(RIGHT))
+def test_right(kind, answer, gold, pool):
+    assert grade(f"\\boxed{{{answer}}}", gold, pool).correct
 
 
-@pytest.mark.parametrize(("answer", "gold", "reason"), NOT_RIGHT.values(), ids=NOT_RIGHT)
-def test_not_right(answer, gold, reason, pool):
+@pytest.mark.parametrize(("kind", "answer", "gold"), cases(NEAR_MISSES))
+def test_near_misses(kind, answer, gold, pool):
+    assert not grade(f"\\boxed{{{answer}}}", gold, pool).correct
+
+
+@pytest.mark.parametrize(("reason", "answer", "gold"), cases(NOT_RIGHT))
+def test_not_right(reason, answer, gold, pool):
     result = grade(f"Then $\\boxed{{{answer}}}$.", gold, pool)
     assert (result.correct, result.reason) == (False, reason)
 
 
-@pytest.mark.parametrize("gold", sorted({gold for _, gold in RIGHT.values()}))
-def test_every_gold_is_its_own_answer(gold, pool):
-    assert grade(f"\\boxed{{{gold}}}", gold, pool).correct
+def test_every_reference_answer_is_its_own_answer(pool):
+    golds = {gold for _, _, gold in cases(RIGHT)} | {g for rule in RULES for _, g in rule.right}
+    graded = grade_many([(f"\\boxed{{{gold}}}", gold) for gold in sorted(golds)], pool)
+    assert [grade.extracted for grade in graded if not grade.correct] == []
 
 
 def test_only_the_last_complete_box_counts(pool):
@@ -257,13 +222,11 @@ def test_missing_gold_is_an_error_of_the_data(golds):
 
 def test_grade_many_keeps_the_order_and_reports_progress(pool):
     pairs = [(f"\\boxed{{{n}+x}}", "x+2") for n in range(5)] + [("none", "1"), (r"\boxed{1}", "1")]
-    before = outcome_counts().get(Reason.NO_BOX, 0)
     done = []
     grades = grade_many(pairs, pool, on_graded=lambda: done.append(1))
     assert [g.correct for g in grades] == [False, False, True, False, False, False, True]
     assert [g.extracted for g in grades][:2] == ["0+x", "1+x"]
     assert len(done) == 7
-    assert outcome_counts()[Reason.NO_BOX] == before + 1
 
 
 NUMBERS = [
@@ -276,8 +239,8 @@ NUMBERS = [
 
 def test_exact_numbers_decide_as_math_verify_does(pool):
     """Every pair that the fast path decides, also by math-verify."""
-    pairs = [(a, b) for a in NUMBERS for b in NUMBERS if number(a) and number(b)]
-    verdicts = [pool.submit(tidy(a), (tidy(b),)) for a, b in pairs]
+    pairs = [(a, b) for a in NUMBERS for b in NUMBERS if parse_number(a) and parse_number(b)]
+    verdicts = [pool.submit(compare, normalize(a), (normalize(b),)) for a, b in pairs]
     fast = grade_many([(f"\\boxed{{{a}}}", b) for a, b in pairs], pool)
     differing = [
         pair

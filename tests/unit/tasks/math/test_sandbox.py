@@ -9,11 +9,11 @@ import textwrap
 
 import pytest
 
-from sg_rlhf.tasks.math.answers import confinement
+from sg_rlhf.tasks.math.answers import sandbox
 from sg_rlhf.tasks.math.grading import WorkerPool, grade
 
 pytestmark = pytest.mark.skipif(
-    not confinement.is_supported(), reason="system calls are filtered on Linux x86-64 alone"
+    not sandbox.is_supported(), reason="system calls are filtered on Linux x86-64 alone"
 )
 
 ATTEMPTS = {
@@ -44,10 +44,10 @@ ALLOWED = {
 def run(code: str, path: str) -> subprocess.CompletedProcess[str]:
     text = textwrap.dedent(f"""
         import os, resource, socket, subprocess, threading
-        from sg_rlhf.tasks.math.answers import confinement
+        from sg_rlhf.tasks.math.answers import sandbox
         path, ends = {path!r}, os.pipe()
-        confinement.confine()
-        assert confinement.is_confined()
+        sandbox.enter_sandbox()
+        assert "Seccomp:\\t2" in open("/proc/self/status").read()
         try:
             {code}
         except (OSError, MemoryError, ValueError, AssertionError) as error:

@@ -1,4 +1,4 @@
-"""Scores of other rules beside ours, from the same responses (`Grade.others`)."""
+"""Scores of alternative graders on the same responses (`Grade.others`)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ OURS = "ours"
 
 
 def statistics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of one benchmark's rows, for `Suite.statistics`: each other rule's scores beside ours.
+    """For `Suite.statistics`: each alternative grader's scores on one benchmark's rows.
 
-    Nothing for a rule without a verdict on every row, as where a run that was begun by an older
+    Nothing for a grader without a verdict on every row, as where a run that was begun by an older
     version was resumed.
     """
     names = rows[0].get("graders", {}) if rows else {}
@@ -22,7 +22,7 @@ def statistics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def tables(results: Results) -> Sequence[ExtraTable]:
-    """For `Suite.tables`: one row for each benchmark and rule; none without other rules."""
+    """For `Suite.tables`: one row per benchmark and grader; none without alternative graders."""
     rows = []
     for benchmark, found in results["benchmarks"].items():
         scores = found.get("graders", {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sg_rlhf.tasks.math.answers.notation import balanced
+from sg_rlhf.tasks.math.answers.normalize import balanced
 
 # A blank line ends a box, as in LaTeX: one forgotten brace must not swallow the rest of a response.
 # Every alternative starts at a different character or is possessive, so the scan is linear.
@@ -53,7 +53,7 @@ def last_box(response: str) -> str | None:
 
 
 def strip_boxes(text: str) -> str:
-    r"""Remove boxes that are the whole text: `\boxed{5}` -> `5`. Others stay, and do not parse."""
+    r"""Remove boxes that are the whole text: `\boxed{5}` -> `5`. Others stay."""
     for _ in range(3):
         match = _WHOLE_BOX.fullmatch(text)
         # `\boxed{5}, \boxed{6}` also begins with a box and ends with a brace.

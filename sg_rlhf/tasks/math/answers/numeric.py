@@ -1,12 +1,18 @@
-"""What numbers in place of variables say of two formulas; sympy's own proofs can take minutes.
+"""Two formulas compared by their values at points; sympy's own proofs can take minutes.
 
-Runs in a grading worker: sympy is imported when it is needed.
+Imported in grading workers alone, as `symbolic`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
 from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+from sympy.core.numbers import NumberSymbol  # type: ignore[import-untyped]
+from sympy.functions.elementary import (  # type: ignore[import-untyped]
+    hyperbolic,
+    trigonometric,
+)
 
 # Largest relative difference of two numbers that may be called equal. math-verify rounds to six
 # decimals, which makes 0.0 equal to 1.6e-19.
@@ -14,11 +20,11 @@ RELATIVE_TOLERANCE = 1e-4
 DIGITS = 40
 _AGREEMENT = 30
 # Values of the first variable; the next ones follow in steps. Of both signs, or |x| would be x.
-_STARTS = ("61803/100000", "-141421/100000", "173205/100000", "-27183/100000", "331662/100000")
+PROBE_POINTS = ("61803/100000", "-141421/100000", "173205/100000", "-27183/100000", "331662/100000")
 _STEP = "41421/100000"
 
 
-def differ(a: Any, b: Any) -> bool:
+def numerically_different(a: Any, b: Any) -> bool:
     """Whether two expressions have clearly different values at a point: most wrong answers do."""
     point = _point(a, b, 0, positive=True)
     try:
@@ -31,7 +37,7 @@ def differ(a: Any, b: Any) -> bool:
     return abs(x - y) > max(1e-3 * max(abs(x), abs(y)), 1e-3)
 
 
-def agree(a: Any, b: Any) -> bool:
+def numerically_equal(a: Any, b: Any) -> bool:
     """Whether two elementary formulas without decimals have the same values to 30 digits.
 
     At five points, of which three must have a value; False says nothing.
@@ -39,7 +45,7 @@ def agree(a: Any, b: Any) -> bool:
     if not (_elementary(a) and _elementary(b)):
         return False
     found = 0
-    for index in range(len(_STARTS)):
+    for index in range(len(PROBE_POINTS)):
         point = _point(a, b, index)
         try:
             x, y = (side.evalf(DIGITS, subs=point) for side in (a, b))
@@ -57,17 +63,11 @@ def agree(a: Any, b: Any) -> bool:
     return found >= 3
 
 
-def constant_ratio(a: Any, b: Any, fixed: Set[Any] = frozenset()) -> bool:
-    """Whether a / b may be the same at three points: where it is not, a is no multiple of b.
-
-    Args:
-        fixed: symbols that have the same value at each point, so that a / b may depend on them.
-    """
-    first = _point(a, b, 0)
-    held = {symbol: first[symbol] for symbol in fixed if symbol in first}
+def may_be_multiple(a: Any, b: Any) -> bool:
+    """Whether a / b may be the same at three points: where it is not, a is no multiple of b."""
     ratios = []
     for index in range(3):
-        point = {**_point(a, b, index), **held}
+        point = _point(a, b, index)
         try:
             x, y = (complex(side.subs(point).evalf(15)) for side in (a, b))
             ratios.append(x / y)
@@ -78,22 +78,20 @@ def constant_ratio(a: Any, b: Any, fixed: Set[Any] = frozenset()) -> bool:
     return all(abs(ratio - ratios[0]) <= 1e-6 * abs(ratios[0]) for ratio in ratios)
 
 
-def far_apart(gold: Any, predicted: Any) -> bool:
+def exceeds_tolerance(gold: Any, predicted: Any) -> bool:
     """Whether numbers that math-verify calls equal differ by more than rounding explains.
 
     Also in the same place of two matrices or intervals.
     """
-    from sympy import Expr, Interval, MatrixBase, UnevaluatedExpr  # type: ignore[import-untyped]
-
-    if isinstance(gold, MatrixBase) and isinstance(predicted, MatrixBase):
-        return any(map(far_apart, gold.flat(), predicted.flat()))
-    if isinstance(gold, Interval) and isinstance(predicted, Interval):
+    if isinstance(gold, sympy.MatrixBase) and isinstance(predicted, sympy.MatrixBase):
+        return any(map(exceeds_tolerance, gold.flat(), predicted.flat()))
+    if isinstance(gold, sympy.Interval) and isinstance(predicted, sympy.Interval):
         ends = ((gold.start, predicted.start), (gold.end, predicted.end))
-        return any(far_apart(a, b) for a, b in ends)
-    if not (isinstance(gold, Expr) and isinstance(predicted, Expr)):
+        return any(exceeds_tolerance(a, b) for a, b in ends)
+    if not (isinstance(gold, sympy.Expr) and isinstance(predicted, sympy.Expr)):
         return False
     # 52% equals 52 and 0.52: math-verify's rule, kept.
-    if gold.has(UnevaluatedExpr) or predicted.has(UnevaluatedExpr):
+    if gold.has(sympy.UnevaluatedExpr) or predicted.has(sympy.UnevaluatedExpr):
         return False
     if not (gold.is_number and predicted.is_number):
         return False
@@ -109,10 +107,8 @@ def far_apart(gold: Any, predicted: Any) -> bool:
 
 def _point(a: Any, b: Any, index: int, positive: bool = False) -> dict[Any, Any]:
     """A number for each variable; unrelated ones, so that unequal formulas differ."""
-    from sympy import Rational
-
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
-    start, step = Rational(_STARTS[index]), Rational(_STEP)
+    start, step = sympy.Rational(PROBE_POINTS[index]), sympy.Rational(_STEP)
     signs = [1 if positive or index % 2 == 0 or n % 2 else -1 for n in range(len(symbols))]
     return {
         symbol: (abs(start) if positive or index == 0 else start) + sign * step * n
@@ -121,19 +117,12 @@ def _point(a: Any, b: Any, index: int, positive: bool = False) -> dict[Any, Any]
 
 
 def _elementary(expression: Any) -> bool:
-    from sympy import Abs, Expr, I, Symbol, exp, log, preorder_traversal
-    from sympy.core.numbers import NumberSymbol, Rational  # type: ignore[import-untyped]
-    from sympy.functions.elementary import (  # type: ignore[import-untyped]
-        hyperbolic,
-        trigonometric,
-    )
-
     allowed = (
-        Rational, NumberSymbol, type(I), Symbol, exp, log, Abs,
+        sympy.Rational, NumberSymbol, type(sympy.I), sympy.Symbol, sympy.exp, sympy.log, sympy.Abs,
         trigonometric.TrigonometricFunction, trigonometric.InverseTrigonometricFunction,
         hyperbolic.HyperbolicFunction, hyperbolic.InverseHyperbolicFunction,
     )  # fmt: skip
-    return isinstance(expression, Expr) and all(
+    return isinstance(expression, sympy.Expr) and all(
         isinstance(part, allowed) or part.is_Add or part.is_Mul or part.is_Pow
-        for part in preorder_traversal(expression)
+        for part in sympy.preorder_traversal(expression)
     )

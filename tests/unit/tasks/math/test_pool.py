@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sg_rlhf.tasks.math.answers.worker_pool import WALL_FACTOR, WorkerPool, shared_pool
+from sg_rlhf.tasks.math.answers.pool import WALL_FACTOR, WorkerPool, shared_pool
+from sg_rlhf.tasks.math.answers.worker import compare
 from sg_rlhf.tasks.math.grading import Reason, grade, grade_many
 
 ROOT = Path(__file__).parents[4]
@@ -74,7 +75,7 @@ def test_a_worker_that_is_killed_is_replaced(own_pool):
     assert grade(*SYMBOLIC, own_pool).correct
     [worker] = [w for w in workers_of(os.getpid()) if w.pid not in others]
     # In the middle of an answer: the answer is lost, and says so.
-    verdict = own_pool.submit("9^{9^9}", ("5",))
+    verdict = own_pool.submit(compare, "9^{9^9}", ("5",))
     busy_since = sum(worker.cpu_times()[:2])
     while sum(worker.cpu_times()[:2]) < busy_since + 0.1:
         time.sleep(0.01)
@@ -109,7 +110,7 @@ def test_a_worker_without_a_processor_ends_by_the_wall_clock():
         [worker] = [w for w in workers_of(os.getpid()) if w.pid not in others]
         busy_since = sum(worker.cpu_times()[:2])
         begun = time.monotonic()
-        verdict = pool.submit("9^{9^9}", ("5",))
+        verdict = pool.submit(compare, "9^{9^9}", ("5",))
         while sum(worker.cpu_times()[:2]) < busy_since + 0.05:
             time.sleep(0.002)
         worker.suspend()

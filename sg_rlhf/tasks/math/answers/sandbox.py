@@ -8,7 +8,7 @@ wrote. So a worker gives up, for good and before the first answer:
   writing, to delete or to rename, signals to others.
 
 A refused call is an `OSError` in the worker. Not covered: reading the files that its user may read
-(without a way out but its verdict, one word), time (`verifier.check`), and other systems than
+(without a way out but its verdict, one word), time (`worker.check`), and other systems than
 Linux on x86-64, where the limits alone hold.
 """
 
@@ -51,7 +51,7 @@ _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _FILTER = 22, 38, 2
 
 
-def confine() -> None:
+def enter_sandbox() -> None:
     """Give up, in this process and for good, what a verdict does not need."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     cap = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
@@ -67,7 +67,7 @@ def is_supported() -> bool:
     return sys.platform == "linux" and platform.machine() == "x86_64"
 
 
-def program() -> bytes:
+def seccomp_program() -> bytes:
     """The filter: what each system call comes to, as the kernel's classic BPF."""
     refuse = [(_RETURN, 0, 0, _ERRNO | errno.EPERM)]
     steps: list[tuple[int, int, int, int]] = [
@@ -97,7 +97,7 @@ def program() -> bytes:
 
 
 def _filter_calls() -> None:
-    code = program()
+    code = seccomp_program()
     buffer = ctypes.create_string_buffer(code, len(code))
     header = ctypes.create_string_buffer(
         struct.pack("<HxxxxxxQ", len(code) // 8, ctypes.addressof(buffer)), 16
@@ -107,12 +107,3 @@ def _filter_calls() -> None:
     # A kernel without filters, or a container that refuses them: the limits hold all the same.
     if prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
         prctl(_PR_SET_SECCOMP, _FILTER, ctypes.addressof(header), 0, 0)
-
-
-def is_confined() -> bool:
-    """Whether this process's system calls are filtered, as the kernel tells it."""
-    try:
-        with open("/proc/self/status") as status:
-            return any(line.split() == ["Seccomp:", "2"] for line in status)
-    except OSError:
-        return False

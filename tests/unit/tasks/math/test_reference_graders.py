@@ -11,8 +11,8 @@ import argparse
 import pytest
 
 from sg_rlhf.tasks.grade import Grade
-from sg_rlhf.tasks.math import other_graders
-from sg_rlhf.tasks.math.other_graders import RULES, OtherGraders, find_sources
+from sg_rlhf.tasks.math import reference_graders
+from sg_rlhf.tasks.math.reference_graders import GRADERS, ReferenceGraders, find_sources
 from sg_rlhf.tasks.math.suite import SUITE, grader_names
 from sg_rlhf.tasks.questions import EvalError
 
@@ -39,7 +39,7 @@ def is_equiv(answer, gold):
 def graders(tmp_path_factory):
     path = tmp_path_factory.mktemp("rule") / "rule.py"
     path.write_text(IS_EQUIV)
-    found = OtherGraders({"hendrycks": [path], "math_verify": []}, workers=1, limit_s=1.0)
+    found = ReferenceGraders({"hendrycks": [path], "math_verify": []}, workers=1, limit_s=1.0)
     yield found
     found.close()
 
@@ -58,17 +58,17 @@ def graders(tmp_path_factory):
     ],
 )
 def test_verdicts(graders, response, golds, rule, library):
-    assert graders.judge([(response, golds)]) == [{"hendrycks": rule, "math_verify": library}]
+    assert graders.grade([(response, golds)]) == [{"hendrycks": rule, "math_verify": library}]
 
 
 def test_a_rule_cannot_write_or_start_programs(graders, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    graders.judge([(r"\boxed{file}", "5"), (r"\boxed{program}", "5")])
+    graders.grade([(r"\boxed{file}", "5"), (r"\boxed{program}", "5")])
     assert not list(tmp_path.rglob("written"))
 
 
 def test_only_the_pinned_file_is_loaded(tmp_path):
-    origin = RULES["verl"].files[0]
+    origin = GRADERS["verl"].files[0]
     with pytest.raises(ValueError, match=r"math_reward\.py: no such file"):
         find_sources(["verl"], tmp_path)
     path = tmp_path / origin.repository / origin.path
@@ -79,7 +79,7 @@ def test_only_the_pinned_file_is_loaded(tmp_path):
 
 
 def test_a_missing_package_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(other_graders.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(reference_graders.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="--grader deepscaler needs the package pylatexenc"):
         find_sources(["deepscaler"], tmp_path)
 

@@ -15,7 +15,7 @@ class Reason(StrEnum):
     | `no_box`          | the response has no complete box                                       |
     | `empty_box`       | the last complete box holds nothing                                    |
     | `unparseable`     | not an expression that math-verify can read                            |
-    | `ambiguous`       | hedged: unequal sides such as `4=5`, alternatives in a `\\text{}`      |
+    | `ambiguous`       | unequal sides such as `4=5`                                            |
     | `code_like`       | holds Python, which never reaches a parser                             |
     | `too_long`        | more characters or digits than are graded                              |
     | `too_complex`     | nesting, powers or factorials beyond what is evaluated                 |

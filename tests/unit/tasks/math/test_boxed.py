@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from sg_rlhf.tasks.math.answers.extraction import last_box
+from sg_rlhf.tasks.math.answers.boxed import last_box
 
 BOXES = {
     "no box": ("The answer is 5.", None),
