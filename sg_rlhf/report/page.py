@@ -40,7 +40,8 @@ SAMPLES = 500
 #: Word clouds and their table are drawn for this many configurations.
 CLOUD_GROUPS = 3
 TABLE_TOKENS = 15
-TEMPLATES = ("page.html", "page.css", "page.js")
+#: Joined in this order, in one function.
+SCRIPTS = ("page.js", "samples.js", "live.js")
 
 
 @dataclass(frozen=True)
@@ -53,30 +54,41 @@ class Drawn:
     remarks: tuple[str, ...] = ()
 
 
-def read_runs(run_dirs: list[Path]) -> tuple[list[Run], list[Group]]:
+def read_runs(run_dirs: list[Path], *, may_be_empty: bool = False) -> tuple[list[Run], list[Group]]:
     """The runs and their groups.
+
+    Args:
+        may_be_empty: accept runs without a rollout.
 
     Raises:
         RunError: one of them cannot be read.
     """
-    runs = named_apart([read_run(path) for path in run_dirs])
+    runs = named_apart([read_run(path, may_be_empty=may_be_empty) for path in run_dirs])
     return runs, grouped(runs)
 
 
-def build(runs: list[Run], groups: list[Group], samples: int = SAMPLES) -> str:
-    """The page as text."""
-    source = {name: _template(name) for name in TEMPLATES}
+def build(
+    runs: list[Run], groups: list[Group], samples: int = SAMPLES, version: str | None = None
+) -> str:
+    """The page as text.
+
+    Args:
+        samples: in the page, over all runs.
+        version: of the runs' files, for a page that :mod:`.follow` serves and updates; None for
+            a page that stands alone.
+    """
     environment = Environment(
-        loader=DictLoader(source), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
+        loader=DictLoader({"page.html": _template("page.html")}), autoescape=True,
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    script = source["page.js"]
+    parts = "\n".join(_template(name) for name in SCRIPTS)
+    script = f'"use strict";\n(() => {{\n{parts}}})();\n'
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     data = payload(runs, samples)
     drawn = [_drawn(entry, groups) for entry in catalogue.FIGURES]
     return environment.get_template("page.html").render(
         title=" · ".join(group.label for group in groups),
-        style=Markup(source["page.css"]),
+        style=Markup(_template("page.css")),
         script=Markup(script),
         script_hash=f"sha256-{digest}",
         groups=groups,
@@ -94,6 +106,7 @@ def build(runs: list[Run], groups: list[Group], samples: int = SAMPLES) -> str:
         left_out=[run for run in data["runs"] if run["shown"] < run["total"]],
         data=Markup(embedded_json(data)),
         version=sg_rlhf.__version__,
+        live=version,
         written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     )
 

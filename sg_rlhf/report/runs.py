@@ -28,6 +28,8 @@ NOT_COMPARED = (
     "logger.tensorboard_dir", "logger.wandb.run_name", "logger.wandb.group", "logger.wandb.key",
 )  # fmt: skip
 SEED = "train.seed"
+#: The resolved recipe, which training writes before its first rollout.
+CONFIG = "config.yaml"
 #: Keys whose values nobody should find in a page that is passed on.
 SECRETS = ("logger.wandb.key",)
 
@@ -83,7 +85,7 @@ class Run:
 
     @property
     def rollouts(self) -> int:
-        return int(self.metrics[-1]["global_step"])
+        return int(self.metrics[-1]["global_step"]) if self.metrics else 0
 
 
 @dataclass(frozen=True)
@@ -120,8 +122,11 @@ def per_rollout(rows: Iterable[Row], key: str) -> Curve:
     return [(step, math.fsum(values) / len(values)) for step, values in sorted(by_step.items())]
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path, *, may_be_empty: bool = False) -> Run:
     """Read a run directory; a run that is still training, or was killed, is one too.
+
+    Args:
+        may_be_empty: accept a run that has its settings, but no rollout yet.
 
     Raises:
         RunError: it is not a run, or has no rollout yet, or cannot be read.
@@ -129,14 +134,15 @@ def read_run(path: Path) -> Run:
     if not path.is_dir():
         what = "not a folder" if path.exists() else "no such folder"
         raise RunError(f"{path}: {what}; give the directory of a run (train's --run-dir)")
-    if not (path / jsonl_log.METRICS).exists():
+    begun = may_be_empty and (path / CONFIG).exists()
+    if not (path / jsonl_log.METRICS).exists() and not begun:
         raise RunError(
             f"{path}: not a run: no {jsonl_log.METRICS} in it (train's --run-dir has one)"
         )
     notes: list[str] = []
     rows = {name: _rows(path, name, notes) for name in jsonl_log.STEP_FILES}
     metrics = _last_of_each_step(rows[jsonl_log.METRICS])
-    if not metrics:
+    if not metrics and not may_be_empty:
         if jsonl_log.damaged(path / jsonl_log.METRICS):
             raise RunError(f"{path / jsonl_log.METRICS}: no line of it can be read")
         raise RunError(f"{path}: no rollout in {jsonl_log.METRICS} yet; wait for the first one")
@@ -214,7 +220,7 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 def _settings(run_dir: Path, notes: list[str]) -> tuple[dict[str, Any], Config | None]:
-    path = run_dir / "config.yaml"
+    path = run_dir / CONFIG
     if not path.is_file():
         notes.append("There is no config.yaml: token weights and differences are not known.")
         return {}, None
