@@ -34,6 +34,7 @@ from sg_rlhf.report.runs import (
 from sg_rlhf.report.samples import clouds, frequent_tokens, payload
 from sg_rlhf.report.text import embedded_json, one_line
 from sg_rlhf.report.weighting import weighting_of
+from sg_rlhf.run_dir import alerts
 
 #: Samples in the browser of a page, over all its runs.
 SAMPLES = 500
@@ -41,7 +42,7 @@ SAMPLES = 500
 CLOUD_GROUPS = 3
 TABLE_TOKENS = 15
 #: Joined in this order, in one function.
-SCRIPTS = ("page.js", "samples.js", "live.js")
+SCRIPTS = ("page.js", "figures.js", "tokens.js", "group.js", "samples.js", "live.js")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Drawn:
     svg: Markup | None
     missing: str = ""
     remarks: tuple[str, ...] = ()
+    values: tuple[dict[str, Any], ...] = ()
 
 
 def read_runs(run_dirs: list[Path], *, may_be_empty: bool = False) -> tuple[list[Run], list[Group]]:
@@ -104,7 +106,7 @@ def build(
         tokens=[_token_table(group) for group in groups[:CLOUD_GROUPS]],
         sample_count=len(data["samples"]["step"]),
         left_out=[run for run in data["runs"] if run["shown"] < run["total"]],
-        data=Markup(embedded_json(data)),
+        data=Markup(embedded_json(data | {"figures": {f.entry.key: f.values for f in drawn}})),
         version=sg_rlhf.__version__,
         live=version,
         written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
@@ -124,7 +126,8 @@ def _drawn(entry: catalogue.Entry, groups: list[Group]) -> Drawn:
     label = f"{entry.title}: {', '.join(group.label for group in shown)}"
     svg = Markup(drawing.html_svg(figure, entry.key, label, letters=entry.letters))
     remarks = entry.remarks(shown) if entry.remarks else ()
-    return Drawn(entry, svg, remarks=tuple(map(one_line, remarks)))
+    values = drawing.readout(figure) if entry.letters else []
+    return Drawn(entry, svg, remarks=tuple(map(one_line, remarks)), values=tuple(values))
 
 
 def _table_row(run: Run) -> dict[str, Any]:
@@ -151,8 +154,12 @@ def _table_row(run: Run) -> dict[str, Any]:
         "weight": _mean_of(run, "sg/weight_mean", "{:.3f}"),
         "zeroed": _mean_of(run, "sg/zeroed_pos", "{:.1%}"),
         "seconds": _median_seconds(run),
-        "notes": [one_line(note) for note in run.notes],
+        "notes": [one_line(note) for note in (*run.notes, *_alerts(run))],
     }
+
+
+def _alerts(run: Run) -> list[str]:
+    return [f"Alert of the last rollout: {alert.message}." for alert in alerts.check(run.metrics)]
 
 
 def _change(first: list[float], last: list[float]) -> str:

@@ -33,6 +33,9 @@ CONFIG = "config.yaml"
 #: Keys whose values nobody should find in a page that is passed on.
 SECRETS = ("logger.wandb.key",)
 
+#: Of a sample, a number for each of its tokens; samples of earlier versions have none.
+TOKEN_NUMBERS = ("engine_log_probs", "update_log_probs", "entropies")
+
 Row = dict[str, Any]
 #: (x, y) in the order of x.
 Curve = list[tuple[float, float]]
@@ -190,12 +193,8 @@ def _last_of_each_step(rows: list[Row]) -> list[Row]:
 def _checked(row: Row) -> Row:
     """A sample with every text a string and every list usable, whatever wrote the file."""
     tokens, log_probs = row.get("tokens"), row.get("log_probs")
-    usable = (
-        isinstance(tokens, list)
-        and isinstance(log_probs, list)
-        and len(tokens) == len(log_probs)
-        and all(isinstance(v, (int, float)) for v in log_probs)
-    )
+    count = len(tokens) if isinstance(tokens, list) else -1
+    usable = _numbers(log_probs, count)
     texts = {
         key: row[key] if isinstance(row.get(key), str) else json.dumps(row.get(key, ""))
         for key in ("prompt", "label", "response")
@@ -207,7 +206,30 @@ def _checked(row: Row) -> Row:
         "dialogue": dialogue if isinstance(dialogue, str) else "",
         "tokens": [str(token) for token in tokens or []] if usable else [],
         "log_probs": log_probs if usable else [],
+        **{
+            name: row[name] if usable and _numbers(row.get(name), count) else None
+            for name in TOKEN_NUMBERS
+        },
+        "environment": _texts_between(row.get("environment")),
+        "group_rewards": row["group_rewards"] if _numbers(row.get("group_rewards")) else None,
     }
+
+
+def _numbers(values: Any, count: int | None = None) -> bool:
+    """Whether this is a list of numbers, ``count`` of them if it is given."""
+    return (
+        isinstance(values, list)
+        and count in (None, len(values))
+        and all(isinstance(v, (int, float)) and math.isfinite(v) for v in values)
+    )
+
+
+def _texts_between(pairs: Any) -> list[tuple[int, str]]:
+    """[number of tokens before it, text], as training writes it."""
+    if not isinstance(pairs, list):
+        return []
+    usable = (p for p in pairs if isinstance(p, list) and len(p) == 2 and isinstance(p[0], int))
+    return [(before, str(text)) for before, text in usable]
 
 
 def json_object(path: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ async function update() {
   for (const id of ["runs", "figures", "settings", "likely", "about"]) exchange(id, next);
   const selected = keys[matching[place]];
   $("data").textContent = next.getElementById("data").textContent;
+  ({ figures } = JSON.parse($("data").textContent));
   if ($("list") && next.getElementById("list")) {
     exchange("samples-note", next);
     readSamples();

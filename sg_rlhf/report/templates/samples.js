@@ -1,13 +1,12 @@
 // The sample browser.
 const PAGE = 100;
-const BINS = 10;
-let runs, texts, pieces, samples, total, searchable;
+let runs, texts, pieces, reasons, samples, total, searchable;
 let keys = []; // of each sample, the same in the next version of the page: run, rollout, place in it
 let matching = [];
 let place = 0; // in `matching`
 
 function readSamples() {
-  ({ runs, texts, pieces, samples } = JSON.parse($("data").textContent));
+  ({ runs, texts, pieces, reasons, samples } = JSON.parse($("data").textContent));
   total = samples.step.length;
   searchable = new Array(total);
   const seen = {};
@@ -73,8 +72,10 @@ function drawList() {
       make("span", "", `${mark} rollout ${samples.step[i]}, reward ${signed(samples.reward[i], 2)}`),
       make("span", "start", (runs.length > 1 ? `${runs[samples.run[i]].name}: ` : "") + shownText(i).slice(0, 80)),
     );
+    if (hasNoSpread(i)) item.append(make("span", "flat", "no spread in its group"));
     item.setAttribute("aria-label",
-      `rollout ${samples.step[i]}, reward ${signed(samples.reward[i], 2)}, ${correctText(samples.correct[i])}`);
+      `rollout ${samples.step[i]}, reward ${signed(samples.reward[i], 2)}, ${correctText(samples.correct[i])}`
+      + (hasNoSpread(i) ? ", no spread in its group" : ""));
     return item;
   });
   list.replaceChildren(...items);
@@ -111,34 +112,7 @@ function select(next) {
 }
 
 // -- one sample ----------------------------------------------------------------------------------
-const probability = (i, k) => Math.exp(-samples.logp[i][k] / 1000);
-const isZeroed = (i, k) => samples.zeroed[i] !== null && samples.zeroed[i][k] === "1";
-
-function bin(i, k, by) {
-  if (by === "p") return BINS - 1 - Math.min(BINS - 1, Math.floor(probability(i, k) * BINS));
-  if (by !== "w" || samples.w[i] === null) return 0;
-  const [low, high] = runs[samples.run[i]].bounds;
-  if (high - low < 1e-6) return 0;
-  const share = (samples.w[i][k] / 1000 - low) / (high - low);
-  return Math.max(0, Math.min(BINS - 1, Math.floor(share * BINS)));
-}
-
-function pText(p) {
-  if (p >= 0.9995) return p === 1 ? "1.000" : "> 0.999";
-  return p < 0.001 ? p.toExponential(1) : p.toFixed(3);
-}
-
-function describe(i, k) {
-  const weight = samples.w[i] === null ? "n/a" : (samples.w[i][k] / 1000).toFixed(3);
-  const advantage = samples.advantage[i];
-  let gradient = "has a policy gradient at ratio 1";
-  if (samples.w[i] === null) gradient = "policy gradient at ratio 1: n/a";
-  else if (advantage === 0) gradient = "no policy gradient: advantage 0";
-  else if (isZeroed(i, k)) gradient = "zeroed: no policy gradient at ratio 1";
-  return [`p ${pText(probability(i, k))}`, `weight ${weight}`, `advantage ${signed(advantage, 3)}`, gradient];
-}
-
-const spoken = (text) => text.replace(/\n/g, " newline ").replace(/^ +$/, "space");
+let drawn = ""; // what the article shows, so that a new version of the page leaves it alone
 
 function fact(list, name, value) {
   const row = make("div");
@@ -146,69 +120,78 @@ function fact(list, name, value) {
   list.append(row);
 }
 
-function legend(i, by) {
-  const box = make("p", "legend");
-  if (by) {
-    const scale = make("span", `scale by-${by}`);
-    const bounds = runs[samples.run[i]].bounds;
-    const known = by === "p" || bounds !== null;
-    const ends = by === "p" ? ["p = 1", "p = 0"] : known ? [`w = ${bounds[0]}`, `w = ${bounds[1]}`] : [];
-    if (known && (by === "p" || bounds[1] - bounds[0] > 1e-6)) {
-      scale.append(ends[0]);
-      for (let b = 0; b < BINS; b++) scale.append(make("i", `t b${b}`));
-      scale.append(ends[1]);
-    } else {
-      scale.append(known ? `every token has ${ends[0]}` : `weight ${runs[samples.run[i]].weighting}`);
-    }
-    box.append(scale);
-  }
-  const marked = make("span");
-  marked.append(make("span", "t z", "underlined"), " no policy gradient at ratio 1");
-  box.append(marked);
-  return box;
+function facts(i) {
+  const list = make("dl");
+  if (runs.length > 1) fact(list, "run", runs[samples.run[i]].name);
+  fact(list, "rollout", String(samples.step[i]));
+  fact(list, "reward", signed(samples.reward[i], 3));
+  fact(list, "answer", correctText(samples.correct[i]));
+  fact(list, "advantage", signed(samples.advantage[i], 3));
+  fact(list, "tokens", String(samples.tokens[i].length));
+  if (samples.why[i] !== null) fact(list, "without policy gradient", countReasons(samples.why[i]));
+  fact(list, "label", texts[samples.label[i]]);
+  return list;
+}
+
+function countReasons(why) {
+  const counts = {};
+  for (const letter of why) if (letter !== "0") counts[letter] = (counts[letter] || 0) + 1;
+  const found = Object.entries(counts).map(([letter, n]) => `${n} ${reasons[letter].split(":")[0]}`);
+  return found.length ? `${found.join(", ")}` : "none";
+}
+
+function tokenSpans(i, by) {
+  const parts = document.createDocumentFragment();
+  const between = new Map(samples.between[i]);
+  const environment = (k) => {
+    if (between.has(k)) parts.append(make("span", "env", texts[between.get(k)].replace(/\n/g, "↵\n")));
+  };
+  samples.tokens[i].forEach((t, k) => {
+    environment(k);
+    const name = `t b${bin(i, k, by)}${isZeroed(i, k) ? " z" : ""}`;
+    const part = make("span", name, pieces[t].replace(/\n/g, "↵\n"));
+    part.dataset.k = k;
+    parts.append(part);
+  });
+  environment(samples.tokens[i].length);
+  return parts;
 }
 
 function drawSample() {
-  hideTip();
   const article = $("sample");
   if (!matching.length) {
+    hideTip();
+    drawn = "";
     article.replaceChildren(make("p", "missing", "No sample matches these filters."));
     return;
   }
   const i = matching[place];
   const by = $("f-color").value;
-  const facts = make("dl");
-  if (runs.length > 1) fact(facts, "run", runs[samples.run[i]].name);
-  fact(facts, "rollout", String(samples.step[i]));
-  fact(facts, "reward", signed(samples.reward[i], 3));
-  fact(facts, "answer", correctText(samples.correct[i]));
-  fact(facts, "advantage", signed(samples.advantage[i], 3));
-  fact(facts, "tokens", String(samples.tokens[i].length));
-  if (samples.zeroed[i] !== null) {
-    fact(facts, "zeroed at ratio 1", String([...samples.zeroed[i]].filter((c) => c === "1").length));
+  const title = `Sample ${place + 1} of ${matching.length}`;
+  const now = JSON.stringify([keys[i], by, mates(i).map(
+    (m) => [shownText(m), ...["reward", "advantage", "logp", "why", "rewards"].map((name) => samples[name][m])])]);
+  if (now === drawn && article.firstElementChild) {
+    article.firstElementChild.textContent = title;
+    return;
   }
-  fact(facts, "label", texts[samples.label[i]]);
-
-  const prompt = make("details");
+  drawn = now;
+  hideTip();
   const promptText = texts[samples.prompt[i]];
+  const prompt = make("details");
   prompt.open = promptText.length < 400;
   prompt.append(make("summary", "", `Prompt (${promptText.length} characters)`), make("pre", "", promptText));
-
-  const tokens = make("div", `tokens by-${by}`);
-  tokens.id = "tokens";
-  tokens.setAttribute("role", "group");
-  tokens.setAttribute("aria-label", "Response by tokens; arrow keys go from token to token");
-  const parts = document.createDocumentFragment();
-  samples.tokens[i].forEach((t, k) => {
-    const part = make("span", `t b${bin(i, k, by)}${isZeroed(i, k) ? " z" : ""}`, pieces[t].replace(/\n/g, "↵\n"));
-    part.tabIndex = k ? -1 : 0;
-    part.dataset.k = k;
-    parts.append(part);
-  });
-  tokens.append(parts);
-  const blocks = [make("h3", "", `Sample ${place + 1} of ${matching.length}`), facts, prompt];
-  if (samples.tokens[i].length) blocks.push(legend(i, by), tokens);
-  else blocks.push(make("p", "missing", "This sample has no tokens with probabilities."));
+  const blocks = [make("h3", "", title), facts(i), prompt];
+  if (samples.tokens[i].length) {
+    const tokens = make("div", `tokens by-${by}`);
+    tokens.id = "tokens";
+    tokens.setAttribute("role", "group");
+    tokens.setAttribute("aria-label", "Response by tokens; arrow keys go from token to token");
+    tokens.append(tokenSpans(i, by));
+    tokens.querySelectorAll(".t").forEach((part, k) => { part.tabIndex = k ? -1 : 0; });
+    blocks.push(strips(i), legend(i, by), tokens);
+  } else {
+    blocks.push(make("p", "missing", "This sample has no tokens with probabilities."));
+  }
   if (samples.text[i] !== null) {
     const whole = make("details");
     whole.open = !samples.tokens[i].length;
@@ -218,11 +201,17 @@ function drawSample() {
     );
     blocks.push(whole);
   }
+  const group = groupOf(i, by);
+  if (group) blocks.push(group);
   article.replaceChildren(...blocks);
 }
 
 // -- tips of the tokens --------------------------------------------------------------------------
 function describeToken(part) {
+  if (part.matches(".env")) {
+    showTip(part, ["written by the environment", "no policy gradient: mask"]);
+    return;
+  }
   const i = matching[place];
   const k = Number(part.dataset.k);
   part.setAttribute("role", "img");
@@ -241,11 +230,15 @@ document.addEventListener("keydown", (event) => {
 
 function listenToTokens() {
   const article = $("sample");
-  const tokenAt = (event) => event.target.closest("#tokens .t");
+  const tokenAt = (event) => event.target.closest("#tokens .t, #tokens .env");
   article.addEventListener("mouseover", (event) => {
     if (restsAtFocus(event)) return;
     const part = tokenAt(event);
     if (part) describeToken(part); else hideTip();
+  });
+  article.addEventListener("click", (event) => {
+    const part = event.target.closest(".strips [data-k]");
+    if (part) focusToken(Number(part.dataset.k));
   });
   article.addEventListener("mouseleave", (event) => {
     if (!restsAtFocus(event)) hideTip();
