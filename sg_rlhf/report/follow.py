@@ -97,19 +97,13 @@ class Follower:
 
 def files_version(run_dirs: Sequence[Path]) -> str:
     """A text that differs when a file that the page shows has changed."""
-    found = []
+    found: list[object] = []
     for run_dir in run_dirs:
         for name in WATCHED:
-            try:
+            with contextlib.suppress(OSError):
                 status = (run_dir / name).stat()
-            except OSError:
-                found.append(None)
-            else:
-                found.append((status.st_ino, status.st_size, status.st_mtime_ns))
-        found.append(
-            (run_dir / OWNER).exists(),
-        )
-        found.append(final_checkpoint_complete(run_dir))
+                found.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
+        found.append(((run_dir / OWNER).exists(), final_checkpoint_complete(run_dir)))
     return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
 

@@ -144,9 +144,9 @@ def chosen(samples: int, group: int, count: int, together: int) -> list[int]:
         samples: of the rollout, group by group.
         group: responses to a prompt.
         count: samples that are wanted.
-        together: samples of one group, where it has so many.
+        together: samples of one group; more where ``count`` needs them.
     """
-    together = max(1, min(together, group, count))
+    together = max(1, min(group, max(together, -(-count * group // max(1, samples)))))
     firsts = _evenly_spaced(range(0, samples, group), -(-count // together))
     found = [first + k for first in firsts for k in range(together) if first + k < samples]
     return found[:count]

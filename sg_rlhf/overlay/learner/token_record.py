@@ -45,5 +45,5 @@ class TokenRecord:
         Returns:
             For each sequence, values by name; None where this rank did not train it.
         """
-        found = (self._found.get(tuple(tokens)) for tokens in sequences)
-        return [row and {name: values.tolist() for name, values in row.items()} for row in found]
+        rows = (self._found.get(tuple(tokens)) for tokens in sequences)
+        return [None if row is None else {k: v.tolist() for k, v in row.items()} for row in rows]
