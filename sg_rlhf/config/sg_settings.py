@@ -230,6 +230,11 @@ class SGSettings(BaseModel):
         description="auto: online with a key, else an offline run in the run directory; offline: "
         "never sends anything",
     )
+    trackio: bool = Field(
+        False,
+        description="log to trackio too, on this machine (pip install 'sg-rlhf[trackio]'); the "
+        "project is logger.wandb.project, the run has the name of the run directory",
+    )
     verbose: bool = Field(False, description="print the workers' output instead of a progress bar")
     domains: dict[str, SerializeAsAny[DomainSettings]] = Field(
         {}, description="sections of the domains, sg.NAME.KEY, by domain"
