@@ -37,7 +37,7 @@ from sg_rlhf.run_dir.lock import OWNER
 HOST = "127.0.0.1"
 #: Seconds between two looks at the files, and between two looks at what is new for a browser.
 LOOK_SECONDS, TELL_SECONDS = 1.0, 0.3
-#: The page is built at most a quarter of the time: the run needs the processor.
+#: Seconds without a build per second of processor time of the last one: the run needs it.
 REST = 3.0
 #: Added to the process's niceness, for the same reason.
 NICENESS = 10
@@ -76,9 +76,9 @@ class Follower:
                 state_of = version
             wanted = self.html is None or self.readers > 0
             if version != self.event["version"] and wanted and time.monotonic() >= next_build:
-                started = time.monotonic()
+                started = time.thread_time()
                 self._build(version)
-                next_build = time.monotonic() + REST * (time.monotonic() - started)
+                next_build = time.monotonic() + REST * (time.thread_time() - started)
             time.sleep(LOOK_SECONDS)
 
     def _state(self) -> str:

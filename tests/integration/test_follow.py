@@ -26,8 +26,8 @@ pytestmark = [
     pytest.mark.skipif(executable() is None, reason=NO_BROWSER),
 ]
 
-#: Milliseconds in which a page is built and fetched, on a busy machine.
-SOON = 90_000
+#: Milliseconds in which a page is built and fetched; a few seconds, unless the machine is busy.
+SOON = 600_000
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def following(run_dir: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         assert found, line
         yield found[1], process
         process.send_signal(signal.SIGINT)
-        assert (process.wait(60), process.stdout.read()) == (0, "")
+        assert (process.wait(600), process.stdout.read()) == (0, "")
     finally:
         process.kill()
         process.wait()
@@ -137,7 +137,7 @@ def test_a_page_says_that_its_server_has_ended(tmp_path: Path) -> None:
             urllib.request.urlopen(foreign)
         assert not found.complaints
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(600) == 0
         expect(page.locator("#live")).to_contain_text("Not connected", timeout=SOON)
     assert contents(run_dir) == before
 
