@@ -35,6 +35,7 @@ from sg_rlhf.overlay.driver.arguments import (
     UsageError,
     check_platform,
     check_prompt_count,
+    check_trackers,
     upstream_arguments,
 )
 from sg_rlhf.overlay.driver.prepare import not_writable, prepare_run_dir, run_lock
@@ -167,6 +168,7 @@ def check(run: Run) -> argparse.Namespace:
     for line in before_run(run.config, run.directory):
         print(f"warning: {line}")
     check_platform(args)
+    check_trackers(args)
     for line in input_checks.check_prompts(run.config):
         print(f"remark: {line}")
     check_prompt_count(run.config, args)

@@ -82,7 +82,10 @@ class SGSettings(BaseModel):
         description="held-out sets with settings of their own, instead of eval.dataset: "
         "a list of {name, dataset, temperature, n_samples_per_prompt, ...}",
     )
-    samples_per_step: int = Field(4, ge=0, description="rollouts kept in samples.jsonl per step")
+    samples_per_step: int = Field(4, ge=0, description="responses kept in samples.jsonl per step")
+    samples_per_prompt: int = Field(
+        2, ge=1, description="of these, responses to the same prompt, to compare them"
+    )
     dump_rollout: int | None = Field(
         None, ge=1, description="rollout step whose experience is written to rollouts/step_N.pt"
     )
@@ -226,6 +229,11 @@ class SGSettings(BaseModel):
         "auto",
         description="auto: online with a key, else an offline run in the run directory; offline: "
         "never sends anything",
+    )
+    trackio: bool = Field(
+        False,
+        description="log to trackio too, on this machine (pip install 'sg-rlhf[trackio]'); the "
+        "project is logger.wandb.project, the run has the name of the run directory",
     )
     verbose: bool = Field(False, description="print the workers' output instead of a progress bar")
     domains: dict[str, SerializeAsAny[DomainSettings]] = Field(

@@ -1,4 +1,5 @@
-"""The domains as environments that other trainers step: ``sg-rlhf serve-env``.
+"""OpenEnv, both ways: our domains for other trainers, and others' environments for ours.
 
-`openenv` serves a domain over OpenEnv's protocol. Nothing here trains.
+`command` and `openenv` serve a domain (`sg-rlhf serve-env`). `openenv_domain` and `session` reach
+an environment by its URL; `sg_rlhf.overlay.rollout.openenv_agent` trains on it.
 """

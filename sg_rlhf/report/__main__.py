@@ -1,7 +1,8 @@
 """Write one HTML page about one or several runs: figures, differing settings, samples.
 
 The page needs no network and no server. Open it in any browser, or send it to somebody. Runs that
-differ only in their seed are drawn as one line with the range of the seeds.
+differ only in their seed are drawn as one line with the range of the seeds. With --follow the page
+is served on this machine and updates itself while the runs train; nothing is written.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ examples:
     python -m sg_rlhf.report runs/a
   two algorithms, three seeds each
     python -m sg_rlhf.report runs/grpo_sg_s* runs/grpo_s? --out comparison.html
+  watch a run, from its start; on another machine: ssh -L 8002:127.0.0.1:8002 MACHINE
+    python -m sg_rlhf.report --follow runs/a
   the figures for a paper, as PNG and SVG
     python -m sg_rlhf.report runs/grpo_sg_s* runs/grpo_s? --figures figures/
 
 docs/metrics.md says how to read the page.
 """
 
+#: Of --follow; `serve` has 8000 and `serve-env` 8001.
+PORT = 8002
 FORMATS = ("png", "svg", "pdf")
 
 
@@ -61,6 +66,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         choices=FORMATS,
         help="of --figures: png, svg or pdf; may be repeated (default: png and svg)",
     )
+    parser.add_argument(
+        "--follow", action="store_true", help="serve the page and update it; Ctrl-C ends it"
+    )
+    parser.add_argument(
+        "--port", type=int, help="of --follow, on 127.0.0.1; 0: any free (default: 8002)"
+    )
     return parser.parse_args(argv)
 
 
@@ -76,6 +87,12 @@ def _check(arguments: argparse.Namespace) -> None:
         seen[found] = path
     if arguments.format and not arguments.figures:
         raise RunError("--format: only with --figures DIR")
+    if arguments.follow and (arguments.out or arguments.figures):
+        raise RunError("--follow writes no file; leave out --out and --figures")
+    if arguments.port is not None and not arguments.follow:
+        raise RunError("--port: only with --follow")
+    if arguments.port is not None and not 0 <= arguments.port < 65536:
+        raise RunError(f"--port {arguments.port}: expected 0 to 65535")
     if arguments.out is not None and arguments.out.is_dir():
         raise RunError(f"--out {arguments.out}: a folder; name a file in it")
 
@@ -88,6 +105,8 @@ def main(argv: list[str] | None = None) -> int:
     doing = "reading"
     try:
         _check(arguments)
+        if arguments.follow:
+            return _follow(arguments)
         from sg_rlhf.report import catalogue, page
 
         runs, groups = page.read_runs(arguments.run_dirs)
@@ -106,6 +125,17 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(str(error))
     except OSError as error:
         return _fail(f"{doing}: cannot be written: {error.strerror or error}")
+    return 0
+
+
+def _follow(arguments: argparse.Namespace) -> int:
+    from sg_rlhf.report import follow
+
+    port = PORT if arguments.port is None else arguments.port
+    try:
+        follow.serve(arguments.run_dirs, port, arguments.samples)
+    except OSError as error:
+        return _fail(f"--port {port}: {error.strerror or error}; take another one, or 0")
     return 0
 
 

@@ -14,6 +14,7 @@ from sg_rlhf.report import (
     drawing,
     figures,
     staleness_figures,
+    timeline_figure,
     timing_figures,
     token_figures,
 )
@@ -116,6 +117,13 @@ FIGURES = (
         figures.stabilising_factor,
     ),
     Entry(
+        "by_position", "Tokens by their position",
+        "Of the samples' tokens, by their place in the response: the mean of 1 - p, of the entropy "
+        "and of the absolute difference of trainer's and engine's log-prob. A difference that "
+        "grows along the response is one that a long response multiplies.",
+        token_figures.by_position,
+    ),
+    Entry(
         "quartiles", "Tokens and advantage by probability",
         "Bars: where the tokens are. Diamonds: where the summed absolute advantage is.",
         figures.quartiles,
@@ -148,6 +156,13 @@ FIGURES = (
         "colour is one phase. Longest response: from when 90 % of the prompts were finished until "
         "all were.",
         timing_figures.seconds_per_rollout, wide=True, remarks=timing_figures.what_to_change,
+    ),
+    Entry(
+        "timeline", "Timeline of the latest rollouts",
+        "When each kind of process worked, from the seconds of each section: they follow one "
+        "another. An empty stretch of a lane is waiting. In an asynchronous run the engines also "
+        "generate during the update; generation is then the controller's waiting for them.",
+        timeline_figure.timeline, wide=True,
     ),
     Entry(
         "word_clouds", "Likely and unlikely tokens",

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -41,6 +42,8 @@ WIDTH, HEIGHT = 4.6, 2.8
 LEGEND_ROW, LEGEND_HANDLE, LEGEND_LETTER = 0.18, 0.55, 0.06
 #: More labels than this would cover what they explain.
 LEGEND_INSIDE = 6
+#: Of each line, in the tip of the page.
+READOUT_POINTS = 150
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
 RC = {
@@ -194,6 +197,66 @@ def save(figure: Figure, path: Path) -> None:
         figures.save(
             figure, path, dpi=200, metadata={"Date": None} if path.suffix == ".svg" else None
         )
+
+
+def readout(figure: Figure) -> list[dict[str, Any]]:
+    """The values behind a figure that was drawn: for the tip of the page.
+
+    Returns:
+        For each panel with lines or bars that have a label: its ``box`` (left, top, right, bottom)
+        in units of the SVG, the name of ``x``, and for each label its points (place in the box,
+        x, y), at most ``READOUT_POINTS``.
+    """
+    height = 72 * figure.get_figheight()
+    panels = []
+    for axes in figure.axes:
+        series = {}
+        for line in axes.lines:
+            if _is_named(line.get_label()):
+                series[line.get_label()] = [(float(x), float(y)) for x, y in line.get_xydata()]
+        for bars in axes.containers:
+            if isinstance(bars, BarContainer) and bars.orientation == "vertical":
+                points = [(b.get_x() + b.get_width() / 2, b.get_height()) for b in bars]
+                series.setdefault(bars.get_label(), []).extend(points)
+        named = {n: p for n, p in series.items() if _is_named(n) and any(_finite(q) for q in p)}
+        if not named or not axes.get_visible():
+            continue
+        box = axes.get_position()
+        width = 72 * figure.get_figwidth()
+        edges = (box.x0 * width, (1 - box.y1) * height, box.x1 * width, (1 - box.y0) * height)
+        panels.append(
+            {
+                "box": [round(edge, 1) for edge in edges],
+                "x": axes.get_xlabel(),
+                "series": [[name, _placed(axes, points)] for name, points in named.items()],
+            }
+        )
+    # Panels that share an axis name it once, on the last.
+    for panel in panels:
+        panel["x"] = panel["x"] or panels[-1]["x"]
+    return panels
+
+
+def _is_named(label: Any) -> bool:
+    return bool(label) and not str(label).startswith("_")
+
+
+def _finite(point: tuple[float, float]) -> bool:
+    return all(map(math.isfinite, point))
+
+
+def _placed(axes: Axes, points: Sequence[tuple[float, float]]) -> list[list[float]]:
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    usable = [point for point in points if _finite(point)]
+    kept = usable[:: max(1, math.ceil(len(usable) / READOUT_POINTS))]
+    low, high = sorted(axes.get_xlim())
+    return [
+        [round(float(axes.transData.transform((x, y))[0]) * 72 / figure.dpi, 1),
+         float(f"{x:.6g}"), float(f"{y:.4g}")]
+        for x, y in kept
+        if low <= x <= high
+    ]  # fmt: skip
 
 
 def html_svg(figure: Figure, key: str, label: str, *, letters: bool = True) -> str:

@@ -34,13 +34,15 @@ from sg_rlhf.report.runs import (
 from sg_rlhf.report.samples import clouds, frequent_tokens, payload
 from sg_rlhf.report.text import embedded_json, one_line
 from sg_rlhf.report.weighting import weighting_of
+from sg_rlhf.run_dir import alerts
 
 #: Samples in the browser of a page, over all its runs.
 SAMPLES = 500
 #: Word clouds and their table are drawn for this many configurations.
 CLOUD_GROUPS = 3
 TABLE_TOKENS = 15
-TEMPLATES = ("page.html", "page.css", "page.js")
+#: Joined in this order, in one function.
+SCRIPTS = ("page.js", "figures.js", "tokens.js", "group.js", "samples.js", "live.js")
 
 
 @dataclass(frozen=True)
@@ -51,32 +53,44 @@ class Drawn:
     svg: Markup | None
     missing: str = ""
     remarks: tuple[str, ...] = ()
+    values: tuple[dict[str, Any], ...] = ()
 
 
-def read_runs(run_dirs: list[Path]) -> tuple[list[Run], list[Group]]:
+def read_runs(run_dirs: list[Path], *, may_be_empty: bool = False) -> tuple[list[Run], list[Group]]:
     """The runs and their groups.
+
+    Args:
+        may_be_empty: accept runs without a rollout.
 
     Raises:
         RunError: one of them cannot be read.
     """
-    runs = named_apart([read_run(path) for path in run_dirs])
+    runs = named_apart([read_run(path, may_be_empty=may_be_empty) for path in run_dirs])
     return runs, grouped(runs)
 
 
-def build(runs: list[Run], groups: list[Group], samples: int = SAMPLES) -> str:
-    """The page as text."""
-    source = {name: _template(name) for name in TEMPLATES}
+def build(
+    runs: list[Run], groups: list[Group], samples: int = SAMPLES, version: str | None = None
+) -> str:
+    """The page as text.
+
+    Args:
+        samples: in the page, over all runs.
+        version: of the runs' files, for a page that :mod:`.follow` serves and updates; None for
+            a page that stands alone.
+    """
     environment = Environment(
-        loader=DictLoader(source), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
+        loader=DictLoader({"page.html": _template("page.html")}), autoescape=True,
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    script = source["page.js"]
+    parts = "\n".join(_template(name) for name in SCRIPTS)
+    script = f'"use strict";\n(() => {{\n{parts}}})();\n'
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     data = payload(runs, samples)
     drawn = [_drawn(entry, groups) for entry in catalogue.FIGURES]
     return environment.get_template("page.html").render(
         title=" · ".join(group.label for group in groups),
-        style=Markup(source["page.css"]),
+        style=Markup(_template("page.css")),
         script=Markup(script),
         script_hash=f"sha256-{digest}",
         groups=groups,
@@ -92,8 +106,9 @@ def build(runs: list[Run], groups: list[Group], samples: int = SAMPLES) -> str:
         tokens=[_token_table(group) for group in groups[:CLOUD_GROUPS]],
         sample_count=len(data["samples"]["step"]),
         left_out=[run for run in data["runs"] if run["shown"] < run["total"]],
-        data=Markup(embedded_json(data)),
+        data=Markup(embedded_json(data | {"figures": {f.entry.key: f.values for f in drawn}})),
         version=sg_rlhf.__version__,
+        live=version,
         written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     )
 
@@ -111,7 +126,8 @@ def _drawn(entry: catalogue.Entry, groups: list[Group]) -> Drawn:
     label = f"{entry.title}: {', '.join(group.label for group in shown)}"
     svg = Markup(drawing.html_svg(figure, entry.key, label, letters=entry.letters))
     remarks = entry.remarks(shown) if entry.remarks else ()
-    return Drawn(entry, svg, remarks=tuple(map(one_line, remarks)))
+    values = drawing.readout(figure) if entry.letters else []
+    return Drawn(entry, svg, remarks=tuple(map(one_line, remarks)), values=tuple(values))
 
 
 def _table_row(run: Run) -> dict[str, Any]:
@@ -138,8 +154,12 @@ def _table_row(run: Run) -> dict[str, Any]:
         "weight": _mean_of(run, "sg/weight_mean", "{:.3f}"),
         "zeroed": _mean_of(run, "sg/zeroed_pos", "{:.1%}"),
         "seconds": _median_seconds(run),
-        "notes": [one_line(note) for note in run.notes],
+        "notes": [one_line(note) for note in (*run.notes, *_alerts(run))],
     }
+
+
+def _alerts(run: Run) -> list[str]:
+    return [f"Alert of the last rollout: {alert.message}." for alert in alerts.check(run.metrics)]
 
 
 def _change(first: list[float], last: list[float]) -> str:

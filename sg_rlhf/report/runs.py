@@ -28,8 +28,13 @@ NOT_COMPARED = (
     "logger.tensorboard_dir", "logger.wandb.run_name", "logger.wandb.group", "logger.wandb.key",
 )  # fmt: skip
 SEED = "train.seed"
+#: The resolved recipe, which training writes before its first rollout.
+CONFIG = "config.yaml"
 #: Keys whose values nobody should find in a page that is passed on.
 SECRETS = ("logger.wandb.key",)
+
+#: Of a sample, a number for each of its tokens; samples of earlier versions have none.
+TOKEN_NUMBERS = ("engine_log_probs", "update_log_probs", "entropies")
 
 Row = dict[str, Any]
 #: (x, y) in the order of x.
@@ -83,7 +88,7 @@ class Run:
 
     @property
     def rollouts(self) -> int:
-        return int(self.metrics[-1]["global_step"])
+        return int(self.metrics[-1]["global_step"]) if self.metrics else 0
 
 
 @dataclass(frozen=True)
@@ -120,8 +125,11 @@ def per_rollout(rows: Iterable[Row], key: str) -> Curve:
     return [(step, math.fsum(values) / len(values)) for step, values in sorted(by_step.items())]
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path, *, may_be_empty: bool = False) -> Run:
     """Read a run directory; a run that is still training, or was killed, is one too.
+
+    Args:
+        may_be_empty: accept a run that has its settings, but no rollout yet.
 
     Raises:
         RunError: it is not a run, or has no rollout yet, or cannot be read.
@@ -129,14 +137,15 @@ def read_run(path: Path) -> Run:
     if not path.is_dir():
         what = "not a folder" if path.exists() else "no such folder"
         raise RunError(f"{path}: {what}; give the directory of a run (train's --run-dir)")
-    if not (path / jsonl_log.METRICS).exists():
+    begun = may_be_empty and (path / CONFIG).exists()
+    if not (path / jsonl_log.METRICS).exists() and not begun:
         raise RunError(
             f"{path}: not a run: no {jsonl_log.METRICS} in it (train's --run-dir has one)"
         )
     notes: list[str] = []
     rows = {name: _rows(path, name, notes) for name in jsonl_log.STEP_FILES}
     metrics = _last_of_each_step(rows[jsonl_log.METRICS])
-    if not metrics:
+    if not metrics and not may_be_empty:
         if jsonl_log.damaged(path / jsonl_log.METRICS):
             raise RunError(f"{path / jsonl_log.METRICS}: no line of it can be read")
         raise RunError(f"{path}: no rollout in {jsonl_log.METRICS} yet; wait for the first one")
@@ -184,12 +193,8 @@ def _last_of_each_step(rows: list[Row]) -> list[Row]:
 def _checked(row: Row) -> Row:
     """A sample with every text a string and every list usable, whatever wrote the file."""
     tokens, log_probs = row.get("tokens"), row.get("log_probs")
-    usable = (
-        isinstance(tokens, list)
-        and isinstance(log_probs, list)
-        and len(tokens) == len(log_probs)
-        and all(isinstance(v, (int, float)) for v in log_probs)
-    )
+    count = len(tokens) if isinstance(tokens, list) else -1
+    usable = _numbers(log_probs, count)
     texts = {
         key: row[key] if isinstance(row.get(key), str) else json.dumps(row.get(key, ""))
         for key in ("prompt", "label", "response")
@@ -201,7 +206,30 @@ def _checked(row: Row) -> Row:
         "dialogue": dialogue if isinstance(dialogue, str) else "",
         "tokens": [str(token) for token in tokens or []] if usable else [],
         "log_probs": log_probs if usable else [],
+        **{
+            name: row[name] if usable and _numbers(row.get(name), count) else None
+            for name in TOKEN_NUMBERS
+        },
+        "environment": _texts_between(row.get("environment")),
+        "group_rewards": row["group_rewards"] if _numbers(row.get("group_rewards")) else None,
     }
+
+
+def _numbers(values: Any, count: int | None = None) -> bool:
+    """Whether this is a list of numbers, ``count`` of them if it is given."""
+    return (
+        isinstance(values, list)
+        and count in (None, len(values))
+        and all(isinstance(v, (int, float)) and math.isfinite(v) for v in values)
+    )
+
+
+def _texts_between(pairs: Any) -> list[tuple[int, str]]:
+    """[number of tokens before it, text], as training writes it."""
+    if not isinstance(pairs, list):
+        return []
+    usable = (p for p in pairs if isinstance(p, list) and len(p) == 2 and isinstance(p[0], int))
+    return [(before, str(text)) for before, text in usable]
 
 
 def json_object(path: Path) -> dict[str, Any]:
@@ -214,7 +242,7 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 def _settings(run_dir: Path, notes: list[str]) -> tuple[dict[str, Any], Config | None]:
-    path = run_dir / "config.yaml"
+    path = run_dir / CONFIG
     if not path.is_file():
         notes.append("There is no config.yaml: token weights and differences are not known.")
         return {}, None

@@ -10,6 +10,7 @@ from typing import Any
 from sg_rlhf.report.runs import Group, Row, Run, number
 from sg_rlhf.report.text import one_line, visible
 from sg_rlhf.report.weighting import RunWeighting, weighting_of
+from sg_rlhf.weights.token_gradients import REASONS, gradient_reasons
 
 #: A token is frequent from this many occurrences on.
 FREQUENT = 5
@@ -54,17 +55,20 @@ class _Table:
 def payload(runs: list[Run], limit: int) -> dict[str, Any]:
     """What the sample browser reads, as columns; texts and token pieces are numbers into tables.
 
-    ``logp`` is -1000 log p and ``w`` is 1000 w, as integers; ``w`` is null where a weight cannot
-    be computed from p, ``zeroed`` then too. ``zeroed`` has a character per token: "1" where the
-    policy gradient is zero at ratio 1. ``text`` is the dialogue of a search run, or the response
-    where its tokens do not spell it (a character split over tokens), else null.
+    Numbers of tokens are integers, null where they are not known: ``logp`` is -1000 log p, ``w``
+    1000 w, ``entropy`` 1000 times the entropy in nats, ``update`` 1000 times the log-prob in the
+    update minus log p, ``engine`` the engine's minus log p in 1e-5. ``why`` has a letter per token
+    (:mod:`sg_rlhf.weights.token_gradients`). ``rewards`` are those of all responses to the prompt.
+    ``between`` has (number of tokens before it, text) of each text that an environment wrote.
+    ``text`` is the dialogue of a search run, or the response where its tokens do not spell it (a
+    character split over tokens), else null.
     """
     texts, pieces = _Table(), _Table()
     columns: dict[str, list[Any]] = {
         name: []
         for name in (
             "run", "step", "reward", "correct", "advantage", "prompt", "label", "text", "tokens",
-            "logp", "w", "zeroed",
+            "logp", "w", "why", "entropy", "engine", "update", "rewards", "between",
         )
     }  # fmt: skip
     described, share = [], max(1, limit // len(runs))
@@ -76,13 +80,17 @@ def payload(runs: list[Run], limit: int) -> dict[str, Any]:
             columns["run"].append(index)
             for name, value in _columns_of(row, weighting, texts, pieces).items():
                 columns[name].append(value)
-    return {"runs": described, "texts": texts.texts, "pieces": pieces.texts, "samples": columns}
+    return {
+        "runs": described, "texts": texts.texts, "pieces": pieces.texts, "reasons": dict(REASONS),
+        "samples": columns,
+    }  # fmt: skip
 
 
 def _described(run: Run, weighting: RunWeighting, shown: int) -> dict[str, Any]:
     rule = weighting.rule
     return {
         "name": run.name,
+        "group": run.setting("rollout.n_samples_per_prompt"),
         "weighting": one_line(weighting.label),
         "bounds": [round(w, 4) for w in rule.limits()] if rule else None,
         "shown": shown,
@@ -94,11 +102,13 @@ def _columns_of(row: Row, weighting: RunWeighting, texts: _Table, pieces: _Table
     tokens = row["tokens"]
     log_probs = [min(0.0, max(LOWEST_LOG_PROB, float(v))) for v in row["log_probs"]]
     advantage = number(row, "advantage")
-    weights, zeroed = None, None
+    engine, update = (row.get(name) for name in ("engine_log_probs", "update_log_probs"))
+    weights, why = None, None
+    if advantage == 0:
+        why = "a" * len(tokens)
     if rule := weighting.rule:
-        exact = rule.weights(log_probs)
-        weights = [round(1000 * w) for w in exact]
-        zeroed = "".join("01"[z] for z in rule.zeroed(exact, advantage))
+        weights = [round(1000 * w) for w in rule.weights(log_probs)]
+        why = gradient_reasons(rule, log_probs, advantage, update, engine)
     text = row["dialogue"] or row["response"]
     return {
         "step": row["global_step"],
@@ -111,8 +121,21 @@ def _columns_of(row: Row, weighting: RunWeighting, texts: _Table, pieces: _Table
         "tokens": [pieces.add(token) for token in tokens],
         "logp": [round(-1000 * v) for v in log_probs],
         "w": weights,
-        "zeroed": zeroed,
+        "why": why,
+        "entropy": _scaled(row.get("entropies")),
+        "engine": _scaled(_minus(engine, row["log_probs"]), 1e5),
+        "update": _scaled(_minus(update, row["log_probs"])),
+        "rewards": row.get("group_rewards"),
+        "between": [(before, texts.add(text)) for before, text in row.get("environment", ())],
     }
+
+
+def _minus(values: list[float] | None, others: list[float]) -> list[float] | None:
+    return None if values is None else [a - b for a, b in zip(values, others, strict=True)]
+
+
+def _scaled(values: list[float] | None, by: float = 1000.0) -> list[int] | None:
+    return None if values is None else [round(by * value) for value in values]
 
 
 def _rounded(value: float) -> float | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Callable
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,7 +17,7 @@ from wordcloud import WordCloud
 from sg_rlhf.report import drawing
 from sg_rlhf.report.drawing import ALARM, INK, MUTED
 from sg_rlhf.report.figures import Missing
-from sg_rlhf.report.runs import Group
+from sg_rlhf.report.runs import Group, Row
 from sg_rlhf.report.samples import TokenCount, clouds, frequent_tokens, probability_histogram
 from sg_rlhf.report.text import drawn
 from sg_rlhf.report.weighting import weighting_of
@@ -25,6 +27,8 @@ HISTOGRAM_BINS = 20
 #: Pixels of the layout that wordcloud computes.
 CLOUD_SIZE = (520, 300)
 CLOUD_WORD_CHARACTERS = 24
+#: Parts of a response in the figure by position, and tokens that a part needs.
+POSITION_BINS, LEAST_AT_POSITION = 40, 5
 #: Inches.
 CLOUDS_WIDTH, MARGIN, TITLE = 8.0, 0.08, 0.32
 
@@ -80,6 +84,65 @@ def weight_curve(groups: list[Group]) -> Figure:
     if len(groups) == 1:
         drawing.legend(bottom)
     return figure
+
+
+def by_position(groups: list[Group]) -> Figure:
+    """What the samples' tokens are like along the response."""
+    found = [(name, [position_means(group, of) for group in groups]) for name, of in POSITIONED]
+    found = [(name, curves) for name, curves in found if any(curves)]
+    if not found:
+        raise Missing("The samples have no token probabilities.")
+    figure, panels = drawing.subplots(len(found), height=0.6 + 0.8 * len(found), sharex=True)
+    for axes, (name, curves) in zip(panels, found, strict=True):
+        for index, curve in enumerate(curves):
+            axes.plot(
+                [x for x, _ in curve], [y for _, y in curve], color=drawing.color(index),
+                ls=drawing.style(index), lw=1.7, label=drawn(groups[index].label),
+            )  # fmt: skip
+        axes.set_ylabel(name)
+        axes.set_ylim(bottom=0)
+    panels[-1].set_xlabel("token of the response")
+    if len(groups) > 1:
+        drawing.legend_of_figure(panels)
+    return figure
+
+
+def _uncertainty(row: Row) -> list[float]:
+    return [1 - math.exp(min(0.0, v)) for v in row["log_probs"]]
+
+
+def _entropy(row: Row) -> list[float]:
+    return row.get("entropies") or []
+
+
+def _difference(row: Row) -> list[float]:
+    engine = row.get("engine_log_probs") or []
+    return [abs(a - b) for a, b in zip(row["log_probs"], engine, strict=False)]
+
+
+POSITIONED: tuple[tuple[str, Callable[[Row], list[float]]], ...] = (
+    ("1 - p", _uncertainty), ("entropy (nats)", _entropy), ("|trainer - engine|", _difference),
+)  # fmt: skip
+
+
+def position_means(group: Group, of: Callable[[Row], list[float]]) -> list[tuple[float, float]]:
+    """(position, mean over samples) in ``POSITION_BINS`` equal parts of the longest response.
+
+    Args:
+        of: a value for each token of a sample, or none.
+    """
+    values = [of(row) for run in group.runs for row in run.samples]
+    longest = max(map(len, values), default=0)
+    width = max(1, math.ceil(longest / POSITION_BINS))
+    parts: dict[int, list[float]] = defaultdict(list)
+    for of_sample in values:
+        for k, value in enumerate(of_sample):
+            parts[k // width].append(value)
+    return [
+        (part * width + (width + 1) / 2, math.fsum(found) / len(found))
+        for part, found in sorted(parts.items())
+        if len(found) >= LEAST_AT_POSITION
+    ]
 
 
 def word_clouds(groups: list[Group]) -> Figure:

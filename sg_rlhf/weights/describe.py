@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sg_rlhf.algo.analysis.gradient_dead_zones import DeadZone, clip_levels, reached_zones
+from sg_rlhf.algo.analysis.gradient_dead_zones import DeadZone, reached_zones
 from sg_rlhf.algo.objectives import Objective
 from sg_rlhf.algo.parameters import ParameterError
 from sg_rlhf.algo.weightings import Weighting
@@ -34,7 +34,8 @@ class RecipeLoss:
     weights; None for a loss of upstream, which is upstream's own code and has no weights.
     dual_clip: None without one. kl: ``algo.kl.estimator``; None where neither a recipe nor an
     override is given. kl_weighting: the weights of a KL that weights tokens where the loss does
-    not. lopti_threshold: of p_old; None for a single update.
+    not. lopti_threshold: of p_old; None for a single update. correction: level, mode, gating and
+    threshold of ``algo.rollout_correction``; None where it is off.
     """
 
     loss: str
@@ -46,6 +47,7 @@ class RecipeLoss:
     kl: str | None
     kl_weighting: Weighting | None
     lopti_threshold: float | None
+    correction: tuple[str, str, str, tuple[float, float]] | None
 
     @classmethod
     def of(cls, config: Config, *, allow_constant: bool | None = None) -> RecipeLoss:
@@ -82,6 +84,7 @@ class RecipeLoss:
             kl=kl,
             kl_weighting=None if is_ours else weighting,
             lopti_threshold=config.sg.lopti_threshold if config.sg.update == "lopti" else None,
+            correction=_correction(config),
         )
 
     @property
@@ -113,17 +116,6 @@ class RecipeLoss:
         weights = token_weights(torch.tensor(log_probs, dtype=torch.float64), cfg)
         return [float(w) for w in weights]
 
-    def zeroed(self, weights: Sequence[float], advantage: float) -> list[bool]:
-        """Which tokens of these weights have no policy gradient on-policy; see ``dead_zones``."""
-        dead = [d for d in self._bounds() if (advantage > 0 if d.positive else advantage < 0)]
-        return [w == 0 or any(bound.holds(w) for bound in dead) for w in weights]
-
-    def _bounds(self) -> list[DeadZone]:
-        """The limits beyond which a weight zeroes a token, whether or not a weight reaches them."""
-        if self.weighting is None:
-            return []
-        return clip_levels(self.weighting, self.eps_low, self.eps_high, self.dual_clip)
-
     def dead_zones(self) -> list[DeadZone]:
         """The dead zones before normalisation (see ``algo.analysis.gradient_dead_zones``)."""
         if self.weighting is None:
@@ -140,6 +132,14 @@ class RecipeLoss:
             is_grpo = self.weighting.constant_by_name and self.lopti_threshold is None
             return text + (" (plain GRPO)" if is_grpo else "")
         return f"policy loss {self.loss}: {about}; {text}"
+
+
+def _correction(config: Config) -> tuple[str, str, str, tuple[float, float]] | None:
+    names = ("level", "mode", "gating", "threshold")
+    level, mode, gating, (low, high) = (
+        config.value(f"algo.advantage.is_correction_{name}") for name in names
+    )
+    return None if level in (None, False, "off") else (level, mode, gating, (low, high))
 
 
 def _chosen(config: Config, key: str, otherwise: Any) -> Any:

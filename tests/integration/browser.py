@@ -34,9 +34,21 @@ class Opened:
 
 @contextmanager
 def opened(
-    file: Path, profile: Path, *, width: int = 1280, height: int = 900, dark: bool = False
+    page_at: Path | str,
+    profile: Path,
+    *,
+    width: int = 1280,
+    height: int = 900,
+    dark: bool = False,
+    loading: float = 30_000,
 ) -> Iterator[Opened]:
-    """``file`` in a new browser whose user data goes to the empty folder ``profile``."""
+    """A page in a new browser whose user data goes to the empty folder ``profile``.
+
+    Args:
+        page_at: its file, or its address, below which alone it may make requests.
+        loading: milliseconds until it is loaded.
+    """
+    url = page_at.as_uri() if isinstance(page_at, Path) else page_at
     with sync_playwright() as playwright:
         context = playwright.chromium.launch_persistent_context(
             profile,
@@ -54,11 +66,11 @@ def opened(
             "request",
             lambda request: (
                 found.complaints.append(f"request: {request.url[:200]}")
-                if not request.url.startswith((file.as_uri(), "data:"))
+                if not request.url.startswith((url, "data:"))
                 else None
             ),
         )
-        page.goto(file.as_uri())
+        page.goto(url, timeout=loading)
         try:
             yield found
         finally:

@@ -12,8 +12,9 @@ from playwright.sync_api import Page, expect
 
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.report import page as report
+from sg_rlhf.run_dir import jsonl_log
 from tests.integration.browser import NO_BROWSER, executable, opened
-from tests.unit.report.synthetic import write_hostile_samples, write_run
+from tests.unit.report.synthetic import write_details, write_hostile_samples, write_run
 
 pytestmark = [
     pytest.mark.integration,
@@ -107,7 +108,7 @@ def test_colours_and_tooltips_say_what_a_token_is(page: Page) -> None:
     zeroed.hover()
     tip = page.inner_text("#tip")
     assert re.search(r"p (0\.[2-9]|1\.0|> 0\.999)", tip) and "weight 1." in tip
-    assert "zeroed: no policy gradient at ratio 1" in tip and "advantage +" in tip
+    assert "no policy gradient: dead zone" in tip and "advantage +" in tip
     page.select_option("#f-advantage", "-1")
     assert page.locator("#sample .tokens .t.z").count() == 0
     page.select_option("#f-advantage", "0")
@@ -125,7 +126,7 @@ def test_everything_is_reached_by_keyboard(page: Page) -> None:
         return str(page.evaluate("document.activeElement.id || document.activeElement.className"))
 
     reached = []
-    for _ in range(60):
+    for _ in range(120):
         page.keyboard.press("Tab")
         reached.append(focused())
         outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
@@ -159,6 +160,107 @@ def test_everything_is_reached_by_keyboard(page: Page) -> None:
     assert focused() == "f-text"
     page.keyboard.type("jk")  # typed, not obeyed
     assert page.input_value("#f-text") == "jk"
+
+
+def test_a_group_is_compared_side_by_side(tmp_path: Path) -> None:
+    run_dir = write_run(
+        tmp_path / "run", rollouts=8, overrides=("sg.weighting.upper=1.4", "sg.correction=icepop")
+    )
+    write_details(run_dir)
+    with opened(write_page(tmp_path, run_dir), tmp_path / "profile") as found:
+        page = found.page
+        group = page.locator("#sample .group")
+        assert "4 responses to this prompt" in group.inner_text()
+        assert "standard deviation 2.517" in group.inner_text()
+        spread = group.locator(".spread span")
+        assert spread.all_inner_texts() == ["-3.00", "-1.00 ×2", "+3.00"]
+        expect(group.locator(".spread .own")).to_have_text("+3.00")
+        texts = [text.replace("↵", "") for text in group.locator(".mate .tokens").all_inner_texts()]
+        rows = jsonl_log.read(run_dir / jsonl_log.SAMPLES)
+        assert [t.split() for t in texts] == [row["response"].split() for row in rows[:2]]
+        group.locator(".mate button").nth(1).click()
+        expect(page.locator("#sample h3")).to_have_text("Sample 2 of 16")
+        expect(group.locator(".spread .own")).to_have_text("-1.00 ×2")
+        group.locator("summary").click()  # closed, it stays closed
+        page.keyboard.press("j")
+        assert page.locator("#sample .group").get_attribute("open") is None
+
+        flat = page.locator("#list li", has_text="no spread in its group")
+        expect(flat).to_have_count(4)
+        flat.first.click()
+        page.locator("#sample .group summary").click()
+        assert "No spread" in page.locator("#sample .group .warning").inner_text()
+        assert "30 advantage 0" in page.inner_text("#sample dl")
+        assert not found.complaints
+
+
+def test_it_says_why_a_token_has_no_gradient(tmp_path: Path) -> None:
+    run_dir = write_run(
+        tmp_path / "run", rollouts=8, overrides=("sg.weighting.upper=1.4", "sg.correction=icepop")
+    )
+    write_details(run_dir)
+    rows = jsonl_log.read(run_dir / jsonl_log.SAMPLES)
+    rows[0]["log_probs"][:4] = [-0.1, -2.5, -2.5, -2.5]  # w = 1.4 in the dead zone, else w = 1
+    rows[0]["engine_log_probs"][:4] = [-0.1, -2.5, -2.5, -8.0]
+    rows[0]["update_log_probs"][:4] = [-0.1, -2.2, -2.5, -2.5]
+    (run_dir / jsonl_log.SAMPLES).unlink()
+    jsonl_log.append(run_dir / jsonl_log.SAMPLES, rows)
+    with opened(write_page(tmp_path, run_dir), tmp_path / "profile") as found:
+        page = found.page
+        page.locator("#tokens .t").first.focus()
+        tips = []
+        for _ in range(4):
+            tips.append(page.inner_text("#tip").splitlines())
+            page.keyboard.press("ArrowRight")
+        assert [tip[-1].split(":")[:2] for tip in tips] == [
+            ["no policy gradient", " dead zone"], ["no policy gradient", " clip"],
+            ["has a policy gradient"], ["no policy gradient", " correction"],
+        ]  # fmt: skip
+        assert "ratio in the update 1.350" in tips[1] and "p of the engine 3.4e-4" in tips[3]
+
+        largest = max(range(30), key=lambda k: rows[0]["entropies"][k])
+        buttons = page.locator("#sample .strips button")
+        expect(buttons).to_have_count(3)
+        assert f", token {largest + 1}" in buttons.nth(1).inner_text()
+        buttons.nth(1).click()
+        assert page.evaluate("document.activeElement.dataset.k") == str(largest)
+        for by, unit in (("e", "2 nats"), ("m", "0.3 in log p")):
+            page.select_option("#f-color", by)
+            assert unit in page.inner_text("#sample .legend")
+
+        page.fill("#f-step-min", "4")
+        environment = page.locator("#tokens .env")
+        environment.first.hover()
+        assert "no policy gradient: mask" in page.inner_text("#tip")
+        assert environment.evaluate("e => e.previousElementSibling.dataset.k") == "9"
+        page.set_viewport_size({"width": 390, "height": 844})
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        assert not found.complaints
+
+
+def test_figures_say_their_values_to_pointer_and_keyboard(page: Page) -> None:
+    plot = page.locator("#figure-kl .plot")
+    plot.scroll_into_view_if_needed()
+    plot.focus()
+    page.keyboard.press("ArrowRight")
+    first = page.inner_text("#tip").splitlines()
+    assert first[0] == "rollout 1" and re.match(r"grpo_sg: [\d.e-]+$", first[1])
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    assert page.inner_text("#tip").splitlines()[0] == "rollout 4"
+    assert plot.get_attribute("aria-describedby") == "tip"
+    page.keyboard.press("Tab")
+    assert plot.get_attribute("aria-describedby") is None
+
+    svg = page.locator("#figure-kl svg")
+    svg.scroll_into_view_if_needed()
+    box = svg.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 0.97 * box["width"], box["y"] + 0.4 * box["height"])
+    last = page.inner_text("#tip").splitlines()
+    assert last[0] == "rollout 40" and len(last) == 3
+    page.mouse.move(box["x"] + 2, box["y"] + 2)
+    assert page.is_hidden("#tip")
 
 
 #: The tip beside the focused token, both inside the window.

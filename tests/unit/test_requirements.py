@@ -27,6 +27,7 @@ OPTIONAL = {
     "verl": "the same",
     "molt": "the same",
     "openenv": "serve-env: the extra openenv, in integrations.lock",
+    "trackio": "sg.trackio: the extra trackio",
     "flash_attn": "upstream: where it is absent the overlay puts a stand-in in its place",
 }
 

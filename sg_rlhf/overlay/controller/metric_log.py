@@ -1,4 +1,4 @@
-"""Rows of a run's log files, TensorBoard and W&B."""
+"""Rows of a run's log files, TensorBoard, W&B and trackio."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 
 from sg_rlhf.common.atomic_io import disk_full_context
 from sg_rlhf.overlay.controller import wandb_resume
+from sg_rlhf.overlay.controller.trackio_log import TrackioLogger
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.run_dir import alerts, jsonl_log
 
 
 class MetricLog:
-    """Writes ``metrics.jsonl`` and its siblings, and upstream's two loggers.
+    """Writes ``metrics.jsonl`` and its siblings, upstream's two loggers and trackio's.
 
     Args:
         args: upstream's nested namespace with ``sg``.
@@ -28,7 +29,10 @@ class MetricLog:
         if wandb is None and args.sg.wandb != "disabled" and run_dir is not None:
             wandb_resume.default_to_offline(run_dir)
             wandb = wandb_resume.WandbLogger(args)
-        self._tensorboard, self._wandb = tensorboard, wandb
+        trackio = None
+        if args.sg.trackio and run_dir is not None:
+            trackio = TrackioLogger(args.logger.wandb.project, run_dir.resolve().name)
+        self._tensorboard, self._wandb, self._trackio = tensorboard, wandb, trackio
         self._rows: list[dict[str, Any]] | None = None
 
     def write(self, name: str, rows: list[dict[str, Any]]) -> None:
@@ -61,9 +65,14 @@ class MetricLog:
         with disk_full_context(Path(self._args.logger.tensorboard_dir or self._run_dir or ".")):
             self._log_optimizer_steps(optimizer_steps)
             if global_step % self._args.logger.logging_steps == 0:
-                for logger in (self._wandb, self._tensorboard):
-                    if logger:
-                        logger.log_train(global_step, metrics)
+                for logger in self._loggers():
+                    logger.log_train(global_step, metrics)
+                for tables in (self._wandb, self._trackio):
+                    if tables:
+                        tables.log_samples(global_step, samples)
+
+    def _loggers(self) -> list[Any]:
+        return [each for each in (self._wandb, self._tensorboard, self._trackio) if each]
 
     def _alerts(self, numbers: dict[str, Any]) -> dict[str, float]:
         """The step's ``alerts/*``; each alert that begins is printed."""
@@ -100,13 +109,11 @@ class MetricLog:
             metrics: for the loggers.
         """
         self.write(jsonl_log.EVALUATIONS, [row])
-        for logger in (self._wandb, self._tensorboard):
-            if logger:
-                logger.log_eval(row["global_step"], metrics)
+        for logger in self._loggers():
+            logger.log_eval(row["global_step"], metrics)
 
     def close(self) -> None:
         """Close the loggers."""
-        for logger in (self._wandb, self._tensorboard):
+        for logger in self._loggers():
             with contextlib.suppress(OSError):  # must not hide why the run stopped
-                if logger:
-                    logger.close()
+                logger.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -27,8 +29,8 @@ class SampleLog:
         self._args, self._tokenizer = args, tokenizer
         self.rows: list[dict[str, Any]] = []
         self.check_batch: CheckBatch = []
-        #: Rows whose log-probs the update computes -> the sequence.
-        self._incomplete: list[tuple[dict[str, Any], list[int]]] = []
+        #: Rows, and the sequences by which the ranks know them.
+        self._sequences: list[tuple[dict[str, Any], list[int]]] = []
 
     def collect(self, experiences: list[Any], version_runs: list[Any] | None) -> None:
         """Keep samples of a rollout.
@@ -38,11 +40,17 @@ class SampleLog:
             version_runs: weight versions of each sample's tokens, in the order of the prompts; None
                 in a synchronous run.
         """
-        self.rows, self._incomplete = [], []
+        self.rows, self._sequences = [], []
         samples = [(e, i) for e in experiences for i in range(len(e.sequences))]
         samples.sort(key=lambda sample: sample[0].index[sample[1]])  # by prompts, not by lengths
-        for e, i in _evenly_spaced(samples, self._args.sg.samples_per_step):
-            self.rows.append(self._row(e, i, version_runs))
+        size = self._args.rollout.n_samples_per_prompt
+        rewards = [float(e.info["reward"][i]) for e, i in samples]
+        sg = self._args.sg
+        for k in chosen(len(samples), size, sg.samples_per_step, sg.samples_per_prompt):
+            group = slice(k - k % size, k - k % size + size)
+            self.rows.append(
+                self._row(*samples[k], version_runs) | {"group_rewards": rewards[group]}
+            )
         # vLLM refuses a sequence that fills its context: it could not sample a token after it.
         usable = [
             (e, i)
@@ -64,30 +72,34 @@ class SampleLog:
             for sequence, mask in zip(e.sequences, e.action_mask, strict=True)
         ]
 
-    def fill_in_log_probs(self, policy: Any) -> None:
-        """Add log-probs that the update computed.
+    def fill_in_update(self, policy: Any) -> None:
+        """Add what the update computed of each token.
 
         Args:
             policy: upstream's group of the policy's ranks.
         """
-        if not self._incomplete:
+        if not self.rows:
             return
         per_rank = ray.get(
-            policy.async_run_method(
-                method_name="sampled_log_probs",
-                sequences=[sequence for _, sequence in self._incomplete],
-            )
+            policy.async_run_method(method_name="sampled_tokens", sequences=self._sequences)
         )
-        for (row, _), results in zip(self._incomplete, zip(*per_rank, strict=True), strict=True):
-            log_probs: list[float] = next((r for r in results if r is not None), [])
-            row["log_probs"] = [round(value, 5) for value in log_probs]
-        self._incomplete = []
+        for row, results in zip(self.rows, zip(*per_rank, strict=True), strict=True):
+            found: dict[str, list[float]] = next((r for r in results if r is not None), {})
+            for name, values in found.items():
+                if row.get(name) is None:
+                    row[name] = _rounded(values)
+            if row.get("update_log_probs") == row["log_probs"]:
+                del row["update_log_probs"]
+            row["log_probs"] = row["log_probs"] or []
 
     def _row(self, e: Any, i: int, version_runs: list[Any] | None) -> dict[str, Any]:
         mask = e.action_mask[i].bool()
         tokens = e.sequences[i][1:][mask].tolist()
         dialogue = self._dialogue(e, i)
-        log_probs = None if e.action_log_probs is None else e.action_log_probs[i][mask].tolist()
+        old, engine = (
+            None if values is None else _rounded(values[i][mask].tolist())
+            for values in (e.action_log_probs, e.rollout_log_probs)
+        )
         runs = version_runs[e.index[i]] if version_runs is not None else None
         row = {
             "prompt": e.prompts[i],
@@ -99,11 +111,22 @@ class SampleLog:
             "advantage": float(e.advantages[i][mask][0]) if bool(mask.any()) else 0.0,
             "tokens": [self._tokenizer.decode([t]) for t in tokens],
             **({"weight_versions": runs} if runs else {}),
-            "log_probs": log_probs and [round(v, 5) for v in log_probs],
+            "log_probs": old,
+            **({"engine_log_probs": engine} if engine is not None else {}),
         }
-        if log_probs is None:
-            self._incomplete.append((row, e.sequences[i][e.attention_mask[i].bool()].tolist()))
+        if dialogue:
+            row["environment"] = self._environment(e.sequences[i][1:], e.action_mask[i].bool())
+        self._sequences.append(e.sequences[i][e.attention_mask[i].bool()].tolist())
         return row
+
+    def _environment(self, tokens: torch.Tensor, mask: torch.Tensor) -> list[tuple[int, str]]:
+        """Texts that an environment wrote: (number of the model's tokens before it, text)."""
+        own = torch.where(mask)[0].tolist()
+        return [
+            (k + 1, self._tokenizer.decode(tokens[a + 1 : b].tolist(), skip_special_tokens=False))
+            for k, (a, b) in enumerate(itertools.pairwise(own))
+            if b > a + 1
+        ]
 
     def _dialogue(self, e: Any, i: int) -> str:
         """The response with the environment's text between its turns; "" if there is none."""
@@ -114,7 +137,26 @@ class SampleLog:
         return str(self._tokenizer.decode(tokens.tolist(), skip_special_tokens=False))
 
 
-def _evenly_spaced(samples: list[Any], count: int) -> list[Any]:
+def chosen(samples: int, group: int, count: int, together: int) -> list[int]:
+    """Which samples of a rollout are kept: the first of a group, from groups at equal distances.
+
+    Args:
+        samples: of the rollout, group by group.
+        group: responses to a prompt.
+        count: samples that are wanted.
+        together: samples of one group; more where ``count`` needs them.
+    """
+    together = max(1, min(group, max(together, -(-count * group // max(1, samples)))))
+    firsts = _evenly_spaced(range(0, samples, group), -(-count // together))
+    found = [first + k for first in firsts for k in range(together) if first + k < samples]
+    return found[:count]
+
+
+def _rounded(values: list[float]) -> list[float]:
+    return [round(value, 5) for value in values]
+
+
+def _evenly_spaced(samples: Sequence[Any], count: int) -> list[Any]:
     """Up to ``count`` samples at equal distances: neighbours answer the same prompt."""
     count = min(count, len(samples))
     return [samples[k * len(samples) // count] for k in range(count)]

@@ -281,7 +281,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         with self._clock.section("logging"):
             if self._sg.on_nonfinite == "skip":
                 self._log_nonfinite(metrics, global_steps + 1)
-            self._sample_log.fill_in_log_probs(self.actor_model_group)
+            self._sample_log.fill_in_update(self.actor_model_group)
         return metrics
 
     def _log_nonfinite(self, metrics: dict[str, Any], global_step: int) -> None:

@@ -10,27 +10,29 @@ from typing import Any
 from openrlhf.utils import logging_utils as upstream
 
 from sg_rlhf.common.atomic_io import write_whole
+from sg_rlhf.overlay.controller.sample_table import COLUMNS, table_rows
 
 #: In the run directory: the id of its run in wandb.
 FILE = "wandb_run_id"
 
 
 class WandbLogger(upstream.WandbLogger):
-    """Upstream's logger, with one row in each rollout's table of samples.
+    """Upstream's logger, with a table of samples for each rollout.
 
     Upstream logs the samples of all earlier rollouts again, so files, upload and time of a run of N
     rollouts grow with N squared.
     """
 
     def log_train(self, global_step: int, logs_dict: dict[str, Any]) -> None:
-        """Log a rollout's metrics, and its sample as ``train/generated_samples``."""
-        logs = dict(logs_dict)
-        sample = logs.pop("generated_samples", None)
-        if sample:
-            columns = self.samples_table.columns
-            table = self.handle.Table(columns=columns, data=[[global_step, *sample]])
+        """Log a rollout's metrics, without its sample."""
+        numbers = {k: v for k, v in logs_dict.items() if k != "generated_samples"}
+        super().log_train(global_step, numbers)
+
+    def log_samples(self, global_step: int, samples: list[dict[str, Any]]) -> None:
+        """Log rows of ``samples.jsonl`` as the table ``train/generated_samples``."""
+        if samples:
+            table = self.handle.Table(columns=list(COLUMNS), data=table_rows(global_step, samples))
             self.handle.log({"train/generated_samples": table})
-        super().log_train(global_step, logs)
 
 
 def default_to_offline(run_dir: Path, always: bool = False) -> None:

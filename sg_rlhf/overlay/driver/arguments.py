@@ -104,6 +104,19 @@ def check_prompt_count(config: Config, args: Any) -> None:
     rollout_plan.check_prompts(rollout_plan.plan(prompts, args), args)
 
 
+def check_trackers(args: Any) -> None:
+    """Refuse a tracker that is not installed.
+
+    Raises:
+        UnsupportedHere: one line with the key and the remedy.
+    """
+    if args.sg.trackio and not optional_packages.is_installed("trackio"):
+        raise UnsupportedHere(
+            "sg.trackio=true: needs trackio, not installed: pip install 'trackio>=0.43'; or set "
+            "sg.trackio=false"
+        )
+
+
 def check_platform(args: Any) -> None:
     """Refuse settings that cannot work on this machine.
 

@@ -69,10 +69,10 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
                 Path(ckpt.path), ckpt.max_num, not ckpt.disable_ds, Path(ckpt.output_dir)
             )
 
-    def sampled_log_probs(self, sequences: list[list[int]]) -> list[list[float] | None]:
-        """See :meth:`sg_rlhf.overlay.learner.old_log_probs.RankOldLogProbs.lookup`."""
-        log_probs: list[list[float] | None] = self.trainer.old_log_probs.lookup(sequences)
-        return log_probs
+    def sampled_tokens(self, sequences: list[list[int]]) -> list[dict[str, list[float]] | None]:
+        """See :meth:`sg_rlhf.overlay.learner.token_record.TokenRecord.lookup`."""
+        found: list[dict[str, list[float]] | None] = self.trainer.token_record.lookup(sequences)
+        return found
 
     def expect_reference(self, results: PendingLogProbs) -> None:
         """Set the pending reference log-probs of the next update."""

@@ -9,11 +9,10 @@ steps the rank that trains them computes theirs before its update, in the same m
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
+from openrlhf.trainer.ppo_utils.experience import make_experience_batch
 from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 
 from sg_rlhf.algo.nonfinite import rows_not_finite
@@ -59,7 +58,6 @@ class RankOldLogProbs:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._computed: list[Any] = []
 
     def compute_missing(self) -> bool:
         """Compute those of the samples of later optimizer steps that have none.
@@ -72,11 +70,8 @@ class RankOldLogProbs:
         """
         trainer = self._trainer
         buffer = trainer.replay_buffer
-        self._computed = []
-        missing = [item for item in buffer.items if item.action_log_probs is None]
-        if not missing:
+        if all(item.action_log_probs is not None for item in buffer.items):
             return False
-        self._computed = missing
         first_computed = 0 if has_train_time_noise(trainer.actor) else 1
         later_steps = trainer.batching.steps(buffer)[first_computed:]
         later = list(itertools.chain.from_iterable(later_steps))
@@ -117,7 +112,7 @@ class RankOldLogProbs:
                 skips.mask_sample(item)
 
     def store(self, items: list[Any], log_probs_BT: torch.Tensor) -> None:
-        """Store the first optimizer step's, of its own pass: for a second epoch and the run's log.
+        """Store the first optimizer step's, of its own pass: for a second epoch.
 
         Args:
             items: the micro-batch's B samples in the replay buffer.
@@ -127,34 +122,6 @@ class RankOldLogProbs:
         # The step was skipped. A second epoch would divide by them again.
         if self._trainer.skips is not None and self._trainer.max_epochs > 1:
             self._check_or_mask(items)
-
-    def release(self) -> None:
-        """Keep of the samples what :meth:`lookup` reads, and free images and the rest."""
-        self._computed = [
-            Experience(
-                sequences=item.sequences,
-                action_mask=item.action_mask,
-                action_log_probs=item.action_log_probs,
-            )
-            for item in self._computed
-        ]
-
-    def lookup(self, sequences: Iterable[list[int]]) -> list[list[float] | None]:
-        """Old log-probs of the response tokens of the latest update's samples.
-
-        Args:
-            sequences: token ids of prompt and response.
-
-        Returns:
-            For each sequence those of the sample with the same tokens; None where this rank
-            computed none for it.
-        """
-        by_tokens = {tuple(item.sequences.tolist()): item for item in self._computed}
-        items = [by_tokens.get(tuple(tokens)) for tokens in sequences]
-        return [
-            item.action_log_probs[item.action_mask.bool()].tolist() if item is not None else None
-            for item in items
-        ]
 
 
 def _store_rows(items: list[Any], log_probs_BT: torch.Tensor) -> None:

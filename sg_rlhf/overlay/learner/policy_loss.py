@@ -77,6 +77,7 @@ class PolicyLossWithStatistics(nn.Module):
             None where all do.
         objective: the recipe's; PPO with a stock loss.
         weighting: the recipe's; w = 1 with a stock loss.
+        log_probs_BT: the current log-probs of the latest call, detached.
         old_log_probs_BT: old log-probs of the latest call: the current ones where it got none.
         finished_at: ``time.perf_counter()`` at the end of the latest call. The call has waited for
             the device by then, to see whether the loss is finite.
@@ -114,6 +115,7 @@ class PolicyLossWithStatistics(nn.Module):
         self.context = TokenContext()
         self.lopti_pass: str | None = None
         self.finished_at = 0.0
+        self.log_probs_BT: torch.Tensor | None = None
         self.old_log_probs_BT: torch.Tensor | None = None
         self.prompts: list[str] = []
         self.step = 0
@@ -173,7 +175,7 @@ class PolicyLossWithStatistics(nn.Module):
         if old_log_probs is None:
             old_log_probs = log_probs.detach()
             self.context = dataclasses.replace(self.context, old_log_probs=old_log_probs)
-        self.old_log_probs_BT = old_log_probs
+        self.log_probs_BT, self.old_log_probs_BT = log_probs.detach(), old_log_probs
         coefficient: torch.Tensor | None = None
         correction: dict[str, torch.Tensor] = {}
         if self.is_ours:

@@ -55,6 +55,7 @@ from sg_rlhf.overlay.learner.policy_loss import (
 )
 from sg_rlhf.overlay.learner.replay_buffer import BalancedBuffer, MicroBatch, UpdateBatching
 from sg_rlhf.overlay.learner.sync_trainer import SyncTrainer
+from sg_rlhf.overlay.learner.token_record import TokenRecord
 from sg_rlhf.run_dir import timing_keys
 from sg_rlhf.sampling.request_seeds import SeedKey, request_seed
 
@@ -80,10 +81,12 @@ class SGActorPPOTrainer(SyncTrainer):
                 buffer.sample_batch_size, buffer.limit, buffer.cpu_offload, buffer.packing_samples
             )
         self._entropy_threshold: float | None = None
+        self._entropy_BT: torch.Tensor | None = None  # of the latest micro-batch
         if "entropy" in self._weighting.reads:
             self.actor.register_forward_hook(self._keep_entropy)
         self._log = StepLog(strategy)
         self.old_log_probs = RankOldLogProbs(self)
+        self.token_record = TokenRecord()
         self.reference = RankReference()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self.skips: nonfinite.RankSkips | None = None
@@ -119,6 +122,7 @@ class SGActorPPOTrainer(SyncTrainer):
         """
         self._log = StepLog(self.strategy)
         self._seconds.clear()
+        self.token_record.clear()
         # Dropout draws the same numbers in a run that was resumed.
         key = SeedKey(self.args.train.seed, "update", self.actor.model.global_steps, 0)
         torch.manual_seed(request_seed(key, torch.distributed.get_rank()))
@@ -130,7 +134,6 @@ class SGActorPPOTrainer(SyncTrainer):
         except nonfinite.TooManySkips as error:
             # Not raised: the controller writes the rows before it stops the run.
             status = {nonfinite.STOP: str(error)}
-        self.old_log_probs.release()
         self.reference.forget()
         if self.skips is not None:
             status |= self.skips.pop_rows()
@@ -211,6 +214,14 @@ class SGActorPPOTrainer(SyncTrainer):
         started = time.perf_counter()
         needs_old = experience.action_log_probs is None
         loss, losses = self._loss(experience, micro_batch, kl_ctl)
+        if self.args.sg.samples_per_step:
+            # Before backward: the device has just been waited for.
+            self.token_record.keep(
+                micro_batch.samples,
+                log_probs=self.actor_loss_fn.old_log_probs_BT,
+                update_log_probs=self.actor_loss_fn.log_probs_BT,
+                entropies=self._entropy_BT,
+            )
         if self.skips is not None and self.skips.loss_failed:
             loss = loss * math.nan
         self.strategy.backward(loss, self.actor, self.actor_optim)
@@ -279,6 +290,7 @@ class SGActorPPOTrainer(SyncTrainer):
             return_entropy=args.actor.entropy_coef is not None,
             **images,
         )
+        self._entropy_BT = None
         policy_loss, clip_ratio, ppo_kl, vllm_kl, is_filter_ratio = self.actor_loss_fn(
             log_probs_BT,
             experience.action_log_probs,
@@ -302,7 +314,7 @@ class SGActorPPOTrainer(SyncTrainer):
             aux_loss = output.aux_loss * args.actor.aux_loss_coef
             loss = loss + aux_loss * micro_batch.aux_loss_scale
         if args.actor.entropy_coef is not None:
-            entropy_BT = output.entropy[:, -mask_BT.shape[1] :]
+            entropy_BT = self._entropy_BT = output.entropy[:, -mask_BT.shape[1] :]
             entropy = aggregate_loss(entropy_BT, mask_BT, **micro_batch.loss_info)
             losses["entropy_loss"] = entropy.detach()
             if args.actor.entropy_coef != 0:

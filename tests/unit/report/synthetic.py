@@ -180,6 +180,33 @@ def _histograms(rng: random.Random) -> dict[str, Any]:
     }
 
 
+def write_details(run_dir: Path) -> None:
+    """Makes each rollout's two samples one group of four, with what an update says of each token.
+
+    The groups of every third rollout have no spread, and every fourth has an environment's text.
+    """
+    rng = random.Random(7)
+    path = run_dir / jsonl_log.SAMPLES
+    rows = jsonl_log.read(path)
+    for first, second in zip(rows[::2], rows[1::2], strict=True):
+        step = first["global_step"]
+        flat = step % 3 == 0
+        rewards = [1.0] * 4 if flat else [3.0, -1.0, -1.0, -3.0]
+        for row, reward in zip((first, second), rewards, strict=False):
+            log_probs = row["log_probs"]
+            row |= {
+                "prompt": first["prompt"], "group_rewards": rewards, "reward": reward,
+                "advantage": 0.0 if flat else (1.0 if reward > 0 else -0.5),
+                "entropies": [round(0.5 - v * rng.random(), 5) for v in log_probs],
+                "engine_log_probs": [round(v + rng.gauss(0, 0.01), 5) for v in log_probs],
+                "update_log_probs": [round(min(0, v + rng.gauss(0, 0.2)), 5) for v in log_probs],
+            }  # fmt: skip
+            if step % 4 == 0:
+                row["environment"] = [[10, "\n<information>Doc 1</information>\n"]]
+    path.unlink()
+    jsonl_log.append(path, rows)
+
+
 #: What a model may write to break a page that does not escape it.
 HOSTILE = (
     "</script><script>window.__pwned=1</script>",

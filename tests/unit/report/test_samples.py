@@ -46,7 +46,7 @@ def test_the_columns_say_what_the_rows_say(tmp_path: Path) -> None:
     assert {len(column) for column in columns.values()} == {7}
     last = {name: column[-1] for name, column in columns.items()}
     assert [data["pieces"][t] for t in last["tokens"]] == ["a", "b"]
-    assert last["logp"] == [2996, 0] and last["w"] == [1000, 1200] and last["zeroed"] == "00"
+    assert last["logp"] == [2996, 0] and last["w"] == [1000, 1200] and last["why"] == "00"
     assert data["texts"][last["text"]] == row["dialogue"]
     assert last["correct"] is None and last["step"] == 4
     assert columns["text"][0] is None  # its tokens spell it

@@ -9,11 +9,12 @@ import pytest
 
 from sg_rlhf.report.runs import read_run
 from sg_rlhf.report.weighting import weighting_of
-from sg_rlhf.weights.describe import Weighting
+from sg_rlhf.weights.describe import RecipeLoss
+from sg_rlhf.weights.token_gradients import gradient_reasons
 from tests.unit.report.synthetic import write_run
 
 
-def rule_of(tmp_path: Path, *overrides: str, recipe: str = "grpo_sg_tiny_cpu.yaml") -> Weighting:
+def rule_of(tmp_path: Path, *overrides: str, recipe: str = "grpo_sg_tiny_cpu.yaml") -> RecipeLoss:
     run = read_run(write_run(tmp_path / "run", overrides=overrides, recipe=recipe))
     rule = weighting_of(run).rule
     assert rule is not None
@@ -23,12 +24,13 @@ def rule_of(tmp_path: Path, *overrides: str, recipe: str = "grpo_sg_tiny_cpu.yam
 def test_published_constants_zero_likely_tokens_of_positive_advantage(tmp_path: Path) -> None:
     published = rule_of(tmp_path, "sg.weighting.upper=1.4")
     probs = [0.05, 0.2, 0.22, 0.99]
-    weights = published.weights([math.log(p) for p in probs])
+    log_probs = [math.log(p) for p in probs]
+    weights = published.weights(log_probs)
     assert weights == pytest.approx([1.0, 1.2164, 1.2576, 1.4], abs=1e-3)
     # p = 0.2112 is where w = 1.24 = 1 + eps_high (docs/method.md).
-    assert published.zeroed(weights, 0.7) == [False, False, True, True]
-    assert published.zeroed(weights, -0.7) == [False] * 4
-    assert published.zeroed(weights, 0.0) == [False] * 4
+    assert gradient_reasons(published, log_probs, 0.7) == "00dd"
+    assert gradient_reasons(published, log_probs, -0.7) == "0000"
+    assert gradient_reasons(published, log_probs, 0.0) == "aaaa"
     (dead,) = published.dead_zones()
     assert dead.positive and dead.zone is not None
     assert dead.zone[0] == pytest.approx(0.2112, abs=1e-4)
@@ -36,8 +38,7 @@ def test_published_constants_zero_likely_tokens_of_positive_advantage(tmp_path: 
 
 def test_small_weights_zero_unlikely_tokens_of_negative_advantage(tmp_path: Path) -> None:
     wide = rule_of(tmp_path, "sg.weighting.lower=0.5", "sg.weighting.upper=1.5")
-    weights = wide.weights([math.log(p) for p in (0.05, 0.08)])
-    assert wide.zeroed(weights, -1.0) == [True, False]
+    assert gradient_reasons(wide, [math.log(p) for p in (0.05, 0.08)], -1.0) == "d0"
 
 
 def test_weights_above_the_dual_clip_are_zeroed_too(tmp_path: Path) -> None:
@@ -49,27 +50,50 @@ def test_weights_above_the_dual_clip_are_zeroed_too(tmp_path: Path) -> None:
         "actor.dual_clip=3",
         "sg.weighting.lower=1",
     )
-    weights = steep.weights([math.log(p) for p in (0.1, 0.9)])
-    assert steep.zeroed(weights, -1.0) == [False, True]
+    assert gradient_reasons(steep, [math.log(p) for p in (0.1, 0.9)], -1.0) == "0u"
 
 
 def test_a_weight_of_zero_leaves_no_gradient_outside_the_clip_either(tmp_path: Path) -> None:
     outside = rule_of(
         tmp_path, "sg.weighting.mu=0.9", "sg.weighting.lower=0", "sg.weighting.placement=outside"
     )
-    weights = outside.weights([math.log(0.1), math.log(0.9)])
-    assert weights[0] == 0 and outside.zeroed(weights, 1.0) == [True, False]
+    log_probs = [math.log(0.1), math.log(0.9)]
+    assert outside.weights(log_probs)[0] == 0
+    assert gradient_reasons(outside, log_probs, 1.0) == "w0"
 
 
 def test_outside_the_clip_nothing_is_zeroed(tmp_path: Path) -> None:
     outside = rule_of(tmp_path, "sg.weighting.upper=1.4", "sg.weighting.placement=outside")
-    assert not any(outside.zeroed(outside.weights([0.0, -1.0]), 1.0))
+    assert gradient_reasons(outside, [0.0, -1.0], 1.0) == "00"
+
+
+def test_the_ratio_of_the_update_is_clipped(tmp_path: Path) -> None:
+    """Eq. 13 with w = 1 and the recipe's range: 0.8 to 1.24."""
+    plain = rule_of(tmp_path, recipe="grpo_tiny_cpu.yaml")
+    assert (plain.eps_low, plain.eps_high) == (0.2, 0.24)
+    before = [math.log(0.2)] * 3
+    after = [math.log(p) for p in (0.2, 0.26, 0.15)]
+    assert gradient_reasons(plain, before, 1.0, after) == "0c0"
+    assert gradient_reasons(plain, before, -1.0, after) == "00c"
+
+
+def test_what_the_correction_drops_is_told_apart(tmp_path: Path) -> None:
+    icepop = rule_of(tmp_path, "sg.correction=icepop")
+    ours, engines = [math.log(0.1)] * 3, [math.log(p) for p in (0.1, 0.01, 0.9)]
+    assert gradient_reasons(icepop, ours, 1.0, engine_log_probs=engines) == "0rr"
+    assert gradient_reasons(icepop, ours, 1.0) == "000"
+    tis = rule_of(tmp_path, "sg.correction=tis")  # it limits, and drops nothing
+    assert gradient_reasons(tis, ours, 1.0, engine_log_probs=engines) == "000"
 
 
 @pytest.mark.parametrize("loss", ["ppo", "gspo"])
 def test_a_loss_of_upstream_has_weight_one(tmp_path: Path, loss: str) -> None:
     stock = rule_of(tmp_path, f"actor.policy_loss_type={loss}", recipe="grpo_tiny_cpu.yaml")
-    assert stock.weights([0.0, -3.0]) == [1.0, 1.0] and not any(stock.zeroed([1.0], 1.0))
+    assert stock.weights([0.0, -3.0]) == [1.0, 1.0]
+    assert gradient_reasons(stock, [0.0, -3.0], 1.0) == "00"
+    # Of a response, not of a token, is the ratio of gspo.
+    moved = gradient_reasons(stock, [-1.0], 1.0, [-0.1])
+    assert moved == ("c" if loss == "ppo" else "0")
     assert stock.describe().startswith(f"policy loss {loss}: no token weights, w = 1")
 
 

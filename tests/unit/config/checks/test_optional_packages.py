@@ -15,6 +15,7 @@ from sg_rlhf.config.upstream_flags import build_parser, upstream_root
 from sg_rlhf.overlay.driver.arguments import (
     UnsupportedHere,
     check_platform,
+    check_trackers,
     upstream_arguments,
 )
 from sg_rlhf.overlay.patches import flash_attn_shim
@@ -103,3 +104,11 @@ def test_a_run_refuses_ring_attention(monkeypatch: pytest.MonkeyPatch, platform:
 def test_a_run_refuses_the_other_hub() -> None:
     with pytest.raises(UnsupportedHere, match="use_ms=true: needs modelscope, not installed: pip"):
         upstream_arguments(load_config(PAPER, ["use_ms=true"]))
+
+
+def test_a_run_refuses_a_tracker_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
+    args = upstream_arguments(load_config(tiny, ["sg.trackio=true"]))
+    monkeypatch.setattr(optional_packages, "is_installed", lambda module: module != "trackio")
+    with pytest.raises(UnsupportedHere, match="sg.trackio=true: needs trackio, not installed: pip"):
+        check_trackers(args)

@@ -64,7 +64,12 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
         eval=SimpleNamespace(steps=2, temperature=1.0, n_samples_per_prompt=1),
     )
     made._sg = made.args.sg = SimpleNamespace(
-        engine_timeout=0.0, engine_restarts=3, wandb="disabled", dump_rollout=None, **sg
+        engine_timeout=0.0,
+        engine_restarts=3,
+        wandb="disabled",
+        trackio=False,
+        dump_rollout=None,
+        **sg,
     )
     made.vllm_engines = []
     made.actor_model_group = made.reference_model_group = None

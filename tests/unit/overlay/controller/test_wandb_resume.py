@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from sg_rlhf.overlay.controller import wandb_resume
+from sg_rlhf.overlay.controller.sample_table import COLUMNS
 
 
 @pytest.fixture(autouse=True)
@@ -40,15 +41,21 @@ def test_a_long_runs_samples_are_logged_once(tmp_path: Path) -> None:
     named = SimpleNamespace(key=None, org=None, project="tests", group=None, run_name="run")
     logger = wandb_resume.WandbLogger(SimpleNamespace(logger=SimpleNamespace(wandb=named)))
     for step in range(1, 6):
-        logs = {"reward": step / 8, "generated_samples": [f"the sample of {step}", step / 8]}
+        logs = {"reward": step / 8, "generated_samples": ["a text", step / 8]}
         logger.log_train(step, logs)
         assert "generated_samples" in logs  # the caller's, whom another logger follows
+        row = {"prompt": "p", "response": f"response {step}", "reward": step / 8, "advantage": 0.5}
+        logger.log_samples(step, [row, {**row, "dialogue": "d"}])
     assert logger.handle.run.summary["train/reward"] == 5 / 8
     logger.close()
     tables = [json.loads(file.read_text()) for file in tmp_path.rglob("*.table.json")]
-    assert {table["columns"][1] for table in tables} == {"text"}
+    assert {tuple(table["columns"]) for table in tables} == {COLUMNS}
     rows = sorted(row for table in tables for row in table["data"])
-    assert rows == [[step, f"the sample of {step}", step / 8] for step in range(1, 6)]
+    assert rows == [
+        [step, "p", text, step / 8, 0.5]
+        for step in range(1, 6)
+        for text in ("d", f"response {step}")
+    ]
 
 
 def test_wandb_is_offline_without_a_key_and_off_where_it_is_disabled(

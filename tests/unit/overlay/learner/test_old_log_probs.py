@@ -130,8 +130,9 @@ def test_the_run_log_gets_those_of_the_policy_that_sampled() -> None:
             expected, _ = reference(experience.sequences, experience.action_mask)
             mask = experience.action_mask
             asked = [experience.sequences[0].tolist(), [1, 2, 3]]
-            (found, other) = trainer.old_log_probs.lookup(asked)
-            assert found == expected[mask].tolist() and other is None
+            (found, other) = trainer.token_record.lookup(asked)
+            assert found is not None and found["log_probs"] == expected[mask].tolist()
+            assert len(found["update_log_probs"]) == int(mask.sum()) and other is None
 
 
 def test_nothing_else_of_the_samples_stays_until_the_next_update() -> None:
@@ -154,7 +155,7 @@ def test_nothing_else_of_the_samples_stays_until_the_next_update() -> None:
         trainer, _, _ = trained(arguments("grpo_sg", TWO_STEPS), skip=True)
     gc.collect()
     assert len(advantages) == 2 * RESPONSES and not any(found() is not None for found in advantages)
-    assert trainer.old_log_probs.lookup([[1, 2, 3]]) == [None]
+    assert trainer.token_record.lookup([[1, 2, 3]]) == [None]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,112 @@
+"""The client's side of OpenEnv's protocol (version 0.10): one episode, over a WebSocket.
+
+``reset``, ``step`` and ``state`` are messages ``{"type": ..., "data": ...}``. The server answers
+with ``{"type": "observation" | "state" | "error", "data": ...}``. OpenEnv's own package is not
+needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+#: Bytes of one answer.
+MAX_MESSAGE = 64 * 2**20
+
+
+class OpenEnvError(RuntimeError):
+    """The environment gave no usable answer; one line that names its address and the cause."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an environment says to a reset or an action.
+
+    Attributes:
+        observation: its fields, as the environment's schema has them.
+        reward: of this step; None where it gives none.
+        done: whether the episode has ended.
+    """
+
+    observation: Mapping[str, Any]
+    reward: float | None
+    done: bool
+
+
+class Session:
+    """One session of an environment's server, for one episode; an asynchronous context.
+
+    Args:
+        url: of the server, ``http://HOST:PORT``.
+        timeout_s: seconds for a connection and for each answer.
+    """
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self._url, self._timeout_s = url.rstrip("/"), timeout_s
+
+    async def __aenter__(self) -> Self:
+        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(self._timeout_s))
+        try:
+            self._socket = await self._http.ws_connect(f"{self._url}/ws", max_msg_size=MAX_MESSAGE)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            await self._http.close()
+            raise OpenEnvError(f"{self._url}: no OpenEnv server: {_line(error)}") from None
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._socket.close()
+        await self._http.close()
+
+    async def reset(self, options: Mapping[str, Any]) -> Step:
+        """Begin an episode.
+
+        Args:
+            options: such as ``{"seed": 0}``; what else there is depends on the environment.
+
+        Raises:
+            OpenEnvError: no answer, or an error for an answer.
+        """
+        return _step(await self._ask("reset", options))
+
+    async def step(self, action: Mapping[str, Any]) -> Step:
+        """Take an action; raises as ``reset`` does."""
+        return _step(await self._ask("step", action))
+
+    async def state(self) -> Mapping[str, Any]:
+        """The episode's state, such as ``step_count``; raises as ``reset`` does."""
+        return await self._ask("state", {})
+
+    async def _ask(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        message = {"type": kind, "data": dict(data)} if data or kind != "state" else {"type": kind}
+        try:
+            await self._socket.send_json(message)
+            answer = await self._socket.receive_json(timeout=self._timeout_s)
+        except (aiohttp.ClientError, TimeoutError, OSError, TypeError, ValueError) as error:
+            raise OpenEnvError(f"{self._url}: no answer to {kind}: {_line(error)}") from None
+        found = answer.get("data") if isinstance(answer, dict) else None
+        if not isinstance(found, dict) or answer.get("type") == "error":
+            raise OpenEnvError(f"{self._url}: {kind} failed: {' '.join(str(found)[:300].split())}")
+        return found
+
+
+def _step(data: Mapping[str, Any]) -> Step:
+    reward = data.get("reward")
+    usable = isinstance(reward, (int, float))
+    return Step(
+        observation=data.get("observation") or {},
+        reward=float(reward) if usable else None,  # type: ignore[arg-type]
+        done=bool(data.get("done")),
+    )
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
