@@ -181,10 +181,10 @@ def policy_loss_terms(
         loss = aggregate(-token_coef J)
 
     w is constant in the gradient, unless ``cfg.stop_gradient`` is False: then the objective is that
-    of Eq. 10 to 12, and a token that is not clipped has the gradient (w + p dw/dp) r A. w is rounded
-    to the dtype of r, so that a bfloat16 loss stays bfloat16. With w = 1 this is OpenRLHF 0.11.2's
-    PPO loss bit for bit. Masked positions may hold anything, also NaN: they reach neither the loss
-    nor the gradient.
+    of Eq. 10 to 12, and a token that is not clipped has the gradient (w + p dw/dp) r A. w is
+    rounded to the dtype of r, so that a bfloat16 loss stays bfloat16. With w = 1 this is OpenRLHF
+    0.11.2's PPO loss bit for bit. Masked positions may hold anything, also NaN: they reach neither
+    the loss nor the gradient.
 
     Args:
         log_probs: [B, T], log-probs of the response tokens under the current policy, with gradient.
