@@ -13,12 +13,12 @@ import pytest
 
 from sg_rlhf.run_dir import jsonl_log
 from sg_rlhf.tasks.registry import VARIABLE
-from tests.domains.reverse.domain import grade
+from tests.domains.reverse import grade
 from tests.integration.conftest import ROOT, environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.full]
 
-FOLDER = ROOT / "tests" / "domains" / "reverse"
+FOLDER = ROOT / "tests" / "domains"
 
 Command = Callable[..., str]
 
@@ -26,7 +26,7 @@ Command = Callable[..., str]
 @pytest.fixture(scope="module")
 def command() -> Command:
     """Runs a module with the domain registered; what it prints."""
-    variables = {VARIABLE: "tests.domains.reverse.domain:REVERSE", "PYTHONPATH": str(ROOT)}
+    variables = {VARIABLE: "tests.domains.reverse:REVERSE", "PYTHONPATH": str(ROOT)}
 
     def run(module: str, *arguments: object) -> str:
         result = subprocess.run(
@@ -45,7 +45,7 @@ def data(tmp_path_factory: pytest.TempPathFactory, command: Command) -> Path:
     said = command(
         "sg_rlhf.data", "reverse", "--out", out, "--generate", "count=24", "test_count=8"
     )
-    assert said.startswith("Reverse: 24 rows to train on")
+    assert said.startswith("letters to write in the reverse order\n")
     return out
 
 
@@ -55,7 +55,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, command: Command, data: Pa
     folder = tmp_path_factory.mktemp("reverse_run")
     command("sg_rlhf.tiny.build", "--domain", "reverse", "--out", folder / "model", "--threads", 1)
     command(
-        "sg_rlhf.train", "--config", FOLDER / "tiny_cpu.yaml", "--run-dir", folder / "run",
+        "sg_rlhf.train", "--config", FOLDER / "reverse_tiny_cpu.yaml", "--run-dir", folder / "run",
         f"actor.model_name_or_path={folder / 'model'}",
         f"data.prompt_dataset={data / 'train.jsonl'}", f"eval.dataset={data / 'test.jsonl'}",
         "sg.samples_per_step=32", "sg.wandb=disabled",
@@ -94,7 +94,7 @@ def test_its_suite_evaluates_the_checkpoint(
 ) -> None:
     out = tmp_path / "eval"
     model = trained / "checkpoints" / "final"
-    command("eval.run", "--suite", "reverse", "--model", model, "--out", out, "--engine", "hf")
+    command("eval.run", "--suite", "reverse", "--model", model, "--out", out)
     found = json.loads((out / "results.json").read_text())
     assert found["suite"] == "reverse"
     scores = found["benchmarks"]["reverse"]["scores"]
