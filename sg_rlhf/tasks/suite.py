@@ -4,19 +4,19 @@ A benchmark is a set of questions under one setting. Where a data set is scored 
 settings (Knights & Knaves), each is a benchmark of its own: responses made under one setting are
 never graded as if they had been made under another.
 
-`python -m eval.run` drives a suite: `check`, `prepare`, `run`, and then the report, to which
-`statistics` and `tables` add what is the suite's own. One whose questions take one response each
-needs none of these methods: its benchmarks are all that it is.
+`python -m eval.run` calls `check` and `prepare`, generates and grades the responses, and writes the
+report, to which `statistics` and `tables` add. Most suites need none of these methods: their
+benchmarks are all that they are.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from sg_rlhf.common.text import truncate
 from sg_rlhf.data_io.records import DataError, json_objects, parquet_rows, read_each
@@ -31,6 +31,7 @@ from sg_rlhf.tasks.questions import (
     limited,
     sample_seed,
 )
+from sg_rlhf.tasks.rollout import Environment
 
 #: (response, gold) pairs -> a grade for each, in order.
 GradeMany: TypeAlias = Callable[[Sequence[tuple[str, Any]]], list[Grade]]
@@ -161,73 +162,15 @@ class Prepared:
         request: what must be the same again when the run is resumed, beside what every run has;
             a part of `results.json`.
         tokenize: of the prompts; None: as the model's tokenizer does by default.
+        environment: makes the environment that answers the model's turns; None: that of the
+            suite's domain with its default settings, or, for a domain without one, one response to
+            each prompt.
     """
 
     loaded: Sequence[Loaded]
     request: Mapping[str, Any] = field(default_factory=dict)
     tokenize: Tokenize | None = None
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What the model wrote in one turn; `cut`: the limit ended it."""
-
-    token_ids: Sequence[int]
-    cut: bool
-
-
-#: (tokens so far, most new tokens, strings that end the turn) -> what the model wrote.
-Generate: TypeAlias = Callable[[Sequence[int], int, tuple[str, ...]], Awaitable[Reply]]
-
-
-@dataclass(frozen=True)
-class Held:
-    """A dialogue that has ended.
-
-    Attributes:
-        response: everything behind the prompt, as text.
-        tokens: how many of its tokens the model wrote.
-        extra: further fields of its row in `samples.jsonl`.
-    """
-
-    response: str
-    tokens: int
-    finish_reason: FinishReason
-    grade: Grade
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-
-class NotHeld(Exception):
-    """A dialogue that ended without a verdict, for want of something that is not the model's.
-
-    It is noted and not stored; `--resume` holds it again.
-    """
-
-
-class Host(Protocol):
-    """Holds dialogues, many at a time, in one event loop."""
-
-    async def hold(
-        self, question: Question, prompt_ids: Sequence[int], max_tokens: int, generate: Generate
-    ) -> Held:
-        """Hold one dialogue; `max_tokens=0`: the prompt fills the context.
-
-        Raises:
-            NotHeld: it cannot be held now.
-        """
-
-    async def aclose(self) -> None:
-        """Called once, when all have ended."""
-
-
-class Answering(Protocol):
-    """What `Suite.run` may ask of `eval.run`: that every question left is answered and stored."""
-
-    def respond(self) -> None:
-        """One response to each prompt, graded by its benchmark."""
-
-    def converse(self, host: Callable[[], Host]) -> None:
-        """One dialogue from each prompt, graded by the host, which is made in its event loop."""
+    environment: Callable[[], Environment] | None = None
 
 
 @dataclass(frozen=True)
@@ -351,14 +294,6 @@ class Suite:
             EvalError: something is missing or does not start.
         """
         return Prepared(load_questions(benchmarks, args.data_dir, args.limit, args.seed))
-
-    def run(self, prepared: Prepared, answering: Answering) -> None:
-        """Have every question answered that is left.
-
-        Raises:
-            EvalError: the run stopped; what ended before is stored.
-        """
-        answering.respond()
 
     def training_problems(self, path: Path) -> Sequence[Problem]:
         """The problems of a file that was trained on, as `Question.problem` has them.

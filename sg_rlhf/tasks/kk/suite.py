@@ -15,7 +15,7 @@ from sg_rlhf.data_io.pinned_download import Origin, download
 from sg_rlhf.tasks import chat, other_verdicts
 from sg_rlhf.tasks.contamination import Exposure
 from sg_rlhf.tasks.kk import harnesses
-from sg_rlhf.tasks.kk.data import read_parquet, repeats
+from sg_rlhf.tasks.kk.data import read_puzzles, repeats
 from sg_rlhf.tasks.kk.paper import SIZES, TRAINED_SIZES, beside_the_paper
 from sg_rlhf.tasks.kk.prompt import build_chat_prompt, build_prompt
 from sg_rlhf.tasks.kk.puzzle import Puzzle, generate
@@ -142,7 +142,7 @@ def questions(
     for size in SIZES:
         official = _official_file(folder, size)
         if official is not None:
-            puzzles = _of_size(read_parquet(official), size, official)
+            puzzles = _of_size(read_puzzles(official), size, official)
             source = Source(official.name, sha256_of(official), len(puzzles))
         elif size in TRAINED_SIZES:
             if reference is None:
@@ -194,7 +194,7 @@ def _reference_puzzles(folder: Path | None) -> dict[int, list[Puzzle]]:
             f"{path}: SHA-256 {actual}, expected {TEST.sha256} "
             f"(K&K test puzzles of 3 to 7 people, 500 rows, {TEST.url})"
         )
-    puzzles = read_parquet(path)
+    puzzles = read_puzzles(path)
     return {
         size: _of_size([p for p in puzzles if p.n_people == size], size, path)
         for size in TRAINED_SIZES
