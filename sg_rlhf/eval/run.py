@@ -93,7 +93,7 @@ def compare_folders(line: CommandLine, console: Console) -> int:
     Raises:
         EvalError: an option has no effect, or the folders cannot be compared.
     """
-    # An evaluation does not need matplotlib and the paired tests.
+    # An evaluation does not need the paired tests.
     from sg_rlhf.eval.scores import compare_report
     from sg_rlhf.eval.scores.compare import compare
 
