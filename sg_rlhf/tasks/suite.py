@@ -39,6 +39,8 @@ GradeMany: TypeAlias = Callable[[Sequence[tuple[str, Any]]], list[Grade]]
 Tokenize: TypeAlias = Callable[[Sequence[str]], list[list[int]]]
 #: Everything of `results.json`.
 Results: TypeAlias = Mapping[str, Any]
+#: What `--grader` and the tables call the suite's own grader.
+OURS = "ours"
 FinishReason: TypeAlias = Literal["stop", "length", "prompt_too_long"]
 
 
@@ -314,16 +316,62 @@ class Suite:
     def statistics(self, rows: Sequence[Mapping[str, Any]], failures: int) -> dict[str, Any]:
         """Further figures of one benchmark's rows, for `results.json`.
 
+        By default those of other graders (`Grade.others`).
+
         Args:
             failures: how often a dialogue of it could not be held.
         """
-        return {}
+        return grader_statistics(rows)
 
     def tables(self, results: Results) -> Sequence[ExtraTable]:
         """Tables of these figures."""
-        return ()
+        return grader_tables(results)
 
 
 def score_of(results: Results, benchmark: str, name: str) -> Any:
     """One score of `results.json` (`value`, `ci95`, ...); None if it was not run."""
     return results["benchmarks"].get(benchmark, {}).get("scores", {}).get(name)
+
+
+def grader_statistics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Each other grader's scores compared with ours, on the same responses of one benchmark.
+
+    Nothing for a grader without a verdict on every row.
+    """
+    names = rows[0].get("graders", {}) if rows else {}
+    judged = [name for name in names if all(name in row.get("graders", {}) for row in rows)]
+    return {"graders": {name: _beside_ours(name, rows) for name in judged}} if judged else {}
+
+
+def grader_tables(results: Results) -> Sequence[ExtraTable]:
+    """One row per benchmark and grader; none without other graders."""
+    rows = []
+    for benchmark, found in results["benchmarks"].items():
+        scores = found.get("graders", {})
+        if scores:
+            # Over all responses, as theirs: a benchmark's own score may be that of some groups.
+            first = next(iter(scores.values()))
+            responses = found["n_questions"] * found["settings"]["n"]
+            ours = first["accuracy"] + (first["only_ours"] - first["only_theirs"]) / responses
+            rows.append([benchmark, OURS, f"{ours:.3f}", "", "", ""])
+        for name, score in scores.items():
+            counts = (score["only_ours"], score["only_theirs"], score["no_verdict"])
+            rows.append([benchmark, name, f"{score['accuracy']:.3f}", *map(str, counts)])
+    if not rows:
+        return ()
+    heads = ("Benchmark", "Grader", "Accuracy", "Only ours", "Only theirs", "No verdict")
+    note = (
+        "Mean over all responses. Only ours, only theirs: responses that one of the two accepts. "
+        "No verdict: out of time or memory, counted as wrong."
+    )
+    return (ExtraTable("The same responses by other graders", "responses", heads, rows, note),)
+
+
+def _beside_ours(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    pairs = [(bool(row["correct"]), row["graders"][name]) for row in rows]
+    return {
+        "accuracy": sum(bool(theirs) for _, theirs in pairs) / len(pairs),
+        "only_ours": sum(ours and not theirs for ours, theirs in pairs),
+        "only_theirs": sum(bool(theirs) and not ours for ours, theirs in pairs),
+        "no_verdict": sum(theirs is None for _, theirs in pairs),
+    }

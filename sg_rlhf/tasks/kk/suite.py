@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.data_io.pinned_download import Origin, download
-from sg_rlhf.tasks import chat, other_verdicts
+from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.contamination import Exposure
 from sg_rlhf.tasks.kk import harnesses
 from sg_rlhf.tasks.kk.data import read_puzzles, repeats
@@ -20,7 +20,7 @@ from sg_rlhf.tasks.kk.paper import SIZES, TRAINED_SIZES, beside_the_paper
 from sg_rlhf.tasks.kk.prompt import build_chat_prompt, build_prompt
 from sg_rlhf.tasks.kk.puzzle import Puzzle, generate
 from sg_rlhf.tasks.questions import EvalError, Question, Source, cache_folder, check_online
-from sg_rlhf.tasks.suite import Benchmark, ExtraTable, Prepared, Results, Sampling, Suite
+from sg_rlhf.tasks.suite import Benchmark, Prepared, Sampling, Suite
 
 PER_SIZE = 100
 #: Seed of the puzzles made for sizes that no file holds.
@@ -74,14 +74,6 @@ class KnightsSuite(Suite):
         if found is not None and not chat.fits(build_prompt(""), found):
             benchmarks = [_in_the_form_of(found, benchmark) for benchmark in benchmarks]
         return super().prepare(benchmarks, args, tokenizer, resources)
-
-    def statistics(self, rows: Sequence[Mapping[str, Any]], failures: int) -> dict[str, Any]:
-        """What the strict reading makes of the reward's responses."""
-        return other_verdicts.statistics(rows)
-
-    def tables(self, results: Results) -> Sequence[ExtraTable]:
-        """That, as a table."""
-        return other_verdicts.tables(results)
 
 
 def _in_the_form_of(tokenizer: Any, benchmark: Benchmark) -> Benchmark:

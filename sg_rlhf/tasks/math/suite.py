@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.data_io.dataset_writer import sha256_of
-from sg_rlhf.tasks import other_verdicts
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.math.data import read_rows
 from sg_rlhf.tasks.math.paper import beside_the_paper
@@ -23,14 +22,12 @@ from sg_rlhf.tasks.math.sets.published import (
     is_there,
     read_eval_set,
 )
-from sg_rlhf.tasks.other_verdicts import OURS
 from sg_rlhf.tasks.overlap import NGRAM, Problem
 from sg_rlhf.tasks.questions import EvalError, Question, Source, cache_folder, check_online
 from sg_rlhf.tasks.suite import (
+    OURS,
     Benchmark,
-    ExtraTable,
     GradeMany,
-    Results,
     Sampling,
     Suite,
 )
@@ -158,12 +155,6 @@ class MathSuite(Suite):
 
     def training_problems(self, path: Path) -> Sequence[Problem]:
         return read_rows(path, allow_empty=True)
-
-    def statistics(self, rows: Sequence[Mapping[str, Any]], failures: int) -> dict[str, Any]:
-        return other_verdicts.statistics(rows)
-
-    def tables(self, results: Results) -> Sequence[ExtraTable]:
-        return other_verdicts.tables(results)
 
 
 SUITE = MathSuite(
