@@ -310,17 +310,17 @@ def _schema(config: Config) -> PromptSchema:
     )
 
 
-def domain_names(config: Config) -> list[str]:
-    """Names of the domains whose grader reads a recipe's labels."""
-    names = registry.rewarded_by(str(config.value("reward.remote_url") or ""))
-    if config.value("train.agent_func_path"):  # an environment's domain has a section
-        names += config.sg.domains
-    return list(dict.fromkeys(names))
-
-
 def domains_of(config: Config) -> list[Domain]:
-    """The domains whose grader reads a recipe's labels."""
-    return [registry.find(name) for name in domain_names(config)]
+    """The domains whose grader reads a recipe's labels.
+
+    Raises:
+        ConfigError: the recipe names a domain that does not exist.
+    """
+    reward, agent = map(config.value, ("reward.remote_url", "train.agent_func_path"))
+    try:
+        return registry.used_by(str(reward or ""), str(agent or ""), config.sg.domains)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def label_fault(label: Any, domains: list[Domain]) -> str | None:

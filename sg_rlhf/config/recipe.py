@@ -52,6 +52,7 @@ from sg_rlhf.config.weighting_resolution import (
     built_weighting,
 )
 from sg_rlhf.machine import names
+from sg_rlhf.tasks import registry
 
 YAML = (".yaml", ".yml")
 #: Characters of what a library says of a file.
@@ -310,7 +311,9 @@ def _check(
         if key in known:
             sg[key] = value
         elif key in table:
-            values[key] = _checked_value(table[key], value, where)
+            checked = _checked_value(table[key], value, where)
+            is_text = isinstance(checked, str)
+            values[key] = registry.OLD_VALUES.get(checked, checked) if is_text else checked
         else:
             raise ConfigError(_unknown_key(key, where, [*table, *known]))
     loss = values.get("actor.policy_loss_type") or table["actor.policy_loss_type"].default

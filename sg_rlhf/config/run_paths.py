@@ -34,7 +34,10 @@ def run_dir_of(requested: str | None, files: Sequence[str], config: Config) -> P
             "(a shared file system, or the bucket by mountpoint-s3, gcsfuse or rclone) and give "
             "its path"
         )
-    names = [*input_checks.domain_names(config)[:1], *map(builtin_recipes.short_name, files)]
+    names = [
+        *(d.name for d in input_checks.domains_of(config)[:1]),
+        *map(builtin_recipes.short_name, files),
+    ]
     return Path(requested or Path("runs") / ("_".join(names) or "run"))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.data_io.dataset_writer import MANIFEST, UsageError, sha256_of
+from sg_rlhf.data_io.dataset_writer import UsageError, sha256_of
 from sg_rlhf.data_io.records import DataError
 
 
@@ -54,10 +54,3 @@ def file_entry(path: Path, expected: str) -> dict[str, str]:
     if not path.is_file():
         raise DataError(f"{path}: no such file, expected {expected}")
     return {"name": path.name, "sha256": sha256_of(path)}
-
-
-def print_files(out: Path, manifest: Mapping[str, Any]) -> None:
-    """Print the files that were written, with rows and SHA-256."""
-    for name, entry in manifest["files"].items():
-        print(f"  {out / name}  {entry['rows']} rows  sha256 {entry['sha256'][:12]}")
-    print(f"  {out / MANIFEST}")

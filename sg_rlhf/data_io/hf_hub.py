@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 from sg_rlhf.common import resources
@@ -17,14 +16,12 @@ def download_from_hub(
     file: str,
     revision: str,
     *,
-    before: Callable[[], None] = lambda: None,
     skip_room_check: bool = False,
 ) -> Path:
     """Get a file of a data set at one commit, from the hub's cache or by download.
 
     Args:
         revision: the full commit hash; branches and tags can move and are refused.
-        before: called before a download; may raise to refuse it.
         skip_room_check: do not check that the cache's disk has enough space.
 
     Raises:
@@ -44,8 +41,6 @@ def download_from_hub(
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     if isinstance(in_cache(repository, file, repo_type="dataset", revision=revision), str):
         skip_room_check = True
-    else:
-        before()
     try:
         if not skip_room_check:
             url = hf_hub_url(repository, file, repo_type="dataset", revision=revision)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -146,25 +146,6 @@ def parquet_rows(
                 yield from batch.to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable parquet file: {single_line(error)}") from None
-
-
-def parquet_extent(path: Path, columns: Collection[str]) -> tuple[int, int]:
-    """Number of rows of a Parquet file and uncompressed bytes of some columns, from its footer.
-
-    Raises:
-        DataError: not a readable Parquet file.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        facts = pq.read_metadata(path)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a readable parquet file: {single_line(error)}") from None
-    groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
-    parts = [group.column(number) for group in groups for number in range(group.num_columns)]
-    wanted = [part for part in parts if part.path_in_schema.split(".")[0] in columns]
-    return facts.num_rows, sum(part.total_uncompressed_size for part in wanted)
 
 
 def check_fraction(test_fraction: float) -> None:

@@ -7,9 +7,7 @@ model wrote, and gets the reward of this project's grader. Needs `pip install 's
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,9 @@ from sg_rlhf.common.argument_types import OneLineParser, positive_int
 from sg_rlhf.common.text import single_line
 from sg_rlhf.data_io.records import DataError, json_objects
 from sg_rlhf.tasks import registry
+from sg_rlhf.tasks.codec import CharacterCodec
 from sg_rlhf.tasks.domain import Domain, load
-from sg_rlhf.tasks.episode import Episode, SingleTurn
+from sg_rlhf.tasks.rollout import Environment, SingleTurn
 
 EXAMPLES = """\
 examples:
@@ -83,8 +82,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def episodes(domain: Domain, given: list[str]) -> Callable[[Mapping[str, Any]], Episode]:
-    """What begins an episode of a row.
+def environment_of(domain: Domain, given: list[str]) -> Environment:
+    """The environment of a domain.
 
     Args:
         given: `key=value` of the domain's settings.
@@ -100,11 +99,9 @@ def episodes(domain: Domain, given: list[str]) -> Callable[[Mapping[str, Any]], 
             known = ", ".join(settings.model_fields) if settings else "no keys"
             raise ValueError(f"{word}: expected key=value of {domain.name}: {known}")
         values[key] = value
-    if domain.episode is None:
-        return functools.partial(SingleTurn, grade=domain.grade)
-    begin = load(domain.episode)
-    extra = {} if settings is None else {"settings": settings(**values)}
-    return functools.partial(begin, grade=domain.grade, **extra)
+    if domain.environment is None:
+        return SingleTurn(domain.grade)
+    return load(domain.environment)(None if settings is None else settings(**values))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -112,9 +109,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     try:
         domain = registry.find(arguments.domain)
-        begin = episodes(domain, arguments.settings)
+        environment = environment_of(domain, arguments.settings)
         rows = read_rows(arguments.data)
-        begin(rows[0])
+        environment.begin(rows[0], CharacterCodec())
     except (ValueError, OSError) as error:
         print(f"sg_rlhf.environments: {_line(error)}", file=sys.stderr)
         return 2
@@ -126,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
         needed = f"{error.name} is not installed: pip install 'sg-rlhf[openenv]'"
         print(f"sg_rlhf.environments: {needed}", file=sys.stderr)
         return 2
-    app = openenv.application(rows, begin, f"sg_rlhf {domain.name}", arguments.sessions)
+    app = openenv.application(rows, environment, f"sg_rlhf {domain.name}", arguments.sessions)
     print(f"{domain.name}: {len(rows)} rows", flush=True)
     uvicorn.run(app, host=arguments.host, port=arguments.port, log_level="info", access_log=False)
     return 0

@@ -8,15 +8,18 @@ An action is one turn of the model, `{"text": ...}`. An observation is what the 
 
 from __future__ import annotations
 
+import asyncio
 import random
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from openenv.core.env_server import Action, Environment, Observation, State, create_app
 from pydantic import Field
 
-from sg_rlhf.tasks.episode import Episode, Reply
+from sg_rlhf.tasks import rollout
+from sg_rlhf.tasks.codec import CharacterCodec
+from sg_rlhf.tasks.grade import Grade
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -41,16 +44,16 @@ class DomainEnvironment(Environment[TurnAction, TurnObservation, State]):
 
     Args:
         rows: of a data set, as `sg-rlhf data` writes it.
-        begin: makes the episode of a row.
+        environment: of the domain.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def __init__(self, rows: Sequence[Row], begin: Callable[[Row], Episode]) -> None:
+    def __init__(self, rows: Sequence[Row], environment: rollout.Environment) -> None:
         super().__init__()
         self._rows = rows
-        self._begin = begin
-        self._episode: Episode | None = None
+        self._environment = environment
+        self._episode: rollout.Episode | None = None
         self._state = State()
 
     def num_tasks(self, split: str) -> int:
@@ -84,12 +87,11 @@ class DomainEnvironment(Environment[TurnAction, TurnObservation, State]):
             or not (0 <= index < len(self._rows))
         ):
             raise ValueError(f"index={index!r}: expected 0 to {len(self._rows) - 1}")
-        await self._end()
         row = self._rows[index]
-        self._episode = self._begin(row)
+        self._episode = self._environment.begin(row, CharacterCodec())
         self._state = State(episode_id=episode_id or str(uuid.uuid4()), step_count=0)
         metadata = {"index": index, "datasource": row.get("datasource")}
-        return TurnObservation(text=self._episode.prompt, metadata=metadata)
+        return TurnObservation(text=str(row["input"]), metadata=metadata)
 
     def step(self, action: TurnAction, timeout_s: float | None = None, **_: Any) -> TurnObservation:
         """See `step_async`, which the server calls."""
@@ -106,34 +108,28 @@ class DomainEnvironment(Environment[TurnAction, TurnObservation, State]):
         if self._episode is None:
             raise RuntimeError("no episode: reset first")
         self._state.step_count += 1
-        reply = await self._episode.step(action.text)
-        if reply.grade is not None:
-            await self._end()
-        return _observation(reply)
+        reply = await self._episode.step(rollout.Turn(action.text))
+        if not reply.done:
+            return TurnObservation(text=reply.text)
+        episode, self._episode = self._episode, None
+        # A grader may take seconds (mathematics): other episodes go on meanwhile.
+        return _verdict(await asyncio.to_thread(episode.grade))
 
     @property
     def state(self) -> State:
         return self._state
 
-    async def _end(self) -> None:
-        episode, self._episode = self._episode, None
-        if episode is not None:
-            await episode.close()
 
-
-def _observation(reply: Reply) -> TurnObservation:
-    grade = reply.grade
-    if grade is None:
-        return TurnObservation(text=reply.text)
+def _verdict(grade: Grade) -> TurnObservation:
     verdict = {
         "correct": grade.correct, "reason": grade.reason, "extracted": grade.extracted,
         "format_ok": grade.format_ok, **grade.logs,
     }  # fmt: skip
-    return TurnObservation(text=reply.text, done=True, reward=grade.reward, metadata=verdict)
+    return TurnObservation(done=True, reward=grade.reward, metadata=verdict)
 
 
 def application(
-    rows: Sequence[Row], begin: Callable[[Row], Episode], name: str, max_sessions: int
+    rows: Sequence[Row], environment: rollout.Environment, name: str, max_sessions: int
 ) -> FastAPI:
     """The server's application.
 
@@ -141,6 +137,6 @@ def application(
         max_sessions: episodes at the same time.
     """
     return create_app(
-        lambda: DomainEnvironment(rows, begin), TurnAction, TurnObservation, env_name=name,
+        lambda: DomainEnvironment(rows, environment), TurnAction, TurnObservation, env_name=name,
         max_concurrent_envs=max_sessions,
     )  # fmt: skip

@@ -1,4 +1,7 @@
-"""Any OpenEnv environment as a domain: its settings, its rows, and a check before the run.
+"""Any OpenEnv environment as a domain of several turns.
+
+The model's turns are actions, the observations are the replies, and the reward of an episode is the
+sum of the rewards of its steps.
 
 ``SG_DOMAINS=sg_rlhf.environments.openenv_domain:OPENENV`` gives recipes the section ``sg.openenv``
 and ``sg-rlhf data`` the subcommand ``openenv``. A row's ``input`` is the text that the environment
@@ -7,20 +10,27 @@ begins with, its ``answer`` the options that reset it to that text, as JSON.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from sg_rlhf.data_io.command_options import generate_options
+from sg_rlhf.data_io.dataset_writer import Records
 from sg_rlhf.environments.session import OpenEnvError, Session
-from sg_rlhf.tasks.data_command import DataCommand, LoadTokenizer, Made, Plan
+from sg_rlhf.tasks.data_source import Generator, generated_records
 from sg_rlhf.tasks.domain import Domain
 from sg_rlhf.tasks.grade import Grade
+from sg_rlhf.tasks.rollout import (
+    Codec,
+    Environment,
+    EnvironmentFailed,
+    EpisodeAborted,
+    Reply,
+    Turn,
+)
 from sg_rlhf.tasks.settings import DomainSettings
 
 
@@ -99,7 +109,101 @@ def grade(response: str, label: str) -> Grade:
     return Grade(reward=0.0, correct=False, reason="ungraded")
 
 
-async def begin(settings: OpenEnvSettings, options: Sequence[Mapping[str, Any]]) -> list[str]:
+class OpenEnvEnvironment(Environment):
+    """Episodes of one server.
+
+    Args:
+        settings: `sg.openenv.*`; None: those of this process's environment variable.
+        strict: an error of the server aborts its episode, instead of ending the run.
+    """
+
+    def __init__(
+        self,
+        settings: OpenEnvSettings | None = None,
+        *,
+        strict: bool = False,
+        notify: Callable[[str], None] | None = None,
+    ) -> None:
+        super().__init__(settings, strict=strict, notify=notify)
+        self.settings = settings or OpenEnvSettings.from_environment()
+        self.stop = tuple(self.settings.stop)
+        self.turn_tokens = self.settings.turn_tokens
+
+    def begin(self, row: Mapping[str, Any], codec: Codec) -> OpenEnvEpisode:
+        return OpenEnvEpisode(self, reset_options(str(row["answer"])), codec)
+
+    async def check(self) -> None:
+        try:
+            await beginnings(self.settings, [{"seed": 0}])
+        except OpenEnvError as error:
+            raise EnvironmentFailed(str(error)) from None
+
+
+class OpenEnvEpisode:
+    """One episode: a session of its own, from the first turn to the verdict."""
+
+    def __init__(
+        self, environment: OpenEnvEnvironment, options: Mapping[str, Any], codec: Codec
+    ) -> None:
+        self._environment, self._settings = environment, environment.settings
+        self._options, self._codec = options, codec
+        self._session: Session | None = None
+        self._turns = 0
+        self._reward = 0.0
+        self._ended = False
+        self._correct: bool | None = None
+
+    async def step(self, turn: Turn) -> Reply:
+        self._turns += 1
+        try:
+            if self._session is None:
+                self._loop = asyncio.get_running_loop()
+                self._session = Session(self._settings.url, self._settings.timeout_s)
+                await self._session.reset(self._options)
+            text = _without_end(turn.text, self._codec.control_tokens)
+            step = await self._session.step({self._settings.action: text})
+            self._reward += step.reward or 0.0
+            self._ended = step.done
+            verdict = (step.observation.get("metadata") or {}).get("correct")
+            if isinstance(verdict, bool):
+                self._correct = verdict
+            if step.done:
+                return Reply(done=True)
+            if turn.is_last or self._turns == self._settings.max_turns:
+                return Reply(done=True, truncated=True)
+            return self._reply(self._settings.text_of(step.observation))
+        except OpenEnvError as error:
+            await self._session.close()  # type: ignore[union-attr]
+            failed = EpisodeAborted if self._environment.strict else EnvironmentFailed
+            raise failed(str(error)) from None
+
+    def _reply(self, text: str) -> Reply:
+        """An observation between two turns. A control token in its text is text."""
+        codec, limit = self._codec, self._settings.observation_tokens * self._codec.ids_per_token
+        for token in codec.control_tokens:
+            text = text.replace(token, f"{token[:1]} {token[1:]}")
+        before, after = map(codec.encode, self._settings.between.split("{text}", 1))
+        token_ids = [*before, *codec.encode(text)[:limit], *after]
+        return Reply(codec.decode(token_ids), token_ids)
+
+    def grade(self) -> Grade:
+        """Without a verdict of the environment, an episode with a reward above 0 is correct."""
+        if self._session is not None:  # grading has a thread of its own
+            asyncio.run_coroutine_threadsafe(self._session.close(), self._loop)
+        correct = self._reward > 0 if self._correct is None else self._correct
+        reason = "correct" if correct else "wrong"
+        return Grade(self._reward, correct, reason, logs={"ended": float(self._ended)})
+
+
+def _without_end(text: str, control_tokens: Sequence[str]) -> str:
+    """A turn without the control tokens that end it."""
+    shorter = text
+    for token in control_tokens:
+        shorter = shorter.removesuffix(token)
+    return text if shorter == text else _without_end(shorter, control_tokens)
+
+
+async def beginnings(settings: OpenEnvSettings, options: Sequence[Mapping[str, Any]]) -> list[str]:
     """The texts that episodes begin with.
 
     Args:
@@ -110,8 +214,11 @@ async def begin(settings: OpenEnvSettings, options: Sequence[Mapping[str, Any]])
     """
     texts = []
     for each in options:
-        async with Session(settings.url, settings.timeout_s) as session:
+        session = Session(settings.url, settings.timeout_s)
+        try:
             texts.append(settings.text_of((await session.reset(each)).observation))
+        finally:
+            await session.close()
     return texts
 
 
@@ -122,69 +229,54 @@ def check(settings: OpenEnvSettings) -> None:
         ValueError: one line with the address and the cause.
     """
     try:
-        asyncio.run(begin(settings, [{"seed": 0}]))
+        asyncio.run(beginnings(settings, [{"seed": 0}]))
     except OpenEnvError as error:
         raise ValueError(f"{error}; sg.openenv.url is the address of a running server") from None
 
 
-class OpenEnvData(DataCommand):
-    """Rows of an environment's episodes, by their seeds."""
-
-    description = (
-        "Ask an OpenEnv environment for the beginnings of its episodes; a row each.\n\n"
-        "example:\n"
-        "  python -m sg_rlhf.data openenv --out data/env --generate count=256 test_count=64 \\\n"
-        "      --url http://127.0.0.1:8001"
-    )
-
-    def add_options(self, parser: argparse.ArgumentParser) -> None:
-        fields = OpenEnvSettings.model_fields
-        for name in ("url", "observation"):
-            parser.add_argument(
-                f"--{name}", default=fields[name].default, help=fields[name].description
-            )
-        parser.add_argument(
-            "--generate", nargs="*", metavar="KEY=VALUE", default=[],
-            help="count (default 64) and test_count (16) of episodes, the first seed (0)",
-        )  # fmt: skip
-
-    def plan(self, args: argparse.Namespace, load_tokenizer: LoadTokenizer) -> Plan:
-        options = generate_options(args.generate, {"count": 64, "test_count": 16, "seed": 0})
-        settings = OpenEnvSettings(url=args.url, observation=args.observation)
-        source = {"kind": "openenv", "url": args.url, "observation": args.observation, **options}
-        return Plan({"source": source}, lambda: _made(settings, **options))
-
-    def report(self, manifest: Mapping[str, Any]) -> Iterator[str]:
-        counts = manifest["counts"]
-        yield f"OpenEnv: {counts['train']} rows to train on, {counts['test']} to test on"
-
-
-def _made(settings: OpenEnvSettings, count: int, test_count: int, seed: int) -> Made:
-    seeds = {"test": range(seed, seed + test_count)}
-    seeds["train"] = range(seed + test_count, seed + test_count + count)
+def generate(
+    url: str, observation: str, count: int, test_count: int, seed: int
+) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]], Mapping[str, Records]]:
+    """Rows of an environment's episodes, by their seeds: the first ones are the test rows."""
+    settings = OpenEnvSettings(url=url, observation=observation)
+    options = [{"seed": number} for number in range(seed, seed + test_count + count)]
     try:
-        files = {f"{name}.jsonl": _records(settings, part) for name, part in seeds.items()}
+        texts = asyncio.run(beginnings(settings, options))
     except OpenEnvError as error:
         raise ValueError(str(error)) from None
-    return Made(files, {"counts": {name: len(part) for name, part in seeds.items()}})
-
-
-def _records(settings: OpenEnvSettings, seeds: Sequence[int]) -> list[dict[str, Any]]:
-    options = [{"seed": seed} for seed in seeds]
-    texts = asyncio.run(begin(settings, options))
-    return [
+    rows: list[Mapping[str, Any]] = [
         {"input": text, "answer": json.dumps(each), "datasource": "openenv"}
         for text, each in zip(texts, options, strict=True)
     ]
+    return rows[test_count:], rows[:test_count], {}
 
 
-COMMAND = OpenEnvData()
+_FIELDS = OpenEnvSettings.model_fields
+DATA = generated_records(
+    "Ask an OpenEnv environment for the beginnings of its episodes, one row for each.\n\n"
+    "example:\n"
+    "  python -m sg_rlhf.data openenv --out data/env --generate url=http://127.0.0.1:8001 \\\n"
+    "      count=256 test_count=64\n\n"
+    "keys of --generate: url (of the server), observation (the field that the model reads), count\n"
+    "and test_count (episodes), seed (of the first episode)",
+    Generator(
+        "openenv",
+        {
+            **{name: _FIELDS[name].default for name in ("url", "observation")},
+            "count": 64,
+            "test_count": 16,
+            "seed": 0,
+        },
+        generate,
+    ),
+)
 OPENENV = Domain(
     name="openenv",
     title="episodes of an OpenEnv environment",
     grade=grade,
     prompt_end="",
-    data=COMMAND,
+    data=DATA,
     settings=OpenEnvSettings,
     check=check,
+    environment=OpenEnvEnvironment,
 )

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
 
@@ -38,7 +37,7 @@ class Step:
 
 
 class Session:
-    """One session of an environment's server, for one episode; an asynchronous context.
+    """One session of an environment's server, for one episode. `close` it, also after an error.
 
     Args:
         url: of the server, ``http://HOST:PORT``.
@@ -47,38 +46,32 @@ class Session:
 
     def __init__(self, url: str, timeout_s: float) -> None:
         self._url, self._timeout_s = url.rstrip("/"), timeout_s
+        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(timeout_s))
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
 
-    async def __aenter__(self) -> Self:
-        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(self._timeout_s))
-        try:
-            self._socket = await self._http.ws_connect(f"{self._url}/ws", max_msg_size=MAX_MESSAGE)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            await self._http.close()
-            raise OpenEnvError(f"{self._url}: no OpenEnv server: {_line(error)}") from None
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._socket.close()
+    async def close(self) -> None:
+        """End the connection."""
+        if self._socket is not None:
+            await self._socket.close()
         await self._http.close()
 
     async def reset(self, options: Mapping[str, Any]) -> Step:
-        """Begin an episode.
+        """Connect, and begin an episode.
 
         Args:
             options: such as ``{"seed": 0}``; what else there is depends on the environment.
 
         Raises:
-            OpenEnvError: no answer, or an error for an answer.
+            OpenEnvError: no server, no answer, or an error for an answer.
         """
+        try:
+            self._socket = await self._http.ws_connect(f"{self._url}/ws", max_msg_size=MAX_MESSAGE)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise OpenEnvError(f"{self._url}: no OpenEnv server: {_line(error)}") from None
         return _step(await self._ask("reset", options))
 
     async def step(self, action: Mapping[str, Any]) -> Step:
-        """Take an action; raises as ``reset`` does."""
+        """Take an action, after `reset`; raises as that does."""
         return _step(await self._ask("step", action))
 
     async def state(self) -> Mapping[str, Any]:
@@ -86,6 +79,7 @@ class Session:
         return await self._ask("state", {})
 
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        assert self._socket is not None
         message = {"type": kind, "data": dict(data)} if data or kind != "state" else {"type": kind}
         try:
             await self._socket.send_json(message)

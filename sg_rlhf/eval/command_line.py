@@ -209,10 +209,19 @@ def _add_sampling(add: Callable[..., Any]) -> None:
     )  # fmt: skip
 
 
+def _engine(name: str) -> str:
+    if name == "hf":
+        raise argparse.ArgumentTypeError(
+            "hf: this engine was removed; vllm runs on a CPU too, and openai takes any server, "
+            "such as that of `transformers serve`"
+        )
+    return name
+
+
 def _add_engine(add: Callable[..., Any]) -> None:
     add(
-        "--engine", choices=ENGINES, default="vllm",
-        help="what generates: vllm, openai (a server), or hf (transformers, slow) (default: vllm)",
+        "--engine", type=_engine, choices=ENGINES, default="vllm",
+        help="what generates: vllm, on GPUs or a CPU, or openai, a server (default: vllm)",
     )  # fmt: skip
     add(
         "--tensor-parallel", metavar="N", type=positive_int, default=1,
@@ -220,15 +229,15 @@ def _add_engine(add: Callable[..., Any]) -> None:
     )  # fmt: skip
     add(
         "--replicas", metavar="N", type=positive_int, default=1,
-        help="number of engines, each a Ray actor, with vllm and hf (default: 1)",
+        help="number of engines, each a Ray actor, with vllm (default: 1)",
     )  # fmt: skip
     add(
         "--revision", metavar="R",
-        help="commit, branch or tag of a model on the hub, with vllm and hf (default: main)",
+        help="commit, branch or tag of a model on the hub, with vllm (default: main)",
     )  # fmt: skip
     add(
         "--dtype", choices=DTYPES, default="auto",
-        help="number type of the model's weights, with vllm and hf (default: auto, which is the "
+        help="number type of the model's weights, with vllm (default: auto, which is the "
         "model's own, on a CPU float32)",
     )  # fmt: skip
     add(
@@ -259,9 +268,9 @@ _ENGINES_OF: Mapping[str, Sequence[EngineName]] = {
     "base_url": ("openai",),
     "concurrency": ("openai",),
     "tensor_parallel": ("vllm",),
-    "replicas": ("vllm", "hf"),
-    "revision": ("vllm", "hf"),
-    "dtype": ("vllm", "hf"),
+    "replicas": ("vllm",),
+    "revision": ("vllm",),
+    "dtype": ("vllm",),
 }
 
 

@@ -33,7 +33,8 @@ def fill_in(args: argparse.Namespace, suite: Suite, benchmarks: Sequence[Benchma
     if args.model is None and args.engine == "openai":
         missing.append("--model, the server's name of it")
     elif args.model is None:
-        domain = suites.domain_of(suite)
+        owner = suites.domain_of(suite, args.suite)
+        domain = None if owner is None else owner.name
         newest = training_runs.newest_checkpoint(domain) if domain else None
         if newest is not None:
             args.model = str(newest)

@@ -147,17 +147,14 @@ def context_length(model: Model) -> int:
 
 
 def _hub_commit(name: str, revision: str | None) -> str:
-    from huggingface_hub import HfApi, constants, scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound, HfHubHTTPError, HFValidationError
+    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     if constants.HF_HUB_OFFLINE:
-        try:
-            cached = {repo.repo_id: repo for repo in scan_cache_dir().repos}
-        except CacheNotFound:
-            cached = {}
-        for commit in cached[name].revisions if name in cached else ():
-            if (revision or "main") in {*commit.refs, commit.commit_hash}:
-                return str(commit.commit_hash)
+        # In the cache a file lies in the folder of its commit.
+        found = try_to_load_from_cache(name, "config.json", revision=revision or "main")
+        if isinstance(found, str):
+            return Path(found).parent.name
         wanted = f"{name}@{revision}" if revision else name
         raise EvalError(
             f"--model {wanted}: neither a folder nor in the hub's cache, and HF_HUB_OFFLINE is set"

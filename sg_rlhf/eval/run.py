@@ -21,7 +21,7 @@ from sg_rlhf.common.atomic_io import best_effort_output
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.redaction import redact_text
 from sg_rlhf.data_io import strict_json
-from sg_rlhf.eval import chat_prompts, contamination, defaults, listing
+from sg_rlhf.eval import chat_prompts, contamination, defaults, listing, suites
 from sg_rlhf.eval.command_line import (
     CommandLine,
     check,
@@ -45,8 +45,10 @@ from sg_rlhf.eval.rescore import rescore
 from sg_rlhf.eval.scores import results, tables
 from sg_rlhf.eval.store import RESULTS, TABLE, Key, Row, Store
 from sg_rlhf.tasks import chat
+from sg_rlhf.tasks.codec import TokenizerCodec
 from sg_rlhf.tasks.questions import EvalError
-from sg_rlhf.tasks.suite import Benchmark, Host, Prepared, Suite, Tokenize
+from sg_rlhf.tasks.rollout import Environment
+from sg_rlhf.tasks.suite import Benchmark, Prepared, Suite, Tokenize
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,7 +93,7 @@ def compare_folders(line: CommandLine, console: Console) -> int:
     Raises:
         EvalError: an option has no effect, or the folders cannot be compared.
     """
-    # An evaluation does not need matplotlib and the paired tests.
+    # An evaluation does not need the paired tests.
     from sg_rlhf.eval.scores import compare_report
     from sg_rlhf.eval.scores.compare import compare
 
@@ -116,6 +118,15 @@ def evaluate(
             benchmarks, graders = suite.with_graders(benchmarks, args, resources)
             prepared = suite.prepare(benchmarks, args, lambda: target().tokenizer, resources)
             prepared = replace(prepared, request={**prepared.request, **graders})
+            if prepared.environment is None:
+                domain = suites.domain_of(suite, args.suite)
+                environment = suites.environment_of(domain, args.run_settings)
+                prepared = replace(prepared, environment=environment)
+            if prepared.environment is not None and args.engine == "openai":
+                raise EvalError(
+                    "--engine openai: dialogues need the tokens that were sampled, which a "
+                    "server does not give; expected vllm"
+                )
             if args.chat_template:
                 prepared = as_chats(args, prepared, target().tokenizer)
             seen = contamination.find_training_overlap(
@@ -125,7 +136,7 @@ def evaluate(
             engine = start_engine(args, run, resources)
             begun = store.write_request(run.request, results.environment())
             try:
-                suite.run(prepared, Answers(run, engine, store, args.replicas))
+                answer(args, run, engine, store, prepared.environment)
             except (EvalError, OSError) as error:
                 said = as_typed(redact_text(str(error)))
                 print(f"error: {said}; go on with --resume --out {args.out}", file=sys.stderr)
@@ -287,30 +298,27 @@ def start_engine(
     return engine
 
 
-@dataclass(frozen=True)
-class Answers:
-    """Generates, grades and stores the samples that are left (`tasks.suite.Answering`)."""
+def answer(
+    args: argparse.Namespace,
+    run: RunState,
+    engine: Engine | None,
+    store: Store,
+    environment: Callable[[], Environment] | None,
+) -> None:
+    """Generate, grade and store the samples that are left.
 
-    run: RunState
-    engine: Engine | None
-    store: Store
-    replicas: int
-
-    def respond(self) -> None:
-        """One response to each prompt."""
-        if self.run.left:
-            generate.generate_all(
-                self.run.left, self.engine, self.store, already=len(self.run.stored)
-            )
-
-    def converse(self, host: Callable[[], Host]) -> None:
-        """One dialogue from each prompt."""
-        if self.run.left:
-            in_flight = multi_turn.IN_FLIGHT * self.replicas
-            stored = len(self.run.stored)
-            multi_turn.run_dialogues(
-                self.run.left, self.engine, self.store, stored, host, in_flight
-            )
+    Raises:
+        EvalError: the run stopped; what ended before is stored.
+    """
+    stored = len(run.stored)
+    if not run.left:
+        return
+    if environment is None:
+        generate.generate_all(run.left, engine, store, already=stored)
+    else:
+        codec = TokenizerCodec(run.target.tokenizer)
+        in_flight = multi_turn.IN_FLIGHT * args.replicas
+        multi_turn.run_dialogues(run.left, engine, store, stored, environment, codec, in_flight)
 
 
 def _announce_cuts(tasks: Sequence[requests.PreparedBenchmark], context: int | None) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.domain import Domain, load
 from sg_rlhf.tasks.questions import EvalError
+from sg_rlhf.tasks.rollout import Environment
 from sg_rlhf.tasks.suite import Suite
 
 
@@ -28,12 +32,33 @@ SUITES: dict[str, Suite] = {
 }
 
 
-def domain_of(suite: Suite) -> str | None:
-    """The name of the domain that a suite belongs to; None for a suite without one."""
-    for name, domain in registry.domains().items():
-        if domain.suite is not None and load(domain.suite) is suite:
-            return name
-    return None
+def domain_of(suite: Suite, requested: str) -> Domain | None:
+    """The domain that a suite belongs to; None for a suite without one.
+
+    Args:
+        requested: the value of `--suite`, which may be the domain's place.
+    """
+    known = registry.domains().values()
+    places = [registry.find(requested)] if ":" in requested else []
+    owners = (d for d in (*known, *places) if d.suite is not None and load(d.suite) is suite)
+    return next(owners, None)
+
+
+def environment_of(
+    domain: Domain | None, run_settings: Mapping[str, Any]
+) -> Callable[[], Environment] | None:
+    """What makes the environment of a domain for an evaluation; None: it has none.
+
+    Args:
+        run_settings: `config.yaml` of the model's training run, whose section `sg.NAME` it gets.
+    """
+    if domain is None or domain.environment is None:
+        return None
+    made, settings = load(domain.environment), None
+    if domain.settings is not None:
+        section = (run_settings.get("sg") or {}).get(domain.name) or {}
+        settings = load(domain.settings)(**section)
+    return lambda: made(settings, strict=True)
 
 
 def all_suites() -> dict[str, Suite]:

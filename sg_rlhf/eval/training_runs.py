@@ -45,10 +45,13 @@ def setting(settings: Mapping[str, Any], key: str) -> Any:
 
 def domains_of(settings: Mapping[str, Any]) -> list[str]:
     """The domains of a run, from its reward or its agent's section."""
-    names = registry.rewarded_by(str(setting(settings, "reward.remote_url") or ""))
-    if setting(settings, "train.agent_func_path"):
-        names += [name for name in registry.domains() if setting(settings, f"sg.{name}")]
-    return names
+    reward, agent = (setting(settings, k) for k in ("reward.remote_url", "train.agent_func_path"))
+    sections = [name for name in registry.domains() if setting(settings, f"sg.{name}")]
+    try:
+        found = registry.used_by(str(reward or ""), str(agent or ""), sections)
+    except ValueError:  # of a domain that is not here
+        return []
+    return [domain.name for domain in found]
 
 
 def newest_checkpoint(domain: str, runs: Path = RUNS) -> Path | None:

@@ -70,7 +70,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="JSONL of sg_rlhf.data: input, answer, and datasource if there are several",
     )  # fmt: skip
     add(
-        "--reward", default="module:sg_rlhf.tasks.kk.reward", metavar="FILE",
+        "--reward", default="domain:kk", metavar="FILE",
         help="file or module:NAME whose reward_func reports `correct` [Knights & Knaves]",
     )  # fmt: skip
     add("--prompts", type=positive_int, metavar="N", help="the first N of each file [all]")
@@ -132,7 +132,7 @@ def correct_counts(
             if correct is None:
                 raise MeasureError(
                     f"--reward {args.reward}: reports no `correct` in extra_logs; expected it, as "
-                    "module:sg_rlhf.tasks.kk.reward does"
+                    "domain:kk does"
                 )
             counts[i] += int(correct)
         on_rows(len(part))

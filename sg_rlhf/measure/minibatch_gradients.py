@@ -61,7 +61,7 @@ examples:
   the forms of GRPO-SG compared with GRPO, on the shipped tiny model
     python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160 distinct=names
     python -m sg_rlhf.measure.minibatch_gradients --model module:sg_rlhf.tiny.kk_tiny \\
-        --data data/kk_tiny/train.jsonl --reward module:sg_rlhf.tasks.kk.reward --batches 30 \\
+        --data data/kk_tiny/train.jsonl --reward domain:kk --batches 30 \\
         --algorithm configs/algorithms/grpo.yaml configs/algorithms/grpo_sg*.yaml
   a trained checkpoint, with the sampling of its recipe
     python -m sg_rlhf.measure.minibatch_gradients --model runs/a/checkpoints/final \\

@@ -279,7 +279,7 @@ def reward_function(
     if graded and reward is None:
         raise MeasureError(
             f"--data {args.data}: prompts without responses need a reward; expected --reward "
-            "module:sg_rlhf.tasks.kk.reward (or another), a recipe with reward.remote_url, or "
+            "domain:kk (or another), a recipe with reward.remote_url, or "
             "--loss nll"
         )
     if graded and settings.group < 2:

@@ -18,7 +18,8 @@ from sg_rlhf.data_io.records import DataError
 from sg_rlhf.measure.checkpoint import MeasureError, pad_id, vocabulary
 from sg_rlhf.measure.fixed_batch import BatchRow, FixedBatch
 from sg_rlhf.measure.rollouts import left_pad
-from sg_rlhf.tasks import chat
+from sg_rlhf.tasks import chat, registry
+from sg_rlhf.tasks.reward import reward_named
 from sg_rlhf.tasks.reward_values import reward_fields
 
 #: Responses that are sampled at a time. The samples depend on it, so it is no option.
@@ -44,16 +45,22 @@ class Sampling:
 
 
 def load_reward(value: str) -> RewardFunc:
-    """``reward_func`` of a file or of ``module:NAME``, loaded as OpenRLHF loads it.
+    """The reward function of ``domain:NAME``, or ``reward_func`` of a file or of ``module:NAME``.
 
     Raises:
-        MeasureError: no such file, or no ``reward_func`` in it.
+        MeasureError: no such domain or file, or no ``reward_func`` in it.
     """
+    value = registry.OLD_VALUES.get(value, value)
+    if value.startswith(registry.PREFIX):
+        try:
+            return reward_named(value)
+        except ValueError as error:
+            raise MeasureError(f"--reward {value}: {error}") from None
     path = Path(local_path("--reward", value))
     if path.suffix != ".py" or not path.is_file():
         raise MeasureError(
-            f"--reward {value}: no such Python file; expected one, or module:NAME such as "
-            "module:sg_rlhf.tasks.kk.reward"
+            f"--reward {value}: no such Python file; expected one, module:NAME, or "
+            "domain:NAME such as domain:kk"
         )
     spec = importlib.util.spec_from_file_location("reward_func", path)
     assert spec is not None and spec.loader is not None

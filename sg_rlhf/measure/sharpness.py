@@ -38,7 +38,7 @@ examples:
   the shipped tiny model on puzzles that it answers itself
     python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160 distinct=names
     python -m sg_rlhf.measure.sharpness --model module:sg_rlhf.tiny.kk_tiny \\
-        --data data/kk_tiny/train.jsonl --reward module:sg_rlhf.tasks.kk.reward --rho 0.01 0.05 0.2
+        --data data/kk_tiny/train.jsonl --reward domain:kk --rho 0.01 0.05 0.2
   two checkpoints on one batch, which is kept
     python -m sg_rlhf.measure.sharpness --model runs/a/checkpoints/final runs/b/checkpoints/final \\
         --data data/kk/train.jsonl --config configs/kk/grpo_qwen2.5-3b-instruct.yaml \\

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from sg_rlhf.tasks.grade import Grader
 
 if TYPE_CHECKING:
-    from sg_rlhf.tasks.data_command import DataCommand
-    from sg_rlhf.tasks.episode import Episode
+    from sg_rlhf.tasks.data_source import DataSource
+    from sg_rlhf.tasks.rollout import Environment
     from sg_rlhf.tasks.settings import DomainSettings
     from sg_rlhf.tasks.suite import Suite
     from sg_rlhf.tasks.tiny import TinyModel
@@ -33,7 +33,9 @@ class Domain:
     Attributes:
         name: of its data command, its tiny model and its section of a recipe.
         title: one line for people.
-        grade: the reward's grader; light to import, for it is loaded in every rollout engine.
+        grade: the reward's grader; light to import, for it is loaded in every rollout engine. A
+            recipe names it as `reward.remote_url: domain:NAME`.
+        graders: other graders by name: `domain:NAME/GRADER`.
         prompt_end: text near the prompt's end that a tokenizer round trip keeps; the reward finds
             the response behind it (`reward.response_of`).
         data: `python -m sg_rlhf.data NAME`.
@@ -42,8 +44,8 @@ class Domain:
             run needs and does not find.
         suite: `python -m eval.run --suite ...`.
         tiny: what `python -m sg_rlhf.tiny.build --domain NAME` trains on.
-        episode: called with a row, the grader and, for a domain that has any, its settings; for
-            a domain of several turns. None: a prompt and one response.
+        environment: of a domain of several turns; a class, made with the domain's settings. A
+            recipe names it as `train.agent_func_path: domain:NAME`. None: one response per prompt.
         source_titles: pattern of a row's `datasource` -> its name in figures, with the pattern's
             groups as \\1, \\2 and so on.
     """
@@ -52,13 +54,14 @@ class Domain:
     title: str
     grade: Grader
     prompt_end: str
-    data: DataCommand | str | None = None
+    data: DataSource[Any] | str | None = None
     settings: type[DomainSettings] | str | None = None
     check: Callable[[Any], None] | str | None = None
     suite: Suite | str | None = None
     tiny: TinyModel[Any] | str | None = None
-    episode: Callable[..., Episode] | str | None = None
+    environment: type[Environment] | str | None = None
     source_titles: Mapping[str, str] = field(default_factory=dict)
+    graders: Mapping[str, Grader] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # It is part of recipe keys and of a variable's name.

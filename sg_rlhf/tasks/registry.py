@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from sg_rlhf.tasks.domain import Domain, load
+from sg_rlhf.tasks.grade import Grader
 
 DOMAINS: Mapping[str, str] = {
     "kk": "sg_rlhf.tasks.kk.domain:KK",
@@ -19,6 +20,18 @@ DOMAINS: Mapping[str, str] = {
 }
 
 VARIABLE = "SG_DOMAINS"
+#: `domain:NAME[/GRADER]` in `reward.remote_url`, `domain:NAME` in `train.agent_func_path`.
+PREFIX = "domain:"
+#: Values of these keys up to version 0.1 -> the present ones.
+OLD_VALUES: Mapping[str, str] = {
+    "module:sg_rlhf.tasks.kk.reward": "domain:kk",
+    "module:sg_rlhf.tasks.kk.reward_strict": "domain:kk/strict",
+    "module:sg_rlhf.tasks.kk.reward_table5": "domain:kk/table5",
+    "module:sg_rlhf.tasks.math.reward": "domain:math",
+    "module:sg_rlhf.tasks.search.reward": "domain:search",
+    "module:sg_rlhf.overlay.search_agent": "domain:search",
+    "module:sg_rlhf.overlay.rollout.search_agent": "domain:search",
+}
 
 
 def domains() -> dict[str, Domain]:
@@ -58,21 +71,45 @@ def find(name: str) -> Domain:
     return known[name]
 
 
-def rewarded_by(reward: str) -> list[str]:
-    """The names of the domains whose reward a recipe names in `reward.remote_url`.
+def named_in(value: str) -> tuple[Domain, Grader]:
+    """The domain and the grader of `domain:NAME` or `domain:NAME/GRADER`.
+
+    Raises:
+        ValueError: there is none; says which there are.
+    """
+    name, slash, grader = value.removeprefix(PREFIX).partition("/")
+    domain = find(name)
+    if not slash:
+        return domain, domain.grade
+    if grader not in domain.graders:
+        known = ", ".join(domain.graders) or "no other graders"
+        raise ValueError(f"{value}: domain {name} has {known}")
+    return domain, domain.graders[grader]
+
+
+def used_by(reward: str, agent: str, sections: Iterable[str] = ()) -> list[Domain]:
+    """The domains of a recipe.
 
     Args:
-        reward: `module:NAME` or a file, in the folder of the domain's module. A domain whose module
-            is in no package has its reward in that module.
+        reward: its `reward.remote_url`: `domain:NAME`, or a file or module in the domain's folder.
+            A domain whose module is in no package has its reward in that module.
+        agent: its `train.agent_func_path`.
+        sections: the domains that it has settings of (`sg.NAME`); with an agent of another kind
+            they are those of the rollouts.
+
+    Raises:
+        ValueError: there is no domain of such a name.
     """
-    dotted = f".{reward.removeprefix('module:').replace('/', '.')}."
-    places = {**DOMAINS, **{_domain(place).name: place for place in _outside()}}
-    modules = {name: place.partition(":")[0] for name, place in places.items()}
-    return [
-        name
-        for name, module in modules.items()
-        if f".{module.rpartition('.')[0] or module}." in dotted
-    ]
+    values = [OLD_VALUES.get(value, value) for value in (reward, agent)]
+    found = [named_in(value)[0] for value in values if value.startswith(PREFIX)]
+    dotted = f".{values[0].removeprefix('module:').replace('/', '.')}."
+    for place in () if values[0].startswith(PREFIX) else (*DOMAINS.values(), *_outside()):
+        module = place.partition(":")[0]
+        if f".{module.rpartition('.')[0] or module}." in dotted:
+            found.append(_domain(place))
+    if agent and not values[1].startswith(PREFIX):
+        found += map(find, sections)
+    return list({domain.name: domain for domain in found}.values())
 
 
 def _outside() -> list[str]:

@@ -1,6 +1,8 @@
-"""A domain's reward in the form that OpenRLHF loads by path (`--reward.remote_url FILE`).
+"""The reward functions of all domains, as OpenRLHF calls them.
 
-A domain's own `reward.py` is two lines: `reward_func = reward_function(DOMAIN)`.
+A recipe names one as `reward.remote_url: domain:NAME` or `domain:NAME/GRADER`. A domain in a file
+of its own may also define `reward_func = reward_function(DOMAIN)` there, for `reward.remote_url:
+FILE`.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.domain import Domain
 from sg_rlhf.tasks.grade import Grader
 
@@ -46,6 +49,15 @@ def reward_function(domain: Domain, grade: Grader | None = None) -> RewardFunc:
         }
 
     return reward_func
+
+
+def reward_named(value: str) -> RewardFunc:
+    """The reward function of `domain:NAME` or `domain:NAME/GRADER`.
+
+    Raises:
+        ValueError: there is no such domain or grader.
+    """
+    return reward_function(*registry.named_in(value))
 
 
 def response_of(query: str, prompt: str, marker: str) -> str:

@@ -4,19 +4,19 @@ A benchmark is a set of questions under one setting. Where a data set is scored 
 settings (Knights & Knaves), each is a benchmark of its own: responses made under one setting are
 never graded as if they had been made under another.
 
-`python -m eval.run` drives a suite: `check`, `prepare`, `run`, and then the report, to which
-`statistics` and `tables` add what is the suite's own. One whose questions take one response each
-needs none of these methods: its benchmarks are all that it is.
+`python -m eval.run` calls `check` and `prepare`, generates and grades the responses, and writes the
+report, to which `statistics` and `tables` add. Most suites need none of these methods: their
+benchmarks are all that they are.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from sg_rlhf.common.text import truncate
 from sg_rlhf.data_io.records import DataError, json_objects, parquet_rows, read_each
@@ -31,6 +31,7 @@ from sg_rlhf.tasks.questions import (
     limited,
     sample_seed,
 )
+from sg_rlhf.tasks.rollout import Environment
 
 #: (response, gold) pairs -> a grade for each, in order.
 GradeMany: TypeAlias = Callable[[Sequence[tuple[str, Any]]], list[Grade]]
@@ -38,6 +39,8 @@ GradeMany: TypeAlias = Callable[[Sequence[tuple[str, Any]]], list[Grade]]
 Tokenize: TypeAlias = Callable[[Sequence[str]], list[list[int]]]
 #: Everything of `results.json`.
 Results: TypeAlias = Mapping[str, Any]
+#: What `--grader` and the tables call the suite's own grader.
+OURS = "ours"
 FinishReason: TypeAlias = Literal["stop", "length", "prompt_too_long"]
 
 
@@ -161,73 +164,15 @@ class Prepared:
         request: what must be the same again when the run is resumed, beside what every run has;
             a part of `results.json`.
         tokenize: of the prompts; None: as the model's tokenizer does by default.
+        environment: makes the environment that answers the model's turns; None: that of the
+            suite's domain with its default settings, or, for a domain without one, one response to
+            each prompt.
     """
 
     loaded: Sequence[Loaded]
     request: Mapping[str, Any] = field(default_factory=dict)
     tokenize: Tokenize | None = None
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What the model wrote in one turn; `cut`: the limit ended it."""
-
-    token_ids: Sequence[int]
-    cut: bool
-
-
-#: (tokens so far, most new tokens, strings that end the turn) -> what the model wrote.
-Generate: TypeAlias = Callable[[Sequence[int], int, tuple[str, ...]], Awaitable[Reply]]
-
-
-@dataclass(frozen=True)
-class Held:
-    """A dialogue that has ended.
-
-    Attributes:
-        response: everything behind the prompt, as text.
-        tokens: how many of its tokens the model wrote.
-        extra: further fields of its row in `samples.jsonl`.
-    """
-
-    response: str
-    tokens: int
-    finish_reason: FinishReason
-    grade: Grade
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-
-class NotHeld(Exception):
-    """A dialogue that ended without a verdict, for want of something that is not the model's.
-
-    It is noted and not stored; `--resume` holds it again.
-    """
-
-
-class Host(Protocol):
-    """Holds dialogues, many at a time, in one event loop."""
-
-    async def hold(
-        self, question: Question, prompt_ids: Sequence[int], max_tokens: int, generate: Generate
-    ) -> Held:
-        """Hold one dialogue; `max_tokens=0`: the prompt fills the context.
-
-        Raises:
-            NotHeld: it cannot be held now.
-        """
-
-    async def aclose(self) -> None:
-        """Called once, when all have ended."""
-
-
-class Answering(Protocol):
-    """What `Suite.run` may ask of `eval.run`: that every question left is answered and stored."""
-
-    def respond(self) -> None:
-        """One response to each prompt, graded by its benchmark."""
-
-    def converse(self, host: Callable[[], Host]) -> None:
-        """One dialogue from each prompt, graded by the host, which is made in its event loop."""
+    environment: Callable[[], Environment] | None = None
 
 
 @dataclass(frozen=True)
@@ -352,14 +297,6 @@ class Suite:
         """
         return Prepared(load_questions(benchmarks, args.data_dir, args.limit, args.seed))
 
-    def run(self, prepared: Prepared, answering: Answering) -> None:
-        """Have every question answered that is left.
-
-        Raises:
-            EvalError: the run stopped; what ended before is stored.
-        """
-        answering.respond()
-
     def training_problems(self, path: Path) -> Sequence[Problem]:
         """The problems of a file that was trained on, as `Question.problem` has them.
 
@@ -379,16 +316,62 @@ class Suite:
     def statistics(self, rows: Sequence[Mapping[str, Any]], failures: int) -> dict[str, Any]:
         """Further figures of one benchmark's rows, for `results.json`.
 
+        By default those of other graders (`Grade.others`).
+
         Args:
             failures: how often a dialogue of it could not be held.
         """
-        return {}
+        return grader_statistics(rows)
 
     def tables(self, results: Results) -> Sequence[ExtraTable]:
         """Tables of these figures."""
-        return ()
+        return grader_tables(results)
 
 
 def score_of(results: Results, benchmark: str, name: str) -> Any:
     """One score of `results.json` (`value`, `ci95`, ...); None if it was not run."""
     return results["benchmarks"].get(benchmark, {}).get("scores", {}).get(name)
+
+
+def grader_statistics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Each other grader's scores compared with ours, on the same responses of one benchmark.
+
+    Nothing for a grader without a verdict on every row.
+    """
+    names = rows[0].get("graders", {}) if rows else {}
+    judged = [name for name in names if all(name in row.get("graders", {}) for row in rows)]
+    return {"graders": {name: _beside_ours(name, rows) for name in judged}} if judged else {}
+
+
+def grader_tables(results: Results) -> Sequence[ExtraTable]:
+    """One row per benchmark and grader; none without other graders."""
+    rows = []
+    for benchmark, found in results["benchmarks"].items():
+        scores = found.get("graders", {})
+        if scores:
+            # Over all responses, as theirs: a benchmark's own score may be that of some groups.
+            first = next(iter(scores.values()))
+            responses = found["n_questions"] * found["settings"]["n"]
+            ours = first["accuracy"] + (first["only_ours"] - first["only_theirs"]) / responses
+            rows.append([benchmark, OURS, f"{ours:.3f}", "", "", ""])
+        for name, score in scores.items():
+            counts = (score["only_ours"], score["only_theirs"], score["no_verdict"])
+            rows.append([benchmark, name, f"{score['accuracy']:.3f}", *map(str, counts)])
+    if not rows:
+        return ()
+    heads = ("Benchmark", "Grader", "Accuracy", "Only ours", "Only theirs", "No verdict")
+    note = (
+        "Mean over all responses. Only ours, only theirs: responses that one of the two accepts. "
+        "No verdict: out of time or memory, counted as wrong."
+    )
+    return (ExtraTable("The same responses by other graders", "responses", heads, rows, note),)
+
+
+def _beside_ours(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    pairs = [(bool(row["correct"]), row["graders"][name]) for row in rows]
+    return {
+        "accuracy": sum(bool(theirs) for _, theirs in pairs) / len(pairs),
+        "only_ours": sum(ours and not theirs for ours, theirs in pairs),
+        "only_theirs": sum(bool(theirs) and not ours for ours, theirs in pairs),
+        "no_verdict": sum(theirs is None for _, theirs in pairs),
+    }

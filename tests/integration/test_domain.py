@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import subprocess
@@ -12,13 +13,16 @@ from pathlib import Path
 import pytest
 
 from sg_rlhf.run_dir import jsonl_log
+from sg_rlhf.tasks.codec import CharacterCodec
 from sg_rlhf.tasks.registry import VARIABLE
-from tests.domains.reverse.domain import grade
+from sg_rlhf.tasks.rollout import Turn
+from tests.domains.guess import GuessEnvironment
+from tests.domains.reverse import grade
 from tests.integration.conftest import ROOT, environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.full]
 
-FOLDER = ROOT / "tests" / "domains" / "reverse"
+FOLDER = ROOT / "tests" / "domains"
 
 Command = Callable[..., str]
 
@@ -26,7 +30,7 @@ Command = Callable[..., str]
 @pytest.fixture(scope="module")
 def command() -> Command:
     """Runs a module with the domain registered; what it prints."""
-    variables = {VARIABLE: "tests.domains.reverse.domain:REVERSE", "PYTHONPATH": str(ROOT)}
+    variables = {VARIABLE: "tests.domains.reverse:REVERSE", "PYTHONPATH": str(ROOT)}
 
     def run(module: str, *arguments: object) -> str:
         result = subprocess.run(
@@ -45,7 +49,7 @@ def data(tmp_path_factory: pytest.TempPathFactory, command: Command) -> Path:
     said = command(
         "sg_rlhf.data", "reverse", "--out", out, "--generate", "count=24", "test_count=8"
     )
-    assert said.startswith("Reverse: 24 rows to train on")
+    assert said.startswith("letters to write in the reverse order\n")
     return out
 
 
@@ -55,7 +59,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, command: Command, data: Pa
     folder = tmp_path_factory.mktemp("reverse_run")
     command("sg_rlhf.tiny.build", "--domain", "reverse", "--out", folder / "model", "--threads", 1)
     command(
-        "sg_rlhf.train", "--config", FOLDER / "tiny_cpu.yaml", "--run-dir", folder / "run",
+        "sg_rlhf.train", "--config", FOLDER / "reverse_tiny_cpu.yaml", "--run-dir", folder / "run",
         f"actor.model_name_or_path={folder / 'model'}",
         f"data.prompt_dataset={data / 'train.jsonl'}", f"eval.dataset={data / 'test.jsonl'}",
         "sg.samples_per_step=32", "sg.wandb=disabled",
@@ -94,7 +98,7 @@ def test_its_suite_evaluates_the_checkpoint(
 ) -> None:
     out = tmp_path / "eval"
     model = trained / "checkpoints" / "final"
-    command("eval.run", "--suite", "reverse", "--model", model, "--out", out, "--engine", "hf")
+    command("eval.run", "--suite", "reverse", "--model", model, "--out", out)
     found = json.loads((out / "results.json").read_text())
     assert found["suite"] == "reverse"
     scores = found["benchmarks"]["reverse"]["scores"]
@@ -102,3 +106,28 @@ def test_its_suite_evaluates_the_checkpoint(
     lines = (out / "samples.jsonl").read_text().splitlines()
     for row in map(json.loads, lines):
         assert row["correct"] == grade(row["response"], row["gold"]).correct
+
+
+def test_a_domain_of_several_turns_is_trained_and_evaluated(
+    command: Command, tmp_path: Path
+) -> None:
+    place = "tests.domains.guess:GUESS"
+    data, run, out = (tmp_path / name for name in ("data", "run", "eval"))
+    command("sg_rlhf.data", place, "--out", data, "--generate", "count=16", "test_count=8")
+    command(
+        "sg_rlhf.train", "--config", FOLDER / "guess_tiny_cpu.yaml", "--run-dir", run,
+        f"data.prompt_dataset={data / 'train.jsonl'}", f"eval.dataset={data / 'test.jsonl'}",
+        "sg.samples_per_step=32", "sg.wandb=disabled",
+    )  # fmt: skip
+    rows = jsonl_log.read(run / jsonl_log.METRICS)
+    assert [row["global_step"] for row in rows] == [1, 2]
+    assert all(1.0 <= row["guesses"] == row["turns"] <= 3.0 for row in rows)
+    assert all(row["observation_tokens"] > 0 for row in rows)
+    command("eval.run", "--suite", place, "--model", run / "checkpoints" / "final", "--out", out)
+    found = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert len(found) == 8 and all(1 <= len(row["turns"]) <= 3 for row in found)
+    for row in found:
+        episode = GuessEnvironment().begin({"answer": row["gold"]}, CharacterCodec())
+        for turn in row["turns"]:
+            asyncio.run(episode.step(Turn(turn)))
+        assert row["correct"] == episode.grade().correct

@@ -253,9 +253,9 @@ def test_a_finished_run_resumes_without_an_engine_and_refuses_changes(
 
 def test_replicas_share_one_queue(tmp_path: Path) -> None:
     out = tmp_path / "replicas"
-    toy(out, "--engine", "hf", "--replicas", "2", "--only", "greedy", "--limit", "6")
+    toy(out, "--replicas", "2", "--only", "greedy", "--limit", "6")
     alone = tmp_path / "alone"
-    toy(alone, "--engine", "hf", "--only", "greedy", "--limit", "6")
+    toy(alone, "--only", "greedy", "--limit", "6")
     assert rows(out) == rows(alone)
 
 

@@ -18,19 +18,20 @@ import pytest
 from transformers import AutoTokenizer
 
 from sg_rlhf.eval.engines.base import Completion, EngineOptions, Request
-from sg_rlhf.eval.engines.hf import HfEngine
+from sg_rlhf.eval.engines.start import set_environment
+from sg_rlhf.eval.engines.vllm import VllmEngine
 from sg_rlhf.eval.generation import multi_turn, requests
 from sg_rlhf.eval.model import context_length, find_model
 from sg_rlhf.eval.store import Store
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.retrieval.index import build
+from sg_rlhf.tasks.codec import TokenizerCodec
 from sg_rlhf.tasks.questions import EvalError
-from sg_rlhf.tasks.search.codec import TokenizerCodec
+from sg_rlhf.tasks.search.environment import SearchEnvironment
 from sg_rlhf.tasks.search.grading import score
 from sg_rlhf.tasks.search.retriever import serving
 from sg_rlhf.tasks.search.sets import encyclopedia, qa_sets
 from sg_rlhf.tasks.search.settings import SearchSettings
-from sg_rlhf.tasks.search.suite import SearchHost
 from sg_rlhf.tasks.suite import Loaded, load_questions
 from tests.integration.conftest import ROOT, environment
 
@@ -153,7 +154,7 @@ def test_other_settings_are_refused_when_resumed(whole: Path, world: World) -> N
     assert not servers_of(world.index)
 
 
-class RecordingEngine(HfEngine):
+class RecordingEngine(VllmEngine):
     """The engine, with what went in and out."""
 
     def __init__(self, options: EngineOptions) -> None:
@@ -189,14 +190,19 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
         context,
     )
     samples = requests.pending_samples(tasks, 0, known_ids=True)
-    engine = RecordingEngine(EngineOptions("hf", model, context, "float32", cpu=True))
-    out = tmp_path / "hf"
+
+    def searching() -> SearchEnvironment:
+        return SearchEnvironment(settings, strict=True)
+
+    set_environment("vllm", cpu=True, replicas=1)
+    engine = RecordingEngine(EngineOptions("vllm", model, context, "float32", cpu=True))
+    out = tmp_path / "again"
     with Store(out) as store:
         with serving.serve(world.index) as url:
             gone = url
         settings = SearchSettings(url=gone, retries=1, backoff_s=0.01, outage_s=0, **SETTINGS)
         with pytest.raises(EvalError, match=r"of 6 dialogues could not be held"):
-            multi_turn.run_dialogues(samples, engine, store, 0, lambda: SearchHost(settings, codec))
+            multi_turn.run_dialogues(samples, engine, store, 0, searching, codec)
         searchers = {i for i, row in rows(whole).items() if row["dialogue"]["searches"]}
         assert searchers and not searchers & rows(out).keys()
         assert store.failures() == {"bamboogle": len(searchers)}
@@ -204,11 +210,9 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
             settings = settings.model_copy(update={"url": url})
             left = [sample for sample in samples if sample.question.id in searchers]
             already = len(samples) - len(left)
-            multi_turn.run_dialogues(
-                left, engine, store, already, lambda: SearchHost(settings, codec)
-            )
+            multi_turn.run_dialogues(left, engine, store, already, searching, codec)
     engine.close()
-    # Another engine, other requests in the batch, an interruption: the same dialogues.
+    # Other requests in the batch, an interruption: the same dialogues.
     assert {i: stable(row) for i, row in rows(out).items()} == {
         i: stable(row) for i, row in rows(whole).items()
     }
@@ -232,7 +236,7 @@ def test_as_typed_after_a_run_with_its_retriever(world: World, tmp_path: Path) -
     shutil.copytree(world.data, tmp_path / "data" / "qa")
     with serving.serve(world.index) as url:
         settings = {
-            "train": {"agent_func_path": "module:sg_rlhf.overlay.rollout.search_agent"},
+            "train": {"agent_func_path": "domain:search"},
             "sg": {"search": {"url": url}},
         }
         (run_dir / "config.yaml").write_text(json.dumps(settings))
@@ -248,7 +252,7 @@ def test_as_typed_after_a_run_with_its_retriever(world: World, tmp_path: Path) -
 
 def test_replicas_hold_the_same_dialogues(world: World, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "replicas"
-    run(world, out, "--engine", "hf", "--replicas", "2")
+    run(world, out, "--replicas", "2")
     assert {i: stable(row) for i, row in rows(out).items()} == {
         i: stable(row) for i, row in rows(whole).items()
     }
@@ -258,7 +262,7 @@ def test_a_killed_run_leaves_no_server_and_resumes(
     world: World, whole: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "killed"
-    arguments = ("--engine", "hf", "--resume")
+    arguments = ("--resume",)
     process = subprocess.Popen(
         command(world, out, *arguments),
         cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -12,13 +12,13 @@ from tests.integration.conftest import Data, train
 pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 REWARD = """
-from sg_rlhf.tasks.kk.reward import reward_func as finite
+from sg_rlhf.tasks.reward import reward_named
 
 calls = []
 
 def reward_func(queries, prompts, labels):
     calls.append(None)
-    found = finite(queries, prompts, labels)
+    found = reward_named("domain:kk")(queries, prompts, labels)
     if {where}:
         found |= {{"rewards": float("nan"), "scores": float("nan")}}
     return found

@@ -32,7 +32,7 @@ def training(data: Path, run_dir: Path, url: str) -> list[str]:
     return [
         "--config", str(RECIPE), "--run-dir", str(run_dir), *SMALL,
         "actor.model_name_or_path=module:sg_rlhf.tiny.search_tiny", "reward.remote_url=null",
-        "train.agent_func_path=module:sg_rlhf.overlay.rollout.openenv_agent",
+        "train.agent_func_path=domain:openenv",
         f"data.prompt_dataset={data / 'train.jsonl'}", f"eval.dataset={data / 'test.jsonl'}",
         "data.max_len=320", "rollout.max_new_tokens=200", "sg.samples_per_step=16",
         f"sg.openenv.url={url}", 'sg.openenv.stop=["</search>", "</answer>"]',
@@ -52,8 +52,8 @@ def test_it_trains_on_an_environment_of_several_turns(tmp_path: Path) -> None:
         running() as retriever,
         serving("search", rows, tmp_path, "--set", f"url={retriever.url}", "max_turns=3") as url,
     ):
-        options = ("--out", data, "--url", url, "--generate", "count=8", "test_count=4")
-        assert "8 rows to train on" in run("sg_rlhf.data", "openenv", *options)
+        options = ("--out", data, "--generate", f"url={url}", "count=8", "test_count=4")
+        assert "8 rows" in run("sg_rlhf.data", "openenv", *options)
         inputs = {row["input"] for row in rows}
         for line in (data / "train.jsonl").read_text().splitlines():
             assert json.loads(line)["input"] in inputs

@@ -1,4 +1,4 @@
-"""The engines of evaluation draw the same tokens by the same seeds, whatever is sampled beside."""
+"""The engine of evaluation draws the same tokens by the same seeds, whatever is sampled beside."""
 
 from __future__ import annotations
 
@@ -34,24 +34,23 @@ asked = [
     for n, p in enumerate(prompts)
 ]
 found = {}
-for name in ("vllm", "hf"):
-    engine = start_one(EngineOptions(name, find_model(str(tiny), None), 1024, "float32", cpu=True))
-    for way, requests in (("together", asked), ("backwards", asked[::-1])):
-        done = {c.key: c.token_ids for some in drain(engine, requests) for c in some}
-        found[f"{name} {way}"] = dict(sorted(done.items()))
-    engine.close()
+engine = start_one(EngineOptions("vllm", find_model(str(tiny), None), 1024, "float32", cpu=True))
+for way, requests in (("together", asked), ("backwards", asked[::-1]), ("few", asked[:3])):
+    done = {c.key: c.token_ids for some in drain(engine, requests) for c in some}
+    found[way] = dict(sorted(done.items()))
+engine.close()
 print(json.dumps(found))
 """
 
 
-def test_two_engines_draw_the_same_tokens() -> None:
+def test_a_seed_decides_the_tokens() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=1800,
         env={**os.environ, "TORCHDYNAMO_DISABLE": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    first = found["vllm together"]
+    first = found["together"]
     assert len(first) == 8 and all(len(tokens) > 5 for tokens in first.values())
     for way, tokens in found.items():
-        assert tokens == first, way
+        assert tokens == {key: first[key] for key in tokens}, way

@@ -69,7 +69,7 @@ def test_generate_writes_checked_jsonl_and_a_manifest(tmp_path, capsys):
         assert entry["rows"] == len(lines(out / name))
 
     report = capsys.readouterr().out
-    for text in ("2       12        4", "duplicates", str(out / "train.jsonl"), "sg_rlhf.train"):
+    for text in ("2         12        4", "duplicates", str(out / "train.jsonl"), "sg_rlhf.train"):
         assert text in report
     assert manifest["files"]["train.jsonl"]["sha256"][:12] in report
 
@@ -216,8 +216,8 @@ def test_prompts_through_a_chat_template(tmp_path, monkeypatch):
         (["--generate", "per_size=0", "test_per_size=0"], "nothing to write"),
         (["--generate", "people=2"], "only 84 of 900 puzzles of 2 people"),
         (["--generate", "distinct=x"], "distinct must be"),
-        (["--generate", "--seed", "3"], "--seed belongs to --parquet"),
-        (["--generate", "--parquet", "x.parquet"], "one of --generate"),
+        (["--generate", "--seed", "3"], "--seed does not go with --source puzzles"),
+        (["--generate", "--parquet", "x.parquet"], "--generate belongs to --source puzzles"),
         (["--parquet", "absent.parquet"], "absent.parquet: no such file"),
         (["--generate", "people=3", "--no-system-role"], "needs --chat-template"),
         (["--generate", "people=3", "--colour", "red"], "unrecognized arguments"),
@@ -281,11 +281,12 @@ def test_as_a_module_in_a_process_of_its_own(tmp_path):
 
     shown = run("kk", "--help")
     assert shown.returncode == 0
-    for text in ("examples:", "--generate people=3-7", "--parquet train.parquet", "distinct"):
+    for text in ("examples:", "--generate people=3-7", "--source train.parquet", "distinct"):
         assert text in shown.stdout
     failed = run("kk", "--out", str(tmp_path / "kk"), "--parquet", "absent.parquet")
     assert (failed.returncode, failed.stdout) == (2, "")
     assert failed.stderr == (
         "sg_rlhf.data: absent.parquet: no such file, "
-        "expected a Logic-RL parquet or K&K jsonl file\n"
+        "expected a Logic-RL parquet or K&K jsonl file, one of the sources puzzles, "
+        "or hub:OWNER/NAME:FILE\n"
     )

@@ -28,7 +28,7 @@ APART = "train.colocate_all=false vllm.enable_sleep=false ds.enable_sleep=false"
         (ASYNC, 8 + 8),
         (APART, 8 + 8 + 8),
         (f"{APART} algo.kl.init_coef=0 train.colocate_actor_ref=true vllm.num_engines=4", 8 + 4),
-        ("train.agent_func_path=module:sg_rlhf.overlay.rollout.search_agent", 8),
+        ("train.agent_func_path=domain:search", 8),
     ],
 )
 def test_one_number_everywhere(overrides: str, gpus: int) -> None:

@@ -7,6 +7,7 @@ import importlib
 
 import pytest
 
+from sg_rlhf.data.command import add_options
 from sg_rlhf.data.command import main as make_data
 from sg_rlhf.eval.engines.base import DTYPES, ENGINES
 from sg_rlhf.eval.run import main as evaluate
@@ -59,7 +60,7 @@ def test_no_option_is_a_bare_number(name, monkeypatch):
 @pytest.mark.parametrize("name", DOMAINS)
 def test_no_option_of_a_domain_is_a_bare_number(name):
     parser = argparse.ArgumentParser()
-    load(find(name).data).add_options(parser)
+    add_options(parser, load(find(name).data))
     assert not [o.option_strings for o in parser._actions if o.type in (int, float)]
 
 
@@ -70,6 +71,7 @@ WRONG = [
     ("--seed", "x", "expected a whole number, 0 or more"),
     ("--seed", "-1", "expected a whole number, 0 or more"),
     ("--dtype", "float99", ", ".join(map(repr, DTYPES))),
+    ("--engine", "hf", "this engine was removed; vllm runs on a CPU too"),
     ("--engine", "trt", ", ".join(map(repr, ENGINES))),
 ]
 

@@ -16,6 +16,7 @@ from sg_rlhf.common.redaction import redact
 from sg_rlhf.config.errors import ConfigError, MissingFile
 from sg_rlhf.config.recipe import Config, local_path
 from sg_rlhf.data_io import model_folder
+from sg_rlhf.tasks import registry
 
 MODELS = (
     "actor.model_name_or_path", "reward.model_name_or_path", "critic.model_name_or_path",
@@ -66,11 +67,22 @@ def check_code(config: Config) -> None:
             name = local_path(key, given.strip())
             if not name:
                 continue
-            if name.endswith(".py"):
+            if name.startswith(registry.PREFIX):
+                _check_domain(key, name)
+            elif name.endswith(".py"):
                 _check_defines(key, name, wanted)
             elif key == "train.agent_func_path" or not _is_address(name):
                 address = "" if key == "train.agent_func_path" else " or http://HOST..."
-                raise ConfigError(f"{key}={given}: expected a Python file{address}")
+                raise ConfigError(f"{key}={given}: expected domain:NAME, a Python file{address}")
+
+
+def _check_domain(key: str, value: str) -> None:
+    try:
+        domain, _ = registry.named_in(value)
+    except ValueError as error:
+        raise ConfigError(f"{key}={value}: {error}") from None
+    if key == "train.agent_func_path" and domain.environment is None:
+        raise ConfigError(f"{key}={value}: domain {domain.name} has no environment")
 
 
 def _is_address(name: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Literal, Protocol, get_args
 from sg_rlhf.eval.model import Model
 from sg_rlhf.tasks.suite import FinishReason
 
-EngineName = Literal["vllm", "openai", "hf"]
+EngineName = Literal["vllm", "openai"]
 #: Types of the weights; auto: the model's own.
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)

@@ -53,10 +53,6 @@ def start_one(options: EngineOptions) -> Engine:
         from sg_rlhf.eval.engines.vllm import VllmEngine
 
         return VllmEngine(options)
-    if options.name == "hf":
-        from sg_rlhf.eval.engines.hf import HfEngine
-
-        return HfEngine(options)
     from sg_rlhf.eval.engines.openai import OpenAIEngine
 
     return OpenAIEngine(options)

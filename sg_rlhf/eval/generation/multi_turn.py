@@ -1,30 +1,35 @@
-"""Runs dialogues (multi-turn rollouts), many at a time, on one engine: tokens in, tokens out.
+"""Runs dialogues (rollouts of several turns), many at a time, on one engine.
 
-The engine runs in the caller's thread. Dialogues are coroutines of an event loop in a second
-thread, so that a search or a tool call never blocks the engine. A turn is one request. Its prompt
-is the dialogue's tokens so far, as they were sampled. The threads exchange events over a queue.
+Dialogues are coroutines of one event loop. A thread steps the engine, which blocks, so that a
+search or a tool call never waits for it. A turn is one request; its prompt is the dialogue's tokens
+so far, as they were sampled.
 """
 
 from __future__ import annotations
 
 import asyncio
-import queue
-import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from tqdm import tqdm
 
 from sg_rlhf.eval.engines.base import Completion, Engine, Request
 from sg_rlhf.eval.generation.requests import PendingSample
 from sg_rlhf.eval.store import Row, Store
+from sg_rlhf.tasks.labels import label_of
 from sg_rlhf.tasks.questions import EvalError
-from sg_rlhf.tasks.suite import Host, NotHeld, Reply
+from sg_rlhf.tasks.rollout import (
+    Codec,
+    Environment,
+    EpisodeAborted,
+    Generation,
+    Trajectory,
+    rollout,
+)
+from sg_rlhf.tasks.suite import FinishReason
 
 #: Dialogues in flight per engine: more than vLLM runs at a time, so that it never waits. With all
 #: dialogues in flight, every first turn would come before any second turn: a killed run would have
@@ -34,35 +39,14 @@ IN_FLIGHT = 1024
 #: gone. A few failures among thousands do not stop it.
 MAX_FAILED, LATEST = 10, 100
 
-#: sys.setswitchinterval: the event loop needs the interpreter lock about ten times per search. With
-#: Python's default of 5 ms, searches queue behind an engine that computes in Python.
-SWITCH_SECONDS = 0.0005
-
-
-@dataclass(frozen=True)
-class _Failed:
-    """A dialogue that ended without a verdict (`NotHeld`)."""
-
-    sample: PendingSample
-    problem: str
-
-
-@dataclass(frozen=True)
-class _Broken:
-    """A dialogue that raised an unexpected exception."""
-
-    error: BaseException
-
-
-_Event: TypeAlias = Request | Row | _Failed | _Broken
-
 
 def run_dialogues(
     samples: Sequence[PendingSample],
     engine: Engine | None,
     store: Store,
     already: int,
-    host: Callable[[], Host],
+    environment: Callable[[], Environment],
+    codec: Codec,
     in_flight: int = IN_FLIGHT,
 ) -> None:
     """Run, grade and store every dialogue.
@@ -70,172 +54,125 @@ def run_dialogues(
     Args:
         engine: None if every prompt is too long for the model.
         already: number of samples stored before, for the progress bar.
-        host: makes the environment of the dialogues, in the event loop.
+        environment: makes the environment of the dialogues, in the event loop.
+        codec: of the model.
 
     Raises:
         EvalError: the engine failed, or dialogues failed. Finished dialogues are stored, failed
             ones are not.
     """
-    events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-    failed = 0
+    asyncio.run(_run(samples, engine, store, already, environment, codec, in_flight))
+
+
+async def _run(
+    samples: Sequence[PendingSample],
+    engine: Engine | None,
+    store: Store,
+    already: int,
+    environment: Callable[[], Environment],
+    codec: Codec,
+    in_flight: int,
+) -> None:
+    made, requests = environment(), _Requests(engine)
+    left = iter(samples)
     latest: deque[bool] = deque(maxlen=LATEST)  # whether each has no verdict
-    tokens = 0
+    failed = tokens = 0
     start = time.monotonic()
-    with (
-        tqdm(total=already + len(samples), initial=already, unit="sample", smoothing=0.0) as bar,
-        _in_a_thread(samples, events, host, in_flight) as table,
-    ):
-        ended = running = 0
-        while ended < len(samples):
-            requests: list[Request] = []
-            rows: list[Row] = []
-            for event in _drain(events, block=not running):
-                if isinstance(event, Request):
-                    requests.append(event)
-                elif isinstance(event, _Failed):
-                    failed += 1
-                    latest.append(True)
-                    store.append_failure(event.sample.key, event.problem)
-                    if sum(latest) >= MAX_FAILED:
-                        store.append(rows)
-                        raise EvalError(
-                            f"{sum(latest)} of the latest {len(latest)} dialogues could not be "
-                            f"held; the last: {event.problem}"
-                        )
-                elif isinstance(event, _Broken):
-                    raise event.error
-                else:
-                    latest.append(False)
-                    rows.append(event)
-            if rows:
-                store.append(rows)
-                bar.update(len(rows))
-                tokens += sum(row["tokens"] for row in rows)
-                rate = tokens / (time.monotonic() - start)
-                bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
-            ended += len(rows)
-            if ended + failed == len(samples):
-                break
-            if requests:
-                assert engine is not None
-                engine.add(requests)
-                running += len(requests)
-            if running:
-                assert engine is not None
-                done = engine.step()
-                running -= len(done)
-                table.give(done)
+
+    async def next_dialogues() -> None:
+        nonlocal failed, tokens
+        for sample in left:
+            try:
+                row = await _row_of(sample, requests, made, codec)
+            except EpisodeAborted as error:
+                failed += 1
+                latest.append(True)
+                store.append_failure(sample.key, str(error))
+                if sum(latest) >= MAX_FAILED:
+                    raise EvalError(
+                        f"{sum(latest)} of the latest {len(latest)} dialogues could not be held; "
+                        f"the last: {error}"
+                    ) from None
+                continue
+            latest.append(False)
+            store.append([row])
+            tokens += row["tokens"]
+            rate = tokens / (time.monotonic() - start)
+            bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
+            bar.update()
+
+    with tqdm(total=already + len(samples), initial=already, unit="sample", smoothing=0.0) as bar:
+        talk = [asyncio.create_task(next_dialogues()) for _ in range(min(in_flight, len(samples)))]
+        serve = asyncio.create_task(requests.serve())
+        try:
+            # The engine's task ends by an error alone.
+            ended = asyncio.gather(*talk)
+            await asyncio.wait((ended, serve), return_when=asyncio.FIRST_COMPLETED)
+            if serve.done():
+                serve.result()
+            await ended
+        finally:
+            for task in (*talk, serve):
+                task.cancel()
+            await asyncio.gather(*talk, serve, return_exceptions=True)
+            requests.close()
+            await made.aclose()
     if failed:
         raise EvalError(f"{failed} of {len(samples)} dialogues could not be held, see {store.out}")
 
 
-def _drain(events: queue.SimpleQueue[_Event], *, block: bool) -> Iterator[_Event]:
-    """The events that have arrived; `block` waits for the first one."""
-    if block:
-        yield events.get()
-    while True:
-        try:
-            yield events.get_nowait()
-        except queue.Empty:
-            return
+class _Requests:
+    """The requests of all dialogues to one engine, which a thread of its own steps."""
 
-
-class _Table:
-    """The event loop, with a future per request in flight."""
-
-    def __init__(self, events: queue.SimpleQueue[_Event]) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._events = events
+    def __init__(self, engine: Engine | None) -> None:
+        self._engine = engine
+        self._new: list[Request] = []
         self._waiting: dict[str, asyncio.Future[Completion]] = {}
+        self._wanted = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
 
     async def complete(self, request: Request) -> Completion:
-        """Called within the loop."""
-        future: asyncio.Future[Completion] = self.loop.create_future()
+        """The completion of a request."""
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting[request.key] = future
-        self._events.put(request)
+        self._new.append(request)
+        self._wanted.set()
         return await future
 
-    def give(self, completions: Sequence[Completion]) -> None:
-        """Called by the engine's thread."""
-        if completions:
-            self.loop.call_soon_threadsafe(self._give, completions)
+    async def serve(self) -> None:
+        """Step the engine while a dialogue waits; until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wanted.wait()
+            new, self._new = self._new, []
+            for completion in await loop.run_in_executor(self._thread, self._step, new):
+                self._waiting.pop(completion.key).set_result(completion)
+            if not self._waiting:
+                self._wanted.clear()
 
-    def _give(self, completions: Sequence[Completion]) -> None:
-        for completion in completions:
-            future = self._waiting.pop(completion.key)
-            if not future.done():
-                future.set_result(completion)
+    def close(self) -> None:
+        """Wait for the step that runs."""
+        self._thread.shutdown()
 
-
-@contextmanager
-def _in_a_thread(
-    samples: Sequence[PendingSample],
-    events: queue.SimpleQueue[_Event],
-    host: Callable[[], Host],
-    in_flight: int,
-) -> Iterator[_Table]:
-    """Runs all dialogues in a thread until they have ended or the block is left."""
-    table = _Table(events)
-    talk = _hold_all(samples, table, events, host, in_flight)
-    main = table.loop.create_task(talk)
-
-    def work() -> None:
-        asyncio.set_event_loop(table.loop)
-        try:
-            table.loop.run_until_complete(main)
-        except asyncio.CancelledError:
-            pass
-        except Exception as error:
-            # A task group wraps what its first task raised.
-            while isinstance(error, ExceptionGroup):
-                error = error.exceptions[0]
-            events.put(_Broken(error))
-        finally:
-            table.loop.run_until_complete(table.loop.shutdown_asyncgens())
-            table.loop.close()
-
-    thread = threading.Thread(target=work, name="dialogues", daemon=True)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_SECONDS)
-    thread.start()
-    try:
-        yield table
-    finally:
-        sys.setswitchinterval(interval)
-        if thread.is_alive():
-            # It may have ended since.
-            with suppress(RuntimeError):
-                table.loop.call_soon_threadsafe(main.cancel)
-        thread.join()
+    def _step(self, new: Sequence[Request]) -> list[Completion]:
+        assert self._engine is not None
+        if new:
+            self._engine.add(new)
+        return self._engine.step()
 
 
-async def _hold_all(
-    samples: Sequence[PendingSample],
-    table: _Table,
-    events: queue.SimpleQueue[_Event],
-    host: Callable[[], Host],
-    in_flight: int,
-) -> None:
-    holder = host()
-    left = iter(samples)
+async def _row_of(
+    sample: PendingSample, requests: _Requests, environment: Environment, codec: Codec
+) -> Row:
+    """The stored row of a dialogue.
 
-    async def hold_next() -> None:
-        for sample in left:
-            events.put(await _event_of(sample, table, holder))
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(in_flight, len(samples))):
-                group.create_task(hold_next())
-    finally:
-        await holder.aclose()
-
-
-async def _event_of(sample: PendingSample, table: _Table, host: Host) -> _Event:
+    Raises:
+        EpisodeAborted: the environment failed.
+    """
     request = sample.request
     turn = 0
 
-    async def generate(context: Sequence[int], max_tokens: int, stop: tuple[str, ...]) -> Reply:
+    async def generate(context: list[int], max_tokens: int, stop: tuple[str, ...]) -> Generation:
         nonlocal turn
         turn += 1
         asked = replace(
@@ -245,15 +182,25 @@ async def _event_of(sample: PendingSample, table: _Table, host: Host) -> _Event:
             max_tokens=max_tokens,
             stop=stop,
         )
-        completion = await table.complete(asked)
-        return Reply(completion.token_ids, completion.finish_reason == "length")
+        completion = await requests.complete(asked)
+        return Generation(completion.token_ids, completion.finish_reason == "length")
 
+    question, prompt = sample.question, request.prompt_ids
+    answer = question.gold if isinstance(question.gold, str) else label_of(question.gold)
+    found = Trajectory(list(prompt))
+    reason: FinishReason = "prompt_too_long"
     try:
-        held = await host.hold(sample.question, request.prompt_ids, request.max_tokens, generate)
-    except NotHeld as error:
-        return _Failed(sample, str(error))
+        episode = environment.begin({"input": question.prompt, "answer": answer}, codec)
+        if request.max_tokens:
+            found = await rollout(environment, episode, prompt, request.max_tokens, generate, codec)
+            reason = "length" if found.truncated else "stop"
+        # A grader may take seconds: other dialogues go on meanwhile.
+        grade = await asyncio.to_thread(episode.grade)
+    except EpisodeAborted:
+        raise
     except Exception as error:
         error.add_note(f"in the dialogue of {'/'.join(map(str, sample.key))}")
         raise
-    row = sample.row(held.response, held.finish_reason, held.tokens, held.grade)
-    return {**row, **held.extra}
+    response = codec.decode(found.token_ids[len(prompt) :])
+    row = sample.row(response, reason, found.sampled_tokens, grade)
+    return {**row, "turns": found.turns, "dialogue": found.logs(grade) if found.turns else {}}

@@ -71,14 +71,12 @@ class BenchmarkComparison:
         scores: as in `results.json`.
         discordant: questions better in A first, the largest differences first.
         concordant: number of questions with equally many correct responses.
-        shares: question -> share of correct responses of A and of B.
     """
 
     benchmark: Benchmark
     scores: Mapping[str, Difference]
     discordant: Sequence[Discordant]
     concordant: int
-    shares: Mapping[str, tuple[float, float]]
 
     @property
     def wins_a(self) -> list[Discordant]:
@@ -287,7 +285,6 @@ def _compared(benchmark: Benchmark, a: RunResults, b: RunResults, seed: int) -> 
         ),
         discordant,
         len(one) - len(discordant),
-        {q: (sum(f) / len(f), sum(other[q]) / len(f)) for q, f in one.items()},
     )
 
 

@@ -13,8 +13,8 @@ class RewardError(RunStopped):
     """A rollout has no usable reward."""
 
 
-class RetrievalError(RunStopped):
-    """The search engine does not answer, or fails too often."""
+class EnvironmentDown(RunStopped):
+    """The environment of the rollouts does not work, or fails too often."""
 
 
 class NonFiniteError(RunStopped):

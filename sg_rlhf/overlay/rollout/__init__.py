@@ -1,7 +1,7 @@
 """Generation: the vLLM engines, and the controller's side of talking to them.
 
 In each engine's Ray actor: ``engine`` (extends upstream's ``RolloutRayActor``), ``executors``
-(reward functions and agents), ``search_agent``, ``batch_barrier`` (starts requests together).
+(reward functions and agents), ``environment_agent``, ``batch_barrier`` (starts requests together).
 
 In the controller: ``generator`` (extends upstream's ``SamplesGenerator``) turns prompts into
 experience, ``dispatch`` sends requests and repeats those of a lost engine, ``engine_pool`` checks

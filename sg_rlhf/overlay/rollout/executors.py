@@ -12,7 +12,8 @@ from typing import Any
 from openrlhf.utils.agent import MultiTurnAgentExecutor, SingleTurnAgentExecutor
 
 from sg_rlhf.overlay.reporting.errors import RewardError
-from sg_rlhf.tasks import reward_values
+from sg_rlhf.tasks import registry, reward_values
+from sg_rlhf.tasks.reward import reward_named
 
 
 class StrictSingleTurnExecutor(SingleTurnAgentExecutor):
@@ -21,11 +22,14 @@ class StrictSingleTurnExecutor(SingleTurnAgentExecutor):
     Upstream calls the reward function in a thread, logs whatever it raises and continues with
     ``reward=None``. Here the exception is kept under the sample's text, so that the engine can stop
     the run with its cause. An unusable return value is an error, too
-    (:mod:`sg_rlhf.tasks.reward_values`). An ``async`` reward function is awaited.
+    (:mod:`sg_rlhf.tasks.reward_values`). An ``async`` reward function is awaited. ``domain:NAME``
+    in the place of a file is the domain's reward function.
     """
 
     def __init__(self, remote_rm_url: Any = None) -> None:
         super().__init__(remote_rm_url)
+        if self.reward_endpoints and self.reward_endpoints[0].startswith(registry.PREFIX):
+            self.reward_func = reward_named(self.reward_endpoints[0])
         self.reward_errors: dict[str, BaseException] = {}
 
     async def _fetch_rewards_via_func(self, queries_list: Any, *rest: Any) -> Any:

@@ -132,7 +132,7 @@ def shuffled(puzzles: Sequence[Puzzle]) -> list[Puzzle]:
     return mixed
 
 
-def read_parquet(path: str | Path, on_row: ProgressCallback | None = None) -> list[Puzzle]:
+def read_puzzles(path: str | Path, on_row: ProgressCallback | None = None) -> list[Puzzle]:
     """Read and validate a file of Logic-RL's shape (`.parquet`) or the official one (`.jsonl`).
 
     Every row must hold the columns of `COLUMNS`, have exactly one solution, the given one, and a

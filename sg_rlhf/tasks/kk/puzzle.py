@@ -25,7 +25,7 @@ from sg_rlhf.tasks.kk.logic import (
     solve,
     truth_mask,
 )
-from sg_rlhf.tasks.kk.render import NAMES, render_answer, render_quiz, render_solution
+from sg_rlhf.tasks.kk.render import NAMES, render_answer, render_quiz
 
 __all__ = [
     "MAX_PEOPLE",
@@ -55,11 +55,6 @@ class Puzzle:
     @property
     def n_people(self) -> int:
         return len(self.names)
-
-    @property
-    def solution_text(self) -> str:
-        """The solution as one sentence, as in the data's `solution_text`."""
-        return render_solution(self.names, self.solution)
 
     @property
     def solution_text_format(self) -> str:

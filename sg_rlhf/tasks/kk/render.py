@@ -97,12 +97,6 @@ def render_quiz(names: Sequence[str], statements: Sequence[Statement], rng: rand
     return f"{INTRO}You meet {len(names)} inhabitants: {people}. {' '.join(claims)} {QUESTION}"
 
 
-def render_solution(names: Sequence[str], solution: Sequence[bool]) -> str:
-    """The solution as a sentence: "Zoey is a knight, and Jack is a knave."."""
-    parts = [f"{name} is a {role(knight)}" for name, knight in zip(names, solution, strict=True)]
-    return ", ".join(parts[:-1]) + f", and {parts[-1]}."
-
-
 def render_answer(names: Sequence[str], solution: Sequence[bool]) -> str:
     """The numbered answer that the reward function reads: "(1) Zoey is a knight\\n(2) ..."."""
     pairs = enumerate(zip(names, solution, strict=True), start=1)

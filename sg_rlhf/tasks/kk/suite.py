@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +12,15 @@ from typing import Any
 
 from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.data_io.pinned_download import Origin, download
-from sg_rlhf.tasks import alternative_graders, chat
+from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.contamination import Exposure
 from sg_rlhf.tasks.kk import harnesses
-from sg_rlhf.tasks.kk.data import read_parquet, repeats
+from sg_rlhf.tasks.kk.data import read_puzzles, repeats
 from sg_rlhf.tasks.kk.paper import SIZES, TRAINED_SIZES, beside_the_paper
 from sg_rlhf.tasks.kk.prompt import build_chat_prompt, build_prompt
 from sg_rlhf.tasks.kk.puzzle import Puzzle, generate
 from sg_rlhf.tasks.questions import EvalError, Question, Source, cache_folder, check_online
-from sg_rlhf.tasks.suite import Benchmark, ExtraTable, Prepared, Results, Sampling, Suite
+from sg_rlhf.tasks.suite import Benchmark, Prepared, Sampling, Suite
 
 PER_SIZE = 100
 #: Seed of the puzzles made for sizes that no file holds.
@@ -74,14 +74,6 @@ class KnightsSuite(Suite):
         if found is not None and not chat.fits(build_prompt(""), found):
             benchmarks = [_in_the_form_of(found, benchmark) for benchmark in benchmarks]
         return super().prepare(benchmarks, args, tokenizer, resources)
-
-    def statistics(self, rows: Sequence[Mapping[str, Any]], failures: int) -> dict[str, Any]:
-        """What the strict reading makes of the reward's responses."""
-        return alternative_graders.statistics(rows)
-
-    def tables(self, results: Results) -> Sequence[ExtraTable]:
-        """That, as a table."""
-        return alternative_graders.tables(results)
 
 
 def _in_the_form_of(tokenizer: Any, benchmark: Benchmark) -> Benchmark:
@@ -142,7 +134,7 @@ def questions(
     for size in SIZES:
         official = _official_file(folder, size)
         if official is not None:
-            puzzles = _of_size(read_parquet(official), size, official)
+            puzzles = _of_size(read_puzzles(official), size, official)
             source = Source(official.name, sha256_of(official), len(puzzles))
         elif size in TRAINED_SIZES:
             if reference is None:
@@ -194,7 +186,7 @@ def _reference_puzzles(folder: Path | None) -> dict[int, list[Puzzle]]:
             f"{path}: SHA-256 {actual}, expected {TEST.sha256} "
             f"(K&K test puzzles of 3 to 7 people, 500 rows, {TEST.url})"
         )
-    puzzles = read_parquet(path)
+    puzzles = read_puzzles(path)
     return {
         size: _of_size([p for p in puzzles if p.n_people == size], size, path)
         for size in TRAINED_SIZES

@@ -36,7 +36,7 @@ MATH = Domain(
     # The prompt's end but for the words that a tokenizer's clean-up could change. Where it is not
     # found, the last box is the response's own, or the prompt's empty one, which is never right.
     prompt_end="output the final answer within \\boxed{}.",
-    data="sg_rlhf.tasks.math.command:COMMAND",
+    data="sg_rlhf.tasks.math.source:DATA",
     suite="sg_rlhf.tasks.math.suite:SUITE",
     tiny="sg_rlhf.tasks.math.tiny:TINY",
 )

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.data_io.dataset_writer import sha256_of
-from sg_rlhf.tasks import alternative_graders
-from sg_rlhf.tasks.alternative_graders import OURS
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.math.data import read_rows
 from sg_rlhf.tasks.math.paper import beside_the_paper
@@ -27,10 +25,9 @@ from sg_rlhf.tasks.math.sets.published import (
 from sg_rlhf.tasks.overlap import NGRAM, Problem
 from sg_rlhf.tasks.questions import EvalError, Question, Source, cache_folder, check_online
 from sg_rlhf.tasks.suite import (
+    OURS,
     Benchmark,
-    ExtraTable,
     GradeMany,
-    Results,
     Sampling,
     Suite,
 )
@@ -160,12 +157,6 @@ class MathSuite(Suite):
 
     def training_problems(self, path: Path) -> Sequence[Problem]:
         return read_rows(path, allow_empty=True)
-
-    def statistics(self, rows: Sequence[Mapping[str, Any]], failures: int) -> dict[str, Any]:
-        return alternative_graders.statistics(rows)
-
-    def tables(self, results: Results) -> Sequence[ExtraTable]:
-        return alternative_graders.tables(results)
 
 
 SUITE = MathSuite(

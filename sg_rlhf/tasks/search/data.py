@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,6 @@ from sg_rlhf.data_io.records import (
     DataError,
     ProgressCallback,
     json_objects,
-    parquet_extent,
     parquet_rows,
     read_each,
     split_held_out,
@@ -25,13 +21,10 @@ from sg_rlhf.data_io.records import (
 from sg_rlhf.tasks.labels import golds_in, label_of
 from sg_rlhf.tasks.search.prompt import Style, build_prompt
 
-#: Hub id of the training set of the published runs, and its questions (of NQ and of HotpotQA).
+#: Hub id of the training set of the published runs: 79,168 questions of NQ, 90,447 of HotpotQA.
 NQ_HOTPOTQA = "PeterJinGo/nq_hotpotqa_train"
-NQ_HOTPOTQA_ROWS = 79_168 + 90_447
 EXPECTED = "Search-R1's columns (question, golden_answers or reward_model) or FlashRAG's"
 
-#: Rows of a JSONL file by which the size of the others is put.
-_FIRST = 1000
 _COLUMNS = frozenset(
     ("id", "question", "golden_answers", "reward_model", "answer", "data_source", "datasource")
 )
@@ -126,14 +119,17 @@ def to_records(questions: Iterable[Question], style: Style) -> Iterator[dict[str
         }
 
 
-def read_questions(path: str | Path, on_row: ProgressCallback | None = None) -> list[Question]:
+def read_questions(
+    path: str | Path, source: str | None = None, on_row: ProgressCallback | None = None
+) -> list[Question]:
     """Read and check a file: parquet or JSONL, of Search-R1's shape, FlashRAG's, or our own.
 
     A row needs `question` (not empty) and its golds: `golden_answers`,
     `reward_model.ground_truth.target`, or our `answer`. `id` and `data_source` (or `datasource`)
-    are taken where they are; the file's name stands in for the source.
+    are taken where they are.
 
     Args:
+        source: of rows that name none; default: the file's name.
         on_row: called after each row, for a progress bar.
 
     Raises:
@@ -143,24 +139,9 @@ def read_questions(path: str | Path, on_row: ProgressCallback | None = None) -> 
     path = Path(path)
 
     def parse(row: Mapping[str, Any], number: int) -> Question:
-        return _parse_row(row, f"{path.stem}_{number}", path.stem)
+        return _parse_row(row, f"{path.stem}_{number}", source or path.stem)
 
     return read_each(path, _rows(path), parse, "question", on_row)
-
-
-def extent(path: Path) -> tuple[int, int]:
-    """Questions in a file, about, and bytes of their text: without reading the rows."""
-    if path.suffix in (".jsonl", ".json"):
-        with path.open("rb") as file:
-            rows = sum(block.count(b'"question"') for block in iter(lambda: file.read(2**20), b""))
-        # As parquet's: of what is read of a row, as far as the first ones tell.
-        first = []
-        with contextlib.suppress(DataError):  # which is told when rows are read
-            for row in islice(json_objects(path), _FIRST):
-                first.append(len(json.dumps({k: v for k, v in row.items() if k in _COLUMNS})))
-        size = path.stat().st_size
-        return rows, min(size, round(rows * sum(first) / len(first))) if first else size
-    return parquet_extent(path, _COLUMNS)
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:

@@ -29,10 +29,10 @@ SEARCH = Domain(
     grade=grade,
     # Near the prompt's end in every style and chat template.
     prompt_end="Question:",
-    data="sg_rlhf.tasks.search.command:COMMAND",
+    data="sg_rlhf.tasks.search.source:DATA",
     settings="sg_rlhf.tasks.search.settings:SearchSettings",
     check="sg_rlhf.tasks.search.retriever.client:check",
     suite="sg_rlhf.tasks.search.suite:SUITE",
     tiny="sg_rlhf.tasks.search.tiny:TINY",
-    episode="sg_rlhf.tasks.search.episode:SearchEpisode",
+    environment="sg_rlhf.tasks.search.environment:SearchEnvironment",
 )

@@ -12,30 +12,24 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from sg_rlhf.tasks.codec import TokenizerCodec
 from sg_rlhf.tasks.contamination import Exposure
 from sg_rlhf.tasks.grade import Grade
-from sg_rlhf.tasks.questions import EvalError, Question, one_line
+from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.search import statistics
-from sg_rlhf.tasks.search.codec import TokenizerCodec
-from sg_rlhf.tasks.search.dialogue import Dialogue, Generation, metrics, run_dialogue
+from sg_rlhf.tasks.search.environment import SearchEnvironment
 from sg_rlhf.tasks.search.grading import score
 from sg_rlhf.tasks.search.paper import beside_the_paper
 from sg_rlhf.tasks.search.prompt import PROMPT_VERSION
-from sg_rlhf.tasks.search.protocol import STOP, Passage, answer_of
+from sg_rlhf.tasks.search.protocol import answer_of
 from sg_rlhf.tasks.search.retriever import serving
-from sg_rlhf.tasks.search.retriever.client import RetrieverClient, RetrieverError
 from sg_rlhf.tasks.search.sets import qa_sets
 from sg_rlhf.tasks.search.sets.qa_sets import QaSet
 from sg_rlhf.tasks.search.settings import SearchSettings
 from sg_rlhf.tasks.suite import (
-    Answering,
     Benchmark,
     ExtraTable,
-    FinishReason,
-    Generate,
-    Held,
     Loaded,
-    NotHeld,
     Prepared,
     Results,
     Sampling,
@@ -55,76 +49,6 @@ _ALLOWED = (
 
 #: Looked at for the files of questions, where no folder is given.
 DATA = Path("data/qa")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchPrepared(Prepared):
-    """How the questions of a run are answered, beside what they are."""
-
-    settings: SearchSettings
-    codec: TokenizerCodec
-
-
-class SearchHost:
-    """Holds dialogues with a search engine (`tasks.suite.Host`).
-
-    Args:
-        settings: of the dialogues; with `max_turns=0` nothing is searched.
-    """
-
-    def __init__(self, settings: SearchSettings, codec: TokenizerCodec) -> None:
-        self._settings = settings
-        self._codec = codec
-        self._client = RetrieverClient.from_settings(settings)
-
-    async def hold(
-        self, question: Question, prompt_ids: Sequence[int], max_tokens: int, generate: Generate
-    ) -> Held:
-        """Hold and grade one dialogue.
-
-        Raises:
-            NotHeld: a search failed. The model is not told, as it is in training: its answer would
-                be the search engine's fault.
-        """
-        if max_tokens == 0:
-            return self._held(question, Dialogue(list(prompt_ids)), prompt_ids, "prompt_too_long")
-
-        async def turn(context: list[int], limit: int) -> Generation:
-            reply = await generate(context, limit, STOP)
-            return Generation(reply.token_ids, reply.cut)
-
-        dialogue = await run_dialogue(
-            prompt_ids, max_tokens, turn, self._search, self._codec, self._settings
-        )
-        reason: FinishReason = "length" if dialogue.truncated else "stop"
-        return self._held(question, dialogue, prompt_ids, reason)
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._client.aclose()
-
-    async def _search(self, query: str) -> list[Passage]:
-        try:
-            return await self._client.search(query)
-        except RetrieverError as error:
-            raise NotHeld(one_line(error)) from None
-
-    def _held(
-        self,
-        question: Question,
-        dialogue: Dialogue,
-        prompt_ids: Sequence[int],
-        reason: FinishReason,
-    ) -> Held:
-        grade = score(dialogue.answer, question.gold)
-        facts = metrics(dialogue, question.gold, grade) if dialogue.turns else {}
-        return Held(
-            response=self._codec.decode(dialogue.token_ids[len(prompt_ids) :]),
-            tokens=sum(end - begin for begin, end in dialogue.action_ranges),
-            finish_reason=reason,
-            grade=grade,
-            extra={"turns": dialogue.turns, "dialogue": facts},
-        )
 
 
 @dataclass(frozen=True)
@@ -160,7 +84,7 @@ class SearchSuite(Suite):
         if args.engine == "openai":
             raise EvalError(
                 "--engine openai: dialogues need the tokens that were sampled, which a completions "
-                "server does not give; expected vllm or hf"
+                "server does not give; expected vllm"
             )
         if args.chat_template:
             raise EvalError("--chat-template: only for raw prompts; --suite qa has --prompt chat")
@@ -216,7 +140,7 @@ class SearchSuite(Suite):
         args: argparse.Namespace,
         tokenizer: Callable[[], Any],
         resources: ExitStack,
-    ) -> SearchPrepared:
+    ) -> Prepared:
         """The questions of the files that are there, with prompts as in training.
 
         Starts or finds the search engine and asks it once.
@@ -243,18 +167,12 @@ class SearchSuite(Suite):
             # Stands for what the search engine finds.
             "probe_sha256": corpus,
         }
-        return SearchPrepared(
+        return Prepared(
             loaded=asked,
             request={"search": described},
             tokenize=lambda texts: [codec.encode(text) for text in texts],
-            settings=settings,
-            codec=codec,
+            environment=lambda: SearchEnvironment(settings, strict=True),
         )
-
-    def run(self, prepared: Prepared, answering: Answering) -> None:
-        assert isinstance(prepared, SearchPrepared)
-        settings, codec = prepared.settings, prepared.codec
-        answering.converse(lambda: SearchHost(settings, codec))
 
     def statistics(self, rows: Sequence[Mapping[str, Any]], failures: int) -> dict[str, Any]:
         if not any("dialogue" in row for row in rows):

@@ -151,8 +151,8 @@ def test_names_that_lead_nowhere_are_refused(
         (["reward.remote_url=DIR/gone.py"], "gone.py: cannot be read: No such file"),
         (["reward.remote_url=DIR/broken.py"], "broken.py: not Python"),
         (["reward.remote_url=DIR/other.py"], "other.py: defines no reward_func"),
-        (["reward.remote_url=http://"], "expected a Python file or http://HOST"),
-        (["reward.remote_url=score"], "expected a Python file or http://HOST"),
+        (["reward.remote_url=http://"], "expected domain:NAME, a Python file or http://HOST"),
+        (["reward.remote_url=score"], "expected domain:NAME, a Python file or http://HOST"),
         (["train.agent_func_path=DIR/other.py"], "other.py: defines no AgentExecutor"),
         (["ckpt.path=DIR/good.jsonl"], "cannot write there"),
         (["logger.wandb.project=team/a"], "logger.wandb.project='team/a': expected up to 128"),
@@ -368,7 +368,7 @@ def test_labels_that_are_numbers_become_text_with_a_remark(tmp_path: Path) -> No
         f"(first: {path}: row 1: '6')"
     )
     # A shipped grader reads the text, too.
-    shipped = [*given, "reward.remote_url=module:sg_rlhf.tasks.math.reward"]
+    shipped = [*given, "reward.remote_url=domain:math"]
     with pytest.raises(ConfigError, match=r"row 1: answer: label '6', expected a JSON array"):
         input_checks.check_prompts(load_config(TINY, shipped))
 

@@ -156,7 +156,7 @@ def test_the_report_says_it_at_each_score(trained):
     ]  # fmt: skip
     request = {
         "suite": "math", "model": {"name": "m", "revision": None, "fingerprint": "f" * 64},
-        "engine": "hf", "dtype": "float32", "context": 99, "seed": 0,
+        "engine": "vllm", "dtype": "float32", "context": 99, "seed": 0,
         "benchmarks": {"aime": {
             "settings": benchmark.settings.as_dict(), "n_questions": 3, "full_size": 3,
             "context_cuts": {"questions": 0},

@@ -19,10 +19,10 @@ from tests.unit.tasks.search.http_retriever import running
 ROOT = Path(__file__).parents[3]
 TINY = ROOT / "sg_rlhf" / "tiny"
 SETTINGS = {
-    "kk": {"reward": {"remote_url": "module:sg_rlhf.tasks.kk.reward_strict"}},
+    "kk": {"reward": {"remote_url": "domain:kk/strict"}},
     "math": {"reward": {"remote_url": "/somewhere/sg_rlhf/tasks/math/reward.py"}},
     "search": {
-        "train": {"agent_func_path": "module:sg_rlhf.overlay.rollout.search_agent"},
+        "train": {"agent_func_path": "domain:search"},
         "sg": {"search": {"url": "http://127.0.0.1:9/retrieve"}},
     },
 }
@@ -41,11 +41,11 @@ def finished(folder: Path, domain: str, second: int = 0, **settings) -> Path:
 
 
 def evaluate(folder: Path, *arguments: str, status: int) -> tuple[list[str], str]:
-    """Runs the command as a user does; its lines, and what it says of an error."""
+    """Runs the command as a user does, but for the engine; its lines, and its error."""
     # The cache is empty, and nothing is downloaded.
     cache = {"HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(folder.parent / "cache")}
     ran = subprocess.run(
-        [sys.executable, "-m", "eval.run", *arguments],
+        [sys.executable, "-m", "tests.unit.eval.without_engine", *arguments],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), **cache},
         capture_output=True, text=True,
     )  # fmt: skip
@@ -96,7 +96,7 @@ def test_knights_as_typed_after_a_run(folder: Path, puzzle_folder: Path) -> None
     finished(folder / "runs" / "other", "math", second=3)
     (older / "model.safetensors").unlink()  # had it been chosen, nothing would work
     small = ("--data-dir", str(puzzle_folder), "--only", "paper_greedy", "--limit", "1")
-    said, _ = evaluate(folder, "--suite", "kk", *small, "--engine", "hf", status=0)
+    said, _ = evaluate(folder, "--suite", "kk", *small, status=0)
     chosen = re.fullmatch(
         r"--model runs/study/newer/checkpoints/final, the newest finished run of kk under runs/; "
         r"--out (out/kk_\d{4}-\d\d-\d\d_\d{6})",
@@ -108,7 +108,7 @@ def test_knights_as_typed_after_a_run(folder: Path, puzzle_folder: Path) -> None
     # The folder says which model goes on, though another run has finished since.
     finished(folder / "runs" / "newest", "kk", second=4)
     resume = ("--resume", "--out", chosen[1])
-    said, _ = evaluate(folder, "--suite", "kk", *small, "--engine", "hf", *resume, status=0)
+    said, _ = evaluate(folder, "--suite", "kk", *small, *resume, status=0)
     assert said[0] == "--model runs/study/newer/checkpoints/final"
 
 
@@ -119,7 +119,7 @@ def test_search_as_typed_after_a_run(folder: Path) -> None:
     with running() as retriever:
         search = {"search": {"url": retriever.url}}
         finished(folder / "runs" / "mine", "search", sg=search)
-        said, _ = evaluate(folder, "--suite", "qa", "--engine", "hf", status=0)
+        said, _ = evaluate(folder, "--suite", "qa", status=0)
     assert said[:2] == [
         "--data-dir data/qa, which is there",
         f"--retriever {retriever.url}, which answers",

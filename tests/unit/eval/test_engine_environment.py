@@ -25,7 +25,7 @@ def empty(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("empty")
 @pytest.mark.parametrize(
     ("engine", "cpu", "expected"),
-    [("vllm", False, "0"), ("vllm", True, None), ("hf", False, None)],
+    [("vllm", False, "0"), ("vllm", True, None), ("openai", False, None)],
 )
 def test_flashinfers_sampler_is_off_on_cuda(
     monkeypatch: pytest.MonkeyPatch, engine: str, cpu: bool, expected: str | None

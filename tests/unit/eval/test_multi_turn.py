@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 from pathlib import Path
 
@@ -10,42 +11,47 @@ import pytest
 from sg_rlhf.eval.generation import multi_turn, requests
 from sg_rlhf.eval.store import Store
 from sg_rlhf.eval.suites import SUITES
+from sg_rlhf.tasks.codec import CharacterCodec
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.questions import EvalError, Question
-from sg_rlhf.tasks.suite import Held, Loaded, NotHeld
+from sg_rlhf.tasks.rollout import Environment, Episode, EpisodeAborted
+from sg_rlhf.tasks.suite import Loaded
 
 BENCHMARK = SUITES["qa"].select(["bamboogle"])[0]
 
 
-class Holder:
+class Failing(Environment):
     """Ends every dialogue at once, without an engine."""
 
     def __init__(self, failing: set[int], error: Exception) -> None:
+        super().__init__()
         self.failing, self.error = failing, error
 
-    async def hold(self, question, prompt_ids, max_tokens, generate) -> Held:
-        if int(question.id) in self.failing:
-            raise self.error
-        return Held(
-            "r", 1, "stop", Grade(reward=0.0, correct=False, format_ok=True, reason="wrong")
-        )
+    def begin(self, row, codec) -> Episode:
+        return Ended(self, int(row["input"]))
 
-    async def aclose(self) -> None:
-        pass
+
+class Ended:
+    def __init__(self, environment: Failing, number: int) -> None:
+        self.environment, self.number = environment, number
+
+    def grade(self) -> Grade:
+        if self.number in self.environment.failing:
+            raise self.environment.error
+        return Grade(reward=0.0, correct=False, format_ok=True, reason="wrong")
 
 
 def run(out: Path, count: int, failing: set[int], error: Exception) -> int:
     """How many dialogues were stored."""
-    questions = [Question(str(n), "p", ["g"]) for n in range(count)]
+    questions = [Question(str(n), str(n), ["g"]) for n in range(count)]
     tasks = requests.prepare_benchmarks(
-        [Loaded(BENCHMARK, questions, [])], lambda ps: [[1]] * len(ps), None
+        [Loaded(BENCHMARK, questions, [])], lambda ps: [[1]] * len(ps), 1
     )
     samples = requests.pending_samples(tasks, 0, known_ids=True)
     with Store(out) as store:
         try:
-            multi_turn.run_dialogues(
-                samples, None, store, 0, lambda: Holder(failing, error), in_flight=4
-            )
+            made = functools.partial(Failing, failing, error)
+            multi_turn.run_dialogues(samples, None, store, 0, made, CharacterCodec(), in_flight=4)
         finally:
             path = out / "samples.jsonl"
             stored = path.read_text().count("\n") if path.exists() else 0
@@ -56,14 +62,14 @@ def run(out: Path, count: int, failing: set[int], error: Exception) -> int:
 def test_a_few_failures_of_many_do_not_stop_a_run(tmp_path: Path) -> None:
     failing = set(range(0, 3000, 100))
     with pytest.raises(EvalError, match="^30 of 3000 dialogues could not be held"):
-        run(tmp_path / "out", 3000, failing, NotHeld("no answer"))
+        run(tmp_path / "out", 3000, failing, EpisodeAborted("no answer"))
     assert (tmp_path / "out" / "stored").read_text() == "2970"
 
 
 def test_a_search_engine_that_is_gone_stops_it(tmp_path: Path) -> None:
     expected = r"^10 of the latest \d+ dialogues could not be held; the last: no answer$"
     with pytest.raises(EvalError, match=expected):
-        run(tmp_path / "out", 3000, set(range(500, 3000)), NotHeld("no answer"))
+        run(tmp_path / "out", 3000, set(range(500, 3000)), EpisodeAborted("no answer"))
     assert 490 <= int((tmp_path / "out" / "stored").read_text()) <= 500
 
 

@@ -191,7 +191,7 @@ def test_a_mistake_is_one_line(given, message, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     places = {"data": str(tmp_path / "data"), "empty": str(tmp_path / "empty")}
     out = tmp_path / "out"
-    start = ["--suite", "qa", "--model", str(TINY), "--out", str(out), "--engine", "hf"]
+    start = ["--suite", "qa", "--model", str(TINY), "--out", str(out)]
     assert main([*start, *(argument.format(**places) for argument in given)]) == 2
     error = capsys.readouterr().err
     assert message.format(**places) in error
@@ -224,7 +224,7 @@ def report(only, count=None):
     request = {
         "suite": "qa",
         "model": {"name": "m", "revision": None, "fingerprint": "f" * 64},
-        "engine": "hf", "dtype": "float32", "context": 1024, "seed": 0, "limit": count,
+        "engine": "vllm", "dtype": "float32", "context": 1024, "seed": 0, "limit": count,
         "search": {"enabled": True, "prompt": "chat", "topk": 3, "max_turns": 4},
         "benchmarks": described,
     }  # fmt: skip

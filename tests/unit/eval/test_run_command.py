@@ -37,18 +37,21 @@ MISTAKES = {
     "unknown benchmark": (["--only", "gsm8k"], "--only gsm8k: not in suite kk"),
     "server without address": (["--engine", "openai"], "--engine openai needs --base-url"),
     "address without server": (["--base-url", "http://x/v1"], "only with --engine openai"),
-    "hf on several GPUs": (["--engine", "hf", "--tensor-parallel", "2"], "only with --engine vllm"),
+    "a server's GPUs": (
+        ["--engine", "openai", "--base-url", "http://x/v1", "--tensor-parallel", "2"],
+        "only with --engine vllm",
+    ),
     "requests at once without a server": (
         ["--concurrency", "4"],
         "--concurrency 4: only with --eng",
     ),
     "a server's revision": (
         ["--engine", "openai", "--base-url", "http://x/v1", "--revision", "r"],
-        "--revision r: only with --engine vllm or hf",
+        "--revision r: only with --engine vllm",
     ),
     "a server's dtype": (
         ["--engine", "openai", "--base-url", "http://x/v1", "--dtype", "float32"],
-        "--dtype float32: only with --engine vllm or hf",
+        "--dtype float32: only with --engine vllm",
     ),
     "no data folder": (["--data-dir", "nowhere"], "--data-dir nowhere: no such folder"),
     "empty data folder": (["--data-dir", "{empty}"], "test_3to7ppl.parquet: no such file"),

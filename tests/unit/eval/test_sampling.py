@@ -129,7 +129,7 @@ def test_temperature_0_has_one_response_and_no_pass_at_k():
         (["--suite", "qa", "--max-tokens", "5"], "--max-tokens 5: a dialogue has limits"),
         (
             ["--engine", "openai", "--base-url", "http://x/v1", "--replicas", "2"],
-            "--replicas 2: only with --engine vllm or hf",
+            "--replicas 2: only with --engine vllm",
         ),
     ],
 )

@@ -7,7 +7,7 @@ import yaml
 
 from sg_rlhf.eval.generation import requests
 from sg_rlhf.eval.suites import SUITES
-from sg_rlhf.tasks.kk.data import read_parquet
+from sg_rlhf.tasks.kk.data import read_puzzles
 from sg_rlhf.tasks.kk.prompt import build_prompt
 from sg_rlhf.tasks.questions import EvalError, Question, limited, questions_hash
 from sg_rlhf.tasks.suite import Benchmark, Loaded, Sampling
@@ -89,7 +89,7 @@ def test_official_files_are_read_and_named(puzzle_folder):
     questions, sources = BENCHMARKS["paper_t1"].load(puzzle_folder)
     assert len(questions) == 700
     assert [source.name for source in sources] == [f"people{n}_num100.jsonl" for n in range(2, 9)]
-    puzzle = read_parquet(puzzle_folder / "people5_num100.jsonl")[12]
+    puzzle = read_puzzles(puzzle_folder / "people5_num100.jsonl")[12]
     question = next(question for question in questions if question.id == "kk-5ppl-012")
     assert question.prompt == build_prompt(puzzle.quiz)
     assert (question.gold, question.group) == (puzzle.solution_text_format, "5")

@@ -21,7 +21,7 @@ from sg_rlhf.measure.minibatch_gradients import compare, gradients, optimizer_of
 
 ALGORITHMS = Path(__file__).parents[3] / "configs" / "algorithms"
 MODEL = "module:sg_rlhf.tiny.kk_tiny"
-REWARD = "module:sg_rlhf.tasks.kk.reward"
+REWARD = "domain:kk"
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from sg_rlhf.measure import sharpness
 from sg_rlhf.measure.batch_loss import UNIFORM, Surrogate
 
 MODEL = "module:sg_rlhf.tiny.kk_tiny"
-REWARD = "module:sg_rlhf.tasks.kk.reward"
+REWARD = "domain:kk"
 SMALL = ["--prompts", "3", "--group", "4", "--steps", "2", "--max-new-tokens", "48"]
 
 

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from sg_rlhf.common import argument_types
+from sg_rlhf.data import command as data
 from sg_rlhf.data.command import main as data_main
 from sg_rlhf.retrieval import command, index, replicas, server, verify
-from sg_rlhf.tasks.search.command import COMMAND as SEARCH
+from sg_rlhf.tasks.search.source import DATA as SEARCH
 
 ROOT = Path(__file__).parents[3]
 
@@ -68,7 +69,7 @@ def options(name: str) -> Iterator[argparse.Action]:
     """Those that take a value."""
     if name == "data":
         parser = argparse.ArgumentParser()
-        SEARCH.add_options(parser)
+        data.add_options(parser, SEARCH)
     else:
         parser = parser_of(MAIN[name])
     yield from (action for action in parser._actions if action.nargs != 0)

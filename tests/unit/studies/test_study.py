@@ -84,7 +84,7 @@ def test_the_accuracy_of_the_shipped_study_is_a_command_line(tmp_path: Path) -> 
     runner = study_runner.Runner(load_study(SHIPPED), tmp_path, tmp_path / "runs", 1)
     parsed = accuracy.parse_arguments(runner.accuracy_arguments("model", tmp_path / "result.json"))
     assert parsed.data["held_out"] == tmp_path / "runs" / "data" / "small" / "test.jsonl"
-    assert parsed.samples == 8 and parsed.reward == "module:sg_rlhf.tasks.kk.reward"
+    assert parsed.samples == 8 and parsed.reward == "domain:kk"
 
 
 def test_a_cell_is_done_when_it_was_measured_as_the_study_says(tmp_path: Path) -> None:

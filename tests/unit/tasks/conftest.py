@@ -1,4 +1,4 @@
-"""Upstream's own executor, for the tests of the reward files that it loads."""
+"""Upstream's own executor, for the tests of the rewards that it calls."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+
+from sg_rlhf.tasks.reward import reward_named
 
 
 @pytest.fixture
@@ -43,10 +45,11 @@ class Bytes:
 
 @pytest.fixture
 def rollout(upstream_agent: ModuleType) -> Callable[..., dict[str, Any]]:
-    """(reward file, prompt, label, response) -> what upstream's executor makes of them."""
+    """(domain:NAME, prompt, label, response) -> what upstream's executor makes of them."""
 
-    def run(reward_file: str, prompt: str, label: str, response: str) -> dict[str, Any]:
-        executor = upstream_agent.SingleTurnAgentExecutor([reward_file])
+    def run(reward: str, prompt: str, label: str, response: str) -> dict[str, Any]:
+        executor = upstream_agent.SingleTurnAgentExecutor([reward])
+        executor.reward_func = reward_named(reward)
         sampling = SimpleNamespace(max_tokens=900, logprobs=None)
 
         class Engine:

@@ -15,18 +15,18 @@ from sg_rlhf.eval import run as evaluation
 from sg_rlhf.eval.scores.results import scores
 from sg_rlhf.eval.suites import suite_at
 from sg_rlhf.tasks import registry
-from sg_rlhf.tasks.data_command import DataCommand
+from sg_rlhf.tasks.data_source import DataSource
 from sg_rlhf.tasks.domain import Domain, load
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.reward import reward_function
 from sg_rlhf.tasks.settings import DomainSettings
 from sg_rlhf.tasks.suite import Suite
 from sg_rlhf.tasks.tiny import TinyModel
-from tests.domains.reverse.domain import REVERSE
+from tests.domains.reverse import REVERSE
 from tests.unit.data_command import lines
 
 ROOT = Path(__file__).parents[3]
-PLACE = "tests.domains.reverse.domain:REVERSE"
+PLACE = "tests.domains.reverse:REVERSE"
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def outside(monkeypatch: pytest.MonkeyPatch):
 def test_every_part_of_a_domain_is_there(name):
     domain = registry.find(name)
     assert name in (domain.name, PLACE)
-    assert isinstance(load(domain.data), DataCommand)
+    assert isinstance(load(domain.data), DataSource)
     assert isinstance(load(domain.suite), Suite)
     assert isinstance(load(domain.tiny), TinyModel)
     if domain.settings is not None:
@@ -102,7 +102,7 @@ def test_what_is_no_domain_is_one_line(name, message, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("tests.domains.reverse.domain:LETTERS", "SG_DOMAINS: .*: is str, expected a Domain"),
+        ("tests.domains.reverse:LETTERS", "SG_DOMAINS: .*: is str, expected a Domain"),
         ("reverse", "SG_DOMAINS: 'reverse': expected package.module:NAME"),
         ("tests.unit.tasks.test_registry:ANOTHER_KK", "there is a domain kk already"),
     ],
@@ -148,8 +148,24 @@ def test_a_domain_in_one_file_is_found_by_its_reward(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "DOMAINS", {})
     monkeypatch.setenv(registry.VARIABLE, "one_file:IT")
     for reward in ("one_file.py", f"{tmp_path}/one_file.py", "module:one_file"):
-        assert registry.rewarded_by(reward) == ["kk"]
-    assert registry.rewarded_by("another_file.py") == registry.rewarded_by("") == []
+        assert [domain.name for domain in registry.used_by(reward, "")] == ["kk"]
+    assert registry.used_by("another_file.py", "") == registry.used_by("", "") == []
+
+
+def test_a_recipe_names_a_domain_and_one_of_its_graders():
+    for value, names in (
+        ("domain:kk", ["kk"]),
+        ("domain:kk/table5", ["kk"]),
+        ("module:sg_rlhf.tasks.kk.reward_strict", ["kk"]),  # as up to version 0.1
+        (f"domain:{PLACE}", ["reverse"]),
+    ):
+        assert [domain.name for domain in registry.used_by(value, "")] == names
+    assert [d.name for d in registry.used_by("domain:kk", "domain:search")] == ["kk", "search"]
+    assert registry.used_by("", "my_agent.py", ["search"])[0].name == "search"
+    old = load_config(None, ["reward.remote_url=module:sg_rlhf.tasks.kk.reward_strict"])
+    assert old.value("reward.remote_url") == "domain:kk/strict"
+    with pytest.raises(ValueError, match="domain:kk/lenient: domain kk has strict, table5"):
+        registry.used_by("domain:kk/lenient", "")
 
 
 def test_its_data_command(outside, tmp_path, capsys):
@@ -171,7 +187,7 @@ def test_its_data_command(outside, tmp_path, capsys):
 
 
 def test_its_section_of_a_recipe(outside):
-    recipe = ROOT / "tests" / "domains" / "reverse" / "tiny_cpu.yaml"
+    recipe = ROOT / "tests" / "domains" / "reverse_tiny_cpu.yaml"
     config = load_config(recipe)
     assert config.value("sg.reverse.partial_credit") is True
     again = load_config(recipe, ["sg.reverse.partial_credit=false"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,6 @@ from sg_rlhf.common.argument_types import progress_bar
 from sg_rlhf.data_io.dataset_writer import UsageError
 from sg_rlhf.tasks.math.data import MathRow, hold_out
 from sg_rlhf.tasks.math.grading import grade
-from sg_rlhf.tasks.math.sets.answer_types import TYPES, answer_type
 from sg_rlhf.tasks.overlap import NGRAM, SetOverlap, find_overlap, normalise
 
 
@@ -26,13 +25,13 @@ class Prepared:
 
 def prepare(
     train: list[MathRow],
-    test: list[MathRow],
+    test: list[MathRow] | None,
     eval_sets: Mapping[str, Sequence[MathRow]],
     *,
     ngram: int = NGRAM,
     drop_overlap: str | None = None,
     dedup: bool = False,
-    test_fraction: float | None = None,
+    test_fraction: float = 0.0,
     seed: int = 0,
 ) -> Prepared:
     """Drop what cannot be trained on, and hold out a part.
@@ -41,7 +40,7 @@ def prepare(
     a level of `overlap.LEVELS`) problems of the evaluation sets, then (`dedup`) repeated problems.
 
     Args:
-        test: rows that the source itself holds out; `test_fraction` draws others by `seed`.
+        test: rows that are held out already; None: `test_fraction` is drawn by `seed`.
 
     Raises:
         UsageError: no training row is left.
@@ -50,17 +49,16 @@ def prepare(
     with_gold = [row for row in train if row.golds]
     refused = _refused_golds(with_gold)
     answered = [row for row in with_gold if row.golds not in refused]
-    overlap = _overlap([*answered, *test], eval_sets, ngram)
+    overlap = _overlap([*answered, *(test or ())], eval_sets, ngram)
     kept = answered
     if drop_overlap:
         leaked = {key for found in overlap for key in found.train_keys[drop_overlap]}
         kept = [row for row in answered if normalise(row.problem) not in leaked]
-        test = [row for row in test if normalise(row.problem) not in leaked]
+        test = test and [row for row in test if normalise(row.problem) not in leaked]
     unique = _first_of_each(kept) if dedup else kept
-    if test_fraction is not None:
+    unique_train = unique
+    if test is None:
         unique_train, test = hold_out(unique, test_fraction, seed, normalise)
-    else:
-        unique_train = unique
     if not unique_train:
         raise UsageError(f"no training row is left of {len(train)}; nothing was written")
     facts = {
@@ -77,7 +75,6 @@ def prepare(
             {"golds": list(golds), "reason": reason} for golds, reason in refused.items()
         ],
         "duplicates": _duplicates(answered),
-        "answer_types": _answer_types([*unique_train, *test]),
         "overlap": {found.name: found.facts() for found in overlap},
     }
     return Prepared(unique_train, test, facts)
@@ -123,17 +120,4 @@ def _duplicates(rows: Sequence[MathRow]) -> dict[str, Any]:
         "different_problems": len(golds),
         "problems_with_different_golds": len(differing),
         "examples": [[{"id": i, "golds": list(g)} for g, i in found] for found in differing[:5]],
-    }
-
-
-def _answer_types(rows: Sequence[MathRow]) -> dict[str, Any]:
-    counts: Counter[str] = Counter()
-    examples: dict[str, str] = {}
-    for row in rows:
-        # Further golds are other ways to write the first.
-        name = answer_type(row.golds[0])
-        counts[name] += 1
-        examples.setdefault(name, row.golds[0])
-    return {
-        name: {"rows": counts[name], "example": examples[name]} for name in TYPES if name in counts
     }

@@ -55,61 +55,29 @@ ORZ_57K = Origin(
     git_blob="08812d4a47aadf8fa80a43f11431e6d41ba55b64",
 )
 
-#: The sets of the paper's Table 1, from the repository of the reference runs.
+#: The sets of the paper's Table 1, from the repository of the reference runs: our name, that of the
+#: files, problems, title, SHA-256.
+_PAPER = (
+    ("aime", "aime", 30, "AIME 2024",
+     "421b81847fcd2d86d90c7fb7efb8b04fd41ecfa1f93d58c818183edbb1f37ef2"),
+    ("amc", "amc", 83, "AMC 2022-23, the 83",
+     "ba543ce7cb7cefd4d22308f72ed212425bc1d0b4035644a7872cf2b37b345669"),
+    ("math500", "math", 500, "MATH-500",
+     "095d27979af6cec1cf332e741beca70100675554e16c715883a1e82f51e0bf91"),
+    ("minerva", "minerva", 272, "Minerva",
+     "17553bc9ace8650615126c3faccf87ee4c69c312faece56fcafd46b65b754a32"),
+    ("olympiadbench", "olympiad_bench", 675, "OlympiadBench",
+     "aadff6e47f67c74b3a75e2b8c438cc54ef7d584796b7395530958a9198d4d7b8"),
+)  # fmt: skip
 EVAL_SETS: Mapping[str, EvalSet] = {
-    eval_set.name: eval_set
-    for eval_set in (
-        EvalSet(
-            "aime",
-            "aime_eval.parquet",
-            30,
-            _reference(
-                "deepscaler/aime_dsr.parquet",
-                "421b81847fcd2d86d90c7fb7efb8b04fd41ecfa1f93d58c818183edbb1f37ef2",
-            ),
-            "AIME 2024",
-        ),
-        EvalSet(
-            "amc",
-            "amc_eval.parquet",
-            83,
-            _reference(
-                "deepscaler/amc_dsr.parquet",
-                "ba543ce7cb7cefd4d22308f72ed212425bc1d0b4035644a7872cf2b37b345669",
-            ),
-            "AMC 2022-23, the 83",
-        ),
-        EvalSet(
-            "math500",
-            "math_eval.parquet",
-            500,
-            _reference(
-                "deepscaler/math_dsr.parquet",
-                "095d27979af6cec1cf332e741beca70100675554e16c715883a1e82f51e0bf91",
-            ),
-            "MATH-500",
-        ),
-        EvalSet(
-            "minerva",
-            "minerva_eval.parquet",
-            272,
-            _reference(
-                "deepscaler/minerva_dsr.parquet",
-                "17553bc9ace8650615126c3faccf87ee4c69c312faece56fcafd46b65b754a32",
-            ),
-            "Minerva",
-        ),
-        EvalSet(
-            "olympiadbench",
-            "olympiad_bench_eval.parquet",
-            675,
-            _reference(
-                "deepscaler/olympiad_bench_dsr.parquet",
-                "aadff6e47f67c74b3a75e2b8c438cc54ef7d584796b7395530958a9198d4d7b8",
-            ),
-            "OlympiadBench",
-        ),
+    name: EvalSet(
+        name,
+        f"{file}_eval.parquet",
+        rows,
+        _reference(f"deepscaler/{file}_dsr.parquet", sha256),
+        title,
     )
+    for name, file, rows, title, sha256 in _PAPER
 }
 
 #: The last commit of MathArena's repository that holds problems.

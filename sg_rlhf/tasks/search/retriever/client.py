@@ -29,7 +29,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sg_rlhf.tasks.search.dialogue import SearchFailed
 from sg_rlhf.tasks.search.protocol import Passage
 from sg_rlhf.tasks.search.retriever.outage import Kind, Outage, Patience, Problem, problem_of_status
 from sg_rlhf.tasks.search.settings import SearchSettings
@@ -43,11 +42,12 @@ FIRST_BATCH = 8
 AIMED_SHARE = 0.25
 _SHOWN = 200
 
-_Found = list[Passage] | SearchFailed
 
-
-class RetrieverError(SearchFailed):
+class RetrieverError(Exception):
     """The retriever gave no usable answer; one line that names the address and the cause."""
+
+
+_Found = list[Passage] | RetrieverError
 
 
 class RetrieverClient:
@@ -148,7 +148,7 @@ class RetrieverClient:
                 loop.call_soon(self._send)  # with what else is asked in this turn of the loop
         # Whoever is cancelled must not take the answer from the others.
         found = await asyncio.shield(answer)
-        if isinstance(found, SearchFailed):
+        if isinstance(found, RetrieverError):
             raise RetrieverError(*found.args)
         return list(found)
 
@@ -324,13 +324,10 @@ class FailureRate:
         self.limit = limit
         self._minimum = minimum
         self._failed: deque[bool] = deque(maxlen=window)
-        self.last_problem = ""
 
-    def add(self, problem: str | None) -> None:
-        """Count one search; None: it succeeded."""
-        self._failed.append(problem is not None)
-        if problem is not None:
-            self.last_problem = problem
+    def add(self, *, failed: bool) -> None:
+        """Count one search."""
+        self._failed.append(failed)
 
     @property
     def searches(self) -> int:

@@ -20,8 +20,10 @@ from sg_rlhf.algo.analysis.token_statistics import METRIC_NAMES
 from sg_rlhf.overlay.controller import evaluation
 from sg_rlhf.overlay.learner import metrics as update_metrics
 from sg_rlhf.run_dir import alerts, jsonl_log, timing_keys, weight_versions
-from sg_rlhf.tasks.search.dialogue import Dialogue, metrics
-from sg_rlhf.tasks.search.grading import score
+from sg_rlhf.tasks.codec import CharacterCodec
+from sg_rlhf.tasks.rollout import Trajectory
+from sg_rlhf.tasks.search.environment import SearchEnvironment
+from sg_rlhf.tasks.search.settings import SearchSettings
 from tests.unit.docs.metrics_page import is_on_the_page, names, pattern
 
 ROOT = Path(__file__).parents[4]
@@ -47,14 +49,15 @@ def evaluated() -> list[str]:
 def made() -> list[str]:
     """Names that the code puts together."""
     statistics = dict.fromkeys(METRIC_NAMES, 0.0)
-    dialogue = Dialogue([], action_ranges=[(0, 0)])
+    row = {"answer": '["Beijing"]'}
+    search = SearchEnvironment(SearchSettings()).begin(row, CharacterCodec()).grade()
     return [
         *update_metrics.logged_names(statistics),
         *timing_keys.row({}),
         *alerts.metrics([]),
         *(timing_keys.PREFIX + name for name in timing_keys.OF_THE_RANK),
         *weight_versions.staleness([], 0, 2, 0),
-        *metrics(dialogue, [""], score(None, [""])),
+        *Trajectory([]).logs(search),
         *evaluated(),
     ]
 

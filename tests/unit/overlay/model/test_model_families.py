@@ -20,7 +20,6 @@ from openrlhf.utils.utils import get_tokenizer
 from vllm import SamplingParams
 from vllm.transformers_utils.config import try_get_generation_config
 
-from sg_rlhf.config import local_path
 from sg_rlhf.overlay.controller.prompt_dataset import PromptDataset
 from sg_rlhf.overlay.reporting.errors import UnusablePrompts
 from sg_rlhf.overlay.rollout.engine import SGRolloutActor
@@ -68,9 +67,7 @@ class Engine(SGRolloutActor):
 
     def __init__(self, folder: Path, tokenizer: Any, text: str, reward: str) -> None:
         self.folder, self.tokenizer, self.text = folder, tokenizer, text
-        self.executor = StrictSingleTurnExecutor(
-            local_path("reward.remote_url", f"module:{reward}")
-        )
+        self.executor = StrictSingleTurnExecutor(reward)
         self._expects_reward = True
         self.prompts: list[list[int]] = []
 
@@ -132,9 +129,7 @@ def test_a_puzzle_is_read_answered_graded_and_trained_on(
     assert data.prompts == [prompt] and prompt.endswith("<think>")
     answer = f"{REASONING}{GOLD}</answer>"
     written = f"{answer}{family.turn_end}{behind.format(turn='<|im_start|>')}"
-    output, kept = rollout(
-        folders[name], tokenizer, prompt, GOLD, written, "sg_rlhf.tasks.kk.reward"
-    )
+    output, kept = rollout(folders[name], tokenizer, prompt, GOLD, written, "domain:kk")
     assert (output["reward"], output["truncated"]) == (3.0, False)
     ids = output["observation_tokens"]
     assert_one_bos(ids, tokenizer, family)
@@ -147,7 +142,7 @@ def test_a_puzzle_is_read_answered_graded_and_trained_on(
     # Padding is the end token itself where the tokenizer has none, and is not trained on.
     assert (tokenizer.pad_token_id == tokenizer.eos_token_id) == (family.pad in (None, family.eos))
     shorter, _ = rollout(
-        folders[name], tokenizer, prompt, GOLD, f"no{family.turn_end}", "sg_rlhf.tasks.kk.reward"
+        folders[name], tokenizer, prompt, GOLD, f"no{family.turn_end}", "domain:kk"
     )
     other = object.__new__(SGSamplesGenerator)._process_response_into_experience(
         shorter, max_len=8192
@@ -166,7 +161,7 @@ def test_the_end_of_a_text_ends_a_response_too(folders: dict[str, Path], name: s
     prompt = prompt_for(tokenizer, chatml=False)
     for end in FAMILIES[name].ends:
         text = f"{REASONING}{GOLD}</answer>{end} and on"
-        output, _ = rollout(folders[name], tokenizer, prompt, GOLD, text, "sg_rlhf.tasks.kk.reward")
+        output, _ = rollout(folders[name], tokenizer, prompt, GOLD, text, "domain:kk")
         assert output["observation_tokens"][-1] == tokenizer.convert_tokens_to_ids(end)
         assert (output["reward"], output["truncated"]) == (3.0, False)
 
@@ -186,7 +181,7 @@ def test_a_wrong_or_formless_answer_is_graded_as_such(folders: dict[str, Path], 
     ):
         output, _ = rollout(
             folders[name], tokenizer, prompt, GOLD, f"{text}{family.turn_end}",
-            "sg_rlhf.tasks.kk.reward",
+            "domain:kk",
         )  # fmt: skip
         assert output["reward"] == reward, text
 
@@ -219,9 +214,7 @@ def test_a_problem_in_plain_text_begins_with_one_bos_and_ends_with_the_text(
     assert prompt.removeprefix(family.bos or "") == row["input"]
     assert chat.turn_end_ids(prompt, tokenizer) == ()
     text = f" It is \\boxed{{2}}.{family.eos}"
-    output, kept = rollout(
-        folders[name], tokenizer, prompt, '["2"]', text, "sg_rlhf.tasks.math.reward"
-    )
+    output, kept = rollout(folders[name], tokenizer, prompt, '["2"]', text, "domain:math")
     assert output["reward"] == 1.0
     assert_one_bos(output["observation_tokens"], tokenizer, family)
     assert output["observation_tokens"][-1] == tokenizer.eos_token_id

@@ -130,7 +130,7 @@ def logic_rl_row(puzzle: Puzzle, index: int = 0) -> dict[str, Any]:
         "names": list(puzzle.names),
         "knight_knave": {"knight": "knight", "knave": "knave"},
         "solution": list(puzzle.solution),
-        "solution_text": puzzle.solution_text,
+        "solution_text": "",
         "solution_text_format": puzzle.solution_text_format,
         "cot_head": "Let's think step by step.",
         "cot_repeat_steps": ["A step."],

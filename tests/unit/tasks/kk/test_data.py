@@ -11,7 +11,7 @@ from sg_rlhf.tasks.kk.data import (
     DataError,
     check_splits,
     generate_splits,
-    read_parquet,
+    read_puzzles,
     split,
     to_records,
 )
@@ -33,10 +33,10 @@ def write_jsonl(path, rows):
 def test_parquet_and_jsonl_are_read_back_as_the_same_puzzles(tmp_path):
     ticks = []
     parquet = write_parquet(tmp_path / "kk.parquet", rows_of(PUZZLES))
-    assert read_parquet(parquet, on_row=lambda: ticks.append(1)) == PUZZLES
+    assert read_puzzles(parquet, on_row=lambda: ticks.append(1)) == PUZZLES
     assert len(ticks) == len(PUZZLES)
     official = [{k: v for k, v in r.items() if k != "prompt"} for r in rows_of(PUZZLES)]
-    assert read_parquet(write_jsonl(tmp_path / "kk.jsonl", official)) == PUZZLES
+    assert read_puzzles(write_jsonl(tmp_path / "kk.jsonl", official)) == PUZZLES
 
 
 BAD_ROWS = {
@@ -57,7 +57,7 @@ def test_a_bad_value_names_file_row_field_and_expectation(tmp_path, column, suff
     write = write_parquet if suffix == "parquet" else write_jsonl
     path = write(tmp_path / f"bad.{suffix}", rows)
     with pytest.raises(DataError, match=rf"bad\.{suffix}: row 7: {complaint}") as caught:
-        read_parquet(path)
+        read_puzzles(path)
     assert "\n" not in str(caught.value)
 
 
@@ -66,7 +66,7 @@ def test_a_wrong_solution_is_found_by_solving(tmp_path):
     flipped = replace(puzzle, solution=tuple(not k for k in puzzle.solution))
     path = write_parquet(tmp_path / "kk.parquet", rows_of([PUZZLES[24], flipped]))
     with pytest.raises(DataError, match="row 2: statements: .*expected exactly one"):
-        read_parquet(path)
+        read_puzzles(path)
 
 
 def test_a_puzzle_with_two_solutions_is_refused(tmp_path):
@@ -77,14 +77,14 @@ def test_a_puzzle_with_two_solutions_is_refused(tmp_path):
     )
     path = write_parquet(tmp_path / "kk.parquet", rows_of([puzzle]))
     with pytest.raises(DataError, match="row 1: statements: .*expected exactly one"):
-        read_parquet(path)
+        read_puzzles(path)
 
 
 def test_a_name_that_is_not_in_the_quiz_is_refused(tmp_path):
     puzzle = replace(PUZZLES[0], names=("Ann", "Bob"))
     path = write_parquet(tmp_path / "kk.parquet", rows_of([puzzle]))
     with pytest.raises(DataError, match="row 1: names: 'Ann' does not occur in the quiz"):
-        read_parquet(path)
+        read_puzzles(path)
 
 
 def test_a_name_that_breaks_grading_is_refused(tmp_path):
@@ -96,7 +96,7 @@ def test_a_name_that_breaks_grading_is_refused(tmp_path):
     )
     path = write_parquet(tmp_path / "kk.parquet", rows_of([puzzle]))
     with pytest.raises(DataError, match="row 1: names: .*reward cannot read"):
-        read_parquet(path)
+        read_puzzles(path)
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_a_name_that_breaks_grading_is_refused(tmp_path):
 def test_a_missing_column_is_named(tmp_path, column):
     rows = [{k: v for k, v in row.items() if k != column} for row in rows_of(PUZZLES[:3])]
     with pytest.raises(DataError, match=f"column '{column}' is missing, expected quiz, names"):
-        read_parquet(write_parquet(tmp_path / "kk.parquet", rows))
+        read_puzzles(write_parquet(tmp_path / "kk.parquet", rows))
     with pytest.raises(DataError, match=f"row 1: {column}: missing"):
-        read_parquet(write_jsonl(tmp_path / "kk.jsonl", rows))
+        read_puzzles(write_jsonl(tmp_path / "kk.jsonl", rows))
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,10 @@ def test_files_that_are_something_else(tmp_path, name, content, complaint):
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(DataError, match=complaint) as caught:
-        read_parquet(path)
+        read_puzzles(path)
     assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match="no such file"):
-        read_parquet(tmp_path / "absent.parquet")
+        read_puzzles(tmp_path / "absent.parquet")
 
 
 def test_generated_splits_have_the_sizes_asked_and_share_nothing():

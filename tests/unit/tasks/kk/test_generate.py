@@ -179,7 +179,6 @@ def test_language_of_a_whole_puzzle():
         "if Mia is a knave. Mia said that Zoey is not a knave. So who is a knight and who is a "
         "knave?"
     )
-    assert puzzle.solution_text == "Zoey is a knight, Jack is a knave, and Mia is a knight."
     assert puzzle.solution_text_format == (
         "(1) Zoey is a knight\n(2) Jack is a knave\n(3) Mia is a knight"
     )
@@ -188,7 +187,6 @@ def test_language_of_a_whole_puzzle():
 def test_two_people_keep_the_comma_of_the_data():
     (puzzle,) = generate(2, 1, seed=0)
     assert f"You meet 2 inhabitants: {puzzle.names[0]}, and {puzzle.names[1]}. " in puzzle.quiz
-    assert puzzle.solution_text.count(", and ") == 1
 
 
 def test_nested_claims_are_unambiguous():

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import re
 import time
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sg_rlhf.tasks.kk import reward
 from sg_rlhf.tasks.kk.domain import KK
 from sg_rlhf.tasks.kk.grading import READINGS, Reason, parse_answer_key, score
 from sg_rlhf.tasks.kk.prompt import build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate
 from sg_rlhf.tasks.kk.render import render_answer
-from sg_rlhf.tasks.reward import response_of
+from sg_rlhf.tasks.reward import response_of, reward_named
 
+REWARD = reward_named("domain:kk")
 PUZZLES = [puzzle for n in range(2, 9) for puzzle in generate(n, 12, seed=9)]
 GOLD = "(1) Zoey is a knight\n(2) Jack is a knave\n(3) Mia is a knight"
 GOOD = f"because</think><answer>{GOLD}</answer>"
@@ -219,7 +216,7 @@ def test_never_an_exception_on_any_text(before, inside):
             assert reached in (3.0, -0.5, -1.0, -2.5, -3.0)
         prompt = build_prompt(inside)
         for query in (response, prompt + response, prompt[5:] + response):
-            reward.reward_func([query], [prompt], [GOLD])
+            REWARD([query], [prompt], [GOLD])
 
 
 MEGA = 2**20
@@ -244,7 +241,7 @@ def test_a_megabyte_of_hostile_text_is_graded_at_once(hostile):
     start = time.process_time()
     for reading in READINGS:
         assert score(hostile, GOLD, reading=reading).reward in (-1.0, -3.0)
-    reward.reward_func(["x" + hostile], [build_prompt("Q")], [GOLD])
+    REWARD(["x" + hostile], [build_prompt("Q")], [GOLD])
     assert time.process_time() - start < 1.0  # linear: about 20 ms; quadratic: minutes
 
 
@@ -295,21 +292,12 @@ def test_only_the_response_is_graded(query_of, response):
     assert response_of(query_of(PROMPT, response), PROMPT, KK.prompt_end) == response
 
 
-def load_as_upstream(name: str) -> ModuleType:
-    """As `SingleTurnAgentExecutor` does: by path, and never put into sys.modules."""
-    path = Path(reward.__file__).with_name(name)
-    spec = importlib.util.spec_from_file_location("reward_func", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize(
     ("name", "wrong"),
-    [("reward.py", -0.5), ("reward_strict.py", -0.5), ("reward_table5.py", -2.5)],
+    [("domain:kk", -0.5), ("domain:kk/strict", -0.5), ("domain:kk/table5", -2.5)],
 )
-def test_files_load_by_path_and_return_plain_numbers(name, wrong):
-    reward_func = load_as_upstream(name).reward_func
+def test_rewards_are_plain_numbers(name, wrong):
+    reward_func = reward_named(name)
     info = reward_func([PROMPT + GOOD], [PROMPT], [GOLD])
     assert info["rewards"] == 3.0
     assert info["scores"] == 1.0
@@ -325,16 +313,16 @@ def test_files_load_by_path_and_return_plain_numbers(name, wrong):
     assert info["extra_logs"] == {"correct": 0.0, "format_ok": 0.0, "parsed": 0.0}
 
 
-def test_the_strict_file_reads_strictly():
+def test_the_strict_reward_reads_strictly():
     denied = GOOD.replace("Zoey", "It is false that Zoey")
-    for name, expected in (("reward.py", 3.0), ("reward_strict.py", -1.0)):
-        info = load_as_upstream(name).reward_func([PROMPT + denied], [PROMPT], [GOLD])
+    for name, expected in (("domain:kk", 3.0), ("domain:kk/strict", -1.0)):
+        info = reward_named(name)([PROMPT + denied], [PROMPT], [GOLD])
         assert info["rewards"] == expected
 
 
 def test_one_query_a_call():
     with pytest.raises(ValueError, match="one query at a time"):
-        reward.reward_func(["a", "b"], ["a", "b"], [GOLD, GOLD])
+        REWARD(["a", "b"], ["a", "b"], [GOLD, GOLD])
 
 
 def test_upstreams_own_executor_gets_our_numbers(rollout):
@@ -344,6 +332,6 @@ def test_upstreams_own_executor_gets_our_numbers(rollout):
         "": (-3.0, 0.0),
     }
     for response, (total, correct) in expected.items():
-        output = rollout(reward.__file__, PROMPT, GOLD, response)
+        output = rollout("domain:kk", PROMPT, GOLD, response)
         assert (output["reward"], output["scores"]) == (total, correct)
         assert output["extra_logs"]["correct"] == correct

@@ -16,7 +16,6 @@ from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks.labels import label_of
 from sg_rlhf.tasks.math.data import MathRow, golds_of, hold_out, read_rows, to_records
 from sg_rlhf.tasks.math.sets import published
-from sg_rlhf.tasks.math.sets.answer_types import answer_type
 from sg_rlhf.tasks.math.sets.published import (
     DSR_UNIFORM,
     EVAL_SETS,
@@ -348,26 +347,3 @@ def test_hold_out_keeps_all_rows_of_a_problem_on_one_side():
     assert hold_out(rows, 0.0, seed=3, key=str) == (rows, [])
     with pytest.raises(DataError, match="at least 0 and below 1, got 1.0"):
         hold_out(rows, 1.0, seed=3, key=str)
-
-
-@pytest.mark.parametrize(
-    ("gold", "expected"),
-    [
-        *[(g, "integer") for g in ("204", "025", "-3", "1,000", "$12$", "10,\\!000")],
-        *[(g, "decimal") for g in ("17.67", "-.5", "4.4e7")],
-        *[(g, "fraction") for g in ("\\frac{1}{2}", "-\\frac73", "\\dfrac{3}{4}", "63/256")],
-        *[(g, "percent or unit") for g in ("78\\%", "90^\\circ", "84^{\\circ}", "5 \\text{ cm}")],
-        *[
-            (g, "interval, tuple or set")
-            for g in ("(-2,3)", "\\left( 3, \\frac{\\pi}{2} \\right)", "1, 2", "\\{1,2\\}")
-        ],
-        ("[-1,0) \\cup (0,1]", "interval, tuple or set"),
-        ("\\begin{pmatrix} 1 & 2 \\end{pmatrix}", "matrix"),
-        *[(g, "equation or inequality") for g in ("n = 4", "f(x) = x", "s^2 \\le 8r^2", "x<1")],
-        *[(g, "expression") for g in ("p - q", "\\sqrt{3}", "f(1,2)", "2\\pi", "x")],
-        *[(g, "choice letter") for g in ("C", "\\text{(B)}", "(A)")],
-        *[(g, "text") for g in ("Monday", "\\text{even}", "does not exist")],
-    ],
-)
-def test_answer_types(gold, expected):
-    assert answer_type(gold) == expected

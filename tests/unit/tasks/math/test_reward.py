@@ -1,20 +1,17 @@
-"""The reward file as OpenRLHF loads and calls it: the response alone is graded."""
+"""The reward as OpenRLHF calls it: the response alone is graded."""
 
 from __future__ import annotations
 
-import importlib.util
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from sg_rlhf.tasks.labels import label_of
-from sg_rlhf.tasks.math import reward
 from sg_rlhf.tasks.math.domain import MATH
 from sg_rlhf.tasks.math.prompt import prompt_of
-from sg_rlhf.tasks.reward import response_of
+from sg_rlhf.tasks.reward import response_of, reward_named
 
+REWARD = reward_named("domain:math")
 # Minerva's problems hold the box of an earlier part; here it is even the gold answer.
 PROMPT = prompt_of("Part 0 gave \\boxed{42}. Now double $x = 21$. " + "Think well. " * 20)
 LABEL = label_of(["42"])
@@ -22,7 +19,7 @@ GOOD = "2 * 21 = 42, so \\boxed{42}"
 
 
 def graded(response: str, label: str = LABEL, prompt: str = PROMPT) -> tuple[float, ...]:
-    info = reward.reward_func([prompt + response], [prompt], [label])
+    info = REWARD([prompt + response], [prompt], [label])
     logs = info["extra_logs"]
     assert sorted(logs) == ["correct", "crash", "format_ok", "timeout"]
     assert info["rewards"] == info["scores"] == logs["correct"]
@@ -85,33 +82,24 @@ def test_only_the_response_is_graded(query_of, response):
 def test_a_prompt_that_is_not_found_earns_nothing():
     assert response_of("xyz", PROMPT, MATH.prompt_end) == "xyz"
     mangled = PROMPT.upper().replace("\\BOXED", "\\boxed")
-    assert reward.reward_func([mangled + " no box"], [PROMPT], [LABEL])["rewards"] == 0.0
+    assert REWARD([mangled + " no box"], [PROMPT], [LABEL])["rewards"] == 0.0
 
 
 def test_one_query_a_call_and_a_readable_label():
     with pytest.raises(ValueError, match="one query at a time"):
-        reward.reward_func(["a", "b"], ["a", "b"], [LABEL, LABEL])
+        REWARD(["a", "b"], ["a", "b"], [LABEL, LABEL])
     for label in ("42", "[]", '[""]', "not JSON"):
         with pytest.raises(ValueError, match="label .* expected a JSON array of gold answers"):
-            reward.reward_func([PROMPT + GOOD], [PROMPT], [label])
-
-
-def load_as_upstream() -> ModuleType:
-    """As `SingleTurnAgentExecutor` does: by path, and never put into sys.modules."""
-    spec = importlib.util.spec_from_file_location("reward_func", Path(reward.__file__))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+            REWARD([PROMPT + GOOD], [PROMPT], [label])
 
 
 def test_many_threads_and_a_hostile_answer_at_once():
-    reward_func = load_as_upstream().reward_func
     graded("\\boxed{1}")  # the grader's workers are up
     hostile = "\\boxed{9^{9^{9^9}}}"
     responses = [hostile, *[f"\\boxed{{{n}}}" for n in range(38, 46)], GOOD] * 2
 
     def call(response: str) -> float:
-        return reward_func([PROMPT + response], [PROMPT], [LABEL])["rewards"]
+        return REWARD([PROMPT + response], [PROMPT], [LABEL])["rewards"]
 
     with ThreadPoolExecutor(8) as threads:
         rewards = list(threads.map(call, responses))
@@ -120,7 +108,7 @@ def test_many_threads_and_a_hostile_answer_at_once():
 
 def test_upstreams_own_executor_gets_our_numbers(rollout):
     for response, correct in {GOOD: 1.0, "\\boxed{41}": 0.0, "no box": 0.0}.items():
-        output = rollout(reward.__file__, PROMPT, LABEL, response)
+        output = rollout("domain:math", PROMPT, LABEL, response)
         assert (output["reward"], output["scores"]) == (correct, correct)
         assert output["extra_logs"]["correct"] == correct
         assert output["extra_logs"]["format_ok"] == float("\\boxed{" in response)

@@ -339,18 +339,17 @@ def test_waits_grow_and_have_jitter(retriever: Retriever, monkeypatch: pytest.Mo
 def test_the_failure_rate_stops_only_above_its_limit_and_with_enough_searches() -> None:
     rate = FailureRate(limit=0.25, window=8, minimum=4)
     for _ in range(3):
-        rate.add("down")
+        rate.add(failed=True)
         assert not rate.too_high  # too few searches
-    rate.add(None)
+    rate.add(failed=False)
     assert rate.too_high and (rate.failed, rate.searches) == (3, 4)
     for _ in range(6):
-        rate.add(None)
+        rate.add(failed=False)
     # The window holds the last 8: two failures are a quarter, the limit itself.
-    rate.add("down")
-    rate.add("down again")
+    rate.add(failed=True)
+    rate.add(failed=True)
     assert (rate.failed, rate.searches, rate.too_high) == (2, 8, False)
-    assert rate.last_problem == "down again"
-    rate.add("down")
+    rate.add(failed=True)
     assert rate.too_high
 
 
@@ -360,7 +359,7 @@ def test_the_failure_rate_is_that_of_the_last_searches(
 ) -> None:
     rate = FailureRate(sixteenths / 16, window, minimum=1)
     for failed in failures:
-        rate.add("down" if failed else None)
+        rate.add(failed=failed)
     seen = failures[-window:]
     assert (rate.failed, rate.searches) == (sum(seen), len(seen))
     assert rate.too_high == (16 * sum(seen) > sixteenths * len(seen))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import http.server
 import json
 import os
@@ -17,9 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sg_rlhf.common import resources
 from sg_rlhf.data import command
-from sg_rlhf.tasks.search.command import COMMAND
 from sg_rlhf.tasks.search.data import DataError, Question, read_questions
 from sg_rlhf.tasks.search.grading import parse_golds, score
 from sg_rlhf.tasks.search.prompt import build_prompt
@@ -164,7 +161,7 @@ def test_the_same_request_is_done_at_once_and_files_of_others_stay(
         (["--source", "nq_hotpotqa", "--revision", "main"], "expected the 40 hex digits"),
         (["--source", "no/such.parquet"], "no/such.parquet: no such file"),
         (["--source", "a.jsonl", "--generate", "seed=1"], "belongs to --source encyclopedia"),
-        (["--source", "a.jsonl", "--revision", "x"], "belongs to --source nq_hotpotqa"),
+        (["--source", "a.jsonl", "--revision", "x"], "belongs to --source hub:OWNER"),
         (["--source", "encyclopedia", "--seed", "1"], "--seed does not go with"),
         (["--source", "encyclopedia", "a.jsonl"], "cannot be mixed"),
         (["--source", "encyclopedia", "--generate", "people=x"], "expected a whole number"),
@@ -192,78 +189,6 @@ def test_the_encyclopedia_is_written_with_its_corpus(tmp_path: Path) -> None:
     assert {r["question"] for r in lines(tmp_path / "a" / "test.jsonl")} == {
         problem.question.text for problem in made.test
     }
-
-
-def many(path: Path, count: int) -> Path:
-    rows = [{**SEARCH_R1, "question": f"{SEARCH_R1['question']} {n}"} for n in range(count)]
-    return jsonl(path, *rows)
-
-
-def test_what_the_disk_cannot_hold_is_refused_before_anything_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = many(tmp_path / "nq.jsonl", 5000)
-    with small_disk(tmp_path / "disk", 1) as disk:
-        for out in (disk / "out", disk / "new" / "out"):
-            error = refused(capsys, "--source", source, "--out", out)
-            assert f"--out {out}: the data set takes " in error
-            assert " of disk, 1.05 MB are free (--skip-room-check skips this check)" in error
-        assert list(disk.iterdir()) == []
-        error = refused(capsys, "--source", source, "--out", disk / "out", "--skip-room-check")
-        assert "No space left on device" in error and str(disk / "out") in error
-        assert list(disk.iterdir()) == []
-        assert run("--source", many(tmp_path / "few.jsonl", 100), "--out", disk / "out") == 0
-
-
-def test_columns_that_are_not_read_take_no_room(tmp_path: Path) -> None:
-    """FlashRAG's rows have `metadata`, which may be most of the file."""
-    rows = [{**SEARCH_R1, "metadata": "x" * 50_000, "question": f"Who? {n}"} for n in range(200)]
-    source = jsonl(tmp_path / "nq.jsonl", *rows)
-    with small_disk(tmp_path / "disk", 4) as disk:
-        assert run("--source", source, "--out", disk / "out") == 0
-
-
-def test_what_a_cgroup_does_not_allow_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its files, of a job that has 90 MB left of its 100 MB."""
-    limits = tmp_path / "root" / "sys/fs/cgroup" / "job"
-    limits.mkdir(parents=True)
-    (limits / "memory.max").write_text("100000000\n")
-    (limits / "memory.current").write_text("10000000\n")
-    (limits / "memory.stat").write_text("file 0\n")
-    (tmp_path / "root" / "proc/self").mkdir(parents=True)
-    (tmp_path / "root" / "proc/self/cgroup").write_text("0::/job\n")
-    monkeypatch.setattr(resources.free_memory, "__defaults__", (tmp_path / "root",))
-    source = many(tmp_path / "nq.jsonl", 10)
-    error = refused(capsys, "--source", source, "--out", tmp_path / "out")
-    assert " of memory, 90 MB are free (--skip-room-check skips this check)" in error
-    assert not (tmp_path / "out").exists()
-    assert run("--source", source, "--out", tmp_path / "out", "--skip-room-check") == 0
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "encyclopedia"])
-def test_what_is_said_to_be_needed_is_enough(tmp_path: Path, kind: str) -> None:
-    if kind == "encyclopedia":
-        source = ["--source", "encyclopedia", "--generate", "people=400", "towns=96"]
-    else:
-        path = tmp_path / f"nq.{kind}"
-        rows = [{**FLASHRAG, "question": f"Wer schrieb „Faust“? 谁写的？ {n}"} for n in range(3000)]
-        if kind == "jsonl":
-            jsonl(path, *rows)
-        else:
-            pq.write_table(pa.Table.from_pylist(rows), path)
-        source = ["--source", str(path)]
-    for style in ("search_r1", "short"):
-        arguments = [*source, "--out", str(tmp_path / style), "--prompt", style]
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--out")
-        COMMAND.add_options(parser)
-        plan = COMMAND.plan(parser.parse_args(arguments), lambda _: None)
-        assert plan.needs is not None
-        assert run(*arguments) == 0
-        taken = sum(path.stat().st_size for path in (tmp_path / style).iterdir())
-        assert taken < plan.needs().disk < 3 * taken
 
 
 def test_a_download_that_the_caches_disk_cannot_hold_is_not_begun(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from sg_rlhf.tasks.search.codec import TokenizerCodec
-from sg_rlhf.tasks.search.dialogue import encode_observation, encode_passages
+from sg_rlhf.tasks.codec import TokenizerCodec
+from sg_rlhf.tasks.search.environment import encode_observation, encode_passages
 from sg_rlhf.tasks.search.protocol import (
     OBSERVATION_END,
     OBSERVATION_START,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sg_rlhf.tasks.reward import response_of
+from sg_rlhf.tasks.reward import response_of, reward_named
 from sg_rlhf.tasks.search.domain import SEARCH
 from sg_rlhf.tasks.search.prompt import build_prompt
-from sg_rlhf.tasks.search.reward import reward_func
 
+REWARD = reward_named("domain:search")
 PROMPT = (
     "<|im_start|>user\n" + build_prompt("What is the capital of China") + "<|im_end|>\n"
     "<|im_start|>assistant\n"
@@ -16,7 +16,7 @@ PROMPT = (
 
 
 def reward(response: str, label: str = '["Beijing"]', query: str | None = None) -> float:
-    result = reward_func([query or PROMPT + response], [PROMPT], [label])
+    result = REWARD([query or PROMPT + response], [PROMPT], [label])
     assert result["scores"] == result["extra_logs"]["correct"]
     return float(result["rewards"])
 
@@ -40,4 +40,4 @@ def test_bad_calls_and_labels_are_refused() -> None:
     with pytest.raises(ValueError, match="expected a JSON array"):
         reward("x", "Beijing")
     with pytest.raises(ValueError, match="one query at a time"):
-        reward_func(["a", "b"], ["a", "b"], ["c", "d"])
+        REWARD(["a", "b"], ["a", "b"], ["c", "d"])

@@ -32,7 +32,7 @@ def test_paper_recipes_have_the_values_of_table_6(name: str) -> None:
         "actor.eps_clip_low_high": [0.20, 0.24],
         "actor.dual_clip": 10.0,
         "data.apply_chat_template": True,
-        "train.agent_func_path": "module:sg_rlhf.overlay.rollout.search_agent",
+        "train.agent_func_path": "domain:search",
         "sg.search.max_turns": 4,
         "sg.search.topk": 3,
         "sg.search.observation_tokens": 500,

@@ -1,4 +1,4 @@
-"""A Hugging Face tokenizer as a dialogue needs it: nothing added, nothing left out."""
+"""Text to token ids and back (`rollout.Codec`), with nothing added and nothing left out."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import Any
 
 
 class TokenizerCodec:
-    """The `dialogue.Codec` of training and of evaluation.
+    """A Hugging Face tokenizer: the codec of training and of evaluation.
 
     Attributes:
+        ids_per_token: see `rollout.Codec`.
         control_tokens: strings that the tokenizer reads as control tokens wherever they stand in a
             text, the longest first; retrieved text must not hold them.
         control_ids: their token ids.
     """
+
+    ids_per_token = 1
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -34,3 +37,19 @@ class TokenizerCodec:
                 token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
             )
         )
+
+
+class CharacterCodec:
+    """Characters in the place of tokens: for clients of an environment that send text."""
+
+    ids_per_token = 4
+    control_tokens: Sequence[str] = ()
+    control_ids: frozenset[int] = frozenset()
+
+    def encode(self, text: str) -> list[int]:
+        """Code points of a text."""
+        return list(map(ord, text))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of code points."""
+        return "".join(map(chr, token_ids))

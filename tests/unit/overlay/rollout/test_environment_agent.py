@@ -25,7 +25,6 @@ from openrlhf.trainer.ppo_utils.experience import (
     remove_padding_in_sequences,
     split_experience_batch,
 )
-from openrlhf.trainer.ray.vllm_engine import _load_agent_executor
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from vllm import SamplingParams
@@ -36,12 +35,12 @@ from sg_rlhf.algo.kl import kl_estimate
 from sg_rlhf.algo.policy_loss import policy_loss_terms, sg_policy_loss
 from sg_rlhf.algo.token_weights import weight_sum_and_count
 from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
-from sg_rlhf.config import local_path
 from sg_rlhf.overlay.learner.experience_maker import SGExperienceMaker
-from sg_rlhf.overlay.reporting.errors import RetrievalError, RewardError
+from sg_rlhf.overlay.reporting.errors import EnvironmentDown, RewardError
+from sg_rlhf.overlay.rollout.environment_agent import EnvironmentAgent, load_agent
 from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
-from sg_rlhf.overlay.rollout.search_agent import AgentExecutor
-from sg_rlhf.tasks.search.codec import TokenizerCodec
+from sg_rlhf.tasks.codec import TokenizerCodec
+from sg_rlhf.tasks.search.environment import SearchEnvironment
 from sg_rlhf.tasks.search.protocol import CORRECTION, STOP
 from sg_rlhf.tasks.search.settings import SearchSettings
 from tests.unit.tasks.search.http_retriever import Retriever, passages, running
@@ -161,11 +160,11 @@ def play(
     shared = SamplingParams(max_tokens=max_tokens, min_tokens=1, logprobs=logprobs)
 
     async def run() -> dict[str, Any]:
-        agent = AgentExecutor(chosen)
+        agent = EnvironmentAgent(SearchEnvironment(chosen))
         try:
             return await agent.execute(prompt, label, shared, max_length, TOKENIZER, engine)
         finally:
-            await agent.client.aclose()
+            await agent.environment.aclose()
 
     output = asyncio.run(run())
     assert (shared.max_tokens, shared.stop) == (max_tokens, [])  # other rollouts use it too
@@ -384,7 +383,7 @@ def test_a_label_that_is_no_list_of_golds_stops_the_run(retriever: Retriever) ->
 
 
 def test_a_retriever_that_is_not_there_stops_the_run_before_the_first_rollout() -> None:
-    with pytest.raises(RetrievalError, match=r"retriever http://127.0.0.1:9/retrieve: .*start it"):
+    with pytest.raises(EnvironmentDown, match=r"retriever http://127.0.0.1:9/retrieve: .*start it"):
         play([ANSWER], "http://127.0.0.1:9/retrieve")
 
 
@@ -402,7 +401,7 @@ def test_failed_searches_are_told_to_the_model_and_counted_and_then_stop_the_run
         server.reply = reply
 
         async def run() -> None:
-            agent = AgentExecutor(agent_settings)
+            agent = EnvironmentAgent(SearchEnvironment(agent_settings))
             params = SamplingParams(max_tokens=900, min_tokens=1)
             for rollout in range(9):
                 engine = ScriptedEngine([SEARCH, SEARCH, ANSWER])
@@ -412,7 +411,7 @@ def test_failed_searches_are_told_to_the_model_and_counted_and_then_stop_the_run
                 assert output["extra_logs"]["retrieval_failures"] == 2
                 assert output["extra_logs"]["answer_retrieved"] == 0
 
-        with pytest.raises(RetrievalError) as error:
+        with pytest.raises(EnvironmentDown) as error:
             asyncio.run(run())
     assert str(error.value).startswith(
         "6 of the last 6 searches of a rollout engine failed (sg.search.max_failure_rate=0.5); "
@@ -428,14 +427,14 @@ def test_no_passage_found_is_told_to_the_model(retriever: Retriever) -> None:
     assert output["extra_logs"]["gold_retrieved"] == 0
 
 
-def test_upstream_loads_the_file_with_the_settings_of_the_environment(
+def test_the_agent_of_a_domain_has_the_settings_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(SearchSettings.variable(), SearchSettings(topk=7, max_turns=1).to_variable())
-    path = local_path("train.agent_func_path", "module:sg_rlhf.overlay.rollout.search_agent")
-    executor = _load_agent_executor(path)
-    assert executor.settings == SearchSettings(topk=7, max_turns=1)
-    assert executor.client.topk == 7
+    agent = load_agent(lambda path: path)("domain:search")
+    assert agent.environment.settings == SearchSettings(topk=7, max_turns=1)
+    assert agent.environment.client.topk == 7
+    assert load_agent(lambda path: path)("my_agent.py") == "my_agent.py"
 
 
 def test_control_tokens_are_the_tokenizers() -> None:

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from sg_rlhf.tasks.episode import Reply, SingleTurn
+from sg_rlhf.tasks.codec import CharacterCodec
+from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.kk.domain import KK
-from sg_rlhf.tasks.search.domain import SEARCH
-from sg_rlhf.tasks.search.episode import SearchEpisode
+from sg_rlhf.tasks.rollout import Reply, SingleTurn, Turn
+from sg_rlhf.tasks.search.environment import SearchEnvironment
 from sg_rlhf.tasks.search.protocol import CORRECTION, FAILED
 from sg_rlhf.tasks.search.settings import SearchSettings
 from tests.unit.tasks.search.http_retriever import Retriever, running
@@ -26,68 +27,70 @@ def retriever() -> Iterator[Retriever]:
         yield server
 
 
-def play(url: str, *turns: str, **settings: object) -> list[Reply]:
-    """The replies to the turns; the last one must end the episode."""
+def play(url: str, *turns: str, **settings: object) -> tuple[list[Reply], Grade]:
+    """The replies to the turns, the last of which must end the episode, and its grade."""
 
-    async def replies() -> list[Reply]:
+    async def replies() -> tuple[list[Reply], Grade]:
         search = SearchSettings(url=url, retries=0, outage_s=0.0, **settings)  # type: ignore[arg-type]
-        episode = SearchEpisode(ROW, SEARCH.grade, search)
+        environment = SearchEnvironment(search)
+        episode = environment.begin(ROW, CharacterCodec())
         try:
-            return [await episode.step(turn) for turn in turns]
+            return [await episode.step(Turn(turn)) for turn in turns], episode.grade()
         finally:
-            await episode.close()
+            await environment.aclose()
 
-    found = asyncio.run(replies())
-    assert [reply.grade is not None for reply in found] == [False] * (len(turns) - 1) + [True]
-    return found
+    found, grade = asyncio.run(replies())
+    assert [reply.done for reply in found] == [False] * (len(turns) - 1) + [True]
+    return found, grade
 
 
 def test_a_response_is_graded_and_ends_the_episode() -> None:
     row = {"input": "A puzzle.", "answer": "(1) Zoey is a knight"}
-    episode = SingleTurn(row, KK.grade)
-    assert episode.prompt == "A puzzle."
+    episode = SingleTurn(KK.grade).begin(row, CharacterCodec())
     right = "She tells the truth. </think><answer> (1) Zoey is a knight </answer>"
-    reply = asyncio.run(episode.step(right))
-    assert reply == Reply(grade=KK.grade(right, row["answer"]))
-    assert reply.grade is not None and reply.grade.correct
+    assert asyncio.run(episode.step(Turn(right))).done
+    assert episode.grade() == KK.grade(right, row["answer"])
+    assert episode.grade().correct
 
 
 def test_a_search_is_answered_and_the_answer_graded(retriever: Retriever) -> None:
-    first, last = play(retriever.url, SEARCHES, "<answer> Ada </answer>")
+    (first, _), grade = play(retriever.url, SEARCHES, "<answer> Ada </answer>")
     assert first.text.startswith('\n\n<information>Doc 1(Title: "About Ada")')
     assert first.text.endswith("</information>\n\n")
     assert retriever.requests[0]["queries"] == ["Ada"]
-    assert last.grade is not None and (last.grade.reward, last.grade.correct) == (1.0, True)
+    assert (grade.reward, grade.correct) == (1.0, True)
 
 
 @pytest.mark.parametrize(("scheme", "reward"), [("sign", -1.0), ("binary", 0.0)])
 def test_a_wrong_answer_has_the_rewards_of_the_setting(
     retriever: Retriever, scheme: str, reward: float
 ) -> None:
-    (reply,) = play(retriever.url, "<answer> Bob </answer>", reward=scheme)
-    assert reply.grade is not None and reply.grade.reward == reward
+    _, grade = play(retriever.url, "<answer> Bob </answer>", reward=scheme)
+    assert grade.reward == reward
 
 
 def test_an_invalid_turn_is_corrected_or_ends_the_episode(retriever: Retriever) -> None:
-    first, _ = play(retriever.url, "Hm.", "<answer> Ada </answer>")
+    (first, _), _ = play(retriever.url, "Hm.", "<answer> Ada </answer>")
     assert first.text == CORRECTION
-    (reply,) = play(retriever.url, "Hm.", invalid="end")
-    assert reply.grade is not None and not reply.grade.correct
+    _, grade = play(retriever.url, "Hm.", invalid="end")
+    assert not grade.correct
 
 
 def test_the_last_turn_may_only_answer(retriever: Retriever) -> None:
-    *_, last = play(retriever.url, SEARCHES, SEARCHES, max_turns=1)
-    assert last.grade is not None and not last.grade.correct
+    _, grade = play(retriever.url, SEARCHES, SEARCHES, max_turns=1)
+    assert not grade.correct
     assert len(retriever.requests) == 1
 
 
 def test_a_failed_search_is_told_to_the_model() -> None:
-    first, _ = play("http://127.0.0.1:9/retrieve", SEARCHES, "<answer> Ada </answer>")
+    (first, _), _ = play("http://127.0.0.1:9/retrieve", SEARCHES, "<answer> Ada </answer>")
     assert FAILED in first.text
 
 
 def test_a_long_result_is_cut(retriever: Retriever) -> None:
     long = {"document": {"id": "1", "contents": f'"T"\n{"word " * 5000}'}, "score": 1.0}
     with retriever.answering(lambda body: (200, {"result": [[long]]})):
-        first, _ = play(retriever.url, SEARCHES, "<answer> Ada </answer>", observation_tokens=50)
+        (first, _), _ = play(
+            retriever.url, SEARCHES, "<answer> Ada </answer>", observation_tokens=50
+        )
     assert 150 < len(first.text) < 300 and first.text.endswith("</information>\n\n")

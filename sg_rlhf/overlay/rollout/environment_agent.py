@@ -1,0 +1,157 @@
+"""Rollouts of a domain with an environment: `train.agent_func_path: domain:NAME`.
+
+Upstream's own `MultiTurnAgentExecutor` has no stop strings, no limit for a turn or a reply, and
+changes the sampling parameters that all rollouts of a prompt share. Nothing of it is used here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from openrlhf.utils.agent import AgentExecutorBase
+
+from sg_rlhf.overlay.reporting.activity import ENGINE, show_message
+from sg_rlhf.overlay.reporting.errors import EnvironmentDown, RewardError
+from sg_rlhf.tasks import registry
+from sg_rlhf.tasks.codec import TokenizerCodec
+from sg_rlhf.tasks.domain import Domain, load
+from sg_rlhf.tasks.rollout import (
+    Environment,
+    EnvironmentFailed,
+    EpisodeAborted,
+    Generation,
+    rollout,
+)
+
+
+def load_agent(original: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Wrap upstream's ``_load_agent_executor``, which loads Python files, for ``domain:NAME``."""
+
+    def executor_of(agent_func_path: str) -> Any:
+        if not agent_func_path.startswith(registry.PREFIX):
+            return original(agent_func_path)
+        return EnvironmentAgent(environment_of(registry.named_in(agent_func_path)[0]))
+
+    return executor_of
+
+
+def environment_of(domain: Domain) -> Environment:
+    """A domain's environment, with the recipe's settings, which this process's variables hold."""
+    assert domain.environment is not None
+    settings = None if domain.settings is None else load(domain.settings).from_environment()
+    return load(domain.environment)(settings, notify=partial(show_message, ENGINE))
+
+
+class EnvironmentAgent(AgentExecutorBase):
+    """Rollouts of one engine: the model and the environment take turns, and the end is graded."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self._codec: TokenizerCodec | None = None
+        self._check = asyncio.Lock()
+        self._checked = False
+
+    async def execute(
+        self,
+        prompt: str,
+        label: str,
+        sampling_params: Any,
+        max_length: int,
+        hf_tokenizer: Any,
+        llm_engine: Any,
+        images: Any = None,
+    ) -> dict[str, Any]:
+        """Sample and grade one rollout.
+
+        `sampling_params.max_tokens` is the budget of the whole response, replies included; a prompt
+        that leaves less than that of `max_length` loses its beginning, as in upstream.
+
+        Returns:
+            The fields that upstream's executors return.
+
+        Raises:
+            RewardError: the label is wrong, or there are images.
+            EnvironmentDown: the environment does not work, or fails too often.
+        """
+        if self._codec is None:  # upstream copies the tokenizer for every prompt
+            self._codec = TokenizerCodec(hf_tokenizer)
+        codec = self._codec
+        try:
+            episode = self.environment.begin({"input": prompt, "answer": label}, codec)
+        except ValueError as error:
+            raise RewardError(f"{error}; the prompt ends: ...{prompt[-200:]!r}") from None
+        if images:
+            raise RewardError(
+                "an environment's questions have no images; data.image_key names some"
+            )
+        await self._check_once()
+        prompt_ids = codec.encode(prompt)
+        budget = sampling_params.max_tokens or max(1, max_length - len(prompt_ids))
+        n_prompt = len(prompt_ids)
+        prompt_ids = prompt_ids[-max(1, max_length - budget) :]
+        budget = min(budget, max_length - len(prompt_ids))
+        with_log_probs = sampling_params.logprobs is not None
+
+        async def generate(
+            context: list[int], max_tokens: int, stop: tuple[str, ...]
+        ) -> Generation:
+            params = sampling_params.clone()  # all rollouts of a prompt share the original
+            params.max_tokens = max_tokens
+            params.min_tokens = min(params.min_tokens, max_tokens)
+            params.stop = list(stop)
+            params.include_stop_str_in_output = True
+            request = await llm_engine.generate(context, params)
+            output = request.outputs[0]
+            token_ids = list(output.token_ids)
+            log_probs = None
+            if with_log_probs:
+                entries = zip(token_ids, output.logprobs[: len(token_ids)], strict=True)
+                log_probs = [entry[token].logprob for token, entry in entries]
+            return Generation(token_ids, output.finish_reason == "length", log_probs)
+
+        try:
+            trajectory = await rollout(
+                self.environment,
+                episode,
+                prompt_ids,
+                budget,
+                generate,
+                codec,
+                with_log_probs=with_log_probs,
+            )
+        except (EnvironmentFailed, EpisodeAborted) as error:
+            raise EnvironmentDown(str(error)) from None
+        # A grader may take seconds: other rollouts go on meanwhile.
+        grade = await asyncio.to_thread(episode.grade)
+        return {
+            "prompt": prompt,
+            "label": label,
+            "images": None,
+            "mm_train_inputs": None,
+            "observation_tokens": trajectory.token_ids,
+            "action_ranges": trajectory.action_ranges,
+            "rollout_log_probs": trajectory.log_probs,
+            "truncated": trajectory.truncated,
+            "reward": grade.reward,
+            "scores": float(grade.correct),
+            "extra_logs": {
+                **trajectory.logs(grade),
+                "prompt_cut": float(len(prompt_ids) < n_prompt),
+            },
+        }
+
+    async def _check_once(self) -> None:
+        """Check the environment before the first rollout, so that a wrong one stops the run."""
+        if self._checked:
+            return
+        async with self._check:
+            if self._checked:
+                return
+            try:
+                await self.environment.check()
+            except EnvironmentFailed as error:
+                raise EnvironmentDown(str(error)) from None
+            self._checked = True

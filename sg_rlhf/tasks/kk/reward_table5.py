@@ -1,9 +1,0 @@
-"""Knights & Knaves reward with the totals of the paper's Table 5 (`grading.score`)."""
-
-from functools import partial
-
-from sg_rlhf.tasks.kk.domain import KK
-from sg_rlhf.tasks.kk.grading import score
-from sg_rlhf.tasks.reward import reward_function
-
-reward_func = reward_function(KK, partial(score, scheme="table5"))

@@ -1,0 +1,200 @@
+"""What the data command makes of Knights & Knaves puzzles."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sg_rlhf.common.argument_types import progress_bar
+from sg_rlhf.data_io.dataset_writer import Records, UsageError
+from sg_rlhf.tasks.data_source import (
+    DataSource,
+    Generator,
+    LoadTokenizer,
+    Made,
+    Options,
+    Plan,
+    counts_of,
+)
+from sg_rlhf.tasks.kk.data import (
+    FILES,
+    check_splits,
+    generate_splits,
+    read_puzzles,
+    shuffled,
+    split,
+    to_records,
+)
+from sg_rlhf.tasks.kk.prompt import PROMPT_VERSION, build_chat_prompt, build_prompt
+from sg_rlhf.tasks.kk.puzzle import MAX_PEOPLE, MIN_PEOPLE, Puzzle
+
+# The largest puzzles that the tiny model was pretrained on; larger ones are for a real model.
+TINY_MODEL_PEOPLE = 3
+
+_HELP = """\
+Generate Knights & Knaves puzzles, or convert files in Logic-RL's format.
+
+Checks every row: the statements must have exactly one solution, the given one.
+
+examples:
+  # the sizes of the published runs: 900 train and 100 test puzzles for each of 3 to 7 people
+  python -m sg_rlhf.data kk --out data/kk --generate people=3-7 per_size=900 seed=0
+
+  # a small set; 2 people have only 184 different puzzles, so let them return with other names
+  python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=2000 distinct=names
+
+  # Logic-RL's own files (each row of the second must be absent from the first)
+  python -m sg_rlhf.data kk --out data/kk --source train.parquet --test-file test.parquet
+
+  # several files, 10 % of each size held out
+  python -m sg_rlhf.data kk --out data/kk --source 3ppl.parquet 4ppl.parquet --test-fraction 0.1
+
+sources:
+  puzzles  generated, see --generate (the default with it)
+  FILE ... Logic-RL .parquet or K&K .jsonl
+
+keys of --generate (defaults in brackets):
+  people         numbers of people: 3, 2-3, or 2,4,6          [3-7]
+  per_size       train puzzles per number of people           [900]
+  test_per_size  test puzzles per number of people            [100]
+  seed           the same seed gives the same files           [0]
+  max_depth      nesting of a claim; official data have 2     [2]
+  width          maximum parts of an "and" or "or"            [2]
+  distinct       structure: no puzzle twice, whatever the names
+                 names: a train puzzle may return with other names
+                 (test puzzles never do)                      [structure]
+
+DIR then holds train.jsonl and test.jsonl (fields input, answer, datasource, quiz, n_people, names,
+statements, solution) and manifest.json (counts, source, seed, SHA-256 of each file).
+"""
+
+
+def plan(options: Options, load_tokenizer: LoadTokenizer) -> Plan[Puzzle]:
+    """Duplicates are dropped, and a test puzzle that is also in train is refused."""
+    prompt = _prompt(options, load_tokenizer)
+
+    def make(train: list[Puzzle], test: list[Puzzle] | None) -> Made:
+        if test is None:
+            splits = split(train, options["test_fraction"], options["seed"])
+        else:
+            splits = check_splits(train, test)
+        if not splits.train and not splits.test:
+            raise UsageError("nothing to write: both per_size and test_per_size are 0")
+        for name, puzzles in (("train", splits.train), ("test", splits.test)):
+            if not puzzles:
+                print(f"warning: the {name} split is empty", file=sys.stderr)
+        facts = {
+            "counts": {
+                "train": counts_of([puzzle.n_people for puzzle in splits.train]),
+                "test": counts_of([puzzle.n_people for puzzle in splits.test]),
+            },
+            "duplicates_dropped": splits.duplicates,
+            # With other names or another wording.
+            "test_structures_in_train": splits.shared_structures,
+        }
+        files = {
+            "train.jsonl": to_records(shuffled(splits.train), prompt),
+            "test.jsonl": to_records(shuffled(splits.test), prompt),
+        }
+        return Made(files, facts)
+
+    described = {
+        "version": PROMPT_VERSION,
+        "chat_template": options["chat_template"],
+        # Catches a template that changed under the same name.
+        "sha256": hashlib.sha256(prompt("").encode()).hexdigest(),
+    }
+    return Plan({"prompt": described}, make)
+
+
+def next_step(out: Path, manifest: Mapping[str, Any]) -> str:
+    """Training with a recipe whose model knows puzzles of these sizes."""
+    sizes = (int(size) for counts in manifest["counts"].values() for size in counts)
+    tiny = max(sizes, default=0) <= TINY_MODEL_PEOPLE
+    recipe = "grpo_sg_tiny_cpu.yaml" if tiny else "grpo_sg_qwen2.5-3b-instruct.yaml"
+    return (
+        f"python -m sg_rlhf.train --config configs/kk/{recipe} "
+        f"data.prompt_dataset={out / 'train.jsonl'} eval.dataset={out / 'test.jsonl'}"
+    )
+
+
+def _prompt(options: Options, load_tokenizer: LoadTokenizer) -> Callable[[str], str]:
+    if options["chat_template"] is None:
+        if options["no_system_role"]:
+            raise UsageError("--no-system-role needs --chat-template MODEL")
+        return build_prompt
+    tokenizer = load_tokenizer(options["chat_template"])
+    system_role = False if options["no_system_role"] else None
+    return lambda quiz: build_chat_prompt(quiz, tokenizer, system_role=system_role)
+
+
+def parse_people(text: str) -> list[int]:
+    """Numbers of people as a sorted list: "3", "2-3", "2,4,6" or a mix of them.
+
+    Raises:
+        UsageError: anything else, or a number outside 2 to 12.
+    """
+    sizes: set[int] = set()
+    for part in text.split(","):
+        low, dash, high = part.partition("-")
+        if not low.isdecimal() or (dash and not high.isdecimal()):
+            break
+        first, last = int(low), int(high or low)
+        if not MIN_PEOPLE <= first <= last <= MAX_PEOPLE:
+            break
+        sizes.update(range(first, last + 1))
+    else:
+        return sorted(sizes)
+    raise UsageError(
+        f"--generate people={text}: expected numbers from {MIN_PEOPLE} to {MAX_PEOPLE} "
+        "such as 3, 2-3 or 2,4,6"
+    )
+
+
+def generate(
+    people: list[int], **options: Any
+) -> tuple[list[Puzzle], list[Puzzle], Mapping[str, Records]]:
+    """Generated puzzles; see `--help` for the options."""
+    total = len(people) * (options["per_size"] + options["test_per_size"])
+    with progress_bar("generating", "puzzles", max(total, 0)) as bar:
+        splits = generate_splits(people, **options, on_puzzle=bar.update)
+    return splits.train, splits.test, {}
+
+
+DATA = DataSource(
+    description=_HELP,
+    files=FILES,
+    plan=plan,
+    read=lambda path, _source, on_row: read_puzzles(path, on_row),
+    generator=Generator(
+        "puzzles",
+        {
+            "people": list(range(3, 8)),
+            "per_size": 900,
+            "test_per_size": 100,
+            "seed": 0,
+            "max_depth": 2,
+            "width": 2,
+            "distinct": "structure",
+        },
+        generate,
+        {"people": parse_people},
+    ),
+    test_fraction=0.1,
+    flags={
+        "--chat-template": {
+            "metavar": "MODEL",
+            "help": "model, hub id or folder, whose chat template the prompts get (default: "
+            "Logic-RL's ChatML text, for Qwen2.5)",
+        },
+        "--no-system-role": {
+            "action": "store_true",
+            "help": "put the instructions into the user turn (default: only where the template has "
+            "no system message)",
+        },
+    },
+    next_step=next_step,
+)
