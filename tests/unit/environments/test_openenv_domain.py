@@ -119,7 +119,7 @@ def test_turns_are_actions_and_observations_are_replies() -> None:
     ("settings", "turns", "text"),
     [
         ({"max_turns": 2}, 2, "promptone< e>heardone"),
-        ({"budget": 28}, 1, "promptone"),  # the observation would leave nothing to answer in
+        ({"budget": 27}, 1, "promptone"),  # the observation would leave nothing to answer in
         ({"budget": 2}, 1, "prompton"),
     ],
 )
