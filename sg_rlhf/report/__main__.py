@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from sg_rlhf.common.argument_types import OneLineParser, positive_int
+from sg_rlhf.common.argument_types import OneLineParser, non_negative_int, positive_int
 from sg_rlhf.common.atomic_io import real_path, write_whole
 from sg_rlhf.report.runs import RunError
 
@@ -70,7 +70,10 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--follow", action="store_true", help="serve the page and update it; Ctrl-C ends it"
     )
     parser.add_argument(
-        "--port", type=int, help="of --follow, on 127.0.0.1; 0: any free (default: 8002)"
+        "--port",
+        type=non_negative_int,
+        metavar="P",
+        help="of --follow, on 127.0.0.1; 0: any free (default: 8002)",
     )
     return parser.parse_args(argv)
 

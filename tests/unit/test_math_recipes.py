@@ -46,7 +46,7 @@ def test_every_value_of_table_6(data: str) -> None:
         assert {key: config.values.get(key) for key in EXPECTED} == EXPECTED
         assert config.value("data.prompt_dataset") == f"data/math_{data}/train.jsonl"
     # The two runs that the paper compares differ in the weights alone.
-    differing = {key for key in sg.values if sg.values[key] != grpo.values.get(key)}
+    differing = {key for key in sg.values if sg.value(key) != grpo.value(key)}
     assert differing == {"actor.policy_loss_type", "algo.kl.estimator"}
     assert sg.values["actor.policy_loss_type"] == "weighted_ppo"
     assert sg.values["algo.kl.estimator"] == "wk3"

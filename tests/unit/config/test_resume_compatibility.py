@@ -155,7 +155,9 @@ def test_a_service_may_move(tmp_path: Path, data: Path) -> None:
     latest.parent.mkdir(parents=True)
     latest.write_text("global_step5")
     assert start(folder, data, "reward.remote_url=http://two:2/reward")
-    with pytest.raises(ConfigError, match=r"reward.remote_url: was http://two:2/reward, now mod"):
+    with pytest.raises(
+        ConfigError, match=r"reward.remote_url: was http://two:2/reward, now domain:kk"
+    ):
         start(folder, data)
 
 

@@ -119,7 +119,7 @@ def test_a_recipe_is_judged_on_a_described_machine(capsys: pytest.CaptureFixture
     big = ["ckpt.max_num=1", "--config", seven, *facts_of("4090x1"), "ckpt.save_steps=50"]
     assert main(big) == 2
     out = capsys.readouterr().out
-    assert "--config configs/hardware/1x24gb.yaml is for these" in out and "SG_HARDWARE" not in out
+    assert "--hardware 1x24gb is for these" in out and "SG_HARDWARE" not in out
 
 
 @pytest.mark.parametrize(

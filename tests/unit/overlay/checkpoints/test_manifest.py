@@ -69,7 +69,7 @@ def test_a_manifest_that_is_cut_short_is_none(files: dict[str, bytes], cut: int)
         text = path.read_bytes().rstrip()
         path.write_bytes(text[: min(cut, len(text) - 1)])
         with pytest.raises(
-            manifest.InvalidManifest, match=r"manifest\.json cannot be read: its text"
+            manifest.InvalidManifest, match=r"manifest\.json cannot be read: its content"
         ):
             manifest.read(Path(at))
 
