@@ -65,7 +65,11 @@ class Session:
             OpenEnvError: no server, no answer, or an error for an answer.
         """
         try:
-            self._socket = await self._http.ws_connect(f"{self._url}/ws", max_msg_size=MAX_MESSAGE)
+            self._socket = await self._http.ws_connect(
+                f"{self._url}/ws",
+                max_msg_size=MAX_MESSAGE,
+                timeout=aiohttp.ClientWSTimeout(ws_close=1.0),  # a server that ends says nothing
+            )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise OpenEnvError(f"{self._url}: no OpenEnv server: {_line(error)}") from None
         return _step(await self._ask("reset", options))
