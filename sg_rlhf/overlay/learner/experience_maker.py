@@ -21,7 +21,6 @@ from sg_rlhf.algo.advantages import (
     counted_std,
     population_std_correction,
 )
-from sg_rlhf.config.upstream_flags import PROMPT_MEAN
 from sg_rlhf.overlay.learner import (
     micro_batches,
     nonfinite,
@@ -64,7 +63,6 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
             self.initial_model_group is not None and overlapped_reference.can_overlap(self.args)
         )
         self._masks_nonfinite = self.args.sg.on_nonfinite == "skip"
-        self._averages_prompts = self.args.actor.loss_agg_mode == PROMPT_MEAN
 
     def make_experience_batch(self, rollout_samples: list[Any]) -> list[Any]:
         """Score a rollout and cut it into the micro-batches that the ranks train.
@@ -89,10 +87,9 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
                 self.reference = overlapped_reference.submit(
                     self.initial_model_group, experiences, self.args
                 )
-            if self._masks_nonfinite or self._averages_prompts:
-                # Upstream's replay buffers drop the index.
-                for experience in experiences:
-                    experience.info[nonfinite.PLACE] = torch.tensor(experience.index)
+            # Upstream's replay buffers drop the index.
+            for experience in experiences:
+                experience.info[nonfinite.PLACE] = torch.tensor(experience.index)
             return experiences
 
     def split_rollout_samples(self, rollout_samples: list[Any]) -> list[Any]:
