@@ -34,8 +34,11 @@ PIPELINE_PYTHON = (3, 11)
 #: What the overlay adds to upstream's choices.
 POLICY_LOSS_TYPES = ("weighted_ppo", *(n for n in OBJECTIVES if n != "ppo"))
 KL_ESTIMATORS = ("wk3", "wk3_eq11")
+#: Eq. 5 of arXiv 2511.00066: the mean over prompts of each one's token mean.
+PROMPT_MEAN = "prompt-mean"
 EXTRA_CHOICES = {
     "actor.policy_loss_type": POLICY_LOSS_TYPES,
+    "actor.loss_agg_mode": (PROMPT_MEAN,),
     "algo.kl.estimator": KL_ESTIMATORS,
     "ds.param_dtype": ("fp32",),
 }

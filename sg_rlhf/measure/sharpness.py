@@ -27,10 +27,17 @@ from sg_rlhf.algo.analysis.sharpness import Sharpness, parameter_norm, sharpness
 from sg_rlhf.common.argument_types import positive_float, positive_int, progress_bar
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.config import Config, load_config
+from sg_rlhf.config.upstream_flags import PROMPT_MEAN
 from sg_rlhf.data_io import strict_json
 from sg_rlhf.measure import options
 from sg_rlhf.measure.batch_loss import UNIFORM, BatchLoss, Surrogate
-from sg_rlhf.measure.checkpoint import DTYPES, choose_device, load_model, load_tokenizer
+from sg_rlhf.measure.checkpoint import (
+    DTYPES,
+    MeasureError,
+    choose_device,
+    load_model,
+    load_tokenizer,
+)
 from sg_rlhf.measure.fixed_batch import FixedBatch
 
 EXAMPLES = """\
@@ -77,9 +84,19 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def surrogate_of(config: Config, overrides: Sequence[str]) -> Surrogate:
-    """The recipe's own objective; the paper's clip and uniform weights without one."""
+    """The recipe's own objective; the paper's clip and uniform weights without one.
+
+    Raises:
+        MeasureError: the recipe's loss is not one that this command can measure.
+    """
     if not config.sources and not overrides:
         return Surrogate()
+    mean = config.value("actor.loss_agg_mode")
+    if mean == PROMPT_MEAN:
+        raise MeasureError(
+            f"actor.loss_agg_mode={mean}: expected token-mean or seq-mean-token-mean, the means "
+            "that this command measures"
+        )
     low, high = Surrogate.eps_low, Surrogate.eps_high
     if config.sources or any("eps_clip" in override for override in overrides):
         low, high = config.clip_range()
@@ -91,7 +108,7 @@ def surrogate_of(config: Config, overrides: Sequence[str]) -> Surrogate:
         eps_low=low,
         eps_high=high,
         dual_clip=dual_clip,
-        token_level=config.value("actor.loss_agg_mode") == "token-mean",
+        token_level=mean == "token-mean",
     )
 
 

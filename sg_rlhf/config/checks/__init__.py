@@ -19,6 +19,7 @@ CHECKS = (
     layout.check_async,
     engines.check,
     losses.check_advantages,
+    losses.check_aggregation,
     losses.check_weighting,
     losses.check_nonfinite,
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 from sg_rlhf.algo.policy_loss import check_objective
 from sg_rlhf.config import topology
-from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES
+from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES, PROMPT_MEAN
 from sg_rlhf.config.weighting_resolution import built_objective, built_weighting, check_update
 
 Value = Callable[[str], Any]
@@ -24,6 +24,17 @@ def check_advantages(value: Value) -> None:
         raise ValueError(
             "sg.advantage_std=population needs algo.advantage.estimator=group_norm and "
             "algo.kl.use_loss=true (the KL inside the reward would be rescaled too)"
+        )
+
+
+def check_aggregation(value: Value) -> None:
+    """Refuse the mean over prompts with a loss of upstream's, which has no such mean."""
+    mode, loss = value("actor.loss_agg_mode"), value("actor.policy_loss_type")
+    if mode == PROMPT_MEAN and loss not in POLICY_LOSS_TYPES:
+        raise ValueError(
+            f"actor.loss_agg_mode={mode}: with actor.policy_loss_type={loss} expected token-mean "
+            "or seq-mean-token-mean; or set actor.policy_loss_type to one of "
+            f"{', '.join(POLICY_LOSS_TYPES)} (weighted_ppo with sg.weighting.type=uniform is ppo)"
         )
 
 

@@ -87,10 +87,9 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
                 self.reference = overlapped_reference.submit(
                     self.initial_model_group, experiences, self.args
                 )
-            if self._masks_nonfinite:
-                # Upstream's replay buffers drop the index.
-                for experience in experiences:
-                    experience.info[nonfinite.PLACE] = torch.tensor(experience.index)
+            # Upstream's replay buffers drop the index.
+            for experience in experiences:
+                experience.info[nonfinite.PLACE] = torch.tensor(experience.index)
             return experiences
 
     def split_rollout_samples(self, rollout_samples: list[Any]) -> list[Any]:

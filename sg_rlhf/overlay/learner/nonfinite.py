@@ -31,7 +31,7 @@ from sg_rlhf.overlay.learner import gradient_check
 from sg_rlhf.run_dir import jsonl_log
 
 #: In an experience's info: the sample's index in the rollout.
-PLACE = "place"
+PLACE = "sg_place"
 #: In a rank's status: rows of ``nonfinite.jsonl``, and why the run stops.
 ROWS, STOP = "sg_nonfinite", "sg_stop"
 SKIPPED_STEPS, LEFT_OUT = "nonfinite/skipped_steps", "nonfinite/samples"

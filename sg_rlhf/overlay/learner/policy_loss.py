@@ -161,8 +161,7 @@ class PolicyLossWithStatistics(nn.Module):
             advantages: [B, T].
             action_mask: [B, T], not 0 at response tokens.
             rollout_log_probs: [B, T], of the rollout engine; None where it gave none.
-            **batch_info: ``dp_size``, ``batch_num_tokens`` and ``global_batch_size`` of upstream's
-                ``aggregate_loss``.
+            **batch_info: :attr:`.replay_buffer.MicroBatch.loss_info`.
 
         Returns:
             (loss, clip_ratio, ppo_kl, vllm_kl, is_filter_ratio), scalars; the last two are None

@@ -19,7 +19,8 @@ import torch
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from torch.utils.data import DataLoader
 
-from sg_rlhf.overlay.learner import micro_batches
+from sg_rlhf.config.upstream_flags import PROMPT_MEAN
+from sg_rlhf.overlay.learner import micro_batches, nonfinite
 
 #: [optimizer step][micro-batch][sample] -> index in the replay buffer.
 Steps = list[list[list[int]]]
@@ -36,7 +37,9 @@ class MicroBatch:
         count: micro-batches of that optimizer step on this rank.
         loss_info: what upstream's losses divide by: ``dp_size`` (ranks), ``batch_num_tokens`` and
             ``global_batch_size`` (response tokens, and samples that have one; both of the whole
-            optimizer step on all ranks, over :attr:`UpdateBatching.accumulation`).
+            optimizer step on all ranks, over :attr:`UpdateBatching.accumulation`). With
+            ``actor.loss_agg_mode=prompt-mean`` ``global_batch_size`` counts the prompts with a
+            response token, and ``prompt_tokens_B`` has [B] tokens of each sample's prompt.
         aux_loss_scale: this micro-batch's share of the optimizer step's samples, times ranks and
             accumulation: 1 where all micro-batches have the same number of samples.
     """
@@ -135,6 +138,9 @@ class UpdateBatching:
         group = self._strategy.ds_device_mesh["dp"].get_group()
         ranks = torch.distributed.get_world_size(group=group)
         counts = self._count(buffer, steps, group)
+        per_prompt = None
+        if self._strategy.args.actor.loss_agg_mode == PROMPT_MEAN:
+            per_prompt = self._count_per_prompt(buffer, steps, group)
         micro_batches = []
         for number, step in enumerate(steps):
             tokens, non_empty, samples = counts[number]
@@ -146,8 +152,13 @@ class UpdateBatching:
             for index, indices in enumerate(step):
                 share = len(indices) * ranks * self.accumulation / float(samples)
                 items = [buffer.items[i] for i in indices]
+                info = dict(loss_info)
+                if per_prompt is not None:
+                    tokens_P = per_prompt[number]
+                    info["global_batch_size"] = (tokens_P > 0).sum() / self.accumulation
+                    info["prompt_tokens_B"] = tokens_P[[self._prompt(item) for item in items]]
                 micro_batches.append(
-                    MicroBatch(items, number, index, len(step), loss_info, aux_loss_scale=share)
+                    MicroBatch(items, number, index, len(step), info, aux_loss_scale=share)
                 )
         return micro_batches
 
@@ -181,6 +192,27 @@ class UpdateBatching:
             for i in itertools.chain.from_iterable(step):
                 tokens = int(buffer.items[i].action_mask.sum())
                 counts[number] += torch.tensor([tokens, tokens > 0, 1], dtype=torch.float64)
+        counts = counts.to(torch.cuda.current_device())
+        torch.distributed.all_reduce(counts, group=group)
+        return counts.float()
+
+    def _prompt(self, item: Any) -> int:
+        """Index of a sample's prompt in the rollout."""
+        group = self._strategy.args.rollout.n_samples_per_prompt
+        return int(item.info[nonfinite.PLACE]) // int(group)
+
+    def _count_per_prompt(self, buffer: Any, steps: Steps, group: Any) -> torch.Tensor:
+        """Response tokens of each prompt of the rollout in each optimizer step on all ranks.
+
+        Returns:
+            float32 [steps, prompts] on the ranks' device.
+        """
+        prompts = self._strategy.args.rollout.batch_size
+        counts = torch.zeros(len(steps), prompts, dtype=torch.float64)
+        for number, step in enumerate(steps):
+            for i in itertools.chain.from_iterable(step):
+                item = buffer.items[i]
+                counts[number, self._prompt(item)] += int(item.action_mask.sum())
         counts = counts.to(torch.cuda.current_device())
         torch.distributed.all_reduce(counts, group=group)
         return counts.float()

@@ -24,13 +24,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from openrlhf.models import aggregate_loss
 from openrlhf.models.utils import masked_mean
 from openrlhf.trainer.ppo_utils.experience import make_experience_batch
 from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 from tqdm import tqdm
 
 from sg_rlhf.algo import lopti
+from sg_rlhf.algo.aggregation import aggregate
 from sg_rlhf.algo.weightings.top_entropy import TopEntropy
 from sg_rlhf.overlay.learner import (
     gradient_check,
@@ -255,6 +255,7 @@ class SGActorPPOTrainer(SyncTrainer):
         loss_fn.step = self.actor.model.global_steps + 1
         if self.skips is not None:
             self.skips.begin(experience)
+        experience.info.pop(nonfinite.PLACE, None)  # no metric
         # A NaN at a masked position survives a product with the mask.
         for name in _LOG_PROB_FIELDS:
             if (values := getattr(experience, name)) is not None:
@@ -269,9 +270,11 @@ class SGActorPPOTrainer(SyncTrainer):
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """loss = policy loss + kl_ctl * KL loss - entropy_coef * entropy + aux loss.
 
-        Each term is this micro-batch's share of the optimizer step's mean over tokens (or over
-        samples), times ranks and accumulation, by which DeepSpeed divides. Puts the metrics of the
-        loss into ``experience.info``.
+        Each term is this micro-batch's share of the optimizer step's mean, times ranks and
+        accumulation, by which DeepSpeed divides. ``actor.loss_agg_mode`` chooses the mean of the
+        policy loss. KL and entropy have the mean over tokens, as upstream's, but with
+        ``prompt-mean`` also that over prompts, as Eq. 5 has the KL. Puts the metrics of the loss
+        into ``experience.info``.
 
         Returns:
             The scalar to run backward from, and its terms by metric name.
@@ -305,7 +308,7 @@ class SGActorPPOTrainer(SyncTrainer):
             info["vllm_kl"], info["is_filter_ratio"] = vllm_kl.detach(), is_filter_ratio.detach()
         if args.algo.kl.use_loss:
             kl_BT, difference_BT = self._kl_of_tokens(log_probs_BT, experience)
-            kl_loss = aggregate_loss(kl_BT, mask_BT, **micro_batch.loss_info)
+            kl_loss = aggregate(kl_BT, mask_BT, **micro_batch.loss_info)
             losses["kl"] = kl_loss.detach()
             info["kl"] = losses["kl"]
             info["logprobs_diff"] = masked_mean(difference_BT, mask_BT).detach()
@@ -315,7 +318,7 @@ class SGActorPPOTrainer(SyncTrainer):
             loss = loss + aux_loss * micro_batch.aux_loss_scale
         if args.actor.entropy_coef is not None:
             entropy_BT = self._entropy_BT = output.entropy[:, -mask_BT.shape[1] :]
-            entropy = aggregate_loss(entropy_BT, mask_BT, **micro_batch.loss_info)
+            entropy = aggregate(entropy_BT, mask_BT, **micro_batch.loss_info)
             losses["entropy_loss"] = entropy.detach()
             if args.actor.entropy_coef != 0:
                 loss = loss - entropy * args.actor.entropy_coef

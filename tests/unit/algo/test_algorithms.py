@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sg_rlhf.algo.aggregation import AGGREGATIONS, prompt_token_counts
 from sg_rlhf.algo.analysis.gradient_dead_zones import dead_zones
 from sg_rlhf.algo.analysis.token_statistics import TokenStatistics
 from sg_rlhf.algo.lopti import PASSES, in_pass
@@ -341,21 +342,28 @@ def test_gradient_is_the_closed_form(case):
 
 
 @by_name
-@pytest.mark.parametrize("token_level", [True, False])
+@pytest.mark.parametrize("mean", AGGREGATIONS)
 @pytest.mark.parametrize("cuts", [[8], [1] * 8, [3, 1, 4]], ids=str)
-def test_micro_batches_and_ranks_add_up(case, token_level, cuts):
+def test_micro_batches_and_ranks_add_up(case, mean, cuts):
     batch = random_batch(1)
     context = context_of(batch)
     totals = {
-        "token_level_loss": token_level,
+        "token_level_loss": mean == "token-mean",
         "batch_num_tokens": batch.mask.sum(),
         "global_batch_size": batch.mask.any(-1).sum(),
     }
+    counts = None
+    if mean == "prompt-mean":
+        prompts = torch.tensor([7, 3, 7, 3, 3, 9, 7, 9])  # cuts split their responses
+        counts = totals["prompt_tokens_B"] = prompt_token_counts(batch.mask, prompts)
+        totals["global_batch_size"] = 3
     whole = terms_of(case, batch, context, **totals)
     for ranks in (1, 2):
         loss, slope, statistics, start = 0.0, 0.0, TokenStatistics.zeros(), 0
         for size in cuts:
             rows = slice(start, start + size)
+            if counts is not None:
+                totals["prompt_tokens_B"] = counts[rows]
             part = terms_of(case, batch.rows(rows), rows_of(context, rows), dp_size=ranks, **totals)
             loss, statistics = loss + part.loss / ranks, statistics + part.statistics
             slope = slope + gradient(part.loss, batch.log_probs) / ranks

@@ -7,6 +7,7 @@ import pytest
 from sg_rlhf.config import load_config
 from sg_rlhf.measure import sharpness
 from sg_rlhf.measure.batch_loss import UNIFORM, Surrogate
+from sg_rlhf.measure.checkpoint import MeasureError
 
 MODEL = "module:sg_rlhf.tiny.kk_tiny"
 REWARD = "domain:kk"
@@ -178,3 +179,6 @@ def test_the_loss_is_the_recipes():
     assert sharpness.surrogate_of(plain, []).weights is UNIFORM
     both = load_config(["configs/kk/grpo_tiny_cpu.yaml", "configs/algorithms/grpo_sg_u1.2.yaml"])
     assert sharpness.surrogate_of(both, []).weights.upper == 1.2
+    by_prompt = ["actor.loss_agg_mode=prompt-mean"]
+    with pytest.raises(MeasureError, match="^actor.loss_agg_mode=prompt-mean: expected token-mean"):
+        sharpness.surrogate_of(load_config(None, by_prompt), by_prompt)

@@ -29,6 +29,15 @@ def test_a_problem_of_each_check_is_a_line() -> None:
         checks.check(config)
 
 
+def test_the_mean_over_prompts_needs_a_loss_of_ours() -> None:
+    mean = "actor.loss_agg_mode=prompt-mean"
+    assert checks.problems(load_config(TINY, [mean])) == []
+    (line,) = checks.problems(
+        load_config(TINY, [mean, "actor.policy_loss_type=ppo", "algo.kl.estimator=k3"])
+    )
+    assert line.startswith(f"{mean}: with actor.policy_loss_type=ppo expected token-mean or ")
+
+
 def test_without_a_count_nothing_else_is_checked() -> None:
     config = load_config(TINY, [*WRONG, "vllm.num_engines=null"])
     assert checks.problems(config) == ["vllm.num_engines: not set: expected 1 or more"]

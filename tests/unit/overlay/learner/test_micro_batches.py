@@ -17,6 +17,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from openrlhf.trainer.ray.launcher import BaseModelActor, RayActorGroup
 
+from sg_rlhf.algo.aggregation import aggregate, prompt_token_counts
 from sg_rlhf.batching import balance
 from sg_rlhf.config import load_config
 from sg_rlhf.overlay.driver.arguments import upstream_arguments
@@ -30,6 +31,7 @@ from tests.unit.overlay.pretend_device import CurrentDevice
 
 RANKS, PROMPTS, GROUP, STEP, MICRO = 2, 4, 4, 8, 2
 PAD = 3
+BAD = 5
 SAMPLES = PROMPTS * GROUP
 DYNAMIC = ["train.dynamic_batch_enable=true", "train.max_tokens_per_gpu=128"]
 
@@ -294,6 +296,63 @@ def test_dynamic_batches_get_their_optimizer_steps_from_the_same_draw() -> None:
     first = [item for m in micro_batches_of_rank if m.step == 0 for item in m.samples]
     ids = sorted(int(item.sequences[0]) for item in first)
     assert ids == sorted(int(item.sequences[0]) for item in ranks[0].buffer.items[:own])
+
+
+@pytest.mark.parametrize(
+    "way", [[], ["sg.batches=upstream"], ["sg.batches=upstream", *DYNAMIC], DYNAMIC],
+    ids=["balanced", "upstream", "upstream dynamic", "balanced dynamic"],
+)  # fmt: skip
+def test_the_mean_over_prompts_of_all_ranks_is_that_of_the_optimizer_step(
+    way: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks and optimizer steps have some of a prompt's responses each; one response is empty."""
+    args = arguments("actor.loss_agg_mode=prompt-mean", *way)
+    samples = rollout()
+    samples[BAD].action_mask = torch.zeros_like(samples[BAD].action_mask)
+    ranks = ranks_of(args, Maker(args).make_experience_batch(samples))
+    alone: list[list[Any]] = []
+
+    def epoch(r: int, others: list[Any]) -> Any:
+        """A rank's epoch, with the tensors that the other rank adds to its own; keeps its own."""
+        alone.append([])
+
+        def all_reduce(data: Any, *_: Any, **__: Any) -> None:
+            alone[-1].append(data.clone())
+            if others and data.is_floating_point():
+                data += others[len(alone[-1]) - 1]
+
+        monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+        torch.manual_seed(r)
+        return ranks[r].batching.epoch(ranks[r].buffer)
+
+    for r in range(RANKS):
+        epoch(r, [])
+    epochs = [epoch(r, alone[1 - r]) for r in range(RANKS)]
+    numbers = {m.step for epoch in epochs for m in epoch}
+    assert len(numbers) == 2
+    for number in numbers:
+        parts = [(rank, m) for rank, e in zip(ranks, epochs, strict=True) for m in e]
+        parts = [(rank, m) for rank, m in parts if m.step == number]
+        items = [item for _, m in parts for item in m.samples]
+        loss_BT, mask_BT = loss_and_mask(items)
+        prompts = torch.tensor([int(item.sequences[0]) // GROUP for item in items])
+        counts = prompt_token_counts(mask_BT, prompts)
+        whole = aggregate(loss_BT, mask_BT, prompt_tokens_B=counts)
+        total = sum(
+            aggregate(*loss_and_mask(m.samples), **m.loss_info) / rank.batching.accumulation
+            for rank, m in parts
+        )
+        torch.testing.assert_close(total / RANKS, whole)
+        assert (whole - aggregate(loss_BT, mask_BT)).abs() > 1e-4
+
+
+def loss_and_mask(items: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """A loss for each token that its sample and position determine, and the mask, both [B, T]."""
+    pad = torch.nn.utils.rnn.pad_sequence
+    mask_BT = pad([item.action_mask for item in items], batch_first=True)
+    position_T = torch.arange(mask_BT.shape[1])
+    place_B = torch.tensor([float(item.sequences[0]) for item in items])
+    return torch.sin(place_B[:, None] + 0.1 * position_T), mask_BT
 
 
 def test_upstream_gives_a_dynamic_step_samples_by_their_lengths() -> None:

@@ -14,7 +14,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
-from sg_rlhf.overlay.learner import old_log_probs, overlapped_reference
+from sg_rlhf.overlay.learner import nonfinite, old_log_probs, overlapped_reference
 from sg_rlhf.overlay.learner.experience_maker import SGExperienceMaker
 from sg_rlhf.overlay.learner.old_log_probs import has_train_time_noise
 from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
@@ -193,7 +193,7 @@ def test_a_log_prob_that_is_not_finite_leaves_its_sample_out() -> None:
     for i, experience in enumerate(rollout(plain(actor))):
         experience.action_log_probs = None
         experience.prompts = [f"prompt {i}"]
-        experience.info["place"] = torch.tensor([i])
+        experience.info[nonfinite.PLACE] = torch.tensor([i])
         if i == last:
             experience.sequences[0, -2:] = torch.tensor([10, 10])
         else:

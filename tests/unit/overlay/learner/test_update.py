@@ -14,6 +14,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from sg_rlhf.config import load_config
 from sg_rlhf.overlay.driver.arguments import upstream_arguments
+from sg_rlhf.overlay.learner import nonfinite
 from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
 from sg_rlhf.run_dir.timing_keys import OF_THE_RANK
@@ -252,6 +253,34 @@ def test_dynamic_micro_batches_have_the_rows_of_static_ones() -> None:
     assert 1 < row["micro_batches"] != static["micro_batches"]
     for name in ("policy_loss", "kl", "entropy_loss", "actor_grad_norm"):
         assert row[name] == pytest.approx(static[name], rel=1e-5), name
+
+
+@pytest.mark.parametrize("entropy_coef", [0.0, 0.5])
+@pytest.mark.parametrize("algorithm", ["grpo_sg", "cispo"])
+def test_the_mean_over_prompts_gives_each_prompt_its_share_of_every_term(
+    algorithm: str, entropy_coef: float
+) -> None:
+    """Rows of equal prompts have the mean over tokens; other prompts move policy, KL, entropy."""
+    settings = [f"actor.entropy_coef={entropy_coef}", "algo.kl.init_coef=0.3"]
+    rows, tables = {}, {}
+    mean = "actor.loss_agg_mode=prompt-mean"
+    for name, extra, prompts in (
+        ("tokens", [], 1), ("one prompt", [mean], 1), ("prompts", [mean], RESPONSES),
+        ("responses", ["actor.loss_agg_mode=seq-mean-token-mean"], 1),
+    ):  # fmt: skip
+        args = arguments(algorithm, *settings, *extra)
+        place = torch.arange(RESPONSES) if prompts > 1 else torch.zeros(RESPONSES)
+        info = {nonfinite.PLACE: place} if extra == [mean] else {}
+        status, tables[name] = trained(args, **info)
+        (rows[name],) = status["sg_optimizer_steps"]
+        assert nonfinite.PLACE not in status
+    for term in ("policy_loss", "kl", "entropy_loss"):
+        assert rows["one prompt"][term] == pytest.approx(rows["tokens"][term], rel=1e-5), term
+        assert rows["prompts"][term] != pytest.approx(rows["tokens"][term], rel=1e-3), term
+    torch.testing.assert_close(tables["one prompt"], tables["tokens"])
+    # With one response per prompt it is the mean over responses; upstream's KL is over tokens.
+    by_response = rows["responses"]["policy_loss"]
+    assert rows["prompts"]["policy_loss"] == pytest.approx(by_response, rel=1e-5)
 
 
 def test_a_rollouts_figures_are_those_of_all_its_tokens() -> None:
