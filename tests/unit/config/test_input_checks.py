@@ -84,7 +84,9 @@ ROWS: dict[str, tuple[str, bytes, str]] = {
     "no answer": ("a.jsonl", GOOD + b'{"input": "x"}\n', "row 17: answer: missing or empty"),
     "blank answer": ("a.jsonl", GOOD + row("x", " "), "row 17: answer: missing or empty"),
     "a list": ("a.jsonl", GOOD + row("x", ["a"]), "row 17: answer: ['a'], expected text"),
-    "unreadable gold": ("a.jsonl", GOOD + row("x", "no"), "row 17: answer: gold answer line 'no'"),
+    "unreadable gold": (
+        "a.jsonl", GOOD + row("x", "no"), "row 17: answer: reference answer line 'no'",
+    ),
     "contradiction": (
         "a.jsonl", GOOD + row("a puzzle 3", "(1) Zoey is a knave"),
         "a.jsonl: row 4 with another label, '(1) Zoey is a knave'",
