@@ -141,9 +141,9 @@ def test_names_that_lead_nowhere_are_refused(
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["data.max_len=256"], "data.max_len=256, rollout.max_new_tokens=256: no room for a"),
+        (["data.max_len=256"], "data.max_len=256, rollout.max_new_tokens=256: no tokens left for a"),
         (["sg.eval_sets=[{name: a, dataset: FILE, temperature: 0, max_new_tokens: 600}]"],
-         "data.max_len=512, sg.eval_sets, a=600: no room"),
+         "data.max_len=512, sg.eval_sets, a=600: no tokens left"),
         (["data.prompt_split=test"], "data.prompt_split=test: a file has one split, train"),
         (["data.prompt_probs=0.5,0.5"], "expected 1 numbers that add up to 1"),
         (["data.prompt_probs=often"], "expected 1 numbers that add up to 1"),
