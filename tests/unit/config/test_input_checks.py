@@ -141,7 +141,7 @@ def test_names_that_lead_nowhere_are_refused(
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["data.max_len=256"], "data.max_len=256, rollout.max_new_tokens=256: no tokens left for a"),
+        (["data.max_len=256"], "data.max_len=256, rollout.max_new_tokens=256: no tokens left"),
         (["sg.eval_sets=[{name: a, dataset: FILE, temperature: 0, max_new_tokens: 600}]"],
          "data.max_len=512, sg.eval_sets, a=600: no tokens left"),
         (["data.prompt_split=test"], "data.prompt_split=test: a file has one split, train"),
