@@ -17,7 +17,7 @@ UPSTREAM_LOSSES = {
 }
 KL = {
     "k1, k2, k3": "upstream's estimators (http://joschu.net/blog/kl-approx.html)",
-    "wk3": "w * k3: what the gradient in Lemma 3.4 of arXiv 2511.00066 belongs to",
+    "wk3": "w * k3: the KL whose gradient Lemma 3.4 of arXiv 2511.00066 gives",
     "wk3_eq11": "w * rho - log(w * rho) - 1: Eq. 11 of TR-GRPO",
 }
 UPDATES = {

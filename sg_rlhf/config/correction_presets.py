@@ -43,7 +43,7 @@ def apply_preset(
         given = values.get(key)
         if given is not None and given != value:
             raise ConfigError(
-                f"{origin.get(key, 'recipe')}: {key}={given}: sg.correction={name} stands for "
-                f"{value}; leave one of them out"
+                f"{origin.get(key, 'recipe')}: {key}={given}: sg.correction={name} sets it to "
+                f"{value}; set only one of the two"
             )
     return values | CORRECTIONS[name]

@@ -123,8 +123,8 @@ def prompt_sets(config: Config) -> list[PromptSet]:
     """
     if not config.value("data.prompt_dataset"):
         raise MissingFile(
-            "data.prompt_dataset: not set; give the training prompts, JSON lines that "
-            "`python -m sg_rlhf.data` makes or a data set's id"
+            "data.prompt_dataset: not set; expected JSON lines "
+            "(`sg-rlhf data` makes them) or the id of a data set"
         )
     split, usual = config.value("eval.split"), config.value("rollout.max_new_tokens")
     sets = [
@@ -148,8 +148,8 @@ def _prompt_set(
     if prompt_set.max_prompt < 1:
         limit = "rollout.max_new_tokens" if key in ("data.prompt_dataset", "eval.dataset") else key
         raise ConfigError(
-            f"data.max_len={longest}, {limit}={response}: no room for a prompt; data.max_len holds "
-            "prompt and response"
+            f"data.max_len={longest}, {limit}={response}: no tokens left for a prompt; "
+            "data.max_len is the limit of prompt and response together"
         )
     return prompt_set
 
@@ -249,9 +249,9 @@ def file_of(key: str, name: str) -> Path | None:
         if not path.is_file():
             if IN_A_JOB in os.environ:
                 raise MissingFile(
-                    f"{key}={name}: no such file on this machine; a job's package leaves out what "
-                    ".gitignore names, such as data/: put it on a folder that every machine of the "
-                    "cluster sees, and give its absolute path"
+                    f"{key}={name}: no such file on this machine; a job does not upload ignored "
+                    "files such as data/: put it into a folder that all machines see, and give its "
+                    "absolute path"
                 )
             made = path.parts[0] == "data"  # where the recipes have what the data command makes
             hint = "; make it with `python -m sg_rlhf.data`" if made else f" (in {Path.cwd()})"

@@ -321,7 +321,7 @@ def _check(
     if settings.eval_sets and values.get("eval.dataset"):
         raise ConfigError(
             f"{origin.get('eval.dataset', 'recipe')}: eval.dataset={values['eval.dataset']}: "
-            "not used beside sg.eval_sets; set one of them to null or []"
+            "not used together with sg.eval_sets; set one of them to null or []"
         )
     values = correction_presets.apply_preset(settings.correction, values, origin)
     return Config(values=values, sg=settings, sources=sources)

@@ -31,7 +31,9 @@ class EvalSet(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$", description="its name in the metrics")
-    dataset: str = Field(min_length=1, description="JSONL file, or what eval.dataset takes")
+    dataset: str = Field(
+        min_length=1, description="JSONL file, or another value that eval.dataset takes"
+    )
     temperature: float = Field(ge=0.0, description="0 is greedy")
     n_samples_per_prompt: int = Field(1, ge=1, description="16 for avg@16 and pass@16")
     top_p: float = Field(1.0, gt=0.0, le=1.0)
@@ -42,8 +44,8 @@ class EvalSet(BaseModel):
     def _one_temperature(self) -> EvalSet:
         if 0 < self.temperature < MIN_TEMPERATURE:
             raise ValueError(
-                f"vLLM samples at {MIN_TEMPERATURE:g} what asks for less: set temperature to 0 or "
-                f"to {MIN_TEMPERATURE:g} or more"
+                f"vLLM raises lower temperatures to {MIN_TEMPERATURE:g}: set it to 0, or to "
+                f"{MIN_TEMPERATURE:g} or more"
             )
         if self.temperature == 0 and self.n_samples_per_prompt > 1:
             raise ValueError("temperature 0 gives the same response n times: set it above 0 or n=1")
@@ -161,8 +163,8 @@ class SGSettings(BaseModel):
     )
     correction: Literal["tis", "mis", "icepop"] | None = Field(
         None,
-        description="correction for the mismatch of trainer and engine: tis holds a token's ratio "
-        "to at most 2, mis drops tokens above 2, icepop those outside of 0.5 to 5; stands for "
+        description="correction for the mismatch of trainer and engine: tis limits a token's "
+        "ratio to 2, mis drops tokens above 2, icepop those outside of 0.5 to 5; sets "
         "algo.advantage.is_correction_*",
     )
     engine_log_probs: bool = Field(
@@ -178,7 +180,7 @@ class SGSettings(BaseModel):
     batch_invariant: bool = Field(
         False,
         description="vLLM's batch-invariant kernels (CUDA, compute capability 8.0 or more): a "
-        "token's log-prob does not depend on what it shares a batch with, at some cost in time",
+        "token's log-prob does not depend on the rest of its batch; slower",
     )
     check_trained: bool = Field(
         True,
@@ -187,8 +189,8 @@ class SGSettings(BaseModel):
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
         "stop",
-        description="what a NaN or infinity does: stop the run before the optimizer step, or skip "
-        "that step, or leave out that sample, and go on",
+        description="on NaN or infinity: stop the run before the optimizer step, or skip the "
+        "step or the sample and continue",
     )
     max_nonfinite: int = Field(
         3,

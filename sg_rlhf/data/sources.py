@@ -131,8 +131,8 @@ def _on_the_hub(
     repository, file = (known.repository, known.file) if known else parts.groups()  # type: ignore[union-attr]
     if args.revision is None:
         raise UsageError(
-            f"--source {name}: needs --revision COMMIT, 40 hex digits: we have pinned no commit of "
-            f"it, and a branch can move (https://huggingface.co/datasets/{repository}/commits/main)"
+            f"--source {name}: needs --revision COMMIT, 40 hex digits: no commit is pinned, "
+            f"and a branch can change (https://huggingface.co/datasets/{repository}/commits/main)"
         )
 
     def read() -> list[Any]:

@@ -80,7 +80,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--install",
         choices=("cpu", "cuda"),
-        help="only check what installing these packages needs, and print only problems, one per "
+        help="only check the needs of this installation, and print only problems, one per "
         "line on stderr (for scripts/bootstrap.sh)",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to override")

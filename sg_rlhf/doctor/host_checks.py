@@ -127,7 +127,7 @@ def _disk(disk: Disk, facts: Facts, needs: Needs) -> Check:
     if disk.free_gb >= total:
         return Check("disk", OK, found, needed)
     remedies = {
-        "environment": "make .venv a link to a larger disk",
+        "environment": "link .venv to a folder on a larger disk",
         "models": "set HF_HOME to a larger disk",
         "run": "--run-dir on a larger disk, or lower ckpt.max_num",
     }

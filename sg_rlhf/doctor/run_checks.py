@@ -54,7 +54,7 @@ def hub(facts: Facts) -> Check:
     if problem:
         # Only a remark: a recipe's files have their own checks.
         found, remedy = problem
-        remark = f"for what is not here: {remedy}, or give folders instead of ids"
+        remark = f"for missing models: {remedy}, or give folders instead of ids"
         return Check("hub", OK, found, needed, remark=remark)
     if facts.hub is None or facts.hub.reachable is None:
         return Check("hub", SKIPPED, "unknown", needed)
@@ -82,7 +82,7 @@ def model(facts: Facts, needs: Needs) -> Check | None:
         remedy = f"{remedy}, or actor.model_name_or_path=FOLDER"
         return Check("model", FAILED, f"not here, and {found}", needed, remedy)
     if facts.hub is None or facts.hub.reachable is None:
-        return Check("model", SKIPPED, "not here; the hub was not asked", needed)
+        return Check("model", SKIPPED, "not on this machine; the hub was not queried", needed)
     if needs.gated and facts.hub.token is False:
         remedy = f"accept its licence at {facts.hub.host}/{needs.model}, then HF_TOKEN=..."
         return Check("model", FAILED, "gated, and no token here", needed, remedy)

@@ -221,7 +221,7 @@ def _engine(name: str) -> str:
 def _add_engine(add: Callable[..., Any]) -> None:
     add(
         "--engine", type=_engine, choices=ENGINES, default="vllm",
-        help="what generates: vllm, on GPUs or a CPU, or openai, a server (default: vllm)",
+        help="engine: vllm, on GPUs or a CPU, or openai, a server (default: vllm)",
     )  # fmt: skip
     add(
         "--tensor-parallel", metavar="N", type=positive_int, default=1,
@@ -335,5 +335,5 @@ def names_in(only: str) -> list[str]:
     """
     names = [name.strip() for name in only.split(",") if name.strip()]
     if only and not names:
-        raise EvalError(f"--only {only}: names no benchmark; --list shows what there is")
+        raise EvalError(f"--only {only}: names no benchmark; --list shows them")
     return names

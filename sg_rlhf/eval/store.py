@@ -253,7 +253,7 @@ def _whole_rows(data: bytes, path: Path) -> tuple[dict[Key, Row], int]:
         row = _parse_row(line, path, number)
         key = key_of(row)
         if key in rows:
-            raise EvalError(f"{path}: line {number}: sample {key} is there twice")
+            raise EvalError(f"{path}: line {number}: sample {key} occurs twice")
         rows[key] = row
     return rows, whole
 

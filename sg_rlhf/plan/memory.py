@@ -206,7 +206,7 @@ def _gpu_problems(plan: MemoryPlan) -> Iterable[str]:
         elif key:
             line += f"; no {key} fits"
         elif phase == "sample":
-            line += "; a smaller vllm.gpu_memory_utilization leaves room"
+            line += "; lower vllm.gpu_memory_utilization"
         yield line
     cache = plan.cache
     if cache and cache.sequences < 1:

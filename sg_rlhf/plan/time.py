@@ -143,7 +143,7 @@ class TimePlan:
         count = rollouts or 100
         run = f"{rollouts} rollouts" if rollouts else "100 rollouts"
         share = self.parts[self.largest] / self.seconds
-        meanwhile = ", sampling beside training" if self.samples_ahead else ""
+        meanwhile = ", sampling during training" if self.samples_ahead else ""
         return (
             f"time, an estimate: {self.seconds:.0f} s a rollout{meanwhile}, "
             f"{count * self.seconds / 3600:.1f} hours for {run} without evaluations; "

@@ -74,8 +74,8 @@ FIGURES = (
     ),
     Entry(
         "staleness", "Age of the tokens",
-        "Of an asynchronous run: by how many weight syncs the policy that sampled a token was "
-        "behind the one that was trained on it. Dropped: sampled, and left out for its age.",
+        "Of an asynchronous run. Age: weight syncs between a token's sampling and its update. "
+        "Dropped: sampled, but too old to train on.",
         staleness_figures.staleness,
     ),
     Entry(
@@ -106,8 +106,8 @@ FIGURES = (
     ),
     Entry(
         "zeroed", "Tokens without a policy gradient",
-        "Share of the tokens with positive advantage that the clip zeroes: in the optimizer step "
-        "as taken, and the part of it that is so already at ratio 1.",
+        "Share of the tokens with positive advantage that the clip zeroes: in the optimizer "
+        "step, and at ratio 1.",
         figures.zeroed,
     ),
     Entry(

@@ -147,7 +147,7 @@ def read_run(path: Path, *, may_be_empty: bool = False) -> Run:
     metrics = _last_of_each_step(rows[jsonl_log.METRICS])
     if not metrics and not may_be_empty:
         if jsonl_log.damaged(path / jsonl_log.METRICS):
-            raise RunError(f"{path / jsonl_log.METRICS}: no line of it can be read")
+            raise RunError(f"{path / jsonl_log.METRICS}: no line can be read")
         raise RunError(f"{path}: no rollout in {jsonl_log.METRICS} yet; wait for the first one")
     settings, config = _settings(path, notes)
     return Run(

@@ -143,7 +143,7 @@ RULES = (
     Rule("the update outside its passes", ("ppo_train",), 0.15, _update_rest),
     Rule("weight sync", ("broadcast",), 0.1, _sync),
     Rule("the check of the weight sync", ("sync_check",), 0.1, _check),
-    Rule("handing samples to the ranks", ("hand_over",), 0.05, _hand_over),
+    Rule("sending samples to the ranks", ("hand_over",), 0.05, _hand_over),
     Rule("logging", ("logging",), 0.1, _logging),
 )  # fmt: skip
 

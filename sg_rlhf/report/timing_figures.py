@@ -46,7 +46,7 @@ SHOWN = (
     Shown("reference log-probs", ("reference_log_probs", "update_reference_log_probs"), SERIES[4]),
     Shown("reward model, values", ("reward_model", "values"), SERIES[4], "xxxx"),
     Shown("advantages", ("make_experience",), SERIES[4], "...."),
-    Shown("hand-over to the ranks", ("hand_over",), SERIES[3]),
+    Shown("sending samples to the ranks", ("hand_over",), SERIES[3]),
     Shown("forward", ("update_forward",), SERIES[1]),
     Shown("backward, optimizer", ("update_backward",), SERIES[1], "////"),
     Shown("rest of the update", ("ppo_train",), SERIES[1], "...."),

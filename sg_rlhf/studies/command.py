@@ -228,7 +228,7 @@ def main(argv: list[str] | None = None) -> int:
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     if interrupted:
-        print("interrupted; the same command goes on where it was", file=sys.stderr)
+        print("interrupted; the same command continues", file=sys.stderr)
         return 130
     return 1 if failures else 0
 

@@ -64,7 +64,7 @@ def table(
     lines += [
         "In a regime: means over seeds with half of their 95 % t-interval where there are "
         f"{MIN_SEEDS} or more; "
-        f"what compares with {study.file.baseline} is paired by seed. held-out: of the last "
+        f"differences to {study.file.baseline} are paired by seed. held-out: of the last "
         "checkpoint. gap: accuracy on training "
         "prompts minus held-out. Gradient norms are before clipping, over all optimizer steps; "
         f"spikes are those above {SPIKE_FACTOR:g} times the median of the {MEDIAN_WINDOW} before."

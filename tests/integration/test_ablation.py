@@ -78,7 +78,7 @@ def test_a_cell_is_resumed_and_measured_again_without_training(tmp_path: Path) -
     assert children
     process.send_signal(signal.SIGINT)
     errors = process.communicate(timeout=1800)[1]
-    assert process.returncode == 130 and "the same command goes on where it was" in errors
+    assert process.returncode == 130 and "the same command continues" in errors
     assert not psutil.wait_procs(children, timeout=1800)[1]
 
     done = study()

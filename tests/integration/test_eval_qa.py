@@ -201,7 +201,7 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
         with serving.serve(world.index) as url:
             gone = url
         settings = SearchSettings(url=gone, retries=1, backoff_s=0.01, outage_s=0, **SETTINGS)
-        with pytest.raises(EvalError, match=r"of 6 dialogues could not be held"):
+        with pytest.raises(EvalError, match=r"of 6 dialogues failed"):
             multi_turn.run_dialogues(samples, engine, store, 0, searching, codec)
         searchers = {i for i, row in rows(whole).items() if row["dialogue"]["searches"]}
         assert searchers and not searchers & rows(out).keys()

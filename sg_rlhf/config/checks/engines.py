@@ -22,9 +22,9 @@ def check(value: Callable[[str], Any]) -> None:
         )
     if value("rollout.top_p") < 1 and value("sg.truncated_sampling") == "refuse":
         raise ValueError(
-            f"rollout.top_p={value('rollout.top_p'):g}: the engine would sample from a part of the "
-            "policy, and the trainer's log-probs are those of all of it; set it to 1, or "
-            "sg.truncated_sampling=keep to train on such samples"
+            f"rollout.top_p={value('rollout.top_p'):g}: the engine would renormalise, "
+            "and the trainer's log-probs would not match; set it to 1, or "
+            "sg.truncated_sampling=keep"
         )
     if value("ds.lora.rank") > 0:
         _check_lora(value)

@@ -90,7 +90,7 @@ async def _run(
                 store.append_failure(sample.key, str(error))
                 if sum(latest) >= MAX_FAILED:
                     raise EvalError(
-                        f"{sum(latest)} of the latest {len(latest)} dialogues could not be held; "
+                        f"{sum(latest)} of the latest {len(latest)} dialogues failed; "
                         f"the last: {error}"
                     ) from None
                 continue
@@ -118,7 +118,7 @@ async def _run(
             requests.close()
             await made.aclose()
     if failed:
-        raise EvalError(f"{failed} of {len(samples)} dialogues could not be held, see {store.out}")
+        raise EvalError(f"{failed} of {len(samples)} dialogues failed, see {store.out}")
 
 
 class _Requests:

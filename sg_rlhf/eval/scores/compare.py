@@ -229,7 +229,7 @@ def _check_same(a: RunResults, b: RunResults, names: Sequence[str]) -> None:
     changed = differences(decisive(a), decisive(b), "{} in A, {} in B")
     if changed:
         shown = "; ".join(changed[:3]) + (f"; {len(changed) - 3} more" if changed[3:] else "")
-        raise EvalError(f"--compare: not the same was asked: {shown}")
+        raise EvalError(f"--compare: different questions or settings: {shown}")
     for name in names:
         ids = [{(row["id"], row["sample"]) for row in side.rows[name]} for side in (a, b)]
         if ids[0] != ids[1]:
@@ -303,7 +303,7 @@ def _notices(a: RunResults, b: RunResults, names: Sequence[str], only: Sequence[
     one, other = a.request, b.request
     notices = []
     if one["model"].get("fingerprint") == other["model"].get("fingerprint"):
-        notices.append("Both folders are of the same model: what differs is chance or rounding.")
+        notices.append("Both folders are of the same model: differences are chance or rounding.")
     for side, others in ((a, other), (b, one)):
         alone = [name for name in side.request["benchmarks"] if name not in others["benchmarks"]]
         if alone and not only:

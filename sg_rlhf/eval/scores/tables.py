@@ -166,12 +166,12 @@ def exposure_lines(results: Results, *, short: bool = False) -> list[str]:
             verdict += f" for {about['family']}"
         elif short:
             told = ", ".join(about["reported_for"]) or "no family"
-            lines.append(f"{verdict}; signs of it are published for {told} (table.md).")
+            lines.append(f"{verdict}; published signs of it: {told} (table.md).")
             continue
         lines.append(f"{verdict}: {'; '.join(about['evidence'])}.")
     data = results.get("training_data")
     if data is None:
-        lines.append("Training data: not known; --train-data FILE counts what it shares.")
+        lines.append("Training data: not known; --train-data FILE counts shared questions.")
         return lines
     if "problem" in data:
         return [*lines, f"Training data: {data['problem']}."]
@@ -208,8 +208,8 @@ def _notices(results: Results) -> list[str]:
                 f"**Context:** {name}: the model holds {results['context']} tokens, so "
                 f"{described['settings']['max_tokens']} response tokens were cut for "
                 f"{cuts['questions']} of {described['n_questions']} questions (least "
-                f"{cuts['shortest_max_tokens']}); {cuts['prompts_too_long']} prompts left no room "
-                "and count as wrong."
+                f"{cuts['shortest_max_tokens']}); {cuts['prompts_too_long']} prompts filled the "
+                "context and count as wrong."
             )
     if results["begun"]["versions"] != results["finished"]["versions"]:
         notices.append("**Versions** changed between the run's start and its end: results.json.")

@@ -139,7 +139,7 @@ def parse_answer_key(solution_text_format: str) -> dict[str, str]:
         match = _GOLD_LINE.fullmatch(line)
         if match is None or match.group(1) in key:
             raise ValueError(
-                f"gold answer line {line[:80]!r}: expected '(i) Name is a knight' or "
+                f"reference answer line {line[:80]!r}: expected '(i) Name is a knight' or "
                 "'(i) Name is a knave', each name once"
             )
         key[match.group(1)] = match.group(2)

@@ -120,7 +120,7 @@ def generate(
             raise PuzzleError(
                 f"only {len(puzzles)} of {count} puzzles of {n_people} people could be reached "
                 f"at depth {max_depth}, width {width}"
-                + (f" beside {len(excluded)} excluded ones" if excluded else "")
+                + (f", not counting {len(excluded)} excluded ones" if excluded else "")
                 + "; ask for fewer, a greater depth or distinct=names"
             )
         failures += 1

@@ -39,8 +39,8 @@ TEST = Origin(
 #: Of the official puzzles; the generated ones are nowhere to be read.
 EXPOSURE = Exposure(
     "2024-10",
-    note="models remember puzzles that they are fine-tuned on (arXiv 2410.23123); whether these "
-    "are among them is what the overlap with the training data says",
+    note="models remember puzzles that they are fine-tuned on (arXiv 2410.23123); the overlap "
+    "with the training data says whether these are among them",
 )
 
 

@@ -76,7 +76,7 @@ def read_rows(
     def parse(item: Any, number: int) -> MathRow:
         row = _parse(item, number, source, path.stem)
         if not row.golds and not allow_empty:
-            raise DataError("the answer is empty, expected at least one gold answer")
+            raise DataError("the answer is empty, expected at least one reference answer")
         return row
 
     return read_each(path, _items(path), parse, "problem", on_row)
@@ -105,7 +105,7 @@ def golds_of(label: str) -> tuple[str, ...]:
     """
     golds = golds_in(label)
     if golds is None:
-        raise ValueError(f"{truncate(label)}, expected a JSON array of gold answers as text")
+        raise ValueError(f"{truncate(label)}, expected a JSON array of reference answers as text")
     return golds
 
 

@@ -75,7 +75,7 @@ def _begin(
     """Decide what can be decided now, queue the rest; the result finishes the work."""
     golds = (golds,) if isinstance(golds, str) else tuple(golds)
     if not golds or not all(gold.strip() for gold in golds):
-        raise ValueError(f"no gold answer, or an empty one, in {list(golds)!r}")
+        raise ValueError(f"no reference answer, or an empty one, in {list(golds)!r}")
     extracted = last_box(response)
     decided = decide(extracted, golds)
     if isinstance(decided, Reason):

@@ -151,7 +151,8 @@ def report(manifest: Mapping[str, Any]) -> Iterator[str]:
         f"  {'different problems':<46}{repeated['different_problems']:>8}"
         f"  (by normalised text; {repeated['different_texts']} different texts)"
     )
-    yield f"  {'with golds that differ':<46}{repeated['problems_with_different_golds']:>8}"
+    different = repeated["problems_with_different_golds"]
+    yield f"  {'with different reference answers':<46}{different:>8}"
     n = manifest["options"]["ngram"]
     if not manifest["overlap"]:
         yield "  overlap with the evaluation sets was not looked for (--eval-dir)"

@@ -41,7 +41,7 @@ def score(answer: str | None, golds: Sequence[str], scheme: Scheme = "sign") -> 
     if scheme not in SCHEMES:
         raise ValueError(f"unknown reward scheme {scheme!r}, expected one of {', '.join(SCHEMES)}")
     if not golds:
-        raise ValueError("no gold answer, expected at least one")
+        raise ValueError("no reference answer, expected at least one")
     correct = answer is not None and any(_is_match(answer, gold) for gold in golds)
     f1 = 0.0 if answer is None else max(token_f1(answer, gold) for gold in golds)
     reward = float(correct)
@@ -91,7 +91,7 @@ def parse_golds(label: str) -> tuple[str, ...]:
     golds = golds_in(label)
     if golds is None:
         raise ValueError(
-            f"gold answers {label[:80]!r}: expected a JSON array of strings such as "
+            f"reference answers {label[:80]!r}: expected a JSON array of strings such as "
             '["Beijing", "Peking"]'
         )
     return golds

@@ -36,7 +36,7 @@ class SearchSettings(DomainSettings):
     max_query_chars: int = Field(8192, ge=1, description="a longer query is cut")
     invalid: Invalid = Field(
         "correct",
-        description="a turn without an action: correct: the model is told (Search-R1), "
+        description="a turn without an action: correct: the model gets a correction (Search-R1), "
         "end: the dialogue ends (VerlTool)",
     )
     reward: Scheme = Field("sign", description="sign: +1/-1 (Eq. 20), binary: 1/0, f1: token F1")

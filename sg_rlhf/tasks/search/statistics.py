@@ -13,9 +13,8 @@ _HEADS = (
     "Empty results", "Failures", "Seconds a search",
 )  # fmt: skip
 _NOTE = (
-    "Means over questions; empty results are a count, failures the dialogues that were broken "
-    "off and held again because a search failed. Gold found: a gold answer stands in what was "
-    "retrieved."
+    "Means over questions; empty results are a count, failures are dialogues that were repeated "
+    "because a search failed. Gold found: a reference answer is in the retrieved passages."
 )
 
 

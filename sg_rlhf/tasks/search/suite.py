@@ -109,7 +109,7 @@ class SearchSuite(Suite):
         """Files of questions (default: `data/qa`) and a search engine (default: the run's)."""
         found = []
         if args.data_dir is None and DATA.is_dir():
-            print(f"--data-dir {DATA}, which is there")
+            print(f"--data-dir {DATA}, which exists")
             args.data_dir = DATA
         sets = [s for s in qa_sets.SETS if s.name in {b.name for b in benchmarks}]
         if args.data_dir is None:

@@ -298,7 +298,7 @@ def test_a_wrong_eval_set_gets_one_line(override: str, words: list[str]) -> None
 
 def test_eval_sets_and_eval_dataset_exclude_each_other() -> None:
     sets = "sg.eval_sets=[{name: a, dataset: x, temperature: 0}]"
-    with pytest.raises(ConfigError, match=r"eval\.dataset=d\.jsonl: not used beside"):
+    with pytest.raises(ConfigError, match=r"eval\.dataset=d\.jsonl: not used together with"):
         load_config(None, [sets, "eval.dataset=d.jsonl"])
     assert load_config(None, [sets, "eval.dataset=null"]).sg.eval_sets
 

@@ -84,7 +84,9 @@ ROWS: dict[str, tuple[str, bytes, str]] = {
     "no answer": ("a.jsonl", GOOD + b'{"input": "x"}\n', "row 17: answer: missing or empty"),
     "blank answer": ("a.jsonl", GOOD + row("x", " "), "row 17: answer: missing or empty"),
     "a list": ("a.jsonl", GOOD + row("x", ["a"]), "row 17: answer: ['a'], expected text"),
-    "unreadable gold": ("a.jsonl", GOOD + row("x", "no"), "row 17: answer: gold answer line 'no'"),
+    "unreadable gold": (
+        "a.jsonl", GOOD + row("x", "no"), "row 17: answer: reference answer line 'no'",
+    ),
     "contradiction": (
         "a.jsonl", GOOD + row("a puzzle 3", "(1) Zoey is a knave"),
         "a.jsonl: row 4 with another label, '(1) Zoey is a knave'",
@@ -139,9 +141,9 @@ def test_names_that_lead_nowhere_are_refused(
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["data.max_len=256"], "data.max_len=256, rollout.max_new_tokens=256: no room for a"),
+        (["data.max_len=256"], "data.max_len=256, rollout.max_new_tokens=256: no tokens left"),
         (["sg.eval_sets=[{name: a, dataset: FILE, temperature: 0, max_new_tokens: 600}]"],
-         "data.max_len=512, sg.eval_sets, a=600: no room"),
+         "data.max_len=512, sg.eval_sets, a=600: no tokens left"),
         (["data.prompt_split=test"], "data.prompt_split=test: a file has one split, train"),
         (["data.prompt_probs=0.5,0.5"], "expected 1 numbers that add up to 1"),
         (["data.prompt_probs=often"], "expected 1 numbers that add up to 1"),

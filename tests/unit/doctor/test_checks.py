@@ -309,7 +309,7 @@ HERE = Hub(reachable=True, token=False)
         ("absent", replace(HERE, token=True), True, OK, "a download"),
         ("absent", Hub(reachable=False), False, FAILED, "no answer from huggingface.co"),
         ("absent", Hub(offline=True), False, FAILED, "the hub is off (HF_HUB_OFFLINE)"),
-        ("absent", Hub(), False, SKIPPED, "the hub was not asked"),
+        ("absent", Hub(), False, SKIPPED, "the hub was not queried"),
     ],
 )
 def test_model(place: str, hub: Hub | None, gated: bool, status: str, said: str) -> None:

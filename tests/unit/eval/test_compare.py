@@ -146,7 +146,7 @@ def test_answers_to_search_questions_are_compared(tmp_path, capsys):
     assert "nq exact match" in capsys.readouterr().out
     other = {**search, "topk": 5}
     c = finished(tmp_path / "c", QA, {"nq": 9}, lambda b, q, s: False, search=other)
-    refused(capsys, a, c, "not the same was asked: search.topk: 3 in A, 5 in B")
+    refused(capsys, a, c, "different questions or settings: search.topk: 3 in A, 5 in B")
 
 
 def refused(capsys, a, b, message, *arguments):

@@ -182,5 +182,5 @@ def test_the_report_says_it_at_each_score(trained):
     assert "| model unknown |" in text and "Training data: not known" in text
     assert "Llama3.1-8B 0 %" in text
     short = tables.exposure_lines(unknown, short=True)[0]
-    told = "signs of it are published for Qwen2.5, Qwen3, models (table.md)."
+    told = "published signs of it: Qwen2.5, Qwen3, models (table.md)."
     assert short == f"aime: model unknown; {told}"

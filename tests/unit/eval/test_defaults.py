@@ -121,7 +121,7 @@ def test_search_as_typed_after_a_run(folder: Path) -> None:
         finished(folder / "runs" / "mine", "search", sg=search)
         said, _ = evaluate(folder, "--suite", "qa", status=0)
     assert said[:2] == [
-        "--data-dir data/qa, which is there",
+        "--data-dir data/qa, which exists",
         f"--retriever {retriever.url}, which answers",
     ]
     assert said[2].startswith("--model runs/mine/checkpoints/final, the newest finished run of ")

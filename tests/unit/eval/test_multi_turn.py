@@ -61,13 +61,13 @@ def run(out: Path, count: int, failing: set[int], error: Exception) -> int:
 
 def test_a_few_failures_of_many_do_not_stop_a_run(tmp_path: Path) -> None:
     failing = set(range(0, 3000, 100))
-    with pytest.raises(EvalError, match="^30 of 3000 dialogues could not be held"):
+    with pytest.raises(EvalError, match="^30 of 3000 dialogues failed"):
         run(tmp_path / "out", 3000, failing, EpisodeAborted("no answer"))
     assert (tmp_path / "out" / "stored").read_text() == "2970"
 
 
 def test_a_search_engine_that_is_gone_stops_it(tmp_path: Path) -> None:
-    expected = r"^10 of the latest \d+ dialogues could not be held; the last: no answer$"
+    expected = r"^10 of the latest \d+ dialogues failed; the last: no answer$"
     with pytest.raises(EvalError, match=expected):
         run(tmp_path / "out", 3000, set(range(500, 3000)), EpisodeAborted("no answer"))
     assert 490 <= int((tmp_path / "out" / "stored").read_text()) <= 500

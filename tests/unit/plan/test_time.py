@@ -39,7 +39,7 @@ def test_an_asynchronous_run_takes_what_sampling_or_training_takes() -> None:
     training = plan.parts["scoring"] + plan.parts["update"] + plan.parts["optimizer"]
     rest = sum(plan.parts[part] for part in ("weight sync", "offload", "saving"))
     assert plan.seconds == pytest.approx(max(plan.parts["sampling"], training) + rest)
-    assert "sampling beside training" in plan.line()
+    assert "sampling during training" in plan.line()
     assert plan.seconds < seconds(replace(run, samples_ahead=False))
 
 

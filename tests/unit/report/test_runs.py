@@ -63,7 +63,7 @@ def test_what_is_no_run_is_one_sentence(tmp_path: Path) -> None:
         ("file", "not a folder"),
         ("empty", "not a run: no metrics.jsonl"),
         ("fresh", "no rollout in metrics.jsonl yet"),
-        ("binary", "no line of it can be read"),
+        ("binary", "no line can be read"),
         ("other", "line 1: not a row with a global_step"),
     ):
         with pytest.raises(RunError, match=words) as caught:

@@ -51,7 +51,7 @@ def said(seconds: dict[str, float], **changed: Any) -> str:
         ("old_log_probs", 30.0, {"sg__skip_old_log_probs": False},
          ["old log-probs", "sg.skip_old_log_probs=false"]),
         ("update_old_log_probs", 30.0, {}, ["larger train.batch_size, as a rollout is 2 optim"]),
-        ("hand_over", 20.0, {}, ["handing samples to the ranks"]),
+        ("hand_over", 20.0, {}, ["sending samples to the ranks"]),
         ("logging", 40.0, {}, ["sg.samples_per_step (now 4)"]),
     ],
 )  # fmt: skip

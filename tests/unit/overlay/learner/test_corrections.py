@@ -140,7 +140,7 @@ def test_a_name_stands_for_upstreams_flags() -> None:
         assert {key: config.value(key) for key in flags} == flags
     assert load_config(None).value("algo.advantage.is_correction_level") == "off"
     key = "algo.advantage.is_correction_mode"
-    with pytest.raises(ConfigError, match=f"{key}=mask: sg.correction=tis stands for clip"):
+    with pytest.raises(ConfigError, match=f"{key}=mask: sg.correction=tis sets it to clip"):
         load_config(None, ["sg.correction=tis", f"{key}=mask"])
     with pytest.raises(ConfigError, match="sg.correction"):
         load_config(None, ["sg.correction=tiss"])

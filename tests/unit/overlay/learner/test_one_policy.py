@@ -24,9 +24,8 @@ def test_a_nucleus_is_refused_unless_it_is_asked_for() -> None:
     with pytest.raises(UsageError) as error:
         parsed("rollout.top_p=0.9")
     assert str(error.value) == (
-        "rollout.top_p=0.9: the engine would sample from a part of the policy, and the trainer's "
-        "log-probs are those of all of it; set it to 1, or sg.truncated_sampling=keep to train on "
-        "such samples"
+        "rollout.top_p=0.9: the engine would renormalise, and the trainer's log-probs would not "
+        "match; set it to 1, or sg.truncated_sampling=keep"
     )
     assert parsed("rollout.top_p=0.9", "sg.truncated_sampling=keep")
     assert parsed("rollout.top_p=1")

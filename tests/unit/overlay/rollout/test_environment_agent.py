@@ -378,7 +378,7 @@ def test_a_prompt_that_is_too_long_loses_its_beginning_as_upstreams_does(
 
 
 def test_a_label_that_is_no_list_of_golds_stops_the_run(retriever: Retriever) -> None:
-    with pytest.raises(RewardError, match=r"gold answers 'Beijing': expected a JSON array"):
+    with pytest.raises(RewardError, match=r"reference answers 'Beijing': expected a JSON array"):
         play([ANSWER], retriever.url, label="Beijing")
 
 

@@ -249,7 +249,7 @@ def test_a_megabyte_of_hostile_text_is_graded_at_once(hostile):
     "gold", ["", "Zoey is a knight", "(1) Zoey is a king", "(1) Al is a knight\n(2) Al is a knave"]
 )
 def test_a_bad_gold_is_an_error_not_a_reward(gold):
-    with pytest.raises(ValueError, match="gold answer line"):
+    with pytest.raises(ValueError, match="reference answer line"):
         score(GOOD, gold)
 
 

@@ -140,7 +140,7 @@ def test_a_label_stays_readable():
 
 @pytest.mark.parametrize("label", ["", "42", '"42"', "[]", '[""]', "[1]", "[", "[" * 100_000])
 def test_a_bad_label_is_an_error(label):
-    with pytest.raises(ValueError, match="expected a JSON array of gold answers"):
+    with pytest.raises(ValueError, match="expected a JSON array of reference answers"):
         golds_of(label)
 
 

@@ -216,7 +216,7 @@ def test_any_gold_is_enough(pool):
 
 @pytest.mark.parametrize("golds", [[], "", " \n", ["5", ""]])
 def test_missing_gold_is_an_error_of_the_data(golds):
-    with pytest.raises(ValueError, match="no gold answer, or an empty one"):
+    with pytest.raises(ValueError, match="no reference answer, or an empty one"):
         grade(r"\boxed{5}", golds)
 
 

@@ -89,7 +89,7 @@ def test_one_query_a_call_and_a_readable_label():
     with pytest.raises(ValueError, match="one query at a time"):
         REWARD(["a", "b"], ["a", "b"], [LABEL, LABEL])
     for label in ("42", "[]", '[""]', "not JSON"):
-        with pytest.raises(ValueError, match="label .* expected a JSON array of gold answers"):
+        with pytest.raises(ValueError, match="label .* expected a JSON array of reference answers"):
             REWARD([PROMPT + GOOD], [PROMPT], [label])
 
 

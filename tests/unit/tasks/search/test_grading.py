@@ -78,7 +78,7 @@ def test_f1_counts_a_repeated_word_once_for_each_time() -> None:
 def test_bad_schemes_and_no_golds_are_refused() -> None:
     with pytest.raises(ValueError, match="expected one of sign, binary, f1"):
         score("x", ["x"], "plus")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no gold answer"):
+    with pytest.raises(ValueError, match="no reference answer"):
         score("x", [])
 
 
