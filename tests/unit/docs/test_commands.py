@@ -5,6 +5,7 @@ The commands of the tutorials are also run, by the tests of each tutorial.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 import shlex
@@ -17,6 +18,7 @@ from sg_rlhf.__main__ import COMMANDS, main_module, split
 from sg_rlhf.config import load_config
 from sg_rlhf.config.shell_completion import _parser_of
 from tests.unit.docs.page import ROOT
+from tests.unit.outside_domains import registered
 
 PAGES = [
     page
@@ -105,9 +107,11 @@ def check(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_commands_of_a_page_parse(page: Path) -> None:
-    for words in commands(page):
-        check(words)
+def test_the_commands_of_a_page_parse(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    domains = re.findall(r"^export SG_DOMAINS=(\S+)$", code(page), re.M)
+    with registered(monkeypatch, domains[0]) if domains else contextlib.nullcontext():
+        for words in commands(page):
+            check(words)
 
 
 def test_most_pages_have_commands() -> None:

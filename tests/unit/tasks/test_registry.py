@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.config import ConfigError, domain_settings, load_config, sg_settings
+from sg_rlhf.config import ConfigError, domain_settings, load_config
 from sg_rlhf.data import command as data
 from sg_rlhf.eval import run as evaluation
 from sg_rlhf.eval.scores.results import scores
@@ -24,6 +24,7 @@ from sg_rlhf.tasks.suite import Suite
 from sg_rlhf.tasks.tiny import TinyModel
 from tests.domains.reverse import REVERSE
 from tests.unit.data_command import lines
+from tests.unit.outside_domains import registered
 
 ROOT = Path(__file__).parents[3]
 PLACE = "tests.domains.reverse:REVERSE"
@@ -32,12 +33,8 @@ PLACE = "tests.domains.reverse:REVERSE"
 @pytest.fixture
 def outside(monkeypatch: pytest.MonkeyPatch):
     """The domain of the tests, registered as a user's own would be."""
-    monkeypatch.setenv(registry.VARIABLE, PLACE)
-    for cached in (domain_settings._domains, sg_settings.sg_keys):
-        cached.cache_clear()
-    yield
-    for cached in (domain_settings._domains, sg_settings.sg_keys):
-        cached.cache_clear()
+    with registered(monkeypatch, PLACE):
+        yield
 
 
 @pytest.mark.parametrize("name", [*registry.DOMAINS, PLACE])

@@ -35,7 +35,7 @@ def test_an_evaluation_set_is_as_cold_as_it_says() -> None:
     sets = 'sg.eval_sets=[{{"name": "a", "dataset": "b", "temperature": {}}}]'
     for given in (0, 0.01, 1):
         load_config([RECIPE], ["eval.dataset=null", sets.format(given)])
-    with pytest.raises(ConfigError, match=r"set temperature to 0 or to 0\.01 or more"):
+    with pytest.raises(ConfigError, match=r"set it to 0, or to 0\.01 or more"):
         load_config([RECIPE], ["eval.dataset=null", sets.format(0.001)])
 
 

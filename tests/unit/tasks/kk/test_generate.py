@@ -114,7 +114,7 @@ def test_excluded_structures_do_not_come_back():
     assert not {p.structure for p in rest} & {p.structure for p in held_out}
     named = generate(2, 300, seed=5, exclude=held_out, distinct="names")
     assert not {p.structure for p in named} & {p.structure for p in held_out}
-    with pytest.raises(PuzzleError, match="beside 100 excluded"):
+    with pytest.raises(PuzzleError, match="not counting 100 excluded"):
         generate(2, 85, seed=5, exclude=held_out)
 
 
