@@ -29,8 +29,8 @@ class SampleLog:
         self._args, self._tokenizer = args, tokenizer
         self.rows: list[dict[str, Any]] = []
         self.check_batch: CheckBatch = []
-        #: Rows, and the sequences by which the ranks know them.
-        self._sequences: list[tuple[dict[str, Any], list[int]]] = []
+        #: Of each row, the token ids by which the ranks know it.
+        self._sequences: list[list[int]] = []
 
     def collect(self, experiences: list[Any], version_runs: list[Any] | None) -> None:
         """Keep samples of a rollout.

@@ -16,11 +16,11 @@ class TokenRecord:
     """
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, ...], dict[str, torch.Tensor]] = {}
+        self._found: list[tuple[torch.Tensor, dict[str, torch.Tensor]]] = []
 
     def clear(self) -> None:
         """Forget the update before."""
-        self._found = {}
+        self._found = []
 
     def keep(self, items: list[Any], **values: torch.Tensor | None) -> None:
         """Keep values of a micro-batch's tokens.
@@ -34,7 +34,7 @@ class TokenRecord:
         for i, item in enumerate(items):
             mask = item.action_mask.bool()
             row = {name: rows[i][: len(mask)][mask] for name, rows in on_cpu.items()}
-            self._found.setdefault(tuple(item.sequences.tolist()), row)
+            self._found.append((item.sequences.to("cpu", copy=True), row))
 
     def lookup(self, sequences: Iterable[list[int]]) -> list[dict[str, list[float]] | None]:
         """The values of the response tokens of samples.
@@ -45,5 +45,8 @@ class TokenRecord:
         Returns:
             For each sequence, values by name; None where this rank did not train it.
         """
-        rows = (self._found.get(tuple(tokens)) for tokens in sequences)
+        rows = (self._first(torch.tensor(tokens)) for tokens in sequences)
         return [None if row is None else {k: v.tolist() for k, v in row.items()} for row in rows]
+
+    def _first(self, tokens: torch.Tensor) -> dict[str, torch.Tensor] | None:
+        return next((row for known, row in self._found if torch.equal(known, tokens)), None)
