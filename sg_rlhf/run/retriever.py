@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from sg_rlhf.common import child_process
 from sg_rlhf.run.choice import ChoiceError
 
 #: How long the server may take to end, seconds.
@@ -56,12 +57,7 @@ def serving(index: Path, port: int, log: Path) -> Iterator[str]:
             time.sleep(0.2)
         yield f"http://127.0.0.1:{port}/retrieve"
     finally:
-        server.terminate()
-        try:
-            server.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+        child_process.end(server, END_SECONDS)
 
 
 def _answers(port: int) -> bool:

@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from sg_rlhf.common import child_process
 from sg_rlhf.overlay.fork_server import worker_launcher
 
 #: "0" turns the fork server off.
@@ -87,12 +88,7 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server and all of its forks that still run."""
-        self._process.terminate()
-        try:
-            self._process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        child_process.end(self._process, 5.0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

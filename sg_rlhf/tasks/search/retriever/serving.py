@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from sg_rlhf.common import child_process
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.search.retriever.client import RetrieverClient, RetrieverError
 from sg_rlhf.tasks.search.settings import SearchSettings
@@ -62,12 +63,7 @@ def serve(index: Path, *options: str) -> Iterator[str]:
         try:
             yield _wait_until_listening(process, output.fileno(), index)
         finally:
-            process.terminate()
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            child_process.end(process, STOP_SECONDS)
 
 
 async def probe(settings: SearchSettings) -> str:
