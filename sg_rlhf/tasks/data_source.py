@@ -112,15 +112,33 @@ def counts_of(groups: Sequence[Any]) -> dict[str, int]:
     return {str(group): groups.count(group) for group in sorted(set(groups))}
 
 
+def made_of(
+    train: list[Row],
+    test: list[Row],
+    records: Callable[[list[Row]], Records],
+    group: Callable[[Row], Any],
+    facts: Mapping[str, Any] | None = None,
+) -> Made:
+    """The two files, with the rows per group in `counts`.
+
+    Args:
+        records: what is written of rows.
+        group: a row's group.
+        facts: more of `Made.facts`.
+    """
+    splits = {"train": train, "test": test}
+    counts = {name: counts_of([group(row) for row in rows]) for name, rows in splits.items()}
+    files = {f"{name}.jsonl": records(rows) for name, rows in splits.items()}
+    return Made(files, {"counts": counts, **(facts or {})})
+
+
 def generated_records(
     description: str, generator: Generator[Mapping[str, Any]]
 ) -> DataSource[Mapping[str, Any]]:
     """The data of a domain whose generator makes records: `input`, `answer`, `datasource`."""
 
     def make(train: list[Mapping[str, Any]], test: list[Mapping[str, Any]] | None) -> Made:
-        splits = {"train": train, "test": test or []}
-        counts = {name: counts_of([r["datasource"] for r in rows]) for name, rows in splits.items()}
-        return Made({f"{name}.jsonl": rows for name, rows in splits.items()}, {"counts": counts})
+        return made_of(train, test or [], lambda rows: rows, lambda row: row["datasource"])
 
     return DataSource(
         description,

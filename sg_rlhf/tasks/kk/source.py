@@ -17,7 +17,7 @@ from sg_rlhf.tasks.data_source import (
     Made,
     Options,
     Plan,
-    counts_of,
+    made_of,
 )
 from sg_rlhf.tasks.kk.data import (
     FILES,
@@ -87,19 +87,17 @@ def plan(options: Options, load_tokenizer: LoadTokenizer) -> Plan[Puzzle]:
             if not puzzles:
                 print(f"warning: the {name} split is empty", file=sys.stderr)
         facts = {
-            "counts": {
-                "train": counts_of([puzzle.n_people for puzzle in splits.train]),
-                "test": counts_of([puzzle.n_people for puzzle in splits.test]),
-            },
             "duplicates_dropped": splits.duplicates,
             # With other names or another wording.
             "test_structures_in_train": splits.shared_structures,
         }
-        files = {
-            "train.jsonl": to_records(shuffled(splits.train), prompt),
-            "test.jsonl": to_records(shuffled(splits.test), prompt),
-        }
-        return Made(files, facts)
+        return made_of(
+            splits.train,
+            splits.test,
+            lambda puzzles: to_records(shuffled(puzzles), prompt),
+            lambda puzzle: puzzle.n_people,
+            facts,
+        )
 
     described = {
         "version": PROMPT_VERSION,

@@ -15,7 +15,7 @@ from sg_rlhf.tasks.data_source import (
     Made,
     Options,
     Plan,
-    counts_of,
+    made_of,
 )
 from sg_rlhf.tasks.search.data import (
     EXPECTED,
@@ -82,19 +82,17 @@ def plan(options: Options, _load_tokenizer: LoadTokenizer) -> Plan[Question]:
         if not splits.train:
             raise UsageError("no question is left to train on; nothing was written")
         facts = {
-            "counts": {
-                "train": counts_of([question.source for question in splits.train]),
-                "test": counts_of([question.source for question in splits.test]),
-            },
             "duplicates_dropped": splits.duplicates,
             "duplicates_with_other_golds": splits.conflicts,
             "train_questions_found_in_test_dropped": splits.overlap,
         }
-        files = {
-            "train.jsonl": to_records(shuffled(splits.train), style),
-            "test.jsonl": to_records(shuffled(splits.test), style),
-        }
-        return Made(files, facts)
+        return made_of(
+            splits.train,
+            splits.test,
+            lambda questions: to_records(shuffled(questions), style),
+            lambda question: question.source,
+            facts,
+        )
 
     return Plan({"prompt": {"version": PROMPT_VERSION, "style": style}}, make)
 
