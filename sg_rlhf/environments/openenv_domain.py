@@ -14,7 +14,6 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
@@ -31,7 +30,7 @@ from sg_rlhf.tasks.rollout import (
     Reply,
     Turn,
 )
-from sg_rlhf.tasks.settings import DomainSettings
+from sg_rlhf.tasks.settings import DomainSettings, checked_url
 
 
 class OpenEnvSettings(DomainSettings):
@@ -56,10 +55,7 @@ class OpenEnvSettings(DomainSettings):
     @field_validator("url")
     @classmethod
     def _is_http(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ValueError("expected http://HOST:PORT")
-        return url
+        return checked_url(url, "http://HOST:PORT")
 
     @field_validator("between")
     @classmethod
@@ -113,19 +109,19 @@ class OpenEnvEnvironment(Environment):
     """Episodes of one server.
 
     Args:
-        settings: `sg.openenv.*`; None: those of this process's environment variable.
+        settings: `sg.openenv.*`.
         strict: an error of the server aborts its episode, instead of ending the run.
     """
 
     def __init__(
         self,
-        settings: OpenEnvSettings | None = None,
+        settings: OpenEnvSettings,
         *,
         strict: bool = False,
         notify: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(settings, strict=strict, notify=notify)
-        self.settings = settings or OpenEnvSettings.from_environment()
+        self.settings = settings
         self.stop = tuple(self.settings.stop)
         self.turn_tokens = self.settings.turn_tokens
 

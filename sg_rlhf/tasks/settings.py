@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from typing import Any, ClassVar, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict
 
@@ -36,3 +37,15 @@ class DomainSettings(BaseModel):
         """The settings that the variable holds, or the defaults where it is not set."""
         values: dict[str, Any] = json.loads(os.environ.get(cls.variable()) or "{}")
         return cls(**values)
+
+
+def checked_url(url: str, expected: str) -> str:
+    """The address of a service.
+
+    Raises:
+        ValueError: it is not of the form that is expected, which begins with http://HOST.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ValueError(f"expected {expected}")
+    return url

@@ -44,7 +44,7 @@ class SearchEnvironment(Environment):
     """Search dialogues with one retriever.
 
     Args:
-        settings: `sg.search.*`; None: those of this process's environment variable.
+        settings: `sg.search.*`.
         strict: a failed search aborts its episode. Otherwise the model is told, and too many of
             them (`max_failure_rate`) stop the run.
     """
@@ -53,13 +53,13 @@ class SearchEnvironment(Environment):
 
     def __init__(
         self,
-        settings: SearchSettings | None = None,
+        settings: SearchSettings,
         *,
         strict: bool = False,
         notify: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(settings, strict=strict, notify=notify)
-        self.settings = settings or SearchSettings.from_environment()
+        self.settings = settings
         self.turn_tokens = self.settings.turn_tokens
         self.client = RetrieverClient.from_settings(self.settings, tell=notify)
         self._failures = FailureRate(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from typing import ClassVar, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from sg_rlhf.tasks.search.grading import Scheme
-from sg_rlhf.tasks.settings import DomainSettings
+from sg_rlhf.tasks.settings import DomainSettings, checked_url
 
 Invalid = Literal["correct", "end"]
 
@@ -65,10 +64,7 @@ class SearchSettings(DomainSettings):
     @field_validator("url")
     @classmethod
     def _is_http(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ValueError("expected http://HOST:PORT/retrieve")
-        return url
+        return checked_url(url, "http://HOST:PORT/retrieve")
 
     @model_validator(mode="after")
     def _window_holds_enough(self) -> SearchSettings:
