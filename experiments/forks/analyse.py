@@ -1,6 +1,6 @@
 """The tables of the study, as preregistration.md fixes them.
 
-    python -m experiments.forks.analyse            the primary and the secondary table
+    python -m experiments.forks.analyse            the two tables, and figure.png
     python -m experiments.forks.analyse --blinded  the sample size alone; it reads no arm's label
 
 It refuses if a file of preregistration.sha256 has changed, or while a primary run is missing.
@@ -260,6 +260,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--blinded", action="store_true", help="print the sample size and stop")
     args = parser.parse_args(argv)
+    from experiments.forks import figure  # it imports this module
+
     try:
         check(HERE)
         study, runs = load_study(HERE / "study.yaml"), read_record(HERE)
@@ -269,6 +271,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         print("\n".join(["## Primary", "", *primary(study, runs), ""]))
         print("\n".join(["## Secondary, unadjusted", "", *secondary(study, runs)]))
+        figure.draw(study, runs, HERE / "figure.png")
     except Refused as refusal:
         print(f"analyse: {refusal}", file=sys.stderr)
         return 1

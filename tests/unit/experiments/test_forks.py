@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from experiments.forks import analyse, corpora, gate
+from experiments.forks import analyse, corpora, figure, gate
 from experiments.forks.reward import reward_func
 from sg_rlhf.studies.plan import load_study
 from sg_rlhf.tasks.domain import load
@@ -174,6 +174,22 @@ def test_the_primary_table_needs_every_run_of_the_sample_size() -> None:
     del runs[last]
     with pytest.raises(analyse.Refused, match=f"1 of 108 runs are missing, the first is {last}"):
         analyse.primary(STUDY, runs)
+
+
+def test_the_figure_has_a_row_for_each_arm_and_corpus(tmp_path: Path) -> None:
+    runs = results(0.0, 0.01)
+    cells = [*STUDY.cells()]
+    rows = figure.contrasts(STUDY, cells, runs)
+    assert len(rows) == 2 * (len(STUDY.file.variants) - 1) + 1
+    found = rows["R: sg_outside"][1]
+    assert (
+        found.mean
+        == analyse.contrast(
+            *(analyse.values(cells, runs, "r", arm) for arm in (analyse.TREATED, analyse.BASELINE))
+        ).mean
+    )
+    figure.draw(STUDY, runs, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_changed_file_is_refused(tmp_path: Path) -> None:
