@@ -10,13 +10,34 @@ something reads old log-probs before the update, or where the two passes would d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
 
-#: Model families whose logits are the head's output alone: nothing added, scaled or capped.
-FUSED_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+
+class LogitChange(NamedTuple):
+    """What a model does with the output of its head.
+
+    Attributes:
+        how: divides by a number, multiplies by it, or caps: ``c tanh(z / c)``.
+        attribute: the number's name, in the model's config. A model that multiplies copies it.
+    """
+
+    how: Literal["divide", "multiply", "softcap"]
+    attribute: str
+
+
+_SOFTCAP = LogitChange("softcap", "final_logit_softcapping")
+_PLAIN = ("gemma", "glm4", "llama", "mistral", "olmo2", "olmo3", "qwen2", "qwen3", "smollm3")
+#: Model families whose head can return log-probs, and what they do with its logits (None: nothing).
+FUSED_FAMILIES: Mapping[str, LogitChange | None] = {
+    **dict.fromkeys(_PLAIN),
+    "cohere2": LogitChange("multiply", "logit_scale"),
+    "gemma2": _SOFTCAP,
+    "gemma3_text": _SOFTCAP,
+    "granite": LogitChange("divide", "logits_scaling"),
+}
 
 
 def fused_log_probs_supported(

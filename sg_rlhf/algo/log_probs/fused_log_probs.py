@@ -1,6 +1,7 @@
-"""Log-probs of given tokens, from hidden states without materialised logits, or from logits.
+"""Log-probs of given tokens from hidden states, without materialised logits.
 
-With ``z = (h W^T + b) / T`` the logits of a position over V tokens:
+With ``z = (h W^T + b) / T`` the logits of a position over V tokens, or for models that cap them
+``z = c tanh((h W^T + b) / c) / T``:
 
     log p(target) = z_target - lse(z),        lse(z) = log sum_j exp(z_j)
     H             = lse(z) - sum_j p_j z_j,   p = softmax(z)
@@ -17,7 +18,8 @@ Matrix products of 2 N H V operations each; with materialised logits it is 1 for
 
     no gradient                          1
     hidden and weight                    1 forward; 3 backward, one of which recomputes z
-    hidden alone (a frozen head)         2 forward, 0 backward: see :class:`_UnitGradient`
+    hidden alone (a frozen head)         2 forward, 0 backward: see :class:`_UnitGradient`;
+                                         not with capped logits
     few logits (:data:`_KEPT`)           1 forward, 2 backward: the logits are kept
 
 Shape suffixes: ``N`` positions, ``H`` hidden size, ``V`` vocabulary.
@@ -62,6 +64,7 @@ def selected_log_probs(
     *,
     bias: Tensor | None = None,
     temperature: float = 1.0,
+    softcap: float | None = None,
     with_entropy: bool = False,
     chunk: int | None = None,
     kernel: BlockKernel | None = None,
@@ -78,7 +81,8 @@ def selected_log_probs(
         weight_VH: [V, H], the head's weight in the same dtype; may be tied to the embedding.
         targets_N: [N], token ids, 0 <= target < V.
         bias: [V], the head's bias, or None.
-        temperature: T > 0, divides the logits.
+        temperature: T > 0, divides the logits. A model's own factor s of its logits is T / s here.
+        softcap: c > 0 of Gemma's ``c tanh(z / c)``, applied before the temperature; None for none.
         with_entropy: also compute the entropy, with gradient.
         chunk: columns of a block; None for the default.
         kernel: element-wise operations on a block between its matrix products; None for Triton's on
@@ -93,9 +97,10 @@ def selected_log_probs(
     Raises:
         ValueError: shapes, dtypes or values that do not fit together.
     """
-    _check(hidden_NH, weight_VH, targets_N, bias, temperature, chunk)
+    _check(hidden_NH, weight_VH, targets_N, bias, temperature, softcap, chunk)
     how = _How(
         float(temperature),
+        softcap,
         with_entropy,
         chunk,
         kernel or _default_kernel(hidden_NH.device.type),
@@ -105,26 +110,6 @@ def selected_log_probs(
         hidden_NH, weight_VH, bias, targets_N, how
     )
     return log_probs_N, entropy_N if with_entropy else None
-
-
-def log_probs_from_logits(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-probs of target tokens from logits; OpenRLHF's name and arguments.
-
-    Without flash-attn OpenRLHF's function allocates, in its backward pass, a tensor of the size of
-    all logits for every 1,024 rows. This one allocates the gradient once.
-
-    Args:
-        logits: [..., V]; divided by ``temperature`` in place unless that is 1, as upstream does.
-        labels: [...], token ids.
-        temperature: T > 0.
-
-    Returns:
-        [...], in the dtype of the logits.
-    """
-    if temperature != 1.0:
-        logits.div_(temperature)
-    log_probs: Tensor = _FromLogits.apply(logits, labels)  # type: ignore[no-untyped-call]
-    return log_probs
 
 
 @functools.cache
@@ -152,6 +137,7 @@ def _check(
     targets: Tensor,
     bias: Tensor | None,
     temperature: float,
+    softcap: float | None,
     chunk: int | None,
 ) -> None:
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
@@ -166,6 +152,8 @@ def _check(
         raise ValueError(f"hidden is {hidden.dtype}, weight {weight.dtype}: expected the same")
     if not temperature > 0:
         raise ValueError(f"temperature={temperature}: expected a number above 0")
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap={softcap}: expected a number above 0, or None")
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk={chunk}: expected a positive number of tokens")
 
@@ -206,7 +194,7 @@ def _blocks(hidden: Tensor, weight: Tensor, chunk: int | None) -> tuple[list[sli
     )
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None) -> Tensor:
     """Logits of a block before the division by the temperature, in float32 or float64."""
     dtype = accumulation_dtype(hidden.dtype)
     if hidden.dtype == dtype:
@@ -215,6 +203,8 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         logits = torch.mm(hidden, weight.t(), out_dtype=dtype)
     if bias is not None:
         logits += bias
+    if softcap is not None:
+        logits.div_(softcap).tanh_().mul_(softcap)
     return logits
 
 
@@ -223,6 +213,7 @@ class _How:
     """The arguments that are no tensors, and whether gradients are recorded."""
 
     temperature: float
+    softcap: float | None
     with_entropy: bool
     chunk: int | None
     kernel: BlockKernel
@@ -279,14 +270,15 @@ class _SelectedLogProbs(torch.autograd.Function):
         recorded = how.grad_enabled and any(ctx.needs_input_grad)
         kept: list[Tensor] | None = [] if recorded and len(hidden) * len(weight) <= _KEPT else None
         units: list[_UnitGradient] | None = None
-        if recorded and kept is None and needs_hidden and not (needs_weight or needs_bias):
+        frozen = needs_hidden and not (needs_weight or needs_bias)
+        if recorded and kept is None and frozen and how.softcap is None:
             units = [_UnitGradient(hidden[part]) for part in parts]
         softmaxes = [RunningSoftmax.empty(hidden[part], how.with_entropy) for part in parts]
         for block in blocks:
             head = _factor(weight[block])
             of_block = None if bias is None else bias[block]
             for n, part in enumerate(parts):
-                logits = _logits(_factor(hidden[part]), head, of_block)
+                logits = _logits(_factor(hidden[part]), head, of_block, how.softcap)
                 index_N = targets[part] - block.start
                 if kept is not None:
                     kept.append(logits)
@@ -348,7 +340,13 @@ class _SelectedLogProbs(torch.autograd.Function):
                 sum_weight = grad_weight[block] if direct else torch.empty(head.shape, **new)
             for part in parts:
                 rows = _factor(hidden[part])
-                logits = _logits(rows, head, of_block) if kept is None else next(kept).clone()
+                if kept is None:
+                    logits = _logits(rows, head, of_block, ctx.how.softcap)
+                else:
+                    logits = next(kept).clone()
+                slope = None
+                if ctx.how.softcap is not None:  # d c tanh(z / c) / dz = 1 - tanh^2
+                    slope = 1 - (logits / ctx.how.softcap).square_()
                 grad_logits = ctx.how.kernel.gradient(
                     logits,
                     targets[part] - block.start,
@@ -361,6 +359,8 @@ class _SelectedLogProbs(torch.autograd.Function):
                     hidden.dtype,
                 )
                 del logits
+                if slope is not None:
+                    grad_logits = grad_logits.mul_(slope)
                 if grad_bias is not None:
                     grad_bias[block] += grad_logits.sum(dim=0, dtype=grad_bias.dtype)
                 grad_logits = grad_logits.to(head.dtype)
@@ -378,31 +378,3 @@ class _SelectedLogProbs(torch.autograd.Function):
             None,
             None,
         )
-
-
-class _FromLogits(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        flat_NV, labels_N = logits.flatten(0, -2), labels.flatten()
-        lse_N = torch.empty_like(flat_NV[:, 0])
-        for part in _slices(len(lse_N), 1024):
-            lse_N[part] = torch.logsumexp(flat_NV[part], dim=-1)
-        ctx.save_for_backward(logits, labels, lse_N)
-        chosen_N = flat_NV.gather(-1, labels_N[:, None])[:, 0]
-        return (chosen_N - lse_N).view(labels.shape)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_log_probs: Tensor) -> tuple[Tensor, None]:
-        logits, labels, lse_N = ctx.saved_tensors
-        flat_NV, labels_N, grad_N = (
-            logits.flatten(0, -2),
-            labels.flatten(),
-            grad_log_probs.flatten(),
-        )
-        grad_NV = torch.empty_like(flat_NV)
-        for part in _slices(len(lse_N), 1024):
-            block = torch.sub(flat_NV[part], lse_N[part, None], out=grad_NV[part])
-            block.exp_().mul_(-grad_N[part, None])
-        grad_NV.scatter_add_(1, labels_N[:, None], grad_N[:, None])
-        return grad_NV.view(logits.shape), None

@@ -6,8 +6,11 @@ response tokens instead (:mod:`sg_rlhf.algo.log_probs.fused_log_probs`), while a
 It is still the head's own forward pass, so its hooks run as they do for logits: ZeRO-3 gathers the
 head once in forward and once in backward.
 
-Models whose head is not a plain linear layer, or that transform their logits, keep upstream's path,
-as do all models with ``actor.fused_logprobs=false``.
+Some models scale or cap their logits (:data:`sg_rlhf.config.log_probs.FUSED_FAMILIES`). The head
+then computes log-probs of the changed logits, and the model's own change is off during the pass.
+
+Models whose head is not a plain linear layer, and families that are not in that table, keep
+upstream's path, as do all models with ``actor.fused_logprobs=false``.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ class _HeadRequest:
         shape: of the result, (1 or B, T); 0 where no log-prob is requested.
         temperature: of the policy.
         with_entropy: whether to compute the entropy as well.
+        softcap: of the model's logits; None for none.
         entropy: set by the head, in ``shape``; None without ``with_entropy``.
     """
 
@@ -48,6 +52,7 @@ class _HeadRequest:
     shape: torch.Size
     temperature: float
     with_entropy: bool
+    softcap: float | None = None
     entropy: Tensor | None = None
 
 
@@ -88,6 +93,7 @@ def _head_forward(head: Any, original: Callable[[Tensor], Tensor], hidden: Tenso
         request.targets,
         bias=head.bias,
         temperature=request.temperature,
+        softcap=request.softcap,
         with_entropy=request.with_entropy,
     )
 
@@ -102,12 +108,28 @@ def _head_forward(head: Any, original: Callable[[Tensor], Tensor], hidden: Tenso
 
 
 @contextlib.contextmanager
-def _head_request(head: Any, request: _HeadRequest) -> Iterator[_HeadRequest]:
+def _head_request(model: Any, head: Any, request: _HeadRequest) -> Iterator[None]:
+    """Set the request. The model's own change of logits moves into it for the pass."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    change = FUSED_FAMILIES[base.config.model_type]
+    owner = base if change is not None and change.how == "multiply" else base.config
+    number = None if change is None else getattr(owner, change.attribute)
+    if change is None or number is None:
+        changes: dict[str, Any] = {}
+    elif change.how == "softcap":
+        request.softcap, changes = number, {change.attribute: None}
+    else:
+        request.temperature *= number if change.how == "divide" else 1 / number
+        changes = {change.attribute: 1.0}
     head.log_prob_request = request
     try:
-        yield request
+        for name, neutral in changes.items():
+            setattr(owner, name, neutral)
+        yield
     finally:
         head.log_prob_request = None
+        for name in changes:
+            setattr(owner, name, number)
 
 
 def forward_without_logits(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -173,7 +195,7 @@ def forward_without_logits(original: Callable[..., Any]) -> Callable[..., Any]:
             positions = attention_mask.long().cumsum(-1) - 1
             positions.masked_fill_(attention_mask == 0, 1)
             request = _request_at(actions_BL, targets, self.temperature, return_entropy)
-        with _head_request(head, request):
+        with _head_request(getattr(self.model, "module", self.model), head, request):
             output = self.model(tokens, attention_mask=mask, position_ids=positions)
 
         def per_response(values: Tensor) -> Tensor:

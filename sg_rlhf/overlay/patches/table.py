@@ -156,7 +156,7 @@ PATCHES = (
           f"{_OURS}.model.packed_attention:attention",
           "attention over packed samples by torch's kernel"),
     Patch("openrlhf.models.actor", "log_probs_from_logits",
-          "sg_rlhf.algo.log_probs.fused_log_probs:log_probs_from_logits",
+          "sg_rlhf.algo.log_probs.from_logits:log_probs_from_logits",
           "without flash-attn upstream's allocates the gradient of all logits per 1,024 rows",
           when=flash_attn_shim.absent),
     # With flash-attn.

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sg_rlhf.algo.log_probs import fused_log_probs
-from sg_rlhf.algo.log_probs.fused_log_probs import log_probs_from_logits, selected_log_probs
+from sg_rlhf.algo.log_probs.from_logits import log_probs_from_logits
+from sg_rlhf.algo.log_probs.fused_log_probs import selected_log_probs
 from tests.unit.algo import upstream
 from tests.unit.peak import Peak
 
@@ -34,11 +35,13 @@ def problem(n=5, h=8, v=33, dtype=torch.float64, scale=1.0, seed=0, bias=True):
     return draw(n, h), weight.requires_grad_(), draw(v) if bias else None, targets
 
 
-def reference(hidden, weight, bias, targets, temperature=1.0):
+def reference(hidden, weight, bias, targets, temperature=1.0, softcap=None):
     """The same by the definition, in float64."""
     logits = hidden.double() @ weight.double().T
-    logits = (logits if bias is None else logits + bias.double()) / temperature
-    log_p = torch.log_softmax(logits, dim=-1)
+    logits = logits if bias is None else logits + bias.double()
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    log_p = torch.log_softmax(logits / temperature, dim=-1)
     p = log_p.exp()
     entropy = -torch.where(p > 0, p * log_p, 0.0).sum(dim=-1)
     return log_p.gather(1, targets[:, None])[:, 0], entropy
@@ -69,6 +72,7 @@ def assert_near(ours, theirs, tolerance):
     chunk=st.integers(1, 40) | st.none(),
     dtype=st.sampled_from(list(VALUE)),
     temperature=st.sampled_from([1.0, 0.7, 3.0]),
+    softcap=st.sampled_from([None, 1.5, 30.0]),
     bias=st.booleans(),
     with_entropy=st.booleans(),
     rows=st.integers(1, 10),
@@ -77,7 +81,7 @@ def assert_near(ours, theirs, tolerance):
     seed=st.integers(0, 1000),
 )
 def test_values_and_gradients_are_float64s(
-    n, h, v, chunk, dtype, temperature, bias, with_entropy, rows, kept, frozen, seed
+    n, h, v, chunk, dtype, temperature, softcap, bias, with_entropy, rows, kept, frozen, seed
 ):
     inputs = problem(n, h, v, dtype, seed=seed, bias=bias)
     trained = inputs[:1] if frozen else inputs[:3]
@@ -92,13 +96,14 @@ def test_values_and_gradients_are_float64s(
             inputs[3],
             bias=inputs[2],
             temperature=temperature,
+            softcap=softcap,
             with_entropy=with_entropy,
             chunk=chunk,
         )
         assert (ours[1] is not None) == with_entropy
         ours = ours[: 1 + with_entropy]
         of_ours = gradients(ours, trained)
-    theirs = reference(*inputs, temperature)[: 1 + with_entropy]
+    theirs = reference(*inputs, temperature, softcap)[: 1 + with_entropy]
     for mine, expected in zip(ours, theirs, strict=True):
         assert mine.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         assert_near(mine, expected, VALUE[dtype])
@@ -107,12 +112,20 @@ def test_values_and_gradients_are_float64s(
         assert_near(mine, expected, GRADIENT[dtype])
 
 
-def test_gradcheck(monkeypatch):
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_gradcheck(softcap, monkeypatch):
     monkeypatch.setattr(fused_log_probs, "_KEPT", 0)
     hidden, weight, bias, targets = problem()
     assert torch.autograd.gradcheck(
         lambda *x: selected_log_probs(
-            x[0], x[1], targets, bias=x[2], temperature=0.7, with_entropy=True, chunk=7
+            x[0],
+            x[1],
+            targets,
+            bias=x[2],
+            temperature=0.7,
+            softcap=softcap,
+            with_entropy=True,
+            chunk=7,
         ),
         (hidden, weight, bias),
     )
@@ -241,6 +254,7 @@ def test_a_target_outside_of_the_vocabulary_is_nan():
         ({"weight_VH": torch.zeros(33, 8, dtype=torch.bfloat16)}, "bfloat16: expected the same"),
         ({"temperature": 0.0}, r"temperature=0\.0"),
         ({"temperature": math.nan}, "temperature=nan"),
+        ({"softcap": 0.0}, r"softcap=0\.0"),
         ({"chunk": 0}, "chunk=0"),
     ],
 )

@@ -12,7 +12,8 @@ from openrlhf.models import actor as upstream
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from sg_rlhf.algo.log_probs import fused_log_probs
-from sg_rlhf.algo.log_probs.fused_log_probs import log_probs_from_logits, selected_log_probs
+from sg_rlhf.algo.log_probs.from_logits import log_probs_from_logits
+from sg_rlhf.algo.log_probs.fused_log_probs import selected_log_probs
 from sg_rlhf.plan import gpu_memory as gpu
 from tests.unit.peak import Peak
 from tests.unit.plan.runs import run_of
