@@ -18,8 +18,9 @@ calls = []
 
 def reward_func(queries, prompts, labels):
     calls.append(None)
+    bad = {where}  # before grading: other threads call this meanwhile
     found = reward_named("domain:kk")(queries, prompts, labels)
-    if {where}:
+    if bad:
         found |= {{"rewards": float("nan"), "scores": float("nan")}}
     return found
 """
