@@ -173,7 +173,7 @@ class RecordingEngine(VllmEngine):
 
 
 def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
-    world: World, whole: Path, tmp_path: Path
+    world: World, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     codec = TokenizerCodec(tokenizer)
@@ -195,6 +195,10 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
         return SearchEnvironment(settings, strict=True)
 
     set_environment("vllm", cpu=True, replicas=1)
+    # vLLM 0.32 reads the attributes of all loaded modules and fails at llvmlite's, which another
+    # engine of this process may have loaded.
+    for name in [name for name in sys.modules if name.startswith("llvmlite")]:
+        monkeypatch.delitem(sys.modules, name)
     engine = RecordingEngine(EngineOptions("vllm", model, context, "float32", cpu=True))
     out = tmp_path / "again"
     with Store(out) as store:
