@@ -34,7 +34,7 @@ from sg_rlhf.tasks.search.protocol import (
     headings,
     parse_action,
 )
-from sg_rlhf.tasks.search.retriever.client import FailureRate, RetrieverClient, RetrieverError
+from sg_rlhf.tasks.search.retriever.client import FailureMonitor, RetrieverClient, RetrieverError
 from sg_rlhf.tasks.search.settings import SearchSettings
 
 _NO_WORD = re.compile(r"[^\w\s]")
@@ -61,8 +61,8 @@ class SearchEnvironment(Environment):
         super().__init__(settings, strict=strict, notify=notify)
         self.settings = settings
         self.turn_tokens = self.settings.turn_tokens
-        self.client = RetrieverClient.from_settings(self.settings, tell=notify)
-        self._failures = FailureRate(
+        self.client = RetrieverClient.from_settings(self.settings, notify=notify)
+        self._failures = FailureMonitor(
             self.settings.max_failure_rate,
             self.settings.failure_window,
             self.settings.min_searches,
