@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from sg_rlhf.data_io.dataset_writer import Records
 from sg_rlhf.data_io.pinned_download import Origin
-from sg_rlhf.data_io.records import ProgressCallback
+from sg_rlhf.data_io.records import ProgressCallback, mixed
 
 Row = TypeVar("Row")
 
@@ -118,6 +118,7 @@ def made_of(
     records: Callable[[list[Row]], Records],
     group: Callable[[Row], Any],
     facts: Mapping[str, Any] | None = None,
+    order: str | None = None,
 ) -> Made:
     """The two files, with the rows per group in `counts`.
 
@@ -125,9 +126,12 @@ def made_of(
         records: what is written of rows.
         group: a row's group.
         facts: more of `Made.facts`.
+        order: seed of the order in which the rows are written; None: as they are given.
     """
     splits = {"train": train, "test": test}
     counts = {name: counts_of([group(row) for row in rows]) for name, rows in splits.items()}
+    if order is not None:
+        splits = {name: mixed(rows, order) for name, rows in splits.items()}
     files = {f"{name}.jsonl": records(rows) for name, rows in splits.items()}
     return Made(files, {"counts": counts, **(facts or {})})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -120,16 +119,6 @@ def check_splits(train: Sequence[Puzzle], test: Sequence[Puzzle]) -> Splits:
         )
     dropped = len(train) + len(test) - len(unique_train) - len(unique_test)
     return Splits(unique_train, unique_test, dropped)
-
-
-def shuffled(puzzles: Sequence[Puzzle]) -> list[Puzzle]:
-    """The same puzzles with the sizes mixed, always in the same order.
-
-    A run that takes the first rows of a file (`data.max_samples`) then gets every size.
-    """
-    mixed = list(puzzles)
-    random.Random("kk order").shuffle(mixed)
-    return mixed
 
 
 def read_puzzles(path: str | Path, on_row: ProgressCallback | None = None) -> list[Puzzle]:

@@ -24,7 +24,6 @@ from sg_rlhf.tasks.kk.data import (
     check_splits,
     generate_splits,
     read_puzzles,
-    shuffled,
     split,
     to_records,
 )
@@ -94,9 +93,10 @@ def plan(options: Options, load_tokenizer: LoadTokenizer) -> Plan[Puzzle]:
         return made_of(
             splits.train,
             splits.test,
-            lambda puzzles: to_records(shuffled(puzzles), prompt),
+            lambda puzzles: to_records(puzzles, prompt),
             lambda puzzle: puzzle.n_people,
             facts,
+            order="kk order",
         )
 
     described = {

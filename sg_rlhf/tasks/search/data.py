@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,16 +91,6 @@ def join_splits(train: Sequence[Question], test: Sequence[Question]) -> Splits:
         conflicts + test_conflicts,
         len(unique_train) - len(kept),
     )
-
-
-def shuffled(questions: Sequence[Question]) -> list[Question]:
-    """The same questions with the sources mixed, always in the same order.
-
-    A run that takes the first rows of a file (`data.max_samples`) then gets every source.
-    """
-    mixed = list(questions)
-    random.Random("search order").shuffle(mixed)
-    return mixed
 
 
 def to_records(questions: Iterable[Question], style: Style) -> Iterator[dict[str, Any]]:

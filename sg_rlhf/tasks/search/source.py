@@ -23,7 +23,6 @@ from sg_rlhf.tasks.search.data import (
     Question,
     join_splits,
     read_questions,
-    shuffled,
     split,
     to_records,
 )
@@ -89,9 +88,10 @@ def plan(options: Options, _load_tokenizer: LoadTokenizer) -> Plan[Question]:
         return made_of(
             splits.train,
             splits.test,
-            lambda questions: to_records(shuffled(questions), style),
+            lambda questions: to_records(questions, style),
             lambda question: question.source,
             facts,
+            order="search order",
         )
 
     return Plan({"prompt": {"version": PROMPT_VERSION, "style": style}}, make)
