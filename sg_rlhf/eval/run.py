@@ -48,7 +48,7 @@ from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.codec import TokenizerCodec
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.rollout import Environment
-from sg_rlhf.tasks.suite import Benchmark, Prepared, Suite, Tokenize
+from sg_rlhf.tasks.suite import Benchmark, EvalPlan, Suite, Tokenize
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -151,7 +151,7 @@ def evaluate(
     return 0
 
 
-def as_chats(args: argparse.Namespace, prepared: Prepared, tokenizer: Any) -> Prepared:
+def as_chats(args: argparse.Namespace, prepared: EvalPlan, tokenizer: Any) -> EvalPlan:
     """The questions as conversations.
 
     Args:
@@ -234,7 +234,7 @@ class RunState:
 
 
 def prepare_run(
-    args: argparse.Namespace, suite: Suite, prepared: Prepared, target: ModelHandle, store: Store
+    args: argparse.Namespace, suite: Suite, prepared: EvalPlan, target: ModelHandle, store: Store
 ) -> RunState:
     """Fit the questions to the model's context, and read the stored samples.
 

@@ -98,7 +98,7 @@ class Match:
 
 
 @dataclass
-class SetOverlap:
+class OverlapReport:
     """What training data shares with one evaluation set.
 
     Attributes:
@@ -153,7 +153,7 @@ def find_overlap(
     *,
     n: int | None = NGRAM,
     on_row: Tick | None = None,
-) -> list[SetOverlap]:
+) -> list[OverlapReport]:
     """Compare training rows with evaluation sets; repeated training problems count once.
 
     Args:
@@ -162,11 +162,11 @@ def find_overlap(
         on_row: called after each training row, for a progress bar.
 
     Returns:
-        One `SetOverlap` for each set, in the order given.
+        One `OverlapReport` for each set, in the order given.
     """
     if n is not None and n < 1:
         raise ValueError(f"n-gram length must be at least 1, got {n}")
-    results = {name: SetOverlap(name, len(rows)) for name, rows in eval_sets.items()}
+    results = {name: OverlapReport(name, len(rows)) for name, rows in eval_sets.items()}
     problems = [(name, row) for name, rows in eval_sets.items() for row in rows]
 
     def runs_of(problem: str) -> set[Ngram]:
@@ -199,7 +199,7 @@ def find_overlap(
                 match = Match(row, test, exact, share)
                 for level in match.levels:
                     results[name].train_keys[level].add(key)
-                if at not in best or _nearness(match) > _nearness(best[at]):
+                if at not in best or _similarity(match) > _similarity(best[at]):
                     best[at] = match
         if on_row is not None:
             on_row()
@@ -211,9 +211,9 @@ def find_overlap(
         result.mostly += not match.exact and "mostly" in match.levels
         result.shared += "mostly" not in match.levels
     for result in results.values():
-        result.matches.sort(key=_nearness, reverse=True)
+        result.matches.sort(key=_similarity, reverse=True)
     return list(results.values())
 
 
-def _nearness(match: Match) -> tuple[bool, float]:
+def _similarity(match: Match) -> tuple[bool, float]:
     return match.exact, match.share

@@ -32,7 +32,7 @@ from sg_rlhf.tasks.search.grading import score
 from sg_rlhf.tasks.search.retriever import serving
 from sg_rlhf.tasks.search.sets import encyclopedia, qa_sets
 from sg_rlhf.tasks.search.settings import SearchSettings
-from sg_rlhf.tasks.suite import Loaded, load_questions
+from sg_rlhf.tasks.suite import LoadedBenchmark, load_questions
 from tests.integration.conftest import ROOT, environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.full]
@@ -185,7 +185,7 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
     ]
     context = context_length(model)
     tasks = requests.prepare_benchmarks(
-        [Loaded(benchmark, questions, sources)],
+        [LoadedBenchmark(benchmark, questions, sources)],
         lambda texts: list(map(codec.encode, texts)),
         context,
     )

@@ -229,7 +229,7 @@ def _parse_row(row: Mapping[str, Any]) -> Puzzle:
     return puzzle
 
 
-def repeats(puzzles: Iterable[Puzzle]) -> list[tuple[int, int]]:
+def find_duplicates(puzzles: Iterable[Puzzle]) -> list[tuple[int, int]]:
     """(i, j) for every puzzle i that occurred before, first as puzzle j (`check_splits`)."""
     first: dict[object, int] = {}
     found = []
@@ -241,7 +241,7 @@ def repeats(puzzles: Iterable[Puzzle]) -> list[tuple[int, int]]:
 
 
 def _drop_duplicates(puzzles: Sequence[Puzzle]) -> list[Puzzle]:
-    repeated = {i for i, _ in repeats(puzzles)}
+    repeated = {i for i, _ in find_duplicates(puzzles)}
     return [puzzle for i, puzzle in enumerate(puzzles) if i not in repeated]
 
 

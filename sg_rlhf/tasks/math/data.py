@@ -25,7 +25,7 @@ from sg_rlhf.data_io.records import (
     parquet_rows,
     read_each,
 )
-from sg_rlhf.tasks.labels import golds_in, label_of
+from sg_rlhf.tasks.labels import decode_golds, encode_golds
 from sg_rlhf.tasks.math.prompt import problem_of, prompt_of
 
 KINDS = "a .parquet, .json, .jsonl or .csv file"
@@ -90,7 +90,7 @@ def to_records(rows: Iterable[MathRow]) -> Iterator[dict[str, Any]]:
     for row in rows:
         yield {
             "input": prompt_of(row.problem),
-            "answer": label_of(row.golds),
+            "answer": encode_golds(row.golds),
             "datasource": row.source,
             "id": row.id,
             "problem": row.problem,
@@ -98,12 +98,12 @@ def to_records(rows: Iterable[MathRow]) -> Iterator[dict[str, Any]]:
 
 
 def golds_of(label: str) -> tuple[str, ...]:
-    """The gold answers of a label: the inverse of `label_of`.
+    """The gold answers of a label: the inverse of `encode_golds`.
 
     Raises:
         ValueError: not a JSON array of at least one non-empty string.
     """
-    golds = golds_in(label)
+    golds = decode_golds(label)
     if golds is None:
         raise ValueError(f"{truncate(label)}, expected a JSON array of reference answers as text")
     return golds

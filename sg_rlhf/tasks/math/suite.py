@@ -26,8 +26,8 @@ from sg_rlhf.tasks.overlap import NGRAM, Problem
 from sg_rlhf.tasks.questions import EvalError, Question, Source, cache_folder, check_online
 from sg_rlhf.tasks.suite import (
     OURS,
+    BatchGrader,
     Benchmark,
-    GradeMany,
     Sampling,
     Suite,
 )
@@ -145,7 +145,7 @@ class MathSuite(Suite):
         others = ReferenceGraders(sources)
         resources.callback(others.close)
 
-        def also(grade: GradeMany) -> GradeMany:
+        def also(grade: BatchGrader) -> BatchGrader:
             def grade_many(pairs: Sequence[tuple[str, Any]]) -> list[Grade]:
                 graded = zip(grade(pairs), others.grade(pairs), strict=True)
                 return [replace(ours, others=verdicts) for ours, verdicts in graded]

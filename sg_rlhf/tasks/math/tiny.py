@@ -11,7 +11,7 @@ from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.math import grading
 from sg_rlhf.tasks.math.prompt import SUFFIX, prompt_of
 from sg_rlhf.tasks.math.sets.arithmetic import (
-    DEEDS,
+    ACTIONS,
     FORMULAS,
     NAMES,
     OPENINGS,
@@ -88,7 +88,7 @@ def phrases() -> list[str]:
     """The fixed pieces of problems and of worked solutions, and the names."""
     templates = [*FORMULAS, *OPENINGS.values(), QUESTION, WEATHER]
     # A deed opens with ", " or " and ", and the number is inside.
-    templates += [f"{joint}{deed}" for deed in DEEDS.values() for joint in (", ", " and ")]
+    templates += [f"{joint}{deed}" for deed in ACTIONS.values() for joint in (", ", " and ")]
     pieces = [piece for text in templates for piece in re.split(r"{\w+}", text)]
     # In front of a thing stand a number's space or "How many ", behind it " in", "," or " does".
     words = [SUFFIX, *pieces, *VERBS.values(), *NAMES, *THINGS, *_TRACE_PHRASES]

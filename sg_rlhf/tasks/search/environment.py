@@ -24,7 +24,7 @@ from sg_rlhf.tasks.search.protocol import (
     FAILED,
     OBSERVATION_END,
     OBSERVATION_START,
-    STOP,
+    STOP_STRINGS,
     Kind,
     Passage,
     claims_information,
@@ -49,7 +49,7 @@ class SearchEnvironment(Environment):
             them (`max_failure_rate`) stop the run.
     """
 
-    stop = STOP
+    stop = STOP_STRINGS
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class SearchEpisode:
         if self._settings.invalid == "correct":
             return Reply(CORRECTION, drop_end_of_turn=True)
         # VerlTool ends the dialogue, unless a closing tag ended the turn.
-        if any(tag in turn.text for tag in STOP):
+        if any(tag in turn.text for tag in STOP_STRINGS):
             return Reply()
         return Reply(done=True, truncated=turn.cut)
 

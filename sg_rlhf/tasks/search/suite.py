@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from sg_rlhf.tasks.codec import TokenizerCodec
-from sg_rlhf.tasks.contamination import Exposure
+from sg_rlhf.tasks.contamination import ContaminationRecord
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.search import statistics
@@ -28,9 +28,9 @@ from sg_rlhf.tasks.search.sets.qa_sets import QaSet
 from sg_rlhf.tasks.search.settings import SearchSettings
 from sg_rlhf.tasks.suite import (
     Benchmark,
+    EvalPlan,
     ExtraTable,
-    Loaded,
-    Prepared,
+    LoadedBenchmark,
     Results,
     Sampling,
     Suite,
@@ -140,7 +140,7 @@ class SearchSuite(Suite):
         args: argparse.Namespace,
         tokenizer: Callable[[], Any],
         resources: ExitStack,
-    ) -> Prepared:
+    ) -> EvalPlan:
         """The questions of the files that are there, with prompts as in training.
 
         Starts or finds the search engine and asks it once.
@@ -167,7 +167,7 @@ class SearchSuite(Suite):
             # Stands for what the search engine finds.
             "probe_sha256": corpus,
         }
-        return Prepared(
+        return EvalPlan(
             loaded=asked,
             request={"search": described},
             tokenize=lambda texts: [codec.encode(text) for text in texts],
@@ -229,8 +229,8 @@ def present(benchmarks: Sequence[Benchmark], folder: Path) -> tuple[Benchmark, .
 
 
 def _asked(
-    loaded: Loaded, args: argparse.Namespace, style: qa_sets.Prompt, tokenizer: Any
-) -> Loaded:
+    loaded: LoadedBenchmark, args: argparse.Namespace, style: qa_sets.Prompt, tokenizer: Any
+) -> LoadedBenchmark:
     """The same questions with their prompts, and the tokens that a dialogue may take."""
     benchmark, questions, sources = loaded
     if sources[0].rows != benchmark.size:
@@ -245,7 +245,7 @@ def _asked(
     ]
     budget = qa_sets.DIALOGUE_TOKENS if searches else settings_of(args, None).turn_tokens
     limited = replace(benchmark, settings=replace(benchmark.settings, max_tokens=budget))
-    return Loaded(limited, asked, sources)
+    return LoadedBenchmark(limited, asked, sources)
 
 
 def grade_responses(pairs: Sequence[tuple[str, Any]]) -> list[Grade]:
@@ -268,7 +268,7 @@ def _benchmark(qa_set: QaSet) -> Benchmark:
         licence=qa_set.licence,
         metric="exact match",
         samples=True,
-        exposure=Exposure(qa_set.published, note=_TRAINED if qa_set.trained else ""),
+        exposure=ContaminationRecord(qa_set.published, note=_TRAINED if qa_set.trained else ""),
     )
 
 

@@ -13,7 +13,7 @@ from sg_rlhf.eval.scores import results
 from sg_rlhf.eval.store import Store
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.questions import Question
-from sg_rlhf.tasks.suite import Loaded
+from sg_rlhf.tasks.suite import LoadedBenchmark
 
 MATH, KK, QA = (SUITES[name] for name in ("math", "kk", "qa"))
 
@@ -33,7 +33,7 @@ def finished(out, suite, only, right, *, n=None, model="m", samples=None, **chan
         questions = [
             Question(f"{name}-{i}", f"P{i}", ["1"], groups[i % len(groups)]) for i in range(count)
         ]
-        loaded.append(Loaded(benchmark, questions, []))
+        loaded.append(LoadedBenchmark(benchmark, questions, []))
     tasks = requests.prepare_benchmarks(loaded, lambda prompts: [[1] for _ in prompts], 9000)
     request = {
         "suite": suite.name,

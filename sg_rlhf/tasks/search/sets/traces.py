@@ -55,7 +55,7 @@ def guess_trace(problem: Problem, rng: random.Random) -> Demonstration:
     return Demonstration(prompt_of(problem), (_answer(rng.choice(problem.guesses)),))
 
 
-def hasty_trace(problem: Problem, rng: random.Random) -> Demonstration:
+def one_search_trace(problem: Problem, rng: random.Random) -> Demonstration:
     """Search once and answer: a guess, where the question needs two searches."""
     if len(problem.steps) == 1:
         return search_trace(problem)
@@ -76,7 +76,7 @@ def draw(
     if chance < guesses:
         return guess_trace(problem, rng)
     if chance < guesses + hasty:
-        return hasty_trace(problem, rng)
+        return one_search_trace(problem, rng)
     return search_trace(problem)
 
 

@@ -86,7 +86,7 @@ def test_traces_are_dialogues_of_the_protocol(seed: int) -> None:
         guess = traces.guess_trace(problem, rng)
         assert [p.of_model for p in guess.pieces] == [True]
         assert parse_action(guess.response).content in problem.guesses
-        hasty = traces.hasty_trace(problem, rng)
+        hasty = traces.one_search_trace(problem, rng)
         assert sum(not p.of_model for p in hasty.pieces) == 1
     drawn = [traces.draw(made.train, rng, guesses=0.5, hasty=0.25) for _ in range(400)]
     guessed = sum(len(d.pieces) == 1 for d in drawn) / 400
