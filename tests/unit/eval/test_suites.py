@@ -9,7 +9,7 @@ from sg_rlhf.eval.generation import requests
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.kk.data import read_puzzles
 from sg_rlhf.tasks.kk.prompt import build_prompt
-from sg_rlhf.tasks.questions import EvalError, Question, limited, questions_hash
+from sg_rlhf.tasks.questions import EvalError, Question, first_per_group, questions_hash
 from sg_rlhf.tasks.suite import Benchmark, LoadedBenchmark, Sampling
 
 TASKS = Path(__file__).parents[3] / "sg_rlhf" / "eval" / "lm_eval_tasks"
@@ -156,10 +156,10 @@ def test_offline_a_file_in_the_cache_is_used(name, file, monkeypatch, tmp_path):
 
 def test_a_limit_takes_from_every_group():
     questions = [Question(f"{g}{i}", "p", "g", g) for g in "abc" for i in range(4)]
-    kept = limited(questions, 7)
+    kept = first_per_group(questions, 7)
     assert [question.id for question in kept] == ["a0", "a1", "a2", "b0", "b1", "c0", "c1"]
-    assert limited(questions, None) == questions
-    assert limited(questions, 100) == questions
+    assert first_per_group(questions, None) == questions
+    assert first_per_group(questions, 100) == questions
 
 
 def test_responses_are_cut_to_what_the_context_leaves():
