@@ -126,11 +126,8 @@ class SearchSuite(Suite):
             section = (args.run_settings.get("sg") or {}).get("search") or {}
             url = section.get("url") or SearchSettings().url
             try:
-                asyncio.run(
-                    retriever_process.probe(
-                        settings_of(args, url).model_copy(update={"retries": 0})
-                    )
-                )
+                settings = settings_of(args, url).model_copy(update={"retries": 0})
+                asyncio.run(retriever_process.probe(settings))
             except EvalError as error:
                 found.append(f"a search engine: {error}")
             else:

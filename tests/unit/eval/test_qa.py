@@ -65,8 +65,8 @@ def test_two_flat_files_are_refused_and_the_published_one_wins(tmp_path):
     write(tmp_path / "bamboogle_6.jsonl", 6)
     with pytest.raises(EvalError, match=r"bamboogle_5.jsonl and bamboogle_6.jsonl are both"):
         published.find_file(BAMBOOGLE, tmp_path)
-    published = write(tmp_path / "bamboogle" / "test.jsonl", 7)
-    assert published.find_file(BAMBOOGLE, tmp_path) == published
+    file = write(tmp_path / "bamboogle" / "test.jsonl", 7)
+    assert published.find_file(BAMBOOGLE, tmp_path) == file
 
 
 def test_more_questions_than_the_set_has_are_no_sample(tmp_path):
