@@ -169,29 +169,18 @@ def limits_of(args: argparse.Namespace) -> Limits:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `server` and `replicas`."""
     what = parser.add_argument_group("index").add_argument
-    what(
-        "--index",
-        type=path,
-        metavar="DIR",
-        help="index folder, made by python -m sg_rlhf.retrieval.index",
-    )
+    what("--index", type=path, metavar="DIR",
+        help="index folder, made by python -m sg_rlhf.retrieval.index")  # fmt: skip
     what("--faiss-index", type=path, metavar="FILE",
         help="faiss file instead of --index, such as Search-R1's e5_Flat.index")  # fmt: skip
     what("--corpus", type=path, metavar="FILE",
         help="corpus; required with --faiss-index (default: where --index says)")  # fmt: skip
-    what(
-        "--encoder",
-        type=printable_name,
-        metavar="MODEL",
-        help="encoder; required with --faiss-index (default: the one that --index names)",
-    )
-    what(
-        "--max-length",
-        type=positive_int,
-        default=256,
-        metavar="N",
-        help="tokens per query, with --faiss-index; the rest is not read (default: 256)",
-    )
+    what("--encoder", type=printable_name, metavar="MODEL",
+        help="encoder; required with --faiss-index "
+        "(default: the one that --index names)")  # fmt: skip
+    what("--max-length", type=positive_int, default=256, metavar="N",
+        help="tokens per query, with --faiss-index; the rest is not read "
+        "(default: 256)")  # fmt: skip
     what("--verify", action="store_true",
         help="first check every byte of index and corpus, about 1 s per GB and core (default: "
         "check all sizes and small files)")  # fmt: skip
@@ -203,13 +192,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="efSearch (HNSW) or nprobe (IVF) of the search (default: the index's)")  # fmt: skip
     what("--search-threads", type=threads, metavar="N",
         help="threads of the encoder and of a dense search (default: one per core)")  # fmt: skip
-    what(
-        "--search-device",
-        type=printable_name,
-        default="cpu",
-        metavar="DEVICE",
-        help="device of a flat search: cpu, or cuda:N, which holds all vectors (default: cpu)",
-    )
+    what("--search-device", type=printable_name, default="cpu", metavar="DEVICE",
+        help="device of a flat search: cpu, or cuda:N, which holds all vectors "
+        "(default: cpu)")  # fmt: skip
     where = parser.add_argument_group("address").add_argument
     where("--host", type=printable_name, default="127.0.0.1",
         help="address to listen on (default: 127.0.0.1)")  # fmt: skip
