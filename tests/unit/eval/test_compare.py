@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sg_rlhf.eval.generation import requests
-from sg_rlhf.eval.generation.sampling import sampled
+from sg_rlhf.eval.generation.sampling import SamplingOptions
 from sg_rlhf.eval.run import main
 from sg_rlhf.eval.scores import results
 from sg_rlhf.eval.store import Store
@@ -28,7 +28,7 @@ def finished(out, suite, only, right, *, n=None, model="m", samples=None, **chan
     """
     loaded = []
     for name, count in only.items():
-        (benchmark,) = sampled(suite.select([name]), n, None)
+        (benchmark,) = SamplingOptions(samples=n).apply(suite.select([name]))
         groups = benchmark.headline_groups or ("",)
         questions = [
             Question(f"{name}-{i}", f"P{i}", ["1"], groups[i % len(groups)]) for i in range(count)
@@ -57,7 +57,7 @@ def finished(out, suite, only, right, *, n=None, model="m", samples=None, **chan
         if samples is None:
             benchmarks = [task.benchmark for task in tasks]
             found = results.build(suite, benchmarks, request, rows, begun)
-            store.write_text("results.json", json.dumps(found))
+            (out / "results.json").write_text(json.dumps(found))
     return out
 
 
