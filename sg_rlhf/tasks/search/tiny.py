@@ -22,7 +22,7 @@ from sg_rlhf.tasks.search.protocol import (
     parse_action,
 )
 from sg_rlhf.tasks.search.sets import encyclopedia
-from sg_rlhf.tasks.search.sets.traces import Demonstration, draw, search_trace
+from sg_rlhf.tasks.search.sets.traces import Demonstration, demonstrate, draw
 from sg_rlhf.tasks.tiny import EOS, TinyModel
 
 #: The encyclopedia that the data command generates by default: its held-out part is measured.
@@ -99,7 +99,7 @@ def held_out_turns() -> list[Turn]:
     return [
         Turn(context, parse_action(text), searched)
         for problem in held_out_problems()
-        for searched, (context, text) in enumerate(turns_of(search_trace(problem)))
+        for searched, (context, text) in enumerate(turns_of(demonstrate(problem)))
     ]
 
 
