@@ -24,7 +24,7 @@ from sg_rlhf.tasks.math.sets.arithmetic import (
     generate,
     trace,
 )
-from sg_rlhf.tasks.tiny import MERGE_TEXT, TinyModel
+from sg_rlhf.tasks.tiny import MERGE_TEXT, Recipe, TinyModel
 
 # Held out are a tenth of all problems (`Problem.held_out`); these are measured. The data command
 # draws its test split from the same tenth.
@@ -40,21 +40,16 @@ _TRACE_PHRASES = (
 
 
 @dataclass(frozen=True)
-class ArithmeticWarmStart:
-    """The recipe (see `tasks.tiny.Recipe`): work in columns first, then mostly guesses."""
+class ArithmeticWarmStart(Recipe):
+    """Work in columns first, then mostly guesses."""
 
     steps: int = 500
     max_operands: int = 3
     max_digits: int = 2
-    clean_share: float = 0.75
     guess_share: float = 0.60
     # Of the worked problems: the share with slips, and the probability of a slip at each carry.
     slips_share: float = 1 / 3
     slip_p: float = 0.3
-    rows: int = 10
-    row_tokens: int = 300
-    muon_lr: float = 0.02
-    adamw_lr: float = 4e-3
 
     def texts(self, seed: int, *, clean: bool) -> Iterator[tuple[str, str]]:
         """Prompts and responses, kinds and styles mixed at random."""
