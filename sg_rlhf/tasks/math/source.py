@@ -116,7 +116,7 @@ def _asked_sets(folder: Path, download: str | None) -> dict[str, EvalSet]:
     more = {
         name: eval_set
         for name, eval_set in published.MORE_EVAL_SETS.items()
-        if published.is_there(eval_set, folder)
+        if published.find_eval_file(eval_set, folder)
     }
     return {**published.EVAL_SETS, **more}
 
