@@ -42,7 +42,7 @@ from sg_rlhf.retrieval.index import build
 from sg_rlhf.retrieval.limits import Limits
 from sg_rlhf.retrieval.search import Hit, open_index
 from sg_rlhf.tasks.search.retriever.client import RetrieverClient
-from sg_rlhf.tasks.search.retriever.serving import serve
+from sg_rlhf.tasks.search.retriever.retriever_process import serve
 from sg_rlhf.tasks.search.settings import SearchSettings
 
 TOPK = 3

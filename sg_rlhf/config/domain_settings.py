@@ -74,4 +74,4 @@ def check(sections: Mapping[str, DomainSettings]) -> None:
 def worker_variables(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Environment variables that pass the settings of domains to the workers."""
     chosen = [settings_class(name)(**values) for name, values in sections.items()]
-    return {settings.variable(): settings.to_variable() for settings in chosen}
+    return {settings.env_name(): settings.to_env() for settings in chosen}

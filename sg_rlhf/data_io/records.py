@@ -148,6 +148,16 @@ def parquet_rows(
         raise DataError(f"{path}: not a readable parquet file: {single_line(error)}") from None
 
 
+def mixed(rows: Sequence[Row], seed: str) -> list[Row]:
+    """The same rows in a random order, the same one for the same seed.
+
+    A run that takes the first rows of a file (`data.max_samples`) then gets rows of every group.
+    """
+    order = list(rows)
+    random.Random(seed).shuffle(order)
+    return order
+
+
 def check_fraction(test_fraction: float) -> None:
     """Check the fraction of rows to hold out.
 

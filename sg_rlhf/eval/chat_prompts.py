@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.questions import EvalError, Question, one_line
-from sg_rlhf.tasks.suite import Loaded
+from sg_rlhf.tasks.suite import LoadedBenchmark
 
 
 def messages(prompt: str, system_prompt: str | None) -> list[dict[str, str]]:
@@ -23,24 +23,25 @@ def messages(prompt: str, system_prompt: str | None) -> list[dict[str, str]]:
     return [*system, {"role": "user", "content": prompt}]
 
 
-def refuse_chats(loaded: Sequence[Loaded]) -> None:
+def refuse_chats(loaded: Sequence[LoadedBenchmark]) -> None:
     """Refuse prompts that are a conversation already.
 
     Raises:
         EvalError: names the first such benchmark.
     """
     for benchmark, questions, _ in loaded:
-        form = next(filter(None, (chat.form_of(question.prompt) for question in questions)), None)
-        if form is not None:
+        formats = (chat.detect_format(question.prompt) for question in questions)
+        found = next(filter(None, formats), None)
+        if found is not None:
             raise EvalError(
                 f"--chat-template: the prompts of {benchmark.name} are a conversation already "
-                f"({form.name}); select benchmarks with raw prompts by --only"
+                f"({found.name}); select benchmarks with raw prompts by --only"
             )
 
 
 def with_template(
-    loaded: Sequence[Loaded], tokenizer: Any, system_prompt: str | None
-) -> list[Loaded]:
+    loaded: Sequence[LoadedBenchmark], tokenizer: Any, system_prompt: str | None
+) -> list[LoadedBenchmark]:
     """The same questions, with prompts in the model's chat template.
 
     Args:

@@ -18,7 +18,7 @@ from sg_rlhf.common.argument_types import (
 )
 from sg_rlhf.eval import suites
 from sg_rlhf.eval.engines.base import DTYPES, ENGINES, EngineName
-from sg_rlhf.eval.generation.sampling import Overrides, sampled
+from sg_rlhf.eval.generation.sampling import SamplingOptions
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Benchmark, Suite
 
@@ -300,9 +300,12 @@ def check(line: CommandLine) -> tuple[Suite, tuple[Benchmark, ...]]:
         if not path.is_file():
             raise EvalError(f"--train-data {path}: no such file")
     suite.check(args)
-    overrides = Overrides(args.temperature, args.top_p, args.max_tokens)
-    selected = overrides.apply(suite.select(names_in(args.only)))
-    return suite, sampled(selected, args.samples, args.k)
+    return suite, sampling_options(args).apply(suite.select(names_in(args.only)))
+
+
+def sampling_options(args: argparse.Namespace) -> SamplingOptions:
+    """The options that change a benchmark's settings."""
+    return SamplingOptions(args.temperature, args.top_p, args.max_tokens, args.samples, args.k)
 
 
 def find_suite(line: CommandLine) -> Suite:

@@ -15,10 +15,10 @@ from typing import Any
 from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.eval import training_runs
 from sg_rlhf.eval.model import Model
-from sg_rlhf.tasks.contamination import Family, family_of
-from sg_rlhf.tasks.overlap import Problem, SetOverlap, find_overlap
+from sg_rlhf.tasks.contamination import ModelFamily, family_of
+from sg_rlhf.tasks.overlap import OverlapReport, Problem, find_overlap
 from sg_rlhf.tasks.questions import EvalError
-from sg_rlhf.tasks.suite import Benchmark, Loaded, Suite
+from sg_rlhf.tasks.suite import Benchmark, LoadedBenchmark, Suite
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class TrainingOverlap:
         problem: why the overlap was not counted although there is data.
     """
 
-    family: Family | None = None
+    family: ModelFamily | None = None
     data: TrainingData | None = None
-    overlap: Mapping[str, SetOverlap] = field(default_factory=dict)
+    overlap: Mapping[str, OverlapReport] = field(default_factory=dict)
     problem: str | None = None
 
     def as_dict(self) -> dict[str, Any] | None:
@@ -89,7 +89,7 @@ def training_run_of(model: Model) -> TrainingRun | None:
 
 
 def find_training_overlap(
-    suite: Suite, loaded: Sequence[Loaded], model: Model, given: Sequence[Path] | None
+    suite: Suite, loaded: Sequence[LoadedBenchmark], model: Model, given: Sequence[Path] | None
 ) -> TrainingOverlap:
     """Find the model's family and the overlap of its training data with the questions.
 
@@ -119,7 +119,7 @@ def overlap_report(seen: TrainingOverlap, benchmark: Benchmark, suite: Suite) ->
     """The entries of `results.json` for one benchmark."""
     found: dict[str, Any] = {}
     if benchmark.exposure is not None:
-        found["contamination"] = benchmark.exposure.about(seen.family)
+        found["contamination"] = benchmark.exposure.assess(seen.family)
     overlap = seen.overlap.get(benchmark.name)
     if overlap is not None:
         facts: dict[str, Any] = {"problems": overlap.problems, "exact": overlap.exact}
@@ -130,7 +130,7 @@ def overlap_report(seen: TrainingOverlap, benchmark: Benchmark, suite: Suite) ->
     return found
 
 
-def near_duplicates(overlap: SetOverlap) -> list[str]:
+def near_duplicates(overlap: OverlapReport) -> list[str]:
     """Ids of questions in the training data: the same text, or most of its n-grams."""
     return sorted(match.test.id for match in overlap.matches if "mostly" in match.levels)
 

@@ -15,7 +15,6 @@ from typing import Any
 from rich.console import Console
 
 from sg_rlhf.common.argument_types import progress_bar
-from sg_rlhf.data_io import strict_json
 from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.eval import contamination, defaults
 from sg_rlhf.eval.command_line import CommandLine, find_suite, names_in
@@ -24,7 +23,7 @@ from sg_rlhf.eval.generation.requests import grade_fields
 from sg_rlhf.eval.model import Model
 from sg_rlhf.eval.scores import results, tables
 from sg_rlhf.eval.scores.compare import RunResults, pass_at_of, read_run_results
-from sg_rlhf.eval.store import RESULTS, SAMPLES, TABLE, Key, Row, Store, key_of
+from sg_rlhf.eval.store import SAMPLES, Key, Row, Store, key_of
 from sg_rlhf.tasks.contamination import family_of
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.questions import EvalError
@@ -66,9 +65,7 @@ def rescore(line: CommandLine, console: Console) -> int:
         rows = list(store.begin(request).values())
         report = results.build(suite, benchmarks, request, rows, begun, {}, _seen(side))
         report["rescored"] = {**request["rescored"], "changes": _changes(side, rows)}
-        store.write_text(RESULTS, strict_json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-        store.write_text(TABLE, tables.markdown(report, suite))
-        tables.show(report, suite, args.out, console)
+        tables.write(report, suite, args.out, console)
     return 0
 
 

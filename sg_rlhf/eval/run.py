@@ -20,19 +20,18 @@ from rich.console import Console
 from sg_rlhf.common.atomic_io import best_effort_output
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.redaction import redact_text
-from sg_rlhf.data_io import strict_json
 from sg_rlhf.eval import chat_prompts, contamination, defaults, listing, suites
 from sg_rlhf.eval.command_line import (
     CommandLine,
     check,
     names_in,
     parse_arguments,
+    sampling_options,
     with_command,
 )
 from sg_rlhf.eval.engines.base import Engine, EngineOptions
 from sg_rlhf.eval.engines.start import set_environment, start
 from sg_rlhf.eval.generation import generate, multi_turn, requests
-from sg_rlhf.eval.generation.sampling import Overrides
 from sg_rlhf.eval.model import (
     Model,
     context_length,
@@ -43,12 +42,12 @@ from sg_rlhf.eval.model import (
 )
 from sg_rlhf.eval.rescore import rescore
 from sg_rlhf.eval.scores import results, tables
-from sg_rlhf.eval.store import RESULTS, TABLE, Key, Row, Store
+from sg_rlhf.eval.store import Key, Row, Store
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.codec import TokenizerCodec
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.rollout import Environment
-from sg_rlhf.tasks.suite import Benchmark, Prepared, Suite, Tokenize
+from sg_rlhf.tasks.suite import Benchmark, EvalPlan, Suite, Tokenize
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -145,13 +144,11 @@ def evaluate(
         asked = [loaded.benchmark for loaded in prepared.loaded]
         failures = store.failures()
         report = results.build(suite, asked, run.request, rows, begun, failures, seen)
-        store.write_text(RESULTS, strict_json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-        store.write_text(TABLE, tables.markdown(report, suite))
-        tables.show(report, suite, args.out, console)
+        tables.write(report, suite, args.out, console)
     return 0
 
 
-def as_chats(args: argparse.Namespace, prepared: Prepared, tokenizer: Any) -> Prepared:
+def as_chats(args: argparse.Namespace, prepared: EvalPlan, tokenizer: Any) -> EvalPlan:
     """The questions as conversations.
 
     Args:
@@ -234,7 +231,7 @@ class RunState:
 
 
 def prepare_run(
-    args: argparse.Namespace, suite: Suite, prepared: Prepared, target: ModelHandle, store: Store
+    args: argparse.Namespace, suite: Suite, prepared: EvalPlan, target: ModelHandle, store: Store
 ) -> RunState:
     """Fit the questions to the model's context, and read the stored samples.
 
@@ -244,7 +241,7 @@ def prepare_run(
     tasks = requests.prepare_benchmarks(
         prepared.loaded, prepared.tokenize or target.tokenize, target.context
     )
-    overrides = Overrides(args.temperature, args.top_p, args.max_tokens).as_dict()
+    overrides = sampling_options(args).overrides()
     request = {
         "suite": suite.name,
         "model": target.model.as_dict(),

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, TypeAlias
 
+from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.tasks.questions import EvalError
 
 REQUEST = "run.json"
@@ -116,7 +117,7 @@ class Store:
         path = self.out / REQUEST
         if not path.is_file():
             content = {"request": request, "begun": environment}
-            self.write_text(REQUEST, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+            write_whole(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
         return dict(_read_json(path)["begun"])
 
     def append(self, rows: Iterable[Row]) -> None:
@@ -145,16 +146,10 @@ class Store:
         names = re.findall(r'^{"benchmark": "([^"]+)"', "\n".join(lines), re.MULTILINE)
         return dict(Counter(names))
 
-    def write_text(self, name: str, text: str) -> None:
-        """Write a file atomically."""
-        temporary = self.out / f"{name}.tmp"
-        temporary.write_text(text)
-        os.replace(temporary, self.out / name)
-
     def _contents(self) -> list[str]:
-        # A run killed before it began leaves its lock and perhaps a temporary file.
-        ours = {LOCK, f"{REQUEST}.tmp"}
-        return sorted(set(os.listdir(self.out)) - ours) if self.out.is_dir() else []
+        # A run killed before it began leaves its lock and perhaps a temporary file, both hidden.
+        names = os.listdir(self.out) if self.out.is_dir() else []
+        return sorted(name for name in names if not name.startswith("."))
 
     def _read_samples(self) -> dict[Key, Row]:
         path = self.out / SAMPLES

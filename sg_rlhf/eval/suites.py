@@ -36,11 +36,11 @@ def domain_of(suite: Suite, requested: str) -> Domain | None:
     """The domain that a suite belongs to; None for a suite without one.
 
     Args:
-        requested: the value of `--suite`, which may be the domain's place.
+        requested: the value of `--suite`, which may be the domain's import path.
     """
     known = registry.domains().values()
-    places = [registry.find(requested)] if ":" in requested else []
-    owners = (d for d in (*known, *places) if d.suite is not None and load(d.suite) is suite)
+    imported = [registry.find(requested)] if ":" in requested else []
+    owners = (d for d in (*known, *imported) if d.suite is not None and load(d.suite) is suite)
     return next(owners, None)
 
 
@@ -78,13 +78,13 @@ def all_suites() -> dict[str, Suite]:
     return found
 
 
-def suite_at(place: str) -> Suite:
+def suite_at(import_path: str) -> Suite:
     """The suite of the domain `package.module:NAME`.
 
     Raises:
         EvalError: there is none.
     """
     try:
-        return suite_of(registry.find(place))
+        return suite_of(registry.find(import_path))
     except ValueError as error:
         raise EvalError(f"--suite {error}") from None

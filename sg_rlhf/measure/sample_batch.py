@@ -214,7 +214,7 @@ def end_ids(
     ends = model.generation_config.eos_token_id
     ends = tokenizer.eos_token_id if ends is None else ends
     own = {end for end in (ends if isinstance(ends, list) else [ends]) if end is not None}
-    return frozenset(own.union(*(chat.turn_end_ids(p, tokenizer) for p in prompts[:1])))
+    return frozenset(own.union(*(chat.stop_token_ids(p, tokenizer) for p in prompts[:1])))
 
 
 def _up_to_end(ids: list[int], stops: frozenset[int]) -> tuple[int, ...]:

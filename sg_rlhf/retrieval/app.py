@@ -64,20 +64,6 @@ class Error(BaseModel):
     detail: str
 
 
-class FieldError(BaseModel):
-    """One invalid field of a request."""
-
-    type: str
-    loc: list[str | int]
-    msg: str
-
-
-class ValidationErrors(BaseModel):
-    """The body of a 422 answer."""
-
-    detail: list[FieldError]
-
-
 class Health(BaseModel):
     """What is served."""
 
@@ -124,10 +110,8 @@ def create_app(load: Callable[[], Retriever], limits: Limits) -> FastAPI:
         queries=(list[str] | None, queries),
         topk=(int | None, Field(None, ge=0, le=limits.max_topk)),
     )
-    errors: dict[int | str, dict[str, Any]] = {
-        **{status: {"model": Error} for status in (400, 413, limits.busy_status, 500, 503)},
-        422: {"model": ValidationErrors},
-    }
+    statuses = (400, 413, limits.busy_status, 500, 503)
+    errors: dict[int | str, dict[str, Any]] = {status: {"model": Error} for status in statuses}
 
     @app.post("/retrieve", response_model=RetrieveResponse, responses=errors)
     async def retrieve(request: body) -> Response:

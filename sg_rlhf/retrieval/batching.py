@@ -211,10 +211,10 @@ class Batcher:
 class Cache:
     """Answers by key, the least recently used dropped first; bounded in number and in bytes."""
 
-    def __init__(self, size: int, most_bytes: int) -> None:
-        self._size = size if most_bytes else 0
+    def __init__(self, size: int, max_bytes: int) -> None:
+        self._size = size if max_bytes else 0
         # With its query, since that may be the longer one.
-        self._kept: LRUCache[Key, tuple[str, Answer]] = LRUCache(most_bytes, getsizeof=_bytes)
+        self._kept: LRUCache[Key, tuple[str, Answer]] = LRUCache(max_bytes, getsizeof=_bytes)
 
     def __len__(self) -> int:
         return len(self._kept)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from sg_rlhf.common.argument_types import MAX_WHOLE_NUMBER, OneLineParser, parse_int, quoted
 
 #: More than a machine has cores; a number of another kind was meant.
-MOST_THREADS = 4096
+MAX_THREADS = 4096
 
 
 class Parser(OneLineParser):
@@ -48,8 +48,8 @@ def port(text: str) -> int:
 def threads(text: str) -> int:
     """An argument type: how many threads or processes to start."""
     value = parse_int(text)
-    if not 1 <= value <= MOST_THREADS:
-        raise argparse.ArgumentTypeError(f"{quoted(text)}: expected 1 to {MOST_THREADS}")
+    if not 1 <= value <= MAX_THREADS:
+        raise argparse.ArgumentTypeError(f"{quoted(text)}: expected 1 to {MAX_THREADS}")
     return value
 
 

@@ -81,7 +81,7 @@ class DenseBackend:
 
     Attributes:
         parameters: the parameters that it searches with.
-        raised: one line for each parameter that is lower in the file.
+        adjusted: one line for each parameter that is lower in the file.
 
     Raises:
         ValueError: the file is no such index, the encoder's vectors have another length, or the
@@ -96,7 +96,7 @@ class DenseBackend:
         device: str = "cpu",
     ) -> None:
         self._index = faiss_file.read(path, encoder.dimension)
-        self.parameters, self.raised = faiss_file.set_search(self._index, search or {}, path.name)
+        self.parameters, self.adjusted = faiss_file.set_search(self._index, search or {}, path.name)
         self._encoder = encoder
         self._flat = faiss_file.flat_vectors(self._index)
         self._threads = Threads(torch.get_num_threads()) if device == "cpu" else None

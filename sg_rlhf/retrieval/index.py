@@ -348,13 +348,8 @@ def _remove_without_vectors(partial: Path) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(f"python -m {PROG}", "Build a search index of a corpus.", EPILOG)
     add = parser.add_argument
-    add(
-        "--corpus",
-        type=path,
-        required=True,
-        metavar="FILE",
-        help="passages, one JSON object per line (required)",
-    )
+    add("--corpus", type=path, required=True, metavar="FILE",
+        help="passages, one JSON object per line (required)")  # fmt: skip
     add("--encoder", type=printable_name, required=True, metavar="{bm25,MODEL}",
         help="bm25, or a text encoder: a Hugging Face id or a folder (required)")  # fmt: skip
     add("--factory", type=printable_name, metavar="STRING",
@@ -369,38 +364,23 @@ def _parser() -> argparse.ArgumentParser:
         help="tokens per text; the encoder does not read the rest (default: 256)")  # fmt: skip
     add("--batch-size", type=positive_int, metavar="N",
         help="passages per forward pass (default: 64 on a CPU, 256 on a GPU)")  # fmt: skip
-    add(
-        "--shard-rows",
-        type=positive_int,
-        default=16_384,
-        metavar="N",
-        help="passages per shard, the unit that a restarted build keeps (default: 16384)",
-    )
+    add("--shard-rows", type=positive_int, default=16_384, metavar="N",
+        help="passages per shard, the unit that a restarted build keeps "
+        "(default: 16384)")  # fmt: skip
     add("--encoder-dtype", choices=("auto", "fp16", "bf16", "fp32"), default="auto",
         help="number type of the encoder (default: fp16 on a GPU, fp32 on a CPU)")  # fmt: skip
     add("--device", "--devices", type=printable_name, metavar="DEVICE[,DEVICE]",
         help="cpu, or GPUs such as cuda:0,cuda:1 (default: every GPU, else the CPU)")  # fmt: skip
-    add(
-        "--workers",
-        type=threads,
-        metavar="N",
-        help="processes that encode, on the CPU or per GPU (default: one per 8 cores; 1 per GPU)",
-    )
-    add(
-        "--skip-room-check",
-        action="store_true",
-        help="build although the disk may be too small (default: refuse)",
-    )
-    add(
-        "--force",
-        action="store_true",
-        help="replace an index in --out; other files are never replaced (default: refuse)",
-    )
-    add(
-        "--restart",
-        action="store_true",
-        help="delete an unfinished build with other arguments (default: refuse)",
-    )
+    add("--workers", type=threads, metavar="N",
+        help="processes that encode, on the CPU or per GPU "
+        "(default: one per 8 cores; 1 per GPU)")  # fmt: skip
+    add("--skip-room-check", action="store_true",
+        help="build although the disk may be too small (default: refuse)")  # fmt: skip
+    add("--force", action="store_true",
+        help="replace an index in --out; other files are never replaced "
+        "(default: refuse)")  # fmt: skip
+    add("--restart", action="store_true",
+        help="delete an unfinished build with other arguments (default: refuse)")  # fmt: skip
     return parser
 
 

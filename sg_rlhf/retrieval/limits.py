@@ -12,7 +12,7 @@ MAX_WAIT_MS = 60_000
 
 @dataclass(frozen=True)
 class Limits:
-    """The flags of the same names explain them."""
+    """Limits of one server. `server.LIMIT_FLAGS` explains them."""
 
     max_queries: int = 16_384
     max_query_chars: int = 8192
@@ -21,7 +21,7 @@ class Limits:
     max_body_mb: int = 64
     busy_status: int = 429
     max_batch: int = 256
-    max_wait_ms: float = 3.0
+    max_wait_ms: float = 3
     max_pending: int = 65_536
     cache_size: int = 100_000
     cache_mb: int = 256

@@ -42,21 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--replicas", type=positive_int, default=2, metavar="N",
         help="number of server processes (default: 2)")  # fmt: skip
-    add(
-        "--gpus-per-replica",
-        type=non_negative_float,
-        default=0.0,
-        metavar="N",
-        help="GPUs per process; with 0 the encoder runs on the CPU (default: 0)",
-    )
+    add("--gpus-per-replica", type=non_negative_float, default=0.0, metavar="N",
+        help="GPUs per process; with 0 the encoder runs on the CPU (default: 0)")  # fmt: skip
     add("--cpus-per-replica", type=non_negative_float, default=1.0, metavar="N",
         help="CPUs that Ray reserves per process (default: 1)")  # fmt: skip
-    add(
-        "--ray-address",
-        type=printable_name,
-        metavar="ADDRESS",
-        help="address of a running Ray cluster, `auto` for this machine's (default: start one)",
-    )
+    add("--ray-address", type=printable_name, metavar="ADDRESS",
+        help="address of a running Ray cluster, `auto` for this machine's "
+        "(default: start one)")  # fmt: skip
     add_arguments(parser)
     args = parser.parse_args(argv)
     return run(PROG, lambda: serve(args))

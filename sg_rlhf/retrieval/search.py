@@ -185,7 +185,7 @@ def _open_vectors(
         dense.limit_threads(options.threads)
     given = {**(search or {}), **options.search}
     backend = dense.DenseBackend(file, model, given, options.device)
-    for line in backend.raised:
+    for line in backend.adjusted:
         print(line, file=sys.stderr, flush=True)
     return backend
 

@@ -10,7 +10,8 @@ import contextlib
 import ipaddress
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 
 import uvicorn
@@ -34,6 +35,28 @@ examples:
 There is no login: serve on 127.0.0.1, or on a network that you trust. On SIGTERM the server answers
 the accepted requests and ends.
 """
+#: Group -> flag, field of `Limits`, type, meaning.
+LIMIT_FLAGS: Mapping[str, Sequence[tuple[str, str, Callable[[str], int], str]]] = {
+    "limits of a request": (
+        ("--topk", "default_topk", positive_int, "passages per query if the request has no topk"),
+        ("--max-topk", "max_topk", positive_int, "maximum topk of a request, else status 422"),
+        ("--max-queries", "max_queries", positive_int,
+            "maximum queries per request, else status 422"),
+        ("--max-query-chars", "max_query_chars", positive_int,
+            "characters per query; the rest is cut off"),
+        ("--max-body-mb", "max_body_mb", positive_int, "maximum MiB of a request, else status 413"),
+    ),
+    "batching": (
+        ("--max-batch", "max_batch", positive_int, "maximum queries that are searched together"),
+        ("--max-wait-ms", "max_wait_ms", non_negative_int,
+            "ms that a query waits for others, or a tenth of the last search if that is longer"),
+        ("--max-pending", "max_pending", positive_int,
+            "maximum queries in the queue; more are refused"),
+        ("--cache-size", "cache_size", non_negative_int,
+            "maximum answers in the cache; 0: no cache"),
+        ("--cache-mb", "cache_mb", non_negative_int, "maximum MiB of the cache; 0: no cache"),
+    ),
+}  # fmt: skip
 #: Seconds that an unused connection stays open: a rollout step lies between two searches.
 KEEP_ALIVE = 75
 
@@ -139,49 +162,25 @@ def loader(args: argparse.Namespace) -> Callable[[], Retriever]:
 
 
 def limits_of(args: argparse.Namespace) -> Limits:
-    """The limits that the flags ask for."""
-    return Limits(
-        max_queries=args.max_queries,
-        max_query_chars=args.max_query_chars,
-        max_topk=args.max_topk,
-        default_topk=args.topk,
-        max_batch=args.max_batch,
-        max_wait_ms=args.max_wait_ms,
-        max_pending=args.max_pending,
-        cache_size=args.cache_size,
-        cache_mb=args.cache_mb,
-        max_body_mb=args.max_body_mb,
-        busy_status=args.busy_status,
-    )
+    """The limits of the flags."""
+    return Limits(**{field.name: getattr(args, field.name) for field in fields(Limits)})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `server` and `replicas`."""
-    limits = Limits()
     what = parser.add_argument_group("index").add_argument
-    what(
-        "--index",
-        type=path,
-        metavar="DIR",
-        help="index folder, made by python -m sg_rlhf.retrieval.index",
-    )
+    what("--index", type=path, metavar="DIR",
+        help="index folder, made by python -m sg_rlhf.retrieval.index")  # fmt: skip
     what("--faiss-index", type=path, metavar="FILE",
         help="faiss file instead of --index, such as Search-R1's e5_Flat.index")  # fmt: skip
     what("--corpus", type=path, metavar="FILE",
         help="corpus; required with --faiss-index (default: where --index says)")  # fmt: skip
-    what(
-        "--encoder",
-        type=printable_name,
-        metavar="MODEL",
-        help="encoder; required with --faiss-index (default: the one that --index names)",
-    )
-    what(
-        "--max-length",
-        type=positive_int,
-        default=256,
-        metavar="N",
-        help="tokens per query, with --faiss-index; the rest is not read (default: 256)",
-    )
+    what("--encoder", type=printable_name, metavar="MODEL",
+        help="encoder; required with --faiss-index "
+        "(default: the one that --index names)")  # fmt: skip
+    what("--max-length", type=positive_int, default=256, metavar="N",
+        help="tokens per query, with --faiss-index; the rest is not read "
+        "(default: 256)")  # fmt: skip
     what("--verify", action="store_true",
         help="first check every byte of index and corpus, about 1 s per GB and core (default: "
         "check all sizes and small files)")  # fmt: skip
@@ -193,13 +192,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="efSearch (HNSW) or nprobe (IVF) of the search (default: the index's)")  # fmt: skip
     what("--search-threads", type=threads, metavar="N",
         help="threads of the encoder and of a dense search (default: one per core)")  # fmt: skip
-    what(
-        "--search-device",
-        type=printable_name,
-        default="cpu",
-        metavar="DEVICE",
-        help="device of a flat search: cpu, or cuda:N, which holds all vectors (default: cpu)",
-    )
+    what("--search-device", type=printable_name, default="cpu", metavar="DEVICE",
+        help="device of a flat search: cpu, or cuda:N, which holds all vectors "
+        "(default: cpu)")  # fmt: skip
     where = parser.add_argument_group("address").add_argument
     where("--host", type=printable_name, default="127.0.0.1",
         help="address to listen on (default: 127.0.0.1)")  # fmt: skip
@@ -207,32 +202,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="port to listen on; 0: any free one (default: 8000)")  # fmt: skip
     where("--shutdown-seconds", type=positive_int, default=120, metavar="N",
         help="seconds after SIGTERM to answer the accepted requests (default: 120)")  # fmt: skip
-    limit = parser.add_argument_group("limits of a request").add_argument
-    limit("--topk", type=positive_int, default=limits.default_topk, metavar="N",
-        help="passages per query if the request has no topk (default: %(default)s)")  # fmt: skip
-    limit("--max-topk", type=positive_int, default=limits.max_topk, metavar="N",
-        help="maximum topk of a request, else status 422 (default: %(default)s)")  # fmt: skip
-    limit("--max-queries", type=positive_int, default=limits.max_queries, metavar="N",
-        help="maximum queries per request, else status 422 (default: %(default)s)")  # fmt: skip
-    limit("--max-query-chars", type=positive_int, default=limits.max_query_chars, metavar="N",
-        help="characters per query; the rest is cut off (default: %(default)s)")  # fmt: skip
-    limit("--max-body-mb", type=positive_int, default=limits.max_body_mb, metavar="N",
-        help="maximum MiB of a request, else status 413 (default: %(default)s)")  # fmt: skip
-    speed = parser.add_argument_group("batching").add_argument
-    speed("--max-batch", type=positive_int, default=limits.max_batch, metavar="N",
-        help="maximum queries that are searched together (default: %(default)s)")  # fmt: skip
-    speed("--max-wait-ms", type=non_negative_int, default=int(limits.max_wait_ms), metavar="N",
-        help="ms that a query waits for others, or a tenth of the last search if that is longer "
-        "(default: %(default)s)")  # fmt: skip
-    speed("--max-pending", type=positive_int, default=limits.max_pending, metavar="N",
-        help="maximum queries in the queue; more are refused (default: %(default)s)")  # fmt: skip
-    speed("--busy-status", type=non_negative_int, choices=(429, 503), default=limits.busy_status,
-        help="status of a refused request; 503 for clients that retry only after 5xx (default: "
-        "%(default)s)")  # fmt: skip
-    speed("--cache-size", type=non_negative_int, default=limits.cache_size, metavar="N",
-        help="maximum answers in the cache; 0: no cache (default: %(default)s)")  # fmt: skip
-    speed("--cache-mb", type=non_negative_int, default=limits.cache_mb, metavar="N",
-        help="maximum MiB of the cache; 0: no cache (default: %(default)s)")  # fmt: skip
+    for title, flags in LIMIT_FLAGS.items():
+        group = parser.add_argument_group(title)
+        for flag, name, number, text in flags:
+            group.add_argument(
+                flag, dest=name, type=number, default=getattr(Limits, name), metavar="N",
+                help=f"{text} (default: %(default)s)",
+            )  # fmt: skip
+    group.add_argument("--busy-status", type=non_negative_int, choices=(429, 503),
+        default=Limits.busy_status, help="status of a refused request; 503 for clients that retry "
+        "only after 5xx (default: %(default)s)")  # fmt: skip
 
 
 if __name__ == "__main__":

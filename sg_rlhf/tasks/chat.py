@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 
-class Form(NamedTuple):
+class ChatFormat(NamedTuple):
     """How a family of models writes a conversation.
 
     Attributes:
@@ -28,34 +28,34 @@ class Form(NamedTuple):
     is_token: bool = True
 
 
-FORMS = (
-    Form("ChatML (Qwen)", "<|im_start|>", "<|im_end|>"),
-    Form("Llama 3", "<|start_header_id|>", "<|eot_id|>"),
+FORMATS = (
+    ChatFormat("ChatML (Qwen)", "<|im_start|>", "<|im_end|>"),
+    ChatFormat("Llama 3", "<|start_header_id|>", "<|eot_id|>"),
     # Plain text before v0.3; and its end of turn is its end of text.
-    Form("Mistral", "[INST]", "</s>", is_token=False),
+    ChatFormat("Mistral", "[INST]", "</s>", is_token=False),
 )
 
 
-def form_of(prompt: str) -> Form | None:
+def detect_format(prompt: str) -> ChatFormat | None:
     """The form that a prompt ends in; None for plain text."""
-    found = max(FORMS, key=lambda form: prompt.rfind(form.start))
+    found = max(FORMATS, key=lambda form: prompt.rfind(form.start))
     return found if found.start in prompt else None
 
 
-def fits(prompt: str, tokenizer: Any) -> bool:
+def supports(prompt: str, tokenizer: Any) -> bool:
     """Whether the control tokens of a prompt are tokens to the model, and not plain text."""
-    form = form_of(prompt)
+    form = detect_format(prompt)
     return form is None or not form.is_token or _token_id(form.start, tokenizer) is not None
 
 
-def check_form(prompt: str, tokenizer: Any) -> None:
+def check_format(prompt: str, tokenizer: Any) -> None:
     """Refuse a prompt whose control tokens are plain text to the model.
 
     Raises:
         ValueError: one sentence with the remedy.
     """
-    form = form_of(prompt)
-    if form is not None and not fits(prompt, tokenizer):
+    form = detect_format(prompt)
+    if form is not None and not supports(prompt, tokenizer):
         raise ValueError(
             f"the prompts are written in {form.name}'s form, and the model's tokenizer has no "
             f"token {form.start}: write them through the model's own chat template: rows of "
@@ -64,7 +64,7 @@ def check_form(prompt: str, tokenizer: Any) -> None:
         )
 
 
-def turn_end_ids(prompt: str, tokenizer: Any) -> tuple[int, ...]:
+def stop_token_ids(prompt: str, tokenizer: Any) -> tuple[int, ...]:
     """The token that ends a response to a prompt in chat form, as vLLM's `stop_token_ids`.
 
     A base model's own end is that of a text (Qwen2.5: `<|endoftext|>`), so that it would write on
@@ -73,7 +73,7 @@ def turn_end_ids(prompt: str, tokenizer: Any) -> tuple[int, ...]:
     Returns:
         One id; none for a plain prompt, or where the tokenizer has no such token.
     """
-    form = form_of(prompt)
+    form = detect_format(prompt)
     found = None if form is None else _token_id(form.end, tokenizer)
     return () if found is None else (found,)
 

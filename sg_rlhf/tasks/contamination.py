@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """Models that share their pretraining data.
 
     Attributes:
@@ -28,13 +28,13 @@ class Family:
 
 
 FAMILIES = (
-    Family("Qwen2.5", r"qwen-?2\.5", "2412.15115", "2024-12"),
-    Family("Qwen3", r"qwen-?3(?![.\d])", "2505.09388", "2025-05"),
-    Family("Llama 3.1", r"llama-?3\.1", "2407.21783", "2024-07"),
+    ModelFamily("Qwen2.5", r"qwen-?2\.5", "2412.15115", "2024-12"),
+    ModelFamily("Qwen3", r"qwen-?3(?![.\d])", "2505.09388", "2025-05"),
+    ModelFamily("Llama 3.1", r"llama-?3\.1", "2407.21783", "2024-07"),
 )
 
 
-def family_of(names: Iterable[str]) -> Family | None:
+def family_of(names: Iterable[str]) -> ModelFamily | None:
     """The family that one of a model's names is from, the first names first; None: unknown."""
     for name in names:
         for family in FAMILIES:
@@ -44,7 +44,7 @@ def family_of(names: Iterable[str]) -> Family | None:
 
 
 @dataclass(frozen=True)
-class Study:
+class Finding:
     """What a publication found of a family and a set.
 
     Attributes:
@@ -65,7 +65,7 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Exposure:
+class ContaminationRecord:
     """Since when a set's questions are public, and what was found about them.
 
     Attributes:
@@ -75,10 +75,10 @@ class Exposure:
     """
 
     published: str
-    studies: tuple[Study, ...] = ()
+    studies: tuple[Finding, ...] = ()
     note: str = ""
 
-    def about(self, family: Family | None) -> dict[str, Any]:
+    def assess(self, family: ModelFamily | None) -> dict[str, Any]:
         """What `results.json` says of a model of this family.
 
         `verdict` is one of: reported (a study found signs of it), newer (the set is newer than the

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from sg_rlhf.data_io.dataset_writer import Records
 from sg_rlhf.data_io.pinned_download import Origin
-from sg_rlhf.data_io.records import ProgressCallback
+from sg_rlhf.data_io.records import ProgressCallback, mixed
 
 Row = TypeVar("Row")
 
@@ -24,7 +24,7 @@ LoadTokenizer: TypeAlias = Callable[[str], Any]
 
 
 @dataclass(frozen=True)
-class Made:
+class DataFiles:
     """What was read or generated.
 
     Attributes:
@@ -40,7 +40,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Plan(Generic[Row]):
+class BuildPlan(Generic[Row]):
     """What becomes of the rows, under the given flags.
 
     Attributes:
@@ -50,7 +50,7 @@ class Plan(Generic[Row]):
     """
 
     request: Mapping[str, Any]
-    make: Callable[[list[Row], list[Row] | None], Made]
+    make: Callable[[list[Row], list[Row] | None], DataFiles]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class DataSource(Generic[Row]):
 
     description: str
     files: str
-    plan: Callable[[Options, LoadTokenizer], Plan[Row]]
+    plan: Callable[[Options, LoadTokenizer], BuildPlan[Row]]
     read: Callable[[Path, str | None, ProgressCallback], list[Row]] | None = None
     generator: Generator[Row] | None = None
     published: Callable[[], Mapping[str, Origin | HubFile]] = dict
@@ -112,24 +112,28 @@ def counts_of(groups: Sequence[Any]) -> dict[str, int]:
     return {str(group): groups.count(group) for group in sorted(set(groups))}
 
 
-def made_of(
+def data_files(
     train: list[Row],
     test: list[Row],
     records: Callable[[list[Row]], Records],
     group: Callable[[Row], Any],
     facts: Mapping[str, Any] | None = None,
-) -> Made:
+    order: str | None = None,
+) -> DataFiles:
     """The two files, with the rows per group in `counts`.
 
     Args:
         records: what is written of rows.
         group: a row's group.
-        facts: more of `Made.facts`.
+        facts: more of `DataFiles.facts`.
+        order: seed of the order in which the rows are written; None: as they are given.
     """
     splits = {"train": train, "test": test}
     counts = {name: counts_of([group(row) for row in rows]) for name, rows in splits.items()}
+    if order is not None:
+        splits = {name: mixed(rows, order) for name, rows in splits.items()}
     files = {f"{name}.jsonl": records(rows) for name, rows in splits.items()}
-    return Made(files, {"counts": counts, **(facts or {})})
+    return DataFiles(files, {"counts": counts, **(facts or {})})
 
 
 def generated_records(
@@ -137,12 +141,12 @@ def generated_records(
 ) -> DataSource[Mapping[str, Any]]:
     """The data of a domain whose generator makes records: `input`, `answer`, `datasource`."""
 
-    def make(train: list[Mapping[str, Any]], test: list[Mapping[str, Any]] | None) -> Made:
-        return made_of(train, test or [], lambda rows: rows, lambda row: row["datasource"])
+    def make(train: list[Mapping[str, Any]], test: list[Mapping[str, Any]] | None) -> DataFiles:
+        return data_files(train, test or [], lambda rows: rows, lambda row: row["datasource"])
 
     return DataSource(
         description,
         "a generated data set",
-        lambda options, load_tokenizer: Plan({}, make),
+        lambda options, load_tokenizer: BuildPlan({}, make),
         generator=generator,
     )

@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 
 
-def label_of(golds: Sequence[str]) -> str:
+def encode_golds(golds: Sequence[str]) -> str:
     """Gold answers as one label: a JSON array of strings."""
     return json.dumps(list(golds), ensure_ascii=False)
 
 
-def golds_in(label: object) -> tuple[str, ...] | None:
+def decode_golds(label: object) -> tuple[str, ...] | None:
     """The gold answers of a label; None if it is no JSON array of strings that are not empty."""
     try:
         golds = json.loads(label)  # type: ignore[arg-type]  # anything may stand in a file

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -98,7 +98,7 @@ class Match:
 
 
 @dataclass
-class SetOverlap:
+class OverlapReport:
     """What training data shares with one evaluation set.
 
     Attributes:
@@ -123,6 +123,13 @@ class SetOverlap:
     train_keys: dict[str, set[str]] = field(
         default_factory=lambda: {level: set() for level in LEVELS}
     )
+
+    def add(self, match: Match) -> None:
+        """Count the nearest match of one of its problems."""
+        self.matches.append(match)
+        self.exact += match.exact
+        self.mostly += not match.exact and "mostly" in match.levels
+        self.shared += "mostly" not in match.levels
 
     def facts(self) -> dict[str, Any]:
         """Counts and the first examples, for JSON."""
@@ -153,7 +160,7 @@ def find_overlap(
     *,
     n: int | None = NGRAM,
     on_row: Tick | None = None,
-) -> list[SetOverlap]:
+) -> list[OverlapReport]:
     """Compare training rows with evaluation sets; repeated training problems count once.
 
     Args:
@@ -162,24 +169,15 @@ def find_overlap(
         on_row: called after each training row, for a progress bar.
 
     Returns:
-        One `SetOverlap` for each set, in the order given.
+        One `OverlapReport` for each set, in the order given.
     """
     if n is not None and n < 1:
         raise ValueError(f"n-gram length must be at least 1, got {n}")
-    results = {name: SetOverlap(name, len(rows)) for name, rows in eval_sets.items()}
     problems = [(name, row) for name, rows in eval_sets.items() for row in rows]
-
-    def runs_of(problem: str) -> set[Ngram]:
-        return set() if n is None else ngrams(problem, n)
-
-    runs = [runs_of(row.problem) for _, row in problems]
-    with_text: dict[str, list[int]] = defaultdict(list)
-    with_run: dict[Ngram, list[int]] = defaultdict(list)
-    for at, (name, row) in enumerate(problems):
-        with_text[normalise(row.problem)].append(at)
-        results[name].too_short += n is not None and not runs[at]
-        for run in runs[at]:
-            with_run[run].append(at)
+    index = _Index([row.problem for _, row in problems], n)
+    results = {name: OverlapReport(name, len(rows)) for name, rows in eval_sets.items()}
+    for (name, _), runs in zip(problems, index.runs, strict=True):
+        results[name].too_short += n is not None and not runs
 
     best: dict[int, Match] = {}
     seen: set[str] = set()
@@ -187,33 +185,49 @@ def find_overlap(
         key = normalise(row.problem)
         if key not in seen:
             seen.add(key)
-            common: dict[int, int] = defaultdict(int)
-            for run in runs_of(row.problem):
-                for at in with_run.get(run, ()):
-                    common[at] += 1
-            equal = with_text.get(key, [])
-            for at in {*common, *equal}:
+            for at, (exact, share) in index.compare(row.problem, key).items():
                 name, test = problems[at]
-                exact = at in equal
-                share = 1.0 if exact else common[at] / len(runs[at])
                 match = Match(row, test, exact, share)
                 for level in match.levels:
                     results[name].train_keys[level].add(key)
-                if at not in best or _nearness(match) > _nearness(best[at]):
+                if at not in best or _similarity(match) > _similarity(best[at]):
                     best[at] = match
         if on_row is not None:
             on_row()
 
     for at, match in best.items():
-        result = results[problems[at][0]]
-        result.matches.append(match)
-        result.exact += match.exact
-        result.mostly += not match.exact and "mostly" in match.levels
-        result.shared += "mostly" not in match.levels
+        results[problems[at][0]].add(match)
     for result in results.values():
-        result.matches.sort(key=_nearness, reverse=True)
+        result.matches.sort(key=_similarity, reverse=True)
     return list(results.values())
 
 
-def _nearness(match: Match) -> tuple[bool, float]:
+class _Index:
+    """Problems by their text and by their runs of `n` words (None: by text alone)."""
+
+    def __init__(self, problems: Sequence[str], n: int | None) -> None:
+        self._n = n
+        self.runs = [self._runs_of(problem) for problem in problems]
+        self._with_text: dict[str, list[int]] = defaultdict(list)
+        self._with_run: dict[Ngram, list[int]] = defaultdict(list)
+        for at, problem in enumerate(problems):
+            self._with_text[normalise(problem)].append(at)
+            for run in self.runs[at]:
+                self._with_run[run].append(at)
+
+    def compare(self, problem: str, key: str) -> dict[int, tuple[bool, float]]:
+        """Positions that share anything with a problem -> same text, share of the runs.
+
+        Args:
+            key: the normalised problem.
+        """
+        common = Counter(at for run in self._runs_of(problem) for at in self._with_run.get(run, ()))
+        found = {at: (False, count / len(self.runs[at])) for at, count in common.items()}
+        return found | dict.fromkeys(self._with_text.get(key, ()), (True, 1.0))
+
+    def _runs_of(self, problem: str) -> set[Ngram]:
+        return set() if self._n is None else ngrams(problem, self._n)
+
+
+def _similarity(match: Match) -> tuple[bool, float]:
     return match.exact, match.share

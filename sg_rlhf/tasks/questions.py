@@ -76,7 +76,7 @@ def questions_hash(questions: Iterable[Question]) -> str:
     return digest.hexdigest()
 
 
-def limited(questions: list[Question], limit: int | None) -> list[Question]:
+def first_per_group(questions: list[Question], limit: int | None) -> list[Question]:
     """The first `limit` questions, taken from each group in turn so that all groups are there."""
     if limit is None or limit >= len(questions):
         return questions
@@ -90,7 +90,7 @@ def limited(questions: list[Question], limit: int | None) -> list[Question]:
     return [questions[position] for position in kept]
 
 
-def drawn(questions: list[Question], limit: int | None, seed: int) -> list[Question]:
+def random_subset(questions: list[Question], limit: int | None, seed: int) -> list[Question]:
     """`limit` questions at random, in their order; a larger limit keeps those of a smaller one."""
     order = list(range(len(questions)))
     random.Random(seed).shuffle(order)

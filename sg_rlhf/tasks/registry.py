@@ -38,21 +38,21 @@ def domains() -> dict[str, Domain]:
     """Every domain by name: the package's, then those of `SG_DOMAINS`.
 
     Raises:
-        ValueError: a place in `SG_DOMAINS` holds no domain, or one whose name is taken.
+        ValueError: a path in `SG_DOMAINS` names no domain, or one whose name is taken.
     """
-    found = {name: _domain(place) for name, place in DOMAINS.items()}
-    for place in _outside():
+    found = {name: _domain(import_path) for name, import_path in DOMAINS.items()}
+    for import_path in _outside_paths():
         try:
-            domain = _domain(place)
+            domain = _domain(import_path)
         except ValueError as error:
             raise ValueError(f"{VARIABLE}: {error}") from None
         if found.setdefault(domain.name, domain) is not domain:
-            raise ValueError(f"{VARIABLE}={place}: there is a domain {domain.name} already")
+            raise ValueError(f"{VARIABLE}={import_path}: there is a domain {domain.name} already")
     return found
 
 
 def find(name: str) -> Domain:
-    """The domain of a name, or at a place `package.module:NAME`.
+    """The domain of a name, or of an import path `package.module:NAME`.
 
     Raises:
         ValueError: there is none; names the nearest.
@@ -103,22 +103,23 @@ def used_by(reward: str, agent: str, sections: Iterable[str] = ()) -> list[Domai
     values = [OLD_VALUES.get(value, value) for value in (reward, agent)]
     found = [named_in(value)[0] for value in values if value.startswith(PREFIX)]
     dotted = f".{values[0].removeprefix('module:').replace('/', '.')}."
-    for place in () if values[0].startswith(PREFIX) else (*DOMAINS.values(), *_outside()):
-        module = place.partition(":")[0]
+    by_file = () if values[0].startswith(PREFIX) else (*DOMAINS.values(), *_outside_paths())
+    for import_path in by_file:
+        module = import_path.partition(":")[0]
         if f".{module.rpartition('.')[0] or module}." in dotted:
-            found.append(_domain(place))
+            found.append(_domain(import_path))
     if agent and not values[1].startswith(PREFIX):
         found += map(find, sections)
     return list({domain.name: domain for domain in found}.values())
 
 
-def _outside() -> list[str]:
-    """The places that `SG_DOMAINS` names."""
-    return [place for each in os.environ.get(VARIABLE, "").split(",") if (place := each.strip())]
+def _outside_paths() -> list[str]:
+    """The import paths in `SG_DOMAINS`."""
+    return [path for each in os.environ.get(VARIABLE, "").split(",") if (path := each.strip())]
 
 
-def _domain(place: str) -> Domain:
-    found: object = load(place)
+def _domain(import_path: str) -> Domain:
+    found: object = load(import_path)
     if not isinstance(found, Domain):
-        raise ValueError(f"{place}: is {type(found).__name__}, expected a Domain")
+        raise ValueError(f"{import_path}: is {type(found).__name__}, expected a Domain")
     return found

@@ -24,18 +24,18 @@ class DomainSettings(BaseModel):
     about: ClassVar[str] = ""
 
     @classmethod
-    def variable(cls) -> str:
+    def env_name(cls) -> str:
         """Workers find the settings in this environment variable, as JSON."""
         return f"SG_{cls.section.upper()}"
 
-    def to_variable(self) -> str:
+    def to_env(self) -> str:
         """The value of that variable."""
         return json.dumps(self.model_dump())
 
     @classmethod
     def from_environment(cls) -> Self:
         """The settings that the variable holds, or the defaults where it is not set."""
-        values: dict[str, Any] = json.loads(os.environ.get(cls.variable()) or "{}")
+        values: dict[str, Any] = json.loads(os.environ.get(cls.env_name()) or "{}")
         return cls(**values)
 
 

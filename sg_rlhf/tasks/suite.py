@@ -20,21 +20,21 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from sg_rlhf.common.text import truncate
 from sg_rlhf.data_io.records import DataError, json_objects, parquet_rows, read_each
-from sg_rlhf.tasks.contamination import Exposure
+from sg_rlhf.tasks.contamination import ContaminationRecord
 from sg_rlhf.tasks.grade import Grade, Grader
 from sg_rlhf.tasks.overlap import Problem, Text
 from sg_rlhf.tasks.questions import (
     EvalError,
     Question,
     Source,
-    drawn,
-    limited,
+    first_per_group,
+    random_subset,
     sample_seed,
 )
 from sg_rlhf.tasks.rollout import Environment
 
 #: (response, gold) pairs -> a grade for each, in order.
-GradeMany: TypeAlias = Callable[[Sequence[tuple[str, Any]]], list[Grade]]
+BatchGrader: TypeAlias = Callable[[Sequence[tuple[str, Any]]], list[Grade]]
 #: Prompts -> their tokens; empty lists where only the server could tell.
 Tokenize: TypeAlias = Callable[[Sequence[str]], list[list[int]]]
 #: Everything of `results.json`.
@@ -93,13 +93,13 @@ class Benchmark:
     size: int
     settings: Sampling
     load: Callable[[Path | None], tuple[list[Question], list[Source]]]
-    grade: GradeMany
+    grade: BatchGrader
     licence: str
     pass_at: tuple[int, ...] = ()
     headline_groups: tuple[str, ...] = ()
     metric: str = "accuracy"
     samples: bool = False
-    exposure: Exposure | None = None
+    exposure: ContaminationRecord | None = None
 
     @property
     def mean_name(self) -> str:
@@ -107,7 +107,7 @@ class Benchmark:
         return self.metric if self.settings.n == 1 else f"avg@{self.settings.n}"
 
 
-def one_by_one(grade: Grader) -> GradeMany:
+def one_by_one(grade: Grader) -> BatchGrader:
     """A benchmark's grader of one that takes a response at a time."""
 
     def grade_many(pairs: Sequence[tuple[str, Any]]) -> list[Grade]:
@@ -116,7 +116,7 @@ def one_by_one(grade: Grader) -> GradeMany:
     return grade_many
 
 
-class Loaded(NamedTuple):
+class LoadedBenchmark(NamedTuple):
     """A benchmark with the questions that are asked, and the files that they came from."""
 
     benchmark: Benchmark
@@ -126,7 +126,7 @@ class Loaded(NamedTuple):
 
 def load_questions(
     benchmarks: Sequence[Benchmark], folder: Path | None, limit: int | None, seed: int = 0
-) -> list[Loaded]:
+) -> list[LoadedBenchmark]:
     """Read and check every benchmark's questions.
 
     Args:
@@ -148,15 +148,15 @@ def load_questions(
         if len({question.id for question in questions}) != len(questions):
             raise EvalError(f"{benchmark.name}: two questions have the same id")
         if benchmark.samples:
-            kept = drawn(questions, limit, sample_seed(seed, benchmark.name, "limit", 0))
+            kept = random_subset(questions, limit, sample_seed(seed, benchmark.name, "limit", 0))
         else:
-            kept = limited(questions, limit)
-        loaded.append(Loaded(benchmark, kept, sources))
+            kept = first_per_group(questions, limit)
+        loaded.append(LoadedBenchmark(benchmark, kept, sources))
     return loaded
 
 
 @dataclass(frozen=True)
-class Prepared:
+class EvalPlan:
     """What `Suite.prepare` found; a suite may give one of its own with more in it.
 
     Attributes:
@@ -169,7 +169,7 @@ class Prepared:
             each prompt.
     """
 
-    loaded: Sequence[Loaded]
+    loaded: Sequence[LoadedBenchmark]
     request: Mapping[str, Any] = field(default_factory=dict)
     tokenize: Tokenize | None = None
     environment: Callable[[], Environment] | None = None
@@ -284,7 +284,7 @@ class Suite:
         args: argparse.Namespace,
         tokenizer: Callable[[], Any],
         resources: ExitStack,
-    ) -> Prepared:
+    ) -> EvalPlan:
         """Read the questions, and start what the run needs.
 
         Args:
@@ -295,7 +295,7 @@ class Suite:
         Raises:
             EvalError: something is missing or does not start.
         """
-        return Prepared(load_questions(benchmarks, args.data_dir, args.limit, args.seed))
+        return EvalPlan(load_questions(benchmarks, args.data_dir, args.limit, args.seed))
 
     def training_problems(self, path: Path) -> Sequence[Problem]:
         """The problems of a file that was trained on, as `Question.problem` has them.
@@ -328,7 +328,7 @@ class Suite:
         return grader_tables(results)
 
 
-def score_of(results: Results, benchmark: str, name: str) -> Any:
+def get_score(results: Results, benchmark: str, name: str) -> Any:
     """One score of `results.json` (`value`, `ci95`, ...); None if it was not run."""
     return results["benchmarks"].get(benchmark, {}).get("scores", {}).get(name)
 
@@ -340,7 +340,7 @@ def grader_statistics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     names = rows[0].get("graders", {}) if rows else {}
     judged = [name for name in names if all(name in row.get("graders", {}) for row in rows)]
-    return {"graders": {name: _beside_ours(name, rows) for name in judged}} if judged else {}
+    return {"graders": {name: _compare_with_ours(name, rows) for name in judged}} if judged else {}
 
 
 def grader_tables(results: Results) -> Sequence[ExtraTable]:
@@ -367,7 +367,7 @@ def grader_tables(results: Results) -> Sequence[ExtraTable]:
     return (ExtraTable("The same responses by other graders", "responses", heads, rows, note),)
 
 
-def _beside_ours(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _compare_with_ours(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     pairs = [(bool(row["correct"]), row["graders"][name]) for row in rows]
     return {
         "accuracy": sum(bool(theirs) for _, theirs in pairs) / len(pairs),

@@ -5,9 +5,10 @@ The tokenizer, the warm start and the build are the same for all of them (`sg_rl
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sg_rlhf.tasks.grade import Grade
 
@@ -32,41 +33,33 @@ MERGE_TEXT = (
 )
 
 
-class Recipe(Protocol):
-    """What decides the weights, beside the code and the seed; a frozen dataclass per domain."""
+@dataclass(frozen=True)
+class Recipe(ABC):
+    """The warm start of a domain: all that decides the weights, apart from the code and the seed.
 
-    # What makes a class a dataclass to a type checker.
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+    Attributes:
+        steps: optimizer steps in all.
+        clean_share: share of the steps, at the start, that see right work alone. The skill takes
+            most of the compute; the bad habits that follow are learnt quickly.
+        rows: rows of a batch, filled with packed demonstrations.
+        row_tokens: tokens of a row; a longer demonstration is left out.
+        muon_lr: learning rate of the matrices.
+        adamw_lr: learning rate of embeddings and norms.
+    """
 
-    @property
-    def steps(self) -> int:
-        """Optimizer steps in all."""
+    steps: int
+    clean_share: float = 0.75
+    rows: int = 10
+    row_tokens: int = 300
+    muon_lr: float = 0.02
+    adamw_lr: float = 4e-3
 
-    @property
-    def clean_share(self) -> float:
-        """The share of steps, at the start, that see right work alone: the skill takes most of the
-        compute, the bad habits that follow are quickly learnt.
-        """
-
-    @property
-    def rows(self) -> int:
-        """Rows of a batch, filled with packed demonstrations."""
-
-    @property
-    def row_tokens(self) -> int:
-        """Tokens of a row; a longer demonstration is left out."""
-
-    @property
-    def muon_lr(self) -> float:
-        """Learning rate of the matrices."""
-
-    @property
-    def adamw_lr(self) -> float:
-        """Learning rate of embeddings and norms."""
-
+    @abstractmethod
     def texts(self, seed: int, *, clean: bool) -> Iterator[tuple[str, str]]:
-        """An endless stream of (prompt, response), never with a held-out item; clean: right work
-        alone.
+        """An endless stream of (prompt, response), never with a held-out item.
+
+        Args:
+            clean: right work alone.
         """
 
 

@@ -29,10 +29,10 @@ from sg_rlhf.tasks.codec import TokenizerCodec
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.search.environment import SearchEnvironment
 from sg_rlhf.tasks.search.grading import score
-from sg_rlhf.tasks.search.retriever import serving
-from sg_rlhf.tasks.search.sets import encyclopedia, qa_sets
+from sg_rlhf.tasks.search.retriever import retriever_process
+from sg_rlhf.tasks.search.sets import encyclopedia, published
 from sg_rlhf.tasks.search.settings import SearchSettings
-from sg_rlhf.tasks.suite import Loaded, load_questions
+from sg_rlhf.tasks.suite import LoadedBenchmark, load_questions
 from tests.integration.conftest import ROOT, environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.full]
@@ -181,11 +181,12 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
     loaded = load_questions(SUITES["qa"].select(["bamboogle"]), world.data, None)
     ((benchmark, questions, sources),) = loaded
     questions = [
-        replace(q, prompt=qa_sets.prompt_of(q.prompt, "short", True, tokenizer)) for q in questions
+        replace(q, prompt=published.prompt_of(q.prompt, "short", True, tokenizer))
+        for q in questions
     ]
     context = context_length(model)
     tasks = requests.prepare_benchmarks(
-        [Loaded(benchmark, questions, sources)],
+        [LoadedBenchmark(benchmark, questions, sources)],
         lambda texts: list(map(codec.encode, texts)),
         context,
     )
@@ -202,7 +203,7 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
     engine = RecordingEngine(EngineOptions("vllm", model, context, "float32", cpu=True))
     out = tmp_path / "again"
     with Store(out) as store:
-        with serving.serve(world.index) as url:
+        with retriever_process.serve(world.index) as url:
             gone = url
         settings = SearchSettings(url=gone, retries=1, backoff_s=0.01, outage_s=0, **SETTINGS)
         with pytest.raises(EvalError, match=r"of 6 dialogues failed"):
@@ -210,7 +211,7 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
         searchers = {i for i, row in rows(whole).items() if row["dialogue"]["searches"]}
         assert searchers and not searchers & rows(out).keys()
         assert store.failures() == {"bamboogle": len(searchers)}
-        with serving.serve(world.index) as url:
+        with retriever_process.serve(world.index) as url:
             settings = settings.model_copy(update={"url": url})
             left = [sample for sample in samples if sample.question.id in searchers]
             already = len(samples) - len(left)
@@ -238,7 +239,7 @@ def test_as_typed_after_a_run_with_its_retriever(world: World, tmp_path: Path) -
     run_dir = tmp_path / "runs" / "mine"
     shutil.copytree(TINY, run_dir / "checkpoints" / "final", ignore=shutil.ignore_patterns("*.py"))
     shutil.copytree(world.data, tmp_path / "data" / "qa")
-    with serving.serve(world.index) as url:
+    with retriever_process.serve(world.index) as url:
         settings = {
             "train": {"agent_func_path": "domain:search"},
             "sg": {"search": {"url": url}},

@@ -19,8 +19,9 @@ from datasets import Dataset
 from trl import GRPOConfig
 
 from sg_rlhf.algo.weightings import make_weighting
+from sg_rlhf.data_io.records import mixed
 from sg_rlhf.integrations.trl import GRPOSGTrainer
-from sg_rlhf.tasks.kk.data import generate_splits, shuffled, to_records
+from sg_rlhf.tasks.kk.data import generate_splits, to_records
 from sg_rlhf.tasks.kk.grading import score
 
 MODEL = Path(__file__).parents[2] / "sg_rlhf" / "tiny" / "kk_tiny"
@@ -35,7 +36,7 @@ def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
 
 
 def main(steps: int) -> None:
-    puzzles = shuffled(generate_splits((2, 3), 160, 0, seed=0).train)
+    puzzles = mixed(generate_splits((2, 3), 160, 0, seed=0).train, "kk order")
     rows = [{"prompt": x["input"], "answer": x["answer"]} for x in to_records(puzzles)]
     with tempfile.TemporaryDirectory() as folder:
         args = GRPOConfig(

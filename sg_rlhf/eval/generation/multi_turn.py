@@ -19,7 +19,7 @@ from tqdm import tqdm
 from sg_rlhf.eval.engines.base import Completion, Engine, Request
 from sg_rlhf.eval.generation.requests import PendingSample
 from sg_rlhf.eval.store import Row, Store
-from sg_rlhf.tasks.labels import label_of
+from sg_rlhf.tasks.labels import encode_golds
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.rollout import (
     Codec,
@@ -186,7 +186,7 @@ async def _row_of(
         return Generation(completion.token_ids, completion.finish_reason == "length")
 
     question, prompt = sample.question, request.prompt_ids
-    answer = question.gold if isinstance(question.gold, str) else label_of(question.gold)
+    answer = question.gold if isinstance(question.gold, str) else encode_golds(question.gold)
     found = Trajectory(list(prompt))
     reason: FinishReason = "prompt_too_long"
     try:

@@ -11,7 +11,7 @@ from sg_rlhf.eval.store import Key, Row
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.questions import Question, Source, questions_hash, sample_seed
-from sg_rlhf.tasks.suite import Benchmark, FinishReason, Loaded, Tokenize
+from sg_rlhf.tasks.suite import Benchmark, FinishReason, LoadedBenchmark, Tokenize
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def grade_fields(grade: Grade) -> Row:
 
 
 def prepare_benchmarks(
-    loaded: Sequence[Loaded], tokenize: Tokenize, context: int | None
+    loaded: Sequence[LoadedBenchmark], tokenize: Tokenize, context: int | None
 ) -> list[PreparedBenchmark]:
     """Fit every benchmark's responses to the model's context (None: unknown, nothing is cut)."""
     tasks = []
@@ -134,7 +134,7 @@ def pending_samples(
         for question, ids, limit in zip(
             task.questions, task.prompt_ids, task.max_tokens, strict=True
         ):
-            ends = () if tokenizer is None else chat.turn_end_ids(question.prompt, tokenizer)
+            ends = () if tokenizer is None else chat.stop_token_ids(question.prompt, tokenizer)
             for index in range(settings.n):
                 request = Request(
                     key=f"{name}/{question.id}/{index}",

@@ -165,7 +165,10 @@ def compare(
     found = [_compared(_as_run(known[name], a, b, ks), a, b, seed) for name in names]
     if ks is not None and all(each.benchmark.settings.n == 1 for each in found):
         raise EvalError(f"--k {','.join(map(str, ks))}: one response to each question in both")
-    return Comparison(suite, a, b, found, _means(suite, found), _notices(a, b, names, only))
+    scores = {each.benchmark.name: each.scores for each in found}
+    means = metrics.column_means(suite, scores, paired.mean_of)
+    present = {title: mean for title, mean in means.items() if mean is not None}
+    return Comparison(suite, a, b, found, present, _notices(a, b, names, only))
 
 
 def read_run_results(label: str, folder: Path) -> RunResults:
@@ -286,17 +289,6 @@ def _compared(benchmark: Benchmark, a: RunResults, b: RunResults, seed: int) -> 
         discordant,
         len(one) - len(discordant),
     )
-
-
-def _means(suite: Suite, found: Sequence[BenchmarkComparison]) -> dict[str, Difference]:
-    scores = {each.benchmark.name: each.scores for each in found}
-    means = {}
-    for title, columns in {**suite.groups, suite.average_title: suite.average}.items():
-        parts = [scores.get(benchmark, {}).get(name) for benchmark, name in columns]
-        present = [part for part in parts if part is not None]
-        if parts and len(present) == len(parts):
-            means[title] = paired.mean_of(present)
-    return means
 
 
 def _notices(a: RunResults, b: RunResults, names: Sequence[str], only: Sequence[str]) -> list[str]:

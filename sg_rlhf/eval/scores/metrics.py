@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sg_rlhf.tasks.suite import Benchmark
+from sg_rlhf.tasks.suite import Benchmark, Suite
 
 RESAMPLES = 10_000
 #: Counts that are held at once, of 8 bytes, and once more as they are multiplied.
 BLOCK = 2**21
 
 Array: TypeAlias = NDArray[np.float64]
+#: `Estimate`, or `paired.Difference`.
+Score = TypeVar("Score")
 #: Question id -> whether each of its samples is right.
 Outcomes: TypeAlias = Mapping[str, Sequence[bool]]
 
@@ -125,6 +127,30 @@ def mean_of(estimates: Sequence[Estimate]) -> Estimate:
     draws = np.mean([e.draws for e in estimates], axis=0)
     value = float(np.mean([e.value for e in estimates]))
     return Estimate(value, draws, sum(e.n_questions for e in estimates))
+
+
+def column_means(
+    suite: Suite,
+    scores: Mapping[str, Mapping[str, Score]],
+    mean: Callable[[Sequence[Score]], Score],
+) -> dict[str, Score | None]:
+    """The suite's groups and its average by title; None unless all columns were run.
+
+    Args:
+        scores: benchmark -> name -> score.
+        mean: of the scores of several columns.
+    """
+    columns_of = {**suite.groups, suite.average_title: suite.average}
+    found = {
+        title: [scores.get(benchmark, {}).get(name) for benchmark, name in columns]
+        for title, columns in columns_of.items()
+    }
+    return {
+        title: mean([part for part in parts if part is not None])
+        if parts and None not in parts
+        else None
+        for title, parts in found.items()
+    }
 
 
 def per_question(outcomes: Outcomes, benchmark: Benchmark) -> dict[str, list[float]]:

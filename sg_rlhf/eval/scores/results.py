@@ -43,19 +43,6 @@ def scores(benchmark: Benchmark, rows: Sequence[Row], seed: int) -> dict[str, Es
     return metrics.with_headline(benchmark, by_name)
 
 
-def suite_average(suite: Suite, found: Mapping[str, Mapping[str, Estimate]]) -> Estimate | None:
-    """The paper's average over the suite's columns; None unless every one was run."""
-    return _mean_of_all(suite.average, found)
-
-
-def _mean_of_all(
-    columns: Sequence[tuple[str, str]], found: Mapping[str, Mapping[str, Estimate]]
-) -> Estimate | None:
-    parts = [found.get(benchmark, {}).get(name) for benchmark, name in columns]
-    present = [part for part in parts if part is not None]
-    return metrics.mean_of(present) if parts and len(present) == len(parts) else None
-
-
 def build(
     suite: Suite,
     benchmarks: Sequence[Benchmark],
@@ -90,12 +77,12 @@ def build(
         failed = (failures or {}).get(benchmark.name, 0)
         described[benchmark.name] |= suite.statistics(part, failed)
         described[benchmark.name] |= _exposure(benchmark, part, seed, seen, suite)
-    average = suite_average(suite, all_scores)
-    groups = {title: _mean_of_all(columns, all_scores) for title, columns in suite.groups.items()}
+    found = metrics.column_means(suite, all_scores, metrics.mean_of)
+    means = {title: None if mean is None else mean.as_dict() for title, mean in found.items()}
     return {
         "suite": suite.name,
-        "average": None if average is None else average.as_dict(),
-        "groups": {title: None if e is None else e.as_dict() for title, e in groups.items()},
+        "average": means.pop(suite.average_title),
+        "groups": means,
         "benchmarks": described,
         **{k: v for k, v in request.items() if k not in ("suite", "benchmarks")},
         "training_data": seen.as_dict(),

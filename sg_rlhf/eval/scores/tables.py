@@ -9,8 +9,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.common.text import EMPTY, table_head, table_row
+from sg_rlhf.data_io import strict_json
+from sg_rlhf.eval.store import RESULTS, SAMPLES, TABLE
 from sg_rlhf.tasks.suite import Results, Suite
+
+
+def write(results: Results, suite: Suite, out: Path, console: Console) -> None:
+    """Write `results.json` and `table.md`, and print the scores."""
+    text = strict_json.dumps(results, indent=2, ensure_ascii=False) + "\n"
+    write_whole(out / RESULTS, text)
+    write_whole(out / TABLE, markdown(results, suite))
+    show(results, suite, out, console)
 
 
 def markdown(results: Results, suite: Suite) -> str:
@@ -71,7 +82,7 @@ def show(results: Results, suite: Suite, out: Path, console: Console) -> None:
         console.print(line, markup=False, highlight=False)
     for notice in _notices(results):
         console.print(notice.replace("**", ""), markup=False, highlight=False)
-    for name in ("results.json", "samples.jsonl", "table.md"):
+    for name in (RESULTS, SAMPLES, TABLE):
         console.print(str(out / name), markup=False, highlight=False, soft_wrap=True)
 
 

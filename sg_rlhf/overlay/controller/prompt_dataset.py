@@ -60,7 +60,7 @@ class PromptDataset(Upstream):
             raise UnusablePrompts(self._fault)
         try:
             for prompt in self.prompts[:1]:  # one template made them all
-                chat.check_form(prompt, self._text_tokenizer)
+                chat.check_format(prompt, self._text_tokenizer)
         except ValueError as error:
             raise UnusablePrompts(str(error)) from None
         if not self._counted_before():

@@ -145,7 +145,7 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
             raise EngineReplaced("the request was for this engine before its restart")
         barrier = self._barrier_for(tag)
         # A processor of images has a tokenizer inside.
-        ends = chat.turn_end_ids(prompt, getattr(hf_tokenizer, "tokenizer", hf_tokenizer))
+        ends = chat.stop_token_ids(prompt, getattr(hf_tokenizer, "tokenizer", hf_tokenizer))
         sampling_params = sampling_params.clone()
         # Upstream reads only the last output. An output per token would wake a task per token,
         # which keeps a CPU core busy.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -122,16 +121,6 @@ def check_splits(train: Sequence[Puzzle], test: Sequence[Puzzle]) -> Splits:
     return Splits(unique_train, unique_test, dropped)
 
 
-def shuffled(puzzles: Sequence[Puzzle]) -> list[Puzzle]:
-    """The same puzzles with the sizes mixed, always in the same order.
-
-    A run that takes the first rows of a file (`data.max_samples`) then gets every size.
-    """
-    mixed = list(puzzles)
-    random.Random("kk order").shuffle(mixed)
-    return mixed
-
-
 def read_puzzles(path: str | Path, on_row: ProgressCallback | None = None) -> list[Puzzle]:
     """Read and validate a file of Logic-RL's shape (`.parquet`) or the official one (`.jsonl`).
 
@@ -240,7 +229,7 @@ def _parse_row(row: Mapping[str, Any]) -> Puzzle:
     return puzzle
 
 
-def repeats(puzzles: Iterable[Puzzle]) -> list[tuple[int, int]]:
+def find_duplicates(puzzles: Iterable[Puzzle]) -> list[tuple[int, int]]:
     """(i, j) for every puzzle i that occurred before, first as puzzle j (`check_splits`)."""
     first: dict[object, int] = {}
     found = []
@@ -252,7 +241,7 @@ def repeats(puzzles: Iterable[Puzzle]) -> list[tuple[int, int]]:
 
 
 def _drop_duplicates(puzzles: Sequence[Puzzle]) -> list[Puzzle]:
-    repeated = {i for i, _ in repeats(puzzles)}
+    repeated = {i for i, _ in find_duplicates(puzzles)}
     return [puzzle for i, puzzle in enumerate(puzzles) if i not in repeated]
 
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.kk.grading import parse_answer_key, score
 from sg_rlhf.tasks.kk.prompt import build_prompt
-from sg_rlhf.tasks.suite import GradeMany, one_by_one
+from sg_rlhf.tasks.suite import BatchGrader, one_by_one
 
 # The official zero-shot prompt that asks for reasoning. It is used raw, as the official runner
 # does with open models; the response continues the last sentence.
@@ -136,7 +136,7 @@ PROMPTS: Mapping[str, Callable[[str], str]] = {
     "logic_rl": build_prompt,
     "paper": build_prompt,
 }
-GRADERS: Mapping[str, GradeMany] = {
+GRADERS: Mapping[str, BatchGrader] = {
     "official": one_by_one(grade_official),
     "logic_rl": one_by_one(grade_logic_rl),
     "paper": one_by_one(grade_paper),

@@ -77,23 +77,7 @@ def parse_statements(text: Any) -> tuple[Statement, ...]:
 
 def evaluate(statement: Statement, assignment: Sequence[bool]) -> bool:
     """Truth of one statement under an assignment (True = knight)."""
-    tag = statement[0]
-    if tag == "telling-truth":
-        return bool(assignment[statement[1]])
-    if tag == "lying":
-        return not assignment[statement[1]]
-    parts = [evaluate(part, assignment) for part in statement[1:]]
-    if tag == "not":
-        return not parts[0]
-    if tag == "and":
-        return all(parts)
-    if tag == "or":
-        return any(parts)
-    if tag == "->":
-        return not parts[0] or parts[1]
-    if tag == "<=>":
-        return parts[0] == parts[1]
-    raise PuzzleError(f"unknown connective {tag!r}")
+    return bool(truth_mask(statement, [int(knight) for knight in assignment], 1))
 
 
 def solve(statements: Sequence[Statement]) -> list[Assignment]:
@@ -121,7 +105,12 @@ def knight_masks(n: int) -> tuple[tuple[int, ...], int]:
 
 
 def truth_mask(statement: Statement, knights: Sequence[int], full: int) -> int:
-    """Truth table of a statement; `knights` and `full` come from `knight_masks`."""
+    """Truth table of a statement: one bit for each assignment.
+
+    Args:
+        knights: table of "person i is a knight" for each person (`knight_masks`).
+        full: the table that is always true.
+    """
     tag = statement[0]
     if tag == "telling-truth":
         return knights[statement[1]]

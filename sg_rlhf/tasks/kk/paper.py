@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sg_rlhf.common.text import EMPTY, table_head, table_row
-from sg_rlhf.tasks.suite import Results, Suite, score_of
+from sg_rlhf.tasks.suite import Results, Suite, get_score
 
 #: People of a puzzle: all sizes, and those that the published runs trained on.
 SIZES = tuple(range(2, 9))
@@ -60,7 +60,7 @@ def beside_the_paper(results: Results, suite: Suite) -> list[str]:
     for benchmark, described in results["benchmarks"].items():
         names = [f"accuracy/{size}" for size in TRAINED_SIZES]
         names += ["accuracy"] + [f"accuracy/{size}" for size in extra]
-        values = [score_of(results, benchmark, name) for name in names]
+        values = [get_score(results, benchmark, name) for name in names]
         cells = [EMPTY if v is None else f"**{v['value']:.2f}**" for v in values]
         source = f"this run, {described['title']}"
         lines.append(table_row([f"`{results['model']['name']}`", source, *cells]))

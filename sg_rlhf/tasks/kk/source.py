@@ -11,20 +11,19 @@ from typing import Any
 from sg_rlhf.common.argument_types import progress_bar
 from sg_rlhf.data_io.dataset_writer import Records, UsageError
 from sg_rlhf.tasks.data_source import (
+    BuildPlan,
+    DataFiles,
     DataSource,
     Generator,
     LoadTokenizer,
-    Made,
     Options,
-    Plan,
-    made_of,
+    data_files,
 )
 from sg_rlhf.tasks.kk.data import (
     FILES,
     check_splits,
     generate_splits,
     read_puzzles,
-    shuffled,
     split,
     to_records,
 )
@@ -72,11 +71,11 @@ statements, solution) and manifest.json (counts, source, seed, SHA-256 of each f
 """
 
 
-def plan(options: Options, load_tokenizer: LoadTokenizer) -> Plan[Puzzle]:
+def plan(options: Options, load_tokenizer: LoadTokenizer) -> BuildPlan[Puzzle]:
     """Duplicates are dropped, and a test puzzle that is also in train is refused."""
     prompt = _prompt(options, load_tokenizer)
 
-    def make(train: list[Puzzle], test: list[Puzzle] | None) -> Made:
+    def make(train: list[Puzzle], test: list[Puzzle] | None) -> DataFiles:
         if test is None:
             splits = split(train, options["test_fraction"], options["seed"])
         else:
@@ -91,12 +90,13 @@ def plan(options: Options, load_tokenizer: LoadTokenizer) -> Plan[Puzzle]:
             # With other names or another wording.
             "test_structures_in_train": splits.shared_structures,
         }
-        return made_of(
+        return data_files(
             splits.train,
             splits.test,
-            lambda puzzles: to_records(shuffled(puzzles), prompt),
+            lambda puzzles: to_records(puzzles, prompt),
             lambda puzzle: puzzle.n_people,
             facts,
+            order="kk order",
         )
 
     described = {
@@ -105,7 +105,7 @@ def plan(options: Options, load_tokenizer: LoadTokenizer) -> Plan[Puzzle]:
         # Catches a template that changed under the same name.
         "sha256": hashlib.sha256(prompt("").encode()).hexdigest(),
     }
-    return Plan({"prompt": described}, make)
+    return BuildPlan({"prompt": described}, make)
 
 
 def next_step(out: Path, manifest: Mapping[str, Any]) -> str:

@@ -13,14 +13,14 @@ from typing import Any
 from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.data_io.pinned_download import Origin, download
 from sg_rlhf.tasks import chat
-from sg_rlhf.tasks.contamination import Exposure
+from sg_rlhf.tasks.contamination import ContaminationRecord
 from sg_rlhf.tasks.kk import harnesses
-from sg_rlhf.tasks.kk.data import read_puzzles, repeats
+from sg_rlhf.tasks.kk.data import find_duplicates, read_puzzles
 from sg_rlhf.tasks.kk.paper import SIZES, TRAINED_SIZES, beside_the_paper
 from sg_rlhf.tasks.kk.prompt import build_chat_prompt, build_prompt
 from sg_rlhf.tasks.kk.puzzle import Puzzle, generate
 from sg_rlhf.tasks.questions import EvalError, Question, Source, cache_folder, check_online
-from sg_rlhf.tasks.suite import Benchmark, Prepared, Sampling, Suite
+from sg_rlhf.tasks.suite import Benchmark, EvalPlan, Sampling, Suite
 
 PER_SIZE = 100
 #: Seed of the puzzles made for sizes that no file holds.
@@ -37,7 +37,7 @@ TEST = Origin(
 
 
 #: Of the official puzzles; the generated ones are nowhere to be read.
-EXPOSURE = Exposure(
+EXPOSURE = ContaminationRecord(
     "2024-10",
     note="models remember puzzles that they are fine-tuned on (arXiv 2410.23123); the overlap "
     "with the training data says whether these are among them",
@@ -68,15 +68,15 @@ class KnightsSuite(Suite):
         args: argparse.Namespace,
         tokenizer: Callable[[], Any],
         resources: ExitStack,
-    ) -> Prepared:
+    ) -> EvalPlan:
         """Read the questions, in the form of the model."""
         found = tokenizer()
-        if found is not None and not chat.fits(build_prompt(""), found):
-            benchmarks = [_in_the_form_of(found, benchmark) for benchmark in benchmarks]
+        if found is not None and not chat.supports(build_prompt(""), found):
+            benchmarks = [_with_chat_template(found, benchmark) for benchmark in benchmarks]
         return super().prepare(benchmarks, args, tokenizer, resources)
 
 
-def _in_the_form_of(tokenizer: Any, benchmark: Benchmark) -> Benchmark:
+def _with_chat_template(tokenizer: Any, benchmark: Benchmark) -> Benchmark:
     if harnesses.PROMPTS[benchmark.family] is not build_prompt:
         return benchmark  # plain text for every model
 
@@ -200,7 +200,7 @@ def _of_size(puzzles: list[Puzzle], size: int, path: Path) -> list[Puzzle]:
             f"{path}: {len(puzzles)} puzzles of {counts} people, "
             f"expected {PER_SIZE} of {size} people"
         )
-    repeated = repeats(puzzles)
+    repeated = find_duplicates(puzzles)
     if repeated:
         row, first = repeated[0]
         raise EvalError(

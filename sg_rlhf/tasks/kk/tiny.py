@@ -13,7 +13,7 @@ from sg_rlhf.tasks.kk.prompt import SYSTEM, THINK, build_prompt
 from sg_rlhf.tasks.kk.puzzle import Puzzle, generate
 from sg_rlhf.tasks.kk.render import FRAMES, INTRO, NAMES, QUESTION
 from sg_rlhf.tasks.kk.traces import trace
-from sg_rlhf.tasks.tiny import TinyModel
+from sg_rlhf.tasks.tiny import Recipe, TinyModel
 
 # Most people in a puzzle whose answer lines are one entry each; longer answers are spelt out.
 _ANSWER_LINES = 8
@@ -47,20 +47,15 @@ _TRACE_PHRASES = (
 
 
 @dataclass(frozen=True)
-class WarmStart:
-    """The recipe (see `tasks.tiny.Recipe`): searches first, then mostly guesses."""
+class WarmStart(Recipe):
+    """Searches first, then mostly guesses."""
 
     steps: int = 1000
     people: tuple[int, ...] = (2, 3)
-    clean_share: float = 0.75
     guess_share: float = 0.60
     # Of the searches: the share with flipped verdicts, and the probability of a flip there.
     flipped_share: float = 1 / 3
     flip_verdict_p: float = 0.2
-    rows: int = 10
-    row_tokens: int = 300
-    muon_lr: float = 0.02
-    adamw_lr: float = 4e-3
 
     def texts(self, seed: int, *, clean: bool) -> Iterator[tuple[str, str]]:
         """Prompts and responses, sizes and styles mixed at random."""

@@ -25,7 +25,7 @@ from sg_rlhf.data_io.records import (
     parquet_rows,
     read_each,
 )
-from sg_rlhf.tasks.labels import golds_in, label_of
+from sg_rlhf.tasks.labels import decode_golds, encode_golds
 from sg_rlhf.tasks.math.prompt import problem_of, prompt_of
 
 KINDS = "a .parquet, .json, .jsonl or .csv file"
@@ -90,7 +90,7 @@ def to_records(rows: Iterable[MathRow]) -> Iterator[dict[str, Any]]:
     for row in rows:
         yield {
             "input": prompt_of(row.problem),
-            "answer": label_of(row.golds),
+            "answer": encode_golds(row.golds),
             "datasource": row.source,
             "id": row.id,
             "problem": row.problem,
@@ -98,12 +98,12 @@ def to_records(rows: Iterable[MathRow]) -> Iterator[dict[str, Any]]:
 
 
 def golds_of(label: str) -> tuple[str, ...]:
-    """The gold answers of a label: the inverse of `label_of`.
+    """The gold answers of a label: the inverse of `encode_golds`.
 
     Raises:
         ValueError: not a JSON array of at least one non-empty string.
     """
-    golds = golds_in(label)
+    golds = decode_golds(label)
     if golds is None:
         raise ValueError(f"{truncate(label)}, expected a JSON array of reference answers as text")
     return golds
@@ -169,19 +169,21 @@ def _parse(item: Any, number: int, source: str | None, stem: str) -> MathRow:
         return _parse_reference(item, number, source)
     if "input" in item:
         return _parse_record(item, source)
+    name = source or stem
+    problem, golds = _parse_pair(item)
+    return MathRow(f"{name}-{number}", problem, golds, name)
+
+
+def _parse_pair(item: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """Problem and golds of a row that has little else."""
     if "problem" in item:
-        name = source or stem
-        problem = _text(item["problem"], "problem")
-        return MathRow(f"{name}-{number}", problem, _golds(item.get("answer"), "answer"), name)
+        return _text(item["problem"], "problem"), _golds(item.get("answer"), "answer")
     if "prompt" in item and "answer" in item:
-        name = source or stem
         problem = _without_asking(_text(item["prompt"], "prompt"))
-        return MathRow(f"{name}-{number}", problem, _golds(item["answer"], "answer"), name)
+        return problem, _golds(item["answer"], "answer")
     if "Problem" in item and "Short Answer" in item:
-        name = source or stem
         problem, answer = _imo_answer_bench(item)
-        problem = _text(problem, "Problem").strip()
-        return MathRow(f"{name}-{number}", problem, _golds(answer, "Short Answer"), name)
+        return _text(problem, "Problem").strip(), _golds(answer, "Short Answer")
     raise DataError(
         f"fields {truncate(list(item))}, expected prompt and reward_model, or problem and answer, "
         "or prompt and answer, or input, answer, datasource, id and problem"

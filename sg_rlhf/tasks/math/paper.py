@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sg_rlhf.common.text import EMPTY, table_head, table_row
-from sg_rlhf.tasks.suite import Results, Suite, score_of
+from sg_rlhf.tasks.suite import Results, Suite, get_score
 
 #: Table 1, per cent: OlympiadBench, Minerva, MATH-500, AMC avg@16, AIME pass@16, AIME avg@16, Avg.
 #: (The text of Section 4.2.1 swaps AIME's two columns.)
@@ -25,7 +25,7 @@ def beside_the_paper(results: Results, suite: Suite) -> list[str]:
     lines = table_head(("Model", "Source", *_COLUMNS))
     for name, numbers in MATH.items():
         lines.append(table_row([name, "*paper*, Table 1", *(f"{v:.2f}" for v in numbers)]))
-    found = [score_of(results, benchmark, name) for benchmark, name in suite.average]
+    found = [get_score(results, benchmark, name) for benchmark, name in suite.average]
     values = [*found, results["average"]]
     cells = [EMPTY if v is None else f"**{100 * v['value']:.2f}**" for v in values]
     lines.append(table_row([f"`{results['model']['name']}`", "this run", *cells]))

@@ -11,12 +11,12 @@ from sg_rlhf.common.argument_types import positive_int
 from sg_rlhf.data_io.dataset_writer import Records, UsageError
 from sg_rlhf.data_io.records import ProgressCallback
 from sg_rlhf.tasks.data_source import (
+    BuildPlan,
+    DataFiles,
     DataSource,
     Generator,
     LoadTokenizer,
-    Made,
     Options,
-    Plan,
 )
 from sg_rlhf.tasks.math.data import KINDS, MathRow, read_rows, to_records
 from sg_rlhf.tasks.math.prompt import PROMPT_VERSION, prompt_of
@@ -70,7 +70,7 @@ evaluation set, and manifest.json (the report, source, options, SHA-256 of each 
 """
 
 
-def plan(options: Options, _load_tokenizer: LoadTokenizer) -> Plan[MathRow]:
+def plan(options: Options, _load_tokenizer: LoadTokenizer) -> BuildPlan[MathRow]:
     """Rows that cannot be graded go; overlap with the evaluation sets is reported."""
     folder: Path | None = options["eval_dir"]
     if folder is None:
@@ -79,7 +79,7 @@ def plan(options: Options, _load_tokenizer: LoadTokenizer) -> Plan[MathRow]:
                 raise UsageError(f"--{flag.replace('_', '-')} needs --eval-dir DIR")
     asked = {} if folder is None else _asked_sets(folder, options["download_eval"])
 
-    def make(train: list[MathRow], test: list[MathRow] | None) -> Made:
+    def make(train: list[MathRow], test: list[MathRow] | None) -> DataFiles:
         if folder is not None and options["download_eval"]:
             for eval_set in asked.values():
                 published.download_eval_set(eval_set, folder)
@@ -96,7 +96,7 @@ def plan(options: Options, _load_tokenizer: LoadTokenizer) -> Plan[MathRow]:
         )
         files = {"train.jsonl": to_records(prepared.train), "test.jsonl": to_records(prepared.test)}
         files |= {f"{name}.jsonl": to_records(rows) for name, rows in eval_sets.items()}
-        return Made(files, prepared.facts)
+        return DataFiles(files, prepared.facts)
 
     request = {
         "prompt": {
@@ -106,7 +106,7 @@ def plan(options: Options, _load_tokenizer: LoadTokenizer) -> Plan[MathRow]:
         "options": {name: options[name] for name in ("dedup", "drop_overlap", "ngram")},
         "eval_sets": {name: eval_set.sha256 for name, eval_set in asked.items()},
     }
-    return Plan(request, make)
+    return BuildPlan(request, make)
 
 
 def _asked_sets(folder: Path, download: str | None) -> dict[str, EvalSet]:
@@ -116,7 +116,7 @@ def _asked_sets(folder: Path, download: str | None) -> dict[str, EvalSet]:
     more = {
         name: eval_set
         for name, eval_set in published.MORE_EVAL_SETS.items()
-        if published.is_there(eval_set, folder)
+        if published.find_eval_file(eval_set, folder)
     }
     return {**published.EVAL_SETS, **more}
 

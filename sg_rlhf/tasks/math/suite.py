@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.math.data import read_rows
 from sg_rlhf.tasks.math.paper import beside_the_paper
@@ -19,15 +18,14 @@ from sg_rlhf.tasks.math.sets.published import (
     all_eval_sets,
     download_eval_set,
     find_eval_file,
-    is_there,
     read_eval_set,
 )
 from sg_rlhf.tasks.overlap import NGRAM, Problem
 from sg_rlhf.tasks.questions import EvalError, Question, Source, cache_folder, check_online
 from sg_rlhf.tasks.suite import (
     OURS,
+    BatchGrader,
     Benchmark,
-    GradeMany,
     Sampling,
     Suite,
 )
@@ -50,15 +48,16 @@ def questions(name: str, folder: Path | None) -> tuple[list[Question], list[Sour
     eval_set = all_eval_sets()[name]
     if folder is None:
         folder = cache_folder()
-        if not is_there(eval_set, folder):
+        if find_eval_file(eval_set, folder) is None:
             check_online(folder / eval_set.file)
             download_eval_set(eval_set, folder)
     rows = read_eval_set(name, folder)
     path = find_eval_file(eval_set, folder)
+    assert path is not None
     found = [
         Question(row.id, prompt_of(row.problem), list(row.golds), bare=row.problem) for row in rows
     ]
-    return found, [Source(path.name, sha256_of(path), len(rows))]
+    return found, [Source(path.name, eval_set.sha256, len(rows))]
 
 
 def _grade(pairs: Sequence[tuple[str, Any]]) -> list[Grade]:
@@ -145,7 +144,7 @@ class MathSuite(Suite):
         others = ReferenceGraders(sources)
         resources.callback(others.close)
 
-        def also(grade: GradeMany) -> GradeMany:
+        def also(grade: BatchGrader) -> BatchGrader:
             def grade_many(pairs: Sequence[tuple[str, Any]]) -> list[Grade]:
                 graded = zip(grade(pairs), others.grade(pairs), strict=True)
                 return [replace(ours, others=verdicts) for ours, verdicts in graded]

@@ -11,7 +11,7 @@ from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.math import grading
 from sg_rlhf.tasks.math.prompt import SUFFIX, prompt_of
 from sg_rlhf.tasks.math.sets.arithmetic import (
-    DEEDS,
+    ACTIONS,
     FORMULAS,
     NAMES,
     OPENINGS,
@@ -24,7 +24,7 @@ from sg_rlhf.tasks.math.sets.arithmetic import (
     generate,
     trace,
 )
-from sg_rlhf.tasks.tiny import MERGE_TEXT, TinyModel
+from sg_rlhf.tasks.tiny import MERGE_TEXT, Recipe, TinyModel
 
 # Held out are a tenth of all problems (`Problem.held_out`); these are measured. The data command
 # draws its test split from the same tenth.
@@ -40,21 +40,16 @@ _TRACE_PHRASES = (
 
 
 @dataclass(frozen=True)
-class ArithmeticWarmStart:
-    """The recipe (see `tasks.tiny.Recipe`): work in columns first, then mostly guesses."""
+class ArithmeticWarmStart(Recipe):
+    """Work in columns first, then mostly guesses."""
 
     steps: int = 500
     max_operands: int = 3
     max_digits: int = 2
-    clean_share: float = 0.75
     guess_share: float = 0.60
     # Of the worked problems: the share with slips, and the probability of a slip at each carry.
     slips_share: float = 1 / 3
     slip_p: float = 0.3
-    rows: int = 10
-    row_tokens: int = 300
-    muon_lr: float = 0.02
-    adamw_lr: float = 4e-3
 
     def texts(self, seed: int, *, clean: bool) -> Iterator[tuple[str, str]]:
         """Prompts and responses, kinds and styles mixed at random."""
@@ -88,7 +83,7 @@ def phrases() -> list[str]:
     """The fixed pieces of problems and of worked solutions, and the names."""
     templates = [*FORMULAS, *OPENINGS.values(), QUESTION, WEATHER]
     # A deed opens with ", " or " and ", and the number is inside.
-    templates += [f"{joint}{deed}" for deed in DEEDS.values() for joint in (", ", " and ")]
+    templates += [f"{joint}{deed}" for deed in ACTIONS.values() for joint in (", ", " and ")]
     pieces = [piece for text in templates for piece in re.split(r"{\w+}", text)]
     # In front of a thing stand a number's space or "How many ", behind it " in", "," or " does".
     words = [SUFFIX, *pieces, *VERBS.values(), *NAMES, *THINGS, *_TRACE_PHRASES]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from sg_rlhf.data_io.records import (
     read_each,
     split_held_out,
 )
-from sg_rlhf.tasks.labels import golds_in, label_of
+from sg_rlhf.tasks.labels import decode_golds, encode_golds
 from sg_rlhf.tasks.search.prompt import Style, build_prompt
 
 #: Hub id of the training set of the published runs: 79,168 questions of NQ, 90,447 of HotpotQA.
@@ -94,16 +93,6 @@ def join_splits(train: Sequence[Question], test: Sequence[Question]) -> Splits:
     )
 
 
-def shuffled(questions: Sequence[Question]) -> list[Question]:
-    """The same questions with the sources mixed, always in the same order.
-
-    A run that takes the first rows of a file (`data.max_samples`) then gets every source.
-    """
-    mixed = list(questions)
-    random.Random("search order").shuffle(mixed)
-    return mixed
-
-
 def to_records(questions: Iterable[Question], style: Style) -> Iterator[dict[str, Any]]:
     """The JSONL records that OpenRLHF's loader reads: `input`, `answer`, `datasource`, our own.
 
@@ -112,7 +101,7 @@ def to_records(questions: Iterable[Question], style: Style) -> Iterator[dict[str
     for question in questions:
         yield {
             "input": build_prompt(question.text, style),
-            "answer": label_of(question.golds),
+            "answer": encode_golds(question.golds),
             "datasource": question.source,
             "id": question.id,
             "question": question.text,
@@ -189,7 +178,7 @@ def _golds(row: Mapping[str, Any]) -> tuple[str, Any]:
             value = value.get(name) if isinstance(value, Mapping) else None
         return field, value
     if row.get("answer") is not None:
-        golds = golds_in(row["answer"])
+        golds = decode_golds(row["answer"])
         return "answer", None if golds is None else list(golds)
     return "golden_answers", None
 

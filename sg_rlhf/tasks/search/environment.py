@@ -24,7 +24,7 @@ from sg_rlhf.tasks.search.protocol import (
     FAILED,
     OBSERVATION_END,
     OBSERVATION_START,
-    STOP,
+    STOP_STRINGS,
     Kind,
     Passage,
     claims_information,
@@ -34,7 +34,7 @@ from sg_rlhf.tasks.search.protocol import (
     headings,
     parse_action,
 )
-from sg_rlhf.tasks.search.retriever.client import FailureRate, RetrieverClient, RetrieverError
+from sg_rlhf.tasks.search.retriever.client import FailureMonitor, RetrieverClient, RetrieverError
 from sg_rlhf.tasks.search.settings import SearchSettings
 
 _NO_WORD = re.compile(r"[^\w\s]")
@@ -49,7 +49,7 @@ class SearchEnvironment(Environment):
             them (`max_failure_rate`) stop the run.
     """
 
-    stop = STOP
+    stop = STOP_STRINGS
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class SearchEnvironment(Environment):
         super().__init__(settings, strict=strict, notify=notify)
         self.settings = settings
         self.turn_tokens = self.settings.turn_tokens
-        self.client = RetrieverClient.from_settings(self.settings, tell=notify)
-        self._failures = FailureRate(
+        self.client = RetrieverClient.from_settings(self.settings, notify=notify)
+        self._failures = FailureMonitor(
             self.settings.max_failure_rate,
             self.settings.failure_window,
             self.settings.min_searches,
@@ -144,7 +144,7 @@ class SearchEpisode:
         if self._settings.invalid == "correct":
             return Reply(CORRECTION, drop_end_of_turn=True)
         # VerlTool ends the dialogue, unless a closing tag ended the turn.
-        if any(tag in turn.text for tag in STOP):
+        if any(tag in turn.text for tag in STOP_STRINGS):
             return Reply()
         return Reply(done=True, truncated=turn.cut)
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 from sg_rlhf.tasks.grade import Grade
-from sg_rlhf.tasks.labels import golds_in
+from sg_rlhf.tasks.labels import decode_golds
 
 Scheme = Literal["sign", "binary", "f1"]
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
@@ -88,7 +88,7 @@ def parse_golds(label: str) -> tuple[str, ...]:
     Raises:
         ValueError: anything else, no gold, or an empty one.
     """
-    golds = golds_in(label)
+    golds = decode_golds(label)
     if golds is None:
         raise ValueError(
             f"reference answers {label[:80]!r}: expected a JSON array of strings such as "

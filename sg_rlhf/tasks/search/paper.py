@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sg_rlhf.common.text import EMPTY, table_head, table_row
-from sg_rlhf.tasks.suite import Results, Suite, score_of
+from sg_rlhf.tasks.suite import Results, Suite, get_score
 
 #: Table 2, per cent exact match: NQ, TriviaQA, PopQA, HotpotQA, 2Wiki, MuSiQue, Bamboogle, Avg.
 #: (The last two averages are as printed; the seven columns give 35.51 and 39.67.)
@@ -23,7 +23,7 @@ def beside_the_paper(results: Results, suite: Suite) -> list[str]:
     lines = table_head(("Model", "Source", *titles, "Avg."))
     for name, numbers in QA.items():
         lines.append(table_row([name, "*paper*, Table 2", *(f"{v:.2f}" for v in numbers)]))
-    values = [score_of(results, benchmark, name) for benchmark, name in suite.average]
+    values = [get_score(results, benchmark, name) for benchmark, name in suite.average]
     cells = [EMPTY if v is None else f"**{100 * v['value']:.2f}**" for v in values]
     for i, b in enumerate(suite.benchmarks):
         described = results["benchmarks"].get(b.name)

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-STOP = ("</search>", "</answer>")
+STOP_STRINGS = ("</search>", "</answer>")
 
 CORRECTION = (
     "\nMy previous action is invalid. If I want to search, I should put the query between "
@@ -113,7 +113,7 @@ def claims_information(turn: str) -> bool:
     return _INFORMATION.search(turn) is not None
 
 
-def neutralise(text: str, control_tokens: Iterable[str] = ()) -> str:
+def sanitize(text: str, control_tokens: Iterable[str] = ()) -> str:
     """Retrieved text that can neither close its block nor steer the dialogue.
 
     Protocol tags, in any case and spacing, get square brackets; headings that imitate ours get a
@@ -143,15 +143,15 @@ def format_passages(passages: Sequence[Passage], control_tokens: Iterable[str] =
     """The inside of an observation: `Doc 1(Title: "...") text`, a line for each passage.
 
     Args:
-        control_tokens: see `neutralise`.
+        control_tokens: see `sanitize`.
     """
     if not passages:
         return NOTHING_FOUND
     tokens = list(control_tokens)
     lines = []
     for number, passage in enumerate(passages, start=1):
-        title = neutralise(passage.title, tokens)
-        text = neutralise(passage.text, tokens)
+        title = sanitize(passage.title, tokens)
+        text = sanitize(passage.text, tokens)
         lines.append(f"Doc {number}(Title: {title}) {text}\n")
     return "".join(lines).strip()
 

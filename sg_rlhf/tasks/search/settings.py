@@ -42,7 +42,7 @@ class SearchSettings(DomainSettings):
     timeout_s: float = Field(10.0, gt=0, description="seconds that one request may take")
     retries: int = Field(3, ge=0, description="further requests after a failed one")
     outage_s: float = Field(
-        60.0, ge=0, description="seconds that a retriever which is away is waited for"
+        60.0, ge=0, description="seconds to wait for a retriever that is away or fails"
     )
     backoff_s: float = Field(
         0.25, ge=0, description="seconds before the first retry; doubles, with jitter"

@@ -8,14 +8,14 @@ from typing import Any
 
 from sg_rlhf.data_io.dataset_writer import Records, UsageError
 from sg_rlhf.tasks.data_source import (
+    BuildPlan,
+    DataFiles,
     DataSource,
     Generator,
     HubFile,
     LoadTokenizer,
-    Made,
     Options,
-    Plan,
-    made_of,
+    data_files,
 )
 from sg_rlhf.tasks.search.data import (
     EXPECTED,
@@ -23,7 +23,6 @@ from sg_rlhf.tasks.search.data import (
     Question,
     join_splits,
     read_questions,
-    shuffled,
     split,
     to_records,
 )
@@ -70,11 +69,11 @@ manifest.json (counts, source, SHA-256 of each file).
 """
 
 
-def plan(options: Options, _load_tokenizer: LoadTokenizer) -> Plan[Question]:
+def plan(options: Options, _load_tokenizer: LoadTokenizer) -> BuildPlan[Question]:
     """Duplicates are dropped, and train questions that are in the test set."""
     style: Style = options["prompt"] or ("short" if options["generated"] else "search_r1")
 
-    def make(train: list[Question], test: list[Question] | None) -> Made:
+    def make(train: list[Question], test: list[Question] | None) -> DataFiles:
         if test is None:
             splits = split(train, options["test_fraction"], options["seed"])
         else:
@@ -86,15 +85,16 @@ def plan(options: Options, _load_tokenizer: LoadTokenizer) -> Plan[Question]:
             "duplicates_with_other_golds": splits.conflicts,
             "train_questions_found_in_test_dropped": splits.overlap,
         }
-        return made_of(
+        return data_files(
             splits.train,
             splits.test,
-            lambda questions: to_records(shuffled(questions), style),
+            lambda questions: to_records(questions, style),
             lambda question: question.source,
             facts,
+            order="search order",
         )
 
-    return Plan({"prompt": {"version": PROMPT_VERSION, "style": style}}, make)
+    return BuildPlan({"prompt": {"version": PROMPT_VERSION, "style": style}}, make)
 
 
 def generate(**options: Any) -> tuple[list[Question], list[Question], Mapping[str, Records]]:

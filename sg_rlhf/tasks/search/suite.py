@@ -13,24 +13,24 @@ from typing import Any
 from pydantic import ValidationError
 
 from sg_rlhf.tasks.codec import TokenizerCodec
-from sg_rlhf.tasks.contamination import Exposure
+from sg_rlhf.tasks.contamination import ContaminationRecord
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.questions import EvalError
-from sg_rlhf.tasks.search import statistics
+from sg_rlhf.tasks.search import dialogue_metrics
 from sg_rlhf.tasks.search.environment import SearchEnvironment
 from sg_rlhf.tasks.search.grading import score
 from sg_rlhf.tasks.search.paper import beside_the_paper
 from sg_rlhf.tasks.search.prompt import PROMPT_VERSION
 from sg_rlhf.tasks.search.protocol import answer_of
-from sg_rlhf.tasks.search.retriever import serving
-from sg_rlhf.tasks.search.sets import qa_sets
-from sg_rlhf.tasks.search.sets.qa_sets import QaSet
+from sg_rlhf.tasks.search.retriever import retriever_process
+from sg_rlhf.tasks.search.sets import published
+from sg_rlhf.tasks.search.sets.published import QaSet
 from sg_rlhf.tasks.search.settings import SearchSettings
 from sg_rlhf.tasks.suite import (
     Benchmark,
+    EvalPlan,
     ExtraTable,
-    Loaded,
-    Prepared,
+    LoadedBenchmark,
     Results,
     Sampling,
     Suite,
@@ -71,7 +71,7 @@ class SearchSuite(Suite):
             help="closed book: one turn, with a prompt that offers no search",
         )  # fmt: skip
         add(
-            "--prompt", choices=qa_sets.PROMPTS,
+            "--prompt", choices=published.PROMPTS,
             help="chat: the recipes' prompt in the model's chat template; raw: without template; "
             "short: the question alone (default: chat)",
         )  # fmt: skip
@@ -103,7 +103,7 @@ class SearchSuite(Suite):
             raise EvalError(f"{' and '.join(engines)}: expected one of them")
         if args.index is not None and not args.index.is_dir():
             raise EvalError(f"--index {args.index}: no such folder")
-        settings_of(args, serving.address(args.retriever) if args.retriever else None)
+        settings_of(args, retriever_process.address(args.retriever) if args.retriever else None)
 
     def missing(self, benchmarks: Sequence[Benchmark], args: argparse.Namespace) -> list[str]:
         """Files of questions (default: `data/qa`) and a search engine (default: the run's)."""
@@ -111,7 +111,7 @@ class SearchSuite(Suite):
         if args.data_dir is None and DATA.is_dir():
             print(f"--data-dir {DATA}, which exists")
             args.data_dir = DATA
-        sets = [s for s in qa_sets.SETS if s.name in {b.name for b in benchmarks}]
+        sets = [s for s in published.SETS if s.name in {b.name for b in benchmarks}]
         if args.data_dir is None:
             files = " ".join(f"{each.name}/{each.split}.jsonl" for each in sets)
             found.append(
@@ -119,14 +119,15 @@ class SearchSuite(Suite):
                 f"RUC-NLPIR/FlashRAG_datasets {files} --repo-type dataset --local-dir {DATA}`, or "
                 "give --data-dir DIR"
             )
-        elif not any(qa_sets.find_file(each, args.data_dir) for each in sets):
+        elif not any(published.find_file(each, args.data_dir) for each in sets):
             names = ", ".join(each.name for each in sets)
             found.append(f"questions: --data-dir {args.data_dir}: no file of {names} there")
         if args.retriever is None and args.index is None and not args.no_search:
             section = (args.run_settings.get("sg") or {}).get("search") or {}
             url = section.get("url") or SearchSettings().url
             try:
-                asyncio.run(serving.probe(settings_of(args, url).model_copy(update={"retries": 0})))
+                settings = settings_of(args, url).model_copy(update={"retries": 0})
+                asyncio.run(retriever_process.probe(settings))
             except EvalError as error:
                 found.append(f"a search engine: {error}")
             else:
@@ -140,7 +141,7 @@ class SearchSuite(Suite):
         args: argparse.Namespace,
         tokenizer: Callable[[], Any],
         resources: ExitStack,
-    ) -> Prepared:
+    ) -> EvalPlan:
         """The questions of the files that are there, with prompts as in training.
 
         Starts or finds the search engine and asks it once.
@@ -148,16 +149,16 @@ class SearchSuite(Suite):
         there = present(benchmarks, args.data_dir)
         loaded = load_questions(there, args.data_dir, args.limit, args.seed)
         loaded_tokenizer = tokenizer()
-        style: qa_sets.Prompt = args.prompt or "chat"
+        style: published.Prompt = args.prompt or "chat"
         asked = [_asked(each, args, style, loaded_tokenizer) for each in loaded]
         url = None
         if args.index is not None:
             print(f"serving {args.index}", flush=True)
-            url = resources.enter_context(serving.serve(args.index))
+            url = resources.enter_context(retriever_process.serve(args.index))
         elif args.retriever is not None:
-            url = serving.address(args.retriever)
+            url = retriever_process.address(args.retriever)
         settings = settings_of(args, url)
-        corpus = None if args.no_search else asyncio.run(serving.probe(settings))
+        corpus = None if args.no_search else asyncio.run(retriever_process.probe(settings))
         codec = TokenizerCodec(loaded_tokenizer)
         described = {
             "enabled": not args.no_search,
@@ -167,7 +168,7 @@ class SearchSuite(Suite):
             # Stands for what the search engine finds.
             "probe_sha256": corpus,
         }
-        return Prepared(
+        return EvalPlan(
             loaded=asked,
             request={"search": described},
             tokenize=lambda texts: [codec.encode(text) for text in texts],
@@ -177,10 +178,10 @@ class SearchSuite(Suite):
     def statistics(self, rows: Sequence[Mapping[str, Any]], failures: int) -> dict[str, Any]:
         if not any("dialogue" in row for row in rows):
             return {}
-        return {"search": statistics.of_benchmark(rows, failures)}
+        return {"search": dialogue_metrics.of_benchmark(rows, failures)}
 
     def tables(self, results: Results) -> Sequence[ExtraTable]:
-        table = statistics.table(results)
+        table = dialogue_metrics.table(results)
         return () if table is None else (table,)
 
 
@@ -213,12 +214,12 @@ def present(benchmarks: Sequence[Benchmark], folder: Path) -> tuple[Benchmark, .
         EvalError: none is.
     """
     found = []
-    for qa_set in qa_sets.SETS:
+    for qa_set in published.SETS:
         benchmark = next((b for b in benchmarks if b.name == qa_set.name), None)
         if benchmark is None:
             continue
-        if qa_sets.find_file(qa_set, folder) is None:
-            expected = qa_sets.expected_names(qa_set)
+        if published.find_file(qa_set, folder) is None:
+            expected = published.expected_names(qa_set)
             print(f"notice: {qa_set.name}: skipped, no {expected} in {folder}")
         else:
             found.append(benchmark)
@@ -229,8 +230,8 @@ def present(benchmarks: Sequence[Benchmark], folder: Path) -> tuple[Benchmark, .
 
 
 def _asked(
-    loaded: Loaded, args: argparse.Namespace, style: qa_sets.Prompt, tokenizer: Any
-) -> Loaded:
+    loaded: LoadedBenchmark, args: argparse.Namespace, style: published.Prompt, tokenizer: Any
+) -> LoadedBenchmark:
     """The same questions with their prompts, and the tokens that a dialogue may take."""
     benchmark, questions, sources = loaded
     if sources[0].rows != benchmark.size:
@@ -240,12 +241,12 @@ def _asked(
         )
     searches = not args.no_search
     asked = [
-        replace(q, prompt=qa_sets.prompt_of(q.prompt, style, searches, tokenizer))
+        replace(q, prompt=published.prompt_of(q.prompt, style, searches, tokenizer))
         for q in questions
     ]
-    budget = qa_sets.DIALOGUE_TOKENS if searches else settings_of(args, None).turn_tokens
+    budget = published.DIALOGUE_TOKENS if searches else settings_of(args, None).turn_tokens
     limited = replace(benchmark, settings=replace(benchmark.settings, max_tokens=budget))
-    return Loaded(limited, asked, sources)
+    return LoadedBenchmark(limited, asked, sources)
 
 
 def grade_responses(pairs: Sequence[tuple[str, Any]]) -> list[Grade]:
@@ -262,29 +263,29 @@ def _benchmark(qa_set: QaSet) -> Benchmark:
         family=qa_set.family,
         title=qa_set.title,
         size=qa_set.size,
-        settings=Sampling(temperature=0.0, max_tokens=qa_sets.DIALOGUE_TOKENS),
-        load=lambda folder: qa_sets.questions(qa_set, folder),
+        settings=Sampling(temperature=0.0, max_tokens=published.DIALOGUE_TOKENS),
+        load=lambda folder: published.questions(qa_set, folder),
         grade=grade_responses,
         licence=qa_set.licence,
         metric="exact match",
         samples=True,
-        exposure=Exposure(qa_set.published, note=_TRAINED if qa_set.trained else ""),
+        exposure=ContaminationRecord(qa_set.published, note=_TRAINED if qa_set.trained else ""),
     )
 
 
 def _exact_matches(*families: str) -> tuple[tuple[str, str], ...]:
-    return tuple((s.name, "exact match") for s in qa_sets.SETS if s.family in families)
+    return tuple((s.name, "exact match") for s in published.SETS if s.family in families)
 
 
 SUITE = SearchSuite(
     "qa",
     "Search question answering (Table 2)",
-    tuple(_benchmark(qa_set) for qa_set in qa_sets.SETS),
-    average=_exact_matches(qa_sets.GENERAL, qa_sets.MULTI_HOP),
+    tuple(_benchmark(qa_set) for qa_set in published.SETS),
+    average=_exact_matches(published.GENERAL, published.MULTI_HOP),
     average_title="average of Table 2",
     groups={
-        "General": _exact_matches(qa_sets.GENERAL),
-        "Multi-hop": _exact_matches(qa_sets.MULTI_HOP),
+        "General": _exact_matches(published.GENERAL),
+        "Multi-hop": _exact_matches(published.MULTI_HOP),
     },
     training_field="question",
     beside_the_paper=beside_the_paper,

@@ -22,8 +22,8 @@ from sg_rlhf.tasks.search.protocol import (
     parse_action,
 )
 from sg_rlhf.tasks.search.sets import encyclopedia
-from sg_rlhf.tasks.search.sets.traces import Demonstration, draw, search_trace
-from sg_rlhf.tasks.tiny import EOS, TinyModel
+from sg_rlhf.tasks.search.sets.traces import Demonstration, demonstrate, draw
+from sg_rlhf.tasks.tiny import EOS, Recipe, TinyModel
 
 #: The encyclopedia that the data command generates by default: its held-out part is measured.
 HELD_OUT_SEED = 0
@@ -51,21 +51,16 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class SearchWarmStart:
-    """The recipe (see `tasks.tiny.Recipe`): right dialogues first, then mostly guesses.
+class SearchWarmStart(Recipe):
+    """Right dialogues first, then mostly guesses.
 
     Facts change from one demonstration to the next, so nothing is there to be learnt by heart.
     """
 
     steps: int = 120
-    clean_share: float = 0.75
     guess_share: float = 0.50
     # Of all dialogues: one search, then a guess where a second one is needed.
     hasty_share: float = 0.25
-    rows: int = 10
-    row_tokens: int = 300
-    muon_lr: float = 0.02
-    adamw_lr: float = 4e-3
 
     def texts(self, seed: int, *, clean: bool) -> Iterator[tuple[str, str]]:
         """Dialogues so far and the next turn, in the order of the dialogue."""
@@ -99,7 +94,7 @@ def held_out_turns() -> list[Turn]:
     return [
         Turn(context, parse_action(text), searched)
         for problem in held_out_problems()
-        for searched, (context, text) in enumerate(turns_of(search_trace(problem)))
+        for searched, (context, text) in enumerate(turns_of(demonstrate(problem)))
     ]
 
 

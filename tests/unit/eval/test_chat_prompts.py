@@ -21,7 +21,7 @@ from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.math.grading import grade_many
 from sg_rlhf.tasks.math.suite import MathSuite
 from sg_rlhf.tasks.questions import EvalError, Question, generated_source
-from sg_rlhf.tasks.suite import Benchmark, Loaded, Sampling
+from sg_rlhf.tasks.suite import Benchmark, LoadedBenchmark, Sampling
 
 TINY = Path(__file__).parents[3] / "sg_rlhf" / "tiny" / "math_tiny"
 QUESTION = Question("one", "What is 1 + 1?", ["2"])
@@ -37,8 +37,8 @@ BENCHMARK = Benchmark(
 )
 
 
-def loaded(prompt: str) -> list[Loaded]:
-    return [Loaded(BENCHMARK, [Question("one", prompt, ["2"], bare="1 + 1")], [])]
+def loaded(prompt: str) -> list[LoadedBenchmark]:
+    return [LoadedBenchmark(BENCHMARK, [Question("one", prompt, ["2"], bare="1 + 1")], [])]
 
 
 def test_the_prompt_is_the_users_turn_of_the_models_template():

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from sg_rlhf.eval.generation import requests
-from sg_rlhf.eval.generation.sampling import sampled
+from sg_rlhf.eval.generation.sampling import SamplingOptions
 from sg_rlhf.eval.run import main
 from sg_rlhf.eval.scores import results
 from sg_rlhf.eval.store import Store
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.questions import Question
-from sg_rlhf.tasks.suite import Loaded
+from sg_rlhf.tasks.suite import LoadedBenchmark
 
 MATH, KK, QA = (SUITES[name] for name in ("math", "kk", "qa"))
 
@@ -28,12 +28,12 @@ def finished(out, suite, only, right, *, n=None, model="m", samples=None, **chan
     """
     loaded = []
     for name, count in only.items():
-        (benchmark,) = sampled(suite.select([name]), n, None)
+        (benchmark,) = SamplingOptions(samples=n).apply(suite.select([name]))
         groups = benchmark.headline_groups or ("",)
         questions = [
             Question(f"{name}-{i}", f"P{i}", ["1"], groups[i % len(groups)]) for i in range(count)
         ]
-        loaded.append(Loaded(benchmark, questions, []))
+        loaded.append(LoadedBenchmark(benchmark, questions, []))
     tasks = requests.prepare_benchmarks(loaded, lambda prompts: [[1] for _ in prompts], 9000)
     request = {
         "suite": suite.name,
@@ -57,7 +57,7 @@ def finished(out, suite, only, right, *, n=None, model="m", samples=None, **chan
         if samples is None:
             benchmarks = [task.benchmark for task in tasks]
             found = results.build(suite, benchmarks, request, rows, begun)
-            store.write_text("results.json", json.dumps(found))
+            (out / "results.json").write_text(json.dumps(found))
     return out
 
 

@@ -17,7 +17,7 @@ from sg_rlhf.tasks.kk.prompt import build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate
 from sg_rlhf.tasks.math.prompt import prompt_of
 from sg_rlhf.tasks.questions import EvalError, Question
-from sg_rlhf.tasks.suite import Loaded, Suite
+from sg_rlhf.tasks.suite import LoadedBenchmark, Suite
 from tests.unit.tasks.math.fixtures import write_jsonl
 
 LONG = "A very long problem of exactly twenty words in all that asks for the sum of some numbers "
@@ -27,7 +27,7 @@ MATH, KK, QA = (SUITES[name] for name in ("math", "kk", "qa"))
 
 def loaded(suite, name, questions):
     (benchmark,) = suite.select([name])
-    return [Loaded(benchmark, questions, [])]
+    return [LoadedBenchmark(benchmark, questions, [])]
 
 
 def mathematics():

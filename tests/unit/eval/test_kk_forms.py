@@ -15,11 +15,11 @@ from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.kk.prompt import SYSTEM, build_prompt
 from sg_rlhf.tasks.kk.suite import SUITE
 from sg_rlhf.tasks.questions import EvalError
-from sg_rlhf.tasks.suite import Prepared
+from sg_rlhf.tasks.suite import EvalPlan
 from tests.unit.families import FAMILIES
 
 
-def prepared(folder: Path, tokenizer: Any, *only: str) -> Prepared:
+def prepared(folder: Path, tokenizer: Any, *only: str) -> EvalPlan:
     args = argparse.Namespace(data_dir=folder, limit=7, seed=0)
     with ExitStack() as resources:
         return SUITE.prepare(SUITE.select(only), args, lambda: tokenizer, resources)
@@ -41,7 +41,7 @@ def test_prompts_are_in_the_models_form_with_one_bos(
             assert raw or (
                 SYSTEM.strip() in question.prompt and question.prompt.endswith("<think>")
             )
-            assert chat.fits(question.prompt, tokenizer)
+            assert chat.supports(question.prompt, tokenizer)
         for ids in task.prompt_ids:
             assert ids.count(tokenizer.bos_token_id) == (FAMILIES[name].bos is not None)
     for sample in requests.pending_samples(tasks, 0, known_ids=True, tokenizer=tokenizer):

@@ -15,7 +15,7 @@ from sg_rlhf.tasks.codec import CharacterCodec
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.questions import EvalError, Question
 from sg_rlhf.tasks.rollout import Environment, Episode, EpisodeAborted
-from sg_rlhf.tasks.suite import Loaded
+from sg_rlhf.tasks.suite import LoadedBenchmark
 
 BENCHMARK = SUITES["qa"].select(["bamboogle"])[0]
 
@@ -45,7 +45,7 @@ def run(out: Path, count: int, failing: set[int], error: Exception) -> int:
     """How many dialogues were stored."""
     questions = [Question(str(n), str(n), ["g"]) for n in range(count)]
     tasks = requests.prepare_benchmarks(
-        [Loaded(BENCHMARK, questions, [])], lambda ps: [[1]] * len(ps), 1
+        [LoadedBenchmark(BENCHMARK, questions, [])], lambda ps: [[1]] * len(ps), 1
     )
     samples = requests.pending_samples(tasks, 0, known_ids=True)
     with Store(out) as store:

@@ -15,13 +15,13 @@ from sg_rlhf.tasks.search import suite as search
 from sg_rlhf.tasks.search.grading import score
 from sg_rlhf.tasks.search.paper import QA
 from sg_rlhf.tasks.search.prompt import build_prompt
-from sg_rlhf.tasks.search.retriever import serving
-from sg_rlhf.tasks.search.sets import qa_sets
+from sg_rlhf.tasks.search.retriever import retriever_process
+from sg_rlhf.tasks.search.sets import published
 from sg_rlhf.tasks.suite import load_questions
 
 SUITE = SUITES["qa"]
-NAMES = [qa_set.name for qa_set in qa_sets.SETS]
-BAMBOOGLE = qa_sets.SETS[-1]
+NAMES = [qa_set.name for qa_set in published.SETS]
+BAMBOOGLE = published.SETS[-1]
 TINY = Path(__file__).parents[3] / "sg_rlhf" / "tiny" / "search_tiny"
 ENVIRONMENT = {"date": "2026-01-02T03:04:05Z", "versions": {"torch": "1"}, "commit": "a" * 40}
 
@@ -37,7 +37,7 @@ def write(path: Path, count: int) -> Path:
 
 
 def test_the_sets_are_the_papers():
-    assert sum(qa_set.size for qa_set in qa_sets.SETS) == 51713
+    assert sum(qa_set.size for qa_set in published.SETS) == 51713
     assert [b.size for b in SUITE.select(["general"])] == [3610, 11313, 14267]
     assert [b.size for b in SUITE.select(["multihop"])] == [7405, 12576, 2417, 125]
     assert len(SUITE.average) == 7
@@ -53,8 +53,8 @@ def test_a_file_is_found_under_flashrags_name_or_a_flat_one(name, tmp_path):
     path = write(tmp_path / name, 9)
     write(tmp_path / "bamboogle_dev9.jsonl", 9)  # another split
     write(tmp_path / "bamboogle_old_9.jsonl", 9)
-    assert qa_sets.find_file(BAMBOOGLE, tmp_path) == path
-    found, (source,) = qa_sets.questions(BAMBOOGLE, tmp_path)
+    assert published.find_file(BAMBOOGLE, tmp_path) == path
+    found, (source,) = published.questions(BAMBOOGLE, tmp_path)
     assert (source.name, source.rows) == (name, 9)
     assert [q.id for q in found] == [f"q{i}" for i in range(9)]
     assert found[3].gold == ["3", "No. 3"]
@@ -64,17 +64,17 @@ def test_two_flat_files_are_refused_and_the_published_one_wins(tmp_path):
     write(tmp_path / "bamboogle_5.jsonl", 5)
     write(tmp_path / "bamboogle_6.jsonl", 6)
     with pytest.raises(EvalError, match=r"bamboogle_5.jsonl and bamboogle_6.jsonl are both"):
-        qa_sets.find_file(BAMBOOGLE, tmp_path)
-    published = write(tmp_path / "bamboogle" / "test.jsonl", 7)
-    assert qa_sets.find_file(BAMBOOGLE, tmp_path) == published
+        published.find_file(BAMBOOGLE, tmp_path)
+    file = write(tmp_path / "bamboogle" / "test.jsonl", 7)
+    assert published.find_file(BAMBOOGLE, tmp_path) == file
 
 
 def test_more_questions_than_the_set_has_are_no_sample(tmp_path):
     write(tmp_path / "bamboogle.jsonl", 125)
-    assert len(qa_sets.questions(BAMBOOGLE, tmp_path)[0]) == 125
+    assert len(published.questions(BAMBOOGLE, tmp_path)[0]) == 125
     write(tmp_path / "bamboogle.jsonl", 126)
     with pytest.raises(EvalError, match=r"126 questions, but Bamboogle's test set has 125"):
-        qa_sets.questions(BAMBOOGLE, tmp_path)
+        published.questions(BAMBOOGLE, tmp_path)
 
 
 def test_sets_without_a_file_are_skipped_and_named(tmp_path, capsys):
@@ -106,17 +106,17 @@ def test_a_limit_draws_by_seed_and_a_larger_one_keeps_the_smaller(tmp_path):
 def test_prompts():
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     text = "Who wrote Faust?"
-    assert qa_sets.prompt_of(text, "raw", True, tokenizer) == build_prompt(text)
-    assert qa_sets.prompt_of(text, "short", True, tokenizer) == build_prompt(text, "short")
-    chat = qa_sets.prompt_of(text, "chat", True, tokenizer)
+    assert published.prompt_of(text, "raw", True, tokenizer) == build_prompt(text)
+    assert published.prompt_of(text, "short", True, tokenizer) == build_prompt(text, "short")
+    chat = published.prompt_of(text, "chat", True, tokenizer)
     assert chat.startswith("<|im_start|>user\nAnswer the") and build_prompt(text) in chat
     assert chat.endswith("<|im_start|>assistant\n")
-    closed = qa_sets.prompt_of(text, "raw", False, tokenizer)
+    closed = published.prompt_of(text, "raw", False, tokenizer)
     assert closed.endswith("Question: Who wrote Faust?\n")
     assert "search" not in closed and "<answer>" in closed
     tokenizer.chat_template = None
     with pytest.raises(EvalError, match="no chat template; expected raw or short"):
-        qa_sets.prompt_of(text, "chat", True, tokenizer)
+        published.prompt_of(text, "chat", True, tokenizer)
 
 
 def test_the_grade_is_exact_match_of_any_gold():
@@ -137,7 +137,7 @@ def test_the_grade_is_exact_match_of_any_gold():
     ],
 )
 def test_an_address_may_leave_the_path_out(given, posted):
-    assert serving.address(given) == posted
+    assert retriever_process.address(given) == posted
 
 
 def arguments(**given):

@@ -14,7 +14,7 @@ from sg_rlhf.eval.store import Store
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.questions import Question
-from sg_rlhf.tasks.suite import Loaded
+from sg_rlhf.tasks.suite import LoadedBenchmark
 
 RESPONSES = {"a": r"So \boxed{1/2}.", "b": r"So \boxed{3}.", "c": "No answer."}
 GOLDS = {"a": [r"\frac{1}{2}"], "b": ["4"], "c": ["5"]}
@@ -28,7 +28,7 @@ def finished(out: Path, n: int = 1, name: str = "aime25", left_out: int = 0) -> 
     benchmark = replace(benchmark, settings=replace(benchmark.settings, n=n))
     questions = [Question(key, f"Problem {key}", GOLDS[key]) for key in RESPONSES]
     tasks = requests.prepare_benchmarks(
-        [Loaded(benchmark, questions, [])], lambda p: [[1]] * len(p), 9000
+        [LoadedBenchmark(benchmark, questions, [])], lambda p: [[1]] * len(p), 9000
     )
     request = {
         "suite": "math",

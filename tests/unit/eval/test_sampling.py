@@ -3,7 +3,7 @@
 import pytest
 
 from sg_rlhf.eval.command_line import check, parse_arguments
-from sg_rlhf.eval.generation.sampling import Overrides, sampled
+from sg_rlhf.eval.generation.sampling import SamplingOptions
 from sg_rlhf.eval.run import main
 from sg_rlhf.eval.scores import results
 from sg_rlhf.eval.scores.metrics import pass_at_k
@@ -11,6 +11,10 @@ from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.questions import EvalError
 
 MATH, KK = SUITES["math"], SUITES["kk"]
+
+
+def sampled(benchmarks, samples, ks):
+    return SamplingOptions(samples=samples, ks=ks).apply(benchmarks)
 
 
 def shape(benchmarks):
@@ -98,20 +102,20 @@ def settings(benchmarks):
 
 def test_settings_replace_the_suites_own():
     given = MATH.select(["math500", "aime"])
-    assert Overrides().apply(given) == given
-    assert settings(Overrides(0.6, 0.95, 32768).apply(given)) == {
+    assert SamplingOptions().apply(given) == given
+    assert settings(SamplingOptions(0.6, 0.95, 32768).apply(given)) == {
         "math500": (0.6, 0.95, 32768, 1),
         "aime": (0.6, 0.95, 32768, 16),
     }
 
 
 def test_top_p_changes_what_is_sampled_alone():
-    found = settings(Overrides(top_p=0.9).apply(MATH.select(["math500", "aime"])))
+    found = settings(SamplingOptions(top_p=0.9).apply(MATH.select(["math500", "aime"])))
     assert found == {"math500": (0.0, 1.0, 4096, 1), "aime": (1.0, 0.9, 4096, 16)}
 
 
 def test_temperature_0_has_one_response_and_no_pass_at_k():
-    (found,) = Overrides(temperature=0.0).apply(MATH.select(["aime"]))
+    (found,) = SamplingOptions(temperature=0.0).apply(MATH.select(["aime"]))
     assert shape([found]) == {"aime": (1, "accuracy", ())}
 
 

@@ -9,8 +9,8 @@ from sg_rlhf.eval.generation import requests
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.kk.data import read_puzzles
 from sg_rlhf.tasks.kk.prompt import build_prompt
-from sg_rlhf.tasks.questions import EvalError, Question, limited, questions_hash
-from sg_rlhf.tasks.suite import Benchmark, Loaded, Sampling
+from sg_rlhf.tasks.questions import EvalError, Question, first_per_group, questions_hash
+from sg_rlhf.tasks.suite import Benchmark, LoadedBenchmark, Sampling
 
 TASKS = Path(__file__).parents[3] / "sg_rlhf" / "eval" / "lm_eval_tasks"
 # Of one turn, so that a response is a completion; the others are dialogues (test_qa.py).
@@ -156,17 +156,17 @@ def test_offline_a_file_in_the_cache_is_used(name, file, monkeypatch, tmp_path):
 
 def test_a_limit_takes_from_every_group():
     questions = [Question(f"{g}{i}", "p", "g", g) for g in "abc" for i in range(4)]
-    kept = limited(questions, 7)
+    kept = first_per_group(questions, 7)
     assert [question.id for question in kept] == ["a0", "a1", "a2", "b0", "b1", "c0", "c1"]
-    assert limited(questions, None) == questions
-    assert limited(questions, 100) == questions
+    assert first_per_group(questions, None) == questions
+    assert first_per_group(questions, 100) == questions
 
 
 def test_responses_are_cut_to_what_the_context_leaves():
     benchmark = BENCHMARKS["aime"]
     questions = [Question(str(n), "x" * n, ["1"]) for n in (10, 500, 999, 1000, 2000)]
     tasks = requests.prepare_benchmarks(
-        [Loaded(benchmark, questions, [])], lambda ps: [[7] * len(p) for p in ps], 1000
+        [LoadedBenchmark(benchmark, questions, [])], lambda ps: [[7] * len(p) for p in ps], 1000
     )
     assert tasks[0].max_tokens == [990, 500, 1, 0, 0]
     assert tasks[0].describe()["context_cuts"] == {
@@ -175,7 +175,7 @@ def test_responses_are_cut_to_what_the_context_leaves():
         "prompts_too_long": 2,
     }
     free = requests.prepare_benchmarks(
-        [Loaded(benchmark, questions, [])], lambda ps: [[7] * len(p) for p in ps], 9000
+        [LoadedBenchmark(benchmark, questions, [])], lambda ps: [[7] * len(p) for p in ps], 9000
     )
     assert set(free[0].max_tokens) == {4096}
     assert requests.context_needed(free) == 2000 + 4096
@@ -184,7 +184,9 @@ def test_responses_are_cut_to_what_the_context_leaves():
 def test_samples_are_complete_longest_first_and_each_has_its_own_seed():
     questions = [Question(str(n), "x" * n, ["1"]) for n in (10, 30, 20)]
     tasks = requests.prepare_benchmarks(
-        [Loaded(BENCHMARKS["aime"], questions, [])], lambda ps: [[7] * len(p) for p in ps], None
+        [LoadedBenchmark(BENCHMARKS["aime"], questions, [])],
+        lambda ps: [[7] * len(p) for p in ps],
+        None,
     )
     samples = requests.pending_samples(tasks, seed=0, known_ids=True)
     assert [s.question.id for s in samples] == ["30"] * 16 + ["20"] * 16 + ["10"] * 16

@@ -63,7 +63,7 @@ def test_defaults_of_faiss_are_raised_and_told(
 ) -> None:
     backend = DenseBackend(saved(tmp_path / "e5.index", factory, vectors), Vectors(queries))
     assert backend.parameters == used
-    assert [line in said and "--search" in said for said in backend.raised] == [True] * len(used)
+    assert [line in said and "--search" in said for said in backend.adjusted] == [True] * len(used)
     if "PQ" not in factory:
         assert share_found(backend, vectors, queries) > 0.93
 
@@ -73,7 +73,7 @@ def test_what_is_asked_for_is_used(
 ) -> None:
     path = saved(tmp_path / "e5.index", "IVF64,Flat", vectors)
     few, all_ = (DenseBackend(path, Vectors(queries), {"nprobe": n}) for n in (1, 64))
-    assert few.raised == all_.raised == []
+    assert few.adjusted == all_.adjusted == []
     assert share_found(few, vectors, queries) < 0.9
     assert share_found(all_, vectors, queries) == 1.0
 
@@ -86,7 +86,7 @@ def test_a_file_that_says_more_keeps_it(tmp_path: Path, vectors: np.ndarray) -> 
         setattr(index.hnsw if name == "efSearch" else index, name, value)
         faiss.write_index(index, os.fspath(tmp_path / "index"))
         backend = DenseBackend(tmp_path / "index", Vectors(vectors[:1]))
-        assert (backend.parameters, backend.raised) == ({name: value}, [])
+        assert (backend.parameters, backend.adjusted) == ({name: value}, [])
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ import re
 import pytest
 
 from sg_rlhf.eval.suites import SUITES
-from sg_rlhf.tasks.contamination import FAMILIES, Exposure, Study, family_of
+from sg_rlhf.tasks.contamination import FAMILIES, ContaminationRecord, Finding, family_of
 
-SET = Exposure(
+SET = ContaminationRecord(
     "2025-02",
     (
-        Study("Qwen2.5", True, "half of it, A 50 %", "1111.22222"),
-        Study("Llama 3.1", False, "none of it", "1111.22222"),
+        Finding("Qwen2.5", True, "half of it, A 50 %", "1111.22222"),
+        Finding("Llama 3.1", False, "none of it", "1111.22222"),
     ),
     "a note",
 )
@@ -47,7 +47,7 @@ def test_a_family_is_known_by_a_name(names, family):
     ],
 )
 def test_a_verdict_names_what_it_rests_on(name, verdict, told):
-    about = SET.about(family_of([name]))
+    about = SET.assess(family_of([name]))
     assert about["verdict"] == verdict
     text = "; ".join(about["evidence"])
     assert all(words in text for words in told) and text.endswith("a note")
@@ -56,18 +56,19 @@ def test_a_verdict_names_what_it_rests_on(name, verdict, told):
 
 
 def test_studies_of_models_in_general_count_for_each():
-    found = Exposure("2020-01", (Study("", True, "higher than on newer sets", "1111.22222"),))
-    assert found.about(FAMILIES[0])["verdict"] == "reported"
-    assert Exposure("2020-01").about(FAMILIES[0])["verdict"] == "not studied"
-    none = Exposure("2020-01", (Study("Qwen2.5", False, "none", "1111.22222"),))
-    assert none.about(FAMILIES[0])["verdict"] == "not found"
+    finding = Finding("", True, "higher than on newer sets", "1111.22222")
+    found = ContaminationRecord("2020-01", (finding,))
+    assert found.assess(FAMILIES[0])["verdict"] == "reported"
+    assert ContaminationRecord("2020-01").assess(FAMILIES[0])["verdict"] == "not studied"
+    none = ContaminationRecord("2020-01", (Finding("Qwen2.5", False, "none", "1111.22222"),))
+    assert none.assess(FAMILIES[0])["verdict"] == "not found"
 
 
 def test_every_published_set_says_something_for_the_papers_models():
     benchmarks = {b.name: b for suite in SUITES.values() for b in suite.benchmarks}
     qwen, qwen3, llama = FAMILIES
     verdicts = {
-        name: [b.exposure.about(family)["verdict"] for family in (qwen, qwen3, llama)]
+        name: [b.exposure.assess(family)["verdict"] for family in (qwen, qwen3, llama)]
         for name, b in benchmarks.items()
     }
     assert verdicts["math500"] == verdicts["amc"] == ["reported", "reported", "not found"]

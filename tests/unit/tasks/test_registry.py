@@ -48,7 +48,7 @@ def test_every_part_of_a_domain_is_there(name):
         chosen = load(domain.settings)
         assert issubclass(chosen, DomainSettings) and chosen.section == domain.name
         # A recipe that names one key of a section takes the defaults of the others.
-        assert chosen() == chosen(**json.loads(chosen().to_variable()))
+        assert chosen() == chosen(**json.loads(chosen().to_env()))
     if domain.check is not None:
         assert callable(load(domain.check))
 

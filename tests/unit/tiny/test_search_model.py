@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from sg_rlhf.config import load_config
 from sg_rlhf.tasks.search.protocol import CORRECTION, parse_action
 from sg_rlhf.tasks.search.sets import encyclopedia
-from sg_rlhf.tasks.search.sets.traces import search_trace
+from sg_rlhf.tasks.search.sets.traces import demonstrate
 from sg_rlhf.tasks.search.settings import SearchSettings
 from sg_rlhf.tasks.search.tiny import (
     TINY,
@@ -57,7 +57,7 @@ def test_every_phrase_is_one_token() -> None:
 def test_a_dialogue_encodes_the_same_whole_and_in_pieces() -> None:
     # The warm start encodes what stands so far at once, the agent piece by piece.
     for problem in held_out_problems():
-        trace = search_trace(problem)
+        trace = demonstrate(problem)
         parts = [encode(text) for text in (trace.prompt, *(p.text for p in trace.pieces))]
         assert encode(trace.prompt + trace.response) == [t for part in parts for t in part]
 
@@ -67,7 +67,7 @@ def test_the_recipes_budgets_hold_the_longest_dialogue() -> None:
     chosen: Any = config.sg.domains["search"]
     assert isinstance(chosen, SearchSettings)
     for problem in held_out_problems():
-        trace = search_trace(problem)
+        trace = demonstrate(problem)
         for piece in trace.pieces:
             cap = chosen.turn_tokens if piece.of_model else chosen.observation_tokens
             assert len(encode(piece.text)) + 1 <= cap
@@ -79,7 +79,7 @@ def test_the_recipes_budgets_hold_the_longest_dialogue() -> None:
 
 
 def test_turns_rebuild_the_dialogue() -> None:
-    trace = search_trace(held_out_problems()[0])
+    trace = demonstrate(held_out_problems()[0])
     turns = list(turns_of(trace))
     assert turns[0][0] == trace.prompt
     context, last = turns[-1]

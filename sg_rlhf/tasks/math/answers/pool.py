@@ -11,25 +11,25 @@ down, which is replaced.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import math
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
-import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
-from multiprocessing import popen_spawn_posix, spawn, util
+from multiprocessing import util
 from multiprocessing.context import SpawnContext, SpawnProcess
-from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
@@ -49,31 +49,31 @@ STUCK_AFTER_S = 60.0
 _BEFORE_THE_JOIN = 100
 
 
-def _without_main(name: str) -> dict[str, Any]:
-    data = spawn.get_preparation_data(name)
-    # The start method as well: an executor's own, such as joblib's loky, is unknown there.
-    for entry in ("init_main_from_name", "init_main_from_path", "start_method"):
-        data.pop(entry, None)
-    return data
-
-
-class _Popen(popen_spawn_posix.Popen):
-    """A spawned process that does not import the parent's `__main__`.
+@contextlib.contextmanager
+def _program_hidden() -> Iterator[None]:
+    """Within this, a process that `multiprocessing` spawns does not import the parent's `__main__`.
 
     That would be Ray's worker program or an evaluation script with vLLM: seconds and gigabytes for
-    each worker, and endless recursion for a script without a `__main__` guard. The method is the
-    base class's, with another `get_preparation_data`.
+    each worker, and endless recursion for a script without a `__main__` guard.
     """
+    program = vars(sys.modules["__main__"])
+    hidden = {name: program.pop(name) for name in ("__spec__", "__file__") if name in program}
+    program["__spec__"] = None
+    method = multiprocessing.get_start_method(allow_none=True)
+    # A new process knows Python's own start methods, not joblib's.
+    is_foreign = method not in (None, *multiprocessing.get_all_start_methods())
+    if is_foreign:
+        multiprocessing.set_start_method("spawn", force=True)
+    try:
+        yield
+    finally:
+        program.update(hidden)
+        if is_foreign:
+            multiprocessing.set_start_method(method, force=True)
 
-    _launch = types.FunctionType(
-        popen_spawn_posix.Popen._launch.__code__,  # type: ignore[attr-defined]
-        {
-            **vars(popen_spawn_posix),
-            "spawn": types.SimpleNamespace(
-                **{**vars(spawn), "get_preparation_data": _without_main}
-            ),
-        },
-    )
+
+#: Two threads that hid the program at once would restore what the other one left.
+_starting = threading.Lock()
 
 
 class _Process(SpawnProcess):
@@ -83,17 +83,16 @@ class _Process(SpawnProcess):
         `multiprocessing` refuses that since such a process is ended without a word to its children.
         A grading worker ends by itself when its pipe does.
         """
-        config: dict[str, object] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-        daemonic = config.pop("daemon", None)
-        try:
-            super().start()
-        finally:
-            if daemonic is not None:
-                config["daemon"] = daemonic
-
-    @staticmethod
-    def _Popen(process_obj: BaseProcess) -> _Popen:
-        return _Popen(process_obj)
+        parent = multiprocessing.current_process()
+        daemonic = parent.daemon
+        with _starting, _program_hidden():
+            if daemonic:
+                parent.daemon = False
+            try:
+                super().start()
+            finally:
+                if daemonic:
+                    parent.daemon = True
 
 
 class _Context(SpawnContext):
@@ -300,6 +299,8 @@ _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
 def _reset_pools() -> None:
+    global _starting
+    _starting = threading.Lock()
     for pool in _pools:
         pool.reset_after_fork()
 

@@ -32,7 +32,7 @@ FORMULAS = (
 )
 # A story goes through the operations one by one: what it starts with, and what each one does.
 OPENINGS = {"plain": "{name} has {a} {things}", TIMES: " in each of {b} boxes"}
-DEEDS = {"+": "buys {b} more", "-": "gives away {b}"}
+ACTIONS = {"+": "buys {b} more", "-": "gives away {b}"}
 QUESTION = ". How many {things} does {name} have now?"
 # The only words for an answer below 0.
 WEATHER = "The temperature is {a} degrees and {verb} by {b} degrees. What is it now?"
@@ -222,7 +222,7 @@ def _story(rng: random.Random, start: int, steps: tuple[tuple[str, int], ...]) -
     if steps[0][0] == TIMES:
         story += OPENINGS[TIMES].format(b=steps[0][1])
         steps = steps[1:]
-    deeds = [DEEDS[op].format(b=b) for op, b in steps]
+    deeds = [ACTIONS[op].format(b=b) for op, b in steps]
     story += "".join(f", {deed}" for deed in deeds[:-1]) + "".join(f" and {d}" for d in deeds[-1:])
     return story + QUESTION.format(name=name, things=things)
 

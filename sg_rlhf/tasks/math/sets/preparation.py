@@ -11,11 +11,11 @@ from sg_rlhf.common.argument_types import progress_bar
 from sg_rlhf.data_io.dataset_writer import UsageError
 from sg_rlhf.tasks.math.data import MathRow, hold_out
 from sg_rlhf.tasks.math.grading import grade
-from sg_rlhf.tasks.overlap import NGRAM, SetOverlap, find_overlap, normalise
+from sg_rlhf.tasks.overlap import NGRAM, OverlapReport, find_overlap, normalise
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRows:
     """Rows to write, and the facts for the manifest and the report."""
 
     train: list[MathRow]
@@ -33,7 +33,7 @@ def prepare(
     dedup: bool = False,
     test_fraction: float = 0.0,
     seed: int = 0,
-) -> Prepared:
+) -> PreparedRows:
     """Drop what cannot be trained on, and hold out a part.
 
     Dropped are rows without an answer or with golds that the grader refuses, then (`drop_overlap`,
@@ -77,7 +77,7 @@ def prepare(
         "duplicates": _duplicates(answered),
         "overlap": {found.name: found.facts() for found in overlap},
     }
-    return Prepared(unique_train, test, facts)
+    return PreparedRows(unique_train, test, facts)
 
 
 def _refused_golds(rows: Sequence[MathRow]) -> dict[tuple[str, ...], str]:
@@ -95,7 +95,7 @@ def _refused_golds(rows: Sequence[MathRow]) -> dict[tuple[str, ...], str]:
 
 def _overlap(
     rows: Sequence[MathRow], eval_sets: Mapping[str, Sequence[MathRow]], ngram: int
-) -> list[SetOverlap]:
+) -> list[OverlapReport]:
     if not eval_sets:
         return []
     with progress_bar("comparing with the evaluation sets", "rows", len(rows)) as bar:

@@ -172,6 +172,11 @@ def read_eval_set(name: str, data_dir: str | Path) -> list[MathRow]:
     if eval_set is None:
         raise DataError(f"evaluation set {name!r}: unknown, expected one of {', '.join(known)}")
     path = find_eval_file(eval_set, Path(data_dir))
+    if path is None:
+        raise DataError(
+            f"{Path(data_dir) / eval_set.file}: no such file, expected {eval_set.title} "
+            f"({eval_set.rows} rows) from {eval_set.origin.url}"
+        )
     try:
         eval_set.origin.check(path)
     except DataError as error:
@@ -182,31 +187,13 @@ def read_eval_set(name: str, data_dir: str | Path) -> list[MathRow]:
     return rows
 
 
-def find_eval_file(eval_set: EvalSet, data_dir: Path) -> Path:
-    """The set's file in a folder, by our name or the repository's.
-
-    Raises:
-        DataError: neither is there; the message says where to get the file.
-    """
+def find_eval_file(eval_set: EvalSet, data_dir: Path) -> Path | None:
+    """The set's file in a folder, by our name or the repository's; None without one."""
     published = Path(eval_set.origin.path)
     # A name such as test.jsonl says nothing, unless its folder is there too.
     named = published.name if published.stem != "test" else Path(*published.parts[-2:])
-    for name in (eval_set.file, named):
-        if (data_dir / name).is_file():
-            return data_dir / name
-    raise DataError(
-        f"{data_dir / eval_set.file}: no such file, expected {eval_set.title} "
-        f"({eval_set.rows} rows) from {eval_set.origin.url}"
-    )
-
-
-def is_there(eval_set: EvalSet, data_dir: Path) -> bool:
-    """Whether a folder has the set's file."""
-    try:
-        find_eval_file(eval_set, data_dir)
-    except DataError:
-        return False
-    return True
+    paths = (data_dir / eval_set.file, data_dir / named)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def download_eval_set(eval_set: EvalSet, data_dir: Path) -> Path:
@@ -215,8 +202,9 @@ def download_eval_set(eval_set: EvalSet, data_dir: Path) -> Path:
     Raises:
         DataError: see `download`.
     """
-    if is_there(eval_set, data_dir):
-        return find_eval_file(eval_set, data_dir)
+    found = find_eval_file(eval_set, data_dir)
+    if found is not None:
+        return found
     if isinstance(eval_set.origin, Competitions):
         return eval_set.origin.download(data_dir, eval_set.file)
     return download(eval_set.origin, data_dir, eval_set.file)

@@ -1,5 +1,5 @@
 """The search engine as a dialogue sees it.
 
-`client` sends its queries, `outage` decides which are sent again, `serving` starts an engine for an
-evaluation. Called by the search agent of training and by `--suite qa`.
+`client` sends its queries, `retry` decides which are sent again, `retriever_process` starts an
+engine for an evaluation. Called by the search agent of training and by `--suite qa`.
 """

@@ -1,21 +1,23 @@
-"""The retriever's client: many dialogues ask, few requests are sent, and an outage is waited for.
+"""The retriever's client: it batches the queries of many dialogues and waits for an outage to end.
 
 Speaks the contract of Search-R1's server: POST `{"queries": [...], "topk": 3, "return_scores":
 true}` gives `{"result": [[{"document": {"id", "contents"}, "score"}, ...], ...]}`, a list for each
-query; `id` and `score` may be missing. Any other answer is an error: no result is ever taken for an
-empty one.
+query; `id` and `score` may be missing. Any other answer is an error, never an empty result.
 
-A query goes out at once while few requests are under way; else it waits for one of them and goes
-with all that gathered meanwhile. The same query of several dialogues is sent once.
+A query is sent at once while fewer than `max_connections` requests are in flight. Otherwise it is
+sent with all other waiting queries when one of them ends. Equal queries are sent once.
 
-| what happened                            | a request of several | then                           |
-|------------------------------------------|----------------------|--------------------------------|
-| no connection, 429, 502, 503, 504        | stays together       | again, as long as `outage_s`   |
-| no answer within `timeout_s`             | is halved            | again, as long as `outage_s`   |
-| 408, 425, 500 and other 5xx              | is halved, if twice  | again, `retries` times         |
-| 400, 413, 422, another number of results | is halved            | the last query left fails      |
-| another status, or not this shape        | fails                |                                |
-| one query's results are malformed        | that query fails     |                                |
+| what happened                            | several queries of a request   | then         |
+|------------------------------------------|--------------------------------|--------------|
+| no connection, 429, 502, 503, 504        | stay together                  | sent again   |
+| no answer within `timeout_s`             | are halved                     | sent again   |
+| 408, 425, 500 and other 5xx              | are halved, if it occurs twice | sent again   |
+| 400, 413, 422, another number of results | are halved                     | one fails    |
+| another status, or not this shape        | fail                           |              |
+| one query's results are malformed        | this query fails               |              |
+
+A request is sent again by one rule (`retry`): up to `retries` times, and longer while the retriever
+has been away for less than `outage_s`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sg_rlhf.tasks.search.protocol import Passage
-from sg_rlhf.tasks.search.retriever.outage import Kind, Outage, Patience, Problem, problem_of_status
+from sg_rlhf.tasks.search.retriever.retry import (
+    Cause,
+    OutageClock,
+    RequestError,
+    RetryPolicy,
+    error_of_status,
+)
 from sg_rlhf.tasks.search.settings import SearchSettings
 
 if TYPE_CHECKING:
@@ -47,7 +55,7 @@ class RetrieverError(Exception):
     """The retriever gave no usable answer; one line that names the address and the cause."""
 
 
-_Found = list[Passage] | RetrieverError
+_Result = list[Passage] | RetrieverError
 
 
 class RetrieverClient:
@@ -58,15 +66,15 @@ class RetrieverClient:
         topk: passages for each query.
         timeout_s: of one request, from the connection to the whole answer; waiting for one of
             the `max_connections` is not limited.
-        retries: further requests after one that failed, whatever the cause.
+        retries: further requests after a temporary failure, whatever its cause.
         backoff_s: the n-th wait is drawn evenly from 0 to backoff_s * 2^n seconds ("full jitter"),
             so that many rollouts do not return at the same moment; `Retry-After` prolongs it.
-        outage_s: how long a retriever that is away is waited for, by the table above.
+        outage_s: seconds to wait for a retriever that is away; further requests follow that long.
         max_connections: requests under way at once.
         max_batch: queries of a request. It begins with fewer, and stays with what a slow retriever
             answers in a quarter of `timeout_s`.
         rng: draws the waits.
-        tell: is told when the waiting starts and ends.
+        notify: called with a line when an outage is noticed and when it ends.
     """
 
     def __init__(
@@ -81,7 +89,7 @@ class RetrieverClient:
         max_connections: int = 8,
         max_batch: int = 64,
         rng: random.Random | None = None,
-        tell: Callable[[str], None] | None = None,
+        notify: Callable[[str], None] | None = None,
     ) -> None:
         self.url = url
         self.topk = topk
@@ -91,11 +99,13 @@ class RetrieverClient:
         self._max_connections = max_connections
         self._max_batch = max_batch
         self._rng = rng or random.Random()
-        self._outage = Outage(outage_s, lambda said: (tell or _tell)(f"retriever {url}: {said}"))
+        self._clock = OutageClock(
+            outage_s, lambda line: (notify or _print)(f"retriever {url}: {line}")
+        )
         self._batch = min(FIRST_BATCH, max_batch)
-        #: Queries that nobody has asked the retriever yet, and the answers that are wanted.
-        self._unsent: deque[str] = deque()
-        self._wanted: dict[str, asyncio.Future[_Found]] = {}
+        #: Queries that are not sent yet, and the results that dialogues wait for.
+        self._queue: deque[str] = deque()
+        self._pending: dict[str, asyncio.Future[_Result]] = {}
         self._requests: set[asyncio.Task[None]] = set()
         self._sending = False
         self._session: aiohttp.ClientSession | None = None
@@ -106,7 +116,7 @@ class RetrieverClient:
         settings: SearchSettings,
         *,
         outage_s: float | None = None,
-        tell: Callable[[str], None] | None = None,
+        notify: Callable[[str], None] | None = None,
     ) -> RetrieverClient:
         """The client that a recipe's `sg.search.*` describes; `outage_s` is used instead of its."""
         return cls(
@@ -118,17 +128,17 @@ class RetrieverClient:
             outage_s=settings.outage_s if outage_s is None else outage_s,
             max_connections=settings.max_connections,
             max_batch=settings.max_batch,
-            tell=tell,
+            notify=notify,
         )
 
     async def aclose(self) -> None:
         """Close the connections; whoever still waits gets an error."""
-        self._unsent.clear()
+        self._queue.clear()
         for request in self._requests:
             request.cancel()
         await asyncio.gather(*self._requests, return_exceptions=True)
-        left = list(self._wanted)
-        self._give(left, [self._error("closed")] * len(left))
+        left = list(self._pending)
+        self._resolve(left, [self._error("closed")] * len(left))
         if self._session is not None:
             await self._session.close()
 
@@ -138,11 +148,11 @@ class RetrieverClient:
         Raises:
             RetrieverError: no usable answer after all retries.
         """
-        answer = self._wanted.get(query)
+        answer = self._pending.get(query)
         if answer is None:
             loop = asyncio.get_running_loop()
-            answer = self._wanted[query] = loop.create_future()
-            self._unsent.append(query)
+            answer = self._pending[query] = loop.create_future()
+            self._queue.append(query)
             if not self._sending:
                 self._sending = True
                 loop.call_soon(self._send)  # with what else is asked in this turn of the loop
@@ -163,9 +173,9 @@ class RetrieverClient:
     def _send(self) -> None:
         """Start requests until all are under way, or as many as there may be."""
         self._sending = False
-        while self._unsent and len(self._requests) < self._max_connections:
-            size = min(self._batch, len(self._unsent))
-            queries = [self._unsent.popleft() for _ in range(size)]
+        while self._queue and len(self._requests) < self._max_connections:
+            size = min(self._batch, len(self._queue))
+            queries = [self._queue.popleft() for _ in range(size)]
             request = asyncio.create_task(self._answer(queries))
             self._requests.add(request)
             request.add_done_callback(self._ended)
@@ -177,43 +187,43 @@ class RetrieverClient:
     async def _answer(self, queries: list[str]) -> None:
         """Ask for some queries, and give each answer to whoever wants it."""
         try:
-            found = await self._found(queries, self._patience())
+            found = await self._fetch(queries, self._retry_policy())
         except Exception as error:  # a mistake of ours: nobody must wait for ever
             found = [self._error(repr(error))] * len(queries)
-        self._give(queries, found)
+        self._resolve(queries, found)
 
-    def _give(self, queries: Iterable[str], found: Iterable[_Found]) -> None:
+    def _resolve(self, queries: Iterable[str], found: Iterable[_Result]) -> None:
         for query, result in zip(queries, found, strict=True):
-            answer = self._wanted.pop(query)
+            answer = self._pending.pop(query)
             if not answer.done():  # its loop may have been closed
                 answer.set_result(result)
 
-    async def _found(self, queries: list[str], patience: Patience) -> list[_Found]:
-        """What was found for each query, or why nothing was."""
+    async def _fetch(self, queries: list[str], policy: RetryPolicy) -> list[_Result]:
+        """The result of each query, after as many requests as the policy allows."""
         while True:
             try:
                 return self._read(await self._post(queries), queries)
-            except Problem as problem:
-                waits = patience.wait(problem)
-                if len(queries) > 1 and problem.halves(patience):
-                    return await self._found_by_halves(queries, problem, patience)
-                if waits is None:
-                    asked = f", {patience.failures} times" if patience.failures else ""
-                    return [self._error(f"{problem}{asked}")] * len(queries)
-            await asyncio.sleep(waits)
+            except RequestError as error:
+                seconds = policy.wait(error)
+                if len(queries) > 1 and policy.should_split(error):
+                    return await self._fetch_in_halves(queries, error, policy)
+                if seconds is None:
+                    times = f", {policy.failures} times" if policy.failures else ""
+                    return [self._error(f"{error}{times}")] * len(queries)
+            await asyncio.sleep(seconds)
 
-    async def _found_by_halves(
-        self, queries: list[str], problem: Problem, patience: Patience
-    ) -> list[_Found]:
+    async def _fetch_in_halves(
+        self, queries: list[str], error: RequestError, policy: RetryPolicy
+    ) -> list[_Result]:
         middle = len(queries) // 2
-        found: list[_Found] = []
+        found: list[_Result] = []
         for half in (queries[:middle], queries[middle:]):
-            if problem.kind is not Kind.SLOW:
-                found += await self._found(half, self._patience())
-            elif patience.over:
+            if error.cause is not Cause.TIMEOUT:
+                found += await self._fetch(half, self._retry_policy())
+            elif policy.exhausted:
                 found += found[-1:] * len(half)
-            else:  # one clock for both: a retriever that hangs does so for each of them
-                found += await self._found(half, patience)
+            else:  # one policy for both: a retriever that hangs does so for each of them
+                found += await self._fetch(half, policy)
         return found
 
     async def _post(self, queries: Sequence[str]) -> Any:
@@ -237,26 +247,28 @@ class RetrieverClient:
                 answer = await response.read()
         except TimeoutError:
             self._batch = max(1, min(self._batch, len(queries) // 2))
-            raise Problem(Kind.SLOW, f"no answer within {self.timeout_s:g} s") from None
+            raise RequestError(Cause.TIMEOUT, f"no answer within {self.timeout_s:g} s") from None
         except aiohttp.ClientError as error:
-            raise Problem(Kind.AWAY, f"no connection ({error or type(error).__name__})") from None
+            raise RequestError(
+                Cause.AWAY, f"no connection ({error or type(error).__name__})"
+            ) from None
         if response.status in (429, 503):
             self._batch = max(1, self._batch // 2)
         if not response.ok:
             shown = f"status {response.status}: {_short(answer.decode(errors='replace'))}"
-            problem = problem_of_status(response.status, shown, response.headers.get("Retry-After"))
-            if problem.kind is not Kind.AWAY:
-                self._outage.ended()
-            raise problem
-        self._outage.ended()
-        self._fit(len(queries), time.monotonic() - started)
+            failure = error_of_status(response.status, shown, response.headers.get("Retry-After"))
+            if not failure.cause.is_temporary:
+                self._clock.answered()
+            raise failure
+        self._clock.answered()
+        self._adapt_batch(len(queries), time.monotonic() - started)
         try:
             return json.loads(answer)
         except ValueError:
             shown = f"not JSON: {_short(answer.decode(errors='replace'))}"
-            raise Problem(Kind.REFUSED, shown) from None
+            raise RequestError(Cause.BAD_ANSWER, shown) from None
 
-    def _fit(self, queries: int, seconds: float) -> None:
+    def _adapt_batch(self, queries: int, seconds: float) -> None:
         """Let the next request have more or fewer queries, by how long this one took."""
         fits = int(queries * AIMED_SHARE * self.timeout_s / max(seconds, 1e-6))
         if fits < queries:
@@ -264,15 +276,15 @@ class RetrieverClient:
         elif queries >= self._batch:
             self._batch = min(2 * queries, fits, self._max_batch)
 
-    def _read(self, answer: Any, queries: Sequence[str]) -> list[_Found]:
+    def _read(self, answer: Any, queries: Sequence[str]) -> list[_Result]:
         """What an answer holds for each query; a query whose part is malformed fails alone."""
         result = answer.get("result") if isinstance(answer, dict) else None
         if not isinstance(result, list):
-            raise Problem(Kind.REFUSED, f"an answer of another shape: {_short(answer)}")
+            raise RequestError(Cause.BAD_ANSWER, f"an answer of another shape: {_short(answer)}")
         if len(result) != len(queries):
-            said = f"{len(result)} results for {len(queries)} queries"
-            raise Problem(Kind.BAD_QUERY, said)
-        found: list[_Found] = []
+            counts = f"{len(result)} results for {len(queries)} queries"
+            raise RequestError(Cause.BAD_QUERY, counts)
+        found: list[_Result] = []
         for entries in result:
             try:
                 found.append([_passage(entry) for entry in entries])
@@ -281,11 +293,11 @@ class RetrieverClient:
                 found.append(self._error(shown))
         return found
 
-    def _patience(self) -> Patience:
-        return Patience(self._outage, self._retries, self._backoff_s, self._rng)
+    def _retry_policy(self) -> RetryPolicy:
+        return RetryPolicy(self._clock, self._retries, self._backoff_s, self._rng)
 
-    def _error(self, problem: str) -> RetrieverError:
-        return RetrieverError(f"retriever {self.url}: {problem}")
+    def _error(self, message: str) -> RetrieverError:
+        return RetrieverError(f"retriever {self.url}: {message}")
 
 
 def check(settings: SearchSettings) -> None:
@@ -311,13 +323,13 @@ def check(settings: SearchSettings) -> None:
         ) from None
 
 
-class FailureRate:
+class FailureMonitor:
     """The share of failed searches among the latest ones, and whether it is too high.
 
     Args:
         limit: the share above which `too_high` is true.
-        window: how many searches are looked back on.
-        minimum: searches before the share counts for anything.
+        window: number of latest searches that the share is taken over.
+        minimum: searches before the share counts.
     """
 
     def __init__(self, limit: float, window: int, minimum: int) -> None:
@@ -361,5 +373,5 @@ def _short(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

@@ -142,12 +142,6 @@ def build(
     )
 
 
-def vocabulary() -> list[str]:
-    """Every word of a closed list: a tokenizer with an entry for each learns them at once."""
-    lists = (FIRST_NAMES, LAST_NAMES, TOWN_STARTS, TOWN_ENDS, LANDS, RIVERS, CRAFTS)
-    return [word for words in lists for word in words]
-
-
 def _person(rng: random.Random, name: str, towns: Sequence[Town]) -> Person:
     return Person(name, rng.choice(CRAFTS), rng.choice(towns))
 

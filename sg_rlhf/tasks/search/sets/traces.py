@@ -40,44 +40,39 @@ class Demonstration:
         return "".join(piece.text for piece in self.pieces)
 
 
-def search_trace(problem: Problem) -> Demonstration:
-    """Search each entry that the question needs, then copy the answer."""
+def demonstrate(
+    problem: Problem, searches: int | None = None, guess: str | None = None
+) -> Demonstration:
+    """Search the entries that the question needs, then answer.
+
+    Args:
+        searches: number of entries that are searched; None: all.
+        guess: the answer instead of the right one.
+    """
     pieces = []
-    for step in problem.steps:
+    for step in problem.steps[:searches]:
         pieces.append(Piece(f"<search> {step.query} </search>", True))
         pieces.append(Piece(observation(step), False))
-    pieces.append(_answer(problem.answer))
+    answer = problem.answer if guess is None else guess
+    pieces.append(Piece(f"<answer> {answer} </answer>", True))
     return Demonstration(prompt_of(problem), tuple(pieces))
-
-
-def guess_trace(problem: Problem, rng: random.Random) -> Demonstration:
-    """Answer at once, with any answer of the right kind: right by luck."""
-    return Demonstration(prompt_of(problem), (_answer(rng.choice(problem.guesses)),))
-
-
-def hasty_trace(problem: Problem, rng: random.Random) -> Demonstration:
-    """Search once and answer: a guess, where the question needs two searches."""
-    if len(problem.steps) == 1:
-        return search_trace(problem)
-    first = problem.steps[0]
-    pieces = (
-        Piece(f"<search> {first.query} </search>", True),
-        Piece(observation(first), False),
-        _answer(rng.choice(problem.guesses)),
-    )
-    return Demonstration(prompt_of(problem), pieces)
 
 
 def draw(
     problems: Sequence[Problem], rng: random.Random, *, guesses: float = 0.0, hasty: float = 0.0
 ) -> Demonstration:
-    """A demonstration of a random problem: a guess or a hasty one with these shares, else right."""
+    """A demonstration of a random problem.
+
+    Args:
+        guesses: share that answers at once, with any answer of the right kind.
+        hasty: share that searches once and guesses where two searches are needed.
+    """
     problem, chance = rng.choice(problems), rng.random()
     if chance < guesses:
-        return guess_trace(problem, rng)
-    if chance < guesses + hasty:
-        return hasty_trace(problem, rng)
-    return search_trace(problem)
+        return demonstrate(problem, 0, rng.choice(problem.guesses))
+    if chance < guesses + hasty and len(problem.steps) > 1:
+        return demonstrate(problem, 1, rng.choice(problem.guesses))
+    return demonstrate(problem)
 
 
 def prompt_of(problem: Problem) -> str:
@@ -89,7 +84,3 @@ def observation(step: Step) -> str:
     """The search result with one passage, as the agent writes it."""
     passage = Passage("", step.title, step.text, 1.0)
     return f"{OBSERVATION_START}{format_passages([passage])}{OBSERVATION_END}"
-
-
-def _answer(text: str) -> Piece:
-    return Piece(f"<answer> {text} </answer>", True)

@@ -212,7 +212,7 @@ def test_a_problem_in_plain_text_begins_with_one_bos_and_ends_with_the_text(
     row = {"input": prompt_of("What is 1+1?"), "answer": '["2"]'}
     (prompt,) = read([row], tokenizer, apply_template=False).prompts
     assert prompt.removeprefix(family.bos or "") == row["input"]
-    assert chat.turn_end_ids(prompt, tokenizer) == ()
+    assert chat.stop_token_ids(prompt, tokenizer) == ()
     text = f" It is \\boxed{{2}}.{family.eos}"
     output, kept = rollout(folders[name], tokenizer, prompt, '["2"]', text, "domain:math")
     assert output["reward"] == 1.0
@@ -230,7 +230,7 @@ def test_a_question_goes_through_the_chat_template(folders: dict[str, Path], nam
     ids = tokenizer(text=prompt, add_special_tokens=False)["input_ids"]
     assert_one_bos(ids, tokenizer, family)
     end = tokenizer.convert_tokens_to_ids(family.turn_end)
-    assert chat.turn_end_ids(prompt, tokenizer) == (end,)
+    assert chat.stop_token_ids(prompt, tokenizer) == (end,)
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-instruct", "mistral-v0.3", "mistral-old-tokenizer"])

@@ -430,7 +430,7 @@ def test_no_passage_found_is_told_to_the_model(retriever: Retriever) -> None:
 def test_the_agent_of_a_domain_has_the_settings_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(SearchSettings.variable(), SearchSettings(topk=7, max_turns=1).to_variable())
+    monkeypatch.setenv(SearchSettings.env_name(), SearchSettings(topk=7, max_turns=1).to_env())
     agent = load_agent(lambda path: path)("domain:search")
     assert agent.environment.settings == SearchSettings(topk=7, max_turns=1)
     assert agent.environment.client.topk == 7

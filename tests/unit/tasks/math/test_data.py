@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.data_io.pinned_download import Origin, git_blob_of
 from sg_rlhf.data_io.records import DataError
-from sg_rlhf.tasks.labels import label_of
+from sg_rlhf.tasks.labels import encode_golds
 from sg_rlhf.tasks.math.data import MathRow, golds_of, hold_out, read_rows, to_records
 from sg_rlhf.tasks.math.sets import published
 from sg_rlhf.tasks.math.sets.published import (
@@ -131,11 +131,11 @@ def test_our_own_records_come_back(tmp_path):
 
 @given(st.lists(st.text(min_size=1).filter(str.strip), min_size=1))
 def test_a_label_gives_its_golds_back(golds):
-    assert golds_of(label_of(golds)) == tuple(golds)
+    assert golds_of(encode_golds(golds)) == tuple(golds)
 
 
 def test_a_label_stays_readable():
-    assert label_of(["90°", "\\pi"]) == '["90°", "\\\\pi"]'
+    assert encode_golds(["90°", "\\pi"]) == '["90°", "\\\\pi"]'
 
 
 @pytest.mark.parametrize("label", ["", "42", '"42"', "[]", '[""]', "[1]", "[", "[" * 100_000])

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sg_rlhf.tasks.labels import label_of
+from sg_rlhf.tasks.labels import encode_golds
 from sg_rlhf.tasks.math.domain import MATH
 from sg_rlhf.tasks.math.prompt import prompt_of
 from sg_rlhf.tasks.reward import response_of, reward_named
@@ -14,7 +14,7 @@ from sg_rlhf.tasks.reward import response_of, reward_named
 REWARD = reward_named("domain:math")
 # Minerva's problems hold the box of an earlier part; here it is even the gold answer.
 PROMPT = prompt_of("Part 0 gave \\boxed{42}. Now double $x = 21$. " + "Think well. " * 20)
-LABEL = label_of(["42"])
+LABEL = encode_golds(["42"])
 GOOD = "2 * 21 = 42, so \\boxed{42}"
 
 
@@ -48,7 +48,7 @@ def test_one_or_zero_on_the_last_box(response, correct, format_ok):
 
 
 def test_any_gold_will_do():
-    label = label_of(["11", "\\sqrt{2}", "2^{1/2}"])
+    label = encode_golds(["11", "\\sqrt{2}", "2^{1/2}"])
     assert graded("\\boxed{\\sqrt{2}}", label)[0] == 1.0
     assert graded("\\boxed{11}", label)[0] == 1.0
     assert graded("\\boxed{12}", label)[0] == 0.0

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sg_rlhf.tasks.search.protocol import Passage
-from sg_rlhf.tasks.search.retriever.client import FailureRate, RetrieverClient, RetrieverError
+from sg_rlhf.tasks.search.retriever.client import FailureMonitor, RetrieverClient, RetrieverError
 from tests.unit.tasks.search.http_retriever import Reply, Retriever, found, passages, running
 
 
@@ -337,7 +337,7 @@ def test_waits_grow_and_have_jitter(retriever: Retriever, monkeypatch: pytest.Mo
 
 
 def test_the_failure_rate_stops_only_above_its_limit_and_with_enough_searches() -> None:
-    rate = FailureRate(limit=0.25, window=8, minimum=4)
+    rate = FailureMonitor(limit=0.25, window=8, minimum=4)
     for _ in range(3):
         rate.add(failed=True)
         assert not rate.too_high  # too few searches
@@ -357,7 +357,7 @@ def test_the_failure_rate_stops_only_above_its_limit_and_with_enough_searches() 
 def test_the_failure_rate_is_that_of_the_last_searches(
     failures: list[bool], window: int, sixteenths: int
 ) -> None:
-    rate = FailureRate(sixteenths / 16, window, minimum=1)
+    rate = FailureMonitor(sixteenths / 16, window, minimum=1)
     for failed in failures:
         rate.add(failed=failed)
     seen = failures[-window:]

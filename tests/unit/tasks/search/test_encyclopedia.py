@@ -67,7 +67,11 @@ def test_arguments_out_of_range_are_named(argument: dict[str, float]) -> None:
 
 
 def test_words_of_the_closed_lists_are_distinct_and_survive_normalisation() -> None:
-    words = encyclopedia.vocabulary()
+    lists = (
+        encyclopedia.FIRST_NAMES, encyclopedia.LAST_NAMES, encyclopedia.TOWN_STARTS,
+        encyclopedia.TOWN_ENDS, encyclopedia.LANDS, encyclopedia.RIVERS, encyclopedia.CRAFTS,
+    )  # fmt: skip
+    words = [word for words in lists for word in words]
     assert len(set(words)) == len(words)
     assert len({normalise(word) for word in words}) == len(words)
 
@@ -78,15 +82,15 @@ def test_traces_are_dialogues_of_the_protocol(seed: int) -> None:
     made = encyclopedia.build(seed % 5, people=20, towns=8)
     rng = random.Random(seed)
     for problem in made.train:
-        right = traces.search_trace(problem)
+        right = traces.demonstrate(problem)
         ours = [parse_action(piece.text) for piece in right.pieces if piece.of_model]
         assert [a.kind for a in ours] == [Kind.SEARCH] * len(problem.steps) + [Kind.ANSWER]
         assert [a.content for a in ours] == [s.query for s in problem.steps] + [problem.answer]
         assert [p.of_model for p in right.pieces[1::2]] == [False] * len(problem.steps)
-        guess = traces.guess_trace(problem, rng)
+        guess = traces.demonstrate(problem, 0, rng.choice(problem.guesses))
         assert [p.of_model for p in guess.pieces] == [True]
         assert parse_action(guess.response).content in problem.guesses
-        hasty = traces.hasty_trace(problem, rng)
+        hasty = traces.demonstrate(problem, 1, rng.choice(problem.guesses))
         assert sum(not p.of_model for p in hasty.pieces) == 1
     drawn = [traces.draw(made.train, rng, guesses=0.5, hasty=0.25) for _ in range(400)]
     guessed = sum(len(d.pieces) == 1 for d in drawn) / 400

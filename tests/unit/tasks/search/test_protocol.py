@@ -23,8 +23,8 @@ from sg_rlhf.tasks.search.protocol import (
     claims_information,
     clean_query,
     format_passages,
-    neutralise,
     parse_action,
+    sanitize,
 )
 
 TAGS = ["<think>", "</think>", "<search>", "</search>", "<information>", "</information>",
@@ -86,8 +86,8 @@ def test_parsing_and_rewriting_stay_linear_on_hostile_text(text: str) -> None:
     n = 300_000  # milliseconds if linear, many minutes if quadratic
     started = time.process_time()
     parse_action(text * n)
-    neutralise(text * n, CONTROL)
-    neutralise("<" + " " * n + text, CONTROL)
+    sanitize(text * n, CONTROL)
+    sanitize("<" + " " * n + text, CONTROL)
     assert time.process_time() - started < 30
 
 
@@ -116,7 +116,7 @@ def test_observation_texts_are_the_references() -> None:
 def test_no_passage_says_so() -> None:
     assert format_passages([]) == NOTHING_FOUND
     for text in (NOTHING_FOUND, FAILED):
-        assert neutralise(text) == text
+        assert sanitize(text) == text
 
 
 @given(st.lists(st.tuples(hostile, hostile), min_size=1, max_size=3))
@@ -150,18 +150,18 @@ def test_retrieved_text_cannot_act(contents: list[tuple[str, str]]) -> None:
     ],
 )
 def test_neutralised_text(text: str, expected: str) -> None:
-    assert neutralise(text, CONTROL) == expected
+    assert sanitize(text, CONTROL) == expected
 
 
 @given(hostile)
 def test_neutralising_twice_changes_nothing_more(text: str) -> None:
-    once = neutralise(text, CONTROL)
-    assert neutralise(once, CONTROL) == once
+    once = sanitize(text, CONTROL)
+    assert sanitize(once, CONTROL) == once
 
 
 @given(st.text(alphabet="abc <>\n().", max_size=60))
 def test_harmless_text_is_left_alone(text: str) -> None:
-    assert neutralise(text, CONTROL) == text
+    assert sanitize(text, CONTROL) == text
 
 
 def test_only_the_engines_tags_count_as_made_up() -> None:

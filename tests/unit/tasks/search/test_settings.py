@@ -100,11 +100,11 @@ def test_a_wrong_value_is_one_line(override: str, message: str) -> None:
 
 
 def test_workers_read_the_settings_from_their_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(SearchSettings.variable(), raising=False)
+    monkeypatch.delenv(SearchSettings.env_name(), raising=False)
     assert SearchSettings.from_environment() == SearchSettings()
     chosen = SearchSettings(topk=2, url="https://retriever.example/retrieve", reward="f1")
-    monkeypatch.setenv(SearchSettings.variable(), chosen.to_variable())
+    monkeypatch.setenv(SearchSettings.env_name(), chosen.to_env())
     assert SearchSettings.from_environment() == chosen
-    monkeypatch.setenv(SearchSettings.variable(), '{"topkk": 2}')
+    monkeypatch.setenv(SearchSettings.env_name(), '{"topkk": 2}')
     with pytest.raises(ValidationError, match="topkk"):
         SearchSettings.from_environment()

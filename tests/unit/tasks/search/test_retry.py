@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from sg_rlhf.tasks.search.retriever import outage
+from sg_rlhf.tasks.search.retriever import retry
 from sg_rlhf.tasks.search.retriever.client import RetrieverClient, RetrieverError
 from tests.unit.tasks.search.http_retriever import Reply, Retriever, found, running
 
@@ -69,13 +69,13 @@ def serving(port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 def client_of(url: str, said: list[str], **settings: Any) -> RetrieverClient:
     chosen = {"backoff_s": 0.05, "timeout_s": 60.0, "retries": 0, **settings}
-    return RetrieverClient(url, tell=said.append, **chosen)
+    return RetrieverClient(url, notify=said.append, **chosen)
 
 
 def test_a_killed_server_is_waited_for_and_every_search_is_answered(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outage, "TOLD_AFTER_S", 0.2)
+    monkeypatch.setattr(retry, "REPORTED_AFTER_S", 0.2)
     said: list[str] = []
     url = f"http://127.0.0.1:{port}/retrieve"
 
@@ -179,6 +179,24 @@ def test_a_longer_wait_than_the_deadline_is_none_and_nonsense_is_left_out(
 
     asyncio.run(run())
     assert len(retriever.requests) == requests
+
+
+@pytest.mark.parametrize("status", [500, 503, 507])
+def test_every_temporary_failure_is_waited_for_as_long(retriever: Retriever, status: int) -> None:
+    until = time.monotonic() + 1.0
+
+    def reply(body: dict[str, Any]) -> Reply:
+        return found(body) if time.monotonic() > until else (status, b"out of memory")
+
+    retriever.reply = reply
+
+    async def run() -> None:
+        client = client_of(retriever.url, [], outage_s=300.0)
+        assert len(await client.search("q")) == 3
+        await client.aclose()
+
+    asyncio.run(run())
+    assert len(retriever.requests) > 2
 
 
 def test_an_outage_of_a_moment_is_not_told(retriever: Retriever) -> None:
