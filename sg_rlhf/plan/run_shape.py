@@ -7,25 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sg_rlhf.config import Config, ConfigError, local_path, topology
+from sg_rlhf.config.checks.layout import check_counts
 from sg_rlhf.config.log_probs import FUSED_FAMILIES, fused_log_probs_supported, old_log_prob_rule
 from sg_rlhf.plan.shapes import ModelShape, shape_of
-
-#: Keys that count something of which there must be one.
-COUNTS = (
-    "actor.num_nodes", "actor.num_gpus_per_node", "vllm.tensor_parallel_size",
-    "ds.ring_attn_size", "ds.tensor_parallel_size", "rollout.batch_size",
-    "rollout.n_samples_per_prompt", "rollout.micro_batch_size", "train.batch_size",
-    "train.micro_batch_size", "train.max_epochs", "data.max_len",
-)  # fmt: skip
-
-#: Others without a sense outside some range.
-RANGES = {
-    "vllm.num_engines": (0, None),
-    "vllm.gpu_memory_utilization": (0, 1),
-    "ds.zero_stage": (0, 3),
-    "ds.lora.rank": (0, None),
-    "ckpt.max_num": (0, None),
-}
 
 #: full: logits of every token in float32, as upstream has them. fused: log-probs from the hidden
 #: states in chunks, logits of the whole batch never exist.
@@ -155,23 +139,19 @@ def run_shape(config: Config) -> RunShape | None:
     """The sizes of a loaded recipe; None where the model's shape is known neither here nor on disk.
 
     Raises:
-        ConfigError: the model is a module that is not installed, or a number is out of its range.
+        ConfigError: the model is a module that is not installed, or a count is not set.
         ValueError: a local model's ``config.json`` is unreadable or describes another kind of
             model.
     """
     value = config.value
-    for key in COUNTS:
-        if value(key) is None or value(key) < 1:
-            raise ConfigError(f"{key}={value(key)}: expected 1 or more")
-    for key, (least, most) in RANGES.items():
-        found = value(key) or 0
-        if found < least or (most is not None and found > most):
-            expected = f"{least} or more" if most is None else f"{least} to {most}"
-            raise ConfigError(f"{key}={found}: expected {expected}")
     named = value("actor.model_name_or_path")
     model = shape_of(local_path("actor.model_name_or_path", str(named))) if named else None
     if model is None:
         return None
+    try:
+        check_counts(value)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     hardware = config.hardware
     dynamic = bool(value("train.dynamic_batch_enable"))
     train_tokens = value("train.max_tokens_per_gpu") if dynamic else None
