@@ -71,7 +71,6 @@ class RunShape:
     max_len: int  # data.max_len
     max_new_tokens: int  # rollout.max_new_tokens; of a dialogue, all of it
     temperature: float  # rollout.temperature
-    entropy: bool  # actor.entropy_coef is set
     checkpointing: bool  # actor.gradient_checkpointing_enable
     packing: bool  # ds.packing_samples
     dealt: bool  # samples are balanced by length (sg.batches)
@@ -202,7 +201,6 @@ def run_shape(config: Config) -> RunShape | None:
         max_len=max_len,
         max_new_tokens=min(value("rollout.max_new_tokens") or max_len, max_len),
         temperature=float(value("rollout.temperature")),
-        entropy=value("actor.entropy_coef") is not None,
         checkpointing=bool(value("actor.gradient_checkpointing_enable")),
         packing=bool(value("ds.packing_samples")),
         dealt=config.sg.batches == "balanced" and not dynamic and shards == 1,
