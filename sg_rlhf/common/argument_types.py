@@ -72,7 +72,8 @@ def key_values(flag: str, words: Iterable[str], keys: Iterable[str]) -> dict[str
     Raises:
         ValueError: one line: an unknown key, a key given twice, or no value.
     """
-    known, found = list(keys), {}
+    known = list(keys)
+    found: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or key not in known or key in found:

@@ -32,7 +32,7 @@ def before_run(config: Config, run_dir: Path) -> list[str]:
     facts = gather(run_dir)
     if for_gpus and not facts.gpus and not facts.gpu_problem and platform != "cuda":
         return []  # as above
-    needs, more = recipe.judge(run, facts)
+    needs, more = recipe.judge(run, facts, cached=recipe.cached_model(run.model) is not None)
     # The run checks the recipe's files and servers itself.
     model = recipe.model(run.model)
     checks = [*check(facts, needs), *more, *([model] if model else [])]

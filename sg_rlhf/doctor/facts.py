@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sg_rlhf.common import resources
-from sg_rlhf.machine.gpus import Gpu, detect
+from sg_rlhf.machine.gpus import Gpu, Links, detect
 
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Version = Annotated[str, Field(pattern=r"^\d+(\.\d+)*$")]
@@ -59,7 +59,7 @@ class Facts(BaseModel):
     gpu_problem: str | None = None
     driver: Version | Literal["none"] | None = None
     driver_cuda: Version | None = None
-    nvlink: Literal["all", "some", "none"] | None = None
+    nvlink: Links | None = None
     host_memory_gib: Amount | None = None
     cgroup_memory_gib: Amount | None = None
     dev_shm_mib: Amount | None = None

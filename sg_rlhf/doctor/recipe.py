@@ -67,8 +67,11 @@ def load(files: Sequence[str], overrides: Sequence[str], run_dir: str | None) ->
     return Recipe(config, run_paths.run_dir_of(run_dir, files, config), without)
 
 
-def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:
-    """The recipe's needs, and the check of its memory plan on this machine.
+def judge(recipe: Recipe, facts: Facts, *, cached: bool = False) -> tuple[Needs, list[Check]]:
+    """The recipe's needs, and the check of its memory plan on a machine.
+
+    Args:
+        cached: the machine has the model in its cache.
 
     Raises:
         ConfigError: the model is a module that is not installed.
@@ -99,11 +102,10 @@ def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:
     host, download = plan.host_gib, plan.disk.get(DOWNLOAD, 0) / 1e9
     if not needs.gpus:  # the tiny model's measured peak has its processes in it
         host = max(CPU_HOST_GIB, host - plan.host.get(PROCESSES, 0) / 2**30)
-    here = cached_model(recipe.model) is not None
     needs = replace(
         needs,
         host_gib=host,
-        download_gb=0.0 if here else download,
+        download_gb=0.0 if cached else download,
         run_gb=plan.disk_gb - download,
     )
     return needs, [_memory(plan, facts, needs)] if needs.gpus else []

@@ -6,11 +6,12 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sg_rlhf.common.resources import visible_gpus
 
-NONE = "none"
+#: Which pairs of GPUs have NVLink.
+Links = Literal["all", "some", "none"]
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ class Detected:
 
     gpus: tuple[Gpu, ...] = ()
     problem: str | None = None
-    driver: str = NONE
+    driver: str = "none"
     driver_cuda: str | None = None
-    nvlink: str | None = None
+    nvlink: Links | None = None
 
 
 def detect(environment: Mapping[str, str] = os.environ) -> Detected:
@@ -113,7 +114,7 @@ def _slices(nvml: Any, handle: Any) -> Iterator[Any]:
             continue
 
 
-def _nvlink(nvml: Any, handles: list[Any]) -> str | None:
+def _nvlink(nvml: Any, handles: list[Any]) -> Links | None:
     """Whether all, some or none of the pairs have NVLink; None without a pair."""
     linked = [
         nvml.nvmlDeviceGetP2PStatus(*pair, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
@@ -122,7 +123,7 @@ def _nvlink(nvml: Any, handles: list[Any]) -> str | None:
     ]
     if not linked:
         return None
-    return "all" if all(linked) else "some" if any(linked) else NONE
+    return "all" if all(linked) else "some" if any(linked) else "none"
 
 
 def _visible(names: list[tuple[str, str]], chosen: list[str] | None) -> list[int]:

@@ -100,5 +100,5 @@ def install(
     monkeypatch.setitem(
         sys.modules,
         "pynvml",
-        FakeNvml(gpus, driver, cuda, linked, slices, fault),  # type: ignore[arg-type]
+        FakeNvml(gpus, driver, cuda, linked, slices, fault),
     )
