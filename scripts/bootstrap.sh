@@ -147,11 +147,10 @@ find_python() {
       "apt-get install python3.11-dev"
 }
 
-# Driver and GPUs: what would be found out after gigabytes of download, said in seconds. A doctor that cannot speak
-# (status 1, as with warnings) keeps nobody from trying.
-ask_doctor() {
+# Driver and GPUs, before gigabytes are downloaded. Only status 2 refuses; 1 is a warning, or a preflight that fails.
+check_gpus() {
   [ -d sg_rlhf/doctor ] || return 0
-  "$base_python" -E -S -m sg_rlhf.doctor --install $kind </dev/null || [ $? -ne 2 ] || exit 2
+  "$base_python" -E -S -m sg_rlhf.doctor.preflight $kind </dev/null || [ $? -ne 2 ] || exit 2
 }
 
 # Making an environment deletes what is in .venv, so that must be ours. A folder of this checkout is, where this script
@@ -258,7 +257,7 @@ fi
 trap interrupted INT TERM HUP
 check_compiler
 [ -n "${base_python:-}" ] || find_python
-ask_doctor
+check_gpus
 case $made in
   "$venv_id $packages_id"*) ;;
   # Only the lock has changed. (What it no longer names stays installed: harmless, and tests find imports of it.)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,31 @@ def quoted(text: str) -> str:
     """A text for a one-line message: shortened, and as a repr where it is not printable."""
     short = text if len(text) <= 60 else f"{text[:60]}..."
     return short if short and short.isprintable() else repr(short)
+
+
+def port(text: str) -> int:
+    """Argument type: a TCP port, or 0 for any free one."""
+    value = parse_int(text)
+    if not 0 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"{quoted(text)}: expected a port, 0 to 65535")
+    return value
+
+
+def key_values(flag: str, words: Iterable[str], keys: Iterable[str]) -> dict[str, str]:
+    """The KEY=VALUE words of a flag.
+
+    Raises:
+        ValueError: one line: an unknown key, a key given twice, or no value.
+    """
+    known = list(keys)
+    found: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or key not in known or key in found:
+            expected = ", ".join(known) or "no keys"
+            raise ValueError(f"{flag} {word}: expected KEY=VALUE, each key once, of {expected}")
+        found[key] = value
+    return found
 
 
 def positive_float(text: str) -> float:

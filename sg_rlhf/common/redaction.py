@@ -2,8 +2,6 @@
 
 A secret is the value of a key or variable whose last word says so (`logger.wandb.key`,
 `HF_TOKEN`), or the user and password of an address.
-
-Standard library and Python 3.8 only: the doctor imports this before anything is installed.
 """
 
 from __future__ import annotations

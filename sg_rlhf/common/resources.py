@@ -2,8 +2,6 @@
 
 A container or a job sees the whole machine in `/proc/meminfo`, but is killed when it takes more
 than its cgroup allows. Cgroups of version 1 and 2 are read: ours and all above it.
-
-Standard library and Python 3.8 only: the doctor imports this before anything is installed.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sg_rlhf.common.text import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 ROOT = Path("/")
 
@@ -125,12 +123,12 @@ def _text(file: Path) -> str:
 # -------------------------------------------------------------------------- GPUs and the machine
 
 
-def visible_gpus() -> list[str] | None:
+def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str] | None:
     """The GPUs of CUDA_VISIBLE_DEVICES; None where it is not set and every GPU is visible.
 
     As CUDA reads it: an empty name or -1 also hides everything after it.
     """
-    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    variable = environment.get("CUDA_VISIBLE_DEVICES")
     if variable is None:
         return None
     names = (name.strip() for name in variable.split(","))

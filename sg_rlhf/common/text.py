@@ -1,7 +1,4 @@
-"""Text for people: one-line errors, values in messages, sizes and durations, Markdown tables.
-
-Standard library and Python 3.8 only: the doctor imports this before anything is installed.
-"""
+"""Text for people: one-line errors, values in messages, sizes and durations, Markdown tables."""
 
 from __future__ import annotations
 

@@ -13,12 +13,6 @@ from sg_rlhf.config.builtin_recipes import CONFIGS
 from sg_rlhf.machine import names
 from sg_rlhf.tasks.registry import DOMAINS
 
-SIZES_OF_MODELS = {
-    names.TINY: "the tiny models",
-    names.UP_TO_1B: "up to 1B parameters",
-    names.UP_TO_3B: "up to 3B parameters",
-    names.UP_TO_8B: "up to 8B parameters",
-}
 EXAMPLE = """\
 all three
   sg-rlhf train --config configs/kk/grpo_qwen2.5-3b-instruct.yaml --algorithm grpo_sg \\
@@ -45,7 +39,7 @@ def hardware() -> list[tuple[str, str]]:
     found = {"cpu": names.TINY, **{n: names.largest_models(names.parse(n)) for n in usual}}
     rows = [
         (", ".join(n for n in found if found[n] == models), text)
-        for models, text in SIZES_OF_MODELS.items()
+        for models, text in names.MODELS.items()
     ]
     return [*rows, ("[NODESx]COUNTxTYPE", f"such as 2x8xh200; types: {', '.join(names.GPUS)}")]
 

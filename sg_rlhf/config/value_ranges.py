@@ -64,6 +64,7 @@ RANGES: dict[str, Interval] = {
     "*.num_gpus_per_node": _COUNT,
     "vllm.num_engines": _COUNT,
     "vllm.tensor_parallel_size": _COUNT,
+    "vllm.gpu_memory_utilization": _SHARE,
     "eval.steps": _STEPS,
     "ckpt.save_steps": _STEPS,
     "logger.logging_steps": _COUNT,
@@ -111,6 +112,7 @@ RANGES: dict[str, Interval] = {
     "*.max_norm": _NOT_NEGATIVE,
     "reward.overlong_buffer_len": _NOT_NEGATIVE,
     "reward.overlong_penalty_factor": _NOT_NEGATIVE,
+    "ds.tensor_parallel_size": _COUNT,
     "ds.ring_attn_size": _COUNT,
     "ds.ring_attn_head_stride": _COUNT,
 }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.common.argument_types import key_values
 from sg_rlhf.data_io.dataset_writer import UsageError, sha256_of
 from sg_rlhf.data_io.records import DataError
 
@@ -26,14 +27,11 @@ def generate_options(
         UsageError: an unknown key, a key given twice, or a bad value.
     """
     options = dict(defaults)
-    seen: set[str] = set()
-    for token in tokens:
-        key, equals, value = token.partition("=")
-        if not equals or key not in options or key in seen:
-            raise UsageError(
-                f"--generate {token}: expected KEY=VALUE, each key once, of {', '.join(options)}"
-            )
-        seen.add(key)
+    try:
+        given = key_values("--generate", tokens, options)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    for key, value in given.items():
         kind = type(options[key])
         try:
             options[key] = (readers or {}).get(key, kind)(value)
@@ -41,7 +39,7 @@ def generate_options(
             raise
         except ValueError:
             expected = "a whole number" if kind is int else "a number"
-            raise UsageError(f"--generate {token}: expected {expected}") from None
+            raise UsageError(f"--generate {key}={value}: expected {expected}") from None
     return options
 
 

@@ -1,13 +1,12 @@
-"""One check and its outcome."""
+"""One check and its outcome. Standard library and Python 3.8 only: `preflight` imports it."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 
@@ -32,20 +31,12 @@ class Check:
     remedy: str = ""
     remark: str = ""
 
-    def __post_init__(self) -> None:
-        if self.status == OK and self.remedy:
-            raise ValueError(f"{self.name}: ok, and yet {self.remedy}")
-
     def line(self) -> str:
         """The check as one line, for a terminal or a log."""
         needed = f", needed: {self.needed}" if self.needed else ""
         remedy = f": {self.remedy}" if self.remedy else ""
         remark = f" ({self.remark})" if self.remark else ""
         return f"{self.name}: found {self.found}{needed}{remedy}{remark}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 def exit_status(checks: Iterable[Check]) -> int:

@@ -1,31 +1,268 @@
-"""All checks of facts against needs, in the order of the report. Looks at nothing itself."""
+"""Compare a machine's facts with the needs of a recipe, or of any. Looks at nothing itself."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from sg_rlhf.doctor import gpu_checks, host_checks, run_checks
-from sg_rlhf.doctor.check import SKIPPED, Check
+from sg_rlhf.doctor import preflight
+from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
+from sg_rlhf.doctor.facts import Disk, Facts
+from sg_rlhf.doctor.preflight import ON_CPU, REPAIR
+from sg_rlhf.machine import names
+from sg_rlhf.machine.gpus import Gpu
+from sg_rlhf.machine.names import SIZES
 
-if TYPE_CHECKING:
-    from sg_rlhf.doctor.facts import Facts
-    from sg_rlhf.doctor.needs import Needs
+#: Memory of other processes on a GPU above which the doctor warns, MiB; a desktop takes less.
+BUSY_MIB = 2048
+#: A run of the tiny model peaks at 4.1 GB (experiments/kk_cpu); the rest is the system's.
+CPU_HOST_GIB = 8
+#: NCCL's shared-memory transport takes a segment of 9.2 MiB (its log: "size 9637888") for each
+#: channel of a pair: at least 2 channels a GPU, and 2 communicators (DeepSpeed's, the weight
+#: sync's).
+NCCL_SHM_MIB_PER_GPU = 2 * 2 * 9637888 / 2**20
+#: Ray puts its object store (30 % of the memory, at most 10 GB then) below /tmp where shared memory
+#: cannot hold it (_private/services.py, determine_plasma_store_config). A private one of a run
+#: without GPUs has 512 MiB.
+RAY_SHARE, RAY_SHM_MIB, RAY_CPU_SHM_MIB = 0.3, 1e10 / 2**20, 512
+#: CPUs for Ray's controllers, in addition to one per GPU.
+CONTROLLER_CPUS = 2
+#: The plan estimates the worst case. A shortage below this share is only a warning.
+SLACK = 0.05
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What is needed. The defaults are for a machine in general.
+
+    Attributes:
+        gpus: GPUs of a node; 0 for a run without GPUs, None for any number.
+        gpu_gb: memory of each GPU, GB, by the hardware's name.
+        nodes: number of machines; the facts are those of one.
+        recipe: whether a recipe is checked, and not a machine in general.
+        host_gib: host memory of a node, GiB; None if it is not known.
+        download_gb: size of the model that is to be downloaded, GB.
+        run_gb: size of everything that the run writes, GB; mostly checkpoints.
+    """
+
+    gpus: int | None = None
+    gpu_gb: int | None = None
+    nodes: int = 1
+    recipe: bool = False
+    host_gib: float | None = None
+    download_gb: float = 0.0
+    run_gb: float = 0.0
+
+
+def of_hardware(name: str) -> Needs:
+    """The needs of a hardware name as in SG_HARDWARE; "" for any hardware.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if name in ("", "cuda"):
+        return Needs()
+    try:
+        layout = names.parse(name)
+    except ValueError as error:
+        raise ValueError(f"SG_HARDWARE={error}") from None
+    return Needs(gpus=layout.gpus, gpu_gb=layout.size or None, nodes=layout.nodes)
 
 
 def check(facts: Facts, needs: Needs) -> list[Check]:
-    """Every check that applies to these needs."""
-    if needs.install:
-        return gpu_checks.before_installing(facts, needs)
+    """Every check that applies to these needs, in the order of the report."""
     if facts.ray_address and needs.recipe:
-        elsewhere = Check(
-            "machine",
-            SKIPPED,
-            f"RAY_ADDRESS={facts.ray_address}",
-            remedy="the cluster's nodes were not looked at: run the doctor on one of them",
-        )
-        return [elsewhere, *run_checks.checks(facts, needs)]
-    return [
-        *gpu_checks.checks(facts, needs),
-        *host_checks.checks(facts, needs),
-        *run_checks.checks(facts, needs),
+        remedy = "the cluster's nodes were not looked at: run the doctor on one of them"
+        return [Check("machine", SKIPPED, f"RAY_ADDRESS={facts.ray_address}", remedy=remedy)]
+    found = [
+        gpus(facts, needs),
+        driver(facts, needs),
+        capability(facts, needs),
+        busy(used(facts, needs)),
+        memory(facts, needs),
+        shared_memory(facts, needs),
+        *(disk(one, facts, needs) for one in facts.disks or ()),
+        compiler(facts),
+        cores(facts, needs),
+        cluster(facts, needs),
     ]
+    return [item for item in found if item]
+
+
+def used(facts: Facts, needs: Needs) -> list[Gpu]:
+    """The GPUs that a run would use; all if the needs do not say how many."""
+    found = facts.gpus or []
+    return found if needs.gpus is None else found[: needs.gpus]
+
+
+def settings_for(gpus: Sequence[Gpu], needs: Needs) -> str:
+    """The setting that uses most of these GPUs; "" if they are too small.
+
+    SG_HARDWARE is for the training scripts. `train` has a flag.
+    """
+    name = names.name_of(len(gpus), min((gpu.memory_mib for gpu in gpus), default=0))
+    if not name:
+        return ""
+    return f"--hardware {name}" if needs.recipe else f"SG_HARDWARE={name}"
+
+
+def gpus(facts: Facts, needs: Needs) -> Check:
+    """Number and size of the GPUs: those of the recipe; any for a machine in general."""
+    have, found = facts.gpus or [], _described(facts)
+    wanted, size = needs.gpus, needs.gpu_gb
+    if wanted == 0:
+        return Check("GPUs", SKIPPED, found, "none")
+    needed = f"{wanted}" if wanted else "any number"
+    needed += f" of {size} GB" if size else ""
+    needed += f" on each of {needs.nodes} nodes" if needs.nodes > 1 else ""
+    if facts.gpu_problem and not have:
+        return Check("GPUs", FAILED, found, needed, f"{REPAIR}, or {ON_CPU}")
+    if facts.gpus is None:
+        return Check("GPUs", SKIPPED, found, needed)
+    if not have:
+        if wanted is None:
+            return Check("GPUs", OK, found, needed, remark="the small models train without")
+        remedy = "run it where GPUs are (CUDA_VISIBLE_DEVICES must name them), or a CPU recipe"
+        return Check("GPUs", FAILED, found, needed, f"{remedy}: configs/kk/grpo_sg_tiny_cpu.yaml")
+    fitting = settings_for(have, needs)
+    if len(have) < (wanted or 0):
+        remedy = f"{fitting} is for these" if fitting else "fewer ranks: actor.num_gpus_per_node"
+        return Check("GPUs", FAILED, found, needed, remedy)
+    least = min(gpu.memory_mib for gpu in used(facts, needs))
+    if size and least < SIZES[size] and fitting:
+        return Check("GPUs", FAILED, found, needed, f"{fitting} is for these")
+    if least < min(SIZES.values()):
+        remedy = "smaller than any recipe is for: lower train.micro_batch_size and data.max_len"
+        return Check("GPUs", WARNING, found, needed, remedy)
+    spare = len(have) - (wanted or len(have))
+    remark = f"{spare} stay idle; {fitting} uses more" if wanted and spare >= wanted else ""
+    return Check("GPUs", OK, found, needed, remark=remark)
+
+
+def _described(facts: Facts) -> str:
+    if not facts.gpus:
+        none = "unknown" if facts.gpus is None else "none"
+        return f"{none}; the driver says: {facts.gpu_problem}" if facts.gpu_problem else none
+    kinds = " and ".join(sorted({gpu.name for gpu in facts.gpus}))
+    sizes = [gpu.memory_mib / 1024 for gpu in facts.gpus]
+    each = "in the smallest" if max(sizes) > 1.1 * min(sizes) else "each"
+    return f"{len(facts.gpus)} x {kinds}, {min(sizes):.0f} GiB {each}"
+
+
+def driver(facts: Facts, needs: Needs) -> Check | None:
+    """Driver 580 or later, or one whose library supports CUDA 13."""
+    if needs.gpus == 0 or not facts.gpus:
+        return None
+    if facts.driver in (None, "none"):
+        return Check("driver", SKIPPED, "unknown")
+    return preflight.driver(str(facts.driver), facts.driver_cuda)
+
+
+def capability(facts: Facts, needs: Needs) -> Check | None:
+    """Compute capability of the oldest GPU: 8.0 or later."""
+    known = [gpu.compute_capability for gpu in used(facts, needs) if gpu.compute_capability]
+    return preflight.capability(known) if known else None
+
+
+def busy(gpus: Sequence[Gpu]) -> Check | None:
+    """Memory that other processes already use."""
+    taken = [gpu.used_mib for gpu in gpus if gpu.used_mib and gpu.used_mib > BUSY_MIB]
+    if not taken:
+        return None
+    found = f"{len(taken)} of {len(gpus)} in use, up to {max(taken) / 1024:.0f} GiB"
+    remedy = "`nvidia-smi` names the processes; end them, or choose others by CUDA_VISIBLE_DEVICES"
+    return Check("GPUs free", WARNING, found, "GPUs of our own", remedy)
+
+
+def memory(facts: Facts, needs: Needs) -> Check:
+    """Host memory, or the cgroup's limit if it is lower."""
+    have, on_gpus = facts.memory_gib, bool(used(facts, needs) or needs.gpus)
+    least = needs.host_gib or (None if on_gpus else CPU_HOST_GIB)
+    needed = f"{least:,.0f} GiB" if least is not None else ""
+    if have is None:
+        return Check("host memory", SKIPPED, "unknown", needed)
+    found = f"{have:,.0f} GiB"
+    limited = facts.cgroup_memory_gib == have and facts.host_memory_gib not in (None, have)
+    if limited:
+        found += f" (the cgroup's limit, of {facts.host_memory_gib:,.0f})"
+    if least is None or have >= least:
+        return Check("host memory", OK, found, needed)
+    remedy = "ask the container or job for more" if limited else "a machine with more"
+    status = FAILED if on_gpus and have < least * (1 - SLACK) else WARNING
+    return Check("host memory", status, found, needed, f"{remedy}, or a smaller model")
+
+
+def shared_memory(facts: Facts, needs: Needs) -> Check:
+    """/dev/shm: for NCCL's segments between GPUs and Ray's object store."""
+    count = needs.gpus or len(used(facts, needs))
+    nccl = NCCL_SHM_MIB_PER_GPU * count if count > 1 else 0
+    ray = RAY_SHM_MIB if count else RAY_CPU_SHM_MIB
+    if count and facts.memory_gib is not None:
+        ray = min(ray, RAY_SHARE * facts.memory_gib * 1024)
+    needed = f"{ray:,.0f} MiB for Ray" + (f", {nccl:,.0f} for NCCL" if nccl else "")
+    have = facts.dev_shm_mib
+    if have is None:
+        return Check("/dev/shm", SKIPPED, "unknown", needed)
+    found = f"{have:,.0f} MiB free"
+    if have >= max(nccl, ray):
+        return Check("/dev/shm", OK, found, needed)
+    more = (
+        "docker run --shm-size=16g; Kubernetes: an emptyDir with medium: Memory; "
+        "else as root: mount -o remount,size=16g /dev/shm"
+    )
+    if have < nccl:
+        return Check("/dev/shm", FAILED, found, needed, more)
+    remedy = f"Ray keeps objects below /tmp instead; {more}"
+    return Check("/dev/shm", WARNING, found, needed, remedy)
+
+
+def disk(disk: Disk, facts: Facts, needs: Needs) -> Check:
+    """Free space of a file system against everything that will be written to it."""
+    wanted = {
+        "models": (needs.download_gb, "the model", "set HF_HOME to a larger disk"),
+        "run": (
+            max(0.0, needs.run_gb - (facts.written_gb or 0)), "checkpoints",
+            "--run-dir on a larger disk, or lower ckpt.max_num",
+        ),
+    }  # fmt: skip
+    parts = [wanted[name] for name in disk.holds if name in wanted]
+    found = f"{disk.free_gb:,.0f} GB free at {disk.path}"
+    needed = " + ".join(f"{gb:,.0f} GB for {what}" for gb, what, _ in parts if gb)
+    if disk.free_gb >= sum(gb for gb, _, _ in parts):
+        return Check("disk", OK, found, needed)
+    return Check("disk", FAILED, found, needed, max(parts)[2])
+
+
+def compiler(facts: Facts) -> Check:
+    """A C++ compiler: ``torch.compile`` and Triton build kernels at run time."""
+    needed = "any, for kernels of torch.compile and Triton"
+    if facts.compiler is None:
+        return Check("C++ compiler", SKIPPED, "unknown", needed)
+    if facts.compiler == "none":
+        return Check("C++ compiler", FAILED, "none", needed, "apt-get install g++, or set CXX")
+    return Check("C++ compiler", OK, facts.compiler, needed)
+
+
+def cores(facts: Facts, needs: Needs) -> Check:
+    """Ray needs one CPU per GPU and one for each of two controllers."""
+    count = needs.gpus or len(used(facts, needs))
+    least = count + CONTROLLER_CPUS if count else 2
+    needed = f"{least}" if count else f"{least} or more"
+    if facts.cores is None:
+        return Check("cores", SKIPPED, "unknown", needed)
+    if facts.cores >= least:
+        return Check("cores", OK, f"{facts.cores}", needed)
+    if count:
+        remedy = "ask the container or job for more; Ray takes one per GPU and two"
+        return Check("cores", FAILED, f"{facts.cores}", needed, remedy)
+    return Check("cores", WARNING, f"{facts.cores}", needed, "trainer and engine take turns: slow")
+
+
+def cluster(facts: Facts, needs: Needs) -> Check | None:
+    """A recipe for several nodes needs a Ray cluster. The other checks are for one node."""
+    if not needs.recipe or needs.nodes < 2 or facts.ray_address:
+        return None
+    remedy = (
+        "`ray start --head` on one, `ray start --address=` on the others, then `ray job submit`"
+    )
+    return Check("cluster", WARNING, "no RAY_ADDRESS", f"{needs.nodes} nodes", remedy)

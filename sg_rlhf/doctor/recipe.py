@@ -1,7 +1,4 @@
-"""What one recipe needs of the machine: out of its keys, and out of its memory plan.
-
-Needs the packages that read recipes (pydantic, omegaconf) and Python 3.11.
-"""
+"""What one recipe needs of the machine, and whether the things that it names are in reach."""
 
 from __future__ import annotations
 
@@ -9,18 +6,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from sg_rlhf.config import Config, ConfigError, load_config, local_path, run_paths, topology
+import httpx
+
+from sg_rlhf.config import (
+    Config,
+    ConfigError,
+    domain_settings,
+    input_checks,
+    load_config,
+    local_path,
+    run_paths,
+    topology,
+)  # fmt: skip
 from sg_rlhf.config.checks import problems
-from sg_rlhf.config.run_paths import local_data
+from sg_rlhf.data_io import model_folder
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
+from sg_rlhf.doctor.checks import CPU_HOST_GIB, SLACK, Needs, settings_for, used
 from sg_rlhf.doctor.facts import Facts
-from sg_rlhf.doctor.gather import Wanted
-from sg_rlhf.doctor.gpu_checks import settings_for, used
-from sg_rlhf.doctor.host_checks import CPU_HOST_GIB, SLACK
-from sg_rlhf.doctor.needs import Needs
-from sg_rlhf.machine.hardware import Hardware, of_machine
+from sg_rlhf.machine.hardware import of_machine
 from sg_rlhf.machine.names import SIZES, size_of
 from sg_rlhf.plan.memory import MemoryPlan, memory_plan
 from sg_rlhf.plan.run_shape import run_shape
@@ -29,6 +33,8 @@ from sg_rlhf.plan.run_shape import run_shape
 DOWNLOAD = "the model's download"
 #: Line of the plan with the memory of every process without a model.
 PROCESSES = "Python processes"
+#: Limit for an answer of the hub.
+HUB_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -49,25 +55,6 @@ class Recipe:
         key = "actor.model_name_or_path"
         return local_path(key, str(self.config.value(key) or ""))
 
-    @property
-    def retriever(self) -> str:
-        """URL of the retriever; "" for a recipe without an agent."""
-        if not self.config.value("train.agent_func_path"):
-            return ""
-        found: list[Any] = [getattr(s, "url", "") for s in self.config.sg.domains.values()]
-        return next((str(url) for url in found if url), "")
-
-    def wanted(self, **more: Any) -> Wanted:
-        """What to look for on the machine."""
-        return Wanted(
-            run_dir=self.run_dir,
-            models=(self.model,) if self.model else (),
-            data=local_data(self.config),
-            retriever=self.retriever or None,
-            wandb_key=bool(self.config.value("logger.wandb.key")),
-            **more,
-        )
-
 
 def load(files: Sequence[str], overrides: Sequence[str], run_dir: str | None) -> Recipe:
     """Load a recipe as `sg_rlhf.train` does.
@@ -80,24 +67,20 @@ def load(files: Sequence[str], overrides: Sequence[str], run_dir: str | None) ->
     return Recipe(config, run_paths.run_dir_of(run_dir, files, config), without)
 
 
-def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:
-    """The recipe's needs, and the checks of its settings and its memory plan on this machine.
+def judge(recipe: Recipe, facts: Facts, *, cached: bool = False) -> tuple[Needs, list[Check]]:
+    """The recipe's needs, and the check of its memory plan on a machine.
+
+    Args:
+        cached: the machine has the model in its cache.
 
     Raises:
         ConfigError: the model is a module that is not installed.
     """
-    value, without = recipe.config.value, recipe.without_gpus
     needs = Needs(
-        gpus=0 if without else gpus_per_node(recipe.config),
-        nodes=value("actor.num_nodes") or 1,
+        gpus=0 if recipe.without_gpus else gpus_per_node(recipe.config),
+        nodes=recipe.config.value("actor.num_nodes") or 1,
         recipe=True,
-        nvcc_for="" if without else _to_compile(recipe.config, facts),
-        model=recipe.model,
-        data=local_data(recipe.config),
-        retriever=recipe.retriever,
     )
-    needed = "settings that go together"
-    refused = [Check("recipe", FAILED, line, needed) for line in problems(recipe.config)]
     unknown = "this model's shape is not known here"
     try:
         shape = run_shape(recipe.config)
@@ -107,29 +90,25 @@ def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:
         shape, unknown = None, str(error)
     if shape is None:
         remedy = "the folder of a dense model has one"
-        return needs, [*refused, Check("memory plan", SKIPPED, unknown, "config.json", remedy)]
-    plan = memory_plan(shape, _hardware(facts, needs))
-    if needs.gpus:
-        host = plan.host_gib
-    else:  # what a run of the small model was measured to take has its processes in it
-        host = max(CPU_HOST_GIB, plan.host_gib - plan.host.get(PROCESSES, 0) / 2**30)
+        return needs, [Check("memory plan", SKIPPED, unknown, "config.json", remedy)]
+    gpus = used(facts, needs)
+    hardware = of_machine(
+        gpus,
+        nvlink=facts.nvlink == "all",
+        host_memory_gib=facts.memory_gib or float("inf"),
+        nodes=needs.nodes,
+    )
+    plan = memory_plan(shape, hardware)
+    host, download = plan.host_gib, plan.disk.get(DOWNLOAD, 0) / 1e9
+    if not needs.gpus:  # the tiny model's measured peak has its processes in it
+        host = max(CPU_HOST_GIB, host - plan.host.get(PROCESSES, 0) / 2**30)
     needs = replace(
         needs,
         host_gib=host,
-        gated=shape.model.gated,
-        model_gb=plan.disk.get(DOWNLOAD, 0) / 1e9,
-        run_gb=plan.disk_gb - plan.disk.get(DOWNLOAD, 0) / 1e9,
+        download_gb=0.0 if cached else download,
+        run_gb=plan.disk_gb - download,
     )
-    return needs, [*refused, *([_memory(plan, facts, needs)] if needs.gpus else [])]
-
-
-def _to_compile(config: Config, facts: Facts) -> str:
-    """Name of flash-attn if the recipe needs it and it is not installed: it is compiled."""
-    if facts.flash_attn:
-        return ""
-    if config.value("ds.attn_implementation") == "flash_attention_2":
-        return "flash-attn (ds.attn_implementation)"
-    return "flash-attn (ds.ring_attn_size)" if (config.value("ds.ring_attn_size") or 1) > 1 else ""
+    return needs, [_memory(plan, facts, needs)] if needs.gpus else []
 
 
 def gpus_per_node(config: Config) -> int:
@@ -137,33 +116,84 @@ def gpus_per_node(config: Config) -> int:
     return math.ceil(topology.gpus(config.value) / (config.value("actor.num_nodes") or 1))
 
 
-def _hardware(facts: Facts, needs: Needs) -> Hardware:
-    """The machine as input of the plan. Disks are checked separately, by file system."""
-    gpus = used(facts, needs)
-    return of_machine(
-        [gpu.name for gpu in gpus],
-        [gpu.memory_mib for gpu in gpus],
-        nvlink=facts.nvlink == "all",
-        host_memory_gib=facts.memory_gib or float("inf"),
-        nodes=needs.nodes,
-    )
-
-
 def _memory(plan: MemoryPlan, facts: Facts, needs: Needs) -> Check:
     """Check that the peak memory of each phase fits a GPU."""
-    least = f"{plan.peak_gib:.0f} GiB a GPU"
+    needed = f"{plan.peak_gib:.0f} GiB a GPU, {plan.peak_phase}"
     if not facts.gpus:
-        return Check("memory plan", SKIPPED, "no GPU to plan for", f"{least} ({plan.peak_phase})")
+        return Check("memory plan", SKIPPED, "no GPU to plan for", needed)
     has = plan.hardware.gpu_memory_gib
     found = f"{has:.0f} GiB a GPU"
-    needed = f"{plan.peak_gib:.0f} GiB, {plan.peak_phase}"
     # The number of GPUs, the host and the disks have checks of their own.
     mine = [p for p in plan.problems if p.split(":")[0] not in ("GPUs", "host memory", "disk")]
     if not mine:
         tight = [remark for remark in plan.remarks if remark.startswith("tight")]
         return Check("memory plan", WARNING if tight else OK, found, needed, "; ".join(tight))
-    name = settings_for(facts.gpus, needs)
-    if name and size_of(facts.gpus[0].memory_mib) != max(SIZES):
-        mine.append(f"{name} has settings for these")
+    fitting = settings_for(facts.gpus, needs)
+    if fitting and size_of(facts.gpus[0].memory_mib) != max(SIZES):
+        mine.append(f"{fitting} has settings for these")
     status = FAILED if plan.peak_gib > has * (1 + SLACK) else WARNING
     return Check("memory plan", status, found, needed, "; ".join(mine))
+
+
+def inputs(recipe: Recipe) -> list[Check]:
+    """The settings, files, servers and model of the recipe, as a run on this machine checks them.
+
+    Raises:
+        ConfigError: a file that is here would stop the run.
+    """
+    found = [Check("recipe", FAILED, line) for line in problems(recipe.config)]
+    missing, _ = input_checks.look(recipe.config)
+    found += [Check("file", WARNING, "missing", remedy=line) for line in missing]
+    try:
+        domain_settings.check(recipe.config.sg.domains)
+    except ConfigError as error:
+        found.append(Check("server", WARNING, "no answer", remedy=str(error)))
+    hub = model(recipe.model)
+    return [*found, hub] if hub else found
+
+
+def cached_model(name: str) -> Path | None:
+    """The folder of a complete model in the hub's cache; None without one."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ModuleNotFoundError:
+        return None
+    if not model_folder.is_hub_id(name):
+        return None
+    config = try_to_load_from_cache(name, "config.json")
+    if not isinstance(config, str):
+        return None
+    try:
+        model_folder.check(Path(config).parent, trusted=True)
+    except model_folder.ModelError:
+        return None
+    return Path(config).parent
+
+
+def model(name: str) -> Check | None:
+    """A model by its id: in the hub's cache, or available from the hub; None for a folder."""
+    if Path(name).is_dir() or not model_folder.is_hub_id(name):
+        return None
+    if cached_model(name):
+        return Check("model", OK, "in the hub's cache", name)
+    try:
+        from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url
+    except ModuleNotFoundError:
+        return Check("model", SKIPPED, "huggingface_hub is not installed", name)
+    instead = "actor.model_name_or_path=FOLDER"
+    if constants.HF_HUB_OFFLINE:
+        found = "not here, and the hub is off (HF_HUB_OFFLINE)"
+        return Check("model", FAILED, found, name, f"unset it, or {instead}")
+    try:
+        get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=HUB_SECONDS)
+    except errors.GatedRepoError:
+        remedy = f"accept its licence at {constants.ENDPOINT}/{name}, then HF_TOKEN=..."
+        return Check("model", FAILED, "gated, and not for this token", name, remedy)
+    except errors.RepositoryNotFoundError:
+        found = f"not here, and not at {constants.ENDPOINT}"
+        return Check("model", FAILED, found, name, "check the id; a private one needs HF_TOKEN")
+    except (httpx.HTTPError, OSError) as error:
+        found = f"not here, and no answer from {constants.ENDPOINT}: {str(error)[:80]}"
+        remedy = f"set HF_ENDPOINT to a mirror, or https_proxy, or {instead}"
+        return Check("model", FAILED, " ".join(found.split()), name, remedy)
+    return Check("model", OK, "not here: a download", name)

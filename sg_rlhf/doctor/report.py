@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TextIO
 
 from sg_rlhf.common.environment import as_typed
-from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING
-from sg_rlhf.doctor.needs import suggested_hardware
+from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
+from sg_rlhf.doctor.checks import Needs
+from sg_rlhf.doctor.facts import Facts
 from sg_rlhf.machine import names
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import TextIO
-
-    from sg_rlhf.doctor.check import Check
-    from sg_rlhf.doctor.facts import Facts
-    from sg_rlhf.doctor.needs import Needs
-
 _COLOURS = {OK: "32", WARNING: "33", FAILED: "31", SKIPPED: "2"}
-_MODELS = {
-    names.TINY: "the small models",
-    names.UP_TO_1B: "reduced recipes of 0.5B",
-    names.UP_TO_3B: "models of 3B",
-    names.UP_TO_8B: "models of 3B to 8B",
-}
 #: Widest column; longer cells overflow and do not widen it.
 _WIDEST = 34
 
 
-def coloured(stream: TextIO) -> bool:
+def use_colour(stream: TextIO) -> bool:
     """Whether to use colours: only on a terminal, never with NO_COLOR (no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
@@ -63,10 +51,10 @@ def verdict(checks: Sequence[Check], facts: Facts, needs: Needs) -> str:
     if failed:
         return f"cannot work: {', '.join(failed)}"
     works = f"works, with warnings: {', '.join(warned)}" if warned else "fine"
-    if needs.recipe or needs.install or facts.gpus is None:
+    if needs.recipe or facts.gpus is None:
         return works
-    name = suggested_hardware(facts.gpus)
+    name = names.name_of(len(facts.gpus), min((g.memory_mib for g in facts.gpus), default=0))
     if not name:
         return works
-    models = _MODELS[names.largest_models(names.parse(name), facts.memory_gib)]
-    return f"{works}; the training scripts choose SG_HARDWARE={name} here: {models}"
+    models = names.MODELS[names.largest_models(names.parse(name), facts.memory_gib)]
+    return f"{works}; `sg-rlhf run` chooses --hardware {name} here: {models}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sg_rlhf.common.argument_types import OneLineParser, positive_int
+from sg_rlhf.common.argument_types import OneLineParser, key_values, port, positive_int
 from sg_rlhf.common.text import single_line
 from sg_rlhf.data_io.records import DataError, json_objects
 from sg_rlhf.tasks import registry
@@ -54,7 +54,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         help="rows with `input` and `answer`, JSONL",
     )  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="address (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8001, help="port, 0: any free (default: 8001)")
+    parser.add_argument("--port", type=port, default=8001, help="port, 0: any free (default: 8001)")
     parser.add_argument(
         "--sessions", metavar="N", type=positive_int, default=256,
         help="episodes at the same time (default: 256)",
@@ -92,13 +92,7 @@ def environment_of(domain: Domain, given: list[str]) -> Environment:
         ValueError: a key or a value that the domain does not have.
     """
     settings = load(domain.settings) if domain.settings is not None else None
-    values = {}
-    for word in given:
-        key, equals, value = word.partition("=")
-        if not equals or settings is None or key not in settings.model_fields:
-            known = ", ".join(settings.model_fields) if settings else "no keys"
-            raise ValueError(f"{word}: expected key=value of {domain.name}: {known}")
-        values[key] = value
+    values = key_values("--set", given, settings.model_fields if settings else ())
     if domain.environment is None:
         return SingleTurn(domain.grade)
     return load(domain.environment)(None if settings is None else settings(**values))

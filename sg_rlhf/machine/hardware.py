@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from sg_rlhf.common import resources
 from sg_rlhf.machine import names
-from sg_rlhf.machine.gpus import SECONDS, NvidiaSmi
+from sg_rlhf.machine.gpus import Gpu, detect
 from sg_rlhf.machine.names import GPUS, GpuType, gpu_of
 
 #: Host memory that a machine is taken to have per GPU, GiB: about the smallest that clouds sell
@@ -101,8 +100,7 @@ def of_gpus(kind: str, *, nodes: int = 1, gpus_per_node: int = 1) -> Hardware:
 
 
 def of_machine(
-    gpu_names: Sequence[str],
-    gpu_memory_mib: Sequence[float],
+    gpus: Sequence[Gpu],
     *,
     nvlink: bool,
     host_memory_gib: float,
@@ -112,25 +110,24 @@ def of_machine(
     """What was found on a machine; of unequal GPUs the smallest counts.
 
     Args:
-        gpu_names: as ``nvidia-smi --query-gpu=name`` prints them.
-        gpu_memory_mib: as ``--query-gpu=memory.total`` prints it.
+        gpus: of one node.
         nvlink: whether the GPUs are linked by it.
         host_memory_gib: of the machine, or its cgroup's limit.
         disk_free_gb: where the run is written.
         nodes: machines of this kind.
     """
-    if not gpu_names:
+    if not gpus:
         return replace(
             named("cpu"), host_memory_gib=host_memory_gib, disk_free_gb=disk_free_gb, nodes=nodes
         )
-    smallest = min(range(len(gpu_names)), key=lambda i: gpu_memory_mib[i])
-    reported = gpu_memory_mib[smallest] / 1024
-    kind, gpu = gpu_of(gpu_names[smallest], reported)
-    # CUDA gives a little less than nvidia-smi reports.
+    smallest = min(gpus, key=lambda gpu: gpu.memory_mib)
+    reported = smallest.memory_mib / 1024
+    kind, gpu = gpu_of(smallest.name, reported)
+    # CUDA gives a little less than the driver reports.
     usable = min(gpu.usable_gib, reported) if abs(gpu.usable_gib / reported - 1) < 0.1 else reported
     return Hardware(
         nodes=nodes,
-        gpus_per_node=len(gpu_names),
+        gpus_per_node=len(gpus),
         gpu=kind,
         gpu_memory_gib=usable,
         host_memory_gib=host_memory_gib,
@@ -147,12 +144,10 @@ def detected(folder: str | Path = ".") -> Hardware:
     there = Path(folder).absolute()
     while not there.exists():
         there = there.parent
-    found = NvidiaSmi(os.environ, SECONDS).facts()
-    gpus = [gpu for gpu in found["gpus"] or [] if gpu.memory_mib]
+    found = detect()
     return of_machine(
-        [gpu.name for gpu in gpus],
-        [gpu.memory_mib for gpu in gpus],
-        nvlink=len(gpus) == 1 or found.get("nvlink") == "all",
+        found.gpus,
+        nvlink=len(found.gpus) == 1 or found.nvlink == "all",
         host_memory_gib=resources.usable_memory() / 2**30,
         disk_free_gb=shutil.disk_usage(there).free / 1e9,
     )

@@ -22,8 +22,15 @@ SIZES = {80: 75_000, 40: 39_000, 24: 22_000}
 COUNTS = (8, 4, 2, 1)
 #: Older names.
 ALIASES = {"1xgpu": "1x24gb"}
-#: Models that the recipes train: the shipped tiny one, and up to 1B, 3B and 8B parameters.
+#: Models that the recipes train: the shipped tiny ones, and up to 1B, 3B and 8B parameters.
 TINY, UP_TO_1B, UP_TO_3B, UP_TO_8B = "tiny", "1b", "3b", "8b"
+#: The same from the smallest to the largest -> what they are.
+MODELS = {
+    TINY: "the tiny models",
+    UP_TO_1B: "up to 1B parameters",
+    UP_TO_3B: "up to 3B parameters",
+    UP_TO_8B: "up to 8B parameters",
+}
 #: Host memory in GiB that the largest models need: of a node, and for each of its GPUs. Optimizer
 #: states, the sleeping engines' weights and Python itself are there. Fitted to `sg_rlhf.plan`.
 HOST_GIB = {UP_TO_8B: (160, 36), UP_TO_3B: (67, 20)}

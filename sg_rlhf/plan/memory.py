@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from sg_rlhf.machine.hardware import Hardware
 from sg_rlhf.plan import gpu_memory as gpu
-from sg_rlhf.plan import text
 from sg_rlhf.plan.gpu_memory import GIB
 from sg_rlhf.plan.phases import (
     CONTEXTS,
@@ -99,7 +98,7 @@ class MemoryPlan:
         of_what = f" ({why})" if why else ""
         found = [f"memory plan for {self.hardware.describe()}{of_what}"]
         if self.moments:
-            found += ["", *text.gpu_table(self.moments, self.hardware.gpu_memory_gib)]
+            found += ["", *_gpu_table(self.moments, self.hardware.gpu_memory_gib)]
         if self.cache:
             found.append(
                 f"vLLM: {max(0.0, self.cache.gib):.1f} GiB of keys and values a GPU, "
@@ -108,11 +107,11 @@ class MemoryPlan:
         of_host = f"host memory, GiB a node: {self.host_gib:,.1f} of "
         found += [
             "",
-            *text.sizes(of_host + f"{self.hardware.host_memory_gib:,.0f}", self.host, GIB),
+            *_sizes(of_host + f"{self.hardware.host_memory_gib:,.0f}", self.host, GIB),
         ]
         free = self.hardware.disk_free_gb
         of_free = "" if free is None else f" of {free:,.0f} that are free"
-        found += ["", *text.sizes(f"disk, GB: {self.disk_gb:,.1f}{of_free}", self.disk, 1e9)]
+        found += ["", *_sizes(f"disk, GB: {self.disk_gb:,.1f}{of_free}", self.disk, 1e9)]
         return [*found, "", *self.verdict()]
 
     def verdict(self) -> list[str]:
@@ -249,3 +248,23 @@ def _remarks(plan: MemoryPlan) -> Iterable[str]:
     ]
     if larger:
         yield f"{' and '.join(larger)} would fit"
+
+
+def _gpu_table(moments: Mapping[str, Moment], available_gib: float) -> list[str]:
+    """A row of each line and a column of each phase, GiB; lines below 0.05 are left out."""
+    names = list(dict.fromkeys(name for moment in moments.values() for name in moment.lines))
+    head = f"GPU memory, GiB of {available_gib:.1f}"
+    rows = [f"{head:<34}" + "".join(f"{phase:>8}" for phase in moments)]
+    for name in names:
+        gib = [moment.lines.get(name, 0.0) / GIB for moment in moments.values()]
+        if max(gib) >= 0.05:
+            rows.append(f"  {name:<32}" + "".join(f"{g:8.1f}" if g else f"{'-':>8}" for g in gib))
+    totals = [moment.total / GIB for moment in moments.values()]
+    rows.append(f"  {'together':<32}" + "".join(f"{total:8.1f}" for total in totals))
+    return rows
+
+
+def _sizes(title: str, lines: Mapping[str, float], unit: float) -> list[str]:
+    """A title and a row of each line; those below 0.05 are left out."""
+    shown = {name: size / unit for name, size in lines.items() if size / unit >= 0.05}
+    return [title, *(f"  {name:<34}{size:8.1f}" for name, size in shown.items())]

@@ -52,7 +52,7 @@ class Plan:
             return [*found, f"  fits with {changed}"] if changed else found
         if self.time is None:
             return [*found, "time: no estimate for a machine without GPUs"]
-        return [*found, *self.time.lines(self.run, self.rollouts)]
+        return [*found, *self.time.lines(self.rollouts)]
 
     def brief(self) -> list[str]:
         """What a run says of it when it starts: nothing where there is no GPU and it fits."""

@@ -7,25 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sg_rlhf.config import Config, ConfigError, local_path, topology
+from sg_rlhf.config.checks.layout import check_counts
 from sg_rlhf.config.log_probs import FUSED_FAMILIES, fused_log_probs_supported, old_log_prob_rule
 from sg_rlhf.plan.shapes import ModelShape, shape_of
-
-#: Keys that count something of which there must be one.
-COUNTS = (
-    "actor.num_nodes", "actor.num_gpus_per_node", "vllm.tensor_parallel_size",
-    "ds.ring_attn_size", "ds.tensor_parallel_size", "rollout.batch_size",
-    "rollout.n_samples_per_prompt", "rollout.micro_batch_size", "train.batch_size",
-    "train.micro_batch_size", "train.max_epochs", "data.max_len",
-)  # fmt: skip
-
-#: Others without a sense outside some range.
-RANGES = {
-    "vllm.num_engines": (0, None),
-    "vllm.gpu_memory_utilization": (0, 1),
-    "ds.zero_stage": (0, 3),
-    "ds.lora.rank": (0, None),
-    "ckpt.max_num": (0, None),
-}
 
 #: full: logits of every token in float32, as upstream has them. fused: log-probs from the hidden
 #: states in chunks, logits of the whole batch never exist.
@@ -34,124 +18,70 @@ Logits = Literal["full", "fused"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunShape:
-    """A run's sizes.
+    """A run's sizes. A field without a comment has the meaning of the key next to it."""
 
-    Attributes:
-        model: the policy's shape; the reference and the engines have the same.
-        hardware: what the recipe is for, by its name; "" where
-            it names none.
-        cpu: whether it is for a machine without GPUs.
-        nodes: of the policy.
-        gpus_per_node: ranks of the policy on each.
-        gpus_apart: GPUs of models and engines that are not on the policy's, on all nodes.
-        not_planned: models that run and whose memory and time are not in the plan: a critic, a
-            reward model.
-        engines: vLLM engines.
-        engine_tp: GPUs of one engine (``vllm.tensor_parallel_size``).
-        colocated: whether policy, reference and engines share their GPUs: ``train.colocate_all``
-            without ``train.async_enable``, whose engines have GPUs of their own.
-        samples_ahead: whether engines sample while the policy trains (``train.async_enable`` with
-            ``sg.max_staleness`` above 0).
-        engines_sleep: ``vllm.enable_sleep``: while the policy trains, weights in host memory and no
-            KV cache.
-        trainer_sleeps: ``ds.enable_sleep``: while vLLM samples, optimizer states in host memory.
-        eager_engines: ``vllm.enforce_eager``: without CUDA graphs.
-        gpu_memory_utilization: share of a GPU that vLLM may take.
-        prefix_caching: whether responses of a prompt share its keys and values.
-        sync_backend: ``vllm.sync_backend``.
-        sync_bucket: bytes of ``sg.sync_bucket_mb``; 0 in upstream's loop.
-        zero_stage: of DeepSpeed.
-        shards: ranks that share a sequence or its tensors (``ds.ring_attn_size`` times
-            ``ds.tensor_parallel_size``): with n of them there are 1/n as many data-parallel ranks.
-        ring: ``ds.ring_attn_size`` alone.
-        adam_offload: optimizer states always in host memory, stepped by the CPU.
-        reference_offload: the reference's parameters in host memory.
-        reference: whether there is a reference model (``algo.kl.init_coef`` above 0).
-        reference_beside: whether it is on the policy's GPUs.
-        old_share: of a rollout's samples, how many need a pass for their old log-probs.
-        ema: whether a moving average of the policy is kept, on the host.
-        lora_rank: 0 trains every parameter.
-        grad_bytes: of one gradient entry as it accumulates: 4 with
-            ``ds.grad_accum_dtype=fp32`` or float32 weights, else 2.
-        weight_bytes: of one weight: 4 with ``ds.param_dtype=fp32``, which needs the CPU, else 2.
-        prompts: of a rollout.
-        group: responses of each.
-        train_batch: samples of an optimizer step.
-        train_micro: samples of a forward and backward pass of one rank.
-        rollout_micro: samples of a scoring pass of one rank.
-        train_tokens: with dynamic batches, the most tokens of such a pass; else None.
-        rollout_tokens: with dynamic batches, the most tokens of a scoring pass; else None.
-        epochs: passes over a rollout (``train.max_epochs``, twice that for Lopti).
-        max_len: tokens of a sample at most.
-        max_new_tokens: of a response at most; of a dialogue with an environment, all of it.
-        temperature: of the rollout.
-        entropy: whether the entropy of every token is computed (``actor.entropy_coef`` is set).
-        checkpointing: ``actor.gradient_checkpointing_enable``.
-        packing: without padding (``ds.packing_samples``).
-        dealt: whether samples are dealt to micro-batches by length (``sg.batches``).
-        logits: see :data:`Logits`.
-        save_steps: rollouts from one checkpoint to the next; 0 for none before the end.
-        keep: checkpoints that are kept (``ckpt.max_num``).
-        save_hf: whether each is also a Hugging Face folder.
-        save_optimizer: whether each is a DeepSpeed folder, from which a run can resume.
-        best: whether the best checkpoint by an evaluation is kept beside them.
-        turns: model turns of a response: 1 without an environment.
-        local_model: whether the model is a folder, so that nothing is downloaded.
-    """
+    model: ModelShape  # of the policy; reference and engines have the same
+    local_model: bool  # a folder, so that nothing is downloaded
+    hardware: str  # the name that the recipe is for; "" without one
+    cpu: bool  # for a machine without GPUs
+    turns: int  # of the model in a dialogue; 1 without an environment
+    not_planned: tuple[str, ...]  # models whose memory and time are left out: critic, reward
 
-    model: ModelShape
-    hardware: str
-    cpu: bool
-    nodes: int
-    gpus_per_node: int
-    gpus_apart: int
-    not_planned: tuple[str, ...]
-    engines: int
-    engine_tp: int
-    colocated: bool
-    samples_ahead: bool
-    engines_sleep: bool
-    trainer_sleeps: bool
-    eager_engines: bool
-    gpu_memory_utilization: float
-    prefix_caching: bool
-    sync_backend: str
-    sync_bucket: int
-    zero_stage: int
-    shards: int
-    ring: int
-    adam_offload: bool
-    reference_offload: bool
-    reference: bool
-    reference_beside: bool
-    old_share: float
-    ema: bool
-    lora_rank: int
-    grad_bytes: int
-    weight_bytes: int
-    prompts: int
-    group: int
-    train_batch: int
-    train_micro: int
-    rollout_micro: int
-    train_tokens: int | None
-    rollout_tokens: int | None
-    epochs: int
-    max_len: int
-    max_new_tokens: int
-    temperature: float
-    entropy: bool
-    checkpointing: bool
-    packing: bool
-    dealt: bool
+    # GPUs
+    nodes: int  # actor.num_nodes
+    gpus_per_node: int  # actor.num_gpus_per_node
+    gpus_apart: int  # of models and engines that are not on the policy's, on all nodes
+    colocated: bool  # policy, reference and engines share their GPUs
+    zero_stage: int  # ds.zero_stage
+    ring: int  # ds.ring_attn_size
+    shards: int  # ranks that share a sequence or its tensors: ring times ds.tensor_parallel_size
+
+    # engines
+    engines: int  # vllm.num_engines
+    engine_tp: int  # vllm.tensor_parallel_size
+    engines_sleep: bool  # vllm.enable_sleep: while the policy trains, weights in host memory
+    eager_engines: bool  # vllm.enforce_eager
+    gpu_memory_utilization: float  # vllm.gpu_memory_utilization
+    prefix_caching: bool  # vllm.enable_prefix_caching
+    sync_backend: str  # vllm.sync_backend
+    sync_bucket: int  # sg.sync_bucket_mb, bytes; 0 in upstream's loop
+    samples_ahead: bool  # engines sample while the policy trains
+
+    # models on the trainer's GPUs and their host
+    trainer_sleeps: bool  # ds.enable_sleep: while vLLM samples, optimizer states in host memory
+    adam_offload: bool  # ds.adam_offload
+    reference: bool  # algo.kl.init_coef above 0
+    reference_offload: bool  # ref.offload
+    reference_beside: bool  # on the policy's GPUs
+    ema: bool  # train.enable_ema: a moving average of the policy, on the host
+    lora_rank: int  # ds.lora.rank; 0 trains every parameter
+    weight_bytes: int  # of one weight: 4 with ds.param_dtype=fp32, else 2
+    grad_bytes: int  # of one accumulated gradient: 4 in float32, else 2
+
+    # batches
+    prompts: int  # rollout.batch_size
+    group: int  # rollout.n_samples_per_prompt
+    train_batch: int  # train.batch_size, samples of an optimizer step
+    train_micro: int  # train.micro_batch_size
+    rollout_micro: int  # rollout.micro_batch_size
+    train_tokens: int | None  # train.max_tokens_per_gpu of dynamic batches
+    rollout_tokens: int | None  # rollout.max_tokens_per_gpu of dynamic batches
+    epochs: int  # passes over a rollout: train.max_epochs, twice that for Lopti
+    old_share: float  # of the samples, how many need a pass for their old log-probs
+    max_len: int  # data.max_len
+    max_new_tokens: int  # rollout.max_new_tokens; of a dialogue, all of it
+    temperature: float  # rollout.temperature
+    checkpointing: bool  # actor.gradient_checkpointing_enable
+    packing: bool  # ds.packing_samples
+    dealt: bool  # samples are balanced by length (sg.batches)
     logits: Logits
-    save_steps: int
-    keep: int
-    save_hf: bool
-    save_optimizer: bool
-    best: bool
-    turns: int
-    local_model: bool
+
+    # checkpoints
+    save_steps: int  # ckpt.save_steps; 0 for none before the end
+    keep: int  # ckpt.max_num
+    save_hf: bool  # ckpt.save_hf
+    save_optimizer: bool  # a DeepSpeed folder, from which a run can resume
+    best: bool  # ckpt.best_metric_key is set
 
     @property
     def ranks(self) -> int:
@@ -208,23 +138,19 @@ def run_shape(config: Config) -> RunShape | None:
     """The sizes of a loaded recipe; None where the model's shape is known neither here nor on disk.
 
     Raises:
-        ConfigError: the model is a module that is not installed, or a number is out of its range.
+        ConfigError: the model is a module that is not installed, or a count is not set.
         ValueError: a local model's ``config.json`` is unreadable or describes another kind of
             model.
     """
     value = config.value
-    for key in COUNTS:
-        if value(key) is None or value(key) < 1:
-            raise ConfigError(f"{key}={value(key)}: expected 1 or more")
-    for key, (least, most) in RANGES.items():
-        found = value(key) or 0
-        if found < least or (most is not None and found > most):
-            expected = f"{least} or more" if most is None else f"{least} to {most}"
-            raise ConfigError(f"{key}={found}: expected {expected}")
     named = value("actor.model_name_or_path")
     model = shape_of(local_path("actor.model_name_or_path", str(named))) if named else None
     if model is None:
         return None
+    try:
+        check_counts(value)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     hardware = config.hardware
     dynamic = bool(value("train.dynamic_batch_enable"))
     train_tokens = value("train.max_tokens_per_gpu") if dynamic else None
@@ -275,7 +201,6 @@ def run_shape(config: Config) -> RunShape | None:
         max_len=max_len,
         max_new_tokens=min(value("rollout.max_new_tokens") or max_len, max_len),
         temperature=float(value("rollout.temperature")),
-        entropy=value("actor.entropy_coef") is not None,
         checkpointing=bool(value("actor.gradient_checkpointing_enable")),
         packing=bool(value("ds.packing_samples")),
         dealt=config.sg.batches == "balanced" and not dynamic and shards == 1,

@@ -1,7 +1,8 @@
-"""How long a rollout takes, by a roofline: what the hardware could do, times a stated share of it.
+"""Estimate how long a rollout step takes: what the hardware could do, times a share, plus overhead.
 
-An estimate, with its assumptions in :class:`Assumptions`. Nothing here was measured on a GPU; the
-run writes what it measures beside it (docs/gpu.md).
+Every constant is in :class:`Assumptions`, with its source. One step was measured on a GPU
+(tests/gpu/README.md): a 0.5B model on one H100. The layers' overhead is from there, all else is
+assumed. A run writes its measured times next to the estimate.
 """
 
 from __future__ import annotations
@@ -12,91 +13,78 @@ from dataclasses import asdict, dataclass
 
 from sg_rlhf.machine.hardware import Hardware
 from sg_rlhf.plan import gpu_memory as gpu
-from sg_rlhf.plan import host_memory as host
-from sg_rlhf.plan.lengths import Way, balance, in_batches, quantiles
 from sg_rlhf.plan.phases import cache_of
 from sg_rlhf.plan.run_shape import RunShape
 from sg_rlhf.plan.shapes import ModelShape
 
-#: Tokens at a time in the simulation of sampling.
-STEP = 32
-PARTS = ("sampling", "scoring", "update", "optimizer", "weight sync", "offload", "saving")
+PARTS = ("sampling", "scoring", "update", "optimizer", "weight sync", "offload")
 #: What the policy's GPUs do while engines of their own sample ahead.
 TRAINING = ("scoring", "update", "optimizer")
+NOT_INCLUDED = "start, compilation, rewards, evaluations, checkpoints, logging"
+#: The longest response of a rollout has about so many times the mean length.
+LONGEST = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assumptions:
-    """What the estimate takes for granted.
+    """The constants of the estimate. Shares are of the data-sheet figure; times are in seconds."""
 
-    Attributes:
-        response_tokens: mean length of a response before the cut at ``rollout.max_new_tokens``;
-            None for a quarter of that.
-        response_spread: standard deviation of its logarithm; 0.55 is fourfold from the 10th to
-            the 90th percentile.
-        prompt_share: of the tokens left for a prompt, how many it has.
-        written_share: of a dialogue with an environment, what the model writes.
-        mfu: share of the bf16 peak in training and scoring. Llama 3 reports 38 to 43 % on H100
-            (arXiv 2407.21783, table 4); layers that are not fused reach less.
-        prefill_mfu: of vLLM's prefill.
-        bandwidth: share of the memory bandwidth in decoding.
-        link: share of NVLink's, PCIe's and the network's bandwidth in collectives and copies.
-        step_seconds: of vLLM's scheduler and sampler for each token.
-        reduce_seconds: latency of one of the two all-reduces of a layer under tensor parallelism.
-        turn_seconds: an environment's answer, for each turn.
-        tensor_seconds: of one tensor in upstream's weight sync: a gather, an object exchange, a
-            barrier.
-        call_seconds: of one remote call to one engine; every tensor makes one to each, or every
-            bucket.
-        bucket_seconds: of one bucket of a weight sync beside its calls: two barriers, two waits
-            for the GPU.
-        packed_seconds: of one tensor in a bucket: gathered and freed by ZeRO-3, copied, loaded.
-        host_bandwidth: of a node's memory, GB/s, for Adam on the CPU.
-        disk: GB/s.
-        dynamic_balance: share of the ranks' time that dynamic batches keep them at work; drawn
-            lengths give 85 to 99 % (docs/performance.md, "Batches").
-    """
-
+    #: Mean length of a response, tokens; None: a quarter of ``rollout.max_new_tokens``.
     response_tokens: float | None = None
-    response_spread: float = 0.55
+    #: Share of the tokens left for a prompt that it has.
     prompt_share: float = 1 / 3
+    #: Share of a dialogue with an environment that the model writes.
     written_share: float = 0.5
-    mfu: float = 0.35
-    prefill_mfu: float = 0.5
-    bandwidth: float = 0.7
-    link: float = 0.7
-    step_seconds: float = 0.004
-    reduce_seconds: float = 15e-6
+    #: Time of an environment's answer, per turn.
     turn_seconds: float = 0.5
-    tensor_seconds: float = 0.005
-    call_seconds: float = 0.0015
-    bucket_seconds: float = 0.01
-    packed_seconds: float = 0.0005
+    #: bf16 peak in training and scoring. Llama 3 reports 38 to 43 % on H100 (arXiv 2407.21783,
+    #: table 4); layers that are not fused reach less.
+    mfu: float = 0.35
+    #: bf16 peak in vLLM's prefill.
+    prefill_mfu: float = 0.5
+    #: Memory bandwidth in decoding.
+    bandwidth: float = 0.7
+    #: Bandwidth of NVLink, PCIe and network in collectives and copies.
+    link: float = 0.7
+    #: Memory bandwidth of a node, GB/s, for Adam on the CPU.
     host_bandwidth: float = 150.0
-    disk: float = 1.0
-    dynamic_balance: float = 0.95
+    #: Python's work for one layer's forward pass under ZeRO-3; a backward pass counts 2, or 3 with
+    #: recomputation. Measured (stage e): 0.012 forward, 0.026 backward with recomputation.
+    layer_seconds: float = 0.01
+    #: vLLM's scheduler and sampler, per decoding step with CUDA graphs.
+    step_seconds: float = 0.004
+    #: Launches of one layer's kernels without CUDA graphs. Measured (stage e): 33 ms per step.
+    eager_layer_seconds: float = 0.0012
+    #: Latency of one of a layer's two all-reduces under tensor parallelism.
+    reduce_seconds: float = 15e-6
+    #: One message of a weight sync, a bucket or upstream's single tensor: barriers, an exchange.
+    message_seconds: float = 0.005
+    #: One remote call to one engine, per message.
+    call_seconds: float = 0.0015
+    #: One tensor in a bucket: gathered and freed by ZeRO-3, copied, loaded.
+    packed_seconds: float = 0.0005
+    #: Share of the ranks' time that is work, not waiting: samples balanced by length, dynamic
+    #: batches, upstream's order. Means of bench/results/waiting_ranks.json, whose draws reach from
+    #: 0.86, 0.85 and 0.39.
+    balanced: float = 0.97
+    dynamic: float = 0.96
+    unbalanced: float = 0.67
 
     def mean_response(self, run: RunShape) -> float:
-        """Tokens."""
-        return self.response_tokens or run.max_new_tokens / 4
+        """Mean length of a response, tokens."""
+        return min(self.response_tokens or run.max_new_tokens / 4, run.max_new_tokens)
 
     def prompt(self, run: RunShape) -> float:
-        """Tokens of a prompt."""
+        """Length of a prompt, tokens."""
         return max(32.0, (run.max_len - run.max_new_tokens) * self.prompt_share)
 
-    def lines(self, run: RunShape) -> list[str]:
-        """What of it a reader should know first."""
-        found = [
-            f"responses of {self.mean_response(run):.0f} tokens on average, log-normal with "
-            f"spread {self.response_spread}, cut at {run.max_new_tokens}; prompts of "
-            f"{self.prompt(run):.0f}",
-            f"{self.mfu:.0%} of the bf16 peak in training, {self.bandwidth:.0%} of the memory's "
-            f"bandwidth in decoding, {self.link:.0%} of the links'",
-        ]
+    def working(self, run: RunShape) -> float:
+        """Share of the ranks' time that is work, not waiting for other ranks."""
+        if run.data_parallel == 1:
+            return 1.0
         if run.train_tokens:
-            share = f"{self.dynamic_balance:.0%}"
-            found.append(f"dynamic batches keep the ranks at work {share} of the time")
-        return found
+            return self.dynamic
+        return self.balanced if run.dealt and run.packing else self.unbalanced
 
 
 DEFAULT = Assumptions()
@@ -104,25 +92,25 @@ DEFAULT = Assumptions()
 
 @dataclass(frozen=True)
 class TimePlan:
-    """Seconds of a rollout.
+    """Seconds of a rollout step.
 
     Attributes:
-        parts: seconds by part, in the order of :data:`PARTS`; saving is spread over rollouts.
-        balance: shares of scoring and update that are work, not waiting.
+        parts: seconds by part, in the order of :data:`PARTS`.
         tokens: of a rollout, prompts and responses.
-        assumptions: what it rests on.
+        assumed: the assumptions that matter most, one line each.
+        assumptions: all of them.
         samples_ahead: whether the engines sample while the policy trains.
     """
 
     parts: Mapping[str, float]
-    balance: Mapping[str, float]
     tokens: float
+    assumed: tuple[str, ...]
     assumptions: Assumptions
     samples_ahead: bool = False
 
     @property
     def seconds(self) -> float:
-        """Of a rollout; of an asynchronous one what takes longer, sampling or training."""
+        """Of a rollout; of an asynchronous one the longer of sampling and training."""
         if not self.samples_ahead:
             return sum(self.parts.values())
         training = sum(self.parts[part] for part in TRAINING)
@@ -150,17 +138,16 @@ class TimePlan:
             f"{self.largest} takes most, {share:.0%}"
         )
 
-    def lines(self, run: RunShape, rollouts: int | None = None) -> list[str]:
-        """The line, the parts, and what it rests on."""
+    def lines(self, rollouts: int | None = None) -> list[str]:
+        """The line, the parts, what is assumed and what is not included."""
         parts = ", ".join(
             f"{name} {seconds:.1f}" for name, seconds in self.parts.items() if seconds >= 0.05
         )
-        working = ", ".join(f"{name} {share:.0%}" for name, share in self.balance.items())
         return [
             self.line(rollouts),
             f"  seconds: {parts}",
-            f"  share of the ranks' time that is work and not waiting: {working}",
-            *(f"  assumed: {line}" for line in self.assumptions.lines(run)),
+            *(f"  assumed: {line}" for line in self.assumed),
+            f"  not included: {NOT_INCLUDED}",
         ]
 
     def as_json(self) -> dict[str, object]:
@@ -168,8 +155,8 @@ class TimePlan:
         return {
             "seconds": round(self.seconds, 3),
             "parts": {name: round(value, 3) for name, value in self.parts.items()},
-            "balance": {name: round(value, 3) for name, value in self.balance.items()},
             "tokens": round(self.tokens),
+            "not_included": NOT_INCLUDED,
             "assumptions": asdict(self.assumptions),
         }
 
@@ -180,50 +167,39 @@ def time_plan(
     """Seconds of a rollout; None for a machine without GPUs, of which nothing is known."""
     if run.cpu or not hardware.gpus or not run.engines:
         return None
-    tokens = _mean_tokens(run, assumptions) * run.samples
-    shares = {
-        "scoring": _balance(run, assumptions, run.rollout_micro, run.samples, "pieces"),
-        "update": _balance(run, assumptions, run.train_micro, run.train_batch, "shuffled"),
-    }
-    parts = {
-        "sampling": sampling(run, hardware, assumptions),
-        "scoring": scoring(run, hardware, assumptions) / shares["scoring"],
-        "update": update(run, hardware, assumptions) / shares["update"],
-        "optimizer": optimizer_steps(run, hardware, assumptions),
-        "weight sync": weight_sync(run, hardware, assumptions),
-        "offload": offload(run, hardware, assumptions),
-        "saving": saving(run, assumptions),
-    }
+    given, working = assumptions, assumptions.working(run)
+    mean, prompt = given.mean_response(run), given.prompt(run)
     return TimePlan(
-        parts=parts, balance=shares, tokens=tokens, assumptions=assumptions,
+        parts={
+            "sampling": sampling(run, hardware, given),
+            "scoring": scoring(run, hardware, given) / working,
+            "update": update(run, hardware, given) / working,
+            "optimizer": optimizer_steps(run, hardware, given),
+            "weight sync": weight_sync(run, hardware, given),
+            "offload": offload(run, hardware, given),
+        },
+        tokens=run.samples * (prompt + mean),
+        assumed=(
+            f"responses of {mean:.0f} tokens on average, the longest {_longest(run, given):.0f}; "
+            f"prompts of {prompt:.0f}",
+            f"{given.mfu:.0%} of the bf16 peak in training, {given.bandwidth:.0%} of the memory's "
+            f"bandwidth in decoding, {given.link:.0%} of the links'",
+            f"{given.layer_seconds * 1000:.0f} ms of Python per layer and micro-batch under ZeRO-3",
+            f"ranks work {working:.0%} of the time and wait for each other in the rest",
+        ),
+        assumptions=given,
         samples_ahead=run.samples_ahead,
-    )  # fmt: skip
+    )
 
 
-def _mean_tokens(run: RunShape, given: Assumptions) -> float:
-    responses = quantiles(256, given.mean_response(run), given.response_spread, run.max_new_tokens)
-    return sum(responses) / len(responses) + given.prompt(run)
-
-
-def _balance(run: RunShape, given: Assumptions, micro: int, step: int, upstreams: Way) -> float:
-    if run.train_tokens:
-        return given.dynamic_balance
-    return balance(
-        run.prompts, run.group, run.data_parallel, micro, given.mean_response(run),
-        given.response_spread, run.max_new_tokens, given.prompt(run), run.packing, step,
-        "dealt" if run.dealt else upstreams,
-    )  # fmt: skip
-
-
-def forward_flops(run: RunShape, tokens: float) -> float:
-    """:func:`sequence_flops` of the run's model."""
-    return sequence_flops(run.model, tokens)
+def _longest(run: RunShape, given: Assumptions) -> float:
+    return min(run.max_new_tokens, LONGEST * given.mean_response(run))
 
 
 def sequence_flops(model: ModelShape, tokens: float) -> float:
-    """Of one sequence: 2P a token, and 2 q T^2 a layer for causal attention (arXiv 2001.08361).
+    """FLOPs of one sequence: 2P a token, and 2 q T^2 a layer for causal attention.
 
-    Without the embedding, which is looked up; with the head.
+    Without the embedding, which is looked up; with the head (arXiv 2001.08361).
     """
     matmul = 2 * (model.parameters - (0 if model.tied else model.head_parameters))
     return matmul * tokens + 2 * model.num_layers * model.num_heads * model.head_dim * tokens**2
@@ -233,38 +209,33 @@ def sampling(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) ->
     """Prefill, then decoding until the longest response has ended.
 
     A decoding step reads the weights and the running sequences' keys and values, or multiplies,
-    whichever takes longer; under tensor parallelism two all-reduces a layer come on top.
+    whichever takes longer; under tensor parallelism two all-reduces a layer come on top. An engine
+    runs as many sequences at a time as its cache holds; the next waiting one starts when one ends.
     """
     model, kind, parts = run.model, hardware.type, run.engine_tp
+    mean, prompt = given.mean_response(run), given.prompt(run)
     of_engine = -(-run.samples // run.engines)
     written = given.written_share if run.turns > 1 else 1.0
-    mean = given.mean_response(run)
-    lengths = quantiles(of_engine, mean, given.response_spread, run.max_new_tokens)
-    lengths[-1] = quantiles(run.samples, mean, given.response_spread, run.max_new_tokens)[-1]
-    cache = cache_of(run, hardware)
-    fitting = cache.sequences * run.max_len / (mean + given.prompt(run))
+    fitting = cache_of(run, hardware).sequences * run.max_len / (mean + prompt)
     at_once = max(1, min(of_engine, gpu.ENGINE_SEQUENCES, int(fitting)))
-    read = kind.bandwidth * 1e9 * given.bandwidth
+    longest = _longest(run, given)
+    steps = written * max(longest, of_engine * mean / at_once + longest - mean)
+    generated = written * of_engine * mean
+    weights = gpu.engine_weights(run)
+    # A generated token reads its prompt and, on average, half of its response.
+    loaded = steps * weights + generated * (prompt + mean / 2) * gpu.kv_bytes_per_token(run)
     flops = kind.tflops * 1e12 * given.prefill_mfu
-    link = hardware.link_gb_per_s * 1e9 * given.link
-    weights, of_token, prompt = (
-        gpu.engine_weights(run),
-        gpu.kv_bytes_per_token(run),
-        given.prompt(run),
-    )
-    seconds = 0.0
-    for sequences, done in in_batches([written * n for n in lengths], at_once, STEP):
-        loaded = weights + sequences * (prompt + done / written) * of_token
-        computed = weights * sequences
-        step = max(loaded / read, computed / flops) + given.step_seconds
-        if parts > 1:
-            moved = 2 * 2 * model.hidden_size * sequences
-            step += 2 * model.num_layers * (given.reduce_seconds + moved / link)
-        seconds += STEP * step
+    seconds = max(loaded / (kind.bandwidth * 1e9 * given.bandwidth), weights * generated / flops)
+    overhead = given.eager_layer_seconds * model.num_layers if run.eager_engines else 0.0
+    seconds += steps * (given.step_seconds + overhead)
+    if parts > 1:
+        moved = 2 * 2 * model.hidden_size * generated
+        link = hardware.link_gb_per_s * 1e9 * given.link
+        seconds += 2 * model.num_layers * (steps * given.reduce_seconds + moved / link)
     prefilled = prompt + (1 - written) * mean
     if run.turns > 1 and not run.prefix_caching:
         prefilled += run.turns * mean / 2
-    seconds += of_engine * forward_flops(run, prefilled) / (flops * parts)
+    seconds += of_engine * sequence_flops(model, prefilled) / (flops * parts)
     return seconds + (run.turns - 1) * given.turn_seconds
 
 
@@ -284,22 +255,25 @@ def collective(run: RunShape, hardware: Hardware, size: float, given: Assumption
 
 
 def _passes(
-    run: RunShape,
-    hardware: Hardware,
-    given: Assumptions,
-    *,
-    forwards: float,
-    collectives: int,
-    micro: int,
-) -> float:
-    """Passes of every rank over its samples: arithmetic or collectives, whichever takes longer."""
+    run: RunShape, hardware: Hardware, given: Assumptions,
+    *, forwards: float, collectives: int, micro: int,
+) -> float:  # fmt: skip
+    """Passes of a rank over its samples: arithmetic, Python or collectives, the longest of them.
+
+    Args:
+        forwards: the cost of a pass, in forward passes.
+        collectives: gathers of the weights and reductions of the gradients.
+        micro: samples of a micro-batch.
+    """
     of_rank = run.samples / run.data_parallel
+    tokens = given.mean_response(run) + given.prompt(run)
     peak = hardware.type.tflops * 1e12 * given.mfu * run.shards
-    computed = of_rank * forwards * forward_flops(run, _mean_tokens(run, given)) / peak
+    computed = of_rank * forwards * sequence_flops(run.model, tokens) / peak
     if run.zero_stage < 3:
         return computed
-    once = collective(run, hardware, 2 * run.model.parameters, given)
-    return max(computed, collectives * once * -(-of_rank // micro))
+    python = forwards * run.model.num_layers * given.layer_seconds
+    moved = collectives * collective(run, hardware, 2 * run.model.parameters, given)
+    return max(computed, -(-of_rank // micro) * max(python, moved))
 
 
 def scoring(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> float:
@@ -340,21 +314,20 @@ def optimizer_steps(run: RunShape, hardware: Hardware, given: Assumptions = DEFA
 def weight_sync(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> float:
     """All weights gathered and sent, in buckets or in upstream's loop.
 
-    A bucket is a remote call to each engine, two barriers, and 6 passes over its bytes in the GPU's
-    memory: packed and loaded, 2 each, its sums formed on both sides. Upstream's loop has
-    for each tensor a gather, a remote call to each engine and a barrier.
+    A message is a bucket, or one tensor in upstream's loop, and a remote call to each engine. A
+    bucket passes 6 times through the GPU's memory: packed and loaded, 2 each, its sums formed on
+    both sides.
     """
-    size = 2 * run.model.parameters
-    moved = collective(run, hardware, size, given) if run.zero_stage == 3 else 0.0
+    size, tensors = 2 * run.model.parameters, run.model.tensors
+    seconds = collective(run, hardware, size, given) if run.zero_stage == 3 else 0.0
     if not run.colocated:
-        moved += size / (hardware.type.network * 1e9 * given.link)
-    if not run.sync_bucket:
-        each = given.tensor_seconds + given.call_seconds * run.engines
-        return run.model.tensors * each + moved
-    buckets = math.ceil(size / run.sync_bucket)
-    each = given.bucket_seconds + given.call_seconds * run.engines
-    passes = 6 * size / (hardware.type.bandwidth * 1e9 * given.bandwidth)
-    return buckets * each + run.model.tensors * given.packed_seconds + passes + moved
+        seconds += size / (hardware.type.network * 1e9 * given.link)
+    messages = tensors
+    if run.sync_bucket:
+        messages = math.ceil(size / run.sync_bucket)
+        seconds += 6 * size / (hardware.type.bandwidth * 1e9 * given.bandwidth)
+        seconds += tensors * given.packed_seconds
+    return seconds + messages * (given.message_seconds + given.call_seconds * run.engines)
 
 
 def offload(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> float:
@@ -364,12 +337,3 @@ def offload(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> 
     if run.trainer_sleeps and not run.adam_offload:
         moved += 2 * (gpu.optimizer(run) + gpu.gradients(run))
     return moved / pcie
-
-
-def saving(run: RunShape, given: Assumptions = DEFAULT) -> float:
-    """A checkpoint's folders, written by all nodes at once, over the rollouts between two."""
-    if not run.save_steps:
-        return 0.0
-    states = host.deepspeed_folder(run) * run.save_optimizer / max(1, run.nodes)
-    folder = host.hugging_face_folder(run) * run.save_hf
-    return (states + folder) / (given.disk * 1e9) / run.save_steps

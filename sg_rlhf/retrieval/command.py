@@ -37,14 +37,6 @@ def setting(text: str) -> tuple[str, int]:
     return name, value
 
 
-def port(text: str) -> int:
-    """An argument type: a TCP port, or 0 for any free one."""
-    value = parse_int(text)
-    if not 0 <= value <= 65535:
-        raise argparse.ArgumentTypeError(f"{quoted(text)}: expected a port, 0 to 65535")
-    return value
-
-
 def threads(text: str) -> int:
     """An argument type: how many threads or processes to start."""
     value = parse_int(text)

@@ -16,9 +16,15 @@ from functools import partial
 
 import uvicorn
 
-from sg_rlhf.common.argument_types import non_negative_int, path, positive_int, printable_name
+from sg_rlhf.common.argument_types import (
+    non_negative_int,
+    path,
+    port,
+    positive_int,
+    printable_name,
+)  # fmt: skip
 from sg_rlhf.retrieval.app import create_app
-from sg_rlhf.retrieval.command import Parser, port, run, setting, threads
+from sg_rlhf.retrieval.command import Parser, run, setting, threads
 from sg_rlhf.retrieval.limits import Limits
 from sg_rlhf.retrieval.search import DenseOptions, Retriever, open_faiss, open_index
 

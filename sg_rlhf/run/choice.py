@@ -11,7 +11,7 @@ from sg_rlhf.config import Config, load_config
 from sg_rlhf.config.builtin_recipes import ALGORITHM, HARDWARE, short_name
 from sg_rlhf.launch import data_commands
 from sg_rlhf.machine import names
-from sg_rlhf.machine.gpus import NvidiaSmi
+from sg_rlhf.machine.gpus import detect
 from sg_rlhf.machine.names import TINY, UP_TO_1B, UP_TO_3B, UP_TO_8B, Layout
 
 #: Domain -> the largest models that fit -> the recipe; a smaller key's where one is missing.
@@ -20,12 +20,9 @@ RECIPES = {
     "math": {TINY: "tiny_cpu", UP_TO_1B: "1xgpu", UP_TO_8B: "dsr_qwen2.5-7b"},
     "search": {TINY: "tiny_cpu", UP_TO_1B: "1xgpu", UP_TO_3B: "qwen2.5-3b"},
 }
-SIZES = (TINY, UP_TO_1B, UP_TO_3B, UP_TO_8B)
 #: Share of 170k questions for `test`: an evaluation then costs about as much as a rollout step.
 TEST_FRACTION = "0.003"
 ENCYCLOPEDIA = "--source encyclopedia --generate people=200 towns=48 seed=0"
-#: Limit for ``nvidia-smi``, seconds; a machine with many GPUs can take several.
-NVIDIA_SMI_SECONDS = 30.0
 
 
 class ChoiceError(ValueError):
@@ -82,24 +79,16 @@ class Choice:
 
 
 def detected_layout(variables: Mapping[str, str]) -> tuple[Layout, list[str]]:
-    """This machine's GPUs, and a remark for those that stay unused.
+    """This machine's GPUs, and remarks: GPUs that stay unused, a driver that does not work.
 
     Raises:
-        ChoiceError: they are too small for every recipe, or ``nvidia-smi`` does not tell.
+        ChoiceError: they are too small for every recipe.
     """
-    facts = NvidiaSmi(variables, NVIDIA_SMI_SECONDS).facts()
-    gpus = facts["gpus"]
-    if gpus is None:
-        raise ChoiceError(
-            f"nvidia-smi: {facts['gpu_problem']}; name the hardware: SG_HARDWARE=8x80gb"
-        )
+    found = detect(variables)
+    gpus = found.gpus
     if not gpus:
-        return Layout(), []
+        return Layout(), [f"without a GPU: {found.problem}"] if found.problem else []
     smallest = min(gpu.memory_mib for gpu in gpus)
-    if not smallest:
-        raise ChoiceError(
-            "nvidia-smi does not tell the GPUs' memory; name the hardware: SG_HARDWARE=1x80gb"
-        )
     name = names.name_of(len(gpus), smallest)
     if not name:
         raise ChoiceError(
@@ -164,14 +153,14 @@ def choose(request: Request) -> Choice:
 
 
 def _models_that_fit(layout: Layout, host_gib: int) -> tuple[str, list[str]]:
-    models, remarks = names.largest_models(layout), []
+    sizes, models, remarks = list(names.MODELS), names.largest_models(layout), []
     fitting = names.largest_models(layout, host_gib)
     while models != fitting:
         remarks.append(
             f"host memory: {host_gib} GiB, and {models.upper()} parameters on {layout.used} GPU(s) "
             f"need about {names.host_needed(models, layout)}"
         )
-        models = SIZES[SIZES.index(models) - 1]
+        models = sizes[sizes.index(models) - 1]
     return models, remarks
 
 
@@ -181,9 +170,9 @@ def _parts(request: Request, models: str) -> tuple[list[str], str]:
     if request.config:
         parts = [request.config, *([ALGORITHM + algorithm] if algorithm else [])]
         return parts, "_".join([domain, *map(short_name, parts)])
-    known = RECIPES[domain]
-    smaller = reversed(SIZES[: SIZES.index(models) + 1])
-    model = next(known[size] for size in smaller if size in known)
+    known, sizes = RECIPES[domain], list(names.MODELS)
+    fitting = sizes[: sizes.index(models) + 1]
+    model = next(known[size] for size in reversed(fitting) if size in known)
     name = f"{domain}_{algorithm or 'grpo_sg'}_{model}"
     if models == TINY and not algorithm:
         return [f"configs/{domain}/grpo_sg_{model}.yaml"], name  # its weighting is not the paper's

@@ -17,11 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sg_rlhf.common.argument_types import OneLineParser
+from sg_rlhf.common.argument_types import OneLineParser, parse_int
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.config import ConfigError, builtin_recipes
-from sg_rlhf.run import retriever
 from sg_rlhf.run.choice import RECIPES, Choice, ChoiceError, Request, choose
+from sg_rlhf.tasks.questions import EvalError
+from sg_rlhf.tasks.search.retriever import serving
 
 EXAMPLES = """\
 examples:
@@ -184,9 +185,9 @@ def _start_retriever(
     request: Request, chosen: Choice, stack: contextlib.ExitStack, *, dry: bool
 ) -> str:
     given = request.variables.get("SG_PORT") or "8000"
-    if not (given.isascii() and given.isdigit() and 0 < int(given) < 65536):
+    port = parse_int(given)
+    if not 1 <= port <= 65535:
         raise ChoiceError(f"SG_PORT={given}: expected a port, 1 to 65535")
-    port = int(given)
     if dry:
         return f"http://127.0.0.1:{port}/retrieve"
     folder = chosen.folder or Path("data/search")
@@ -195,4 +196,12 @@ def _start_retriever(
         corpus = ["--corpus", str(folder / "corpus.jsonl"), "--encoder", "bm25"]
         _module("sg_rlhf.retrieval.index", *corpus, "--out", str(index))
     # Not in the run directory: another run may be there, which training refuses later.
-    return stack.enter_context(retriever.serving(index, port, folder / f"retriever_{port}.log"))
+    log = folder / f"retriever_{port}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    print(f"waiting for the retriever on port {port} (log: {log})", flush=True)
+    try:
+        return stack.enter_context(serving.serve(index, port, log))
+    except EvalError as error:
+        raise ChoiceError(
+            f"{error}; SG_PORT chooses another port, SG_RETRIEVER_URL a running retriever"
+        ) from None

@@ -9,13 +9,11 @@ long as allowed, its reward is a hash; memory and times are the recipe's, but it
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import huggingface_hub
 
-from sg_rlhf.doctor import network
-from sg_rlhf.doctor.facts import ABSENT
+from sg_rlhf.doctor.recipe import cached_model
 from tests.gpu import training_run
 from tests.gpu.launch import ROOT, probe
 from tests.gpu.result import Job, Record, StageSkippedError
@@ -33,7 +31,7 @@ HARDWARE = ((75, "1x80gb"), (39, "1x40gb"))
 
 def is_here(model: str) -> bool:
     """Whether a model is a folder, or complete in the hub's cache."""
-    return network.models_here([model], network.hub_cache(os.environ))[model] != ABSENT
+    return (Path(model) / "config.json").is_file() or cached_model(model) is not None
 
 
 def download(model: str) -> None:

@@ -23,7 +23,7 @@ COUNTS = (
     "rollout.batch_size", "rollout.n_samples_per_prompt", "rollout.micro_batch_size",
     "train.batch_size", "train.micro_batch_size", "train.max_epochs",
     "actor.num_nodes", "actor.num_gpus_per_node", "vllm.num_engines", "vllm.tensor_parallel_size",
-    "ds.ring_attn_size", "ds.tensor_parallel_size",
+    "ds.ring_attn_size", "ds.tensor_parallel_size", "data.max_len",
 )  # fmt: skip
 
 

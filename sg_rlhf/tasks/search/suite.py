@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from sg_rlhf.common.argument_types import key_values
 from sg_rlhf.tasks.codec import TokenizerCodec
 from sg_rlhf.tasks.contamination import ContaminationRecord
 from sg_rlhf.tasks.grade import Grade
@@ -192,11 +193,10 @@ def settings_of(args: argparse.Namespace, url: str | None) -> SearchSettings:
         EvalError: an unknown key, or a value out of range.
     """
     values: dict[str, Any] = {"url": url} if url else {}
-    for token in args.search or ():
-        key, equals, value = token.partition("=")
-        if not equals or key not in _ALLOWED:
-            raise EvalError(f"--search {token}: expected KEY=VALUE, of {', '.join(_ALLOWED)}")
-        values[key] = value
+    try:
+        values |= key_values("--search", args.search or (), _ALLOWED)
+    except ValueError as error:
+        raise EvalError(str(error)) from None
     if args.no_search:
         values["max_turns"] = 0
     try:

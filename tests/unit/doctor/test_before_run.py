@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sg_rlhf.config import load_config
+from sg_rlhf.doctor import recipe as doctor_recipe
 from sg_rlhf.doctor.before_run import UnfitMachine, before_run
-from sg_rlhf.doctor.facts import Facts, Hub, read
-from sg_rlhf.doctor.gather import Wanted, gather
+from sg_rlhf.doctor.check import FAILED, Check
+from sg_rlhf.doctor.facts import Facts, read
+from sg_rlhf.machine.gpus import detect
 from sg_rlhf.train import main
-from tests.unit.doctor.fake_programs import nvcc, nvidia_smi, path, program
+from tests.unit.machine.fake_nvml import H100, install
 
 ROOT = Path(__file__).parents[3]
 MACHINES = Path(__file__).parent / "machines"
@@ -38,23 +39,21 @@ def test_nothing_to_say_of_a_run_that_fits_this_machine(
 def test_a_recipe_for_gpus_where_there_are_none_is_refused_by_its_flags(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PATH", path())
-    if gather(Wanted(hub=False)).gpus:
+    if detect().gpus:
         pytest.skip("there are GPUs here")
     assert before_run(load_config(THREE), tmp_path) == []
 
 
-def with_gpus(monkeypatch: pytest.MonkeyPatch, folder: Path, **about: str) -> None:
-    nvidia_smi(folder, gpus=8, **about)
-    nvcc(folder)
-    monkeypatch.setenv("PATH", path(folder))
+def with_old_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, *[H100] * 8, driver="550.163.01", cuda=12040)
+    monkeypatch.setattr(doctor_recipe, "model", lambda name: None)
 
 
 def test_a_driver_too_old_is_named_before_the_flags(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """torch sees no GPU then, and the flags would be refused one by one, misleadingly."""
-    with_gpus(monkeypatch, tmp_path / "bin", driver="550.163.01", cuda="12.4")
+    with_old_driver(monkeypatch)
     data = tmp_path / "train.jsonl"
     data.write_text('{"input": "a puzzle"}\n' * 64)
     arguments = [f"data.prompt_dataset={data}", f"eval.dataset={data}"]
@@ -69,26 +68,19 @@ def test_a_driver_too_old_is_named_before_the_flags(
 
 
 def test_at_ones_own_risk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with_gpus(monkeypatch, tmp_path / "bin", driver="550.163.01", cuda="12.4")
+    with_old_driver(monkeypatch)
     with pytest.raises(UnfitMachine):
         before_run(load_config(THREE), tmp_path / "run")
     monkeypatch.setenv("SG_SKIP_DOCTOR", "1")
     assert before_run(load_config(THREE), tmp_path / "run") == []
 
 
-def test_an_nvidia_smi_that_takes_long_is_no_reason_to_stop(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    program(tmp_path, "nvidia-smi", "sleep 3600")
-    monkeypatch.setenv("PATH", path(tmp_path))
-    assert before_run(load_config(TINY), tmp_path / "run") == []
-
-
 def judged(
     monkeypatch: pytest.MonkeyPatch, machine: Facts, recipe: Path, *overrides: str
 ) -> list[str]:
-    """The word on another machine, whose facts are handed in."""
-    monkeypatch.setattr("sg_rlhf.doctor.before_run.gather", lambda wanted: machine)
+    """The warnings of another machine, which has the model."""
+    monkeypatch.setattr(doctor_recipe, "model", lambda name: None)
+    monkeypatch.setattr("sg_rlhf.doctor.before_run.gather", lambda run_dir: machine)
     return before_run(load_config(recipe, overrides), Path("runs/first"))
 
 
@@ -104,10 +96,10 @@ def test_machines_that_fit_and_that_do_not(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_on_a_cluster_the_drivers_node_may_have_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    login = replace(read(MACHINES / "cpu-2cores.json"), ray_address="10.0.0.1:6379")
+    login = read(MACHINES / "cpu-2cores.json").model_copy(update={"ray_address": "10.0.0.1:6379"})
     monkeypatch.setenv("SG_PLATFORM", "cuda")
     assert judged(monkeypatch, login, THREE) == []
-    gated = replace(login, models={"org/gated": "absent"})
-    gated = replace(gated, hub=Hub(reachable=False))
-    with pytest.raises(UnfitMachine, match=r"^model: found not here, and no answer from hugg"):
-        judged(monkeypatch, gated, THREE, "actor.model_name_or_path=org/gated")
+    gated = Check("model", FAILED, "gated, and not for this token", "org/gated")
+    monkeypatch.setattr(doctor_recipe, "model", lambda name: gated)
+    with pytest.raises(UnfitMachine, match=r"^model: found gated"):
+        before_run(load_config(THREE), Path("runs/first"))

@@ -18,14 +18,16 @@ from sg_rlhf.environments.command import main
         (["kk", "--data", "nowhere.jsonl"], "nowhere.jsonl"),
         (["kk", "--data", "{empty}"], "empty.jsonl: no rows"),
         (["kk", "--data", "{chat}"], "chat.jsonl, line 1: expected text as 'input'"),
-        (["kk", "--data", "{data}", "--set", "url=x"], "url=x: expected key=value of kk: no keys"),
+        (["kk", "--data", "{data}", "--set", "url=x"], "--set url=x: expected KEY=VALUE"),
+        (["kk", "--data", "{data}", "--port", "70000"], "--port: 70000: expected a port"),
+        (["kk", "--data", "{data}", "--port", "-1"], "--port: -1: expected a port"),
         (
             ["search", "--data", "{data}", "--set", "max_turns=many"],
             "max_turns=many: Input should be a va",
         ),
         (
             ["search", "--data", "{data}", "--set", "turns=2"],
-            "turns=2: expected key=value of search: url,",
+            "--set turns=2: expected KEY=VALUE, each key once, of url,",
         ),
         (["search", "--data", "{data}"], "expected"),
         (["kk"], "the following arguments are required: --data"),

@@ -169,7 +169,7 @@ MISTAKES = {
     ),
     "unknown setting": (
         ["--data-dir", "{data}", "--no-search", "--search", "reward=f1"],
-        "--search reward=f1: expected KEY=VALUE, of topk",
+        "--search reward=f1: expected KEY=VALUE, each key once, of topk",
     ),
     "bad setting": (
         ["--data-dir", "{data}", "--no-search", "--search", "topk=0"],

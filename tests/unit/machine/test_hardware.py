@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from sg_rlhf.machine import gpus, hardware
+from sg_rlhf.machine.gpus import Gpu, detect
 from sg_rlhf.machine.names import GPUS, gpu_of
-from tests.unit.doctor.fake_programs import nvidia_smi, program
+from tests.unit.machine.fake_nvml import H100, install
+
+
+@pytest.fixture(autouse=True)
+def all_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 @pytest.mark.parametrize(
@@ -57,56 +64,74 @@ def test_names(name: str, nodes: int, gpus: int, kind: str) -> None:
 )
 def test_devices_as_nvidia_smi_names_them(device: str, mib: int, kind: str) -> None:
     assert gpu_of(device, mib / 1024)[0] == kind
-    found = hardware.of_machine([device], [mib], nvlink=False, host_memory_gib=64.0)
+    found = hardware.of_machine([Gpu(device, mib)], nvlink=False, host_memory_gib=64.0)
     assert found.gpu == kind
     # Of a device that is not in the table its own memory counts, not the type's.
     assert 0.95 * mib / 1024 <= found.gpu_memory_gib <= mib / 1024
 
 
 def test_of_unequal_gpus_the_smallest_counts_and_none_is_the_cpu() -> None:
-    names = ["NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090"]
-    found = hardware.of_machine(names, [81559, 24564], nvlink=True, host_memory_gib=64.0)
+    two = [Gpu("NVIDIA H100 80GB HBM3", 81559), Gpu("NVIDIA GeForce RTX 4090", 24564)]
+    found = hardware.of_machine(two, nvlink=True, host_memory_gib=64.0)
     assert (found.gpu, found.gpus_per_node, found.link) == ("4090", 2, "pcie")
-    cpu = hardware.of_machine([], [], nvlink=False, host_memory_gib=8.0, disk_free_gb=5.0)
+    cpu = hardware.of_machine([], nvlink=False, host_memory_gib=8.0, disk_free_gb=5.0)
     assert (cpu.gpus, cpu.host_memory_gib, cpu.disk_free_gb) == (0, 8.0, 5.0)
 
 
 def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    program(tmp_path, "nvidia-smi", "echo 'No devices were found'; exit 6")
+    install(monkeypatch)
     found = hardware.detected(tmp_path / "not" / "yet" / "there")
     assert found.gpus == 0 and 0 < found.host_memory_gib < 1e5
     assert found.disk_free_gb is not None and found.disk_free_gb > 0
-    nvidia_smi(tmp_path)
+    install(monkeypatch, H100, H100)
     found = hardware.detected(tmp_path)
     assert (found.gpu, found.gpus, found.link) == ("h100", 2, "nvlink")
-    nvidia_smi(tmp_path, link="PHB")
+    install(monkeypatch, H100, H100, linked=False)
     assert hardware.detected(tmp_path).link == "pcie"
 
 
+def test_what_the_driver_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, ("NVIDIA L4", 23034, 512, (8, 9)), cuda=12080)
+    found = detect()
+    assert found.gpus == (Gpu("NVIDIA L4", 23034, "8.9", 512),)
+    assert (found.driver, found.driver_cuda, found.nvlink) == ("580.95.05", "12.8", None)
+
+
+def test_without_a_driver_there_are_no_gpus_and_a_fault_is_quoted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch, fault=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    assert detect() == gpus.Detected()
+    install(monkeypatch, fault=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+    found = detect()
+    assert found.gpus == () and "ersion mismatch" in str(found.problem)
+
+
+def test_pairs_with_a_bridge_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    bridges = {(0, 1), (2, 3)}
+    for visible, links in {"0,1,2,3": "some", "2,3": "all", "1,2": "none", "1": None}.items():
+        install(monkeypatch, *[H100] * 4, linked=bridges)
+        assert detect({"CUDA_VISIBLE_DEVICES": visible}).nvlink == links
+
+
 @pytest.mark.parametrize(
-    ("visible", "gpus"),
-    [("", 0), ("-1", 0), ("-1,0", 0), ("1", 1), (" 1, -1,0", 1), ("0,1", 2),
-     ("GPU-0a8f,GPU-1a8f", 2)],
+    ("visible", "count"),
+    [("", 0), ("-1", 0), ("-1,0", 0), ("1", 1), (" 1, -1,0", 1), ("0,1", 2), ("1,7,0", 1),
+     ("3", 0), ("GPU-1a8f3c52", 1), ("GPU-0a8f,GPU-1a8f", 2)],
 )  # fmt: skip
 def test_gpus_that_are_hidden_from_cuda_do_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, gpus: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, count: int
 ) -> None:
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    nvidia_smi(tmp_path)
+    install(monkeypatch, H100, H100)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert hardware.detected(tmp_path).gpus == gpus
+    assert hardware.detected(tmp_path).gpus == count
 
 
 def test_a_process_gets_one_mig_slice_and_the_smallest_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    slices = ("3g.40gb", "1c.2g.20gb", "1g.20gb+me")
-    mig = "".join(f"\n  MIG {name}     Device  0: (UUID: MIG-1)" for name in slices)
-    nvidia_smi(tmp_path, gpus=1, mig=mig)
+    slices = [(f"{H100[0]} MIG {gb}gb", gb * 1000, 0, (9, 0)) for gb in (40, 20, 30)]
+    install(monkeypatch, H100, slices=slices)
     found = hardware.detected(tmp_path)
     assert found.gpus == 1 and found.gpu_memory_gib == pytest.approx(20_000 / 1024)
 
@@ -117,12 +142,9 @@ def test_a_process_gets_one_mig_slice_and_the_smallest_counts(
      ("GPU-a,GPU-b", ["GPU-a", "GPU-b"])],
 )  # fmt: skip
 def test_devices_by_the_names_that_cuda_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, found: list[str]
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, found: list[str]
 ) -> None:
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    nvidia_smi(tmp_path)
-    if visible is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    else:
+    install(monkeypatch, H100, H100)
+    if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert gpus.visible_devices() == found

@@ -16,7 +16,7 @@ def test_sizes_of_the_papers_recipe() -> None:
     assert hardware.named(run.hardware) == EIGHT
     assert (run.samples, run.optimizer_steps, run.turns) == (512, 2, 1)
     assert (run.train_pass_tokens, run.rollout_pass_tokens) == (4 * 5120, 8 * 5120)
-    assert run.reference and run.entropy and run.checkpointing and run.temperature == 0.7
+    assert run.reference and run.checkpointing and run.temperature == 0.7
 
 
 def test_sizes_of_others() -> None:

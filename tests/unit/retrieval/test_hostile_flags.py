@@ -34,7 +34,7 @@ REFUSED: dict[Any, tuple[str, ...]] = {
     argument_types.fraction: ("", "x", "-1", "1", "nan", "inf", "\0"),
     argument_types.path: PATHS,
     argument_types.printable_name: WORDS,
-    command.port: (*NUMBERS, "65536"),
+    argument_types.port: (*NUMBERS, "65536"),
     command.threads: (*NUMBERS, "0", "4097"),
     command.setting: ("", "=", "a", "a=", "=1", "a=0", "a=-1", "a=x", "a=" + "9" * 20, "\udcff=1"),
 }

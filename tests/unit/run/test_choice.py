@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from sg_rlhf.config import load_config
@@ -12,7 +13,7 @@ from sg_rlhf.config.run_paths import run_dir_of
 from sg_rlhf.overlay.driver.arguments import upstream_arguments
 from sg_rlhf.plan.overview import plan_on
 from sg_rlhf.run.choice import RECIPES, Choice, ChoiceError, Request, choose, host_memory_gib
-from tests.unit.doctor.fake_programs import nvidia_smi, program
+from tests.unit.machine.fake_nvml import install
 
 #: The host that the tests run on has too little memory for most recipes.
 LARGE_HOST = {"SG_HOST_MEMORY_GIB": "2000"}
@@ -20,31 +21,27 @@ LARGE_HOST = {"SG_HOST_MEMORY_GIB": "2000"}
 
 @dataclass(frozen=True)
 class Machine:
-    """GPUs as ``nvidia-smi`` reports them: MiB of each, and MIG slices of the first."""
+    """GPUs as the driver reports them: MiB of each, and of the MIG slices of the first."""
 
-    memory: tuple[str, ...] = ()
-    slices: tuple[str, ...] = ()
+    memory: tuple[int, ...] = ()
+    slices: tuple[int, ...] = ()
 
-    def variables(self, folder: Path, **more: str) -> dict[str, str]:
-        """An environment in which this is the machine."""
-        if self.memory:
-            mig = "".join(f"\n  MIG {name}     Device  0: (UUID: MIG-0)" for name in self.slices)
-            row = "NVIDIA GPU, @, 1, 580.95.05, 9.0"
-            nvidia_smi(folder, gpus=len(self.memory), mig=mig, row=row)
-            text = (folder / "nvidia-smi").read_text()
-            for memory in self.memory:
-                text = text.replace("@", memory, 1)
-            (folder / "nvidia-smi").write_text(text)
-        return {"PATH": f"{folder}:/usr/bin:/bin", **LARGE_HOST, **more}
+    def variables(self, monkeypatch: pytest.MonkeyPatch, **more: str) -> dict[str, str]:
+        """Make this the machine; an environment for it."""
+        rows, slices = (
+            [("NVIDIA GPU", mib, 1, (9, 0)) for mib in part] for part in (self.memory, self.slices)
+        )
+        install(monkeypatch, *rows, slices=slices)
+        return {**LARGE_HOST, **more}
 
 
 def gpus(count: int, mib: int) -> Machine:
-    return Machine((str(mib),) * count)
+    return Machine((mib,) * count)
 
 
 #: Machine -> the name of its settings. Memory as the drivers report it.
 MACHINES = {
-    "no-nvidia-smi": (Machine(), "cpu"),
+    "no-driver": (Machine(), "cpu"),
     "A10G": (gpus(1, 23028), "1x24gb"),
     "4090x2": (gpus(2, 24564), "2x24gb"),
     "4090x4": (gpus(4, 24564), "4x24gb"),
@@ -60,9 +57,9 @@ MACHINES = {
     "H100x8": (gpus(8, 81559), "8x80gb"),
     "H200x8": (gpus(8, 143771), "8x80gb"),
     "B200x8": (gpus(8, 183359), "8x80gb"),
-    "H100-in-two-slices": (Machine(("81559",), ("3g.40gb", "3g.40gb")), "1x40gb"),
-    "A100-one-whole-slice": (Machine(("81920",), ("7g.80gb",)), "1x80gb"),
-    "unequal": (Machine(("81559", "24564")), "2x24gb"),
+    "H100-in-two-slices": (Machine((81559,), (40_000, 40_000)), "1x40gb"),
+    "A100-one-whole-slice": (Machine((81920,), (80_000,)), "1x80gb"),
+    "unequal": (Machine((81559, 24564)), "2x24gb"),
 }
 EXPECTED = {
     "tiny": dict.fromkeys(RECIPES, ("grpo_sg_tiny_cpu",)),
@@ -88,9 +85,11 @@ def parts_of(domain: str, models: str, hardware: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("domain", RECIPES)
 @pytest.mark.parametrize("name", MACHINES)
-def test_each_machine_gets_a_recipe_that_parses(tmp_path: Path, name: str, domain: str) -> None:
+def test_each_machine_gets_a_recipe_that_parses(
+    monkeypatch: pytest.MonkeyPatch, name: str, domain: str
+) -> None:
     machine, hardware = MACHINES[name]
-    chosen = choose(Request(domain, variables=machine.variables(tmp_path)))
+    chosen = choose(Request(domain, variables=machine.variables(monkeypatch)))
     assert chosen.parts == parts_of(domain, LARGEST.get(hardware, "8b"), hardware)
     reduced = any(line.startswith("the paper's model does not fit") for line in chosen.remarks)
     assert reduced == chosen.parts[0].endswith("_1xgpu.yaml")
@@ -101,12 +100,10 @@ def test_each_machine_gets_a_recipe_that_parses(tmp_path: Path, name: str, domai
 
 @pytest.mark.parametrize(("count", "used"), [(3, 2), (5, 4), (7, 4), (10, 8), (16, 8)])
 def test_gpus_that_no_batch_divides_over_stay_unused_and_that_is_said(
-    tmp_path: Path, count: int, used: int
+    monkeypatch: pytest.MonkeyPatch, count: int, used: int
 ) -> None:
-    for variables, asked in (
-        (gpus(count, 81559).variables(tmp_path), ""),
-        (Machine().variables(tmp_path / "none"), f"{count}xh100"),
-    ):
+    for machine, asked in ((gpus(count, 81559), ""), (Machine(), f"{count}xh100")):
+        variables = machine.variables(monkeypatch)
         chosen = choose(Request("kk", hardware=asked, variables=variables))
         assert chosen.parts[-1] == f"hardware:{used}x80gb"
         assert chosen.remarks[0].startswith(f"using {used} of {count} GPUs: ")
@@ -116,14 +113,15 @@ def test_gpus_that_no_batch_divides_over_stay_unused_and_that_is_said(
     ("machine", "words"),
     [
         (gpus(1, 16384), "the smallest GPU has 16384 MiB"),
-        (Machine(("81559", "11264")), "the smallest GPU has 11264 MiB"),
-        (Machine(("81559",), ("1g.10gb",) * 7), "the smallest GPU has 10000 MiB"),
-        (Machine(("81559",), ("3g.40gb", "1g.10gb+me", "1c.2g.20gb")), "has 10000 MiB"),
-        (Machine(("[N/A]",)), "nvidia-smi does not tell the GPUs' memory"),
+        (Machine((81559, 11264)), "the smallest GPU has 11264 MiB"),
+        (Machine((81559,), (10_000,) * 7), "the smallest GPU has 10000 MiB"),
+        (Machine((81559,), (40_000, 10_000, 20_000)), "has 10000 MiB"),
     ],
 )
-def test_gpus_that_hold_no_recipe_are_refused(tmp_path: Path, machine: Machine, words: str) -> None:
-    variables = machine.variables(tmp_path)
+def test_gpus_that_hold_no_recipe_are_refused(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, words: str
+) -> None:
+    variables = machine.variables(monkeypatch)
     with pytest.raises(ChoiceError, match="SG_HARDWARE=") as error:
         choose(Request("kk", variables=variables))
     assert words in str(error.value) and "\n" not in str(error.value)
@@ -134,24 +132,20 @@ def test_gpus_that_hold_no_recipe_are_refused(tmp_path: Path, machine: Machine, 
     )
 
 
-def test_a_driver_that_fails_is_a_machine_without_gpus_and_a_hanging_one_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_driver_that_fails_is_a_machine_without_gpus_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    variables = Machine().variables(tmp_path)
-    program(tmp_path, "nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9")
-    assert not choose(Request("kk", variables=variables)).on_gpus
-    program(tmp_path, "nvidia-smi", "sleep 3600")
-    monkeypatch.setattr("sg_rlhf.run.choice.NVIDIA_SMI_SECONDS", 0.5)
-    with pytest.raises(ChoiceError, match=r"^nvidia-smi: it gave no answer within 0\.5 s; name "):
-        choose(Request("kk", variables=variables))
+    install(monkeypatch, fault=pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    chosen = choose(Request("kk", variables=LARGE_HOST))
+    assert not chosen.on_gpus and chosen.remarks == ("without a GPU: Driver Not Loaded",)
 
 
-def test_gpus_that_are_hidden_do_not_count(tmp_path: Path) -> None:
-    machine = Machine(("81559", "81559", "24564"))
+def test_gpus_that_are_hidden_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine((81559, 81559, 24564))
     for visible, hardware in {
         "": "", "-1": "", "-1,0": "", "0,-1,1": "1x80gb", "2": "1x24gb", "0,1": "2x80gb",
     }.items():  # fmt: skip
-        variables = machine.variables(tmp_path, CUDA_VISIBLE_DEVICES=visible)
+        variables = machine.variables(monkeypatch, CUDA_VISIBLE_DEVICES=visible)
         last = choose(Request("kk", variables=variables)).parts[-1]
         assert last == (f"hardware:{hardware}" if hardware else "configs/kk/grpo_sg_tiny_cpu.yaml")
 
@@ -177,10 +171,10 @@ def test_a_wrong_name_is_refused(name: str) -> None:
     ],
 )
 def test_a_small_host_gets_a_smaller_model_and_hears_why(
-    tmp_path: Path, machine: Machine, gib: int, kk: str, math: str
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, gib: int, kk: str, math: str
 ) -> None:
-    variables = machine.variables(tmp_path, SG_HOST_MEMORY_GIB=str(gib))
-    full = machine.variables(tmp_path)
+    variables = machine.variables(monkeypatch, SG_HOST_MEMORY_GIB=str(gib))
+    full = machine.variables(monkeypatch)
     for domain, models in (("kk", kk), ("math", math)):
         chosen = choose(Request(domain, variables=variables))
         assert Path(chosen.parts[0]).stem == EXPECTED[models][domain][0]
@@ -217,7 +211,7 @@ def test_a_recipe_of_the_users_own_brings_its_hardware_unless_one_is_asked_for(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text("extends: configs/kk/grpo_qwen2.5-3b-instruct.yaml\n")
-    shipped, variables = "configs/kk/grpo_qwen2.5-3b.yaml", gpus(4, 40960).variables(tmp_path)
+    shipped, variables = "configs/kk/grpo_qwen2.5-3b.yaml", gpus(4, 40960).variables(monkeypatch)
     for config, asked, last in (
         ("mine.yaml", "", []),
         ("mine.yaml", "2x80gb", ["hardware:2x80gb"]),

@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sg_rlhf.run.choice import ChoiceError
-from sg_rlhf.run.retriever import serving
+from sg_rlhf.tasks.questions import EvalError
+from sg_rlhf.tasks.search.retriever.serving import serve
 
 
 def free_port() -> int:
@@ -28,7 +28,8 @@ def test_it_serves_an_index_and_ends(tmp_path: Path) -> None:
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = ["--corpus", str(corpus), "--encoder", "bm25", "--out", str(index)]
     subprocess.run([sys.executable, "-m", "sg_rlhf.retrieval.index", *command], check=True)
-    with serving(index, port, tmp_path / "logs" / "server.log") as url:
+    with serve(index, port, tmp_path / "server.log") as url:
+        assert url == f"http://127.0.0.1:{port}/retrieve"
         answer = httpx.post(url, json={"queries": ["Corda"], "topk": 1}, trust_env=False)
         assert "Corda" in answer.text
     with pytest.raises(httpx.ConnectError):
@@ -37,7 +38,7 @@ def test_it_serves_an_index_and_ends(tmp_path: Path) -> None:
 
 def test_a_server_that_ends_is_quoted(tmp_path: Path) -> None:
     with (
-        pytest.raises(ChoiceError, match="the retriever ended before it answered: .*none"),
-        serving(tmp_path / "none", free_port(), tmp_path / "server.log"),
+        pytest.raises(EvalError, match="the retrieval server ended with 2: .*none"),
+        serve(tmp_path / "none", free_port(), tmp_path / "server.log"),
     ):
         pass

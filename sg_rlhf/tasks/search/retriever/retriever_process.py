@@ -1,4 +1,4 @@
-"""The search engine of an evaluation: one that runs, or the project's own over an index."""
+"""The search engine of a run or an evaluation: one that runs, or our own over an index."""
 
 from __future__ import annotations
 
@@ -42,23 +42,27 @@ def address(given: str) -> str:
 
 
 @contextlib.contextmanager
-def serve(index: Path, *options: str) -> Iterator[str]:
+def serve(index: Path, port: int = 0, log: Path | None = None) -> Iterator[str]:
     """Run the project's own server over an index; gives its address, and stops it at the end.
 
     Args:
-        options: more flags of the server.
+        index: a built index.
+        port: where to listen on this machine; 0 for any free port.
+        log: file for the server's output; None for a temporary one.
 
     Raises:
         EvalError: it does not start; with its own words.
     """
     with_parent = [sys.executable, "-m", "sg_rlhf.common.with_parent", str(os.getpid())]
     command = [*with_parent, "sg_rlhf.retrieval.server", "--index", str(index)]
-    with tempfile.TemporaryFile("w+") as output:
+    with log.open("w+") if log else tempfile.TemporaryFile("w+") as output:
+        # A session of its own: Ctrl-C ends this process first, and this process the server.
         process = subprocess.Popen(
-            [*command, "--port", "0", *options],
+            [*command, "--port", str(port)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
+            start_new_session=True,
         )
         try:
             yield _wait_until_listening(process, output.fileno(), index)
