@@ -29,7 +29,7 @@ from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.doctor.before_run import UnfitMachine, before_run
 from sg_rlhf.dry_run import dry_run, plan_run, print_job
 from sg_rlhf.launch import options as launch_options
-from sg_rlhf.overlay.driver import replay
+from sg_rlhf.overlay.driver import model_revision, replay
 from sg_rlhf.overlay.driver import run as driver
 from sg_rlhf.overlay.driver.arguments import (
     UsageError,
@@ -169,6 +169,7 @@ def check(run: Run) -> argparse.Namespace:
         print(f"warning: {line}")
     check_platform(args)
     check_trackers(args)
+    model_revision.pin(args)
     for line in input_checks.check_prompts(run.config):
         print(f"remark: {line}")
     check_prompt_count(run.config, args)

@@ -343,7 +343,7 @@ def token_counter(config: Config) -> Callable[[list[str]], list[int]] | None:
     if not Path(name).is_dir() and model_folder.is_hub_id(name):
         from huggingface_hub import try_to_load_from_cache
 
-        file = try_to_load_from_cache(name, "tokenizer.json")
+        file = try_to_load_from_cache(name, "tokenizer.json", revision=config.sg.model_revision)
     if not isinstance(file, (str, Path)) or not Path(file).is_file():
         return None
     from tokenizers import Tokenizer

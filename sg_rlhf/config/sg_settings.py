@@ -223,6 +223,11 @@ class SGSettings(BaseModel):
         "refuse",
         description="rows with the same prompt and another label; keep: train on them as they are",
     )
+    model_revision: str | None = Field(
+        None,
+        description="commit, tag or branch of actor.model_name_or_path on the hub; on a cluster "
+        "every machine must see the cache of this one (HF_HOME). null: its main branch",
+    )
     trust_remote_code: list[str] = Field(
         [],
         description="models whose own code may run, named as in the recipe",

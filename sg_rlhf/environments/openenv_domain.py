@@ -231,18 +231,19 @@ def check(settings: OpenEnvSettings) -> None:
 
 
 def generate(
-    url: str, observation: str, count: int, test_count: int, seed: int
+    url: str, observation: str, options: str, count: int, test_count: int, seed: int
 ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]], Mapping[str, Records]]:
     """Rows of an environment's episodes, by their seeds: the first ones are the test rows."""
     settings = OpenEnvSettings(url=url, observation=observation)
-    options = [{"seed": number} for number in range(seed, seed + test_count + count)]
+    numbers = range(seed, seed + test_count + count)
+    resets = [{**reset_options(options), "seed": number} for number in numbers]
     try:
-        texts = asyncio.run(beginnings(settings, options))
+        texts = asyncio.run(beginnings(settings, resets))
     except OpenEnvError as error:
         raise ValueError(str(error)) from None
     rows: list[Mapping[str, Any]] = [
         {"input": text, "answer": json.dumps(each), "datasource": "openenv"}
-        for text, each in zip(texts, options, strict=True)
+        for text, each in zip(texts, resets, strict=True)
     ]
     return rows[test_count:], rows[:test_count], {}
 
@@ -253,12 +254,13 @@ DATA = generated_records(
     "example:\n"
     "  python -m sg_rlhf.data openenv --out data/env --generate url=http://127.0.0.1:8001 \\\n"
     "      count=256 test_count=64\n\n"
-    "keys of --generate: url (of the server), observation (the field that the model reads), count\n"
-    "and test_count (episodes), seed (of the first episode)",
+    "keys of --generate: url (of the server), observation (the field that the model reads),\n"
+    "options (of every reset, as JSON), count and test_count (episodes), seed (of the first one)",
     Generator(
         "openenv",
         {
             **{name: _FIELDS[name].default for name in ("url", "observation")},
+            "options": "{}",
             "count": 64,
             "test_count": 16,
             "seed": 0,

@@ -44,6 +44,13 @@ CLOUD_GPUS = {
     40: ("A100", "L40S"),
     80: ("H100", "H200", "A100-80GB"),
 }
+#: Machines of Hugging Face Jobs, by memory of a GPU in GB and their number; 0 GPUs: a CPU.
+HF_FLAVORS = {
+    0: {0: "cpu-performance"},
+    24: {1: "l4x1", 4: "l4x4", 8: "l40sx8"},
+    40: {1: "l40sx1", 4: "l40sx4", 8: "l40sx8"},
+    80: {1: "a100-large", 2: "h200x2", 4: "a100x4", 8: "a100x8"},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +70,7 @@ class Job:
         gpus: of each machine; 0 for a recipe without.
         ranks: GPUs of each machine as Ray counts them; without GPUs they are processes.
         gpu_types: for a cloud, any of them.
+        gpu_gb: memory of a GPU at least, GB; 0 without GPUs.
         cpus: cores of each machine.
         memory_gib: of each machine, GiB, with what is in its /dev/shm.
         shared_memory_gib: of /dev/shm at most, GiB.
@@ -85,6 +93,7 @@ class Job:
     gpus: int
     ranks: int
     gpu_types: tuple[str, ...]
+    gpu_gb: int
     cpus: int
     memory_gib: int
     shared_memory_gib: int
@@ -93,6 +102,12 @@ class Job:
     ray_version: str
     image: str
     options: Options
+
+    @property
+    def hf_flavor(self) -> str:
+        """The smallest machine of Hugging Face Jobs with these GPUs."""
+        flavors = HF_FLAVORS[self.gpu_gb]
+        return flavors[min(count for count in flavors if count >= self.gpus)]
 
     @property
     def machines(self) -> str:
@@ -118,7 +133,7 @@ def job_of(
         options: how it is to be printed.
 
     Raises:
-        LaunchError: an override holds a secret.
+        LaunchError: an override holds a secret, or the kind has no such machines.
     """
     pairs = zip(overrides, redact_argv(overrides), strict=True)
     secret = next((given for given, shown in pairs if given != shown), "")
@@ -129,6 +144,11 @@ def job_of(
         )
     on_cpu = config.value("vllm.sync_backend") == "gloo"
     nodes, ranks = machines(config)
+    if options.kind == "hfjobs" and (nodes > 1 or ranks > GPUS_OF_A_NODE):
+        raise LaunchError(
+            f"--print hfjobs: a job is one machine with up to {GPUS_OF_A_NODE} GPUs; this recipe "
+            f"needs {nodes} with {ranks} each"
+        )
     size = gpu_memory(config)
     memory, disk, estimate = resources(config, size, nodes, ranks)
     where = relative(run_dir)
@@ -148,6 +168,7 @@ def job_of(
         gpus=0 if on_cpu else ranks,
         ranks=ranks,
         gpu_types=() if on_cpu else CLOUD_GPUS[size],
+        gpu_gb=0 if on_cpu else size,
         cpus=CORES_BESIDE + (1 if on_cpu else CORES_PER_GPU) * ranks,
         memory_gib=memory,
         shared_memory_gib=max(1, math.ceil(SHARED_MEMORY * memory)),
@@ -226,8 +247,9 @@ def relative(path: Path) -> str:
 
 
 def _image(kind: str, flavour: str) -> str:
-    """The default image: Kubernetes needs one, that of our Dockerfiles."""
-    return f"sg-rlhf:{sg_rlhf.__version__}-{flavour}" if kind == "kuberay" else ""
+    """The default image: Kubernetes and Hugging Face need one, that of our Dockerfiles."""
+    needed = kind in ("kuberay", "hfjobs")
+    return f"sg-rlhf:{sg_rlhf.__version__}-{flavour}" if needed else ""
 
 
 def _version_of(package: str) -> str:

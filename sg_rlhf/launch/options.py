@@ -6,11 +6,11 @@ import argparse
 import re
 from dataclasses import dataclass
 
-KINDS = ("sbatch", "kuberay", "skypilot")
+KINDS = ("sbatch", "kuberay", "skypilot", "dstack", "hfjobs")
 #: Option -> the kinds of job file that use it.
 USED_BY = {
     "image": KINDS,
-    "time": ("sbatch", "kuberay"),
+    "time": ("sbatch", "kuberay", "dstack", "hfjobs"),
     "partition": ("sbatch",),
     "account": ("sbatch",),
 }
@@ -67,9 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--image",
         metavar="NAME",
-        help="container image to run in (default: none; kuberay: our own)",
+        help="container image to run in (default: none; kuberay, hfjobs: our own)",
     )
-    group.add_argument("--time", metavar="HH:MM:SS", help="time limit of the job (sbatch, kuberay)")
+    group.add_argument(
+        "--time",
+        metavar="HH:MM:SS",
+        help=f"time limit of the job ({', '.join(USED_BY['time'])})",
+    )
     group.add_argument("--partition", metavar="NAME", help="SLURM's partition (sbatch)")
     group.add_argument("--account", metavar="NAME", help="SLURM's account (sbatch)")
 

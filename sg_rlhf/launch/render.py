@@ -9,7 +9,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sg_rlhf.launch.job import Job
 
-TEMPLATES = {"sbatch": "job.sbatch", "kuberay": "rayjob.yaml", "skypilot": "skypilot.yaml"}
+TEMPLATES = {
+    "sbatch": "job.sbatch",
+    "kuberay": "rayjob.yaml",
+    "skypilot": "skypilot.yaml",
+    "dstack": "dstack.yaml",
+    "hfjobs": "hfjobs.sh",
+}
 
 
 def render(job: Job) -> str:

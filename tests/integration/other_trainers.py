@@ -1,7 +1,7 @@
 """The losses of sg_rlhf/integrations, compared on one batch.
 
     make .cache/integrations/made
-    PYTHONPATH=. .cache/integrations/bin/python tests/integration/other_trainers.py [trl|verl|molt]
+    PYTHONPATH=. .cache/integrations/bin/python tests/integration/other_trainers.py [TRAINER]
 
 A line of JSON for each case: the difference of the losses, and the largest difference of the
 gradients as a share of the largest entry. ``against`` is ``token_loss``, or the trainer's own loss
@@ -14,10 +14,11 @@ import importlib.util
 import json
 import sys
 import tempfile
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -173,6 +174,127 @@ def molt() -> None:
     row("Molt", "grpo_sg inside, as ppo", "token-mean", theirs, "token_loss", expected)
 
 
+#: Losses and their totals for trainers that have the token-mean alone.
+TOKENS = float(batch_of_responses().mask.sum())
+
+
+def on_tokens(trainer: str, loss_of: Callable[[Batch, str, dict[str, Any], str], Tensor]) -> None:
+    """The losses of :data:`LOSSES`, divided by all tokens."""
+    for name, parameters, objective in LOSSES:
+        weighting = make_weighting(name, parameters)
+        expected = on_batch(ours, weighting, objective=objective, total=TOKENS)
+        case = f"{name} {weighting.placement}, {objective}"
+        theirs = on_batch(loss_of, name, parameters, objective)
+        row(trainer, case, "token-mean", theirs, "token_loss", expected)
+
+
+def tinker() -> None:
+    """tinker's own code differentiates the loss; the service's answer is made here."""
+    from tinker import Datum, ModelInput, TensorData
+    from tinker.lib.public_interfaces.training_client import TrainingClient
+
+    from sg_rlhf.integrations.tinker import make_loss
+
+    batch = batch_of_responses()
+    lengths = [max(int(n), 1) for n in batch.mask.sum(-1)]  # no datum is empty
+
+    def result_of(name: str, parameters: dict[str, Any], objective: str) -> Result:
+        rows = [
+            {
+                key: x[i, :n].detach()
+                for key, x in (
+                    ("logprobs", batch.old_log_probs), ("advantages", batch.advantages),
+                    ("mask", batch.mask.float()),
+                )
+            }
+            for i, n in enumerate(lengths)
+        ]  # fmt: skip
+        data = [
+            Datum(
+                ModelInput.from_ints([0] * n),
+                {"target_tokens": torch.zeros(n, dtype=torch.int64), **row},
+            )
+            for n, row in zip(lengths, rows, strict=True)
+        ]
+        answer = SimpleNamespace(
+            loss_fn_outputs=[
+                {"logprobs": TensorData.from_torch(batch.log_probs[i, :n].detach())}
+                for i, n in enumerate(lengths)
+            ]
+        )
+        loss = make_loss(make_weighting(name, parameters), objective, total=TOKENS, **EPS)
+        found = TrainingClient._compute_custom_loss(data, loss, answer)
+        gradient = torch.zeros_like(batch.mask, dtype=torch.float32)
+        for i, datum in enumerate(found.data):
+            gradient[i, : lengths[i]] = -datum.loss_fn_inputs["weights"].to_torch()
+        return torch.tensor(found.loss_sum), gradient
+
+    for name, parameters, objective in LOSSES:
+        weighting = make_weighting(name, parameters)
+        expected = on_batch(ours, weighting, objective=objective, total=TOKENS)
+        case = f"{name} {weighting.placement}, {objective}"
+        row(
+            "tinker",
+            case,
+            "token-mean",
+            result_of(name, parameters, objective),
+            "token_loss",
+            expected,
+        )
+
+
+def prime_rl() -> None:
+    """prime-rl is not on PyPI: its two dataclasses are here as its documentation has them."""
+    module = ModuleType("prime_rl.trainer.rl.loss")
+    module.LossInputs = SimpleNamespace  # type: ignore[attr-defined]
+    module.LossOutputs = namedtuple("LossOutputs", "loss metrics")  # type: ignore[attr-defined]
+    for name in ("prime_rl", "prime_rl.trainer", "prime_rl.trainer.rl"):
+        sys.modules[name] = ModuleType(name)
+    sys.modules[module.__name__] = module
+    from sg_rlhf.integrations.prime_rl import grpo_sg
+
+    def loss_of(batch: Batch, name: str, parameters: dict[str, Any], objective: str) -> Tensor:
+        lengths = [int(n) for n in batch.mask.sum(-1)]
+        losses = []
+        for i, n in enumerate(lengths):
+            inputs = SimpleNamespace(
+                trainer_logprobs=batch.log_probs[i, :n], loss_weights=None,
+                inference_logprobs=batch.old_log_probs[i, :n], ref_logprobs=None,
+                advantages=batch.advantages[i, :n], loss_mask=batch.mask[i, :n],
+            )  # fmt: skip
+            losses.append(grpo_sg(inputs, name, parameters, objective, **EPS).loss)
+        return torch.stack(losses).sum() / TOKENS
+
+    on_tokens("prime-rl", loss_of)
+
+
+def torchtitan() -> None:
+    from torchtitan.components.loss import compute_logprobs
+
+    from sg_rlhf.integrations.torchtitan import GRPOSGLoss
+
+    batch = batch_of_responses()
+    labels = torch.zeros(batch.mask.shape, dtype=torch.int64)
+
+    def logits_of(batch: Batch) -> Tensor:
+        """[B, T, 2]: token 0 has the batch's log-probs."""
+        return torch.stack([batch.log_probs, torch.log1p(-batch.log_probs.exp())], -1)
+
+    def loss_of(batch: Batch, name: str, parameters: dict[str, Any], objective: str) -> Tensor:
+        config = GRPOSGLoss.Config(
+            weighting=name, parameters=parameters, objective=objective, **EPS
+        )
+        loss, metrics = config.build()(
+            logits_of(batch), labels, TOKENS, generator_logprobs=batch.old_log_probs,
+            advantages=batch.advantages, loss_mask=batch.mask,
+        )  # fmt: skip
+        assert metrics["loss/mean"] == loss and metrics["sg/weight_mean"] > 0
+        return loss
+
+    assert torch.allclose(compute_logprobs(logits_of(batch), labels), batch.log_probs)
+    on_tokens("torchtitan", loss_of)
+
+
 def trl() -> None:
     from datasets import Dataset
     from transformers import AutoModelForCausalLM
@@ -272,5 +394,7 @@ def trl() -> None:
 
 
 if __name__ == "__main__":
-    for trainer in sys.argv[1:] or ["trl", "verl", "molt"]:
-        {"trl": trl, "verl": verl, "molt": molt}[trainer]()
+    trainers = (trl, verl, molt, tinker, prime_rl, torchtitan)
+    for trainer in trainers:
+        if trainer.__name__ in sys.argv[1:] or not sys.argv[1:]:
+            trainer()

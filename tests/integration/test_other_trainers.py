@@ -1,4 +1,4 @@
-"""sg_rlhf/integrations in TRL, verl and Molt: the same loss and gradient; TRL trains with it."""
+"""sg_rlhf/integrations in other trainers: the same loss and gradient; TRL trains with it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,14 @@ def run(*arguments: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("trainer", "cases", "loss", "gradient"),
-    [("verl", 12, 0.0, 0.0), ("molt", 16, 1e-6, 1e-6), ("trl", 21, 1e-6, 2e-5)],
+    [
+        ("verl", 12, 0.0, 0.0),
+        ("molt", 16, 1e-6, 1e-6),
+        ("trl", 21, 1e-6, 2e-5),
+        ("tinker", 4, 1e-6, 1e-6),
+        ("prime_rl", 4, 1e-6, 1e-6),
+        ("torchtitan", 4, 1e-6, 1e-5),
+    ],
 )
 def test_loss_and_gradient_are_ours(trainer: str, cases: int, loss: float, gradient: float) -> None:
     rows = run(f"{HERE}/other_trainers.py", trainer)

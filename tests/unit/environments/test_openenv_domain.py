@@ -152,10 +152,13 @@ def test_a_server_that_is_away_is_told_before_the_run() -> None:
 
 def test_rows_are_the_beginnings_of_episodes() -> None:
     async def use(url: str) -> Any:
-        return await asyncio.to_thread(openenv_domain.generate, url, "text", 1, 1, 4)
+        return await asyncio.to_thread(openenv_domain.generate, url, "text", '{"size": 1}', 1, 1, 4)
 
-    train, test, _ = with_server(counting([], 9), use)
+    said: list[dict[str, Any]] = []
+    train, test, _ = with_server(counting(said, 9), use)
     assert [(row["input"], row["answer"]) for row in (*test, *train)] == [
-        ("r4", '{"seed": 4}'), ("r5", '{"seed": 5}')
+        ("r4", '{"size": 1, "seed": 4}'), ("r5", '{"size": 1, "seed": 5}')
     ]  # fmt: skip
+    resets = [message["data"] for message in said if message["type"] == "reset"]
+    assert resets == [{"size": 1, "seed": 4}, {"size": 1, "seed": 5}]
     assert reset_options('{"index": 2}') == {"index": 2}

@@ -1,11 +1,12 @@
 """`--dry-run --print KIND`: what is printed, that schedulers take it, that nothing else is printed.
 
-Of KubeRay's and SkyPilot's schemas only the fields that we write are here (`schemas/`). With the
-whole ones at hand the same files are held to them as well:
+Of the schemas of KubeRay, SkyPilot and dstack only the fields that we write are here (`schemas/`).
+With the whole ones at hand the same files are held to them as well:
 
     kubectl get crd rayjobs.ray.io -o yaml > crd.yaml
     SG_KUBERAY_CRD=crd.yaml pytest tests/unit/launch
     SG_SKYPILOT_PYTHON=/path/to/venv/bin/python pytest tests/unit/launch
+    SG_DSTACK_PYTHON=/path/to/venv/bin/python pytest tests/unit/launch
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from typing import Any
 
 import pytest
 import yaml
+from huggingface_hub import JobHardware
 from jsonschema import Draft202012Validator
 
+from sg_rlhf.launch.job import HF_FLAVORS
 from sg_rlhf.train import main
 
 ROOT = Path(__file__).parents[3]
@@ -157,15 +160,52 @@ def test_skypilot_task_has_the_fields_of_its_kind(
     schema("skypilot").validate(task)
     assert task.get("num_nodes", 1) == (2 if "nodes" in case or case == "sif" else 1)
     for script in (task["setup"], task["run"]):
-        done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        if found := shutil.which("shellcheck", path=TOOLS):
-            check = [found, "--shell=bash", "--exclude=SC2016", "-"]
-            done = subprocess.run(check, input=script, capture_output=True, text=True)
-            assert done.returncode == 0, done.stdout
+        bash_reads(script)
 
 
-@pytest.mark.parametrize("kind", ["sbatch", "kuberay", "skypilot"])
+def bash_reads(script: str) -> None:
+    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    if found := shutil.which("shellcheck", path=TOOLS):
+        check = [found, "--shell=bash", "--exclude=SC2016", "-"]
+        done = subprocess.run(check, input=script, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_dstack_task_has_the_fields_of_its_kind(
+    case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = yaml.safe_load(printed("dstack", [*CASES[case], "--time", "2:00:00"], capsys))
+    schema("dstack").validate(task)
+    assert task.get("nodes", 1) == (2 if "nodes" in case or case == "sif" else 1)
+    assert task["resources"].get("gpu", {}).get("count") == (None if "cpu" in case else 8)
+    assert task["max_duration"] == "7200s"
+    bash_reads(task["commands"][0])
+
+
+@pytest.mark.parametrize("case", ["eight", "cpu", "image", "quotes"])
+def test_hf_itself_takes_the_job(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    script = printed("hfjobs", [*CASES[case], "--time", "2:00:00"], capsys)
+    bash_reads(script)
+    done = subprocess.run(
+        ["bash", "-s", "--", "--dry-run"], input=script, capture_output=True, text=True,
+        env={**os.environ, "PATH": TOOLS, "HF_HUB_OFFLINE": "1", "HF_TOKEN": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = dict(re.findall(r"^  (\w+) +(.+)$", done.stdout, re.MULTILINE))
+    assert rows["flavor"] == ("cpu-performance" if case == "cpu" else "a100x8")
+    assert rows["timeout"] == "7200s"
+    if case == "image":
+        assert rows["image"] == CASES[case][-1]
+
+
+def test_flavors_are_those_of_hugging_face() -> None:
+    flavors = {flavor for sizes in HF_FLAVORS.values() for flavor in sizes.values()}
+    assert flavors <= {flavor.value for flavor in JobHardware}
+
+
+@pytest.mark.parametrize("kind", ["sbatch", "kuberay", "skypilot", "dstack", "hfjobs"])
 def test_every_kind_runs_the_very_command(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever stands in an override reaches the run as it is, and nothing of it is carried out."""
     text = printed(kind, CASES["quotes"], capsys)
@@ -173,8 +213,15 @@ def test_every_kind_runs_the_very_command(kind: str, capsys: pytest.CaptureFixtu
         (line,) = [x for x in text.splitlines() if "-m sg_rlhf.train" in x and x[:1] != "#"]
         words = shlex.split(line)[1:-1]  # "${inside[@]}" before it, & behind it
     else:
-        document = yaml.safe_load(text)
-        shell = document["run"] if kind == "skypilot" else document["spec"]["entrypoint"]
+        if kind == "hfjobs":
+            shell = shlex.split(text, comments=True)[-1]
+        else:
+            document = yaml.safe_load(text)
+            shell = {
+                "skypilot": lambda: document["run"],
+                "kuberay": lambda: document["spec"]["entrypoint"],
+                "dstack": lambda: document["commands"][0],
+            }[kind]()
         words = shlex.split(shell[shell.rindex("python -m sg_rlhf.train") :])
     run_dir = "runs/kk_grpo_sg_qwen2.5-3b-instruct"
     assert words == [
@@ -194,6 +241,7 @@ def test_flags_that_do_not_fit_are_refused_in_one_line(capsys: pytest.CaptureFix
     )
     assert "without spaces" in refused([*job, "sbatch", "--account", "a\n#SBATCH b"], capsys)
     assert "unknown key" in refused([*job, "sbatch", "actor.nodes=2"], capsys)
+    assert "a job is one machine" in refused([*job, "hfjobs", *TWO_NODES], capsys)
 
 
 def test_time_becomes_the_deadline_of_a_rayjob(capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,14 +277,29 @@ def test_the_whole_definition_of_kuberay_takes_it(
     whole_rayjob().validate(yaml.safe_load(printed("kuberay", CASES[case], capsys)))
 
 
-@pytest.mark.skipif("SG_SKYPILOT_PYTHON" not in os.environ, reason="SG_SKYPILOT_PYTHON not set")
+#: Reads a file of this kind with the project's own code.
+READERS = {
+    "skypilot": "import sky; sky.Task.from_yaml_config(yaml.safe_load(sys.stdin))",
+    "dstack": (
+        "from dstack._internal.core.models import configurations as c;"
+        "from dstack._internal.core import services as s;"
+        "task = c.parse_apply_configuration(yaml.safe_load(sys.stdin));"
+        "s.validate_dstack_resource_name(task.name)"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
 @pytest.mark.parametrize("case", CASES)
-def test_skypilot_itself_takes_it(case: str, capsys: pytest.CaptureFixture[str]) -> None:
-    read = "import sys, yaml, sky; sky.Task.from_yaml_config(yaml.safe_load(sys.stdin))"
+def test_the_scheduler_itself_takes_it(
+    kind: str, case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not (python := os.environ.get(f"SG_{kind.upper()}_PYTHON")):
+        pytest.skip(f"SG_{kind.upper()}_PYTHON not set")
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(
-        [os.environ["SG_SKYPILOT_PYTHON"], "-c", read],
-        input=printed("skypilot", CASES[case], capsys), capture_output=True, text=True,
+        [python, "-c", f"import sys, yaml; {READERS[kind]}"],
+        input=printed(kind, CASES[case], capsys), capture_output=True, text=True,
         env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

@@ -1,0 +1,61 @@
+"""GRPO-SG in prime-rl (August 2026): a custom loss, named in the trainer's configuration::
+
+    [trainer.loss]
+    type = "custom"
+    import_path = "sg_rlhf.integrations.prime_rl.grpo_sg"
+
+    [trainer.loss.kwargs]
+    weighting = "grpo_sg"
+    parameters = { upper = 1.2 }
+
+prime-rl calls it for each sequence and divides the sum by the tokens of the optimizer step
+(token-mean). Its old log-probs are those of the inference engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prime_rl.trainer.rl.loss import LossInputs, LossOutputs
+
+from sg_rlhf.algo.policy_loss import policy_loss_terms
+from sg_rlhf.algo.weightings import make_weighting
+
+_METRICS = ("weight_mean", "clip_ratio", "zeroed_pos", "zeroed_neg")
+
+
+def grpo_sg(
+    inputs: LossInputs,
+    weighting: str = "grpo_sg",
+    parameters: dict[str, Any] | None = None,
+    objective: str = "ppo",
+    eps_low: float = 0.2,
+    eps_high: float = 0.24,
+    dual_clip: float | None = None,
+) -> LossOutputs:
+    """The loss of one sequence: the sum over its tokens, [seq] in all inputs.
+
+    Args:
+        inputs: prime-rl's.
+        weighting: the token weighting's name.
+        parameters: its parameters.
+        objective: the objective's name.
+        eps_low: lower clip range.
+        eps_high: upper clip range.
+        dual_clip: see :func:`~sg_rlhf.algo.policy_loss.policy_loss_terms`.
+    """
+    weights = inputs.loss_weights
+    terms = policy_loss_terms(
+        inputs.trainer_logprobs[None],
+        inputs.inference_logprobs[None],
+        inputs.advantages[None],
+        inputs.loss_mask[None],
+        make_weighting(weighting, parameters or {}),
+        eps_low,
+        eps_high,
+        dual_clip,
+        objective=objective,
+        token_coef_BT=None if weights is None else weights[None],
+        batch_num_tokens=1.0,
+    )
+    return LossOutputs(terms.loss, {f"sg/{k}": terms.statistics.mean(k) for k in _METRICS})
