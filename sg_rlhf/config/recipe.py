@@ -13,7 +13,6 @@ torch nor ray.
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +41,7 @@ from sg_rlhf.config.sg_settings import (
     sg_keys,
     validation_message,
 )
-from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES, Flag, flags
+from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES, flags
 from sg_rlhf.config.weighting_resolution import (
     COMMAND_LINE,
     OBJECTIVE,
@@ -311,7 +310,7 @@ def _check(
         if key in known:
             sg[key] = value
         elif key in table:
-            checked = _checked_value(table[key], value, where)
+            checked = value_ranges.checked_value(table[key], value, where)
             is_text = isinstance(checked, str)
             values[key] = registry.OLD_VALUES.get(checked, checked) if is_text else checked
         else:
@@ -376,59 +375,3 @@ def _parameters_of_weightings(key: str) -> list[str]:
     section, _, name = key.partition(".")
     names = {name for weighting in WEIGHTINGS.values() for name in weighting.ranges()}
     return [f"{WEIGHTING}.{name}"] if section == "sg" and name in names else []
-
-
-def _checked_value(flag: Flag, value: Any, where: str) -> Any:
-    def fail() -> ConfigError:
-        return ConfigError(
-            f"{where}: {flag.dest}={redact(flag.dest, value)!r}: expected {flag.describe()}"
-        )
-
-    if value is None:
-        return None
-    if flag.kind == "switch":
-        if not isinstance(value, bool):
-            raise fail()
-        return value
-    if flag.kind == "list":
-        items = value if isinstance(value, list) else [value]
-        if isinstance(flag.nargs, int) and len(items) != flag.nargs:
-            raise fail()
-        return _in_range(flag, [_scalar(flag, item, fail) for item in items], where)
-    return _in_range(flag, _scalar(flag, value, fail), where)
-
-
-def _in_range(flag: Flag, value: Any, where: str) -> Any:
-    expected = value_ranges.violation(flag.dest, value)
-    if expected is not None:
-        raise ConfigError(f"{where}: {flag.dest}={value}: expected {expected}")
-    return value
-
-
-def _scalar(flag: Flag, value: Any, fail: Any) -> Any:
-    if isinstance(value, bool) and flag.choices and "off" in flag.choices:
-        value = "on" if value else "off"  # YAML reads the bare words as booleans
-    if isinstance(value, (list, dict)) or (isinstance(value, bool) and flag.type is not str):
-        raise fail()
-    if flag.type is int and not (isinstance(value, int) or _is_whole(value)):
-        raise fail()
-    try:
-        typed = flag.type(value)
-    except (TypeError, ValueError, OverflowError):
-        raise fail() from None
-    if isinstance(typed, str) and not _is_text(typed):
-        raise fail()
-    if isinstance(typed, float) and math.isnan(typed):
-        raise fail()
-    if flag.choices is not None and typed not in flag.choices:
-        raise fail()
-    return typed
-
-
-def _is_text(value: str) -> bool:
-    """Neither half a character, which a shell's stray byte becomes, nor what no argument holds."""
-    return "\0" not in value and not any("\ud800" <= c <= "\udfff" for c in value)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, float) and value.is_integer()

@@ -37,7 +37,7 @@ from sg_rlhf.overlay.learner import nonfinite
 from sg_rlhf.overlay.reporting import activity, graceful_stop
 from sg_rlhf.overlay.reporting.errors import NonFiniteError, RunStopped, Terminated
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
-from sg_rlhf.overlay.rollout import async_buffer, engine_pool
+from sg_rlhf.overlay.rollout import async_buffer, engine_monitor
 from sg_rlhf.overlay.settings import rollout_plan
 from sg_rlhf.overlay.settings.lookup import value_of
 from sg_rlhf.overlay.weight_sync import log_prob_check
@@ -74,7 +74,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._async_config = async_config(value_of(self.args))
         self._buffer: async_buffer.AsyncRolloutBuffer | None = None
         self._state = ControllerState(self.samples_generator, self.kl_ctl)
-        self._engine_start: engine_pool.StartMonitor | None = None
+        self._engine_start: engine_monitor.StartMonitor | None = None
         self._clock = self.samples_generator.clock = self.experience_maker.clock = PhaseTimer(
             on_change=self._report_section
         )
@@ -108,7 +108,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             loader.dataset.check()
         rollout_plan.check_prompts(self._plan, self.args)
         if self.vllm_engines:
-            self._engine_start = engine_pool.StartMonitor(
+            self._engine_start = engine_monitor.StartMonitor(
                 self.vllm_engines,
                 self.actor_model_group._actor_handlers,
                 self._run_dir,
@@ -130,7 +130,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._engines = self.samples_generator.engines = self._sync.pool
         self._evaluation.pop_replacement_count = self._engines.pop_replacement_count
         try:
-            with engine_pool.monitor(self._engines, self._sg.engine_timeout, self._run_dir):
+            with engine_monitor.monitor(self._engines, self._sg.engine_timeout, self._run_dir):
                 self._fit()
         finally:  # also if the run is stopped
             self._log.close()

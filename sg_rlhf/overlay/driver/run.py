@@ -208,7 +208,7 @@ def main(
         return 130
     except Exception as error:
         from sg_rlhf.overlay.reporting import error_report
-        from sg_rlhf.overlay.rollout import engine_pool
+        from sg_rlhf.overlay.rollout import engine_monitor
 
         if not args.sg.run_dir:
             raise
@@ -217,7 +217,7 @@ def main(
             error_report.save_traceback(error, Path(args.sg.run_dir))
             or "none: they could not be written"
         )
-        line = engine_pool.failure_message(args.sg.run_dir) or error_report.summarize(error)
+        line = engine_monitor.failure_message(args.sg.run_dir) or error_report.summarize(error)
         said = redact_text(f"failed: {line}{during}{_resume_hint(args)}; details: {details}")
         print(said, file=sys.stderr)
         return 1

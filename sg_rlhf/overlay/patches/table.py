@@ -91,7 +91,7 @@ PATCHES = (
           f"{_OURS}.patches.free_port:free_port",
           "another program often takes a port of the kernel's range before it is opened"),
     Patch("openrlhf.trainer.ray.vllm_engine", "batch_vllm_engine_call",
-          f"{_OURS}.rollout.engine_pool:after_start",
+          f"{_OURS}.rollout.engine_monitor:after_start",
           "waits without limit for colocated engines to start, to let them sleep", wraps=True),
     # Placement of these actors.
     Patch("openrlhf.cli.train_ppo_ray", "RayActorGroup._initiate_actors",

@@ -4,8 +4,9 @@ In each engine's Ray actor: ``engine`` (extends upstream's ``RolloutRayActor``),
 (reward functions and agents), ``environment_agent``, ``batch_barrier`` (starts requests together).
 
 In the controller: ``generator`` (extends upstream's ``SamplesGenerator``) turns prompts into
-experience, ``dispatch`` sends requests and repeats those of a lost engine, ``engine_pool`` checks
-the engines' health and restarts them, ``async_buffer`` keeps rollouts ahead of the update.
+experience, ``dispatch`` sends requests and repeats those of a lost engine, ``engine_pool``
+restarts lost engines, ``engine_monitor`` notices silent ones, and ``async_buffer`` keeps rollouts
+ahead of the update.
 
 Must not import ``learner``, ``weight_sync`` or ``controller``.
 """
