@@ -65,7 +65,7 @@ def dump(
     return file
 
 
-def as_sent(micro_batches: list[Any], args: Any) -> list[Any]:
+def in_rank_order(micro_batches: list[Any], args: Any) -> list[Any]:
     """The micro-batches in the order in which they go to the ranks."""
     if args.train.dynamic_batch_enable and not is_balanced(args):
         micro_batches = balance_experiences(micro_batches, args)

@@ -262,7 +262,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         return metrics, self._global_step
 
     def _send_to_ranks(self, experiences: list[Any]) -> None:
-        experiences = rollout_dump.as_sent(experiences, self.args)
+        experiences = rollout_dump.in_rank_order(experiences, self.args)
         groups = [g for g in (self.actor_model_group, self.critic_model_group) if g is not None]
         references = []
         for group in groups:
@@ -275,7 +275,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             if self.experience_maker.reference is not None:
                 # Not waited for: a rank runs its calls in order.
                 self.actor_model_group.async_run_method(
-                    method_name="expect_reference", results=self.experience_maker.reference
+                    method_name="set_reference", results=self.experience_maker.reference
                 )
             metrics: dict[str, Any] = super().ppo_train(global_steps)
         with self._clock.section("logging"):
@@ -285,7 +285,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         return metrics
 
     def _log_nonfinite(self, metrics: dict[str, Any], global_step: int) -> None:
-        rows = nonfinite.take(metrics, list(self.experience_maker.skipped_rows))
+        rows = nonfinite.collect_rows(metrics, list(self.experience_maker.skipped_rows))
         self._log.write(jsonl_log.NONFINITE, [{"global_step": global_step, **row} for row in rows])
         if nonfinite.STOP in metrics:
             raise NonFiniteError(metrics[nonfinite.STOP])

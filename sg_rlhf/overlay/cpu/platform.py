@@ -42,7 +42,7 @@ class CpuDevice(str):
         return "0"
 
 
-def active() -> bool:
+def is_cpu() -> bool:
     """Whether this process trains without CUDA."""
     name = os.environ.get(PLATFORM_VARIABLE)
     if name:
@@ -52,11 +52,6 @@ def active() -> bool:
     import torch
 
     return not torch.cuda.is_available()
-
-
-def on_cuda() -> bool:
-    """Whether this process trains on CUDA."""
-    return not active()
 
 
 def environment() -> dict[str, str]:
@@ -83,7 +78,7 @@ def environment() -> dict[str, str]:
 
 def install() -> None:
     """Set the environment of this process; call it before upstream is imported."""
-    if active():
+    if is_cpu():
         os.environ.update(environment())
 
 
@@ -149,7 +144,7 @@ def has_bf16_units() -> bool:
 
 def emulates_bf16() -> bool:
     """Whether this process trains on a CPU that emulates bf16 products."""
-    return active() and not has_bf16_units()
+    return is_cpu() and not has_bf16_units()
 
 
 def dtype_with_fp32(original: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -32,7 +32,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 def fork_server_for_cpu() -> Iterator[fork_server.ForkServer | None]:
     """Start the process that workers are forked from, if there is no CUDA."""
     auth_token.set_auth_token()
-    if not (platform.active() and fork_server.enabled()):
+    if not (platform.is_cpu() and fork_server.enabled()):
         yield None
         return
     workers = fork_server.ForkServer()
@@ -97,7 +97,7 @@ def train(
                     table.install_driver()
                 run = _here if workers is None else train_task.prepare()
             with (
-                activity.phase(activity.DRIVER, activity.WORKERS),
+                activity.phase(activity.DRIVER, activity.STARTING_WORKERS),
                 graceful_stop.GracefulStop(args.sg.run_dir, args.sg.grace_seconds),
             ):
                 return run(job, args)

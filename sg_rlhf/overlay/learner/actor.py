@@ -74,9 +74,9 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
         found: list[dict[str, list[float]] | None] = self.trainer.token_record.lookup(sequences)
         return found
 
-    def expect_reference(self, results: PendingLogProbs) -> None:
+    def set_reference(self, results: PendingLogProbs) -> None:
         """Set the pending reference log-probs of the next update."""
-        self.trainer.reference.expect(results)
+        self.trainer.reference.set_pending(results)
 
     def join_engines(self) -> None:
         """Rebuild the weight sync's group, after an engine was restarted."""

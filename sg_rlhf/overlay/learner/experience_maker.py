@@ -23,7 +23,6 @@ from sg_rlhf.algo.advantages import (
 )
 from sg_rlhf.overlay.learner import (
     micro_batches,
-    nonfinite,
     old_log_probs,
     overlapped_reference,
     sample_mask,
@@ -58,7 +57,7 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._kl = kl_dispatcher(self.args, None)
-        self._update_computes_old = old_log_probs.is_needed(self.args).of != "all"
+        self._update_computes_old = old_log_probs.rule_of(self.args).of != "all"
         self._overlaps_reference = (
             self.initial_model_group is not None and overlapped_reference.can_overlap(self.args)
         )
@@ -81,20 +80,19 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
                 experiences = micro_batches.training_micro_batches(
                     experiences, self.args, self.rollout, pad_token_id
                 )
-                if micro_batches.into_micro_batches(self.args):
+                if micro_batches.balances_micro_batches(self.args):
                     self.idle_fraction = micro_batches.dp_idle_fraction(experiences, self.args)
             if self._overlaps_reference:
                 self.reference = overlapped_reference.submit(
                     self.initial_model_group, experiences, self.args
                 )
-            # Upstream's replay buffers drop the index.
             for experience in experiences:
-                experience.info[nonfinite.PLACE] = torch.tensor(experience.index)
+                experience.info[micro_batches.SAMPLE_INDEX] = torch.tensor(experience.index)
             return experiences
 
     def split_rollout_samples(self, rollout_samples: list[Any]) -> list[Any]:
         """Cut a rollout into micro-batches for the forward passes, rank after rank."""
-        if not micro_batches.into_micro_batches(self.args):
+        if not micro_batches.balances_micro_batches(self.args):
             split: list[Any] = super().split_rollout_samples(rollout_samples)
             return split
         for i, sample in enumerate(rollout_samples):

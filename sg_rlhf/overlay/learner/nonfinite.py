@@ -27,14 +27,12 @@ from typing import Any
 
 import torch
 
-from sg_rlhf.overlay.learner import gradient_check
+from sg_rlhf.overlay.learner import gradient_check, micro_batches
 from sg_rlhf.run_dir import jsonl_log
 
-#: In an experience's info: the sample's index in the rollout.
-PLACE = "sg_place"
 #: In a rank's status: rows of ``nonfinite.jsonl``, and why the run stops.
 ROWS, STOP = "sg_nonfinite", "sg_stop"
-SKIPPED_STEPS, LEFT_OUT = "nonfinite/skipped_steps", "nonfinite/samples"
+SKIPPED_STEPS, MASKED_SAMPLES = "nonfinite/skipped_steps", "nonfinite/samples"
 
 
 class TooManySkips(Exception):
@@ -59,7 +57,7 @@ def masked_row(cause: str, message: str, prompts: Iterable[int], count: int) -> 
     }
 
 
-def take(status: dict[str, Any], left_out: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def collect_rows(status: dict[str, Any], left_out: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rollout's rows; replaces them in the status by their counts.
 
     Args:
@@ -68,7 +66,7 @@ def take(status: dict[str, Any], left_out: list[dict[str, Any]]) -> list[dict[st
     """
     rows = [*left_out, *status.pop(ROWS, [])]
     status[SKIPPED_STEPS] = float(sum(row.get("optimizer_step") is not None for row in rows))
-    status[LEFT_OUT] = float(sum(row.get("left_out", 0) for row in rows))
+    status[MASKED_SAMPLES] = float(sum(row.get("left_out", 0) for row in rows))
     return rows
 
 
@@ -103,13 +101,12 @@ class RankSkips:
         self._masked: list[int] = []
         self._rows: list[dict[str, Any]] = []
 
-    def begin(self, experience: Any) -> None:
-        """Start a micro-batch; takes its samples' indices out of the metrics.
+    def begin(self, indices: Iterable[Any]) -> None:
+        """Start a micro-batch.
 
         Args:
-            experience: of B samples.
+            indices: of its samples in the rollout.
         """
-        indices = experience.info.pop(PLACE, ())
         self._prompts = [int(index) // self._group_size for index in indices]
         self._step_prompts += self._prompts
         self.loss_failed = False
@@ -149,7 +146,7 @@ class RankSkips:
         """Mask a sample of the replay buffer whose log-probs are not finite."""
         item.action_mask = torch.zeros_like(item.action_mask)
         item.action_log_probs = torch.zeros_like(item.action_log_probs)
-        self._masked.append(int(item.info[PLACE]))
+        self._masked.append(int(item.info[micro_batches.SAMPLE_INDEX]))
 
     def after_step(self, step: int, applied: bool) -> bool:
         """Log an optimizer step that was skipped; every rank must call it.
@@ -168,7 +165,7 @@ class RankSkips:
         local = (self._messages, self._suspects, self._step_prompts)
         self._messages, self._suspects, self._step_prompts = [], [], []
         if not applied:
-            per_rank = gradient_check.gathered(local)
+            per_rank = gradient_check.all_gather_objects(local)
             messages, suspects, prompts = map(_joined, zip(*per_rank, strict=True))
             if messages or not self._has_loss_scale:
                 self._in_a_row += 1
@@ -198,7 +195,7 @@ class RankSkips:
     def pop_rows(self) -> dict[str, Any]:
         """The rows of the update on all ranks; every rank must call it."""
         rows, self._rows = self._rows, []
-        masked = {*_joined(gradient_check.gathered(self._masked))}
+        masked = {*_joined(gradient_check.all_gather_objects(self._masked))}
         self._masked = []
         if masked:
             prompts = {index // self._group_size for index in masked}

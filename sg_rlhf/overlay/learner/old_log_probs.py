@@ -24,7 +24,7 @@ from sg_rlhf.overlay.settings.lookup import value_of
 _NOISE_KEYS = ("dropout", "pdrop", "jitter")
 
 
-def is_needed(args: Any) -> OldLogProbRule:
+def rule_of(args: Any) -> OldLogProbRule:
     """The rule for upstream's nested namespace with ``sg``."""
     return old_log_prob_rule(value_of(args))
 

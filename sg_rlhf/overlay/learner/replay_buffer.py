@@ -20,7 +20,7 @@ from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from torch.utils.data import DataLoader
 
 from sg_rlhf.config.upstream_flags import PROMPT_MEAN
-from sg_rlhf.overlay.learner import micro_batches, nonfinite
+from sg_rlhf.overlay.learner import micro_batches
 
 #: [optimizer step][micro-batch][sample] -> index in the replay buffer.
 Steps = list[list[list[int]]]
@@ -102,7 +102,7 @@ class UpdateBatching:
     def __init__(self, strategy: Any) -> None:
         args = strategy.args
         self._strategy = strategy
-        self.cut_by_controller = micro_batches.variable_size(args)
+        self.cut_by_controller = micro_batches.has_variable_size(args)
         self.is_variable = self.cut_by_controller or bool(args.train.dynamic_batch_enable)
         self.accumulation = 1 if self.is_variable else strategy.accumulated_gradient
         self.shuffles = not (
@@ -199,7 +199,7 @@ class UpdateBatching:
     def _prompt(self, item: Any) -> int:
         """Index of a sample's prompt in the rollout."""
         group = self._strategy.args.rollout.n_samples_per_prompt
-        return int(item.info[nonfinite.PLACE]) // int(group)
+        return int(item.info[micro_batches.SAMPLE_INDEX]) // int(group)
 
     def _count_per_prompt(self, buffer: Any, steps: Steps, group: Any) -> torch.Tensor:
         """Response tokens of each prompt of the rollout in each optimizer step on all ranks.

@@ -95,5 +95,5 @@ def entropy_threshold(trainer: Any, weighting: TopEntropy, batches: Iterable[lis
         entropy_BT = output.entropy[:, -batch.action_mask.shape[1] :]
         entropies.append(entropy_BT[batch.action_mask.bool()].float().cpu())
     group = trainer.strategy.ds_device_mesh["dp"].get_group()
-    per_rank = gradient_check.gathered(torch.cat(entropies), group)
+    per_rank = gradient_check.all_gather_objects(torch.cat(entropies), group)
     return float(weighting.threshold(torch.cat(per_rank)))

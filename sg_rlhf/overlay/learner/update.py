@@ -35,6 +35,7 @@ from sg_rlhf.algo.weightings.top_entropy import TopEntropy
 from sg_rlhf.overlay.learner import (
     gradient_check,
     memory,
+    micro_batches,
     nonfinite,
     parameter_update_check,
     rollout_constants,
@@ -134,7 +135,7 @@ class SGActorPPOTrainer(SyncTrainer):
         except nonfinite.TooManySkips as error:
             # Not raised: the controller writes the rows before it stops the run.
             status = {nonfinite.STOP: str(error)}
-        self.reference.forget()
+        self.reference.clear()
         if self.skips is not None:
             status |= self.skips.pop_rows()
         norms = [row["actor_grad_norm"] for row in self._log.rows]
@@ -248,14 +249,14 @@ class SGActorPPOTrainer(SyncTrainer):
         experience = make_experience_batch(micro_batch.samples, self.args.ds.packing_samples)
         experience.to_device(torch.cuda.current_device())
         started = time.perf_counter()
-        self.reference.give(experience, micro_batch.step, micro_batch.index)
+        self.reference.attach(experience, micro_batch.step, micro_batch.index)
         self._seconds["update_reference_log_probs"] += time.perf_counter() - started
         loss_fn = self.actor_loss_fn
         loss_fn.prompts = experience.prompts
         loss_fn.step = self.actor.model.global_steps + 1
+        indices = experience.info.pop(micro_batches.SAMPLE_INDEX, ())  # not a metric
         if self.skips is not None:
-            self.skips.begin(experience)
-        experience.info.pop(nonfinite.PLACE, None)  # no metric
+            self.skips.begin(indices)
         # A NaN at a masked position survives a product with the mask.
         for name in _LOG_PROB_FIELDS:
             if (values := getattr(experience, name)) is not None:

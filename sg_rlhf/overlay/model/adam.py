@@ -47,5 +47,5 @@ def use_host_threads(ranks: int) -> None:
     Args:
         ranks: policy ranks on this machine.
     """
-    if not platform.active():
+    if not platform.is_cpu():
         torch.set_num_threads(max(1, resources.cores() // ranks))

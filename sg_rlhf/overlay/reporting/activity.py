@@ -27,10 +27,10 @@ TRAINER = "trainer"
 CONTROLLER = "controller"
 
 #: The driver's last phase. The phases of the workers say more.
-WORKERS = "starting the workers"
+STARTING_WORKERS = "starting the workers"
 
 #: This phase prints its own progress, so the terminal does not repeat it.
-PLACES = "reserving GPUs and CPUs on the cluster"
+RESERVING = "reserving GPUs and CPUs on the cluster"
 
 #: Minimal seconds between two rows of :func:`show_progress`.
 PROGRESS_SECONDS = 0.5

@@ -178,7 +178,7 @@ class Progress:
         now = time.time()
         latest = {current.label(): current for current in self._activities.values()}
         if len(latest) > 1 or self._bar is not None:
-            latest.pop(activity.WORKERS, None)
+            latest.pop(activity.STARTING_WORKERS, None)
         return "; ".join(a.text(now) for a in sorted(latest.values(), key=lambda a: a.since))
 
     def _show(self) -> None:
@@ -191,7 +191,7 @@ class Progress:
         elif (
             text
             and not self._bar
-            and not text.startswith(activity.PLACES)
+            and not text.startswith(activity.RESERVING)
             and time.time() - self._last_line >= REPEAT_SECONDS
         ):
             self.say(f"still {text}")

@@ -82,7 +82,7 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         settings = worker_settings.current()
         kwargs["dtype"] = settings.engine_dtype
         kwargs["trust_remote_code"] = kwargs.get("model") in settings.trusted_models
-        if platform.active():
+        if platform.is_cpu():
             fork_server.use_for_subprocesses()  # the engine's core
             kwargs["worker_extension_cls"] = CPU_WORKER_EXTENSION
             if not platform.has_bf16_units():
@@ -97,11 +97,11 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         self._expects_reward = bool(remote_rm_url)
         self._instance_id = uuid.uuid4().hex
         # Elsewhere results vary with more than the batch composition.
-        self._deterministic = platform.active() or bool(kwargs.get("full_determinism"))
+        self._deterministic = platform.is_cpu() or bool(kwargs.get("full_determinism"))
         self._barrier: tuple[str, BatchBarrier] | None = None
         with activity.phase(activity.ENGINE, "starting vLLM and loading the model"):
             await super().__init__(*args, remote_rm_url=remote_rm_url, **kwargs)
-            if platform.active():
+            if platform.is_cpu():
                 await self.llm.collective_rpc("draw_by_seed")
             await self.set_weight_version(0)
         check_agent_rewards(self.executor)

@@ -58,7 +58,7 @@ def log_of(count: int, together: int) -> SampleLog:
 def test_some_responses_of_some_prompts_are_kept(
     arguments: tuple[int, int, int, int], expected: list[int]
 ) -> None:
-    assert sample_log.chosen(*arguments) == expected
+    assert sample_log.choose_samples(*arguments) == expected
 
 
 def test_a_row_has_what_engine_update_and_environment_did(monkeypatch: pytest.MonkeyPatch) -> None:
