@@ -145,7 +145,7 @@ def rollout(actor: Any) -> list[Experience]:
                 total_length=torch.tensor([length]),
                 response_length=torch.tensor([response_ids.shape[1]]),
                 index=[index],
-                info={},
+                info={micro_batches.SAMPLE_INDEX: torch.tensor([index])},
             )
         )
     return experiences

@@ -69,10 +69,10 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
                 Path(ckpt.path), ckpt.max_num, not ckpt.disable_ds, Path(ckpt.output_dir)
             )
 
-    def sampled_tokens(self, sequences: list[list[int]]) -> list[dict[str, list[float]] | None]:
+    def token_values(self, indices: list[int]) -> list[dict[str, list[float]] | None]:
         """See :meth:`sg_rlhf.overlay.learner.token_record.TokenRecord.lookup`."""
-        found: list[dict[str, list[float]] | None] = self.trainer.token_record.lookup(sequences)
-        return found
+        values: list[dict[str, list[float]] | None] = self.trainer.token_record.lookup(indices)
+        return values
 
     def set_reference(self, results: PendingLogProbs) -> None:
         """Set the pending reference log-probs of the next update."""

@@ -118,6 +118,7 @@ def arguments(algorithm: str, *overrides: str) -> Any:
 
 def rollout(actor: Table, **info: torch.Tensor) -> list[Experience]:
     """Responses of different lengths, off the policy, on the CPU as upstream keeps them."""
+    info = {micro_batches.SAMPLE_INDEX: torch.arange(RESPONSES)} | info
     generator = torch.Generator().manual_seed(1)
     experiences = []
     for index in range(RESPONSES):
@@ -270,8 +271,7 @@ def test_the_mean_over_prompts_gives_each_prompt_its_share_of_every_term(
     ):  # fmt: skip
         args = arguments(algorithm, *settings, *extra)
         place = torch.arange(RESPONSES) if prompts > 1 else torch.zeros(RESPONSES)
-        info = {micro_batches.SAMPLE_INDEX: place} if extra == [mean] else {}
-        status, tables[name] = trained(args, **info)
+        status, tables[name] = trained(args, **{micro_batches.SAMPLE_INDEX: place})
         (rows[name],) = status["sg_optimizer_steps"]
         assert micro_batches.SAMPLE_INDEX not in status
     for term in ("policy_loss", "kl", "entropy_loss"):
