@@ -165,7 +165,7 @@ class ReshardingReader:
         states, buffers = {}, {}
         for rank in range(self._written.ranks):
             pairs = overlapping_ranges(self._shards(saved, rank, self._written.ranks), target)
-            # The first rank's file is needed for what is the same on all ranks.
+            # The first rank's file also has the values that are the same on all ranks.
             if rank and not pairs:
                 continue
             rank_states = self._read(self._written.parts[rank])["optimizer_state_dict"]
@@ -211,9 +211,10 @@ class ReshardingReader:
             )
 
     def _buffers(self, states: Any, keys: _Keys, sizes: list[int]) -> dict[str, list[Any]]:
-        """The sharded tensors of a rank's file: name -> one tensor per buffer.
+        """The sharded tensors of a rank's file, without offloading's host buffers.
 
-        Offloading's host buffers are not part of it.
+        Returns:
+            Name -> one flat tensor per buffer.
         """
         state = states[keys.optimizer]["state"]
         names = [name for name, value in state.get(0, {}).items() if _is_moment(name, value)]

@@ -93,7 +93,7 @@ def zero12_shards(
         groups: as in :func:`zero3_shards`.
         rank: the rank.
         ranks: number of ranks.
-        alignment: a part's number of elements is a multiple of it.
+        alignment: a part's number of elements is a multiple of this.
     """
     shards = []
     for buffer, group in enumerate(groups):

@@ -6,8 +6,8 @@ evaluation, ``best_global_step20``. Each folder is written under a temporary nam
 and renamed (:mod:`.paths`). The first kind has a manifest that a resumed run verifies
 (:mod:`.consensus`).
 
-Upstream writes under the final name, prunes only the first kind, so that the second fills the disk,
-and deletes before it saves, which can leave nothing to resume from.
+Upstream writes under the final name. It prunes only the first kind, so that the second fills the
+disk. It deletes before it saves, which can leave nothing to resume from.
 """
 
 from __future__ import annotations
@@ -134,9 +134,9 @@ def save(
         tag: name of the checkpoint; None for ``global_step{N}``.
         max_num: how many regular checkpoints may stay.
         max_mem: limit of all checkpoints together, in GiB.
-        client_state: what is saved with it.
+        client_state: the controller's state, saved with it.
         save_latest: whether ``latest`` names it.
-        metric_value: the evaluation's metric, which decides what is pruned.
+        metric_value: the evaluation's metric; the checkpoints with the worst are pruned first.
         metric_key: the metric's name.
 
     Raises:

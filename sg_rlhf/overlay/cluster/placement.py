@@ -2,8 +2,9 @@
 
 Upstream creates one placement group after the other and waits for each without limit and without a
 message. A model with one GPU per node gets no group at all. On a joined cluster, :func:`reserve`
-creates all groups first: an autoscaler sees the whole demand, the user reads what is missing, and
-no other job can take a part. Upstream then gets these groups from :func:`placement_group`.
+creates all groups first. So an autoscaler sees the whole demand, the user reads which resources are
+missing, and no other job can take a part. Upstream then gets these groups from
+:func:`placement_group`.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def reserve(
         wanted: the result of :func:`groups`.
         seconds: how long to wait at most.
         say: gets a message while the run waits.
-        hint: what the user may do, for the error message.
+        hint: a remedy, for the error message.
         every: seconds between two messages.
 
     Raises:

@@ -51,7 +51,7 @@ class EngineSync:
         self._broadcast()
 
     def is_check_due(self) -> bool:
-        """Count a sync that can be checked, and say whether it is to be.
+        """Count a sync, and say whether to check it.
 
         ``sg.sync_check_every`` is the interval; 0 checks the first sync only.
         """

@@ -39,7 +39,7 @@ class PromptDataset(Upstream):
         keep = self._args.sg.contradicting_labels == "keep"
         self._fault = _fault(dataset, fields, PromptIndex(keep=keep))
         if self._fault is not None:
-            # Upstream reads a stand-in, so that the run gets as far as `check`.
+            # Upstream reads a placeholder, so that the run gets as far as `check`.
             dataset = [{fields.prompt: "-", fields.label or "": "-"}]
         # Upstream reads fields of the row itself.
         rows = map(fields.flat, dataset)

@@ -74,7 +74,7 @@ class SampleLog:
         ]
 
     def fill_in_update(self, policy: Any) -> None:
-        """Add what the update computed of each token.
+        """Add the values of each token that the update computed.
 
         Args:
             policy: upstream's group of the policy's ranks.

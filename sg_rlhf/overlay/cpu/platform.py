@@ -174,8 +174,8 @@ def multiply_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a linear layer: bf16 inputs are multiplied in float32 and rounded to bf16 once.
 
     A CPU without bf16 units emulates torch's bf16 product. For the tiny model that is 29 times
-    slower than converting, forward and backward. The result is the bf16
-    product with float32 accumulation, as hardware units compute it.
+    slower than converting, forward and backward. The result is the bf16 product with float32
+    accumulation, as hardware units compute it.
     """
     import torch
 
@@ -193,8 +193,8 @@ def multiply_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
 def attend_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap transformers' ``sdpa`` attention: bf16 tensors are computed in float32, rounded once.
 
-    The emulation makes torch's bf16 attention three times slower (same bench). A model looks up the
-    function in transformers' registry at each call.
+    The emulation makes torch's bf16 attention three times slower. A model looks up the function in
+    transformers' registry at each call.
     """
     import torch
 

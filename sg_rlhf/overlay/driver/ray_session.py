@@ -120,7 +120,7 @@ def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
         ),
     }
     variables[worker_settings.VARIABLE] = WorkerSettings.from_args(args).to_json()
-    # A worker without a GPU of its own must not take a GPU machine for a CPU machine.
+    # A worker without a GPU must not conclude that the run is without CUDA.
     variables[platform.PLATFORM_VARIABLE] = "cpu" if on_cpu else "cuda"
     variables |= domain_settings.worker_variables(args.sg.domains)
     if on_cpu:

@@ -62,7 +62,7 @@ def train(
         job: what to do once Ray is there; a function that a worker can import.
 
     Returns:
-        What the job returns.
+        The job's result.
 
     Raises:
         RunStopped: the run stopped on purpose (a reward, a NaN, a failed sync).

@@ -1,7 +1,4 @@
-"""Turn a rollout's samples into experience: log-probs, KL, rewards and advantages.
-
-Runs in the controller. The forward passes run on the ranks of each model.
-"""
+"""The controller's scoring of a rollout. The forward passes run on the ranks of each model."""
 
 from __future__ import annotations
 
@@ -246,8 +243,14 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
     def compute_advantages_and_returns(self, experiences: list[Any]) -> list[Any]:
         """Upstream's advantages; with ``sg.advantage_std=population`` the paper's Eq. 4.
 
-        A response without a token of the policy (an agent's that had no room left) has no part in
-        the update, and its reward none in the statistics of its group. Upstream counts it there.
+        A response can have no token of the policy, if an agent's context was full. It takes no part
+        in the update, nor its reward in the statistics of its group. Upstream counts it there.
+
+        Args:
+            experiences: batches of any size; changed in place.
+
+        Returns:
+            The same, with ``advantages`` and ``returns`` [B, T].
         """
         # Before samples are masked: a masked sample has no tokens, but a valid reward.
         has_tokens = [e.action_mask.bool().any(dim=-1) for e in experiences]

@@ -1,4 +1,4 @@
-"""Skips what is not finite instead of stopping the run (``sg.on_nonfinite=skip``).
+"""Skips non-finite samples and optimizer steps (``sg.on_nonfinite=skip``).
 
 Three levels:
 
@@ -74,9 +74,12 @@ class RankSkips:
     """Makes DeepSpeed skip a step whose loss is not finite, and logs the steps that it skips.
 
     A loss that is not finite may have a finite gradient, and the other ranks do not know of it. So
-    the update multiplies it by NaN: then the gradient is NaN on all ranks, and all skip. A skipped
-    step counts in the engine's steps, and moves the learning rate's schedule, which DeepSpeed
-    leaves out: every later step has the rate that the run's plan gives it.
+    the gradient is made NaN: DeepSpeed's reduction carries it to all ranks, and all skip. There are
+    two ways, because neither covers all steps. The update multiplies the loss by NaN, which needs a
+    response token. :meth:`spoil_gradients_of` needs a trained layer below the output head.
+
+    A skipped step counts in the engine's steps. DeepSpeed does not move the learning rate's
+    schedule then; here it moves, so that every later step has its planned rate.
 
     Args:
         args: upstream's nested namespace with ``sg``.
@@ -112,10 +115,13 @@ class RankSkips:
         self.loss_failed = False
 
     def spoil_gradients_of(self, model: torch.nn.Module) -> None:
-        """Have a loss that is not finite give NaN to the layers below the output head.
+        """Give the layers below the output head a NaN gradient while ``loss_failed``.
 
-        A product with NaN does not reach them where no token is left: the head then computes no
-        log-prob.
+        Needed if all tokens of a step are masked. Then the loss is 0/0, but no log-prob connects it
+        to the layers.
+
+        Args:
+            model: of the policy, with an output head; without one this does nothing.
         """
 
         def spoiled(gradient: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 Upstream runs the reference over the whole rollout before the update. An optimizer step needs only
 its own samples. If policy and reference share no accelerator, the controller submits one pass per
-optimizer step, and each policy rank fetches its results when it reaches the step. A pass uses the
+optimizer step. Each policy rank fetches its results when it reaches the step. A pass uses the
 micro-batches of the update.
 """
 

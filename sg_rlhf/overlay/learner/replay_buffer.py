@@ -35,11 +35,12 @@ class MicroBatch:
         step: index of the optimizer step in the epoch.
         index: index of the micro-batch in its optimizer step.
         count: micro-batches of that optimizer step on this rank.
-        loss_info: what upstream's losses divide by: ``dp_size`` (ranks), ``batch_num_tokens`` and
-            ``global_batch_size`` (response tokens, and samples that have one; both of the whole
-            optimizer step on all ranks, over :attr:`UpdateBatching.accumulation`). With
-            ``actor.loss_agg_mode=prompt-mean`` ``global_batch_size`` counts the prompts with a
-            response token, and ``prompt_tokens_B`` has [B] tokens of each sample's prompt.
+        loss_info: the denominators of upstream's losses. ``dp_size``: ranks.
+            ``batch_num_tokens`` and ``global_batch_size``: response tokens, and samples that have
+            one, of the whole optimizer step on all ranks, divided by
+            :attr:`UpdateBatching.accumulation`. With ``actor.loss_agg_mode=prompt-mean``
+            ``global_batch_size`` counts the prompts with a response token, and
+            ``prompt_tokens_B`` [B] has the response tokens of each sample's prompt.
         aux_loss_scale: this micro-batch's share of the optimizer step's samples, times ranks and
             accumulation: 1 where all micro-batches have the same number of samples.
     """

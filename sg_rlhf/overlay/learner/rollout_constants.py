@@ -1,7 +1,7 @@
 """Constants of the loss that are computed over a whole rollout before its update.
 
-One value for all tokens of the rollout, on all ranks, makes a token's weight independent of how the
-rollout is cut into micro-batches, optimizer steps and ranks.
+All ranks use one value for all tokens of the rollout. So a token's weight does not depend on how
+the rollout is cut into micro-batches, optimizer steps and ranks.
 """
 
 from __future__ import annotations

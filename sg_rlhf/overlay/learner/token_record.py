@@ -1,4 +1,4 @@
-"""What a rank's update computes of each token, for the samples that the run's log keeps."""
+"""Log-probs and entropies of each token in the latest update, for ``samples.jsonl``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The update of the policy on one rank: epochs over the replay buffer, micro-batch by micro-batch.
 
-:class:`SGActorPPOTrainer` does what upstream's ``ActorPPOTrainer`` does, in a loop of its own:
+:class:`SGActorPPOTrainer` replaces the loop of upstream's ``ActorPPOTrainer``:
 
-1. :meth:`~SGActorPPOTrainer.ppo_train` computes what the loss needs of the whole rollout, then
-   trains its epochs (twice, over different tokens, for ``sg.update=lopti``);
+1. :meth:`~SGActorPPOTrainer.ppo_train` computes the constants of the rollout that the loss needs,
+   then trains its epochs (twice, over different tokens, for ``sg.update=lopti``);
 2. :class:`sg_rlhf.overlay.learner.replay_buffer.UpdateBatching` cuts an epoch into micro-batches;
 3. :meth:`~SGActorPPOTrainer.train_micro_batch` computes log-probs, policy loss, KL loss and
    entropy bonus, runs backward, and lets DeepSpeed step at the end of an optimizer step;
@@ -151,7 +151,7 @@ class SGActorPPOTrainer(SyncTrainer):
         return status
 
     def _prepare_rollout(self) -> None:
-        """Compute what the loss reads of the whole rollout before the first micro-batch."""
+        """Compute the old log-probs and constants of the whole rollout that the loss needs."""
         started = time.perf_counter()
         if self.old_log_probs.compute_missing():
             self._seconds["update_old_log_probs"] = time.perf_counter() - started

@@ -219,9 +219,7 @@ class AsyncRolloutBuffer:
         """Wait for the samples of rollout ``version`` and remove them from the buffer.
 
         Returns:
-            Samples (none if the epoch's prompts no longer fill a rollout), the share of prompts
-            that passed the filter in %, prompts drawn since the last call, and whether the epoch is
-            over.
+            As :meth:`sg_rlhf.overlay.rollout.generator.SGSamplesGenerator.generate_samples`.
         """
         with self._changed:
             self._resume_from_state()
@@ -315,7 +313,7 @@ class AsyncRolloutBuffer:
     # -- the checkpoint ------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """The data loader's state, and what was drawn and is not trained yet; for a checkpoint.
+        """The data loader's state, and the prompts that were drawn and are not trained yet.
 
         A resumed run submits pending prompts again, with the same seeds. Before its first
         submission this returns the restored state unchanged.

@@ -59,7 +59,7 @@ class BatchBarrier:
         return await entered
 
     def skip(self) -> None:
-        """Count a request that will not arrive: it failed, or had no room for a response."""
+        """Count a request that will not arrive: it failed, or its prompt fills the context."""
         self._count_one()
 
     def _count_one(self) -> None:

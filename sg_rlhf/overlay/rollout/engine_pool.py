@@ -2,8 +2,9 @@
 
 Ray restarts an engine's process under the same handle, at most
 :data:`sg_rlhf.overlay.rollout.engine.MAX_RESTARTS` times. A restarted engine has the model's
-initial weights and no weight-sync group, so each start has its own id
-(:class:`.dispatch.EngineInstance`) and :class:`EnginePool` rejoins it before it gets requests.
+initial weights and no weight-sync group. So each start has its own id
+(:class:`.dispatch.EngineInstance`), and :class:`EnginePool` sends it the policy's weights before it
+gets requests.
 
 A loss is noticed by a failed request (:mod:`.dispatch`), by :meth:`EnginePool.check` before each
 weight sync, and by the health checks of :mod:`.engine_monitor`.

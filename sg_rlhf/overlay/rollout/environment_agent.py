@@ -1,7 +1,7 @@
 """Rollouts of a domain with an environment: `train.agent_func_path: domain:NAME`.
 
-Upstream's own `MultiTurnAgentExecutor` has no stop strings, no limit for a turn or a reply, and
-changes the sampling parameters that all rollouts of a prompt share. Nothing of it is used here.
+Upstream's `MultiTurnAgentExecutor` is not used. It has no stop strings, and no limit for a turn or
+a reply. It also changes the sampling parameters that all rollouts of a prompt share.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class WorkerSettings:
         share_prompts: a packed row holds each prompt once (``sg.share_prompts``).
         rotary_fp32: keep rotary frequencies in float32 (``sg.rotary_fp32``).
         engine_log_probs: the engine returns the log-probs that it sampled by.
-        skip_nonfinite: leave out a sample whose reward is not finite, and do not stop the run
+        skip_nonfinite: mask a sample whose reward is not finite instead of stopping the run
             (``sg.on_nonfinite=skip``).
         engine_start_timeout: seconds for all engines to start (``sg.engine_start_timeout``).
         param_dtype: ``ds.param_dtype``, which upstream does not pass to the engines.
