@@ -26,7 +26,7 @@ from sg_rlhf.common.atomic_io import disk_full_context, write_whole
 from sg_rlhf.overlay.checkpoints import consensus, paths, reshard
 from sg_rlhf.overlay.reporting.errors import CheckpointError
 
-_FOLDER_OF_WEIGHTS = re.compile(rf"({paths.TAG.pattern})_hf")
+_HF_FOLDER = re.compile(rf"({paths.TAG.pattern})_hf")
 #: Suffix of the buffers that DeepSpeed's offloading adds to an optimizer's state.
 _OFFLOAD_BUFFER = "_offload_buffer"
 
@@ -201,7 +201,7 @@ def saved_in(folder: Path, metric_of: Callable[[str], float | None]) -> list[Che
     ]
 
 
-def delete_pruned_weights(
+def delete_pruned_hf_folders(
     folder: Path, keep: int, resumable: bool, output_dir: Path | None = None
 ) -> list[str]:
     """Delete the ``_hf`` folders in ``ckpt.path`` that :func:`hf_folders_to_prune` chooses.
@@ -219,7 +219,7 @@ def delete_pruned_weights(
         match[1]: path
         for path in folder.iterdir()
         if path.is_dir()
-        and (match := _FOLDER_OF_WEIGHTS.fullmatch(path.name))
+        and (match := _HF_FOLDER.fullmatch(path.name))
         and (output_dir is None or path.resolve() != output_dir.resolve())
     }
     policy = folder / "_actor"

@@ -21,10 +21,8 @@ from ray.util.placement_group import PlacementGroup, placement_group_table, remo
 from ray.util.placement_group import placement_group as create
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from sg_rlhf.config import topology
 from sg_rlhf.config.topology import Group
 from sg_rlhf.overlay.reporting.errors import RunStopped
-from sg_rlhf.overlay.settings.lookup import value_of
 
 #: The resources of one process of a model, or of one worker of an engine.
 BUNDLE = {"GPU": 1.0, "CPU": 1.0}
@@ -55,11 +53,6 @@ class Node:
     address: str
     total: Mapping[str, float] = field(default_factory=dict)
     free: Mapping[str, float] = field(default_factory=dict)
-
-
-def groups(args: Any) -> list[Group]:
-    """The placement groups of a run, in the order in which upstream's ``train`` creates them."""
-    return topology.groups(value_of(args))
 
 
 def bundles(index: int, wanted: Sequence[Group]) -> list[dict[str, float]]:
@@ -110,7 +103,7 @@ def reserve(
     """Create all placement groups of a run, and wait until the cluster has the resources.
 
     Args:
-        wanted: the result of :func:`groups`.
+        wanted: of :func:`sg_rlhf.config.topology.groups`.
         seconds: how long to wait at most.
         say: gets a message while the run waits.
         hint: a remedy, for the error message.

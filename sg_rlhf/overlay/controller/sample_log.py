@@ -65,6 +65,12 @@ class SampleLog:
             check_batch.append((e.sequences[i][valid].tolist(), is_response.tolist()))
         self.check_batch = check_batch
 
+    def example(self, experiences: list[Any]) -> list[Any]:
+        """[text of prompt and response, reward] of one sample, for upstream's loggers."""
+        first = experiences[0]
+        text = self._tokenizer.decode(first.sequences[0], skip_special_tokens=True)
+        return [text, first.info["reward"][0].item()]
+
     def responses(self, experiences: list[Any]) -> list[str]:
         """The model's text of every sample, without special tokens."""
         return [
@@ -73,7 +79,7 @@ class SampleLog:
             for sequence, mask in zip(e.sequences, e.action_mask, strict=True)
         ]
 
-    def fill_in_update(self, policy: Any) -> None:
+    def add_update_values(self, policy: Any) -> None:
         """Add the values of each token that the update computed.
 
         Args:

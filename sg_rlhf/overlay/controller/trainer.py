@@ -224,10 +224,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
                 self._sample_log.collect(
                     experiences, version_runs if self._async_config is not None else None
                 )
-                example = [
-                    self.tokenizer.decode(experiences[0].sequences[0], skip_special_tokens=True),
-                    experiences[0].info["reward"][0].item(),
-                ]
+                example = self._sample_log.example(experiences)
                 if self._run_dir is not None and self._sg.dump_rollout == global_step + 1:
                     ranks = rollout_plan.data_parallel_ranks(self.args)["actor"]
                     rollout_dump.dump(
@@ -281,7 +278,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         with self._clock.section("logging"):
             if self._sg.on_nonfinite == "skip":
                 self._log_nonfinite(metrics, global_steps + 1)
-            self._sample_log.fill_in_update(self.actor_model_group)
+            self._sample_log.add_update_values(self.actor_model_group)
         return metrics
 
     def _log_nonfinite(self, metrics: dict[str, Any], global_step: int) -> None:

@@ -91,7 +91,7 @@ def reserve_placement(args: Any) -> None:
     """
     with activity.phase(activity.DRIVER, activity.RESERVING):
         reservation = placement.reserve(
-            placement.groups(args),
+            topology.groups(value_of(args)),
             args.sg.cluster_wait,
             say=lambda text: activity.show_message(activity.DRIVER, text),
             hint=_what_to_start(accelerators_needed(args), platform.is_cpu()),

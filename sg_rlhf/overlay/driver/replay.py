@@ -91,7 +91,7 @@ def update(args: Namespace, file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def format_table(rows: list[dict[str, Any]]) -> str:
     """A line per metric, a column per optimizer step, every digit of a number."""
     names = list(rows[0])
     width = max(map(len, names))

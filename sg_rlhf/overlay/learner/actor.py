@@ -65,7 +65,7 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
             self.disable_ds_ckpt, self.save_hf_ckpt = disable_ds, save_hf
         if self.save_hf_ckpt and self.strategy.is_rank_0():
             ckpt = self.strategy.args.ckpt
-            store.delete_pruned_weights(
+            store.delete_pruned_hf_folders(
                 Path(ckpt.path), ckpt.max_num, not ckpt.disable_ds, Path(ckpt.output_dir)
             )
 

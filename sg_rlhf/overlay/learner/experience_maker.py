@@ -197,10 +197,11 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         """Results of a pass per micro-batch, zero outside the response; Nones for no pass."""
         if references is None:
             return [None] * len(samples)
-        copies = self.args.ds.ring_attn_size * self.args.ds.tensor_parallel_size
+        # Ranks that share a sample all return its results.
+        sharing = self.args.ds.ring_attn_size * self.args.ds.tensor_parallel_size
         with self.clock.section(name):
-            of_ranks = ray.get(references)[::copies]
-        results = list(itertools.chain.from_iterable(of_ranks))
+            per_rank = ray.get(references)[::sharing]
+        results = list(itertools.chain.from_iterable(per_rank))
         # Later products with the mask would keep a NaN.
         return [
             values.masked_fill(sample.action_mask == 0, 0.0)
@@ -281,23 +282,24 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         for e in experiences:
             e.rewards = e.rewards.to(torch.promote_types(e.rewards.dtype, torch.float32))
         apply_length_penalties(experiences, args)
-        places = torch.tensor(list(itertools.chain.from_iterable(e.index for e in experiences)))
+        indices = torch.tensor(list(itertools.chain.from_iterable(e.index for e in experiences)))
         rewards = torch.cat([e.rewards for e in experiences])
         counts = torch.cat(has_tokens)
-        order = places.argsort()
+        order = indices.argsort()
         group = args.rollout.n_samples_per_prompt
+        # P prompts of G responses, in the order of the rollout.
         rewards_PG, counts_PG = rewards[order].view(-1, group), counts[order].view(-1, group)
         estimator, std = args.algo.advantage.estimator, args.sg.advantage_std
-        compared = compared_rewards(rewards_PG, counts_PG, estimator, std).flatten()[places]
-        stds = counted_std(rewards_PG, counts_PG).expand(-1, group).flatten()[places]
+        compared = compared_rewards(rewards_PG, counts_PG, estimator, std).flatten()[indices]
+        stds = counted_std(rewards_PG, counts_PG).expand(-1, group).flatten()[indices]
         sizes = [len(e.index) for e in experiences]
-        for e, own, own_stds in zip(
+        for e, compared_B, stds_B in zip(
             experiences, compared.split(sizes), stds.split(sizes), strict=True
         ):
             if group > 1:
-                e.info["group_reward_std"] = own_stds
+                e.info["group_reward_std"] = stds_B
             reward = compute_reward(
-                own, self.kl_ctl.value, e.kl, e.action_mask, args.reward.clip_range
+                compared_B, self.kl_ctl.value, e.kl, e.action_mask, args.reward.clip_range
             )
             e.returns = self.get_cumulative_returns(reward, e.action_mask, 1.0)
             e.advantages = e.returns.clone()

@@ -43,7 +43,7 @@ def masked_row(cause: str, message: str, prompts: Iterable[int], count: int) -> 
     """The row of samples that were masked before the update for one cause.
 
     Args:
-        cause: what of them is not finite.
+        cause: name of the values that are not finite.
         message: details in one line.
         prompts: indices of the prompts that have such a sample.
         count: samples that were masked.
@@ -57,14 +57,14 @@ def masked_row(cause: str, message: str, prompts: Iterable[int], count: int) -> 
     }
 
 
-def collect_rows(status: dict[str, Any], left_out: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rollout's rows; replaces them in the status by their counts.
+def collect_rows(status: dict[str, Any], masked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Collect the rollout's rows of ``nonfinite.jsonl``, and count them in the status.
 
     Args:
-        status: of the ranks' update, from which :data:`ROWS` is taken.
-        left_out: the rows of the samples that were masked before it.
+        status: of the ranks' update; :data:`ROWS` is removed, the metrics ``nonfinite/...`` added.
+        masked: the rows of the samples that were masked before it.
     """
-    rows = [*left_out, *status.pop(ROWS, [])]
+    rows = [*masked, *status.pop(ROWS, [])]
     status[SKIPPED_STEPS] = float(sum(row.get("optimizer_step") is not None for row in rows))
     status[MASKED_SAMPLES] = float(sum(row.get("left_out", 0) for row in rows))
     return rows

@@ -115,9 +115,9 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         """
         while not self.llm.errored:
             await asyncio.sleep(DEAD_CORE_SECONDS)
-        for answer in self.llm.engine_core.utility_results.values():
-            if not answer.done():
-                answer.set_exception(self.llm.dead_error)
+        for call in self.llm.engine_core.utility_results.values():
+            if not call.done():
+                call.set_exception(self.llm.dead_error)
 
     async def generate_responses(
         self,
@@ -159,18 +159,18 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
             sampling_params.all_stop_token_ids.update(ends)  # min_tokens masks these
 
         async def respond(number: int) -> Any:
-            made = None if tag is None else _Response(tag.seed_key, number, barrier)
-            _response.set(made)  # of this task only
+            response = None if tag is None else _Response(tag.seed_key, number, barrier)
+            _response.set(response)  # of this task only
             try:
-                (output,) = await one(prompt, label, sampling_params, *args, **kwargs)
-                if made is not None:
-                    output["weight_versions"] = made.version_runs
+                (output,) = await generate_one(prompt, label, sampling_params, *args, **kwargs)
+                if response is not None:
+                    output["weight_versions"] = response.version_runs
                 return output
             finally:
-                if made is not None and made.barrier is not None and not made.turn:
-                    made.barrier.skip()
+                if response is not None and response.barrier is not None and not response.turn:
+                    response.barrier.skip()
 
-        one = functools.partial(
+        generate_one = functools.partial(
             super().generate_responses, hf_tokenizer=hf_tokenizer, num_samples=1
         )
         outputs = await asyncio.gather(*map(respond, range(num_samples)))

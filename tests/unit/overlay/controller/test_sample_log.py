@@ -83,7 +83,7 @@ def test_a_row_has_what_engine_update_and_environment_did(monkeypatch: pytest.Mo
         return [[of_first | {"entropies": [0.123456, 0.5]}, None], [None, of_second]]
 
     monkeypatch.setattr(ray, "get", lambda value: value)
-    log.fill_in_update(SimpleNamespace(async_run_method=ranks))
+    log.add_update_values(SimpleNamespace(async_run_method=ranks))
     assert asked == [("token_values", [0, 1])]
     assert first["log_probs"] == [-0.5, -1.0] and "update_log_probs" not in first
     assert first["entropies"] == [0.12346, 0.5]
