@@ -27,7 +27,8 @@ from sg_rlhf.overlay.fork_server import client as fork_server
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting.errors import EngineReplaced, RewardError
 from sg_rlhf.overlay.rollout.batch_barrier import BatchBarrier
-from sg_rlhf.overlay.rollout.dispatch import EngineInstance, RequestTag
+from sg_rlhf.overlay.rollout.dispatch import RequestTag
+from sg_rlhf.overlay.rollout.engine_pool import EngineInstance
 from sg_rlhf.overlay.rollout.executors import check_agent_rewards
 from sg_rlhf.overlay.settings import worker_settings
 from sg_rlhf.run_dir.weight_versions import append_version

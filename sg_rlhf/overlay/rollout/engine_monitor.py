@@ -26,8 +26,12 @@ import ray
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.overlay.reporting import error_report
 from sg_rlhf.overlay.reporting.errors import EngineLost
-from sg_rlhf.overlay.rollout.dispatch import engine_names
-from sg_rlhf.overlay.rollout.engine_pool import POLL_INTERVAL, START_TIMEOUT, EnginePool
+from sg_rlhf.overlay.rollout.engine_pool import (
+    POLL_INTERVAL,
+    START_TIMEOUT,
+    EnginePool,
+    engine_names,
+)
 from sg_rlhf.overlay.settings import worker_settings
 
 #: Seconds between two pings of an engine; a fraction of a shorter `sg.engine_timeout`.

@@ -3,7 +3,7 @@
 Ray restarts an engine's process under the same handle, at most
 :data:`sg_rlhf.overlay.rollout.engine.MAX_RESTARTS` times. A restarted engine has the model's
 initial weights and no weight-sync group. So each start has its own id
-(:class:`.dispatch.EngineInstance`), and :class:`EnginePool` sends it the policy's weights before it
+(:class:`EngineInstance`), and :class:`EnginePool` sends it the policy's weights before it
 gets requests.
 
 A loss is noticed by a failed request (:mod:`.dispatch`), by :meth:`EnginePool.check` before each
@@ -16,7 +16,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import ray
@@ -25,8 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sg_rlhf.overlay.cluster import placement
 from sg_rlhf.overlay.reporting import error_report
-from sg_rlhf.overlay.reporting.errors import EngineLost
-from sg_rlhf.overlay.rollout.dispatch import EngineInstance, is_engine_failure
+from sg_rlhf.overlay.reporting.errors import EngineLost, EngineReplaced, cause_chain
 
 #: Seconds for a restarted engine to load its model and compile.
 START_TIMEOUT = 600.0
@@ -36,6 +35,24 @@ PLACEMENT_TIMEOUT = 20.0
 POLL_INTERVAL = 2.0
 #: Seconds for a worker that kills processes; it may have to be started first.
 KILL_TIMEOUT = 120.0
+#: Raised by vLLM when the process of its core has died (vllm.v1.engine.exceptions).
+DEAD_CORE = "EngineDeadError"
+
+
+class EngineInstance(NamedTuple):
+    """One start of an engine.
+
+    Attributes:
+        name: unique id.
+        node: Ray's id of the node.
+        processes: (process id, start time) of the engine's process and its children.
+        group: Ray's id of the placement group; None for none.
+    """
+
+    name: str
+    node: str
+    processes: tuple[tuple[int, float], ...]
+    group: str | None = None
 
 
 @ray.remote(num_cpus=0, max_retries=0)
@@ -48,7 +65,7 @@ def _kill_processes(processes: Sequence[tuple[int, float]]) -> None:
 
 
 class EnginePool:
-    """The engines of a run (:class:`sg_rlhf.overlay.rollout.dispatch.Engines`).
+    """The engines of a run. Any of them may be restarted.
 
     Args:
         handles: Ray actors.
@@ -56,6 +73,8 @@ class EnginePool:
         rejoin: rebuilds the weight-sync group and sends the policy's weights to all engines.
 
     Attributes:
+        handles: Ray actors, which stay the same through restarts.
+        instances: the current start of each engine.
         trainer_lock: held by whoever calls the trainer's ranks; a restart does. Two threads that
             call them would reach the ranks in different orders.
         replaced: restarts per engine.
@@ -179,6 +198,20 @@ class EnginePool:
         raise EngineLost(
             f"rollout engine {index} was not restarted within {START_TIMEOUT:g} s (logs/)"
         )
+
+
+def engine_names(indices: Sequence[int]) -> str:
+    """Engines for a message: "engine 0", "engines 0, 2"."""
+    return f"engine{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"
+
+
+def is_engine_failure(error: BaseException) -> bool:
+    """Whether an error of an engine call means that its process, or its core's, is gone."""
+    return any(
+        isinstance(e, (ray.exceptions.RayActorError, EngineReplaced))
+        or type(e).__name__ == DEAD_CORE
+        for e in cause_chain(error)
+    )
 
 
 def _has_placement(engine: EngineInstance) -> bool:

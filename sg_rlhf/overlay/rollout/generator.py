@@ -23,7 +23,8 @@ from sg_rlhf.overlay.rollout.async_buffer import (
     OnPromptDone,
     PromptBatch,
 )
-from sg_rlhf.overlay.rollout.dispatch import Engines, RolloutDispatcher
+from sg_rlhf.overlay.rollout.dispatch import RolloutDispatcher
+from sg_rlhf.overlay.rollout.engine_pool import EnginePool
 from sg_rlhf.overlay.settings import worker_settings
 from sg_rlhf.run_dir import timing_keys
 
@@ -54,7 +55,7 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
     args: Any
     vllm_engines: Any
     clock: PhaseTimer = PhaseTimer()
-    engines: Engines
+    engines: EnginePool
     step = 0
     buffer: AsyncRolloutBuffer | None = None
     #: Names in ``extra_logs`` of the first response.
@@ -171,7 +172,7 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
         self,
         batch: PromptBatch,
         on_prompt_done: OnPromptDone,
-        engines: Engines,
+        engines: EnginePool,
         **kw: Any,
     ) -> None:
         """Responses to the pending prompts of a batch. Runs in a thread of the async buffer.
@@ -199,7 +200,7 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
         self,
         config: AsyncConfig,
         states: dict[str, Any],
-        engines: Engines,
+        engines: EnginePool,
         generate_kwargs: dict[str, Any],
     ) -> AsyncRolloutBuffer:
         """Take rollouts from a buffer from now on. It submits no prompt yet.

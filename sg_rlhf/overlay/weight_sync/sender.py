@@ -37,7 +37,7 @@ from vllm.device_allocator import alloc_conf
 
 from sg_rlhf.overlay.reporting.error_report import last_line
 from sg_rlhf.overlay.reporting.errors import SyncError
-from sg_rlhf.overlay.rollout.dispatch import engine_names, is_engine_failure
+from sg_rlhf.overlay.rollout.engine_pool import engine_names, is_engine_failure
 from sg_rlhf.overlay.weight_sync import buckets
 from sg_rlhf.overlay.weight_sync.tensors import engine_tensors
 

@@ -12,8 +12,7 @@ import ray
 
 from sg_rlhf.overlay.reporting.errors import EngineLost
 from sg_rlhf.overlay.rollout import engine_monitor
-from sg_rlhf.overlay.rollout.dispatch import EngineInstance
-from sg_rlhf.overlay.rollout.engine_pool import EnginePool
+from sg_rlhf.overlay.rollout.engine_pool import EngineInstance, EnginePool
 from sg_rlhf.overlay.settings import worker_settings
 from sg_rlhf.overlay.settings.worker_settings import WorkerSettings
 
