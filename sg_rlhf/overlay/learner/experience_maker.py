@@ -120,14 +120,8 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         with_actor_or_ref = train.colocate_all or train.colocate_actor_ref
         with_critic_or_reward = train.colocate_all or train.colocate_critic_reward
 
-        inputs: dict[str, list[Any]] = {
-            "sequences": [s.sequences for s in samples_list],
-            "action_mask": [s.action_mask for s in samples_list],
-            "attention_mask": [s.attention_mask for s in samples_list],
-        }
-        with_images = dict(inputs)
-        if any(s.mm_train_inputs for s in samples_list):
-            with_images["mm_train_inputs_list"] = [s.mm_train_inputs for s in samples_list]
+        inputs = micro_batches.forward_inputs(samples_list)
+        with_images = inputs | micro_batches.image_inputs(samples_list)
 
         rewards: list[Any] | None = None
         policy: list[Any] | None = None

@@ -172,6 +172,19 @@ def dp_idle_fraction(experiences: list[Any], args: Any) -> float:
     return batching.idle_fraction([tokens[i : i + count] for i in range(0, len(tokens), count)])
 
 
+def forward_inputs(micro_batches: Sequence[Any]) -> dict[str, list[Any]]:
+    """Arguments of upstream's ``forward`` on the ranks of a model, without images."""
+    names = ("sequences", "action_mask", "attention_mask")
+    return {name: [getattr(e, name) for e in micro_batches] for name in names}
+
+
+def image_inputs(micro_batches: Sequence[Any]) -> dict[str, list[Any]]:
+    """The images as further arguments; {} if there are none."""
+    if not any(e.mm_train_inputs for e in micro_batches):
+        return {}
+    return {"mm_train_inputs_list": [e.mm_train_inputs for e in micro_batches]}
+
+
 def concat(samples: list[Any], micro_batches: Iterable[list[int]], pad_token_id: int) -> list[Any]:
     """An experience per micro-batch.
 

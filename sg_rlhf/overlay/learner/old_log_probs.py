@@ -12,11 +12,10 @@ import itertools
 from typing import Any
 
 import torch
-from openrlhf.trainer.ppo_utils.experience import make_experience_batch
-from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 
 from sg_rlhf.algo.nonfinite import rows_not_finite
 from sg_rlhf.config.log_probs import OldLogProbRule, old_log_prob_rule
+from sg_rlhf.overlay.learner.replay_buffer import batch_on_device, policy_forward
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
 from sg_rlhf.overlay.settings.lookup import value_of
 
@@ -86,20 +85,8 @@ class RankOldLogProbs:
     @torch.no_grad()
     def _compute(self, items: list[Any]) -> None:
         """The forward pass of one micro-batch, as upstream's before the update."""
-        trainer = self._trainer
-        device = torch.cuda.current_device()
-        batch = make_experience_batch(items, trainer.args.ds.packing_samples).to_device(device)
-        images = {}
-        if batch.mm_train_inputs and getattr(trainer.actor, "is_vlm", False):
-            images = merge_mm_train_inputs(batch.mm_train_inputs, device)
-        log_probs = trainer.actor(
-            batch.sequences,
-            batch.action_mask,
-            attention_mask=batch.attention_mask,
-            ring_attn_group=trainer.strategy.ring_attn_group,
-            **images,
-        )
-        _store_rows(items, log_probs)
+        batch = batch_on_device(items, self._trainer.args)
+        _store_rows(items, policy_forward(self._trainer, batch))
         self._check_or_mask(items)
 
     def _check_or_mask(self, items: list[Any]) -> None:

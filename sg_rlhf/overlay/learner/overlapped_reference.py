@@ -62,13 +62,7 @@ def submit(group: Any, experiences: list[Any], args: Any) -> PendingLogProbs:
             experiences[rank * per_rank + i] for rank in range(ranks) for i in range(start, end)
         ]
         start = end
-        inputs: dict[str, list[Any]] = {
-            "sequences": [e.sequences for e in in_step],
-            "action_mask": [e.action_mask for e in in_step],
-            "attention_mask": [e.attention_mask for e in in_step],
-        }
-        if any(e.mm_train_inputs for e in in_step):
-            inputs["mm_train_inputs_list"] = [e.mm_train_inputs for e in in_step]
+        inputs = micro_batches.forward_inputs(in_step) | micro_batches.image_inputs(in_step)
         results.append(group.async_run_method_batch(method_name="forward", **inputs))
     return results
 

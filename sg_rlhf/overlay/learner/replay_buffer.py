@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from openrlhf.trainer.ppo_utils.experience import make_experience_batch
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
+from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 from torch.utils.data import DataLoader
 
 from sg_rlhf.config.upstream_flags import PROMPT_MEAN
@@ -56,6 +58,41 @@ class MicroBatch:
     def is_last(self) -> bool:
         """Whether the optimizer step is taken after this micro-batch."""
         return self.index == self.count - 1
+
+
+def batch_on_device(samples: list[Any], args: Any) -> Any:
+    """Samples of a replay buffer as one experience on the rank's device.
+
+    Args:
+        samples: B experiences of one sample each.
+        args: upstream's nested namespace.
+    """
+    batch = make_experience_batch(samples, args.ds.packing_samples)
+    return batch.to_device(torch.cuda.current_device())
+
+
+def policy_forward(trainer: Any, batch: Any, **options: Any) -> Any:
+    """The policy's forward pass over a batch, with its images if the model takes them.
+
+    Args:
+        trainer: of this rank.
+        batch: B samples, of :func:`batch_on_device`.
+        options: of upstream's ``Actor.forward``.
+
+    Returns:
+        Log-probs [B, T] of the response tokens; (log-probs, output) with ``return_output``.
+    """
+    images = {}
+    if batch.mm_train_inputs and getattr(trainer.actor, "is_vlm", False):
+        images = merge_mm_train_inputs(batch.mm_train_inputs, batch.sequences.device)
+    return trainer.actor(
+        batch.sequences,
+        batch.action_mask,
+        attention_mask=batch.attention_mask,
+        ring_attn_group=trainer.strategy.ring_attn_group,
+        **options,
+        **images,
+    )
 
 
 class BalancedBuffer(NaiveReplayBuffer):

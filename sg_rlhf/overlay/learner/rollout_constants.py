@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from openrlhf.trainer.ppo_utils.experience import make_experience_batch
 
 from sg_rlhf.algo import lopti
 from sg_rlhf.algo.token_weights import weight_sum_and_count
@@ -18,6 +17,7 @@ from sg_rlhf.algo.weightings import Weighting
 from sg_rlhf.algo.weightings.top_entropy import TopEntropy
 from sg_rlhf.overlay.learner import gradient_check
 from sg_rlhf.overlay.learner.policy_loss import token_context
+from sg_rlhf.overlay.learner.replay_buffer import batch_on_device, policy_forward
 
 
 def sum_over_rollout(trainer: Any, value_of_sample: Callable[[Any], torch.Tensor]) -> torch.Tensor:
@@ -77,21 +77,12 @@ def entropy_threshold(trainer: Any, weighting: TopEntropy, batches: Iterable[lis
         weighting: whose share it is.
         batches: indices in the replay buffer that are computed together.
     """
-    device = torch.cuda.current_device()
     entropies = []
     for indices in batches:
         items = [trainer.replay_buffer.items[i] for i in indices]
-        batch = make_experience_batch(items, trainer.args.ds.packing_samples)
-        batch.to_device(device)
+        batch = batch_on_device(items, trainer.args)
         trainer.actor_loss_fn.context = token_context(batch, weighting)
-        _, output = trainer.actor(
-            batch.sequences,
-            batch.action_mask,
-            attention_mask=batch.attention_mask,
-            return_output=True,
-            ring_attn_group=trainer.strategy.ring_attn_group,
-            return_entropy=True,
-        )
+        _, output = policy_forward(trainer, batch, return_output=True, return_entropy=True)
         entropy_BT = output.entropy[:, -batch.action_mask.shape[1] :]
         entropies.append(entropy_BT[batch.action_mask.bool()].float().cpu())
     group = trainer.strategy.ds_device_mesh["dp"].get_group()

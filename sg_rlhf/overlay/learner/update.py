@@ -25,8 +25,6 @@ from typing import Any
 
 import torch
 from openrlhf.models.utils import masked_mean
-from openrlhf.trainer.ppo_utils.experience import make_experience_batch
-from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 from tqdm import tqdm
 
 from sg_rlhf.algo import lopti
@@ -54,7 +52,13 @@ from sg_rlhf.overlay.learner.policy_loss import (
     kl_dispatcher,
     token_context,
 )
-from sg_rlhf.overlay.learner.replay_buffer import BalancedBuffer, MicroBatch, UpdateBatching
+from sg_rlhf.overlay.learner.replay_buffer import (
+    BalancedBuffer,
+    MicroBatch,
+    UpdateBatching,
+    batch_on_device,
+    policy_forward,
+)
 from sg_rlhf.overlay.learner.sync_trainer import SyncTrainer
 from sg_rlhf.overlay.learner.token_record import TokenRecord
 from sg_rlhf.run_dir import timing_keys
@@ -246,8 +250,7 @@ class SGActorPPOTrainer(SyncTrainer):
 
     def _load(self, micro_batch: MicroBatch) -> Any:
         """The micro-batch as one experience on the device; sets the loss's context."""
-        experience = make_experience_batch(micro_batch.samples, self.args.ds.packing_samples)
-        experience.to_device(torch.cuda.current_device())
+        experience = batch_on_device(micro_batch.samples, self.args)
         started = time.perf_counter()
         self.reference.attach(experience, micro_batch.step, micro_batch.index)
         self._seconds["update_reference_log_probs"] += time.perf_counter() - started
@@ -281,18 +284,8 @@ class SGActorPPOTrainer(SyncTrainer):
             The scalar to run backward from, and its terms by metric name.
         """
         args, mask_BT, info = self.args, experience.action_mask, experience.info
-        images = {}
-        if experience.mm_train_inputs and getattr(self.actor, "is_vlm", False):
-            images = merge_mm_train_inputs(experience.mm_train_inputs, experience.sequences.device)
-        log_probs_BT, output = self.actor(
-            experience.sequences,
-            mask_BT,
-            attention_mask=experience.attention_mask,
-            return_output=True,
-            ring_attn_group=self.strategy.ring_attn_group,
-            packed_seq_lens=None,
-            return_entropy=args.actor.entropy_coef is not None,
-            **images,
+        log_probs_BT, output = policy_forward(
+            self, experience, return_output=True, return_entropy=args.actor.entropy_coef is not None
         )
         self._entropy_BT = None
         policy_loss, clip_ratio, ppo_kl, vllm_kl, is_filter_ratio = self.actor_loss_fn(
