@@ -66,7 +66,10 @@ def dump(
 
 
 def in_rank_order(micro_batches: list[Any], args: Any) -> list[Any]:
-    """The micro-batches in the order in which they go to the ranks."""
+    """The micro-batches in the order in which they go to the ranks.
+
+    Upstream distributes dynamic micro-batches itself; all others are in that order already.
+    """
     if args.train.dynamic_batch_enable and not is_balanced(args):
         micro_batches = balance_experiences(micro_batches, args)
     return micro_batches
