@@ -149,8 +149,8 @@ def save(
     tag = tag or f"global_step{model.global_steps}"
     written = paths.temp_path(folder / tag)
 
-    def prune(keep: int, besides: str = "") -> None:
-        saved = [s for s in saved_in(folder, self._read_ckpt_metric) if s.tag != besides]
+    def prune(keep: int, ignore: str = "") -> None:
+        saved = [s for s in saved_in(folder, self._read_ckpt_metric) if s.tag != ignore]
         for old in to_prune(saved, keep, max_mem * 1024**3, {paths.latest_tag(folder), str(tag)}):
             paths.remove(folder / old)
             self.print(f"deleted checkpoint {folder / old}")
@@ -159,7 +159,7 @@ def save(
         with disk_full_context(folder / tag):
             if self.is_rank_0():
                 folder.mkdir(parents=True, exist_ok=True)
-                prune(max_num if tag.startswith("best") else max_num - 1, besides=tag)
+                prune(max_num if tag.startswith("best") else max_num - 1, ignore=tag)
             # A folder under deletion looks like a leftover of a killed save: delete it only once.
             torch_dist_barrier_and_cuda_sync()
             paths.remove_incomplete(folder)

@@ -234,7 +234,13 @@ def nonfinite_line(row: dict[str, Any]) -> str:
 
 
 def keep_worker_logs(session_dir: Path, run_dir: Path) -> None:
-    """Copy the workers' output of a local Ray session into ``logs/`` of the run directory."""
+    """Copy the workers' output of a local Ray session into ``logs/`` of the run directory.
+
+    Secrets in it are hidden.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
     target = run_dir / LOGS
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted((session_dir / "logs").glob("worker-*")):

@@ -136,7 +136,16 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         A response ends with the turn of the prompt's chat format.
 
         Args:
+            prompt: its text.
+            label: the reference answer, for the reward function.
+            sampling_params: vLLM's; a copy is changed.
+            *args: of upstream's method, as ``**kwargs``.
+            hf_tokenizer: of the policy.
+            num_samples: responses.
             tag: seeds the responses; without it they differ on each call.
+
+        Returns:
+            The executor's fields of each response, with ``weight_versions`` if there is a ``tag``.
 
         Raises:
             RewardError: a response has no valid reward.
@@ -194,6 +203,14 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         """Upstream's vLLM request, with the seed of the current response.
 
         The first requests of a batch start together (:mod:`.batch_barrier`).
+
+        Args:
+            prompt_token_ids: the context.
+            sampling_params: vLLM's; a copy gets the seed.
+            multi_modal_data: images of the prompt.
+
+        Returns:
+            vLLM's finished ``RequestOutput``.
         """
         response = _response.get()
         if response is None:
@@ -294,15 +311,19 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         await self.llm.is_sleeping()
 
     async def receive_bucket(
-        self, wire: Any, first: bool, last: bool, handles: Any = None
+        self, metadata: Any, first: bool, last: bool, handles: Any = None
     ) -> list[str | None]:
         """Receive one bucket of a weight sync in every worker.
+
+        Args:
+            metadata, first, last, handles: of
+                :meth:`sg_rlhf.overlay.weight_sync.receiver.BucketWorkerWrap.receive_bucket`.
 
         Returns:
             An error message per worker; None where there is none.
         """
         errors: list[str | None] = await self.llm.collective_rpc(
-            "receive_bucket", args=(wire, first, last, handles)
+            "receive_bucket", args=(metadata, first, last, handles)
         )
         return errors
 
