@@ -129,13 +129,14 @@ def violation(key: str, value: Any) -> str | None:
     Args:
         value: a number, or the list of them that the key takes.
     """
-    numbers = [one for one in (value if isinstance(value, list) else [value]) if _is_number(one)]
-    wanted = range_of(key)
-    if any(math.isinf(one) for one in numbers) and not _matches(key, MAY_BE_INFINITE):
+    values = value if isinstance(value, list) else [value]
+    numbers = [item for item in values if _is_number(item)]
+    interval = range_of(key)
+    if any(math.isinf(number) for number in numbers) and not _matches(key, MAY_BE_INFINITE):
         return "a finite number"
-    if all(wanted.has(one) for one in numbers):
+    if all(interval.has(number) for number in numbers):
         return None
-    return wanted.describe()
+    return interval.describe()
 
 
 def _is_number(value: Any) -> bool:
@@ -149,7 +150,7 @@ def _matches(key: str, patterns: tuple[str, ...]) -> bool:
 @functools.cache
 def range_of(key: str) -> Interval:
     """The range of a key; any number without a row."""
-    return next((found for name, found in RANGES.items() if _matches(key, (name,))), Interval())
+    return next((r for pattern, r in RANGES.items() if _matches(key, (pattern,))), Interval())
 
 
 def checked_value(flag: Flag, value: Any, where: str) -> Any:
@@ -211,7 +212,7 @@ def _scalar(flag: Flag, value: Any, fail: Callable[[], ConfigError]) -> Any:
 
 
 def _is_text(value: str) -> bool:
-    """Neither half a character, which a shell's stray byte becomes, nor what no argument holds."""
+    """Whether a process can get it as an argument: no NUL, and no byte that is not UTF-8."""
     return "\0" not in value and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
