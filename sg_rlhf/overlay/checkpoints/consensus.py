@@ -32,8 +32,8 @@ def finalize(written: Path, final: Path) -> None:
         OSError: the disk is full, or refuses.
     """
     token = _all_gather_objects(_write_token(written))[0]
-    # A network file system lists a folder from its cache, but asks its server for a name that is
-    # new. So the token is looked up by name, and files are listed by those who wrote them, too.
+    # A network file system may list a folder from a cache, but asks its server for a new name. So
+    # the token is looked up by name, and the files are those that any rank sees.
     if not all(_all_gather_objects((written / token).exists())):
         raise CheckpointError(
             f"checkpoint {final}: not every rank sees this folder: set ckpt.path to a folder on a "

@@ -94,8 +94,8 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
     def prompt_log_probs(self, sequences: list[list[int]]) -> list[list[float]]:
         """Log-probs of fixed sequences at temperature 1, for the check of a weight sync.
 
-        In micro-batches of similar length, no larger than those of the passes before the update.
-        Every rank must be called: under ZeRO-3 a forward pass gathers the parameters.
+        A micro-batch has sequences of similar length, at most ``rollout.micro_batch_size``. Every
+        rank must be called: under ZeRO-3 a forward pass gathers the parameters.
 
         Args:
             sequences: token ids.

@@ -1,9 +1,12 @@
 """Old log-probs without a forward pass over the whole rollout.
 
 Upstream computes them for every sample before the update. Here
-(:func:`sg_rlhf.config.log_probs.old_log_prob_rule`) the samples of a rollout's first optimizer step
-reach the ranks without; the loss takes the current log-probs, detached. For the samples of later
-steps the rank that trains them computes theirs before its update, in the same micro-batches.
+(:func:`sg_rlhf.config.log_probs.old_log_prob_rule`) it depends on the optimizer step:
+
+- In the first step of a rollout the policy is still the one that sampled. The loss uses the current
+  log-probs, detached.
+- For later steps each rank computes the old log-probs of its samples at the start of the update, in
+  the micro-batches that it will train.
 """
 
 from __future__ import annotations
@@ -59,10 +62,10 @@ class RankOldLogProbs:
         self._trainer = trainer
 
     def compute_missing(self) -> bool:
-        """Compute those of the samples of later optimizer steps that have none.
+        """Compute the old log-probs of the samples that later optimizer steps train.
 
         Returns:
-            Whether there was anything to compute.
+            Whether any were missing.
 
         Raises:
             NonFiniteError: one is not finite, and ``sg.on_nonfinite=stop``.
@@ -99,14 +102,14 @@ class RankOldLogProbs:
                 skips.mask_sample(item)
 
     def store(self, items: list[Any], log_probs_BT: torch.Tensor) -> None:
-        """Store the first optimizer step's, of its own pass: for a second epoch.
+        """Store the old log-probs of the first optimizer step, for a second epoch.
 
         Args:
             items: the micro-batch's B samples in the replay buffer.
             log_probs_BT: detached, [B, T], padded on the right.
         """
         _store_rows(items, log_probs_BT)
-        # The step was skipped. A second epoch would divide by them again.
+        # The step is skipped if they are not finite. A second epoch would use them again.
         if self._trainer.skips is not None and self._trainer.max_epochs > 1:
             self._check_or_mask(items)
 

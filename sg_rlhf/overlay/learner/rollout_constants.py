@@ -21,7 +21,7 @@ from sg_rlhf.overlay.learner.replay_buffer import batch_on_device, policy_forwar
 
 
 def sum_over_rollout(trainer: Any, value_of_sample: Callable[[Any], torch.Tensor]) -> torch.Tensor:
-    """The sum over the replay buffers of all data-parallel ranks, each of which must call it.
+    """Sum over the replay buffers of all data-parallel ranks; every rank must call it.
 
     Args:
         trainer: of this rank.

@@ -146,7 +146,7 @@ class AsyncRolloutBuffer:
         if len(batch.prompts) < self.config.request_size:
             self._rows, batch.is_epoch_end = None, True
             self._trim_remainder(batch)
-        # An empty batch takes no number: with a bound of 0 the numbers are those of the rollouts.
+        # An empty batch takes no number: so with a bound of 0 a batch has its rollout's number.
         self._next += bool(batch.prompts)
         self._batches.append(batch)
         self._start(batch)
