@@ -308,7 +308,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
                 self._sync.send()
             self._sync_metrics = {}
             batch = self._sample_log.check_batch  # empty when a resumed run syncs at its start
-            if batch and self._sync.is_check_due():
+            if batch and self._sync.count_sync():
                 with self._clock.section("sync_check"):
                     self._sync_metrics = self._sync.check(batch)
 

@@ -3,7 +3,7 @@
 Upstream computes them for every sample before the update. Here
 (:func:`sg_rlhf.config.log_probs.old_log_prob_rule`) it depends on the optimizer step:
 
-- In the first step of a rollout the policy is still the one that sampled. The loss uses the current
+- In the first step of a rollout the policy has not changed yet. The loss uses the current
   log-probs, detached.
 - For later steps each rank computes the old log-probs of its samples at the start of the update, in
   the micro-batches that it will train.
